@@ -1,0 +1,6 @@
+"""Settings that all tests share."""
+
+import os
+
+# One thread a process: the machines that run these tests have few cores, and thread counts change the bits.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
