@@ -2,13 +2,13 @@
 
     python examples/digits.py data/digits
 
-gives DIR/{train,val}/<digit>/<index>.png: 1,797 scans of 8 x 8 pixels (17 levels of grey), enlarged
-to 32 x 32, because a network with a stride of 32 has nothing left to look at in 8 x 8 pixels. Of each
-digit's scans, in scikit-learn's order, every fifth goes to val: 1,442 train, 355 val.
+gives DIR/{train,val}/<digit>/<index>.png: 1,797 scans of 8 x 8 pixels (17 levels of grey),
+enlarged to 32 x 32, because a network with a stride of 32 has nothing left to look at in 8 x 8. Of
+each digit's scans, in scikit-learn's order, every fifth goes to val: 1,442 train, 355 val.
 
-The bytes depend on nothing but the scans, so each machine that runs this has the same files. Running
-it again changes nothing. Data: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits",
-UCI Machine Learning Repository.
+The bytes depend on nothing but the scans, so each machine that runs this has the same files.
+Running it again changes nothing. Data: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten
+Digits", UCI Machine Learning Repository.
 """
 
 from __future__ import annotations
