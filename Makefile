@@ -1,0 +1,76 @@
+# The verbs a person types. Each is one line into a tool: read there for what it does.
+#
+#   NODES=4 MODEL=resnet50 DATA=imagenet EPOCHS=90 BATCH=64 (per node) PRECISION=O1 SYNC=allreduce
+#   INVENTORY=inventory.ini ARGS="any option of: .venv/bin/python -m trainer --help"
+#   RUN=latest RESUME=<run> MAX_RESTARTS=3 MIN_NODES=2 DETACH=1 QUEUE=1 FORCE=1
+
+PYTHON_ENV := .venv/bin/python
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+RUN ?= latest
+# An option is passed on only when its variable was given: the tools own the defaults.
+option = $(if $($(2)),$(1) '$($(2))')
+flag = $(if $($(2)),$(1))
+launch_options = $(call option,--inventory,INVENTORY) $(call option,--nodes,NODES) $(call option,--model,MODEL) \
+	$(call option,--data,DATA) $(call option,--epochs,EPOCHS) $(call option,--batch,BATCH) \
+	$(call option,--precision,PRECISION) $(call option,--sync,SYNC) $(call option,--resume,RESUME) \
+	$(call option,--max-restarts,MAX_RESTARTS) $(call option,--min-nodes,MIN_NODES) \
+	$(call flag,--detach,DETACH) $(call flag,--queue,QUEUE) $(call flag,--force,FORCE) \
+	$(if $(ARGS),-- $(ARGS))
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo data/digits provision check bundle plan train dry-run status attach stop runs report test lint bench lock
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z -]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
+
+env: ## .venv with everything the control machine needs
+	@tools/venv.sh control
+
+data/digits: env
+	@$(PYTHON_ENV) examples/digits.py data/digits
+
+demo: data/digits ## four local nodes train the digits: no root, no other machine
+	@$(PYTHON_ENV) -m launcher train --inventory examples/demo.ini --nodes 4 $(if $(ARGS),-- $(ARGS))
+
+bundle: env ## gather what machines without internet need
+	ansible-playbook ansible/playbooks/bundle.yml
+
+check: env ## say all that is wrong with the machines; changes nothing
+	ansible-playbook $(call option,--inventory,INVENTORY) ansible/playbooks/check.yml
+
+provision: data/digits ## make the machines of inventory.ini a cluster
+	ansible-playbook $(call option,--inventory,INVENTORY) site.yml
+
+plan: env ## predict the next run before it is started
+	@$(PYTHON_ENV) -m report plan $(call option,--nodes,NODES) $(call option,--model,MODEL) $(ARGS)
+
+train: env ## start a run on NODES machines
+	@$(PYTHON_ENV) -m launcher train $(launch_options)
+
+dry-run: env ## print exactly what `make train` would run on each machine
+	@$(PYTHON_ENV) -m launcher dry-run $(launch_options)
+
+status attach stop: env ## of the newest run, or RUN=...
+	@$(PYTHON_ENV) -m launcher $@ $(RUN)
+
+runs: env ## all runs, the newest first
+	@$(PYTHON_ENV) -m launcher runs
+
+report: env ## make the report of RUN again from its files
+	@$(PYTHON_ENV) -m report runs/$(RUN)
+
+test: ## lint, unit, training and lab tests (the last need root)
+	@tools/test.sh
+
+lint: ## every linter
+	@tools/venv.sh dev
+	@tools/lint.sh
+
+bench: ## figures with their method: tests/bench/README.md
+	@tools/venv.sh dev
+	$(PYTHON_ENV) -m pytest --quiet tests/bench
+
+lock: ## make requirements/*.txt anew from *.in (needs uv)
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header requirements/control.in --output-file requirements/control.txt
+	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header requirements/dev.in --output-file requirements/dev.txt --constraint requirements/control.txt
