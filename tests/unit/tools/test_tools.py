@@ -1,0 +1,73 @@
+"""The shell scripts under tools/ and the Makefile, as far as they decide something."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def make(*words):
+    """The lines that make would run."""
+    done = subprocess.run(
+        ["make", "--dry-run", "--no-print-directory", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+@pytest.fixture
+def checkout_without_python(tmp_path):
+    """A copy of the tools, and a PATH that has everything they need except a Python."""
+    shutil.copytree(ROOT / "tools", tmp_path / "tools")
+    shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
+    (tmp_path / "bin").mkdir()
+    for name in ("sh", "dirname", "sha256sum", "cut", "cat"):
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name))
+    return tmp_path
+
+
+def run_venv(checkout, *extra_path):
+    path = os.pathsep.join([*map(str, extra_path), str(checkout / "bin")])
+    return subprocess.run(
+        [checkout / "tools" / "venv.sh", "control"],
+        env={"PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_without_python_it_says_how_to_get_one(checkout_without_python):
+    done = run_venv(checkout_without_python)
+    assert done.returncode == 1
+    assert "apt install python3-venv" in done.stderr
+    assert "uv python install" in done.stderr
+    assert not (checkout_without_python / ".venv").exists()
+
+
+def test_a_python_that_is_too_old_counts_as_none(checkout_without_python):
+    old = checkout_without_python / "bin" / "python3"
+    old.write_text("#!/bin/sh\nexit 1\n")  # what `sys.exit(sys.version_info < (3, 11))` answers
+    old.chmod(0o755)
+    assert run_venv(checkout_without_python).returncode == 1
+
+
+def test_only_given_variables_become_options():
+    assert "--nodes" not in make("train")
+    line = make("train", "NODES=3", "DATA=/a folder/b", "ARGS=--lr 0.2")
+    assert "--nodes '3'" in line
+    assert "--data '/a folder/b'" in line
+    assert line.rstrip().endswith("-- --lr 0.2")
+
+
+def test_dry_run_and_train_get_the_same_options():
+    words = ("NODES=2", "MODEL=resnet50", "SYNC=bf16", "FORCE=1")
+    train, dry = make("train", *words), make("dry-run", *words)
+    assert train.replace("launcher train", "launcher dry-run") == dry
