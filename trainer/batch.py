@@ -1,0 +1,35 @@
+"""How many samples go where: ranks of a node, micro-batches of a rank. Pure functions."""
+
+from typing import List, Sequence, Tuple
+
+from .errors import UserError
+
+# Batch normalisation has no variance of one sample, so no rank is given exactly one.
+SMALLEST = 2
+
+
+def even_parts(count: int, parts: int) -> List[int]:
+    """`count` as `parts` sizes that differ by at most one, larger ones first."""
+    return [count // parts + (part < count % parts) for part in range(parts)]
+
+
+def rank_batches(per_node: int, places: Sequence[Tuple[int, int]]) -> Tuple[int, ...]:
+    """Samples of a step per rank: each node's batch over its ranks, remainders to the first ones.
+
+    `places[rank]` is (node rank, local rank). Raises UserError when a rank would get none, or one
+    where there are several ranks.
+    """
+    ranks_of = {node: sum(other == node for other, _ in places) for node, _ in places}
+    most = max(ranks_of.values())
+    if per_node < SMALLEST * most and len(places) > 1:
+        raise UserError(
+            f"--per_node_batch_size {per_node} leaves a rank with less than {SMALLEST} samples: a "
+            f"node has {most} ranks. Use at least {SMALLEST * most}."
+        )
+    return tuple(even_parts(per_node, ranks_of[node])[local] for node, local in places)
+
+
+def micro_batches(count: int, parts: int) -> List[int]:
+    """Sizes of at most `parts` micro-batches of `count` samples, none of exactly one sample
+    (unless `count` is one): accumulation splits a batch and never enlarges it."""
+    return even_parts(count, max(1, min(parts, count // SMALLEST)))

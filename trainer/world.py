@@ -1,0 +1,162 @@
+"""Who am I among whom: ranks, nodes, the device and the process group, however it was started."""
+
+import dataclasses
+import os
+import socket
+import subprocess
+from datetime import timedelta
+from typing import Any, List, Mapping, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from .batch import rank_batches
+from .errors import UserError
+from .options import Options
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A process's coordinates, read from the environment alone."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    node_rank: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class World(Place):
+    """Place, plus what is known once all ranks have met. `batches[r]` is rank r's share of a step."""
+
+    host: str = "localhost"
+    device: torch.device = torch.device("cpu")
+    batches: Tuple[int, ...] = (1,)
+    store: Optional[dist.Store] = None
+
+    @property
+    def global_batch(self) -> int:
+        return sum(self.batches)
+
+    def gather(self, thing: Any) -> List[Any]:
+        """One picklable thing from each rank, in rank order, on every rank."""
+        if self.size == 1:
+            return [thing]
+        things: List[Any] = [None] * self.size
+        dist.all_gather_object(things, thing)
+        return things
+
+    def agree(self, error: Optional[UserError]) -> None:
+        """Raise on all ranks when one of them met bad input, so that none waits for it."""
+        found = self.gather(None if error is None else f"{self.host}: {error}")
+        sentences = list(dict.fromkeys(sentence for sentence in found if sentence))
+        if error is not None and self.size == 1:
+            raise error
+        if sentences:
+            raise UserError(" ".join(sentences))
+
+
+def place(environ: Mapping[str, str], local_rank: Optional[int] = None) -> Place:
+    """Coordinates from torchrun or torch.distributed.launch, srun, mpirun, or one plain process."""
+    env = {name: int(value) for name, value in environ.items() if value.isdigit()}
+    if "RANK" in env and "WORLD_SIZE" in env:
+        local = env.get("LOCAL_RANK", local_rank or 0)
+        count = env.get("LOCAL_WORLD_SIZE", 1)
+        node = env.get("GROUP_RANK", env["RANK"] // count)
+        return Place(env["RANK"], env["WORLD_SIZE"], local, count, node)
+    if env.get("OMPI_COMM_WORLD_SIZE", 1) > 1:
+        rank, local = env["OMPI_COMM_WORLD_RANK"], env["OMPI_COMM_WORLD_LOCAL_RANK"]
+        count = env["OMPI_COMM_WORLD_LOCAL_SIZE"]
+        return Place(rank, env["OMPI_COMM_WORLD_SIZE"], local, count, rank // count)
+    if env.get("SLURM_NTASKS", 1) > 1 and "SLURM_PROCID" in env:
+        tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE", "1"))
+        rank, node = env["SLURM_PROCID"], env.get("SLURM_NODEID", 0)
+        count = _slurm_tasks(tasks)[node]
+        return Place(rank, env["SLURM_NTASKS"], env.get("SLURM_LOCALID", 0), count, node)
+    return Place()
+
+
+def _slurm_tasks(text: str) -> List[int]:
+    """`2(x3),1` -> [2, 2, 2, 1]."""
+    counts: List[int] = []
+    for part in text.split(","):
+        count, _, times = part.partition("(x")
+        counts += [int(count)] * int(times.rstrip(")") or 1)
+    return counts
+
+
+def start(options: Options) -> World:
+    """Choose the device, then meet the other ranks. Raises UserError for what cannot work."""
+    here = place(os.environ, options.local_rank)
+    device = _device(options, here)
+    # Before anything that could touch a device: NCCL calls a model on another GPU "invalid usage".
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if options.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    world = World(
+        **vars(here), host=os.environ.get("TANDEM_NODE", socket.gethostname()), device=device
+    )
+    if here.size > 1:
+        world = dataclasses.replace(world, store=_meet(options, here, device))
+    places = world.gather((world.node_rank, world.local_rank))
+    return dataclasses.replace(world, batches=rank_batches(options.per_node_batch_size, places))
+
+
+def _device(options: Options, here: Place) -> torch.device:
+    count = torch.cuda.device_count() if options.device != "cpu" else 0
+    if options.device == "cuda" and count == 0:
+        raise UserError("--device cuda: this machine has no usable GPU; see nvidia-smi.")
+    if count == 0:
+        return torch.device("cpu")
+    # srun and mpirun may show each process only its own GPU, as number 0.
+    index = 0 if count == 1 and "LOCAL_RANK" not in os.environ else here.local_rank
+    if index >= count:
+        raise UserError(
+            f"local rank {index} has no GPU: this machine has {count}. "
+            f"Start {count} processes here (--nproc_per_node {count})."
+        )
+    return torch.device("cuda", index)
+
+
+def _meet(options: Options, here: Place, device: torch.device) -> dist.Store:
+    """Form the process group; return a store of the trainer's own for small agreements."""
+    os.environ.setdefault("MASTER_ADDR", _first_host(here))
+    os.environ.setdefault("MASTER_PORT", "29500")
+    patience = timedelta(seconds=options.timeout)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    try:
+        found = next(rendezvous("env://", here.rank, here.size, timeout=patience))
+        store = found[0]
+        store.set_timeout(patience)
+        dist.init_process_group(
+            backend,
+            store=dist.PrefixStore("group", store),
+            rank=here.rank,
+            world_size=here.size,
+            timeout=patience,
+        )
+        dist.barrier()
+    except (RuntimeError, OSError) as error:
+        raise UserError(
+            f"rank {here.rank} of {here.size} did not meet the others at "
+            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within {options.timeout} s: "
+            f"{str(error).splitlines()[0]}. Were {here.size} processes started, and is that "
+            "address the first machine's?"
+        ) from error
+    return dist.PrefixStore("trainer", store)
+
+
+def _first_host(here: Place) -> str:
+    if here.local_size == here.size:
+        return "127.0.0.1"
+    nodes = os.environ.get("SLURM_JOB_NODELIST")
+    if not nodes:
+        raise UserError("MASTER_ADDR is not set: set it to the address of the first machine.")
+    shown = subprocess.run(
+        ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True
+    )
+    return shown.stdout.split()[0]
