@@ -1,6 +1,67 @@
 """All differences between torch 1.12.1/Python 3.9 and the newest, in one place."""
 
+import collections
+import inspect
+import pickle
 import sys
+from typing import Any, BinaryIO, Dict
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
 
 # Python 3.9 has no keyword-only dataclasses; options are always given by keyword there too.
 KW_ONLY = {"kw_only": True} if sys.version_info >= (3, 10) else {}
+
+HAS_COMPILE = hasattr(torch, "compile")
+
+
+def ddp_buffers(at_each_forward: bool) -> Dict[str, bool]:
+    """DDP's keyword for copying rank 0's buffers; renamed in 2.13."""
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    return {name: at_each_forward}
+
+
+def grad_scaler(device: torch.device, **settings: Any) -> Any:
+    """Dynamic loss scale. torch.cuda.amp is deprecated where torch.amp.GradScaler exists (2.3)."""
+    if hasattr(torch.amp, "GradScaler"):
+        return torch.amp.GradScaler(device.type, **settings)
+    return torch.cuda.amp.GradScaler(**settings)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """torch 1.12 raises a plain RuntimeError."""
+    kind = getattr(torch.cuda, "OutOfMemoryError", ())
+    return isinstance(error, kind) or (
+        isinstance(error, RuntimeError) and "CUDA out of memory" in str(error)
+    )
+
+
+def bf16_in_hardware() -> bool:
+    """True on Ampere and later: is_bf16_supported() alone counts slow emulation."""
+    return torch.cuda.get_device_capability() >= (8, 0)
+
+
+class _TensorsOnly(pickle.Unpickler):
+    """What torch 1.12, without `weights_only`, may load: tensors and plain containers."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return collections.OrderedDict
+        if (module, name) == ("torch._utils", "_rebuild_tensor_v2") or module == "torch":
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} does not belong into a checkpoint")
+
+
+class _TensorsOnlyPickle:
+    """The part of the pickle module that torch.load asks for."""
+
+    Unpickler = _TensorsOnly
+    load = pickle.load
+
+
+def load_tensors(file: BinaryIO) -> Any:
+    """Tensors and plain containers from a file, on the CPU; nothing in it is executed."""
+    if "weights_only" in inspect.signature(torch.load).parameters:
+        return torch.load(file, map_location="cpu", weights_only=True)
+    return torch.load(file, map_location="cpu", pickle_module=_TensorsOnlyPickle)

@@ -29,10 +29,10 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class World(Place):
-    """Place, plus what is known once all ranks have met. `batches[r]` is rank r's share of a step."""
+    """Place, plus what is known once all ranks have met; `batches[r]`: samples of rank r per step."""
 
     host: str = "localhost"
-    device: torch.device = torch.device("cpu")
+    device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     batches: Tuple[int, ...] = (1,)
     store: Optional[dist.Store] = None
 

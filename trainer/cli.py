@@ -1,0 +1,141 @@
+"""Options from the command line and from a YAML file; both have the fields of options.py."""
+
+import argparse
+import dataclasses
+import difflib
+import pathlib
+import typing
+from typing import Any, Dict, List, Sequence
+
+from .errors import UserError
+from .options import Options
+
+FIELDS = {field.name: field for field in dataclasses.fields(Options)}
+TYPES = typing.get_type_hints(Options)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise UserError(f"{message}. See python -m trainer --help.")
+
+
+def _kind(name: str) -> type:
+    """int of Optional[int] and of Tuple[int, ...]."""
+    arguments = [kind for kind in typing.get_args(TYPES[name]) if kind not in (type(None), ...)]
+    return arguments[0] if arguments else TYPES[name]
+
+
+def _truth(text: str) -> bool:
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if text.lower() not in words:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return words[text.lower()]
+
+
+def _is_list(name: str) -> bool:
+    return typing.get_origin(TYPES[name]) is tuple
+
+
+def _numbers(text: str) -> List[int]:
+    try:
+        return [int(part) for part in text.split(",") if part]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list like 30,60,80") from error
+
+
+def parser() -> argparse.ArgumentParser:
+    """One argument per field, in the groups of options.py."""
+    made = _Parser(
+        prog="python -m trainer",
+        description="Train an image classifier on one or many processes.",
+        epilog="Dashes and underscores are alike. Exit codes: 0 done, 2 bad input, "
+        "75 stopped on request after saving, 76 out of memory.",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    groups: Dict[str, Any] = {}
+    for name, field in FIELDS.items():
+        title = field.metadata["group"]
+        group = groups.setdefault(title, None) or made.add_argument_group(title)
+        groups[title] = group
+        text = field.metadata["help"].replace("%", "%%")
+        if field.default not in (None, False):
+            text += f" (default: {field.default})"
+        settings: Dict[str, Any] = {"help": text, "type": _kind(name), "metavar": "VALUE"}
+        if _kind(name) is bool:
+            settings.update(type=_truth, nargs="?", const=True, metavar="true|false")
+        elif _is_list(name):
+            settings.update(type=_numbers, metavar="N,N,...")
+        elif field.metadata["choices"]:
+            settings.update(metavar="|".join(field.metadata["choices"]))
+        elif _kind(name) is not str:
+            settings.update(metavar=_kind(name).__name__.upper()[:1])
+        group.add_argument(f"--{name}", **settings)
+    return made
+
+
+def parse(argv: Sequence[str]) -> Options:
+    """Options of a command line; flags win over the file of --config. Raises UserError."""
+    underscored = [_underscored(word) for word in argv]
+    given, unknown = parser().parse_known_args(underscored)
+    if unknown:
+        raise UserError(_unknown(unknown[0].split("=")[0]))
+    flags = vars(given)
+    settings = {**read_config(flags["config"]), **flags} if "config" in flags else flags
+    return Options(**{name: _typed(name, value) for name, value in settings.items()})
+
+
+def _underscored(word: str) -> str:
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return "--" + name[2:].replace("-", "_") + equals + value
+
+
+def _unknown(word: str) -> str:
+    name = word.lstrip("-")
+    near = difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.5)
+    hint = f" Did you mean --{near[0]}?" if near else " See python -m trainer --help."
+    return f"unknown option {word}.{hint}"
+
+
+def read_config(path: str) -> Dict[str, Any]:
+    """The settings in a YAML file: a flat mapping of option names. Raises UserError."""
+    try:
+        import yaml
+    except ImportError as error:
+        raise UserError(f"--config {path}: reading YAML needs `pip install pyyaml`.") from error
+    try:
+        found = yaml.safe_load(pathlib.Path(path).read_text(encoding="utf-8")) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"--config {path}: {str(error).splitlines()[0]}.") from error
+    if not isinstance(found, dict):
+        raise UserError(f"--config {path}: expected lines like `epochs: 90`.")
+    settings = {str(name).replace("-", "_"): value for name, value in found.items()}
+    for name in settings:
+        if name not in FIELDS:
+            raise UserError(f"--config {path}: {_unknown(name)}")
+    return settings
+
+
+def _typed(name: str, value: Any) -> Any:
+    """A value of the file or the command line as its field's type."""
+    if value is None and FIELDS[name].default is None:
+        return None
+    kind = _kind(name)
+    if _is_list(name) and isinstance(value, (list, tuple)):
+        return tuple(int(part) for part in value)
+    wrong_bool = (kind is bool) != isinstance(value, bool)
+    if wrong_bool or (kind is str) != isinstance(value, str):
+        # YAML reads 1e-4 as text; the type's own constructor does not.
+        try:
+            return kind(value) if kind is float and not wrong_bool else _refuse(name, value)
+        except ValueError:
+            _refuse(name, value)
+    if kind is int and int(value) != value:
+        _refuse(name, value)
+    return kind(value)
+
+
+def _refuse(name: str, value: Any) -> None:
+    raise UserError(f"{name}: {value!r} is not of type {_kind(name).__name__}.")

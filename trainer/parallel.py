@@ -1,0 +1,82 @@
+"""One model on many devices: DDP over ranks, or DataParallel within one process."""
+
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from .batch import even_parts
+from .compat import ddp_buffers
+from .errors import UserError
+from .options import Options
+from .sync import Sync
+from .world import World
+
+
+class BalancedDataParallel(DataParallel):
+    """DataParallel that gives GPU 0, which also holds the optimizer's side, fewer samples."""
+
+    def __init__(self, model: nn.Module, gpu0_batch: int) -> None:
+        super().__init__(model)
+        self.gpu0_batch = gpu0_batch
+
+    def scatter(
+        self, inputs: Tuple[Any, ...], kwargs: Dict[str, Any], device_ids: List[int]
+    ) -> Any:
+        sizes = balanced_sizes(len(inputs[0]), len(device_ids), self.gpu0_batch)
+        parts = inputs[0].split(sizes)
+        scattered = [
+            (part.to(torch.device("cuda", gpu), non_blocking=True),)
+            for part, gpu in zip(parts, device_ids)
+        ]
+        return scattered, [kwargs] * len(scattered)
+
+
+def balanced_sizes(count: int, gpus: int, gpu0_batch: int) -> List[int]:
+    """Samples per GPU, none empty: `gpu0_batch` for the first, the rest evenly."""
+    first = min(gpu0_batch, count)
+    rest = even_parts(count - first, gpus - 1) if gpus > 1 else []
+    return [size for size in [first, *rest] if size]
+
+
+def check(options: Options, world: World) -> None:
+    """Raise UserError for combinations that cannot work."""
+    if options.parallel == "ddp":
+        return
+    gpus = torch.cuda.device_count() if world.device.type == "cuda" else 0
+    if world.size > 1:
+        raise UserError(
+            f"--parallel {options.parallel} is one process for all GPUs of one machine, and "
+            f"{world.size} were started: use --parallel ddp."
+        )
+    if gpus < 1:
+        raise UserError(f"--parallel {options.parallel} needs GPUs, and this machine has none.")
+    if options.per_node_batch_size // options.accumulation < gpus:
+        raise UserError(
+            f"a micro-batch of {options.per_node_batch_size // options.accumulation} is smaller "
+            f"than {gpus} GPUs: use --per_node_batch_size {gpus * options.accumulation} or more."
+        )
+    if options.parallel == "balanced-dp" and options.gpu0_batch is None:
+        raise UserError("--parallel balanced-dp: say how many images GPU 0 gets: --gpu0_batch N.")
+
+
+def wrap(model: nn.Module, options: Options, world: World, sync: Optional[Sync]) -> nn.Module:
+    """What is called in a training step. Parameters stay those of `model`."""
+    if options.parallel == "balanced-dp":
+        return BalancedDataParallel(model, int(options.gpu0_batch or 1))
+    if options.parallel == "dp":
+        return DataParallel(model)
+    if world.size == 1 or sync is None:
+        return model
+    ddp = DistributedDataParallel(
+        model,
+        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        find_unused_parameters=options.find_unused_parameters,
+        static_graph=options.static_graph,
+        bucket_cap_mb=options.bucket_mb,
+        gradient_as_bucket_view=True,
+        **ddp_buffers(options.broadcast_buffers),
+    )
+    sync.setup(ddp)
+    return ddp
