@@ -1,0 +1,166 @@
+"""From a decoded image to pixels of the right size, the same on whatever rank and worker.
+
+All chance comes from the `random.Random` that is handed in, and of its methods only `random()` is
+used, since the others may draw differently in another version of Python.
+"""
+
+import math
+from random import Random
+from typing import Tuple
+
+import numpy as np
+import torch
+from PIL import Image, ImageEnhance, ImageOps
+
+from .folder import SMALL, Sizes
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as torchvision's models
+GREY = tuple(round(255 * mean) for mean in MEAN)
+BILINEAR = Image.Resampling.BILINEAR
+
+
+class Train:
+    """Training's transform: `kind` is one of none, shift, crop, trivial (see --augment)."""
+
+    def __init__(self, kind: str, sizes: Sizes, erase: float) -> None:
+        if kind == "auto":
+            kind = "shift" if sizes.train <= SMALL else "crop"
+        self.kind, self.size, self.erase = kind, sizes.train, erase
+
+    def __call__(self, image: Image.Image, rng: Random) -> np.ndarray:
+        """uint8 (size, size, 3)."""
+        if self.kind == "none":
+            image = center_crop(image, self.size, self.size)
+        elif self.kind == "shift":
+            image = shift(center_crop(image, self.size, self.size), rng)
+        else:
+            image = random_crop(image, self.size, rng)
+            if rng.random() < 0.5:
+                image = ImageOps.mirror(image)
+            if self.kind == "trivial":
+                image = trivial(image, rng)
+        pixels = np.array(image)
+        if rng.random() < self.erase:
+            erase(pixels, rng)
+        return pixels
+
+
+class Evaluate:
+    """Evaluation's transform: short side to `resize`, then the middle."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+
+    def __call__(self, image: Image.Image, rng: Random) -> np.ndarray:
+        """uint8 (size, size, 3)."""
+        image = center_crop(image, self.sizes.resize, self.sizes.evaluate)
+        return np.asarray(image)
+
+
+class Normalise:
+    """uint8 pixels to what the models were designed for, on the device.
+
+    There, because a uint8 batch is a quarter of the bytes to copy, and decoding processes are
+    busier than the device.
+    """
+
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format
+    ) -> None:
+        # Made once: creating a tensor on a GPU from numbers waits for it.
+        self.mean = torch.tensor(MEAN, device=device, dtype=dtype).view(1, 3, 1, 1) * 255
+        self.scale = 1 / (255 * torch.tensor(STD, device=device, dtype=dtype).view(1, 3, 1, 1))
+        self.format = memory_format
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        floats = images.to(self.mean.dtype, memory_format=self.format)
+        return floats.sub_(self.mean).mul_(self.scale)
+
+
+def center_crop(image: Image.Image, resize: int, size: int) -> Image.Image:
+    """Scale the short side to `resize` pixels and cut `size` x `size` from the middle."""
+    width, height = image.size
+    side = min(width, height)
+    if side != resize:
+        width = max(size, round(width * resize / side))
+        height = max(size, round(height * resize / side))
+        image = image.resize((width, height), BILINEAR)
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return image.crop((left, top, left + size, top + size))
+
+
+def shift(image: Image.Image, rng: Random) -> Image.Image:
+    """Move by up to an eighth of the size, the border repeated; no mirroring: a mirrored digit or
+    letter is another one."""
+    size = image.width
+    reach = size // 8
+    rows, columns = (
+        (np.arange(size) + int(rng.random() * (2 * reach + 1)) - reach).clip(0, size - 1)
+        for _ in range(2)
+    )
+    return Image.fromarray(np.asarray(image)[rows[:, None], columns])
+
+
+def random_crop(image: Image.Image, size: int, rng: Random) -> Image.Image:
+    """A region of 8-100 % of the area and of aspect 3:4 to 4:3, scaled to `size` x `size`
+    (Szegedy et al., "Going deeper with convolutions", 2014)."""
+    left, top, width, height = crop_box(image.size, rng)
+    return image.resize((size, size), BILINEAR, box=(left, top, left + width, top + height))
+
+
+def crop_box(of: Tuple[int, int], rng: Random) -> Tuple[int, int, int, int]:
+    """(left, top, width, height) of a random region; the middle where ten trials do not fit."""
+    for _ in range(10):
+        area = of[0] * of[1] * (0.08 + 0.92 * rng.random())
+        ratio = math.exp((2 * rng.random() - 1) * math.log(4 / 3))
+        width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < width <= of[0] and 0 < height <= of[1]:
+            left = int(rng.random() * (of[0] - width + 1))
+            return left, int(rng.random() * (of[1] - height + 1)), width, height
+    width, height = min(of[0], round(of[1] * 4 / 3)), min(of[1], round(of[0] * 4 / 3))
+    return (of[0] - width) // 2, (of[1] - height) // 2, width, height
+
+
+def erase(pixels: np.ndarray, rng: Random) -> None:
+    """Paint a rectangle of 2-33 % of the area with the mean colour, in place (Zhong et al.,
+    "Random Erasing Data Augmentation", 2017). `pixels`: (height, width, 3) uint8."""
+    rows, columns = pixels.shape[:2]
+    for _ in range(10):
+        area = rows * columns * (0.02 + 0.31 * rng.random())
+        ratio = math.exp((2 * rng.random() - 1) * math.log(1 / 0.3))
+        height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < height < rows and 0 < width < columns:
+            top = int(rng.random() * (rows - height + 1))
+            left = int(rng.random() * (columns - width + 1))
+            pixels[top : top + height, left : left + width] = GREY
+            return
+
+
+def _affine(image: Image.Image, *matrix: float) -> Image.Image:
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST)
+
+
+# Name: (largest magnitude, signed, what it does with a magnitude).
+TRIVIAL = (
+    (0, False, lambda image, m: image),
+    (0.99, True, lambda image, m: _affine(image, 1, m, 0, 0, 1, 0)),
+    (0.99, True, lambda image, m: _affine(image, 1, 0, 0, m, 1, 0)),
+    (32, True, lambda image, m: _affine(image, 1, 0, m, 0, 1, 0)),
+    (32, True, lambda image, m: _affine(image, 1, 0, 0, 0, 1, m)),
+    (135, True, lambda image, m: image.rotate(m)),
+    (0.99, True, lambda image, m: ImageEnhance.Brightness(image).enhance(1 + m)),
+    (0.99, True, lambda image, m: ImageEnhance.Color(image).enhance(1 + m)),
+    (0.99, True, lambda image, m: ImageEnhance.Contrast(image).enhance(1 + m)),
+    (0.99, True, lambda image, m: ImageEnhance.Sharpness(image).enhance(1 + m)),
+    (6, False, lambda image, m: ImageOps.posterize(image, 8 - round(m))),
+    (255, False, lambda image, m: ImageOps.solarize(image, 255 - round(m))),
+    (0, False, lambda image, m: ImageOps.autocontrast(image)),
+    (0, False, lambda image, m: ImageOps.equalize(image)),
+)
+
+
+def trivial(image: Image.Image, rng: Random) -> Image.Image:
+    """One operation of random strength (Müller and Hutter, "TrivialAugment", 2021, "wide")."""
+    most, signed, operation = TRIVIAL[int(rng.random() * len(TRIVIAL))]
+    magnitude = most * int(rng.random() * 31) / 30
+    return operation(image, -magnitude if signed and rng.random() < 0.5 else magnitude)

@@ -1,0 +1,155 @@
+"""Batches for one rank: its share of each step in training, of all images in evaluation."""
+
+import dataclasses
+import os
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from ..batch import SMALLEST
+from ..errors import UserError
+from ..options import Options
+from ..world import World
+from .augment import Evaluate, Train
+from .decode import BadImage, read_image
+from .folder import SMALL, ImageFolder, image_sizes
+from .order import derive_seed, epoch_order, rank_slice, split_batch, step_size
+from .quarantine import Bad
+
+TRIALS = 16  # replacements in a row that may be bad too before the data set is given up
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """`images` uint8 (n, 3, size, size), channels last; `targets` and `indices` int64 (n).
+
+    `indices` are positions in the data set; a bad image's pixels and target are its
+    replacement's. `global_count`: samples of all ranks in this step (evaluation: n).
+    """
+
+    images: torch.Tensor
+    targets: torch.Tensor
+    indices: torch.Tensor
+    global_count: int
+
+
+class Sample(NamedTuple):
+    pixels: Optional[np.ndarray]
+    target: int
+    index: int
+    bad: List[Bad]
+
+
+class Samples(Dataset):  # type: ignore[type-arg]
+    """What a worker process needs to make a sample of an index."""
+
+    def __init__(
+        self,
+        folder: ImageFolder,
+        transform: Union[Train, Evaluate],
+        seed: int,
+        epoch: Optional[int],
+    ) -> None:
+        self.root, self.paths, self.targets = folder.root, folder.paths, folder.targets
+        self.transform, self.seed, self.epoch = transform, seed, epoch
+
+    def __getitem__(self, index: int) -> Sample:
+        """In training (`epoch` is given) a bad image is replaced by others, drawn by (seed, epoch,
+        index); in evaluation, and after TRIALS replacements, `pixels` is None."""
+        rng = Random(derive_seed("augment", self.seed, self.epoch, index))
+        chosen, bad = index, []
+        for _ in range(1 if self.epoch is None else 1 + TRIALS):
+            try:
+                image = read_image(Path(self.root, self.paths[chosen]))
+                return Sample(self.transform(image, rng), self.targets[chosen], index, bad)
+            except BadImage as error:
+                bad.append(Bad(self.paths[chosen], str(error)))
+                chosen = int(rng.random() * len(self.paths))
+        return Sample(None, self.targets[index], index, bad)
+
+
+def train_batches(
+    dataset: ImageFolder, options: Options, world: World, epoch: int, start: int = 0
+) -> Iterator[Batch]:
+    """This rank's share of each step from position `start` of the epoch on; it may be empty.
+
+    Raises UserError when there are too many bad images.
+    """
+    sizes = image_sizes(options, options.image_size or dataset.natural_size())
+    transform = Train(options.augment, sizes, options.random_erase)
+    samples = Samples(dataset, transform, options.seed, epoch)
+    order = epoch_order(len(dataset), options.seed, epoch)
+    minimum = min(SMALLEST, *world.batches)
+    shares, counts = [], []
+    while start < len(order):
+        counts.append(step_size(start, len(order), world.global_batch, minimum))
+        mine = rank_slice(split_batch(counts[-1], world.batches, minimum), world.rank)
+        shares.append(order[start : start + counts[-1]][mine].tolist())
+        start += counts[-1]
+    loader = _loader(samples, shares, sizes.train, options, world)
+    for (images, targets, indices, bad), count in zip(loader, counts):
+        dataset.quarantine.add(bad)
+        if len(images) < len(indices):
+            raise UserError(
+                f"{1 + TRIALS} images drawn one after another cannot be used, "
+                f"the last is {bad[-1].path}: {bad[-1].reason}."
+            )
+        yield Batch(images, targets, indices, count)
+
+
+def eval_batches(dataset: ImageFolder, options: Options, world: World) -> Iterator[Batch]:
+    """Every image exactly once over all ranks, in order within a rank; bad ones are left out."""
+    sizes = image_sizes(options, options.image_size or dataset.natural_size())
+    samples = Samples(dataset, Evaluate(sizes), options.seed, None)
+    mine = list(range(world.rank, len(dataset), world.size))
+    step = max(world.batches)
+    shares = [mine[begin : begin + step] for begin in range(0, len(mine), step)]
+    loader = _loader(samples, shares, sizes.evaluate, options, world)
+    for images, targets, indices, bad in loader:
+        dataset.quarantine.add(bad)
+        lost = {path for path, _ in bad}
+        kept = [i for i, index in enumerate(indices.tolist()) if dataset.paths[index] not in lost]
+        if kept:
+            yield Batch(images, targets[kept], indices[kept], len(kept))
+
+
+def worker_count(options: Options, world: World, size: int) -> int:
+    """Loader processes of this rank: the option, else none for small images (starting a process
+    costs more than decoding them), else this rank's share of the machine's cores."""
+    if options.workers is not None:
+        return options.workers
+    if size <= SMALL:
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(8, max(1, (cores or 1) // world.local_size))
+
+
+def _loader(
+    samples: Samples, shares: List[List[int]], size: int, options: Options, world: World
+) -> DataLoader:  # type: ignore[type-arg]
+    return DataLoader(
+        samples,
+        batch_sampler=shares,  # type: ignore[arg-type]
+        collate_fn=partial(_collate, size),
+        num_workers=worker_count(options, world, size) if shares else 0,
+        pin_memory=world.device.type == "cuda",
+        # A generator of its own: without one, each epoch would draw from the global one.
+        generator=torch.Generator(),
+    )
+
+
+def _collate(
+    size: int, samples: Sequence[Sample]
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, List[Bad]]:
+    """Images (those that could be read), targets, indices (of all), what was bad."""
+    pixels = [sample.pixels for sample in samples if sample.pixels is not None]
+    images = torch.from_numpy(np.stack(pixels)) if pixels else torch.empty(0, size, size, 3)
+    targets = torch.tensor([sample.target for sample in samples], dtype=torch.int64)
+    indices = torch.tensor([sample.index for sample in samples], dtype=torch.int64)
+    bad = [one for sample in samples for one in sample.bad]
+    return images.to(torch.uint8).permute(0, 3, 1, 2), targets, indices, bad

@@ -1,0 +1,68 @@
+"""mixup and cutmix: each image is blended with, or gets a rectangle of, its neighbour in the batch.
+
+The neighbour is the next one (a roll by one): the order is random already, and a roll needs no
+index tensor on the device.
+"""
+
+import dataclasses
+import math
+from random import Random
+from typing import Callable, Optional, Tuple
+
+import torch
+
+from ..options import Options
+from .order import derive_seed
+
+
+@dataclasses.dataclass(frozen=True)
+class Mix:
+    """`share` of the own target; `box` (top, bottom, left, right) comes from the neighbour, or the
+    whole image is blended where `box` is None."""
+
+    share: float
+    box: Optional[Tuple[int, int, int, int]] = None
+
+
+def plan_mix(options: Options, size: int, step: int, rank: int) -> Optional[Mix]:
+    """What happens to a rank's batch of images of `size` pixels, by (seed, global step, rank).
+
+    Zhang et al., "mixup", 2017; Yun et al., "CutMix", 2019. Where both are on, one is drawn.
+    """
+    rng = Random(derive_seed("mix", options.seed, step, rank))
+    kinds = [kind for kind in ("mixup", "cutmix") if getattr(options, kind) > 0]
+    if not kinds:
+        return None
+    kind = kinds[int(rng.random() * len(kinds))]
+    alpha = getattr(options, kind)
+    share = rng.betavariate(alpha, alpha)
+    if kind == "mixup":
+        return Mix(share)
+    half = 0.5 * math.sqrt(1 - share) * size
+    row, column = rng.random() * size, rng.random() * size
+    edges = (row - half, row + half, column - half, column + half)
+    top, bottom, left, right = (min(size, max(0, round(edge))) for edge in edges)
+    return Mix(1 - (bottom - top) * (right - left) / size**2, (top, bottom, left, right))
+
+
+def mix_images(images: torch.Tensor, mix: Mix) -> torch.Tensor:
+    """Apply to floating-point images (n, 3, size, size); returns new ones."""
+    neighbours = images.roll(1, 0)
+    if mix.box is None:
+        return torch.lerp(neighbours, images, mix.share)
+    top, bottom, left, right = mix.box
+    mixed = images.clone()
+    mixed[:, :, top:bottom, left:right] = neighbours[:, :, top:bottom, left:right]
+    return mixed
+
+
+def mixed_loss(
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    outputs: torch.Tensor,
+    targets: torch.Tensor,
+    neighbours: torch.Tensor,
+    share: float,
+) -> torch.Tensor:
+    """`loss` against both targets, by their shares. `neighbours` is `targets.roll(1, 0)`, taken
+    before a batch is split into micro-batches."""
+    return share * loss(outputs, targets) + (1 - share) * loss(outputs, neighbours)

@@ -1,0 +1,75 @@
+"""Which samples a step takes and which of them are whose. Pure functions of their arguments.
+
+Nothing here knows how many ranks there were before: a run resumes at any position of an epoch on
+another number of ranks, and each sample is still used exactly once.
+"""
+
+import hashlib
+from typing import List, Sequence
+
+import torch
+
+
+def derive_seed(*parts: object) -> int:
+    """A 63-bit seed that depends on all parts; unlike sums, (1, 2) and (2, 1) differ."""
+    text = "/".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> torch.Tensor:
+    """Indices 0..count-1 as int64, shuffled by seed and epoch alone."""
+    generator = torch.Generator().manual_seed(derive_seed("order", seed, epoch))
+    return torch.randperm(count, generator=generator)
+
+
+def step_size(position: int, count: int, global_batch: int, minimum: int = 2) -> int:
+    """Samples of the global batch that begins at `position` of an epoch of `count` samples.
+
+    The last batch takes what is left. Were that fewer than `minimum`, the batch before it leaves
+    it some; where that one is too small itself, it takes them all.
+    """
+    left = count - position
+    after = left - global_batch
+    if after <= 0:
+        return left
+    lent = global_batch - max(0, minimum - after)
+    return lent if lent >= minimum else left
+
+
+def steps_per_epoch(count: int, global_batch: int, minimum: int = 2) -> int:
+    """How many batches `step_size` makes of an epoch that begins at position 0."""
+    whole, rest = divmod(count, global_batch)
+    merged = 0 < rest < minimum and whole > 0 and global_batch - (minimum - rest) < minimum
+    return whole + (rest > 0 and not merged)
+
+
+def split_batch(count: int, weights: Sequence[int], minimum: int = 2) -> List[int]:
+    """Samples per rank of a batch of `count`, in proportion to `weights` (the ranks' full batches).
+
+    Every rank gets nothing or at least `minimum`; where there are too few samples for all, the
+    ranks with the largest weights work, the lower rank first. No rank gets more than its weight
+    unless `count` exceeds their sum. Raises ValueError when `count` < `minimum`.
+    """
+    able = [rank for rank, weight in enumerate(weights) if weight >= minimum]
+    active = sorted(able, key=lambda rank: (-weights[rank], rank))[: count // minimum]
+    if count and not active:
+        raise ValueError(f"{count} samples cannot be split over {weights}, {minimum} each at least")
+    sizes = [0] * len(weights)
+    spare = count - minimum * len(active)
+    shares = {rank: weights[rank] - minimum for rank in active}
+    if not any(shares.values()):
+        shares = dict.fromkeys(active, 1)
+    total = sum(shares.values())
+    for rank in active:
+        sizes[rank] = minimum + spare * shares[rank] // total
+    # Largest remainder first: integers, so that all machines agree.
+    by_remainder = sorted(active, key=lambda rank: (-(spare * shares[rank] % total), rank))
+    for rank in by_remainder[: count - sum(sizes)]:
+        sizes[rank] += 1
+    return sizes
+
+
+def rank_slice(sizes: Sequence[int], rank: int) -> slice:
+    """Where a rank's samples lie in the global batch."""
+    begin = sum(sizes[:rank])
+    return slice(begin, begin + sizes[rank])
