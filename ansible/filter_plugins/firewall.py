@@ -1,0 +1,92 @@
+"""Who may reach a machine, and whether its firewall is ours to set: decided from facts alone."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+
+from ansible.errors import AnsibleFilterError
+
+DOCKER_BRIDGE = re.compile(r"^(docker0|br-[0-9a-f]{12})$")
+
+
+def other_firewall(services: dict, ufw_conf: str, chains: str) -> str | None:
+    """Name the firewall that already rules this machine's incoming packets, or None.
+
+    services: `ansible_facts.services`; ufw_conf: text of /etc/ufw/ufw.conf ("" when absent);
+    chains: output of `nft --json list chains` ("" when nft is not there). A packet has to pass
+    every base chain of the hook: a second one that drops by default keeps peers out whatever we do.
+    """
+    if re.search(r"^\s*ENABLED\s*=\s*[\"']?yes", ufw_conf, re.MULTILINE | re.IGNORECASE):
+        return "ufw"
+    if services.get("firewalld.service", {}).get("state") == "running":
+        return "firewalld"
+    for chain in _input_chains(chains):
+        if chain.get("table") != "tandem" and chain.get("policy") == "drop":
+            return f"nftables table {chain['family']} {chain['table']}, chain {chain['name']}"
+    return None
+
+
+def _input_chains(chains: str) -> list[dict]:
+    entries = json.loads(chains)["nftables"] if chains.strip() else []
+    found = [entry["chain"] for entry in entries if "chain" in entry]
+    return [chain for chain in found if chain.get("hook") == "input"]
+
+
+def container_bridges(interfaces: list[str]) -> list[str]:
+    """Docker's own bridges among a machine's interfaces: its containers may talk to their host."""
+    return sorted(name for name in interfaces if DOCKER_BRIDGE.match(name))
+
+
+def connection_end(ssh_connection: str) -> dict[str, str]:
+    """Read $SSH_CONNECTION's text: the control machine's address as seen here, and sshd's port.
+
+    Without an ssh connection (ansible_connection=local) there is nothing to keep open: address "".
+    """
+    fields = ssh_connection.split()
+    if len(fields) != 4:
+        return {"address": "", "ssh_port": "22"}
+    return {"address": fields[0].split("%")[0], "ssh_port": fields[3]}
+
+
+def by_family(addresses: list[str]) -> dict[str, list[str]]:
+    """Sort addresses and networks into {"ipv4": [...], "ipv6": [...]}, merged, for nft sets."""
+    networks: dict[int, list] = {4: [], 6: []}
+    for text in addresses:
+        if not text:
+            continue
+        try:
+            network = ipaddress.ip_network(text, strict=False)
+        except ValueError:
+            raise AnsibleFilterError(
+                f"'{text}' is not an address or network: the firewall needs numbers. Write the "
+                "address (192.168.56.111) or network (192.168.56.0/24)."
+            ) from None
+        networks[network.version].append(network)
+    return {
+        name: [str(net) for net in ipaddress.collapse_addresses(networks[version])]
+        for name, version in (("ipv4", 4), ("ipv6", 6))
+    }
+
+
+def member_addresses(hosts: list[str], hostvars: dict) -> list[str]:
+    """List the addresses of members: `ansible_host` and, where set, the static `address`."""
+    found = []
+    for host in hosts:
+        variables = hostvars[host]
+        found += [variables.get("ansible_host", host), variables.get("address", "").split("/")[0]]
+    return sorted({address for address in found if address})
+
+
+class FilterModule:
+    """Filters of the role `firewall`."""
+
+    def filters(self) -> dict:
+        return {
+            "other_firewall": other_firewall,
+            "container_bridges": container_bridges,
+            "connection_end": connection_end,
+            "by_family": by_family,
+            "member_addresses": member_addresses,
+        }

@@ -1,0 +1,251 @@
+"""Which program manages a network card, and what to write where so that it gets a static address.
+
+Everything is decided here from text that the machine printed; roles/network only carries it out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import yaml
+from ansible.errors import AnsibleFilterError
+
+KEYFILE = "/etc/NetworkManager/system-connections/tandem-{}.nmconnection"
+# '-' sorts before every digit and letter: networkd finds this file first.
+NETWORKD_WHOLE = "/etc/systemd/network/0-tandem-{}.network"
+NETPLAN = "/etc/netplan/90-tandem.yaml"
+INTERFACES = "/etc/network/interfaces"
+
+
+def network_plan(facts: dict, want: dict) -> dict:
+    """Plan a static address.
+
+    facts: host, interface, card (see card_facts), files ({path: text} of the managers' folders),
+    nmcli (values GENERAL.STATE, .CONNECTION, .CON-UUID, .TYPE, a line each), networkctl (text of
+    `networkctl status CARD`).
+    want: mode (add or replace), address (with prefix length), gateway ("" for none), dns (list).
+    Returns {"manager", "files": {path: {"content", "mode"}}, "aside": [path], "apply" and "back":
+    [shell line], "done": bool}. Raises one sentence where nothing can be planned.
+    """
+    # Ansible's strings and lists carry tags that yaml.safe_dump does not know: take plain ones.
+    facts, want = json.loads(json.dumps(facts)), json.loads(json.dumps(want))
+    manager = _manager(facts)
+    plan = {"manager": manager, "aside": [], **_PLANNERS[manager](facts, want)}
+    written = all(facts["files"].get(p) == f["content"] for p, f in plan["files"].items())
+    there = want["address"] in facts["card"]["addresses"]
+    alone = want["mode"] == "add" or facts["card"]["addresses"] == [want["address"]]
+    plan["done"] = written and there and alone
+    return plan
+
+
+def _manager(facts: dict) -> str:
+    state, connection, _, kind = _nmcli(facts)
+    if state and not state.startswith("10 "):  # 10 is "unmanaged"
+        if kind != "ethernet":
+            raise AnsibleFilterError(
+                f"{facts['host']}: {facts['interface']} is of type {kind}; only wired cards get an "
+                "address here. Set it in NetworkManager, and leave `address` away."
+            )
+        return "netplan" if connection.startswith("netplan-") else "NetworkManager"
+    network_file = _network_file(facts)
+    if network_file:
+        return "netplan" if "-netplan-" in network_file else "systemd-networkd"
+    if any(_has_stanza(text, facts["interface"]) for text in facts["files"].values()):
+        return "ifupdown"
+    raise AnsibleFilterError(
+        f"{facts['host']}: neither NetworkManager, netplan, systemd-networkd nor ifupdown manages "
+        f"{facts['interface']}. Set its address by hand, and leave `address` away."
+    )
+
+
+def _nmcli(facts: dict) -> list[str]:
+    return [*facts["nmcli"].splitlines(), "", "", "", ""][:4]
+
+
+def _network_file(facts: dict) -> str:
+    found = re.search(r"^\s*Network File: (/\S+)", facts["networkctl"], re.MULTILINE)
+    return found.group(1) if found else ""
+
+
+def _has_stanza(text: str, interface: str) -> bool:
+    return bool(re.search(rf"^\s*iface\s+{re.escape(interface)}\s+inet\s", text, re.MULTILINE))
+
+
+def _file(content: str, mode: str = "0644") -> dict[str, str]:
+    return {"content": content, "mode": mode}
+
+
+def _network_manager(facts: dict, want: dict) -> dict:
+    """A connection of our own with a higher priority; the one that was there stays untouched."""
+    interface, uuid = facts["interface"], _nmcli(facts)[2]
+    name = f"tandem-{interface}"
+    lines = ["[connection]", f"id={name}", "type=ethernet", f"interface-name={interface}",
+             "autoconnect-priority=100", "", "[ethernet]"]  # fmt: skip
+    lines += [f"mtu={facts['card']['mtu']}"] if facts["card"]["mtu"] != 1500 else []
+    replace = want["mode"] == "replace"
+    lines += [
+        "",
+        "[ipv4]",
+        f"method={'manual' if replace else 'auto'}",
+        f"address1={want['address']}",
+    ]
+    if replace:
+        lines += [f"gateway={want['gateway']}"] if want["gateway"] else []
+        lines += [f"dns={';'.join(want['dns'])};"] if want["dns"] else []
+    lines += ["", "[ipv6]", "method=auto", ""]
+    return {
+        "files": {KEYFILE.format(interface): _file("\n".join(lines), "0600")},
+        "apply": ["nmcli connection reload", f"nmcli connection up id {name}"],
+        "back": ["nmcli connection reload", f"nmcli connection up uuid {uuid}"],
+    }
+
+
+def _networkd(facts: dict, want: dict) -> dict:
+    """A drop-in that adds an address, or a whole file that comes first."""
+    restart = ["systemctl restart systemd-networkd"]
+    if want["mode"] == "add":
+        path = f"/etc/systemd/network/{_network_file(facts).rpartition('/')[2]}.d/tandem.conf"
+        text = f"[Network]\nAddress={want['address']}\n"
+        return {"files": {path: _file(text)}, "apply": restart, "back": restart}
+    lines = ["[Match]", f"Name={facts['interface']}", "", "[Network]", f"Address={want['address']}"]
+    lines += [f"Gateway={want['gateway']}"] if want["gateway"] else []
+    lines += [f"DNS={server}" for server in want["dns"]]
+    text = "\n".join([*lines, ""])
+    path = NETWORKD_WHOLE.format(facts["interface"])
+    return {"files": {path: _file(text)}, "apply": restart, "back": restart}
+
+
+def _netplan(facts: dict, want: dict) -> dict:
+    """netplan joins the lists of all its files: an address can be added by a file of our own.
+
+    It cannot be taken away by one, so to replace, all files become one and the others step aside.
+    """
+    texts = {
+        path: text for path, text in facts["files"].items() if path.startswith("/etc/netplan/")
+    }
+    others = sorted(path for path in texts if path != NETPLAN)
+    # Where all others stepped aside in an earlier run, ours holds everything.
+    merged = _merge_all([yaml.safe_load(texts[path]) or {} for path in others or texts])
+    cards = merged.setdefault("network", {}).setdefault("ethernets", {})
+    name = _netplan_name(cards, facts)
+    if want["mode"] == "add":
+        content = {"network": {"version": 2, "ethernets": {name: {"addresses": [want["address"]]}}}}
+    else:
+        card = {key: cards[name][key] for key in ("match", "set-name", "mtu") if key in cards[name]}
+        card |= {"dhcp4": False, "addresses": [want["address"]]}
+        if want["gateway"]:
+            card["routes"] = [{"to": "0.0.0.0/0", "via": want["gateway"]}]
+        if want["dns"]:
+            card["nameservers"] = {"addresses": want["dns"]}
+        cards[name] = card
+        content = merged
+    desktop = merged["network"].get("renderer") == "NetworkManager"
+    apply = (
+        ["netplan apply"] if desktop else ["netplan generate", "systemctl restart systemd-networkd"]
+    )
+    return {
+        "files": {NETPLAN: _file(yaml.safe_dump(content, sort_keys=True), "0600")},
+        "aside": others if want["mode"] == "replace" else [],
+        "apply": apply,
+        "back": apply,
+    }
+
+
+def _netplan_name(cards: dict, facts: dict) -> str:
+    """Find netplan's own name of a card, which need not be the kernel's."""
+    for name, card in cards.items():
+        match = (card or {}).get("match", {})
+        names = {match.get("name"), (card or {}).get("set-name"), None if match else name}
+        if (
+            facts["interface"] in names
+            or match.get("macaddress", "").lower() == facts["card"]["mac"]
+        ):
+            return name
+    raise AnsibleFilterError(
+        f"{facts['host']}: none of the files in /etc/netplan names the card {facts['interface']}. "
+        "Add it there, or set its address by hand and leave `address` away."
+    )
+
+
+def _merge_all(documents: list[dict]) -> dict:
+    merged: dict = {}
+    for document in documents:
+        merged = _merge(merged, document)
+    return merged
+
+
+def _merge(first, second):
+    if isinstance(first, dict) and isinstance(second, dict):
+        both = {key: _merge(first[key], second[key]) for key in first if key in second}
+        return {**first, **second, **both}
+    if isinstance(first, list) and isinstance(second, list):
+        return first + [item for item in second if item not in first]
+    return second
+
+
+def _ifupdown(facts: dict, want: dict) -> dict:
+    """A second stanza for the card adds an address; to replace, its stanzas are rewritten."""
+    interface = facts["interface"]
+    stanza = [f"iface {interface} inet static", f"    address {want['address']}"]
+    if want["mode"] == "add":
+        return _ifupdown_add(facts, want, stanza)
+    stanza += [f"    gateway {want['gateway']}"] if want["gateway"] else []
+    stanza += [f"    dns-nameservers {' '.join(want['dns'])}"] if want["dns"] else []
+    files = {}
+    for path, text in facts["files"].items():
+        if path.startswith(INTERFACES) and _has_stanza(text, interface):
+            files[path] = _file(
+                _without_stanzas(text, interface) + "".join(f"{s}\n" for s in stanza)
+            )
+            stanza = []
+    again = [
+        f"ifdown --force {interface}",
+        f"ip address flush dev {interface}",
+        f"ifup {interface}",
+    ]
+    return {"files": files, "apply": again, "back": again}
+
+
+def _ifupdown_add(facts: dict, want: dict, stanza: list[str]) -> dict:
+    interface = facts["interface"]
+    main = facts["files"].get(INTERFACES, "")
+    if not re.search(
+        r"^\s*source(-directory)?\s+(/etc/network/)?interfaces\.d", main, re.MULTILINE
+    ):
+        raise AnsibleFilterError(
+            f"{facts['host']}: {INTERFACES} does not read {INTERFACES}.d. "
+            f"Add the line `source {INTERFACES}.d/*` to it."
+        )
+    # ifup of a card that is up does nothing, so the running card gets its address directly.
+    address = f"{want['address']} dev {interface}"
+    return {
+        "files": {f"{INTERFACES}.d/tandem-{interface}": _file("\n".join([*stanza, ""]))},
+        "apply": [f"ip address add {want['address']} broadcast + dev {interface}"],
+        "back": [f"ip address delete {address}"],
+    }
+
+
+def _without_stanzas(text: str, interface: str) -> str:
+    kept, inside = [], False
+    for line in text.splitlines():
+        if re.match(r"\s*(iface|auto|allow-\S+|mapping|source\S*|no-auto-down|no-scripts)\s", line):
+            inside = bool(re.match(rf"\s*iface\s+{re.escape(interface)}\s+inet\s", line))
+        if not inside:
+            kept.append(line)
+    return "\n".join([*kept, ""])
+
+
+_PLANNERS = {
+    "NetworkManager": _network_manager,
+    "netplan": _netplan,
+    "systemd-networkd": _networkd,
+    "ifupdown": _ifupdown,
+}
+
+
+class FilterModule:
+    """The filter of the role `network` that decides."""
+
+    def filters(self) -> dict:
+        return {"network_plan": network_plan}

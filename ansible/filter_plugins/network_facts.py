@@ -1,0 +1,87 @@
+"""What is true of a machine's network cards and of the addresses that the inventory gives them."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+
+from ansible.errors import AnsibleFilterError
+
+
+def parse_files(printed: str) -> dict[str, str]:
+    """Turn `grep --recursive --with-filename '' ...` (lines of "path:line") into {path: text}."""
+    files: dict[str, str] = {}
+    for line in printed.splitlines():
+        path, _, text = line.partition(":")
+        files[path] = files.get(path, "") + text + "\n"
+    return files
+
+
+def interface_of(ip_json: str, address: str, host: str) -> str:
+    """Name the card that holds an address, from `ip -json address`."""
+    for link in json.loads(ip_json):
+        if any(entry.get("local") == address for entry in link.get("addr_info", [])):
+            return link["ifname"]
+    raise AnsibleFilterError(
+        f"{host}: no network card holds {address}, by which it is reached (a router in between?). "
+        "Say which card is meant: interface=... in its line of inventory.ini."
+    )
+
+
+def card_facts(ip_json: str, interface: str, host: str) -> dict:
+    """Give {"mac", "mtu", "addresses": ["192.168.56.111/24", ...]} of a card, IPv4 alone."""
+    for link in json.loads(ip_json):
+        if link["ifname"] == interface:
+            found = [a for a in link.get("addr_info", []) if a["family"] == "inet"]
+            addresses = [f"{a['local']}/{a['prefixlen']}" for a in found]
+            return {"mac": link.get("address", ""), "mtu": link["mtu"], "addresses": addresses}
+    cards = ", ".join(sorted(link["ifname"] for link in json.loads(ip_json)))
+    raise AnsibleFilterError(
+        f"{host}: there is no network card {interface}. It has: {cards}. Correct interface=..."
+    )
+
+
+def full_address(address: str, addresses: list[str], host: str) -> str:
+    """Complete an address without a prefix length by the network of the card that contains it."""
+    try:
+        wanted = ipaddress.IPv4Interface(address)
+    except ValueError:
+        raise AnsibleFilterError(
+            f"{host}: address={address} is not an IPv4 address. Write it as 192.168.56.111/24."
+        ) from None
+    if "/" in address:
+        return wanted.with_prefixlen
+    for other in map(ipaddress.IPv4Interface, addresses):
+        if wanted.ip in other.network and other.network.prefixlen < 32:
+            return f"{wanted.ip}/{other.network.prefixlen}"
+    raise AnsibleFilterError(
+        f"{host}: the card has no address in the network of {address}, so its size is unknown. "
+        f"Write the prefix length too: address={address}/24."
+    )
+
+
+def address_conflicts(hosts: list[str], hostvars: dict) -> list[str]:
+    """Say, a sentence each, which two machines would have the same address."""
+    owners: dict[str, str] = {}
+    found = []
+    for host in hosts:
+        variables = hostvars[host]
+        claimed = {variables.get("ansible_host", host), variables.get("address", "").split("/")[0]}
+        for address in sorted(claimed - {""}):
+            owner = owners.setdefault(address, host)
+            if owner != host:
+                found.append(f"{owner} and {host} would both have {address}.")
+    return found
+
+
+class FilterModule:
+    """Filters of the role `network` that read facts."""
+
+    def filters(self) -> dict:
+        return {
+            "parse_files": parse_files,
+            "interface_of": interface_of,
+            "card_facts": card_facts,
+            "full_address": full_address,
+            "address_conflicts": address_conflicts,
+        }

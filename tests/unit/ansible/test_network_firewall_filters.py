@@ -1,0 +1,103 @@
+"""The firewall's judgement over facts as real machines give them."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from ansible.errors import AnsibleFilterError
+
+ROOT = Path(__file__).parents[3]
+
+
+def _load(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"ansible/filter_plugins/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+firewall = _load("firewall")
+
+
+def _chains(*chains):
+    """As `nft --json list chains` of nftables 1.0.6 prints it."""
+    head = {
+        "metainfo": {
+            "version": "1.0.6",
+            "release_name": "Lester Gooch #5",
+            "json_schema_version": 1,
+        }
+    }
+    return json.dumps({"nftables": [head, *({"chain": chain} for chain in chains)]})
+
+
+UFW = {"family": "ip", "table": "filter", "name": "INPUT", "handle": 1, "type": "filter",
+       "hook": "input", "prio": 0, "policy": "drop"}  # fmt: skip
+DOCKER = {"family": "ip", "table": "filter", "name": "FORWARD", "handle": 2, "type": "filter",
+          "hook": "forward", "prio": 0, "policy": "drop"}  # fmt: skip
+OURS = {"family": "inet", "table": "tandem", "name": "input", "handle": 1, "type": "filter",
+        "hook": "input", "prio": 0, "policy": "drop"}  # fmt: skip
+
+
+def test_a_free_machine_is_ours():
+    assert firewall.other_firewall({}, "", "") is None
+    assert firewall.other_firewall({}, "ENABLED=no\n", _chains(OURS)) is None
+
+
+def test_docker_filters_what_it_forwards_and_does_not_rule_input():
+    assert (
+        firewall.other_firewall({"docker.service": {"state": "running"}}, "", _chains(DOCKER))
+        is None
+    )
+
+
+def test_ufw_rules_only_when_it_is_enabled():
+    assert firewall.other_firewall({}, "# comment\nENABLED=yes\nLOGLEVEL=low\n", "") == "ufw"
+
+
+def test_firewalld_rules_only_when_it_runs():
+    assert (
+        firewall.other_firewall({"firewalld.service": {"state": "running"}}, "", "") == "firewalld"
+    )
+    assert firewall.other_firewall({"firewalld.service": {"state": "stopped"}}, "", "") is None
+
+
+def test_a_table_that_drops_by_default_is_named():
+    assert "table ip filter, chain INPUT" in firewall.other_firewall({}, "", _chains(UFW))
+
+
+def test_only_dockers_own_bridges_are_let_in():
+    names = ["br-lan", "br-0a1b2c3d4e5f", "docker0", "docker01", "eth0", "lo"]
+    assert firewall.container_bridges(names) == ["br-0a1b2c3d4e5f", "docker0"]
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "port"),
+    [
+        ("192.168.56.1 40310 192.168.56.111 2222", "192.168.56.1", "2222"),
+        ("fe80::1%eth0 40310 fe80::2%eth0 22", "fe80::1", "22"),
+        ("", "", "22"),
+    ],
+)
+def test_the_control_machine_is_who_connected(text, address, port):
+    assert firewall.connection_end(text) == {"address": address, "ssh_port": port}
+
+
+def test_sets_hold_no_overlaps_which_nftables_would_refuse():
+    sets = firewall.by_family(["192.168.56.0/24", "192.168.56.7", "fd00::1", ""])
+    assert sets == {"ipv4": ["192.168.56.0/24"], "ipv6": ["fd00::1/128"]}
+
+
+def test_a_name_instead_of_an_address_is_refused_with_the_remedy():
+    with pytest.raises(AnsibleFilterError, match=r"'pc1\.local' is not an address.*Write the address"):
+        firewall.by_family(["pc1.local"])
+
+
+def test_members_are_known_by_todays_and_by_the_static_address():
+    hostvars = {
+        "a": {"ansible_host": "10.0.0.5", "address": "192.168.56.111/24"},
+        "b": {"ansible_host": "10.0.0.6"},
+    }
+    found = firewall.member_addresses(["a", "b"], hostvars)
+    assert found == ["10.0.0.5", "10.0.0.6", "192.168.56.111"]

@@ -1,0 +1,243 @@
+"""Which manager rules a card and what is planned, over text that real machines printed."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import yaml
+from ansible.errors import AnsibleFilterError
+
+ROOT = Path(__file__).parents[3]
+
+
+def _load(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"ansible/filter_plugins/{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+network = _load("network")
+facts_of = _load("network_facts")
+
+ADD = {"mode": "add", "address": "192.168.56.111/24", "gateway": "", "dns": []}
+REPLACE = {
+    "mode": "replace",
+    "address": "192.168.56.111/24",
+    "gateway": "192.168.56.1",
+    "dns": ["192.168.56.1", "9.9.9.9"],
+}
+NETWORKD = """* 2: eth0
+                     Link File: /usr/lib/systemd/network/99-default.link
+                  Network File: /etc/systemd/network/20-lan.network
+                          Type: ether
+                         State: routable (configured)
+"""
+CLOUD_INIT = """network:
+  version: 2
+  ethernets:
+    lan:
+      match: {macaddress: "52:54:00:12:34:56"}
+      set-name: eth0
+      dhcp4: true
+"""
+
+
+def _facts(**changes):
+    card = {"mac": "52:54:00:12:34:56", "mtu": 1500, "addresses": ["192.168.56.20/24"]}
+    base = {"host": "node1", "interface": "eth0", "card": card, "files": {}}
+    return {**base, "nmcli": "", "networkctl": "", **changes}
+
+
+def test_networkmanager_gets_a_connection_of_ours_and_goes_back_to_its_own():
+    facts = _facts(nmcli="100 (connected)\nWired connection 1\n6f1d-uuid\nethernet\n")
+    plan = network.network_plan(facts, ADD)
+    assert plan["manager"] == "NetworkManager"
+    (path, file), *rest = plan["files"].items()
+    assert not rest
+    assert path == "/etc/NetworkManager/system-connections/tandem-eth0.nmconnection"
+    assert file["mode"] == "0600"
+    assert "method=auto\naddress1=192.168.56.111/24\n" in file["content"]
+    assert "mtu" not in file["content"]
+    assert plan["back"][-1] == "nmcli connection up uuid 6f1d-uuid"
+
+
+def test_networkmanager_replace_is_manual_with_gateway_and_dns():
+    facts = _facts(nmcli="100 (connected)\nWired connection 1\n6f1d-uuid\nethernet\n")
+    facts["card"]["mtu"] = 9000
+    (file,) = network.network_plan(facts, REPLACE)["files"].values()
+    assert "method=manual\naddress1=192.168.56.111/24\ngateway=192.168.56.1\n" in file["content"]
+    assert "dns=192.168.56.1;9.9.9.9;\n" in file["content"]
+    assert "mtu=9000\n" in file["content"]
+
+
+def test_wireless_is_refused_by_name():
+    facts = _facts(nmcli="100 (connected)\nHome\n6f1d-uuid\nwifi\n")
+    with pytest.raises(AnsibleFilterError, match="node1: eth0 is of type wifi"):
+        network.network_plan(facts, ADD)
+
+
+def test_a_card_that_networkmanager_leaves_alone_belongs_to_networkd():
+    facts = _facts(nmcli="10 (unmanaged)\n\n\nethernet\n", networkctl=NETWORKD)
+    plan = network.network_plan(facts, ADD)
+    assert plan["manager"] == "systemd-networkd"
+    assert plan["files"] == {
+        "/etc/systemd/network/20-lan.network.d/tandem.conf": {
+            "content": "[Network]\nAddress=192.168.56.111/24\n",
+            "mode": "0644",
+        }
+    }
+
+
+def test_networkd_replace_comes_before_every_other_file():
+    plan = network.network_plan(_facts(networkctl=NETWORKD), REPLACE)
+    ((path, file),) = plan["files"].items()
+    assert Path(path).name < "00-anything.network"
+    assert file["content"] == (
+        "[Match]\nName=eth0\n\n[Network]\nAddress=192.168.56.111/24\nGateway=192.168.56.1\n"
+        "DNS=192.168.56.1\nDNS=9.9.9.9\n"
+    )
+
+
+def _netplan_facts(**files):
+    text = NETWORKD.replace("/etc/systemd/network/20-lan", "/run/systemd/network/10-netplan-lan")
+    named = {"/etc/netplan/50-cloud-init.yaml": CLOUD_INIT}
+    return _facts(networkctl=text, files={**named, **files})
+
+
+def test_netplan_knows_the_card_by_its_mac_address():
+    plan = network.network_plan(_netplan_facts(), ADD)
+    assert plan["manager"] == "netplan"
+    ((path, file),) = plan["files"].items()
+    assert path == "/etc/netplan/90-tandem.yaml"
+    assert yaml.safe_load(file["content"]) == {
+        "network": {"version": 2, "ethernets": {"lan": {"addresses": ["192.168.56.111/24"]}}}
+    }
+    assert plan["aside"] == []
+
+
+def test_netplan_replace_holds_everything_and_sets_the_others_aside():
+    other = "network: {version: 2, ethernets: {eth1: {dhcp4: true}}}"
+    facts = _netplan_facts(**{"/etc/netplan/60-other.yaml": other})
+    plan = network.network_plan(facts, REPLACE)
+    assert plan["aside"] == ["/etc/netplan/50-cloud-init.yaml", "/etc/netplan/60-other.yaml"]
+    cards = yaml.safe_load(plan["files"]["/etc/netplan/90-tandem.yaml"]["content"])["network"]
+    assert cards["ethernets"]["eth1"] == {"dhcp4": True}
+    assert cards["ethernets"]["lan"]["addresses"] == ["192.168.56.111/24"]
+    assert cards["ethernets"]["lan"]["dhcp4"] is False
+    assert cards["ethernets"]["lan"]["match"] == {"macaddress": "52:54:00:12:34:56"}
+
+
+def test_netplan_that_does_not_name_the_card_is_refused():
+    facts = _netplan_facts()
+    facts["files"] = {"/etc/netplan/01.yaml": "network: {version: 2, renderer: NetworkManager}"}
+    with pytest.raises(
+        AnsibleFilterError, match="none of the files in /etc/netplan names the card"
+    ):
+        network.network_plan(facts, ADD)
+
+
+def test_ifupdown_adds_a_second_stanza():
+    files = {
+        "/etc/network/interfaces": "source /etc/network/interfaces.d/*\nauto lo\n"
+        "iface lo inet loopback\nallow-hotplug eth0\niface eth0 inet dhcp\n"
+    }
+    plan = network.network_plan(_facts(files=files), ADD)
+    assert plan["manager"] == "ifupdown"
+    ((path, file),) = plan["files"].items()
+    assert path == "/etc/network/interfaces.d/tandem-eth0"
+    assert file["content"] == "iface eth0 inet static\n    address 192.168.56.111/24\n"
+    assert plan["apply"] == ["ip address add 192.168.56.111/24 broadcast + dev eth0"]
+
+
+def test_ifupdown_without_its_folder_is_refused_with_the_line_to_add():
+    files = {"/etc/network/interfaces": "iface eth0 inet dhcp\n"}
+    with pytest.raises(
+        AnsibleFilterError, match=r"Add the line `source /etc/network/interfaces\.d"
+    ):
+        network.network_plan(_facts(files=files), ADD)
+
+
+def test_ifupdown_replace_rewrites_only_the_cards_own_stanza_and_is_stable():
+    files = {
+        "/etc/network/interfaces": "auto eth0\niface eth0 inet dhcp\n    metric 5\n\n"
+        "iface eth0 inet6 auto\niface eth1 inet dhcp\n"
+    }
+    (file,) = network.network_plan(_facts(files=files), REPLACE)["files"].values()
+    assert file["content"] == (
+        "auto eth0\niface eth0 inet6 auto\niface eth1 inet dhcp\n"
+        "iface eth0 inet static\n    address 192.168.56.111/24\n    gateway 192.168.56.1\n"
+        "    dns-nameservers 192.168.56.1 9.9.9.9\n"
+    )
+    again = _facts(files={"/etc/network/interfaces": file["content"]})
+    (second,) = network.network_plan(again, REPLACE)["files"].values()
+    assert second == file
+
+
+def test_a_card_that_nobody_manages_is_refused():
+    with pytest.raises(AnsibleFilterError, match="neither NetworkManager, netplan"):
+        network.network_plan(_facts(), ADD)
+
+
+def test_done_means_written_and_on_the_card_and_alone_when_replacing():
+    facts = _facts(networkctl=NETWORKD)
+    plan = network.network_plan(facts, ADD)
+    assert not plan["done"]
+    facts["files"] = {path: file["content"] for path, file in plan["files"].items()}
+    assert not network.network_plan(facts, ADD)["done"]
+    facts["card"]["addresses"].append("192.168.56.111/24")
+    assert network.network_plan(facts, ADD)["done"]
+    replaced = network.network_plan(facts, REPLACE)
+    facts["files"] = {path: file["content"] for path, file in replaced["files"].items()}
+    assert not network.network_plan(facts, REPLACE)["done"]
+
+
+IP_JSON = """[{"ifindex":1,"ifname":"lo","mtu":65536,"address":"00:00:00:00:00:00","addr_info":
+[{"family":"inet","local":"127.0.0.1","prefixlen":8}]},
+{"ifindex":2,"ifname":"eth0","mtu":1500,"address":"52:54:00:12:34:56","addr_info":
+[{"family":"inet","local":"192.168.56.20","prefixlen":24},
+{"family":"inet6","local":"fe80::1","prefixlen":64}]}]"""
+
+
+def test_the_card_is_the_one_that_holds_the_address():
+    assert facts_of.interface_of(IP_JSON, "192.168.56.20", "node1") == "eth0"
+    with pytest.raises(AnsibleFilterError, match=r"node1: no network card holds 10\.0\.0\.1"):
+        facts_of.interface_of(IP_JSON, "10.0.0.1", "node1")
+
+
+def test_card_facts_hold_ipv4_alone_and_an_unknown_card_is_named():
+    card = facts_of.card_facts(IP_JSON, "eth0", "node1")
+    assert card == {"mac": "52:54:00:12:34:56", "mtu": 1500, "addresses": ["192.168.56.20/24"]}
+    with pytest.raises(AnsibleFilterError, match=r"no network card eno1\. It has: eth0, lo"):
+        facts_of.card_facts(IP_JSON, "eno1", "node1")
+
+
+@pytest.mark.parametrize(
+    ("given", "full"),
+    [("192.168.56.111", "192.168.56.111/24"), ("10.1.2.3/16", "10.1.2.3/16")],
+)
+def test_the_prefix_length_comes_from_the_card_when_it_is_left_out(given, full):
+    assert facts_of.full_address(given, ["192.168.56.20/24"], "node1") == full
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [("10.1.2.3", "Write the prefix length too"), ("node1", "is not an IPv4 address")],
+)
+def test_an_address_that_cannot_be_is_refused(given, sentence):
+    with pytest.raises(AnsibleFilterError, match=sentence):
+        facts_of.full_address(given, ["192.168.56.20/24"], "node1")
+
+
+def test_two_machines_with_one_address_are_named():
+    hostvars = {
+        "a": {"ansible_host": "10.0.0.5", "address": "10.0.0.9/24"},
+        "b": {"ansible_host": "10.0.0.9"},
+    }
+    conflicts = facts_of.address_conflicts(["a", "b"], hostvars)
+    assert conflicts == ["a and b would both have 10.0.0.9."]
+
+
+def test_printed_files_come_back_whole():
+    printed = "/etc/a.yaml:one: 1\n/etc/a.yaml:\n/etc/b:x:y\n"
+    assert facts_of.parse_files(printed) == {"/etc/a.yaml": "one: 1\n\n", "/etc/b": "x:y\n"}
