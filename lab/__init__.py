@@ -1,0 +1,1 @@
+"""A whole cluster inside one machine: systemd machines on a private network."""

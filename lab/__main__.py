@@ -1,0 +1,137 @@
+"""python -m lab: the command line."""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab import control, life, network, node, plan, shell
+from lab.plan import Lab, LabError
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+def parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--name", help="of the lab; else it follows from the path of the checkout")
+    top = argparse.ArgumentParser(prog="python -m lab", description="a cluster inside one machine")
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="COMMAND")
+
+    def verb(name: str, text: str, on_node: bool = False) -> argparse.ArgumentParser:
+        made = verbs.add_parser(name, help=text, description=text, parents=[common])
+        if on_node:
+            made.add_argument("node", type=int, metavar="N", help="number of the node, from 1")
+        return made
+
+    up = verb("up", "boot the machines and wait until they answer ssh")
+    up.add_argument("--nodes", type=int, default=4, metavar="N")
+    up.add_argument("--rate", default="unshaped", help="of each cable: 1gbit, 100mbit, unshaped")
+    up.add_argument("--release", choices=plan.RELEASES, default="bookworm")
+    up.add_argument("--bare", action="store_true", help="as installed: password logins, no key")
+    up.add_argument("--no-bundle", action="store_true", help="do not gather what site.yml needs")
+    execute = verb("exec", "run a command on the control machine: exec -- COMMAND ...")
+    execute.add_argument("--from", dest="place", choices=control.PLACES, default="control")
+    verb("ssh", 'run a command line by a shell on node N: ssh N -- "COMMAND LINE"', on_node=True)
+    verb("status", "a table of the nodes")
+    verb("kill", "node N loses power", on_node=True)
+    verb("freeze", "node N hangs: it holds its connections, but does nothing", on_node=True)
+    verb("cut", "unplug the cable of node N", on_node=True)
+    verb("mend", "thaw node N, plug it in, switch it on", on_node=True)
+    shape = verb("shape", "limit the cables, or that of node N, to RATE in both directions")
+    shape.add_argument("rate", help="1gbit, 100mbit, unshaped")
+    shape.add_argument("node", type=int, nargs="?", metavar="N")
+    verb("down", "end the lab and leave nothing behind")
+    verb("doctor", "say what this machine lacks")
+    return top
+
+
+def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own words, and those after `--`."""
+    words = list(argv)
+    if "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def check_host() -> None:
+    missing = shell.missing_tools()
+    if missing:
+        raise LabError(
+            f"this machine lacks {', '.join(missing)}: sudo tools/apt.sh lab/packages.txt"
+        )
+    if os.geteuid():
+        raise LabError("the lab boots machines, which needs root: run it by sudo")
+
+
+def make_bundle(lab: Lab) -> None:
+    """The lab has no way out, so what its nodes will need is gathered here, where there is one."""
+    book = lab.checkout / "ansible/playbooks/bundle.yml"
+    tool = lab.checkout / ".venv/bin/ansible-playbook"
+    if not book.exists() or not tool.exists():
+        print("lab: no bundle for the nodes: .venv or ansible/playbooks/bundle.yml is missing")
+        return
+    env = {**os.environ, "PATH": f"{tool.parent}:{os.environ.get('PATH', os.defpath)}"}
+    if subprocess.run([tool, book], cwd=lab.checkout, env=env).returncode:
+        raise LabError("gathering the bundle failed (above); without it: up --no-bundle")
+
+
+def act(args: argparse.Namespace, command: list[str]) -> None:
+    if args.verb == "doctor":
+        check_host()
+        print("lab: nothing is missing")
+        return
+    check_host()
+    name = plan.check_name(args.name or plan.default_name(CHECKOUT))
+    if args.verb == "up":
+        count, rate = plan.check_count(args.nodes), plan.check_rate(args.rate)
+        lab = Lab(name, CHECKOUT, count, rate, args.release, args.bare)
+        if not (args.bare or args.no_bundle):
+            make_bundle(lab)
+        life.up(lab)
+        return
+    if args.verb == "down":
+        if not life.exists(name):
+            raise LabError(f"there is no lab {name}: nothing to end")
+        life.down(name)
+        return
+    on_lab(life.load(name), args, command)
+
+
+def on_lab(lab: Lab, args: argparse.Namespace, command: list[str]) -> None:
+    machine = lab.node(args.node) if getattr(args, "node", None) is not None else None
+    if args.verb == "exec":
+        if not command:
+            raise LabError("say what to run: python -m lab exec -- COMMAND ...")
+        control.execute(lab, args.place, command)
+    elif args.verb == "ssh":
+        control.execute(lab, "control", control.ssh(lab, machine, command))
+    elif args.verb == "status":
+        print(life.status(lab))
+    elif args.verb == "shape":
+        rate = plan.check_rate(args.rate)
+        for each in [machine] if machine else lab.nodes:
+            network.carry_out(network.shaping(lab, each, rate))
+    elif args.verb == "cut":
+        network.plug(lab, machine, False)
+    else:
+        {"kill": node.power_off, "freeze": node.freeze, "mend": node.mend}[args.verb](lab, machine)
+
+
+def main(argv: Sequence[str]) -> int:
+    ours, command = split_command(argv)
+    try:
+        act(parser().parse_args(ours), command)
+    except LabError as error:
+        print(f"lab: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("lab: interrupted; nothing was left behind", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

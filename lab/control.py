@@ -1,0 +1,65 @@
+"""Commands that run where the control machine, or a stranger in the same LAN, would stand."""
+
+import os
+import pwd
+from collections.abc import Sequence
+from pathlib import Path
+
+from lab import cgroup, disk
+from lab.plan import Lab, Node
+
+PLACES = ("control", "stranger")
+
+
+def entering(lab: Lab, place: str, command: Sequence[str]) -> list[str]:
+    """What to execute so that `command` runs at `place`; each part replaces the one before it."""
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    return [
+        "nsenter",
+        f"--net=/run/netns/{lab.netns(place)}",
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "--",
+        "sh",
+        str(Path(__file__).with_name("enter.sh")),
+        str(cgroup.of(lab.name, place)),
+        str(lab.state),
+        str(lab.state / f"{place}.ssh"),
+        str(home),
+        *command,
+    ]
+
+
+def environment(lab: Lab) -> dict[str, str]:
+    """The caller's, with the checkout's tools first, and without the caller's ssh agent."""
+    env = {key: value for key, value in os.environ.items() if key != "SSH_AUTH_SOCK"}
+    env["PATH"] = f"{lab.checkout / '.venv/bin'}:{env.get('PATH', os.defpath)}"
+    # Ansible finds its open connections by address, and all labs have the same addresses.
+    env["ANSIBLE_SSH_CONTROL_PATH_DIR"] = str(lab.state / "ansible")
+    return env
+
+
+def execute(lab: Lab, place: str, command: Sequence[str]) -> None:
+    """Replaces this process."""
+    (Path(pwd.getpwuid(os.getuid()).pw_dir) / ".ssh").mkdir(mode=0o700, exist_ok=True)
+    argv = entering(lab, place, command)
+    os.execvpe(argv[0], argv, environment(lab))  # noqa: S606
+
+
+def ssh(lab: Lab, node: Node, command_line: Sequence[str]) -> list[str]:
+    """The ssh command for a shell on `node`, whatever became of the control's ~/.ssh."""
+    options = {
+        "UserKnownHostsFile": lab.state / "known_hosts",
+        "GlobalKnownHostsFile": "/dev/null",
+        "ConnectTimeout": 10,
+        "LogLevel": "ERROR",
+    }
+    argv = ["ssh", "-F", "/dev/null"]
+    if lab.bare:
+        argv = ["sshpass", "-p", disk.PASSWORD, *argv]
+    else:
+        options |= {"IdentityFile": lab.state / "control.ssh/id_ed25519", "BatchMode": "yes"}
+    argv += [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+    return [*argv, f"{lab.user}@{node.address}", *command_line]

@@ -1,0 +1,117 @@
+"""What makes one node differ from another: the files that lie over the shared base."""
+
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from lab.plan import Lab, LabError, Node
+from lab.shell import run
+
+USER_ID = 1000
+PASSWORD = "lab"  # noqa: S105  # of the prepared-by-nobody desktop's user, in docs/lab.md
+HOST_KEY_TYPES = ("ed25519", "ecdsa")
+
+
+def files(lab: Lab, node: Node) -> dict[str, tuple[int, str]]:
+    """Path -> (mode, content) of what an installer would have written on this machine."""
+    sudo_rule = "ALL=(ALL:ALL) ALL" if lab.bare else "ALL=(ALL:ALL) NOPASSWD: ALL"
+    return {
+        "etc/hostname": (0o644, f"{node.name}\n"),
+        # As Debian's installer writes it: 127.0.1.1 for the own name is what roles must mend.
+        "etc/hosts": (0o644, f"127.0.0.1\tlocalhost\n127.0.1.1\t{node.name}\n::1\tlocalhost\n"),
+        "etc/machine-id": (0o444, f"{uuid.uuid4().hex}\n"),
+        "etc/systemd/network/10-lan.network": (
+            0o644,
+            f"[Match]\nName=eth0\n\n[Network]\nAddress={node.address}/24\nIPv6AcceptRA=no\n",
+        ),
+        f"etc/sudoers.d/{lab.user}": (0o440, f"{lab.user} {sudo_rule}\n"),
+    }
+
+
+def accounts(lab: Lab, base: dict[str, str]) -> dict[str, str]:
+    """The base's passwd, shadow and group files with the user of this lab added."""
+    user, group = lab.user, f"{lab.user}:x:{USER_ID}:\n"
+    password = password_hash() if lab.bare else "*"
+    home = f"/home/{user}"
+    return {
+        "passwd": base["passwd"] + f"{user}:x:{USER_ID}:{USER_ID}::{home}:/bin/bash\n",
+        "shadow": base["shadow"] + f"{user}:{password}:20000:0:99999:7:::\n",
+        "group": base["group"] + group,
+    }
+
+
+def password_hash() -> str:
+    return run(["openssl", "passwd", "-6", "-salt", "tandemlab", PASSWORD]).strip()
+
+
+def write(lab: Lab, node: Node, base: Path) -> None:
+    """Makes the disk of `node`: upper/ is what differs from the base."""
+    upper = node.disk / "upper"
+    for name in ("upper", "work", "root"):
+        (node.disk / name).mkdir(parents=True)
+    for path, (mode, content) in files(lab, node).items():
+        _write(upper / path, mode, content)
+    read = {name: (base / "etc" / name).read_text() for name in ("passwd", "shadow", "group")}
+    for name, content in accounts(lab, read).items():
+        _write(upper / "etc" / name, 0o640 if name == "shadow" else 0o644, content)
+        owner = (base / "etc" / name).stat()
+        os.chown(upper / "etc" / name, owner.st_uid, owner.st_gid)
+    _write_home(lab, upper, base)
+    _write_host_keys(upper / "etc/ssh")
+
+
+def _write(path: Path, mode: int, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    path.chmod(mode)
+
+
+def _write_home(lab: Lab, upper: Path, base: Path) -> None:
+    home = upper / "home" / lab.user
+    shutil.copytree(base / "etc/skel", home)
+    if not lab.bare:
+        public_key = (lab.state / "control.ssh/id_ed25519.pub").read_text()
+        (home / ".ssh").mkdir(mode=0o700)
+        _write(home / ".ssh/authorized_keys", 0o600, public_key)
+    for path in [home, *home.rglob("*")]:
+        os.chown(path, USER_ID, USER_ID)
+
+
+def _write_host_keys(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind in HOST_KEY_TYPES:
+        _keygen(kind, folder / f"ssh_host_{kind}_key", "root@lab")
+
+
+def _keygen(kind: str, path: Path, comment: str) -> None:
+    run(["ssh-keygen", "-q", "-t", kind, "-N", "", "-C", comment, "-f", str(path)])
+
+
+def known_hosts(lab: Lab) -> str:
+    """Lines for the host keys of all nodes, by address and by name."""
+    lines = []
+    for node in lab.nodes:
+        for kind in HOST_KEY_TYPES:
+            key = (node.disk / f"upper/etc/ssh/ssh_host_{kind}_key.pub").read_text()
+            lines.append(f"{node.address},{node.name} {' '.join(key.split()[:2])}\n")
+    return "".join(lines)
+
+
+def write_control_keys(lab: Lab) -> None:
+    """The folders that take the place of ~/.ssh on the control machine and on the stranger."""
+    for place in ("control", "stranger"):
+        (lab.state / f"{place}.ssh").mkdir(mode=0o700)
+    if not lab.bare:
+        _keygen("ed25519", lab.state / "control.ssh/id_ed25519", "control@lab")
+
+
+def remove(lab: str, disks: Path) -> None:
+    """Removes the disks of a lab, unless something is mounted there."""
+    folder = disks / lab
+    mounts = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+    busy = [point for point in mounts if Path(point).is_relative_to(folder)]
+    if busy:
+        raise LabError(f"{busy[0]} is mounted below {folder}: unmount it, then run down again")
+    if folder.exists():
+        shutil.rmtree(folder)

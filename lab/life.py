@@ -1,0 +1,106 @@
+"""A whole lab: up, down, status."""
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import time
+from pathlib import Path
+
+from lab import base, cgroup, disk, guard, network, node
+from lab.plan import DISKS, STATE, Lab, LabError
+
+
+def load(name: str) -> Lab:
+    try:
+        saved = json.loads((STATE / name / "lab.json").read_text())
+    except FileNotFoundError:
+        raise LabError(f"there is no lab {name}: python -m lab up") from None
+    return Lab(**{**saved, "checkout": Path(saved["checkout"])})
+
+
+def up(lab: Lab) -> None:
+    """Boots all nodes and returns when they answer ssh; nothing is left if it does not."""
+    STATE.mkdir(exist_ok=True)
+    try:
+        lab.state.mkdir(mode=0o700)
+    except FileExistsError:
+        raise LabError(f"lab {lab.name} is up already: python -m lab down") from None
+    guard.or_undo(lambda: _make(lab), lambda: down(lab.name))
+
+
+def _make(lab: Lab) -> None:
+    # Every process that `up` starts is in the lab's group from its birth, so `down` finds them all.
+    before = cgroup.own()
+    cgroup.join(cgroup.of(lab.name, "up"))
+    try:
+        _make_nodes(lab)
+    finally:
+        (before / "cgroup.procs").write_text("0")
+    cgroup.remove(cgroup.of(lab.name, "up"))
+
+
+def _make_nodes(lab: Lab) -> None:
+    start = time.monotonic()
+    root = base.ensure(lab.release, lab.name)
+    lab.envs.mkdir(parents=True, exist_ok=True)
+    for place in ("control", "stranger"):
+        cgroup.of(lab.name, place).mkdir(parents=True)
+    disk.write_control_keys(lab)
+    for machine in lab.nodes:
+        disk.write(lab, machine, root)
+    _write_control_files(lab)
+    network.carry_out(network.plan(lab))
+    for machine in lab.nodes:
+        node.boot(lab, machine)
+    node.wait_for_ssh(lab, lab.nodes)
+    saved = {**dataclasses.asdict(lab), "checkout": str(lab.checkout)}
+    (lab.state / "lab.json").write_text(json.dumps(saved))
+    print(f"lab {lab.name}: {lab.count} nodes answer ssh after {time.monotonic() - start:.1f} s")
+
+
+def _write_control_files(lab: Lab) -> None:
+    known = disk.known_hosts(lab)
+    (lab.state / "known_hosts").write_text(known)
+    if not lab.bare:
+        (lab.state / "control.ssh/known_hosts").write_text(known)
+    names = "".join(f"{machine.address}\t{machine.name}\n" for machine in lab.nodes)
+    (lab.state / "hosts").write_text(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n{names}")
+    for folder in ("cgroup", "ansible"):
+        (lab.state / folder).mkdir()
+
+
+def down(name: str) -> None:
+    """Ends a lab, also one that was made by half or whose nodes are frozen or dead."""
+    group = cgroup.of(name)
+    if cgroup.own().is_relative_to(group):
+        cgroup.join(cgroup.mount_point())
+    cgroup.kill(group)
+    for netns in network.namespaces_of(name):
+        network.remove(netns)
+    cgroup.remove(group)
+    disk.remove(name, DISKS)
+    base.remove_unfinished(name)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(STATE / name)
+    for shared in (STATE, DISKS, group.parent):
+        with contextlib.suppress(OSError):  # another lab is in it
+            shared.rmdir()
+
+
+def exists(name: str) -> bool:
+    return (STATE / name).exists() or bool(network.namespaces_of(name)) or cgroup.of(name).exists()
+
+
+def status(lab: Lab) -> str:
+    """A table, 80 columns."""
+    ports = network.ports(lab)
+    kind = "bare " if lab.bare else ""
+    head = f"lab {lab.name}: {lab.count} {kind}nodes, Debian {lab.release}"
+    rows = [("node", "address", "state", "ssh", "rate")]
+    for machine in lab.nodes:
+        plugged, rate = ports[machine.port]
+        answers = plugged and network.answers_ssh(lab, machine, timeout=0.5)
+        state, ssh = node.state(lab, machine, plugged, answers), "yes" if answers else "no"
+        rows.append((machine.name, machine.address, state, ssh, rate or "unshaped"))
+    return "\n".join([head, *("{:<8}{:<17}{:<14}{:<5}{}".format(*row) for row in rows)])

@@ -1,0 +1,105 @@
+"""Power of one node: boot, loss of power, freezing."""
+
+import subprocess
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from lab import base, cgroup, network
+from lab.plan import Lab, LabError, Node
+
+BOOT_SECONDS = 120
+
+
+def container(lab: Lab, node: Node) -> list[str]:
+    """The command that boots `node` in its namespace and root file system."""
+    # The first machine proves an environment and fills the cache; the others find it finished.
+    bind = "--bind" if node.index == 1 else "--bind-ro"
+    return [
+        "systemd-nspawn",
+        "--quiet",
+        "--boot",
+        "--settings=no",
+        "--register=no",
+        "--keep-unit",
+        "--console=pipe",
+        f"--directory={node.disk / 'root'}",
+        f"--machine={node.machine}",
+        f"--hostname={node.name}",
+        "--link-journal=no",
+        "--resolv-conf=off",
+        "--timezone=off",
+        f"--network-namespace-path=/run/netns/{node.netns}",
+        "--capability=all",
+        # File servers need both: mounts of their own, and handles that outlive an open file.
+        "--system-call-filter=@mount",
+        "--system-call-filter=open_by_handle_at",
+        f"{bind}={lab.envs}:/opt/tandem/envs",
+    ]
+
+
+def boot(lab: Lab, node: Node) -> None:
+    """Switches `node` on and returns at once."""
+    group = cgroup.of(lab.name, node.name)
+    group.mkdir(parents=True, exist_ok=True)
+    cgroup.freeze(group, False)
+    script = Path(__file__).with_name("boot.sh")
+    relative = str(group.relative_to(cgroup.mount_point()))
+    place = [relative, node.netns, str(node.disk), str(base.folder(lab.release))]
+    private = ["unshare", "--mount", "--propagation", "private", "--"]
+    with node.console.open("ab") as console:
+        subprocess.Popen(
+            [*private, "sh", str(script), *place, *container(lab, node)],
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=console,
+            start_new_session=True,
+        )
+
+
+def running(lab: Lab, node: Node) -> bool:
+    return cgroup.populated(cgroup.of(lab.name, node.name))
+
+
+def wait_for_ssh(lab: Lab, nodes: Iterable[Node]) -> None:
+    """Returns when all of `nodes` greet; LabError with the console's end where one does not."""
+    deadline = time.monotonic() + BOOT_SECONDS
+    for node in nodes:
+        while not network.answers_ssh(lab, node, timeout=1):
+            if time.monotonic() > deadline or not running(lab, node):
+                tail = node.console.read_text(errors="replace").splitlines()[-15:]
+                raise LabError("\n".join([f"{node.name} does not answer ssh; its console:", *tail]))
+            time.sleep(0.05)
+
+
+def power_off(lab: Lab, node: Node) -> None:
+    """Loss of power: silence first, then death, so that no peer gets a closing packet."""
+    network.plug(lab, node, False)
+    cgroup.kill(cgroup.of(lab.name, node.name))
+
+
+def freeze(lab: Lab, node: Node) -> None:
+    if not running(lab, node):
+        raise LabError(f"{node.name} is off: a machine without power cannot be frozen")
+    cgroup.freeze(cgroup.of(lab.name, node.name), True)
+
+
+def mend(lab: Lab, node: Node) -> None:
+    """Thaws, plugs in, and switches on what has no power, with the disk as it was left."""
+    group = cgroup.of(lab.name, node.name)
+    network.plug(lab, node, True)
+    if running(lab, node):
+        cgroup.freeze(group, False)
+    else:
+        boot(lab, node)
+        wait_for_ssh(lab, [node])
+
+
+def state(lab: Lab, node: Node, plugged: bool, answers: bool) -> str:
+    group = cgroup.of(lab.name, node.name)
+    if not cgroup.populated(group):
+        return "dead"
+    troubles = [
+        word for word, is_so in (("frozen", cgroup.frozen(group)), ("cut", not plugged)) if is_so
+    ]
+    return ", ".join(troubles) or ("running" if answers else "booting")

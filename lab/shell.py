@@ -1,0 +1,32 @@
+"""Running the tools of the host."""
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+from lab.plan import LabError
+
+TOOLS = (
+    "debootstrap",
+    "ip",
+    "nsenter",
+    "ssh",
+    "ssh-keygen",
+    "sshpass",
+    "systemd-nspawn",
+    "tc",
+    "unshare",
+)
+
+
+def missing_tools() -> list[str]:
+    return [tool for tool in TOOLS if shutil.which(tool) is None]
+
+
+def run(argv: Sequence[str], stdin: str = "") -> str:
+    """Standard output of `argv`; LabError with what it said where it fails."""
+    done = subprocess.run(argv, input=stdin, capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
+        raise LabError(f"{' '.join(argv)}: {said}")
+    return done.stdout
