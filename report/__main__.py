@@ -1,0 +1,97 @@
+"""python -m report RUN: makes summary.json, report.txt and report.html from a run's files and prints the text.
+
+python -m report plan: predicts the next run (report/plan.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from report.analysis import Analysis, analyse
+from report.page import render_page
+from report.plan import plan_main
+from report.records import ReportError
+from report.text import render_text
+
+
+def main(argv: list) -> int:
+    """0 when the report was made, 2 when the user has to put something right."""
+    try:
+        if argv[:1] == ["plan"]:
+            return plan_main(argv[1:])
+        return report_main(argv)
+    except ReportError as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
+
+
+def report_main(argv: list) -> int:
+    """Makes and prints one report."""
+    parser = argparse.ArgumentParser(prog="python -m report", description=__doc__.splitlines()[0])
+    parser.add_argument("run", help="a run directory, or its name under runs/ (latest)")
+    parser.add_argument("--json", action="store_true", help="print summary.json instead")
+    options = parser.parse_args(argv)
+    analysis = analyse(find_run(options.run))
+    text = render_text(analysis)
+    write_report(analysis, text)
+    if options.json:
+        print(summary_json(analysis), end="")
+    else:
+        print(embolden(text) if wants_colour() else text, end="")
+        print(f"\nReport: {analysis.run.folder / 'report.html'}")
+    return 0
+
+
+def find_run(name: str) -> Path:
+    """A path as it is given, else a name under runs/."""
+    path = Path(name)
+    return path if path.exists() or path.is_absolute() else under_runs(path)
+
+
+def under_runs(path: Path) -> Path:
+    """runs/<path> when that exists, else the path itself (for the error message)."""
+    named = Path("runs") / path
+    return named if named.exists() else path
+
+
+def write_report(analysis: Analysis, text: str) -> None:
+    """Writes the three files, each at once or not at all."""
+    write(analysis.run.folder / "summary.json", summary_json(analysis))
+    write(analysis.run.folder / "report.txt", text)
+    write(analysis.run.folder / "report.html", render_page(analysis))
+
+
+def summary_json(analysis: Analysis) -> str:
+    return json.dumps(analysis.summary, indent=1) + "\n"
+
+
+def write(path: Path, content: str) -> None:
+    """Replaces a file atomically. Raises ReportError when it cannot be written."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(content, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise ReportError(
+            f"Cannot write {path}: {error.strerror}. The report needs its folder writable."
+        ) from None
+
+
+def wants_colour() -> bool:
+    """Only a terminal gets escape codes, unless NO_COLOR (no-color.org) asks it not to."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def embolden(text: str) -> str:
+    """Section titles in bold."""
+    return "\n".join(
+        f"\033[1m{line}\033[0m" if line[:1].isalpha() else line for line in text.split("\n")
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""Where the wall time went: each second of each rank in one category, and what is not accounted for as a gap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from report.records import CATEGORIES, RankRecord, Run, dicts, number
+
+
+@dataclass(frozen=True)
+class RankTime:
+    """One rank in one attempt. `seconds` has all categories; `gap` is what the wall time has beyond them."""
+
+    attempt: int
+    host: str
+    rank: int
+    seconds: dict
+    wall: float
+
+    @property
+    def gap(self) -> float:
+        return self.wall - sum(self.seconds.values())
+
+
+@dataclass(frozen=True)
+class Accounting:
+    """`seconds`: mean over the ranks of an attempt, summed over attempts. `wall` is summed over attempts."""
+
+    ranks: list
+    seconds: dict
+    wall: float
+
+    @property
+    def gap(self) -> float:
+        """Wall time that no category explains; negative when the categories say more than the clock."""
+        return self.wall - sum(self.seconds.values())
+
+
+def account(run: Run) -> Accounting:
+    """Adds up the run. Attempts in which no rank left a line are wall time without categories: a gap."""
+    seconds = dict.fromkeys(CATEGORIES, 0.0)
+    ranks, wall = [], 0.0
+    for attempt in attempt_numbers(run):
+        records = [record for record in run.ranks if record.attempt == attempt]
+        attempt_wall = wall_seconds(run, attempt, records)
+        wall += attempt_wall
+        found = [
+            RankTime(attempt, record.host, record.rank, rank_seconds(run, record), attempt_wall)
+            for record in records
+        ]
+        found += unstarted(run, attempt, {time.rank for time in found}, attempt_wall)
+        for time in found:
+            for category in CATEGORIES:
+                seconds[category] += time.seconds[category] / len(found)
+        ranks += found
+    return Accounting(ranks, seconds, wall)
+
+
+def attempt_numbers(run: Run) -> list:
+    """The attempts that any file speaks of."""
+    numbers = {entry.get("attempt", 1) for entry in run.attempts}
+    numbers |= {record.attempt for record in run.ranks} | {attempt for _, attempt in run.exits}
+    return sorted(number for number in numbers if isinstance(number, int))
+
+
+def wall_seconds(run: Run, attempt: int, records: list) -> float:
+    """From the first start to the last exit: the launcher's clock, else a guard's, else a rank's."""
+    for entry in run.attempts:
+        if entry.get("attempt", 1) == attempt and number(entry.get("wall_seconds")) is not None:
+            return float(entry["wall_seconds"])
+    guards = [span(entry) for (_, which), entry in run.exits.items() if which == attempt]
+    guards = [seconds for seconds in guards if seconds is not None]
+    if guards:
+        return max(guards)
+    return max((sum(rank_seconds(run, record).values()) for record in records), default=0.0)
+
+
+def span(entry: dict) -> float | None:
+    """Seconds from a guard's start to its end."""
+    start, end = number(entry.get("mono_start")), number(entry.get("mono_end"))
+    return None if start is None or end is None else max(0.0, end - start)
+
+
+def rank_seconds(run: Run, record: RankRecord) -> dict:
+    """All categories of one rank in one attempt.
+
+    `start_stop` is read from clocks of the rank's own machine: guard's start to loop's begin, and loop's end to guard's
+    exit. A rank that died leaves no end: the time from its last line to the guard's exit is nobody's, hence a gap.
+    """
+    seconds = {category: record.seconds.get(category, 0.0) for category in CATEGORIES}
+    began, loop = number(record.start.get("mono_process")), number(record.start.get("mono"))
+    if began is not None and loop is not None:
+        seconds["start_stop"] += max(0.0, loop - began)
+    ended = number(record.end.get("mono"))
+    left = number(run.exits.get((record.host, record.attempt), {}).get("mono_end"))
+    if ended is not None and left is not None:
+        seconds["start_stop"] += max(0.0, left - ended)
+    return seconds
+
+
+def unstarted(run: Run, attempt: int, known: set, wall: float) -> list:
+    """Ranks that never reached the training loop: all that their guard saw was starting and stopping."""
+    found = []
+    for (host, which), entry in sorted(run.exits.items(), key=str):
+        seconds = span(entry)
+        if which != attempt or seconds is None:
+            continue
+        for rank in ranks_of(run, host, entry):
+            if rank not in known:
+                times = dict.fromkeys(CATEGORIES, 0.0) | {"start_stop": seconds}
+                found.append(RankTime(attempt, host, rank, times, wall))
+    return found
+
+
+def ranks_of(run: Run, host: str, entry: dict) -> list:
+    """The ranks a node had in an attempt: by its guard, else by the plan."""
+    workers = entry.get("workers")
+    if isinstance(workers, dict) and workers:
+        return sorted(int(rank) for rank in workers if str(rank).isdigit())
+    for node in dicts(run.plan.get("nodes")):
+        if node.get("host") == host and isinstance(node.get("ranks"), list):
+            return [rank for rank in node["ranks"] if isinstance(rank, int)]
+    return []

@@ -1,0 +1,163 @@
+"""What to change, and what the measured step says it would give. Formulas: formulas.py and docs/report.md.
+
+Every prediction takes the measured step and replaces only the part that the change touches. None is made for what the run
+did not measure.
+"""
+
+from __future__ import annotations
+
+from report import formulas
+from report.bottleneck import WAIT, parts
+from report.measure import Step, slowest
+
+# Predicted gains below this are within the noise of a measurement.
+WORTH = 1.03
+# One core decodes 660 images/s of 500x375 JPEG and 1018/s of a copy with a short side of 256 (docs/report.md).
+SMALL_COPY_DECODES = 1018 / 660
+# The same copy has 27 KB an image instead of 65 KB.
+SMALL_COPY_READS = 65 / 27
+LINKS = ((2500, "2.5 Gbit/s"), (10000, "10 Gbit/s"))
+
+
+def advise(step: Step | None, cause: str, image_size: float | None) -> list:
+    """List of {change, predicted_images_per_second}, the best first; empty when nothing measured promises a gain."""
+    if step is None or step.seconds <= 0:
+        return []
+    found = []
+    if step.world > 1:
+        found += network_advice(step) + fewer_nodes(step) + straggler_advice(step)
+    found += data_advice(step, cause, image_size) + checkpoint_advice(step)
+    now = step.images_per_second
+    return sorted(
+        (
+            {"change": change, "predicted_images_per_second": round(predicted, 1)}
+            for change, predicted, base in found
+            if predicted > (base or now) * WORTH
+        ),
+        key=lambda item: -item["predicted_images_per_second"],
+    )
+
+
+def network_advice(step: Step) -> list:
+    """Half the bytes, a faster link, a larger batch between two exchanges."""
+    if step.network <= 0 or not step.gradient_bytes:
+        return []
+    found = []
+    rest = step.seconds - step.network
+    if step.rate:
+        if step.sync not in formulas.HALVED:
+            found.append(
+                (
+                    "SYNC=bf16: gradients in two bytes instead of four",
+                    step.images / (rest + wait(step, "bf16", step.rate)),
+                    None,
+                )
+            )
+        for mbit, name in LINKS if not step.shared_machine else ():
+            rate = formulas.goodput(mbit)
+            if rate > 1.5 * step.rate:
+                found.append(
+                    (
+                        f"network cards and switch of {name}",
+                        step.images / (rest + wait(step, step.sync, rate)),
+                        None,
+                    )
+                )
+    twice = 2 * step.work + 2 * step.peers + step.network
+    found.append(
+        (
+            "twice the BATCH per node (--accumulate 2 if memory is short): half as many exchanges",
+            2 * step.images / twice,
+            None,
+        )
+    )
+    return found
+
+
+def wait(step: Step, sync: str, rate: float) -> float:
+    """Predicted exposed seconds of this step's gradients with another sync or rate."""
+    return formulas.sync_wait(sync, step.world, step.gradient_bytes, rate, step.backward)
+
+
+def fewer_nodes(step: Step) -> list:
+    """Each number of nodes below this one that would be faster, the best only."""
+    if step.shared_machine or not step.rate or not step.gradient_bytes:
+        return []
+    best = max(((nodes_rate(step, nodes), nodes) for nodes in range(1, step.nodes)), default=None)
+    if best is None:
+        return []
+    predicted, nodes = best
+    name = "one machine alone" if nodes == 1 else f"{nodes} machines"
+    return [(f"NODES={nodes}: {name} instead of {step.nodes}", predicted, None)]
+
+
+def nodes_rate(step: Step, nodes: int) -> float:
+    """Images per second of `nodes` of these machines with the same batch per node."""
+    world = max(1, round(step.world * nodes / step.nodes))
+    waited = 0.0
+    if nodes > 1:
+        waited = formulas.sync_wait(step.sync, world, step.gradient_bytes, step.rate, step.backward)
+    return step.images * world / step.world / (step.work + waited)
+
+
+def straggler_advice(step: Step) -> list:
+    """Leaving out the machine that the others wait for."""
+    last, others = slowest(step)
+    if step.nodes < 3 or step.shared_machine or last.own < (1 + WAIT) * others:
+        return []
+    kept = step.world - sum(rank.host == last.host for rank in step.ranks)
+    if kept <= 0:
+        return []
+    own = max(rank.own for rank in step.ranks if rank.host != last.host)
+    predicted = step.images * kept / step.world / (own + step.network)
+    return [(f"train without {last.host}, or repair it", predicted, None)]
+
+
+def data_advice(step: Step, cause: str, image_size: float | None) -> list:
+    """Smaller copies of large images; images on each node's own disk."""
+    if not cause.startswith("data"):
+        return []
+    found = []
+    if image_size and image_size >= 128:
+        factor = SMALL_COPY_DECODES if cause == "data_decode" else SMALL_COPY_READS
+        seconds = formulas.faster_loading(step.seconds, step.data, factor)
+        found.append(
+            (
+                "copy the images once with a short side of 256 pixels (they are taken to be 500x375 now)",
+                step.images / seconds,
+                None,
+            )
+        )
+    if cause == "data_decode":
+        seconds = formulas.faster_loading(step.seconds, step.data, 2)
+        found.append(
+            (
+                "twice the loader processes (--workers), if that many cores are idle",
+                step.images / seconds,
+                None,
+            )
+        )
+    if cause == "data_share":
+        found.append(
+            (
+                "images on each machine's own disk instead of the share, if that disk keeps up",
+                step.images / (step.seconds - step.data),
+                None,
+            )
+        )
+    return found
+
+
+def checkpoint_advice(step: Step) -> list:
+    """Saving half as often. Compared with images per second that count the time for saving."""
+    if parts(step)["checkpoint"] < 0.1:
+        return []
+    now = step.images / (step.seconds + step.checkpoint)
+    predicted = step.images / (step.seconds + step.checkpoint / 2)
+    return [
+        (
+            f"save half as often (--checkpoint_every; now {now:.1f} images/s with saving counted)",
+            predicted,
+            now,
+        )
+    ]

@@ -1,0 +1,208 @@
+"""All that is known about a run, put together once; summary.json, the text and the page only show it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from report.accounting import Accounting, account, attempt_numbers
+from report.advice import advise
+from report.bottleneck import bottleneck
+from report.disk import disk_use, share_use
+from report.gpu import gpu_use
+from report.measure import Step, longest_attempt, measure_step
+from report.network import network_use
+from report.progress import hundred_epochs, images_per_second, learning_curve, time_line
+from report.records import Run, dicts, number, read_run
+from report.verdict import Verdict, headline_of, verdict
+
+LAST_LINES = 12
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """One run, understood. `summary` is the content of summary.json."""
+
+    run: Run
+    summary: dict
+    start: dict  # the first start line of the longest attempt, {} without one
+    accounting: Accounting
+    step: Step | None
+    verdict: Verdict
+    failure: str | None  # the sentence before the verdict when the run did not finish
+    disks: list
+    shares: list
+    networks: list
+    gpus: list
+    curve: list
+    line: list
+    hundred_epochs: float | None
+    notes: list  # what is missing, in sentences
+
+
+def analyse(folder: Path) -> Analysis:
+    """Reads and understands a run directory. Raises ReportError when it is none."""
+    run = read_run(folder)
+    networks, disks, shares = network_use(run), disk_use(run), share_use(run)
+    step = measure_step(run, networks)
+    cause = bottleneck(step, of_attempt(step, disks), of_attempt(step, shares))
+    records = longest_attempt(run.ranks) or run.ranks
+    start = next((record.start for record in records if record.start), {})
+    accounting = account(run)
+    summary = summarise(run, accounting, step, start)
+    summary["bottleneck"] = cause
+    summary["advice"] = advise(step, cause, number(start.get("image_size")))
+    summary["predicted"] = run.plan.get("predicted")
+    gpus = gpu_use(run)
+    return Analysis(
+        run=run,
+        summary=summary,
+        start=start,
+        accounting=accounting,
+        step=step,
+        verdict=verdict(cause, step, of_attempt(step, disks), of_attempt(step, shares)),
+        failure=headline_of(summary["status"], summary["first_cause"], summary["nodes"]),
+        disks=disks,
+        shares=shares,
+        networks=networks,
+        gpus=gpus,
+        curve=learning_curve(run),
+        line=time_line(run),
+        hundred_epochs=hundred_epochs(run, accounting),
+        notes=missing_notes(run, disks, networks, gpus),
+    )
+
+
+def of_attempt(step: Step | None, uses: list) -> list:
+    """The uses during the attempt that the step was measured in."""
+    return [use for use in uses if step and use.attempt == step.attempt]
+
+
+def summarise(run: Run, accounting: Accounting, step: Step | None, start: dict) -> dict:
+    """summary.json without the conclusions (bottleneck, advice, predicted)."""
+    curve = learning_curve(run)
+    scores = [epoch.top1 for epoch in curve if epoch.top1 is not None]
+    steps = max((max(r.steps.step) for r in run.ranks if len(r.steps)), default=0)
+    per_epoch = number(start.get("steps_per_epoch"))
+    speed = images_per_second(run)
+    hosts = last_hosts(run)
+    sent = step.bytes_sent if step else None
+    return {
+        "status": status_of(run),
+        "nodes": len(hosts),
+        "world_size": world_size(run),
+        "attempts": attempts_of(run),
+        "first_cause": first_cause(run),
+        "best_top1": max(scores, default=None),
+        "final_top1": scores[-1] if scores else None,
+        "epochs": int(steps // per_epoch) if per_epoch else len(curve),
+        "steps": steps,
+        "images_per_second": None if speed is None else round(speed, 2),
+        "wall_seconds": round(accounting.wall, 3),
+        "seconds": {name: round(value, 4) for name, value in accounting.seconds.items()},
+        "bytes_sent_per_step": None if sent is None else round(sent),
+        "sync": start.get("sync") or run.plan.get("sync"),
+    }
+
+
+def status_of(run: Run) -> str:
+    """The launcher's word; without it (a run started by hand) what the ranks' last lines say."""
+    if run.status in ("finished", "failed", "stopped", "running"):
+        return run.status
+    newest = max((record.attempt for record in run.ranks), default=None)
+    said = {record.end.get("status") for record in run.ranks if record.attempt == newest}
+    for status in ("finished", "stopped"):
+        if said == {status}:
+            return status
+    return "failed"
+
+
+def last_hosts(run: Run) -> list:
+    """The machines of the last attempt."""
+    if run.attempts and isinstance(run.attempts[-1].get("nodes"), list):
+        return run.attempts[-1]["nodes"]
+    newest = max((record.attempt for record in run.ranks), default=None)
+    return sorted({r.host for r in run.ranks if r.attempt == newest}) or run.hosts
+
+
+def world_size(run: Run) -> int:
+    """Ranks of the last attempt."""
+    for entry in (*reversed(run.attempts), run.plan, *(r.start for r in reversed(run.ranks))):
+        if number(entry.get("world_size")):
+            return int(entry["world_size"])
+    return len({record.rank for record in run.ranks})
+
+
+def attempts_of(run: Run) -> list:
+    """`nodes`, `reason`, `status` and `wall_seconds` of each attempt."""
+    if run.attempts:
+        keys = ("nodes", "reason", "status", "wall_seconds", "resumed_samples", "first_cause")
+        return [{key: entry.get(key) for key in keys} for entry in run.attempts]
+    return [
+        {
+            "nodes": sorted({r.host for r in run.ranks if r.attempt == attempt}),
+            "reason": "started by hand",
+        }
+        for attempt in attempt_numbers(run)
+    ]
+
+
+def first_cause(run: Run) -> dict | None:
+    """What ended the last attempt that has a cause; for a run without a launcher, the first rank that failed."""
+    if status_of(run) in ("finished", "running"):
+        return None
+    causes = dicts([entry.get("first_cause") for entry in run.attempts])
+    if causes:
+        cause = dict(causes[-1])
+        if not cause.get("last_lines"):
+            cause["last_lines"] = log_tail(run, cause.get("host"), cause.get("rank"))
+        return cause
+    for record in run.ranks:
+        if record.end.get("status") == "failed":
+            lines = log_tail(run, record.host, record.rank)
+            return {"host": record.host, "rank": record.rank, "message": None, "last_lines": lines}
+    return None
+
+
+def log_tail(run: Run, host, rank) -> list:
+    """The last lines of a rank's log; [] where there is none."""
+    path = run.folder / "nodes" / str(host) / f"rank{rank}.log"
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
+            return file.read().decode(errors="replace").splitlines()[-LAST_LINES:]
+    except OSError:
+        return []
+
+
+def missing_notes(run: Run, disks: list, networks: list, gpus: list) -> list:
+    """What the report could not see, in sentences."""
+    notes = list(run.missing)
+    hosts = run.hosts
+    world = world_size(run)
+    for attempt in attempt_numbers(run):
+        present = {record.rank for record in run.ranks if record.attempt == attempt}
+        entry = next((e for e in run.attempts if e.get("attempt", 1) == attempt), {})
+        wanted = int(number(entry.get("world_size")) or world)
+        if present and len(present) < wanted:
+            lost = sorted(set(range(wanted)) - present)
+            notes.append(
+                f"Attempt {attempt}: no timings of rank {', '.join(map(str, lost))}; "
+                "the means are over the others."
+            )
+    for name, seen in (
+        ("disks (iostat.json)", {use.host for use in disks} | set(run.iostat)),
+        ("network card (net.jsonl)", {use.host for use in networks}),
+    ):
+        lost = [host for host in hosts if host not in seen]
+        if lost:
+            notes.append(f"No record of the {name} on {', '.join(lost)}.")
+    if not gpus and str(run_device(run)).startswith(("NVIDIA", "cuda", "Tesla", "GeForce")):
+        notes.append("No record of the GPUs: nvidia-smi was not found.")
+    return notes
+
+
+def run_device(run: Run) -> str:
+    """The device that the ranks computed on, as torch names it."""
+    return next((r.start["device"] for r in run.ranks if r.start.get("device")), "")

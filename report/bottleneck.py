@@ -1,0 +1,65 @@
+"""Which part of training holds it up: rules over the measured step, and nothing else.
+
+GPU utilisation is no evidence: it reads 100 % while NCCL waits.
+"""
+
+from __future__ import annotations
+
+from report.measure import Step
+
+# A wait is the bottleneck from a quarter of training time: without it the run would be at least a third faster.
+WAIT = 0.25
+# Computing is called the bottleneck when it takes at least half.
+WORK = 0.5
+# A disk that has requests outstanding this share of the time is what a waiting loader waits for.
+DISK_BUSY = 60.0
+# A share that moves less than this (MB/s) is not what images come from.
+SHARE_READS = 0.5
+
+
+def parts(step: Step) -> dict:
+    """The share of training time (steps and saving) of each possible bottleneck; `other` makes up the rest."""
+    total = step.seconds + step.checkpoint
+    seconds = {
+        "data": step.data,
+        "h2d": step.h2d,
+        "compute": step.compute,
+        "network": step.network,
+        "straggler": step.peers,
+        "checkpoint": step.checkpoint,
+    }
+    return {name: value / total if total > 0 else 0.0 for name, value in seconds.items()}
+
+
+def bottleneck(step: Step | None, disks: list, shares: list) -> str:
+    """One of data_disk, data_share, data_decode, h2d, compute, network, straggler, checkpoint, none.
+
+    The largest wait when it takes a quarter of training time; else `compute` when that takes half; else `none`: no
+    step was measured, or the time is spread over several causes.
+    """
+    if step is None:
+        return "none"
+    share = parts(step)
+    compute = share.pop("compute")
+    largest = max(share, key=share.get)
+    if share[largest] >= WAIT:
+        return data_cause(disks, shares) if largest == "data" else largest
+    return "compute" if compute >= WORK else "none"
+
+
+def data_cause(disks: list, shares: list) -> str:
+    """Why the loader is late: the share the images come from, a busy disk, else the processors that decode."""
+    disk = data_disk(disks)
+    read = disk.read if disk else 0.0
+    if any(use.read >= SHARE_READS and use.read > read for use in shares):
+        return "data_share"
+    if disk and disk.util >= DISK_BUSY:
+        return "data_disk"
+    return "data_decode"
+
+
+def data_disk(disks: list):
+    """The busiest disk among those known to hold the data; where that is unknown, the busiest of those read from."""
+    known = [use for use in disks if use.holds_data]
+    read = [use for use in disks if use.holds_data is None and use.read > 0]
+    return max(known or read, key=lambda use: use.util, default=None)

@@ -1,0 +1,198 @@
+"""One training step as it was measured: the figures that verdict and predictions rest on."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from report import formulas
+from report.records import RankRecord, Run, number
+
+OWN_WORK = ("data", "h2d", "forward", "backward", "optimizer", "other")
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """Mean seconds per step of one rank, by category."""
+
+    host: str
+    rank: int
+    seconds: dict
+
+    @property
+    def own(self) -> float:
+        """What the rank itself needs for a step, waiting for peers excluded."""
+        return sum(self.seconds.get(category, 0.0) for category in OWN_WORK)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The mean step of the run's longest attempt, in seconds, over its ranks.
+
+    The first step of the attempt is left out: it also warms up the device, the loader and DDP's buckets.
+    `network` is what even the last rank to arrive waited for (the least wait among the ranks, step by step); `peers` is
+    what the others waited for that rank beyond it. Their sum is the mean of `sync_exposed`.
+    """
+
+    attempt: int
+    nodes: int
+    world: int
+    steps: int
+    images: float  # per step, all ranks
+    gradient_bytes: float
+    sync: str
+    data: float
+    h2d: float
+    forward: float
+    backward: float
+    optimizer: float
+    other: float
+    network: float
+    peers: float
+    checkpoint: float  # seconds of saving per step
+    bytes_sent: float | None  # per node
+    link_mbit: float | None
+    rate: float | None  # bytes per second that the gradients really got
+    shared_machine: bool  # all nodes are one machine: no cable between them
+    ranks: tuple
+
+    @property
+    def compute(self) -> float:
+        return self.forward + self.backward + self.optimizer
+
+    @property
+    def work(self) -> float:
+        """A step without any waiting for other ranks."""
+        return self.data + self.h2d + self.compute + self.other
+
+    @property
+    def seconds(self) -> float:
+        return self.work + self.network + self.peers
+
+    @property
+    def images_per_second(self) -> float:
+        return self.images / self.seconds
+
+
+def measure_step(run: Run, networks: list) -> Step | None:
+    """None where no rank finished two steps."""
+    records = longest_attempt(run.ranks)
+    if not records:
+        return None
+    ranks = tuple(RankWork(record.host, record.rank, steady_seconds(record)) for record in records)
+    mean = {
+        category: statistics.fmean(rank.seconds.get(category, 0.0) for rank in ranks)
+        for category in (*OWN_WORK, "sync_exposed")
+    }
+    start = records[0].start
+    hosts = {record.host for record in records}
+    world = int(number(start.get("world_size")) or len(records))
+    gradient_bytes = float(number(start.get("gradient_bytes")) or 0.0)
+    network = min(least_wait(records), mean["sync_exposed"])
+    used = [use for use in networks if use.host in hosts and use.attempt == records[0].attempt]
+    sent = mean_or_none([use.sent_per_step for use in used])
+    link = min((use.speed_mbit for use in used if use.speed_mbit), default=None)
+    sync = start.get("sync")
+    sync = sync if isinstance(sync, str) else "allreduce"
+    if sent is None and world > 1 and gradient_bytes:
+        moved = formulas.bytes_per_step(sync, world, gradient_bytes)
+    else:
+        moved = sent
+    return Step(
+        attempt=records[0].attempt,
+        nodes=len(hosts),
+        world=world,
+        steps=max(len(record.steps) for record in records),
+        images=images_per_step(records, world),
+        gradient_bytes=gradient_bytes,
+        sync=sync,
+        data=mean["data"],
+        h2d=mean["h2d"],
+        forward=mean["forward"],
+        backward=mean["backward"],
+        optimizer=mean["optimizer"],
+        other=mean["other"],
+        network=network,
+        peers=mean["sync_exposed"] - network,
+        checkpoint=statistics.fmean(
+            record.seconds.get("checkpoint", 0.0) / len(record.steps) for record in records
+        ),
+        bytes_sent=sent,
+        link_mbit=link,
+        rate=real_rate(moved, network, mean["backward"], gradient_bytes, link, used),
+        shared_machine=len(hosts) > 1 and all(use.shared_by > 1 for use in used) and bool(used),
+        ranks=ranks,
+    )
+
+
+def longest_attempt(records: list) -> list:
+    """The records with at least two steps of the attempt that spent most time in steps."""
+    seconds: dict = {}
+    for record in records:
+        if len(record.steps) > 1:
+            spent = sum(record.step_seconds.values())
+            seconds[record.attempt] = max(seconds.get(record.attempt, 0.0), spent)
+    if not seconds:
+        return []
+    longest = max(seconds, key=seconds.get)
+    return [r for r in records if r.attempt == longest and len(r.steps) > 1]
+
+
+def steady_seconds(record: RankRecord) -> dict:
+    """Mean seconds per step by category, the first step left out."""
+    count = len(record.steps) - 1
+    return {
+        category: (total - record.first_step.get(category, 0.0)) / count
+        for category, total in record.step_seconds.items()
+    }
+
+
+def least_wait(records: list) -> float:
+    """Mean over the steps of the least `sync_exposed` among the ranks, the first step left out."""
+    least: dict = {}
+    for record in records:
+        columns = record.steps
+        for index in range(1, len(columns)):
+            step, wait = columns.step[index], columns.sync[index]
+            if wait < least.get(step, float("inf")):
+                least[step] = wait
+    return statistics.fmean(least.values()) if least else 0.0
+
+
+def images_per_step(records: list, world: int) -> float:
+    """Images of all ranks in a mean step; ranks whose file is missing count as the mean of the others."""
+    return world * statistics.fmean(sum(r.steps.samples) / len(r.steps) for r in records)
+
+
+def real_rate(
+    moved: float | None,
+    waited: float,
+    backward: float,
+    gradient_bytes: float,
+    link_mbit: float | None,
+    used: list,
+) -> float | None:
+    """Bytes per second that the gradients got, from what a step waited for them (formulas.transfer_of).
+
+    Never more than the card can do, never less than was seen going out within one second.
+    """
+    if not moved or waited <= 0 or not gradient_bytes:
+        return None
+    rate = moved / formulas.transfer_of(waited, backward, gradient_bytes)
+    if link_mbit:
+        rate = min(rate, formulas.line_rate(link_mbit))
+    seen = [use.peak_sent for use in used if use.shared_by == 1]
+    return max([rate, *seen])
+
+
+def mean_or_none(values: list) -> float | None:
+    """Mean of the values that are not None."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def slowest(step: Step) -> tuple:
+    """The rank with the most own work per step, and the median of the other ranks' own work."""
+    last = max(step.ranks, key=lambda rank: rank.own)
+    others = [rank.own for rank in step.ranks if rank is not last]
+    return last, statistics.median(others) if others else last.own

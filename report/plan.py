@@ -1,0 +1,246 @@
+"""Predicts the next run: images per second for 1..N nodes and each way of summing gradients.
+
+It starts from the measured step of an earlier run of the same model, with any number of nodes, and changes only what
+waits for the network (formulas.py). What was not measured is not predicted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from report import formulas
+from report.measure import Step, measure_step
+from report.network import network_use
+from report.progress import learning_curve
+from report.records import ReportError, number, read_run
+from report.text import table, wrap
+from report.units import count, link, seconds, size, three_digits
+
+DEFAULT_LINK = 1000.0  # Mbit/s: what the cards of ordinary PCs do
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What was measured: the run's name, its mean step, and what an epoch is."""
+
+    run: str
+    model: str
+    image_size: int | None
+    step: Step
+    train_images: int | None
+    evaluate_seconds: float  # per epoch
+
+
+@dataclass(frozen=True)
+class Row:
+    """One prediction. `bytes_sent` is per node and step; seconds are per step but for `hundred_epochs`."""
+
+    nodes: int
+    sync: str
+    bytes_sent: float
+    step_seconds: float
+    images_per_second: float
+    hundred_epochs: float | None
+
+
+def plan_main(argv: list) -> int:
+    """Prints the table and writes runs/plan-<model>-<N>n.json."""
+    parser = argparse.ArgumentParser(
+        prog="python -m report plan", description="Predicts the next run before it is started."
+    )
+    parser.add_argument("--nodes", type=int, default=4, help="up to how many machines (4)")
+    parser.add_argument("--model", default="resnet50", help="as in make train (resnet50)")
+    parser.add_argument("--image-size", type=int, help="only from a run at this size")
+    parser.add_argument(
+        "--link", help="speed of the network, like 1gbit or 2.5gbit (as measured, else 1gbit)"
+    )
+    parser.add_argument("--sync", default="allreduce", choices=formulas.SYNCS, help="for the file")
+    parser.add_argument("--run", type=Path, help="the run to start from (the newest of that model)")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs are (runs)")
+    options = parser.parse_args(argv)
+    if options.nodes < 1:
+        raise ReportError(f"--nodes {options.nodes}: must be at least 1.")
+    mbit = parse_link(options.link) if options.link else None
+    basis = find_basis(options)
+    rate = formulas.goodput(mbit) if mbit else basis.step.rate or formulas.goodput(DEFAULT_LINK)
+    rows = predict(basis, options.nodes, rate)
+    path = options.runs / f"plan-{options.model}-{options.nodes}n.json"
+    write_plan(path, options, basis, rate, rows)
+    print("\n".join(render(basis, rate, mbit, rows, options.nodes)))
+    print(f"\nWritten to {path}: the next such run's report compares itself with it.")
+    return 0
+
+
+def parse_link(text: str) -> float:
+    """`1gbit`, `2.5gbit`, `100mbit` in Mbit/s."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(g|m)(?:bit)?(?:/s)?", text.strip().lower())
+    if not match or float(match.group(1)) <= 0:
+        raise ReportError(f"--link {text}: write a speed like 1gbit, 2.5gbit or 100mbit.")
+    return float(match.group(1)) * (1000 if match.group(2) == "g" else 1)
+
+
+def find_basis(options: argparse.Namespace) -> Basis:
+    """The given run, else the newest of the model that measured a step."""
+    if options.run:
+        basis = read_basis(options.run)
+        if basis is None:
+            raise ReportError(f"{options.run} has no measured step: choose a run that trained.")
+        return basis
+    pattern = re.compile(rf"\d{{8}}T\d{{6}}Z-{re.escape(options.model)}-\d+n")
+    folders = sorted(options.runs.iterdir(), reverse=True) if options.runs.is_dir() else []
+    for folder in folders:
+        if pattern.fullmatch(folder.name) and folder.is_dir():
+            basis = read_basis(folder)
+            if basis and options.image_size in (None, basis.image_size):
+                return basis
+    at = f" at {options.image_size} pixels" if options.image_size else ""
+    raise ReportError(
+        f"No run of {options.model}{at} was measured yet, and a prediction needs its computing time: "
+        f"run `make train NODES=1 MODEL={options.model} EPOCHS=1`, then `make plan` again."
+    )
+
+
+def read_basis(folder: Path) -> Basis | None:
+    """None when the run has no measured step or its gradients' size is unknown."""
+    run = read_run(folder)
+    step = measure_step(run, network_use(run))
+    if step is None or not step.gradient_bytes:
+        return None
+    records = [r for r in run.ranks if r.attempt == step.attempt]
+    start = next((record.start for record in records if record.start), {})
+    images = number(start.get("train_images"))
+    size_ = number(start.get("image_size"))
+    evaluated = max(1, len(learning_curve(run)))
+    spent = sum(record.seconds.get("evaluate", 0.0) for record in records) / len(records)
+    return Basis(
+        run=folder.resolve().name,
+        model=str(start.get("model", "unknown")),
+        image_size=int(size_) if size_ else None,
+        step=step,
+        train_images=int(images) if images else None,
+        evaluate_seconds=spent / evaluated,
+    )
+
+
+def predict(basis: Basis, nodes: int, rate: float) -> list:
+    """A Row for each number of nodes up to `nodes` and each sync; one node needs no sync.
+
+    Batch per node, loading and computing stay as measured; waiting for the network is formulas.sync_wait; waiting for
+    slower peers is not predicted.
+    """
+    rows = []
+    for n in range(1, nodes + 1):
+        for sync in formulas.SYNCS if n > 1 else formulas.SYNCS[:1]:
+            rows.append(predict_row(basis, n, sync, rate))
+    return rows
+
+
+def predict_row(basis: Basis, nodes: int, sync: str, rate: float) -> Row:
+    """One prediction."""
+    step = basis.step
+    ranks_per_node = max(1, round(step.world / step.nodes))
+    world = nodes * ranks_per_node
+    waited = sent = 0.0
+    if nodes > 1:
+        waited = formulas.sync_wait(sync, world, step.gradient_bytes, rate, step.backward)
+        sent = formulas.bytes_per_step(sync, world, step.gradient_bytes)
+    spent = step.work + waited
+    speed = step.images * nodes / step.nodes / spent
+    epochs = None
+    if basis.train_images:
+        epochs = 100 * (basis.train_images / speed + basis.evaluate_seconds * step.nodes / nodes)
+    return Row(nodes, sync, sent, spent, speed, epochs)
+
+
+def best(rows: list) -> Row:
+    """The fastest; of equal ones the one with fewer machines."""
+    return max(rows, key=lambda row: (row.images_per_second, -row.nodes))
+
+
+def write_plan(path: Path, options, basis: Basis, rate: float, rows: list) -> None:
+    """`images_per_second` is that of the asked number of nodes and sync."""
+    asked = next(
+        row
+        for row in rows
+        if row.nodes == options.nodes
+        and row.sync in (options.sync, "allreduce" if options.nodes == 1 else "")
+    )
+    document = {
+        "images_per_second": round(asked.images_per_second, 2),
+        "made_unix": time.time(),
+        "model": basis.model,
+        "nodes": options.nodes,
+        "sync": asked.sync,
+        "from_run": basis.run,
+        "bytes_per_second": round(rate),
+        "rows": [asdict(row) for row in rows],
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ReportError(f"Cannot write {path}: {error.strerror}.") from None
+
+
+def render(basis: Basis, rate: float, mbit: float | None, rows: list, nodes: int) -> list:
+    """The table and what follows from it, in 80 columns."""
+    step = basis.step
+    at = f" at {basis.image_size} pixels" if basis.image_size else ""
+    per_node = step.images / step.nodes
+    lines = wrap(
+        f"{basis.model}{at}, {per_node:.0f} images per node and step, from {basis.run}: "
+        f"a step without waiting takes {seconds(step.work)}.",
+        "",
+        "",
+    )
+    speed = (
+        f"a {link(mbit)} link"
+        if mbit
+        else ("the link as measured in that run" if step.rate else f"a {link(DEFAULT_LINK)} link")
+    )
+    lines += wrap(f"Over {speed}, {size(rate)} a second get through.", "", "")
+    alone = rows[0].images_per_second
+    cells = [("nodes", "sync", "sent a step", "a step", "images/s", "of one machine", "100 epochs")]
+    cells += [
+        (
+            str(row.nodes),
+            row.sync if row.nodes > 1 else "-",
+            size(row.bytes_sent) if row.nodes > 1 else "-",
+            seconds(row.step_seconds),
+            three_digits(row.images_per_second),
+            f"{row.images_per_second / alone:.2f} x",
+            seconds(row.hundred_epochs),
+        )
+        for row in rows
+    ]
+    return [*lines, "", *table(cells), "", *wrap(conclusion(basis, rows, nodes), "", "")]
+
+
+def conclusion(basis: Basis, rows: list, nodes: int) -> str:
+    """Which number of nodes and sync is best, and whether more machines are worth it at all."""
+    alone, winner = rows[0], best(rows)
+    full = best([row for row in rows if row.nodes == nodes])
+    exact = next(row for row in rows if row.nodes == nodes)
+    sentence = ""
+    if nodes > 1 and exact.images_per_second < alone.images_per_second:
+        factor = alone.images_per_second / exact.images_per_second
+        sentence = (
+            f"One machine is {factor:.1f} x as fast as {nodes} with sync {exact.sync}: the gradients "
+            "take longer to send than the batch takes to compute. "
+        )
+    if winner.nodes == 1 and nodes > 1:
+        return sentence + (
+            f"Train on one machine, or raise BATCH: even the best of {nodes} machines "
+            f"(sync {full.sync}) gives {full.images_per_second / alone.images_per_second:.2f} of it."
+        )
+    if winner.nodes == 1:
+        return f"One machine: {three_digits(alone.images_per_second)} images/s."
+    factor = winner.images_per_second / alone.images_per_second
+    return sentence + (
+        f"Best: {count(winner.nodes, 'node')} with sync {winner.sync}, {factor:.2f} x one machine."
+    )

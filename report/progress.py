@@ -1,0 +1,107 @@
+"""How the run went on: throughput over time, top-1 over epochs, and how long 100 epochs take."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from report.accounting import Accounting
+from report.measure import longest_attempt
+from report.records import Run, number
+
+POINTS = 240  # of a time line: more would not be seen
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """Evaluation after one epoch (counted from 1). top1 and top5 in [0, 1]."""
+
+    epoch: int
+    top1: float | None
+    top5: float | None
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class TimePoint:
+    """A slice of the loop: seconds since its begin, images per second of all ranks, share of the steps waiting."""
+
+    seconds: float
+    images_per_second: float
+    data_share: float
+    sync_share: float
+
+
+def learning_curve(run: Run) -> list:
+    """One Epoch per evaluated epoch; where it was evaluated twice (a restart), the later attempt counts."""
+    found: dict = {}
+    for record in run.ranks:
+        for line in record.evaluations:
+            epoch = number(line.get("epoch"))
+            if epoch is not None:
+                figures = (number(line.get(key)) for key in ("top1", "top5", "loss"))
+                found[int(epoch)] = Epoch(int(epoch) + 1, *figures)
+    return [found[epoch] for epoch in sorted(found)]
+
+
+def time_line(run: Run) -> list:
+    """At most POINTS slices of equal length of the longest attempt; a slice without a step has no point."""
+    records = longest_attempt(run.ranks)
+    end = max((record.steps.clock[-1] for record in records), default=0.0)
+    if end <= 0:
+        return []
+    steps = max(len(record.steps) for record in records)
+    slices = max(1, min(POINTS, steps // 3))
+    width = end / slices
+    images, spent, data, sync = ([0.0] * slices for _ in range(4))
+    for record in records:
+        columns = record.steps
+        for index, clock in enumerate(columns.clock):
+            at = min(slices - 1, int((clock - columns.total[index] / 2) / width))
+            images[at] += columns.samples[index]
+            spent[at] += columns.total[index]
+            data[at] += columns.data[index]
+            sync[at] += columns.sync[index]
+    return [
+        TimePoint(
+            (at + 0.5) * width,
+            images[at] * len(records) / spent[at],
+            data[at] / spent[at],
+            sync[at] / spent[at],
+        )
+        for at in range(slices)
+        if spent[at] > 0
+    ]
+
+
+def images_per_second(run: Run) -> float | None:
+    """Training images of all ranks over the time of the step lines (mean over ranks, summed over attempts)."""
+    images = seconds = 0.0
+    for attempt in {record.attempt for record in run.ranks}:
+        records = [r for r in run.ranks if r.attempt == attempt and len(r.steps)]
+        if records:
+            world = max(len(records), int(number(records[0].start.get("world_size")) or 0))
+            images += world * statistics.fmean(sum(record.steps.samples) for record in records)
+            seconds += statistics.fmean(sum(record.steps.total) for record in records)
+    return images / seconds if seconds > 0 else None
+
+
+def hundred_epochs(run: Run, accounting: Accounting) -> float | None:
+    """Seconds that 100 epochs like the measured ones take.
+
+    100 x (steps per epoch x mean step without the first, + evaluation, saving and the rest per epoch) + start and stop.
+    None where no epoch's length is known.
+    """
+    records = longest_attempt(run.ranks)
+    per_epoch = number(records[0].start.get("steps_per_epoch")) if records else None
+    if not per_epoch:
+        return None
+    epochs = statistics.fmean(len(record.steps) for record in records) / per_epoch
+    step = statistics.fmean(
+        (sum(r.steps.total) - r.steps.total[0]) / (len(r.steps) - 1) for r in records
+    )
+    beside = statistics.fmean(
+        sum(record.seconds.values()) - sum(record.step_seconds.values()) for record in records
+    )
+    attempts = max(1, len({time.attempt for time in accounting.ranks}))
+    return 100 * (per_epoch * step + beside / epochs) + accounting.seconds["start_stop"] / attempts

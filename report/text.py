@@ -1,0 +1,307 @@
+"""The report for the terminal: at most 80 columns of plain ASCII."""
+
+from __future__ import annotations
+
+import textwrap
+
+from report import formulas
+from report.analysis import Analysis
+from report.measure import slowest
+from report.records import CATEGORIES
+from report.units import count, link, percent, seconds, size, three_digits
+
+COLUMNS = 80
+BAR = 30
+WORDS = {
+    "start_stop": "start and stop",
+    "data": "waiting for images",
+    "h2d": "copy to device",
+    "forward": "forward",
+    "backward": "backward",
+    "sync_exposed": "waiting for gradients",
+    "optimizer": "optimizer",
+    "evaluate": "evaluation",
+    "checkpoint": "checkpoints",
+    "other": "other",
+    "gap": "not accounted for",
+}
+
+
+def render_text(analysis: Analysis) -> str:
+    """The whole report; ends with a newline."""
+    sections = (
+        heading_section,
+        verdict_section,
+        time_section,
+        step_section,
+        disk_section,
+        network_section,
+        gpu_section,
+        rank_section,
+        curve_section,
+        attempt_section,
+        advice_section,
+        note_section,
+    )
+    blocks = [section(analysis) for section in sections]
+    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+
+
+def wrap(sentence: str, indent: str = "  ", first: str | None = None) -> list:
+    """Lines of at most 80 columns; control characters (colours in a log) are dropped."""
+    plain = "".join(c for c in sentence if c.isprintable())
+    return textwrap.wrap(
+        plain, COLUMNS, initial_indent=indent if first is None else first, subsequent_indent=indent
+    )
+
+
+def table(rows: list) -> list:
+    """Rows of strings as aligned columns: the first to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        (
+            "  "
+            + "  ".join(
+                cell.ljust(width) if i == 0 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths))
+            )
+        ).rstrip()[:COLUMNS]
+        for row in rows
+    ]
+
+
+def heading_section(analysis: Analysis) -> list:
+    """What ran, how long, how well."""
+    summary, start = analysis.summary, analysis.start
+    setup = [
+        str(start.get("model") or analysis.run.plan.get("model") or "unknown model"),
+        f"{count(summary['nodes'], 'node')} ({count(summary['world_size'], 'rank')})",
+    ]
+    setup += [str(start[key]) for key in ("precision",) if start.get(key)]
+    setup.append(f"sync {summary['sync'] or 'unknown'}")
+    setup += [f"batch {start['global_batch']}"] if start.get("global_batch") else []
+    lines = [f"Tandem run {analysis.run.folder.resolve().name}", *wrap(", ".join(setup))]
+    facts = [f"{summary['status']} after {seconds(summary['wall_seconds'])}"]
+    if summary["final_top1"] is not None:
+        facts.append(
+            f"top-1 {summary['final_top1']:.2%} (best {summary['best_top1']:.2%})".replace(
+                "%", " %"
+            )
+        )
+    if summary["images_per_second"]:
+        facts.append(f"{three_digits(summary['images_per_second'])} images/s")
+    lines += wrap(", ".join(facts))
+    if analysis.hundred_epochs:
+        lines += wrap(f"100 epochs like these would take {seconds(analysis.hundred_epochs)}.")
+    predicted = summary["predicted"]
+    if isinstance(predicted, dict) and predicted.get("images_per_second"):
+        lines += wrap(f"`make plan` had predicted {predicted['images_per_second']:.1f} images/s.")
+    return lines
+
+
+def verdict_section(analysis: Analysis) -> list:
+    """The sentence that matters, then its figures."""
+    lines = ["VERDICT"]
+    if analysis.failure:
+        lines += wrap(analysis.failure)
+        cause = analysis.summary["first_cause"] or {}
+        lines += wrap(str(cause["remedy"])) if cause.get("remedy") else []
+        for line in cause.get("last_lines") or []:
+            plain = "".join(c for c in str(line) if c.isprintable())
+            lines.append(f"    | {plain}"[:COLUMNS])
+    lines += wrap(analysis.verdict.headline)
+    for sentence in analysis.verdict.because:
+        lines += wrap(sentence)
+    return lines
+
+
+def time_section(analysis: Analysis) -> list:
+    """Bars of the categories, and the gap, against the wall time."""
+    accounting = analysis.accounting
+    if accounting.wall <= 0:
+        return []
+    lines = [f"WHERE THE TIME WENT  (mean over ranks; wall time {seconds(accounting.wall)})"]
+    parts = [(name, accounting.seconds[name]) for name in CATEGORIES]
+    if abs(accounting.gap) >= 0.005 * accounting.wall:
+        parts.append(("gap", accounting.gap))
+    for name, value in parts:
+        if name != "gap" and value == 0:
+            continue
+        share = value / accounting.wall
+        bar = ("." if name == "gap" else "#") * round(max(0.0, min(1.0, share)) * BAR)
+        lines.append(f"  {WORDS[name]:<22}{share:>6.1%}  {seconds(abs(value)):>10}  {bar}")
+    if accounting.gap < -0.005 * accounting.wall:
+        lines += wrap("The categories say more than the clock: the negative part is shown last.")
+    return lines
+
+
+def step_section(analysis: Analysis) -> list:
+    """The mean step."""
+    step = analysis.step
+    if step is None:
+        return []
+    parts = (
+        ("images", step.data),
+        ("copy", step.h2d),
+        ("forward", step.forward),
+        ("backward", step.backward),
+        ("gradients", step.network),
+        ("slower ranks", step.peers),
+        ("optimizer", step.optimizer),
+        ("other", step.other),
+    )
+    named = ", ".join(f"{name} {seconds(value)}" for name, value in parts if value >= 0.0005)
+    return ["ONE STEP", *wrap(f"{seconds(step.seconds)} for {step.images:.0f} images: {named}.")]
+
+
+def disk_section(analysis: Analysis) -> list:
+    """Per node the disk with the data, or the busiest."""
+    if not analysis.disks and not analysis.shares:
+        return []
+    rows = [("node  disk", "MB/s read", "peak", "MB/s written", "busy", "a request")]
+    seen: dict = {}
+    for use in analysis.disks:
+        if seen.setdefault((use.host, use.attempt), 0) < 2:
+            seen[use.host, use.attempt] += 1
+            data = " (data)" if use.holds_data else ""
+            rows.append(
+                (
+                    f"{use.host}  {use.device}{data}",
+                    three_digits(use.read),
+                    three_digits(use.peak_read),
+                    three_digits(use.write),
+                    f"{use.util:.0f} %",
+                    f"{three_digits(use.await_ms)} ms",
+                )
+            )
+    lines = ["DISKS  (while training ran)", *(table(rows) if len(rows) > 1 else [])]
+    for use in analysis.shares:
+        lines += wrap(
+            f"{use.host} read {three_digits(use.read)} MB/s from {use.mount} ({use.kind})."
+        )
+    if any(use.source == "diskstats" for use in analysis.disks):
+        lines += wrap("sysstat is missing on some nodes: their figures are from /proc/diskstats.")
+    return lines
+
+
+def network_section(analysis: Analysis) -> list:
+    """Per node what the card sent against what it can."""
+    if not analysis.networks:
+        return []
+    rows = [("node  card", "link", "sent MB/s", "peak", "of link", "per step", "retransmits")]
+    for use in analysis.networks:
+        full = formulas.line_rate(use.speed_mbit) if use.speed_mbit else None
+        rows.append(
+            (
+                f"{use.host}  {use.interface}",
+                link(use.speed_mbit) if use.speed_mbit else "?",
+                three_digits(use.sent / 1e6),
+                three_digits(use.peak_sent / 1e6),
+                percent(use.sent / full) if full else "?",
+                size(use.sent_per_step) if use.sent_per_step else "?",
+                f"{use.retransmits:,}",
+            )
+        )
+    lines = ["NETWORK  (while training ran)", *table(rows)]
+    if any(use.shared_by > 1 for use in analysis.networks):
+        lines += wrap("The nodes share one machine's card: each is given its part of the counters.")
+    if any(use.dropped for use in analysis.networks):
+        lost = sum(use.dropped for use in analysis.networks)
+        lines += wrap(f"{lost:,} packets were dropped by the cards.")
+    return lines
+
+
+def gpu_section(analysis: Analysis) -> list:
+    """Per card; with the warning about utilisation."""
+    if not analysis.gpus:
+        return []
+    rows = [("node  GPU", "resident", "memory", "power", "hottest", "slowest clock")]
+    rows += [
+        (
+            f"{use.host}  {use.index}",
+            f"{use.utilization:.0f} %",
+            size(use.memory_peak),
+            f"{use.power:.0f} W" if use.power is not None else "?",
+            f"{use.temperature:.0f} C" if use.temperature is not None else "?",
+            f"{use.clock:.0f} MHz" if use.clock is not None else "?",
+        )
+        for use in analysis.gpus
+    ]
+    lines = ["GPUS  (while training ran)", *table(rows)]
+    return lines + wrap(
+        "`resident` is what nvidia-smi calls utilisation: it also counts waiting for gradients, so "
+        "nothing is concluded from it."
+    )
+
+
+def rank_section(analysis: Analysis) -> list:
+    """Own work per rank; long lists are cut to the slowest."""
+    step = analysis.step
+    if step is None or len(step.ranks) < 2:
+        return []
+    ranks = list(step.ranks)
+    title = "RANKS  (own work per step, waiting for others excluded)"
+    if len(ranks) > 8:
+        ranks = sorted(ranks, key=lambda rank: -rank.own)[:8]
+        title += f": the slowest 8 of {len(step.ranks)}"
+    most = max(rank.own for rank in ranks) or 1.0
+    lines = [title]
+    for rank in ranks:
+        bar = "#" * round(rank.own / most * BAR)
+        lines.append(f"  {rank.rank:>3} {rank.host[:16]:<17}{seconds(rank.own):>9}  {bar}")
+    last, others = slowest(step)
+    if others > 0 and last.own > 1.1 * others:
+        lines += wrap(f"{last.host} needs {last.own / others:.2f} times what the others need.")
+    return lines
+
+
+def curve_section(analysis: Analysis) -> list:
+    """Top-1 per epoch; the ends of a long list."""
+    scored = [epoch for epoch in analysis.curve if epoch.top1 is not None]
+    if not scored:
+        return []
+    shown = scored if len(scored) <= 10 else [*scored[:4], *scored[-6:]]
+    lines = ["EVALUATION  (top-1 after each epoch)"]
+    for epoch in shown:
+        if epoch is scored[-6:][0] and len(scored) > 10:
+            lines.append("    ...")
+        lines.append(f"  {epoch.epoch:>4}{epoch.top1:>9.2%}  {'#' * round(epoch.top1 * BAR)}")
+    return lines
+
+
+def attempt_section(analysis: Analysis) -> list:
+    """The attempts, when there was more than one."""
+    attempts = analysis.summary["attempts"]
+    if len(attempts) < 2:
+        return []
+    lines = ["ATTEMPTS"]
+    for index, entry in enumerate(attempts, 1):
+        hosts = ", ".join(map(str, entry.get("nodes") or []))
+        took = f" {seconds(entry['wall_seconds'])}," if entry.get("wall_seconds") else ""
+        status = f" {entry['status']}:" if entry.get("status") else ""
+        sentence = f"{hosts};{took}{status} {entry.get('reason') or 'no reason recorded'}"
+        lines += wrap(sentence, "     ", f"  {index}. ")
+    return lines
+
+
+def advice_section(analysis: Analysis) -> list:
+    """What to change, the best first."""
+    advice = analysis.summary["advice"]
+    if not advice:
+        return []
+    now = analysis.step.images_per_second
+    lines = [f"WHAT TO CHANGE  (predicted images/s; now {three_digits(now)} in a mean step)"]
+    for item in advice:
+        figure = three_digits(item["predicted_images_per_second"])
+        lines += wrap(item["change"], " " * 11, f"  {figure:>7}  ")
+    return lines + wrap("Predictions from the measured step, one change each: docs/report.md.")
+
+
+def note_section(analysis: Analysis) -> list:
+    """What the report could not see."""
+    if not analysis.notes:
+        return []
+    lines = ["WHAT IS MISSING"]
+    for note in analysis.notes:
+        lines += wrap(note)
+    return lines

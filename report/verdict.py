@@ -1,0 +1,238 @@
+"""The verdict in words: one sentence that names the bottleneck, and the figures it stands on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from report import formulas
+from report.bottleneck import data_disk, parts
+from report.measure import Step, slowest
+from report.units import count, link, percent, seconds, size, three_digits
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`headline` is one sentence; `because` are the sentences with its figures."""
+
+    headline: str
+    because: tuple
+
+
+def verdict(cause: str, step: Step | None, disks: list, shares: list) -> Verdict:
+    """Words for a value of `bottleneck`."""
+    if step is None:
+        return Verdict(
+            "No two training steps were recorded, so nothing can be said about speed.", ()
+        )
+    writers = {
+        "network": network,
+        "compute": compute,
+        "data_disk": disk,
+        "data_share": share,
+        "data_decode": decode,
+        "h2d": h2d,
+        "straggler": straggler,
+        "checkpoint": checkpoint,
+        "none": spread,
+    }
+    headline, because = writers[cause](step, disks, shares)
+    return Verdict(headline, (*because, *page_cache(cause, step, disks)))
+
+
+def network(step: Step, disks: list, shares: list) -> tuple:
+    """Exposed waiting for gradients rules."""
+    headline = (
+        f"The network is the bottleneck: {percent(parts(step)['network'])} of each step "
+        "waits for gradients."
+    )
+    return headline, (*traffic(step), *link_differs(step))
+
+
+def traffic(step: Step) -> list:
+    """What a node sent per step, and how long the link needs for it at the least."""
+    if step.shared_machine:
+        return [
+            f"The {step.nodes} nodes are processes of one machine: no cable is involved, its "
+            f"processor cores copy the gradients ({size(step.gradient_bytes)} per rank and step)."
+        ]
+    if step.bytes_sent is None:
+        moved = formulas.bytes_per_step(step.sync, step.world, step.gradient_bytes)
+        return [
+            f"The card's counters are missing; by formula each node sends {size(moved)} per step."
+        ]
+    sentence = f"Each node sent {size(step.bytes_sent)} per step"
+    if step.link_mbit is None:
+        return [f"{sentence}; the link's speed is not known."]
+    floor = step.bytes_sent / formulas.line_rate(step.link_mbit)
+    return [
+        f"{sentence}; at {link(step.link_mbit)} that alone takes {seconds(floor)} "
+        f"of the step's {seconds(step.seconds)}."
+    ]
+
+
+def link_differs(step: Step) -> list:
+    """A link that carries much less than its card says."""
+    if step.shared_machine or not (step.rate and step.link_mbit and step.bytes_sent):
+        return []
+    if step.bytes_sent < 1e6 or step.rate > 0.6 * formulas.line_rate(step.link_mbit):
+        return []
+    return [
+        f"The card says {link(step.link_mbit)}, but the gradients moved at about "
+        f"{link(three_figures(step.rate * 8 / 1e6))}: look for a slower switch port, cable or "
+        "machine on the way, and for retransmits below."
+    ]
+
+
+def three_figures(value: float) -> float:
+    """Rounded to three significant digits."""
+    return float(f"{value:.3g}")
+
+
+def compute(step: Step, disks: list, shares: list) -> tuple:
+    """Forward, backward and optimizer rule: the healthy case."""
+    share = parts(step)
+    waits = {
+        "gradients": share["network"],
+        "slower ranks": share["straggler"],
+        "images": share["data"],
+        "copies to the device": share["h2d"],
+    }
+    most = sorted(waits, key=waits.get, reverse=True)[:2]
+    named = ", ".join(f"{percent(waits[name])} for {name}" for name in most)
+    return (
+        f"Computing is the bottleneck, as it should be: {percent(share['compute'])} of each step "
+        "is forward, backward and optimizer.",
+        [f"Waiting takes little: {named}."],
+    )
+
+
+def disk(step: Step, disks: list, shares: list) -> tuple:
+    """A busy disk keeps the loader waiting."""
+    busy = data_disk(disks)
+    return (
+        f"The disk is the bottleneck: {percent(parts(step)['data'])} of each step waits for images.",
+        [
+            f"{busy.device} on {busy.host} was busy {busy.util:.0f} % of the time, reading "
+            f"{three_digits(busy.read)} MB/s at {three_digits(busy.await_ms)} ms a request."
+        ],
+    )
+
+
+def share(step: Step, disks: list, shares: list) -> tuple:
+    """The images come over NFS or SMB, too slowly."""
+    most = max(shares, key=lambda use: use.read)
+    return (
+        f"The data share is the bottleneck: {percent(parts(step)['data'])} of each step waits "
+        "for images.",
+        [
+            f"{most.host} read {three_digits(most.read)} MB/s from {most.mount} ({most.kind}), "
+            f"{three_digits(sum(use.read for use in shares))} MB/s over all machines."
+        ],
+    )
+
+
+def decode(step: Step, disks: list, shares: list) -> tuple:
+    """The loader is late although nothing it reads from is busy."""
+    busy = data_disk(disks)
+    idle = (
+        f"No disk explains it: {busy.device} on {busy.host}, the busiest, was busy {busy.util:.0f} %."
+        if busy
+        else "No disk explains it: none was read from while training ran."
+        if disks
+        else "The disks were not recorded, so a slow disk is not excluded."
+    )
+    return (
+        f"Decoding images is the bottleneck: {percent(parts(step)['data'])} of each step waits "
+        "for the loader.",
+        [idle, "The processors cannot decode and augment images as fast as training takes them."],
+    )
+
+
+def h2d(step: Step, disks: list, shares: list) -> tuple:
+    """Copies to the device rule."""
+    return (
+        f"Copying batches to the device is the bottleneck: {percent(parts(step)['h2d'])} "
+        "of each step.",
+        [f"A batch takes {seconds(step.h2d)}; computing on it {seconds(step.compute)}."],
+    )
+
+
+def straggler(step: Step, disks: list, shares: list) -> tuple:
+    """Ranks wait for a slower one, or for each other in turn."""
+    last, others = slowest(step)
+    waits = percent(parts(step)["straggler"])
+    if last.own < 1.1 * others:
+        return (
+            f"The ranks wait for each other: {waits} of each step, and no one of them is always last.",
+            ["Something takes turns in slowing them: other programs, or ranks that share cores."],
+        )
+    why = max(last.seconds, key=lambda name: excess(step, last, name))
+    return (
+        f"One machine holds up the others: they wait {waits} of each step for {last.host} "
+        f"(rank {last.rank}).",
+        [
+            f"{last.host} needs {seconds(last.own)} of its own for a step, the median of the "
+            f"others {seconds(others)}; most of the difference is `{why}`."
+        ],
+    )
+
+
+def excess(step: Step, last, category: str) -> float:
+    """By how much a rank's category is above the mean of all; waiting for peers never counts."""
+    if category == "sync_exposed":
+        return float("-inf")
+    mean = sum(rank.seconds.get(category, 0.0) for rank in step.ranks) / len(step.ranks)
+    return last.seconds.get(category, 0.0) - mean
+
+
+def checkpoint(step: Step, disks: list, shares: list) -> tuple:
+    """Saving stalls training."""
+    return (
+        f"Saving checkpoints is the bottleneck: {percent(parts(step)['checkpoint'])} of "
+        "training time.",
+        [
+            f"Per step, {seconds(step.checkpoint)} of saving against {seconds(step.seconds)} of training."
+        ],
+    )
+
+
+def spread(step: Step, disks: list, shares: list) -> tuple:
+    """No part is large enough to be called the bottleneck."""
+    share = sorted(parts(step).items(), key=lambda item: -item[1])[:3]
+    named = ", ".join(f"{name} {percent(value)}" for name, value in share)
+    return "There is no single bottleneck: the time is spread.", [f"The largest parts: {named}."]
+
+
+def page_cache(cause: str, step: Step, disks: list) -> list:
+    """What an idle disk means, since it is often taken for a sign of trouble."""
+    if cause.startswith("data") or not disks:
+        return []
+    read = (
+        max(use.read for use in disks if use.attempt == step.attempt)
+        if any(use.attempt == step.attempt for use in disks)
+        else 0.0
+    )
+    if read > 5:
+        return []
+    return [
+        f"The disks read only {three_digits(read)} MB/s because the images stay in memory (page "
+        f"cache) once read; waiting for images takes {percent(parts(step)['data'])} of a step, so "
+        "the disk is not the problem."
+    ]
+
+
+def headline_of(status: str, first_cause: dict | None, nodes: int) -> str | None:
+    """A sentence that comes before the verdict when the run did not finish."""
+    if status == "finished":
+        return None
+    if status == "stopped":
+        return "The run was stopped before its end; what it did until then is below."
+    if status == "running":
+        return "The run has not ended, or what started it is gone; this is what it did so far."
+    if not first_cause:
+        return "The run failed; no file says why."
+    what = first_cause.get("message") or first_cause.get("exception") or "no message"
+    where = f"{first_cause.get('host', 'a node')}"
+    if first_cause.get("rank") is not None:
+        where += f", rank {first_cause['rank']}"
+    return f"The run failed on {count(nodes, 'node')}; the first cause was on {where}: {what}"

@@ -1,0 +1,47 @@
+"""When each host's training loop ran, on that machine's monotonic clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from report.records import Run, number
+
+
+@dataclass(frozen=True)
+class Window:
+    """The loop of one attempt on one host: monotonic seconds, and the steps its first rank took."""
+
+    attempt: int
+    start: float
+    end: float
+    steps: int
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+def loop_windows(run: Run) -> dict:
+    """Host -> its windows. A rank without an end is taken to have ended with its last line."""
+    found: dict = {}
+    for record in run.ranks:
+        start = number(record.start.get("mono"))
+        if start is None or any(w.attempt == record.attempt for w in found.get(record.host, [])):
+            continue
+        end = number(record.end.get("mono"))
+        end = start + sum(record.seconds.values()) if end is None else end
+        if end > start:
+            window = Window(record.attempt, start, end, len(record.steps))
+            found.setdefault(record.host, []).append(window)
+    return found
+
+
+def between(samples: list, window: Window) -> list:
+    """The samples of the window's attempt taken within it, by time."""
+    inside = [
+        sample
+        for sample in samples
+        if sample.get("attempt", 1) == window.attempt
+        and window.start <= sample["mono"] <= window.end
+    ]
+    return sorted(inside, key=lambda sample: sample["mono"])

@@ -1,0 +1,316 @@
+"""Builds run directories of docs/run-directory.md from a few figures, as if a run had written them."""
+
+import json
+from pathlib import Path
+
+GRADIENTS = 4 * 25_557_032  # ResNet-50 in fp32
+STEP = {
+    "data": 0.002,
+    "h2d": 0.001,
+    "forward": 0.04,
+    "backward": 0.08,
+    "sync_exposed": 0.01,
+    "optimizer": 0.004,
+    "other": 0.001,
+}
+GUARD = 100.0  # the guard's start on each machine's monotonic clock
+START, STOP, EVALUATE, CHECKPOINT = 6.0, 1.0, 2.0, 0.5
+
+
+class RunBuilder:
+    """Each method writes one kind of file; `write` writes them all."""
+
+    def __init__(self, folder, nodes=4, steps=40, epochs=2, step=None, by_rank=None, **settings):
+        self.folder = Path(folder)
+        self.hosts = [f"node{rank + 1}" for rank in range(nodes)]
+        self.epochs, self.per_epoch = epochs, steps // epochs
+        self.step = {**STEP, **(step or {})}
+        self.by_rank = by_rank or {}
+        self.batch = settings.get("batch", 32)
+        self.sync = settings.get("sync", "allreduce")
+        self.model = settings.get("model", "resnet50")
+        self.gradient_bytes = settings.get("gradient_bytes", GRADIENTS)
+        self.sent = settings.get("sent", 2 * (nodes - 1) / nodes * self.gradient_bytes)
+        self.speed_mbit = settings.get("speed_mbit", 1000)
+        self.connection = settings.get("connection", "ssh")
+        self.checkpoint = settings.get("checkpoint", CHECKPOINT)
+        self.disk = settings.get("disk", {"rkB/s": 900.0, "util": 3.0, "r_await": 0.8})
+        self.mounts = settings.get("mounts", 0.0)
+        self.gpu = settings.get("gpu", False)
+        self.attempt = 1
+
+    @property
+    def loop_seconds(self):
+        per_epoch = self.per_epoch * sum(self.step.values()) + EVALUATE + self.checkpoint
+        return self.epochs * per_epoch
+
+    @property
+    def wall(self):
+        return START + self.loop_seconds + STOP
+
+    def write(self):
+        self.write_control()
+        for rank, host in enumerate(self.hosts):
+            self.write_rank(rank, host)
+            self.write_exit(rank, host)
+            self.write_iostat(host)
+            self.write_net(host)
+        return self.folder
+
+    def write_control(self, **changes):
+        nodes = [
+            {
+                "host": host,
+                "node_rank": rank,
+                "ranks": [rank],
+                "connection": self.connection,
+                "address": f"192.168.56.{111 + rank}",
+                "port": 22,
+                "user": "tandem",
+                "interface": "eth0",
+                "argv": ["python", "-m", "torch.distributed.launch"],
+                "env": {"OMP_NUM_THREADS": "1"},
+                "cwd": "tandem/code",
+                "output": "tandem/runs/x",
+                "versions": {"python": "3.11.2", "torch": "2.15.0", "torchvision": "0.29.2"},
+            }
+            for rank, host in enumerate(self.hosts)
+        ]
+        self.dump(
+            "plan.json",
+            {
+                "run": self.folder.name,
+                "created_unix": 1.7e9,
+                "tandem": "0.1.0",
+                "model": self.model,
+                "data": "imagenet",
+                "epochs": self.epochs,
+                "sync": self.sync,
+                "precision": "fp32",
+                "world_size": len(self.hosts),
+                "master_addr": "192.168.56.111",
+                "master_port": 29500,
+                "code_sha256": "0" * 64,
+                "git_revision": None,
+                "git_diff": "",
+                "nodes": nodes,
+                "predicted": None,
+            },
+        )
+        entry = {
+            "attempt": 1,
+            "nodes": self.hosts,
+            "world_size": len(self.hosts),
+            "master_port": 29500,
+            "started_unix": 1.7e9,
+            "wall_seconds": self.wall,
+            "reason": "first attempt",
+            "status": "finished",
+            "resumed_samples": 0,
+            "first_cause": None,
+        }
+        document = {"status": "finished", "attempts": [{**entry, **changes}]}
+        document["status"] = document["attempts"][0]["status"]
+        self.dump("attempts.json", document)
+
+    def start_line(self, rank, host):
+        world = len(self.hosts)
+        return {
+            "kind": "start",
+            "attempt": self.attempt,
+            "mono_process": GUARD,
+            "mono": GUARD + START,
+            "unix": 1.7e9,
+            "host": host,
+            "rank": rank,
+            "local_rank": 0,
+            "node_rank": rank,
+            "world_size": world,
+            "pid": 1000 + rank,
+            "python": "3.11.2",
+            "torch": "2.15.0",
+            "device": "cpu",
+            "model": self.model,
+            "parameters": self.gradient_bytes // 4,
+            "gradient_bytes": self.gradient_bytes,
+            "flops_per_image": None,
+            "global_batch": self.batch * world,
+            "rank_batch": self.batch,
+            "accumulate": 1,
+            "train_images": self.per_epoch * self.batch * world,
+            "eval_images": 1000,
+            "epochs": self.epochs,
+            "steps_per_epoch": self.per_epoch,
+            "precision": "fp32",
+            "sync": self.sync,
+            "image_size": 224,
+            "resumed_samples": 0,
+        }
+
+    def write_rank(self, rank, host, steps=None, end=True):
+        """`steps` cuts the file after that many steps; without `end` the rank died."""
+        seconds = {**self.step, **self.by_rank.get(rank, {})}
+        lines, step = [self.start_line(rank, host)], 0
+        for epoch in range(self.epochs):
+            for _ in range(self.per_epoch):
+                step += 1
+                lines.append(
+                    {
+                        "kind": "step",
+                        "attempt": self.attempt,
+                        "step": step,
+                        "epoch": epoch,
+                        "samples": self.batch,
+                        "seconds": seconds,
+                    }
+                )
+                if step == steps:
+                    break
+            if step == steps:
+                break
+            lines.append(self.evaluate_line(epoch))
+            lines.append(self.checkpoint_line(step))
+        if end:
+            lines.append(
+                {
+                    "kind": "end",
+                    "attempt": self.attempt,
+                    "mono": GUARD + START + self.loop_seconds,
+                    "seconds": {},
+                    "status": "finished",
+                    "peak_memory_bytes": 10**9,
+                    "bad_images": 0,
+                }
+            )
+        self.append(f"nodes/{host}/rank{rank}.steps.jsonl", lines)
+
+    def evaluate_line(self, epoch):
+        return {
+            "kind": "evaluate",
+            "attempt": self.attempt,
+            "epoch": epoch,
+            "samples": 1000,
+            "top1": 0.5 + 0.4 * (epoch + 1) / self.epochs,
+            "top5": 0.99,
+            "loss": 0.5,
+            "seconds": {"evaluate": EVALUATE},
+        }
+
+    def checkpoint_line(self, step):
+        return {
+            "kind": "checkpoint",
+            "attempt": self.attempt,
+            "step": step,
+            "seconds": {"checkpoint": self.checkpoint},
+            "bytes": 2 * self.gradient_bytes,
+            "file": f"step-{step:08d}.pt",
+        }
+
+    def write_exit(self, rank, host, **changes):
+        entry = {
+            "attempt": self.attempt,
+            "mono_start": GUARD,
+            "mono_end": GUARD + self.wall,
+            "exit_code": 0,
+            "signal": None,
+            "workers": {str(rank): {"exit_code": 0, "signal": None, "exception": None}},
+        }
+        document = {"host": host, "attempts": [{**entry, **changes}]}
+        self.dump(f"nodes/{host}/exit.json", document)
+
+    def write_iostat(self, host):
+        disk = {
+            "disk_device": "sda",
+            "r/s": 10.0,
+            "rkB/s": 0.0,
+            "w/s": 2.0,
+            "wkB/s": 40.0,
+            "r_await": 0.8,
+            "w_await": 1.0,
+            "util": 0.0,
+            **self.disk,
+        }
+        reports = [{"disk": [disk]} for _ in range(int(self.wall))]
+        document = {"sysstat": {"hosts": [{"nodename": host, "statistics": reports}]}}
+        entry = {"attempt": self.attempt, "source": "iostat", "mono_start": GUARD, "interval": 1.0}
+        self.dump(f"nodes/{host}/iostat.json", {"attempts": [{**entry, **document}]})
+
+    def write_net(self, host):
+        """The counters of a card that sends evenly while the loop runs."""
+        steps = self.epochs * self.per_epoch
+        rate = self.sent * steps / self.loop_seconds
+        shared = len(self.hosts) if self.connection == "local" else 1
+        net, gpu, mounts = [], [], []
+        for second in range(int(self.wall) + 1):
+            moved = int(rate * shared * min(max(0.0, second - START), self.loop_seconds))
+            mono = GUARD + second
+            net.append(
+                {
+                    "attempt": self.attempt,
+                    "mono": mono,
+                    "interface": "eth0",
+                    "rx_bytes": moved,
+                    "tx_bytes": moved,
+                    "rx_dropped": 0,
+                    "tx_dropped": 0,
+                    "tcp_retransmits": second,
+                    "speed_mbit": self.speed_mbit,
+                }
+            )
+            gpu.append(
+                {
+                    "attempt": self.attempt,
+                    "mono": mono,
+                    "index": 0,
+                    "utilization": 100,
+                    "memory_used": 9 * 10**9,
+                    "temperature": 71,
+                    "power": 180.0,
+                    "clock_sm": 1770,
+                }
+            )
+            mounts.append(
+                {
+                    "attempt": self.attempt,
+                    "mono": mono,
+                    "mount": "/srv/tandem/data",
+                    "type": "nfs4",
+                    "read_bytes": int(self.mounts * 1e6 * second),
+                }
+            )
+        self.append(f"nodes/{host}/net.jsonl", net)
+        if self.gpu:
+            self.append(f"nodes/{host}/gpu.jsonl", gpu)
+        if self.mounts:
+            self.append(f"nodes/{host}/mounts.jsonl", mounts)
+
+    def dump(self, name, value):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(value))
+
+    def append(self, name, lines):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+# One setting per value of `bottleneck`: what the run would have measured.
+BOTTLENECKS = {
+    "network": {"step": {"sync_exposed": 1.2}},
+    "compute": {},
+    "data_disk": {
+        "step": {"data": 0.3},
+        "disk": {"rkB/s": 12000.0, "util": 97.0, "r_await": 11.0},
+    },
+    "data_share": {"step": {"data": 0.3}, "mounts": 9.0},
+    "data_decode": {"step": {"data": 0.3}},
+    "h2d": {"step": {"h2d": 0.2}},
+    "straggler": {
+        "step": {"sync_exposed": 0.16},
+        "by_rank": {2: {"backward": 0.23, "sync_exposed": 0.01}},
+    },
+    "checkpoint": {"checkpoint": 4.0},
+    "none": {"step": {"data": 0.05, "h2d": 0.05, "sync_exposed": 0.05, "other": 0.05}},
+}
