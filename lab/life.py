@@ -51,9 +51,7 @@ def _make_nodes(lab: Lab) -> None:
         disk.write(lab, machine, root)
     _write_control_files(lab)
     network.carry_out(network.plan(lab))
-    for machine in lab.nodes:
-        node.boot(lab, machine)
-    node.wait_for_ssh(lab, lab.nodes)
+    node.wait_for_ssh(lab, {machine: node.boot(lab, machine) for machine in lab.nodes})
     saved = {**dataclasses.asdict(lab), "checkout": str(lab.checkout)}
     (lab.state / "lab.json").write_text(json.dumps(saved))
     print(f"lab {lab.name}: {lab.count} nodes answer ssh after {time.monotonic() - start:.1f} s")

@@ -20,7 +20,7 @@ STRANGER_PORT = "ps"
 
 
 def plan(lab: Lab) -> list[str]:
-    """The commands that build the network, in order; no interface is ever in the host's namespace."""
+    """The commands that build the network, in order; none touches the host's namespace."""
     control, stranger = lab.netns("control"), lab.netns("stranger")
     commands = [
         f"ip netns add {control}",

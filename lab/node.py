@@ -2,7 +2,7 @@
 
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 from lab import base, cgroup, network
@@ -38,8 +38,8 @@ def container(lab: Lab, node: Node) -> list[str]:
     ]
 
 
-def boot(lab: Lab, node: Node) -> None:
-    """Switches `node` on and returns at once."""
+def boot(lab: Lab, node: Node) -> subprocess.Popen:
+    """Switches `node` on and returns at once; the process lives as long as the node has power."""
     group = cgroup.of(lab.name, node.name)
     group.mkdir(parents=True, exist_ok=True)
     cgroup.freeze(group, False)
@@ -48,7 +48,7 @@ def boot(lab: Lab, node: Node) -> None:
     place = [relative, node.netns, str(node.disk), str(base.folder(lab.release))]
     private = ["unshare", "--mount", "--propagation", "private", "--"]
     with node.console.open("ab") as console:
-        subprocess.Popen(
+        return subprocess.Popen(
             [*private, "sh", str(script), *place, *container(lab, node)],
             stdin=subprocess.DEVNULL,
             stdout=console,
@@ -61,12 +61,12 @@ def running(lab: Lab, node: Node) -> bool:
     return cgroup.populated(cgroup.of(lab.name, node.name))
 
 
-def wait_for_ssh(lab: Lab, nodes: Iterable[Node]) -> None:
-    """Returns when all of `nodes` greet; LabError with the console's end where one does not."""
+def wait_for_ssh(lab: Lab, booting: Mapping[Node, subprocess.Popen]) -> None:
+    """Returns when all nodes greet; LabError with the console's end where one does not."""
     deadline = time.monotonic() + BOOT_SECONDS
-    for node in nodes:
+    for node, power in booting.items():
         while not network.answers_ssh(lab, node, timeout=1):
-            if time.monotonic() > deadline or not running(lab, node):
+            if time.monotonic() > deadline or power.poll() is not None:
                 tail = node.console.read_text(errors="replace").splitlines()[-15:]
                 raise LabError("\n".join([f"{node.name} does not answer ssh; its console:", *tail]))
             time.sleep(0.05)
@@ -91,8 +91,7 @@ def mend(lab: Lab, node: Node) -> None:
     if running(lab, node):
         cgroup.freeze(group, False)
     else:
-        boot(lab, node)
-        wait_for_ssh(lab, [node])
+        wait_for_ssh(lab, {node: boot(lab, node)})
 
 
 def state(lab: Lab, node: Node, plugged: bool, answers: bool) -> str:
