@@ -1,0 +1,63 @@
+"""An exponential moving average of a model's weights and buffers, to be evaluated and exported."""
+
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator
+
+import torch
+from torch import nn
+
+
+class Ema:
+    """Averages of a model's floating-point state, in fp32 at least; other state is copied.
+
+    Early on, `decay` is less: min(decay, (1 + n) / (10 + n)) at the n-th update, so that the
+    random initial weights are forgotten soon. `model` is the bare one, not DDP's wrapper.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay, self.updates = decay, 0
+        self.average = {key: _wide(value).clone() for key, value in model.state_dict().items()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        self.updates += 1
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        averages, values = [], []
+        for key, value in model.state_dict().items():
+            if value.is_floating_point():
+                averages.append(self.average[key])
+                values.append(_wide(value))
+            else:
+                self.average[key].copy_(value)
+        torch._foreach_mul_(averages, decay)
+        torch._foreach_add_(averages, values, alpha=1 - decay)
+
+    @contextmanager
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        """The model has the averages within, and its own state, to the bit, afterwards."""
+        own = {key: value.clone() for key, value in model.state_dict().items()}
+        _copy(self.average, model)
+        try:
+            yield
+        finally:
+            _copy(own, model)
+
+    def state_dict(self) -> Dict[str, Any]:
+        return {"updates": self.updates, "average": self.average}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        self.updates = state["updates"]
+        for key, value in self.average.items():
+            value.copy_(state["average"][key])
+
+
+@torch.no_grad()
+def _copy(state: Dict[str, torch.Tensor], model: nn.Module) -> None:
+    """In place: the optimizer and DDP hold the same tensors."""
+    for key, value in model.state_dict().items():
+        value.copy_(state[key])
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    """fp16 and bf16 as fp32: they would lose the small steps of the average."""
+    return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value

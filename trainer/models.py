@@ -1,0 +1,185 @@
+"""Models by name: torchvision's classifiers, or your own function, and what they cost.
+
+ResNets keep torchvision's stem (stride 4) for small images too: 32-pixel digits reach 98 % with
+it, and weights stay exchangeable with torchvision's. examples/own_backbone.py shows another stem.
+"""
+
+import difflib
+import importlib
+import inspect
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import torch
+import torchvision
+from torch import nn
+
+from .errors import UserError
+from .options import Options
+
+# Their auxiliary classifiers return tuples in training; `init_weights` unset warns.
+SPECIAL = ("googlenet", "inception_v3")
+WITHOUT_AUXILIARY = {"aux_logits": False, "init_weights": True}
+
+
+class WithHead(nn.Module):
+    """A backbone of features (n, c, h, w) or (n, c), and a linear classifier on their mean."""
+
+    def __init__(self, backbone: nn.Module, features: int, num_classes: int) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.fc = nn.Linear(features, num_classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        features = self.backbone(images)
+        return self.fc(features.mean((2, 3)) if features.ndim == 4 else features)
+
+
+def names() -> List[str]:
+    """All classification models of this torchvision."""
+    return sorted(
+        name
+        for name, value in vars(torchvision.models).items()
+        if inspect.isfunction(value) and "weights" in inspect.signature(value).parameters
+    )
+
+
+def build(name: str, num_classes: int, options: Options, image_size: int) -> nn.Module:
+    """A model with `num_classes` outputs, not trained. Raises UserError for unknown names and for
+    models that do not take images of `image_size`."""
+    model = _own(name, num_classes, image_size) if ":" in name else None
+    if model is None:
+        model = _torchvision(name, num_classes, options, image_size)
+    shape = _output_shape(model, name, image_size)
+    if shape != (1, num_classes):
+        raise UserError(f"--model {name}: gives {shape} for one image, not (1, {num_classes}).")
+    return model
+
+
+def _torchvision(name: str, num_classes: int, options: Options, image_size: int) -> nn.Module:
+    known = names()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 3) or known[:3]
+        raise UserError(
+            f"--model {name}: torchvision {torchvision.__version__} has no such classifier; "
+            f"nearest: {', '.join(near)}. Your own: package.module:function."
+        )
+    settings: Dict[str, Any] = dict(WITHOUT_AUXILIARY if name in SPECIAL else {})
+    if name.startswith("vit_"):
+        settings["image_size"] = image_size
+    if name.startswith("maxvit"):
+        settings["input_size"] = (image_size, image_size)
+    if options.zero_init_residual:
+        settings["zero_init_residual"] = True
+    try:
+        return getattr(torchvision.models, name)(weights=None, num_classes=num_classes, **settings)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise UserError(f"--model {name}: cannot be built with {settings}: {error}") from error
+
+
+def _own(name: str, num_classes: int, image_size: int) -> nn.Module:
+    function = _find(name)
+    takes_classes = "num_classes" in inspect.signature(function).parameters
+    model = function(num_classes=num_classes) if takes_classes else function()
+    if not isinstance(model, nn.Module):
+        raise UserError(f"--model {name}: returned {type(model).__name__}, not a torch.nn.Module.")
+    shape = _output_shape(model, name, image_size)
+    if takes_classes and shape == (1, num_classes):
+        return model
+    if len(shape) not in (2, 4):
+        raise UserError(
+            f"--model {name}: returns {shape} for one image; features must be (n, channels) or "
+            "(n, channels, height, width)."
+        )
+    return WithHead(model, shape[1], num_classes)
+
+
+def _find(name: str) -> Callable[..., Any]:
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(f"--model {name}: cannot import {module_name}: {error}.") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        own = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        raise UserError(
+            f"--model {name}: {module_name} has no function {function_name!r}; "
+            f"it has {', '.join(own) or 'none'}."
+        )
+    return function
+
+
+@contextmanager
+def _at_rest(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients: a forward changes nothing and draws nothing."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _one_image(model: nn.Module, image_size: int) -> torch.Tensor:
+    like = next(model.parameters(), torch.empty(0))
+    return torch.zeros(1, 3, image_size, image_size, dtype=like.dtype, device=like.device)
+
+
+def _output_shape(model: nn.Module, name: str, image_size: int) -> Tuple[int, ...]:
+    try:
+        with _at_rest(model):
+            output = model(_one_image(model, image_size))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise UserError(
+            f"--model {name}: does not take images of {image_size} x {image_size} pixels "
+            f"(--image_size): {str(error).splitlines()[0]}"
+        ) from error
+    if not isinstance(output, torch.Tensor):
+        raise UserError(f"--model {name}: returns {type(output).__name__}, not one tensor.")
+    return tuple(output.shape)
+
+
+def describe(model: nn.Module, image_size: int) -> Tuple[int, int]:
+    """(number of parameters, floating-point operations of one image's forward).
+
+    A multiplication and an addition are two operations. The model's state, mode and the random
+    generators are left as they were.
+    """
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    try:
+        from torch.utils.flop_counter import FlopCounterMode
+    except ImportError:  # before torch 2.1
+        return parameters, flops_by_hooks(model, image_size)
+    counter = FlopCounterMode(display=False)
+    with _at_rest(model), counter:
+        model(_one_image(model, image_size))
+    return parameters, counter.get_total_flops()
+
+
+def flops_by_hooks(model: nn.Module, image_size: int) -> int:
+    """Operations of convolutions and linear layers alone; attention's own products are missing."""
+    total = 0
+
+    def count(module: nn.Module, inputs: Tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        nonlocal total
+        # A weight's first dimension is the output's channels; the rest make one output element.
+        total += 2 * output.numel() * module.weight[0].numel()
+
+    layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+    hooks = [layer.register_forward_hook(count) for layer in layers]
+    try:
+        with _at_rest(model):
+            model(_one_image(model, image_size))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return total
+
+
+def last_linear(model: nn.Module) -> Optional[nn.Module]:
+    """The classifier, whose input is an image's embedding."""
+    linear = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
+    return linear[-1] if linear else None
