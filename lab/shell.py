@@ -9,6 +9,7 @@ from lab.plan import LabError
 TOOLS = (
     "debootstrap",
     "ip",
+    "nft",
     "nsenter",
     "ssh",
     "ssh-keygen",
