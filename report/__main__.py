@@ -1,4 +1,4 @@
-"""python -m report RUN: makes summary.json, report.txt and report.html from a run's files and prints the text.
+"""python -m report RUN: makes summary.json, report.txt and report.html, and prints the text.
 
 python -m report plan: predicts the next run (report/plan.py).
 """
@@ -31,7 +31,9 @@ def main(argv: list) -> int:
 
 def report_main(argv: list) -> int:
     """Makes and prints one report."""
-    parser = argparse.ArgumentParser(prog="python -m report", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m report", description="Makes the report of a run from its files."
+    )
     parser.add_argument("run", help="a run directory, or its name under runs/ (latest)")
     parser.add_argument("--json", action="store_true", help="print summary.json instead")
     options = parser.parse_args(argv)

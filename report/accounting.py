@@ -1,4 +1,4 @@
-"""Where the wall time went: each second of each rank in one category, and what is not accounted for as a gap."""
+"""Where the wall time went: each second of each rank in one category, the rest a gap."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from report.records import CATEGORIES, RankRecord, Run, dicts, number
 
 @dataclass(frozen=True)
 class RankTime:
-    """One rank in one attempt. `seconds` has all categories; `gap` is what the wall time has beyond them."""
+    """One rank in one attempt. `seconds` has all categories; `gap` is the wall time beyond them."""
 
     attempt: int
     host: str
@@ -24,7 +24,7 @@ class RankTime:
 
 @dataclass(frozen=True)
 class Accounting:
-    """`seconds`: mean over the ranks of an attempt, summed over attempts. `wall` is summed over attempts."""
+    """`seconds`: mean over ranks; both `seconds` and `wall` are summed over attempts."""
 
     ranks: list
     seconds: dict
@@ -32,12 +32,12 @@ class Accounting:
 
     @property
     def gap(self) -> float:
-        """Wall time that no category explains; negative when the categories say more than the clock."""
+        """Wall time that no category explains; negative when the categories exceed it."""
         return self.wall - sum(self.seconds.values())
 
 
 def account(run: Run) -> Accounting:
-    """Adds up the run. Attempts in which no rank left a line are wall time without categories: a gap."""
+    """Adds up the run. An attempt in which no rank left a line is all gap."""
     seconds = dict.fromkeys(CATEGORIES, 0.0)
     ranks, wall = [], 0.0
     for attempt in attempt_numbers(run):
@@ -64,7 +64,7 @@ def attempt_numbers(run: Run) -> list:
 
 
 def wall_seconds(run: Run, attempt: int, records: list) -> float:
-    """From the first start to the last exit: the launcher's clock, else a guard's, else a rank's."""
+    """From first start to last exit: the launcher's clock, else a guard's, else a rank's."""
     for entry in run.attempts:
         if entry.get("attempt", 1) == attempt and number(entry.get("wall_seconds")) is not None:
             return float(entry["wall_seconds"])
@@ -84,8 +84,9 @@ def span(entry: dict) -> float | None:
 def rank_seconds(run: Run, record: RankRecord) -> dict:
     """All categories of one rank in one attempt.
 
-    `start_stop` is read from clocks of the rank's own machine: guard's start to loop's begin, and loop's end to guard's
-    exit. A rank that died leaves no end: the time from its last line to the guard's exit is nobody's, hence a gap.
+    `start_stop` is read from clocks of the rank's own machine: guard's start to loop's begin, and
+    loop's end to guard's exit. A rank that died leaves no end: the time from its last line to the
+    guard's exit is nobody's, hence a gap.
     """
     seconds = {category: record.seconds.get(category, 0.0) for category in CATEGORIES}
     began, loop = number(record.start.get("mono_process")), number(record.start.get("mono"))
@@ -99,7 +100,7 @@ def rank_seconds(run: Run, record: RankRecord) -> dict:
 
 
 def unstarted(run: Run, attempt: int, known: set, wall: float) -> list:
-    """Ranks that never reached the training loop: all that their guard saw was starting and stopping."""
+    """Ranks that never reached the loop: all that their guard saw was start and stop."""
     found = []
     for (host, which), entry in sorted(run.exits.items(), key=str):
         seconds = span(entry)

@@ -1,7 +1,7 @@
-"""What to change, and what the measured step says it would give. Formulas: formulas.py and docs/report.md.
+"""What to change, and what that would give. Formulas: formulas.py and docs/report.md.
 
-Every prediction takes the measured step and replaces only the part that the change touches. None is made for what the run
-did not measure.
+Every prediction takes the measured step and replaces only the part that the change touches. None is
+made for what the run did not measure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from report.measure import Step, slowest
 
 # Predicted gains below this are within the noise of a measurement.
 WORTH = 1.03
-# One core decodes 660 images/s of 500x375 JPEG and 1018/s of a copy with a short side of 256 (docs/report.md).
+# One core decodes 660 images/s of 500x375 JPEG and 1018/s of a copy with a short side of 256
+# (docs/report.md).
 SMALL_COPY_DECODES = 1018 / 660
 # The same copy has 27 KB an image instead of 65 KB.
 SMALL_COPY_READS = 65 / 27
@@ -20,7 +21,7 @@ LINKS = ((2500, "2.5 Gbit/s"), (10000, "10 Gbit/s"))
 
 
 def advise(step: Step | None, cause: str, image_size: float | None) -> list:
-    """List of {change, predicted_images_per_second}, the best first; empty when nothing measured promises a gain."""
+    """List of {change, predicted_images_per_second}, best first; empty when nothing gains."""
     if step is None or step.seconds <= 0:
         return []
     found = []
@@ -28,14 +29,14 @@ def advise(step: Step | None, cause: str, image_size: float | None) -> list:
         found += network_advice(step) + fewer_nodes(step) + straggler_advice(step)
     found += data_advice(step, cause, image_size) + checkpoint_advice(step)
     now = step.images_per_second
-    return sorted(
-        (
-            {"change": change, "predicted_images_per_second": round(predicted, 1)}
-            for change, predicted, base in found
-            if predicted > (base or now) * WORTH
-        ),
-        key=lambda item: -item["predicted_images_per_second"],
+    gains = sorted(
+        (predicted / (base or now), change, predicted) for change, predicted, base in found
     )
+    return [
+        {"change": change, "predicted_images_per_second": round(predicted, 1)}
+        for gain, change, predicted in reversed(gains)
+        if gain > WORTH
+    ]
 
 
 def network_advice(step: Step) -> list:
@@ -123,7 +124,7 @@ def data_advice(step: Step, cause: str, image_size: float | None) -> list:
         seconds = formulas.faster_loading(step.seconds, step.data, factor)
         found.append(
             (
-                "copy the images once with a short side of 256 pixels (they are taken to be 500x375 now)",
+                "copy the images once with a short side of 256 pixels (taken to be 500x375 now)",
                 step.images / seconds,
                 None,
             )

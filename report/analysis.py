@@ -1,4 +1,4 @@
-"""All that is known about a run, put together once; summary.json, the text and the page only show it."""
+"""All that is known about a run, put together once; text and page only show it."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def attempts_of(run: Run) -> list:
 
 
 def first_cause(run: Run) -> dict | None:
-    """What ended the last attempt that has a cause; for a run without a launcher, the first rank that failed."""
+    """The last attempt's cause; for a run without a launcher, the first rank that failed."""
     if status_of(run) in ("finished", "running"):
         return None
     causes = dicts([entry.get("first_cause") for entry in run.attempts])

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from report.measure import Step
 
-# A wait is the bottleneck from a quarter of training time: without it the run would be at least a third faster.
+# A wait is the bottleneck from a quarter of training time: without it the run would be at least a
+# third faster.
 WAIT = 0.25
 # Computing is called the bottleneck when it takes at least half.
 WORK = 0.5
@@ -18,7 +19,7 @@ SHARE_READS = 0.5
 
 
 def parts(step: Step) -> dict:
-    """The share of training time (steps and saving) of each possible bottleneck; `other` makes up the rest."""
+    """The share of training time (steps and saving) of each possible bottleneck."""
     total = step.seconds + step.checkpoint
     seconds = {
         "data": step.data,
@@ -32,10 +33,10 @@ def parts(step: Step) -> dict:
 
 
 def bottleneck(step: Step | None, disks: list, shares: list) -> str:
-    """One of data_disk, data_share, data_decode, h2d, compute, network, straggler, checkpoint, none.
+    """The value of `bottleneck` in summary.json.
 
-    The largest wait when it takes a quarter of training time; else `compute` when that takes half; else `none`: no
-    step was measured, or the time is spread over several causes.
+    The largest wait when it takes a quarter of training time; else `compute` when that takes half;
+    else `none`: no step was measured, or the time is spread over several causes.
     """
     if step is None:
         return "none"
@@ -48,7 +49,7 @@ def bottleneck(step: Step | None, disks: list, shares: list) -> str:
 
 
 def data_cause(disks: list, shares: list) -> str:
-    """Why the loader is late: the share the images come from, a busy disk, else the processors that decode."""
+    """Why the loader is late: the share, a busy disk, else the processors that decode."""
     disk = data_disk(disks)
     read = disk.read if disk else 0.0
     if any(use.read >= SHARE_READS and use.read > read for use in shares):
@@ -59,7 +60,7 @@ def data_cause(disks: list, shares: list) -> str:
 
 
 def data_disk(disks: list):
-    """The busiest disk among those known to hold the data; where that is unknown, the busiest of those read from."""
+    """The busiest disk that holds the data; where that is unknown, the busiest one read from."""
     known = [use for use in disks if use.holds_data]
     read = [use for use in disks if use.holds_data is None and use.read > 0]
     return max(known or read, key=lambda use: use.util, default=None)

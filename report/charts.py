@@ -1,4 +1,4 @@
-"""Charts as inline SVG: plain functions from figures to markup, no script. Colours are CSS classes of the page."""
+"""Charts as inline SVG, without scripts. Colours are CSS classes of the page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEFT, RIGHT = 56, 12
 def stacked_bars(rows: list, total: float, unit: str, description: str) -> str:
     """Horizontal bars, each made of parts from left to right.
 
-    `rows`: (label, [(category, value)]); `total` is the value at the right edge; `category` is also the CSS class.
+    `rows`: (label, [(category, value)]), category being the CSS class too; `total`: right edge.
     """
     height, step, left = 22, 34, 120
     scale = (WIDTH - left - RIGHT) / total if total > 0 else 0.0
@@ -64,7 +64,7 @@ def lines(series: list, unit: str, description: str, x_unit: str, top: float | N
 
 
 def bars(rows: list, unit: str, description: str, limit: float | None = None) -> str:
-    """Horizontal bars from zero with their figure. `rows`: (label, value, css class); `limit` draws a line."""
+    """Horizontal bars with their figure. `rows`: (label, value, css class); `limit`: a line."""
     left, step = 120, 32
     most = nice(max([value for _, value, _ in rows] + ([limit] if limit else []), default=1.0))
     scale = (WIDTH - left - 110) / most

@@ -12,7 +12,7 @@ from report.windows import Window, between, loop_windows
 
 @dataclass(frozen=True)
 class DiskUse:
-    """One disk of one node during the loop of one attempt. Rates in MB/s, util in percent, await in ms."""
+    """One disk of one node during one loop. Rates in MB/s, util in percent, await in ms."""
 
     host: str
     attempt: int

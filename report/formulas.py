@@ -1,11 +1,11 @@
-"""The formulas behind every prediction, with their sources. docs/report.md explains them to the reader.
+"""The formulas behind every prediction, with their sources; docs/report.md explains them.
 
 Units: bytes, seconds, bytes per second; `world` is the number of ranks.
 """
 
 from __future__ import annotations
 
-# Ethernet at MTU 1500 carries 1448 bytes of TCP payload in 1538 bytes on the wire (preamble and gap included).
+# Ethernet at MTU 1500 carries 1448 bytes of TCP payload in 1538 bytes on the wire.
 PAYLOAD_SHARE = 1448 / 1538
 # DistributedDataParallel's default bucket_cap_mb.
 BUCKET_BYTES = 25 * 2**20
@@ -17,14 +17,15 @@ HALVED = ("fp16", "bf16")
 def ring_bytes(world: int, payload: float) -> float:
     """Bytes that each node sends in a ring all-reduce of `payload` bytes: 2 (N-1)/N x payload.
 
-    Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.
-    Measured: 153.7 MB for ResNet-50 in fp32 over 4 nodes, where this says 153.3.
+    Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+    workstations", 2009. Measured: 153.7 MB for ResNet-50 in fp32 over 4 nodes, where this says
+    153.3.
     """
     return 2 * (world - 1) / world * payload
 
 
 def line_rate(mbit: float) -> float:
-    """Bytes per second that a link of `mbit` Mbit/s carries, headers included: no transfer is faster."""
+    """Bytes per second that a link of `mbit` Mbit/s carries, headers included."""
     return mbit * 1e6 / 8
 
 
@@ -36,8 +37,9 @@ def goodput(mbit: float) -> float:
 def exposed(transfer: float, backward: float, payload: float) -> float:
     """Seconds of an all-reduce that backward does not hide.
 
-    DistributedDataParallel sends bucket after bucket while backward makes the next ones, so at most `backward` is
-    hidden; the last bucket leaves when backward has ended, so its share is never hidden.
+    DistributedDataParallel sends bucket after bucket while backward makes the next ones, so at most
+    `backward` is hidden; the last bucket leaves when backward has ended, so its share is never
+    hidden.
     """
     return max(transfer - backward, transfer * last_bucket(payload))
 
@@ -53,12 +55,12 @@ def last_bucket(payload: float) -> float:
 
 
 def bytes_per_step(sync: str, world: int, gradient_bytes: float) -> float:
-    """Bytes that each node sends per step. fp16 and bf16 send each gradient in two bytes instead of four."""
+    """Bytes that each node sends per step; fp16 and bf16 halve each gradient."""
     return ring_bytes(world, gradient_bytes / 2 if sync in HALVED else gradient_bytes)
 
 
 def sync_wait(sync: str, world: int, gradient_bytes: float, rate: float, backward: float) -> float:
-    """Seconds per step that a rank waits for the network when `rate` bytes per second get through."""
+    """Seconds per step that a rank waits when `rate` bytes per second get through."""
     if world == 1:
         return 0.0
     return exposed(bytes_per_step(sync, world, gradient_bytes) / rate, backward, gradient_bytes)
@@ -67,6 +69,7 @@ def sync_wait(sync: str, world: int, gradient_bytes: float, rate: float, backwar
 def faster_loading(step: float, data_wait: float, factor: float) -> float:
     """Seconds per step when the loader becomes `factor` times faster.
 
-    A loader that is waited for works all the time, so it takes `step` now; afterwards the slower of loader and rest rules.
+    A loader that is waited for works all the time, so it takes `step` now; afterwards the slower of
+    loader and rest rules.
     """
     return max(step - data_wait, step / factor)

@@ -29,9 +29,10 @@ class RankWork:
 class Step:
     """The mean step of the run's longest attempt, in seconds, over its ranks.
 
-    The first step of the attempt is left out: it also warms up the device, the loader and DDP's buckets.
-    `network` is what even the last rank to arrive waited for (the least wait among the ranks, step by step); `peers` is
-    what the others waited for that rank beyond it. Their sum is the mean of `sync_exposed`.
+    The first step of the attempt is left out: it also warms up the device, the loader and DDP's
+    buckets. `network` is what even the last rank to arrive waited for (the least wait among the
+    ranks, step by step); `peers` is what the others waited for that rank beyond it. Their sum is
+    the mean of `sync_exposed`.
     """
 
     attempt: int
@@ -160,7 +161,7 @@ def least_wait(records: list) -> float:
 
 
 def images_per_step(records: list, world: int) -> float:
-    """Images of all ranks in a mean step; ranks whose file is missing count as the mean of the others."""
+    """Images of all ranks in a mean step; a rank without a file counts as the others' mean."""
     return world * statistics.fmean(sum(r.steps.samples) / len(r.steps) for r in records)
 
 
@@ -172,7 +173,7 @@ def real_rate(
     link_mbit: float | None,
     used: list,
 ) -> float | None:
-    """Bytes per second that the gradients got, from what a step waited for them (formulas.transfer_of).
+    """Bytes per second that the gradients got, by what a step waited (formulas.transfer_of).
 
     Never more than the card can do, never less than was seen going out within one second.
     """

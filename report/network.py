@@ -12,8 +12,8 @@ from report.windows import Window, between, loop_windows
 class NetworkUse:
     """One node's card during the training loop of one attempt. Rates in bytes per second.
 
-    `shared_by` nodes send through this card (nodes that are processes of one machine): per-node figures are its
-    counters divided by that number.
+    `shared_by` nodes send through this card (nodes that are processes of one machine): per-node
+    figures are its counters divided by that number.
     """
 
     host: str
@@ -45,7 +45,7 @@ def network_use(run: Run) -> list:
 
 
 def machines_shared(run: Run) -> dict:
-    """Host -> how many of the run's nodes are processes of the same machine (connection `local`)."""
+    """Host -> how many nodes are processes of the same machine (connection `local`)."""
     nodes = dicts(run.plan.get("nodes"))
     local = [node.get("host") for node in nodes if node.get("connection") == "local"]
     return {host: len(local) for host in local}

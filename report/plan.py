@@ -1,7 +1,7 @@
 """Predicts the next run: images per second for 1..N nodes and each way of summing gradients.
 
-It starts from the measured step of an earlier run of the same model, with any number of nodes, and changes only what
-waits for the network (formulas.py). What was not measured is not predicted.
+It starts from the measured step of an earlier run of the same model, with any number of nodes, and
+changes only what waits for the network (formulas.py). What was not measured is not predicted.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from report import formulas
+from report.layout import table, wrap
 from report.measure import Step, measure_step
 from report.network import network_use
 from report.progress import learning_curve
 from report.records import ReportError, number, read_run
-from report.text import table, wrap
 from report.units import count, link, seconds, size, three_digits
 
 DEFAULT_LINK = 1000.0  # Mbit/s: what the cards of ordinary PCs do
@@ -38,7 +38,7 @@ class Basis:
 
 @dataclass(frozen=True)
 class Row:
-    """One prediction. `bytes_sent` is per node and step; seconds are per step but for `hundred_epochs`."""
+    """One prediction; `bytes_sent` per node and step, `hundred_epochs` in seconds."""
 
     nodes: int
     sync: str
@@ -100,8 +100,9 @@ def find_basis(options: argparse.Namespace) -> Basis:
                 return basis
     at = f" at {options.image_size} pixels" if options.image_size else ""
     raise ReportError(
-        f"No run of {options.model}{at} was measured yet, and a prediction needs its computing time: "
-        f"run `make train NODES=1 MODEL={options.model} EPOCHS=1`, then `make plan` again."
+        f"No run of {options.model}{at} was measured yet, and a prediction needs its "
+        f"computing time: run `make train NODES=1 MODEL={options.model} EPOCHS=1`, "
+        "then `make plan` again."
     )
 
 
@@ -130,8 +131,8 @@ def read_basis(folder: Path) -> Basis | None:
 def predict(basis: Basis, nodes: int, rate: float) -> list:
     """A Row for each number of nodes up to `nodes` and each sync; one node needs no sync.
 
-    Batch per node, loading and computing stay as measured; waiting for the network is formulas.sync_wait; waiting for
-    slower peers is not predicted.
+    Batch per node, loading and computing stay as measured; waiting for the network is
+    formulas.sync_wait; waiting for slower peers is not predicted.
     """
     rows = []
     for n in range(1, nodes + 1):
@@ -230,13 +231,13 @@ def conclusion(basis: Basis, rows: list, nodes: int) -> str:
     if nodes > 1 and exact.images_per_second < alone.images_per_second:
         factor = alone.images_per_second / exact.images_per_second
         sentence = (
-            f"One machine is {factor:.1f} x as fast as {nodes} with sync {exact.sync}: the gradients "
-            "take longer to send than the batch takes to compute. "
+            f"One machine is {factor:.1f} x as fast as {nodes} with sync {exact.sync}: the "
+            "gradients take longer to send than the batch takes to compute. "
         )
     if winner.nodes == 1 and nodes > 1:
         return sentence + (
             f"Train on one machine, or raise BATCH: even the best of {nodes} machines "
-            f"(sync {full.sync}) gives {full.images_per_second / alone.images_per_second:.2f} of it."
+            f"(sync {full.sync}) gives {full.images_per_second / alone.images_per_second:.2f} x it."
         )
     if winner.nodes == 1:
         return f"One machine: {three_digits(alone.images_per_second)} images/s."

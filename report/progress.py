@@ -24,7 +24,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class TimePoint:
-    """A slice of the loop: seconds since its begin, images per second of all ranks, share of the steps waiting."""
+    """A slice of the loop: seconds since its begin, all ranks' rate, shares of waiting."""
 
     seconds: float
     images_per_second: float
@@ -33,7 +33,7 @@ class TimePoint:
 
 
 def learning_curve(run: Run) -> list:
-    """One Epoch per evaluated epoch; where it was evaluated twice (a restart), the later attempt counts."""
+    """One Epoch per evaluated epoch; after a restart the later attempt counts."""
     found: dict = {}
     for record in run.ranks:
         for line in record.evaluations:
@@ -45,7 +45,7 @@ def learning_curve(run: Run) -> list:
 
 
 def time_line(run: Run) -> list:
-    """At most POINTS slices of equal length of the longest attempt; a slice without a step has no point."""
+    """At most POINTS equal slices of the longest attempt; one without a step has no point."""
     records = longest_attempt(run.ranks)
     end = max((record.steps.clock[-1] for record in records), default=0.0)
     if end <= 0:
@@ -75,7 +75,7 @@ def time_line(run: Run) -> list:
 
 
 def images_per_second(run: Run) -> float | None:
-    """Training images of all ranks over the time of the step lines (mean over ranks, summed over attempts)."""
+    """Training images of all ranks over the time of the step lines (mean over ranks)."""
     images = seconds = 0.0
     for attempt in {record.attempt for record in run.ranks}:
         records = [r for r in run.ranks if r.attempt == attempt and len(r.steps)]
@@ -89,8 +89,8 @@ def images_per_second(run: Run) -> float | None:
 def hundred_epochs(run: Run, accounting: Accounting) -> float | None:
     """Seconds that 100 epochs like the measured ones take.
 
-    100 x (steps per epoch x mean step without the first, + evaluation, saving and the rest per epoch) + start and stop.
-    None where no epoch's length is known.
+    100 x (steps per epoch x mean step without the first, + evaluation, saving and the rest per
+    epoch) + start and stop. None where no epoch's length is known.
     """
     records = longest_attempt(run.ranks)
     per_epoch = number(records[0].start.get("steps_per_epoch")) if records else None

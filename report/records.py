@@ -1,8 +1,8 @@
 """Reads a run directory as it is, whole or half written, and says what is missing from it.
 
-The layout is docs/run-directory.md. Nothing found in a file makes reading fail: a value of the wrong type counts
-as absent, a line that does not parse is skipped. Steps are folded into columns while they are read, because a long
-run has millions of step lines.
+The layout is docs/run-directory.md. Nothing found in a file makes reading fail: a value of the
+wrong type counts as absent, a line that does not parse is skipped. Steps are folded into columns
+while they are read, because a long run has millions of step lines.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RankRecord:
 
 @dataclass
 class Run:
-    """The files of one run. Lists of samples are in the order written; hosts are inventory names."""
+    """The files of one run. Samples are in the order written; hosts are inventory names."""
 
     folder: Path
     plan: dict
@@ -111,7 +111,8 @@ def read_run(folder: Path) -> Run:
     nodes = folder / "nodes"
     if not plan and not ended and not nodes.is_dir():
         raise ReportError(
-            f"{folder} is not a run directory: it has neither plan.json nor nodes/. Give the folder of one run."
+            f"{folder} is not a run directory: it has neither plan.json nor nodes/. "
+            "Give the folder of one run."
         )
     ranks = read_ranks(nodes, missing)
     return Run(

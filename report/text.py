@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
-
 from report import formulas
 from report.analysis import Analysis
+from report.layout import COLUMNS, printable, table, wrap
 from report.measure import slowest
 from report.records import CATEGORIES
 from report.units import count, link, percent, seconds, size, three_digits
 
-COLUMNS = 80
 BAR = 30
 WORDS = {
     "start_stop": "start and stop",
@@ -45,29 +43,6 @@ def render_text(analysis: Analysis) -> str:
     )
     blocks = [section(analysis) for section in sections]
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
-
-
-def wrap(sentence: str, indent: str = "  ", first: str | None = None) -> list:
-    """Lines of at most 80 columns; control characters (colours in a log) are dropped."""
-    plain = "".join(c for c in sentence if c.isprintable())
-    return textwrap.wrap(
-        plain, COLUMNS, initial_indent=indent if first is None else first, subsequent_indent=indent
-    )
-
-
-def table(rows: list) -> list:
-    """Rows of strings as aligned columns: the first to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        (
-            "  "
-            + "  ".join(
-                cell.ljust(width) if i == 0 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths))
-            )
-        ).rstrip()[:COLUMNS]
-        for row in rows
-    ]
 
 
 def heading_section(analysis: Analysis) -> list:
@@ -107,8 +82,7 @@ def verdict_section(analysis: Analysis) -> list:
         cause = analysis.summary["first_cause"] or {}
         lines += wrap(str(cause["remedy"])) if cause.get("remedy") else []
         for line in cause.get("last_lines") or []:
-            plain = "".join(c for c in str(line) if c.isprintable())
-            lines.append(f"    | {plain}"[:COLUMNS])
+            lines.append(f"    | {printable(str(line))}"[:COLUMNS])
     lines += wrap(analysis.verdict.headline)
     for sentence in analysis.verdict.because:
         lines += wrap(sentence)
@@ -129,7 +103,7 @@ def time_section(analysis: Analysis) -> list:
             continue
         share = value / accounting.wall
         bar = ("." if name == "gap" else "#") * round(max(0.0, min(1.0, share)) * BAR)
-        lines.append(f"  {WORDS[name]:<22}{share:>6.1%}  {seconds(abs(value)):>10}  {bar}")
+        lines.append(f"  {WORDS[name]:<22}{share:>6.1%}  {seconds(abs(value)):>10}  {bar}".rstrip())
     if accounting.gap < -0.005 * accounting.wall:
         lines += wrap("The categories say more than the clock: the negative part is shown last.")
     return lines

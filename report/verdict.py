@@ -42,10 +42,15 @@ def verdict(cause: str, step: Step | None, disks: list, shares: list) -> Verdict
 def network(step: Step, disks: list, shares: list) -> tuple:
     """Exposed waiting for gradients rules."""
     headline = (
-        f"The network is the bottleneck: {percent(parts(step)['network'])} of each step "
+        f"The network is the bottleneck: {of_step(step, step.network)} of each step "
         "waits for gradients."
     )
     return headline, (*traffic(step), *link_differs(step))
+
+
+def of_step(step: Step, value: float) -> str:
+    """Seconds as a share of the mean step."""
+    return percent(value / step.seconds)
 
 
 def traffic(step: Step) -> list:
@@ -90,17 +95,16 @@ def three_figures(value: float) -> float:
 
 def compute(step: Step, disks: list, shares: list) -> tuple:
     """Forward, backward and optimizer rule: the healthy case."""
-    share = parts(step)
     waits = {
-        "gradients": share["network"],
-        "slower ranks": share["straggler"],
-        "images": share["data"],
-        "copies to the device": share["h2d"],
+        "gradients": step.network,
+        "slower ranks": step.peers,
+        "images": step.data,
+        "copies to the device": step.h2d,
     }
     most = sorted(waits, key=waits.get, reverse=True)[:2]
-    named = ", ".join(f"{percent(waits[name])} for {name}" for name in most)
+    named = ", ".join(f"{of_step(step, waits[name])} for {name}" for name in most)
     return (
-        f"Computing is the bottleneck, as it should be: {percent(share['compute'])} of each step "
+        f"Computing is the bottleneck, as it should be: {of_step(step, step.compute)} of each step "
         "is forward, backward and optimizer.",
         [f"Waiting takes little: {named}."],
     )
@@ -110,7 +114,7 @@ def disk(step: Step, disks: list, shares: list) -> tuple:
     """A busy disk keeps the loader waiting."""
     busy = data_disk(disks)
     return (
-        f"The disk is the bottleneck: {percent(parts(step)['data'])} of each step waits for images.",
+        f"The disk is the bottleneck: {of_step(step, step.data)} of each step waits for images.",
         [
             f"{busy.device} on {busy.host} was busy {busy.util:.0f} % of the time, reading "
             f"{three_digits(busy.read)} MB/s at {three_digits(busy.await_ms)} ms a request."
@@ -122,7 +126,7 @@ def share(step: Step, disks: list, shares: list) -> tuple:
     """The images come over NFS or SMB, too slowly."""
     most = max(shares, key=lambda use: use.read)
     return (
-        f"The data share is the bottleneck: {percent(parts(step)['data'])} of each step waits "
+        f"The data share is the bottleneck: {of_step(step, step.data)} of each step waits "
         "for images.",
         [
             f"{most.host} read {three_digits(most.read)} MB/s from {most.mount} ({most.kind}), "
@@ -135,14 +139,15 @@ def decode(step: Step, disks: list, shares: list) -> tuple:
     """The loader is late although nothing it reads from is busy."""
     busy = data_disk(disks)
     idle = (
-        f"No disk explains it: {busy.device} on {busy.host}, the busiest, was busy {busy.util:.0f} %."
+        f"No disk explains it: {busy.device} on {busy.host}, the busiest, was "
+        f"busy {busy.util:.0f} %."
         if busy
         else "No disk explains it: none was read from while training ran."
         if disks
         else "The disks were not recorded, so a slow disk is not excluded."
     )
     return (
-        f"Decoding images is the bottleneck: {percent(parts(step)['data'])} of each step waits "
+        f"Decoding images is the bottleneck: {of_step(step, step.data)} of each step waits "
         "for the loader.",
         [idle, "The processors cannot decode and augment images as fast as training takes them."],
     )
@@ -151,8 +156,7 @@ def decode(step: Step, disks: list, shares: list) -> tuple:
 def h2d(step: Step, disks: list, shares: list) -> tuple:
     """Copies to the device rule."""
     return (
-        f"Copying batches to the device is the bottleneck: {percent(parts(step)['h2d'])} "
-        "of each step.",
+        f"Copying batches to the device is the bottleneck: {of_step(step, step.h2d)} of each step.",
         [f"A batch takes {seconds(step.h2d)}; computing on it {seconds(step.compute)}."],
     )
 
@@ -160,10 +164,11 @@ def h2d(step: Step, disks: list, shares: list) -> tuple:
 def straggler(step: Step, disks: list, shares: list) -> tuple:
     """Ranks wait for a slower one, or for each other in turn."""
     last, others = slowest(step)
-    waits = percent(parts(step)["straggler"])
+    waits = of_step(step, step.peers)
     if last.own < 1.1 * others:
         return (
-            f"The ranks wait for each other: {waits} of each step, and no one of them is always last.",
+            f"The ranks wait for each other: {waits} of each step, "
+            "and no one of them is always last.",
             ["Something takes turns in slowing them: other programs, or ranks that share cores."],
         )
     why = max(last.seconds, key=lambda name: excess(step, last, name))
@@ -191,7 +196,8 @@ def checkpoint(step: Step, disks: list, shares: list) -> tuple:
         f"Saving checkpoints is the bottleneck: {percent(parts(step)['checkpoint'])} of "
         "training time.",
         [
-            f"Per step, {seconds(step.checkpoint)} of saving against {seconds(step.seconds)} of training."
+            f"Per step, {seconds(step.checkpoint)} of saving against "
+            f"{seconds(step.seconds)} of training."
         ],
     )
 
@@ -207,17 +213,13 @@ def page_cache(cause: str, step: Step, disks: list) -> list:
     """What an idle disk means, since it is often taken for a sign of trouble."""
     if cause.startswith("data") or not disks:
         return []
-    read = (
-        max(use.read for use in disks if use.attempt == step.attempt)
-        if any(use.attempt == step.attempt for use in disks)
-        else 0.0
-    )
-    if read > 5:
+    read = max(use.read for use in disks)
+    if read > 5 or parts(step)["data"] >= 0.1:
         return []
     return [
-        f"The disks read only {three_digits(read)} MB/s because the images stay in memory (page "
-        f"cache) once read; waiting for images takes {percent(parts(step)['data'])} of a step, so "
-        "the disk is not the problem."
+        f"The disks read only {three_digits(read)} MB/s, and that is no fault: images that were "
+        "read once come from memory (page cache). Waiting for images takes "
+        f"{of_step(step, step.data)} of a step, so the disk is not the problem."
     ]
 
 

@@ -1,4 +1,4 @@
-"""Builds run directories of docs/run-directory.md from a few figures, as if a run had written them."""
+"""Builds run directories of docs/run-directory.md from a few figures."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ class RunBuilder:
         self.model = settings.get("model", "resnet50")
         self.gradient_bytes = settings.get("gradient_bytes", GRADIENTS)
         self.sent = settings.get("sent", 2 * (nodes - 1) / nodes * self.gradient_bytes)
-        self.speed_mbit = settings.get("speed_mbit", 1000)
+        self.speed_mbit = settings.get("speed_mbit", 10000)
         self.connection = settings.get("connection", "ssh")
         self.checkpoint = settings.get("checkpoint", CHECKPOINT)
         self.disk = settings.get("disk", {"rkB/s": 900.0, "util": 3.0, "r_await": 0.8})
@@ -298,7 +298,7 @@ class RunBuilder:
 
 # One setting per value of `bottleneck`: what the run would have measured.
 BOTTLENECKS = {
-    "network": {"step": {"sync_exposed": 1.2}},
+    "network": {"step": {"sync_exposed": 1.2}, "speed_mbit": 1000},
     "compute": {},
     "data_disk": {
         "step": {"data": 0.3},

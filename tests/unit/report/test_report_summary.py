@@ -1,0 +1,181 @@
+"""summary.json: complete, adding up, and made of whatever files there are."""
+
+import json
+import math
+import shutil
+
+import pytest
+
+from report.__main__ import main
+from report.analysis import analyse
+from report.records import CATEGORIES
+from tests.unit.report.report_runs import GUARD, START, RunBuilder
+
+FIELDS = {
+    "status", "nodes", "world_size", "attempts", "first_cause", "best_top1", "final_top1", "epochs",
+    "steps", "images_per_second", "wall_seconds", "seconds", "bytes_sent_per_step", "sync",
+    "bottleneck", "advice", "predicted",
+}  # fmt: skip
+
+
+def test_summary_has_every_field_and_adds_up(tmp_path):
+    summary = analyse(RunBuilder(tmp_path / "run").write()).summary
+    assert set(summary) == FIELDS
+    assert set(summary["seconds"]) == set(CATEGORIES)
+    assert sum(summary["seconds"].values()) == pytest.approx(summary["wall_seconds"], rel=0.001)
+    expected = {"status": "finished", "nodes": 4, "world_size": 4, "epochs": 2, "steps": 40}
+    assert {key: summary[key] for key in expected} == expected
+    assert summary["best_top1"] == summary["final_top1"] == pytest.approx(0.9)
+    assert summary["images_per_second"] == pytest.approx(128 / 0.138, rel=1e-4)
+    assert summary["bytes_sent_per_step"] == pytest.approx(153.3e6, rel=0.05)
+
+
+def test_time_of_a_rank_that_died_is_a_gap_and_not_a_remainder(tmp_path):
+    builder = RunBuilder(tmp_path / "run")
+    builder.write()
+    path = tmp_path / "run/nodes/node2/rank1.steps.jsonl"
+    path.unlink()
+    builder.write_rank(1, "node2", steps=10, end=False)
+    accounting = analyse(tmp_path / "run").accounting
+    died = next(time for time in accounting.ranks if time.rank == 1)
+    assert died.seconds["start_stop"] == pytest.approx(START)
+    assert died.gap == pytest.approx(builder.wall - START - 10 * sum(builder.step.values()))
+
+
+def test_a_rank_that_never_began_was_starting_all_the_time(tmp_path):
+    builder = RunBuilder(tmp_path / "run")
+    builder.write()
+    for path in (tmp_path / "run/nodes").glob("*/*.steps.jsonl"):
+        path.unlink()
+    builder.write_exit(0, "node1", exit_code=1, mono_end=GUARD + 9.0)
+    accounting = analyse(tmp_path / "run").accounting
+    assert accounting.ranks[0].seconds["start_stop"] == pytest.approx(9.0)
+
+
+def test_attempts_are_summed_and_their_nodes_kept(tmp_path):
+    builder = RunBuilder(tmp_path / "run")
+    builder.write()
+    second = RunBuilder(tmp_path / "run", nodes=3, by_rank={})
+    second.attempt = 2
+    for rank, host in enumerate(second.hosts):
+        second.write_rank(rank, host)
+        second.write_net(host)
+        first = json.loads((tmp_path / f"run/nodes/{host}/exit.json").read_text())["attempts"]
+        second.write_exit(rank, host)
+        document = json.loads((tmp_path / f"run/nodes/{host}/exit.json").read_text())
+        second.dump(
+            f"nodes/{host}/exit.json", {**document, "attempts": first + document["attempts"]}
+        )
+    control = json.loads((tmp_path / "run/attempts.json").read_text())
+    control["attempts"].append(
+        {
+            **control["attempts"][0],
+            "attempt": 2,
+            "nodes": second.hosts,
+            "world_size": 3,
+            "reason": "node4 gone: no heartbeat for 15 s",
+        }
+    )
+    second.dump("attempts.json", control)
+    summary = analyse(tmp_path / "run").summary
+    assert (summary["nodes"], summary["world_size"]) == (3, 3)
+    assert [len(entry["nodes"]) for entry in summary["attempts"]] == [4, 3]
+    assert summary["wall_seconds"] == pytest.approx(2 * builder.wall, abs=0.01)
+    assert sum(summary["seconds"].values()) == pytest.approx(summary["wall_seconds"], rel=0.001)
+
+
+def test_first_cause_of_a_failed_run_comes_with_the_last_lines_of_its_log(tmp_path):
+    builder = RunBuilder(tmp_path / "run")
+    builder.write()
+    cause = {"host": "node3", "rank": 2, "exit_code": 1, "message": "no space left", "remedy": "rm"}
+    builder.write_control(status="failed", first_cause=cause)
+    log = tmp_path / "run/nodes/node3/rank2.log"
+    log.write_text("".join(f"line {n}\n" for n in range(100)) + "OSError: No space left\n")
+    analysis = analyse(tmp_path / "run")
+    assert analysis.summary["status"] == "failed"
+    assert analysis.summary["first_cause"]["last_lines"][-1] == "OSError: No space left"
+    assert "node3, rank 2: no space left" in analysis.failure
+
+
+@pytest.mark.parametrize(
+    "gone",
+    ["plan.json", "attempts.json", "exit.json", "iostat.json", "net.jsonl", "rank*.steps.jsonl"],
+)
+def test_any_kind_of_file_may_be_missing(tmp_path, gone, capsys):
+    run = RunBuilder(tmp_path / "run").write()
+    for path in list(run.rglob(gone)):
+        path.unlink()
+    assert main([str(run)]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines()[:-1])) <= 80
+    if gone not in ("exit.json",):
+        assert "WHAT IS MISSING" in text
+
+
+def test_a_run_by_hand_has_only_what_the_trainer_wrote(tmp_path):
+    builder = RunBuilder(tmp_path / "run", nodes=2)
+    for rank, host in enumerate(builder.hosts):
+        builder.write_rank(rank, host)
+    summary = analyse(tmp_path / "run").summary
+    assert summary["status"] == "finished"
+    assert (summary["nodes"], summary["world_size"]) == (2, 2)
+    assert summary["wall_seconds"] == pytest.approx(START + builder.loop_seconds, abs=0.01)
+
+
+def test_a_node_that_left_nothing_is_named(tmp_path):
+    run = RunBuilder(tmp_path / "run").write()
+    shutil.rmtree(run / "nodes/node4")
+    notes = " ".join(analyse(run).notes)
+    assert "no timings of rank 3" in notes
+    assert "node4" in notes
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    ['{"kind": "step", "atte', "null", "[1]", '"x"', '{"kind": "step", "seconds": 3, "step": "x"}',
+     '{"kind": "step", "step": 9, "samples": NaN, "seconds": {"data": "a", "forward": Infinity}}',
+     '{"kind": "evaluate", "epoch": null}', '{"kind": "end", "mono": "late"}', "\x00\xff"],
+)  # fmt: skip
+def test_lines_that_make_no_sense_never_stop_the_report(tmp_path, garbage, capsys):
+    run = RunBuilder(tmp_path / "run").write()
+    for name in ("rank0.steps.jsonl", "net.jsonl"):
+        with (run / "nodes/node1" / name).open("a", errors="surrogateescape") as file:
+            file.write(garbage + "\n")
+    for name in ("iostat.json", "exit.json"):
+        (run / "nodes/node1" / name).write_text(garbage)
+    assert main([str(run), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert all(math.isfinite(value) for value in summary["seconds"].values())
+
+
+def test_half_of_any_json_file_never_stops_the_report(tmp_path):
+    run = RunBuilder(tmp_path / "run").write()
+    for path in run.rglob("*.json"):
+        path.write_text(path.read_text()[: path.stat().st_size // 2])
+    assert main([str(run)]) == 0
+
+
+@pytest.mark.parametrize("make", [False, True])
+def test_a_folder_without_a_run_is_refused_in_one_sentence(tmp_path, make, capsys):
+    folder = tmp_path / "nothing"
+    if make:
+        folder.mkdir()
+    assert main([str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert str(folder) in error
+    assert "Traceback" not in error
+
+
+def test_hundred_epochs_follow_from_the_measured_epoch(tmp_path):
+    builder = RunBuilder(tmp_path / "run")
+    predicted = analyse(builder.write()).hundred_epochs
+    epoch = builder.loop_seconds / builder.epochs
+    assert predicted == pytest.approx(100 * epoch + START + 1.0, rel=1e-6)
+
+
+def test_latest_is_found_under_runs(tmp_path, monkeypatch):
+    RunBuilder(tmp_path / "runs/20261120T120000Z-resnet50-4n").write()
+    (tmp_path / "runs/latest").symlink_to("20261120T120000Z-resnet50-4n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["latest", "--json"]) == 0
+    assert (tmp_path / "runs/latest/report.html").stat().st_size < 300_000
