@@ -128,7 +128,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"lab: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("lab: interrupted; nothing was left behind", file=sys.stderr)
+        print("lab: interrupted", file=sys.stderr)
         return 130
     return 0
 

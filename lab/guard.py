@@ -2,31 +2,34 @@
 
 import contextlib
 import os
+import socket
 from collections.abc import Callable
 
 
 def or_undo(action: Callable[[], None], undo: Callable[[], None]) -> None:
     """Runs `action`, and `undo` if it raises or this process dies of any signal (SIGKILL too).
 
-    `undo` runs in a process that waits in a session of its own for the end of a pipe. It has
-    finished when the exception of `action` reaches the caller.
+    `undo` runs in a process that waits in a session of its own for the end of a connection. It
+    has finished when the exception of `action` reaches the caller.
     """
-    reading, writing = os.pipe()
+    ours, theirs = socket.socketpair()
     watcher = os.fork()
     if watcher == 0:
-        os.setsid()
-        os.close(writing)
+        os.setsid()  # a signal to our process group must not reach it
+        ours.close()
+        theirs.send(b"ready")
         with contextlib.suppress(BaseException):
-            if not os.read(reading, 1):
+            if not theirs.recv(16):
                 undo()
         os._exit(0)
-    os.close(reading)
+    theirs.close()
+    ours.recv(16)
     try:
         action()
     except BaseException:
-        os.close(writing)
+        ours.close()
         os.waitpid(watcher, 0)
         raise
-    os.write(writing, b"1")
-    os.close(writing)
+    ours.send(b"done")
     os.waitpid(watcher, 0)
+    ours.close()

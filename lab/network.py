@@ -72,12 +72,12 @@ def ports(lab: Lab) -> dict[str, tuple[bool, Optional[str]]]:
     queues = json.loads(run(["tc", "-json", "-n", lab.netns("control"), "qdisc", "show"]))
     rates = {q["dev"]: q["options"]["rate"] * 8 for q in queues if q["kind"] == "tbf"}
     return {
-        link["ifname"]: ("UP" in link["flags"], _rate_text(rates.get(link["ifname"])))
+        link["ifname"]: ("UP" in link["flags"], rate_text(rates.get(link["ifname"])))
         for link in links
     }
 
 
-def _rate_text(bits: Optional[int]) -> Optional[str]:
+def rate_text(bits: Optional[int]) -> Optional[str]:
     if bits is None:
         return None
     size, unit = next(

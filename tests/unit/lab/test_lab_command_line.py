@@ -1,0 +1,80 @@
+"""What the command line understands, and what it says when it cannot."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lab import __main__ as cli
+from lab import control, life, shell
+from lab.plan import Lab
+
+
+@pytest.fixture
+def as_root(monkeypatch):
+    monkeypatch.setattr(shell, "missing_tools", lambda: [])
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+
+@pytest.mark.parametrize(
+    ("argv", "split"),
+    [
+        (["exec", "--", "sh", "-c", "a -- b"], (["exec"], ["sh", "-c", "a -- b"])),
+        (["exec", "--", "x", "--", "y"], (["exec"], ["x", "--", "y"])),
+        (["status"], (["status"], [])),
+    ],
+)
+def test_words_after_dashes_are_the_command(argv, split):
+    assert cli.split_command(argv) == split
+
+
+def test_without_root_it_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(shell, "missing_tools", lambda: [])
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert cli.main(["up"]) == 1
+    said = capsys.readouterr().err
+    assert said == "lab: the lab boots machines, which needs root: run it by sudo\n"
+
+
+def test_missing_tools_are_named_with_the_remedy(monkeypatch, capsys):
+    monkeypatch.setattr(shell, "TOOLS", ("sh", "no-such-tool", "nor-this"))
+    assert cli.main(["up"]) == 1
+    said = capsys.readouterr().err
+    assert said == (
+        "lab: this machine lacks no-such-tool, nor-this: sudo tools/apt.sh lab/packages.txt\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (["status"], "there is no lab nowhere: python -m lab up"),
+        (["down"], "there is no lab nowhere: nothing to end"),
+        (["kill", "1"], "there is no lab nowhere"),
+        (["up", "--nodes", "0"], "1 to 64 nodes, not 0"),
+        (["up", "--rate", "fast"], "rate 'fast'"),
+    ],
+)
+def test_bad_input_is_a_sentence(as_root, monkeypatch, tmp_path, capsys, argv, sentence):
+    monkeypatch.setattr(life, "STATE", tmp_path)
+    assert cli.main([*argv, "--name", "nowhere"]) == 1
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
+
+
+def test_commands_of_the_control_machine_find_the_checkout_first(monkeypatch):
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/tmp/agent")
+    lab = Lab("one", Path("/somewhere/tandem"))
+    env = control.environment(lab)
+    assert env["PATH"].split(":")[0] == "/somewhere/tandem/.venv/bin"
+    assert "SSH_AUTH_SOCK" not in env
+    assert env["ANSIBLE_SSH_CONTROL_PATH_DIR"].startswith(str(lab.state))
+
+
+def test_ssh_is_strict_and_uses_the_labs_own_keys():
+    lab = Lab("one", Path("/somewhere/tandem"))
+    argv = control.ssh(lab, lab.node(2), ["echo a b"])
+    assert argv[-2:] == ["tandem@192.168.56.112", "echo a b"]
+    assert not [word for word in argv if "StrictHostKeyChecking" in word]
+    assert f"UserKnownHostsFile={lab.state}/known_hosts" in argv

@@ -1,0 +1,60 @@
+"""`or_undo`: what it started is undone whatever ends it."""
+
+import os
+import signal
+
+import pytest
+
+from lab import guard
+
+
+@pytest.fixture
+def undone(tmp_path):
+    return tmp_path / "undone"
+
+
+def test_success_is_kept(undone):
+    guard.or_undo(lambda: None, undone.touch)
+    assert not undone.exists()
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_an_exception_arrives_after_the_undoing(undone, error):
+    def fail():
+        raise error
+
+    with pytest.raises(error):
+        guard.or_undo(fail, undone.touch)
+    assert undone.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_a_process_that_is_killed_is_undone(undone, number):
+    """The watcher ends before the pipe that both hold does: reading its end is waiting for it."""
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    victim = os.fork()
+    if victim == 0:
+        os.close(reading)
+        signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
+        guard.or_undo(lambda: os.kill(os.getpid(), number), undone.touch)
+        os._exit(0)
+    os.close(writing)
+    assert os.read(reading, 1) == b""
+    assert os.waitstatus_to_exitcode(os.waitpid(victim, 0)[1]) == -number
+    assert undone.exists()
+
+
+def test_the_watcher_outlives_its_process_group(undone):
+    """kill -9 -GROUP takes the shell's whole job."""
+    reading, writing = os.pipe()
+    victim = os.fork()
+    if victim == 0:
+        os.setpgid(0, 0)
+        os.close(reading)
+        guard.or_undo(lambda: os.killpg(0, signal.SIGKILL), undone.touch)
+        os._exit(0)
+    os.close(writing)
+    assert os.read(reading, 1) == b""
+    os.waitpid(victim, 0)
+    assert undone.exists()

@@ -1,0 +1,128 @@
+"""Names, addresses, rates and the plans made of them."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from lab import base, disk, network, node, plan
+from lab.plan import Lab, LabError
+
+LAB = Lab("one", Path("/somewhere/tandem"), count=3, rate="1gbit")
+
+
+def test_addresses_follow_the_shipped_inventory():
+    assert [n.address for n in LAB.nodes] == ["192.168.56.111", "192.168.56.112", "192.168.56.113"]
+    assert [n.name for n in LAB.nodes] == ["node1", "node2", "node3"]
+
+
+def test_most_nodes_stay_below_the_stranger():
+    last = Lab("one", Path("/x"), count=plan.check_count(plan.MAX_NODES)).nodes[-1]
+    assert int(last.address.rsplit(".", 1)[1]) < int(plan.STRANGER_ADDRESS.rsplit(".", 1)[1])
+
+
+def test_labs_share_no_name_outside_of_themselves():
+    def outside(lab):
+        names = {n.machine for n in lab.nodes} | {n.netns for n in lab.nodes}
+        return names | {lab.netns("control"), lab.netns("stranger"), str(lab.state)}
+
+    assert not outside(LAB) & outside(Lab("two", LAB.checkout, count=3))
+
+
+def test_default_name_differs_by_checkout_and_is_valid():
+    first, second = plan.default_name(Path("/tmp/a")), plan.default_name(Path("/root/a"))
+    assert first != second
+    assert plan.check_name(first) == first == plan.default_name(Path("/tmp/../tmp/a"))
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "-x", "A", "x" * 33, "a b", "../up"])
+def test_bad_name_is_refused(name):
+    with pytest.raises(LabError, match="lower-case letters"):
+        plan.check_name(name)
+
+
+@pytest.mark.parametrize("count", [0, -1, 65])
+def test_bad_count_is_refused(count):
+    with pytest.raises(LabError, match="1 to 64"):
+        plan.check_count(count)
+
+
+@pytest.mark.parametrize("index", [0, 4])
+def test_missing_node_is_refused(index):
+    with pytest.raises(LabError, match=f"1 to 3, but no node {index}"):
+        LAB.node(index)
+
+
+@pytest.mark.parametrize("rate", ["1", "1gb", "fast", "1gbit;x", "0mbit", "-1gbit", "1Gbit"])
+def test_bad_rate_is_refused(rate):
+    with pytest.raises(LabError, match="write it as 1gbit"):
+        plan.check_rate(rate)
+
+
+def test_rates():
+    assert plan.check_rate("2.5gbit") == "2.5gbit"
+    assert plan.check_rate("unshaped") is None
+    assert plan.bits_per_second("2.5gbit") == 2.5e9
+    assert plan.burst_bytes("1gbit") == 250_000
+    assert plan.burst_bytes("10mbit") == 65536
+
+
+def test_network_plan_keeps_out_of_the_host_namespace():
+    for command in network.plan(LAB):
+        words = shlex.split(command)
+        assert words[:3] == ["ip", "netns", "add"] or words[1] == "-n" or "netns" in words[3:], (
+            words
+        )
+
+
+def test_network_plan_has_no_way_out():
+    assert not [c for c in network.plan(LAB) if "route" in c or "via" in c]
+
+
+def test_both_directions_of_a_cable_are_shaped():
+    first = LAB.nodes[0]
+    bucket = "root tbf rate 1gbit burst 250000 latency 50ms"
+    shaped = network.shaping(LAB, first, "1gbit")
+    assert shaped == [
+        f"tc -n one-control qdisc replace dev p1 {bucket}",
+        f"tc -n one-node1 qdisc replace dev eth0 {bucket}",
+    ]
+    assert set(shaped) <= set(network.plan(LAB))
+    assert all(c.endswith("root noqueue") for c in network.shaping(LAB, first, None))
+
+
+@pytest.mark.parametrize("text", ["1gbit", "2.5gbit", "100mbit", "512kbit"])
+def test_rate_is_shown_as_it_was_given(text):
+    assert network.rate_text(round(plan.bits_per_second(text))) == text
+
+
+def test_only_the_first_machine_may_write_environments():
+    binds = [word for n in LAB.nodes for word in node.container(LAB, n) if "envs" in word]
+    assert [b.split("=")[0] for b in binds] == ["--bind", "--bind-ro", "--bind-ro"]
+
+
+def test_base_is_named_by_its_content(monkeypatch):
+    before = base.folder("bookworm")
+    assert before != base.folder("bullseye")
+    monkeypatch.setattr(base, "PACKAGES", (*base.PACKAGES, "one-more"))
+    assert base.folder("bookworm") != before
+
+
+def test_hosts_file_has_the_line_that_roles_must_mend():
+    _, content = disk.files(LAB, LAB.nodes[1])["etc/hosts"]
+    assert "127.0.1.1\tnode2\n" in content
+
+
+def test_accounts():
+    passwd = {"passwd": "root:x:0:0::/root:/bin/sh\n", "shadow": "root:*:1::::::\n", "group": ""}
+    made = disk.accounts(LAB, passwd)
+    assert made["passwd"].splitlines()[1] == "tandem:x:1000:1000::/home/tandem:/bin/bash"
+    assert made["shadow"].splitlines()[1].startswith("tandem:*:")  # keys only
+    bare = disk.accounts(Lab("one", LAB.checkout, bare=True), passwd)
+    assert bare["shadow"].splitlines()[1].startswith("student:$6$")
+
+
+def test_sudo_asks_for_a_password_only_where_nothing_was_prepared():
+    bare = Lab("one", LAB.checkout, bare=True)
+    assert "NOPASSWD" in disk.files(LAB, LAB.nodes[0])["etc/sudoers.d/tandem"][1]
+    assert "NOPASSWD" not in disk.files(bare, bare.nodes[0])["etc/sudoers.d/student"][1]
