@@ -1,0 +1,155 @@
+"""Reading the kernel's counters: /proc files as text in, plain values out."""
+
+import re
+
+SECTOR = 512  # bytes; the unit of /proc/diskstats whatever the disk
+DISK_COUNTERS = (
+    "reads",
+    "reads_merged",
+    "sectors_read",
+    "ms_reading",
+    "writes",
+    "writes_merged",
+    "sectors_written",
+    "ms_writing",
+    "in_flight",
+    "ms_busy",
+    "ms_weighted",
+)
+
+
+def network(dev, snmp, interface):
+    """Counters of one interface from /proc/net/dev and /proc/net/snmp; None without such a one."""
+    for line in dev.splitlines():
+        name, colon, rest = line.partition(":")
+        if colon and name.strip() == interface:
+            values = [int(value) for value in rest.split()]
+            return {
+                "rx_bytes": values[0],
+                "tx_bytes": values[8],
+                "rx_dropped": values[3],
+                "tx_dropped": values[11],
+                "tcp_retransmits": tcp_retransmits(snmp),
+            }
+    return None
+
+
+def tcp_retransmits(snmp):
+    """RetransSegs of the machine: /proc/net/snmp has a line of names, then one of values."""
+    lines = [line.split() for line in snmp.splitlines() if line.startswith("Tcp:")]
+    return int(lines[1][lines[0].index("RetransSegs")])
+
+
+def default_interface(route, route6):
+    """The interface of the default route (/proc/net/route, ipv6_route); "" without one."""
+    for line in route.splitlines()[1:]:
+        fields = line.split()
+        if fields[1] == "00000000" and fields[7] == "00000000":
+            return fields[0]
+    for line in route6.splitlines():
+        fields = line.split()
+        if fields[0] == "0" * 32 and fields[1] == "00" and fields[9] != "lo":
+            return fields[9]
+    return ""
+
+
+def shares(mounts):
+    """{mount point: (source, type)} of NFS and SMB mounts in /proc/self/mounts."""
+    found = {}
+    for line in mounts.splitlines():
+        source, point, kind = line.split()[:3]
+        if kind in ("nfs", "nfs4", "cifs", "smb3"):
+            found[unescape(point)] = (unescape(source), "cifs" if kind == "smb3" else kind)
+    return found
+
+
+def unescape(text):
+    """The kernel writes blanks in paths as three octal digits."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)
+
+
+def nfs_read_bytes(mountstats):
+    """{mount point: bytes read from the server}: the fifth value of `bytes:` in mountstats."""
+    found, point = {}, None
+    for line in mountstats.splitlines():
+        words = line.split()
+        if line.startswith("device "):
+            point = unescape(words[4]) if " with fstype nfs" in line else None
+        elif point is not None and words[:1] == ["bytes:"]:
+            found[point] = int(words[5])
+    return found
+
+
+def cifs_read_bytes(stats):
+    """{share in lower case with slashes, //server/share: bytes read} from /proc/fs/cifs/Stats.
+
+    Kernels differ: `Bytes read: N  Bytes written: N`, or `Reads: N Bytes: N` in older ones.
+    """
+    found, share = {}, None
+    for line in stats.splitlines():
+        start = re.match(r"\d+\) (\\\\\S+)", line)
+        value = re.search(r"Bytes read: (\d+)|^Reads: \d+ Bytes: (\d+)", line)
+        if start:
+            share = start.group(1).replace("\\", "/").lower()
+        elif value and share is not None:
+            found[share] = int(value.group(1) or value.group(2))
+    return found
+
+
+def disks(diskstats):
+    """{device: counters} of /proc/diskstats, devices that never did anything left out."""
+    found = {}
+    for line in diskstats.splitlines():
+        fields = line.split()
+        values = [int(value) for value in fields[3:14]]
+        if any(values):
+            found[fields[2]] = dict(zip(DISK_COUNTERS, values))
+    return found
+
+
+def disk_rates(old, new, seconds):
+    """One device in an iostat report (its names and units) from two readings of diskstats."""
+    grown = {name: new[name] - old[name] for name in new}
+    reads, writes = grown["reads"], grown["writes"]
+    read_kb = grown["sectors_read"] * SECTOR / 1024
+    write_kb = grown["sectors_written"] * SECTOR / 1024
+    return {
+        "r/s": round(reads / seconds, 2),
+        "w/s": round(writes / seconds, 2),
+        "rkB/s": round(read_kb / seconds, 2),
+        "wkB/s": round(write_kb / seconds, 2),
+        "rrqm/s": round(grown["reads_merged"] / seconds, 2),
+        "wrqm/s": round(grown["writes_merged"] / seconds, 2),
+        "r_await": round(grown["ms_reading"] / reads, 2) if reads else 0.0,
+        "w_await": round(grown["ms_writing"] / writes, 2) if writes else 0.0,
+        "rareq-sz": round(read_kb / reads, 2) if reads else 0.0,
+        "wareq-sz": round(write_kb / writes, 2) if writes else 0.0,
+        "aqu-sz": round(grown["ms_weighted"] / 1000 / seconds, 2),
+        "util": round(min(100.0, grown["ms_busy"] / 10 / seconds), 2),
+    }
+
+
+def gpu(line, mono):
+    """One line of nvidia-smi (recorder.GPU_QUERY) as gpu.jsonl has it; None for any other line."""
+    fields = [field.strip() for field in line.split(",")]
+    if len(fields) != 6 or not fields[0].isdigit():
+        return None
+    values = [quantity(field) for field in fields[1:]]
+    memory = None if values[1] is None else int(values[1] * 1024 * 1024)
+    return {
+        "mono": mono,
+        "index": int(fields[0]),
+        "utilization": values[0],
+        "memory_used": memory,
+        "temperature": values[2],
+        "power": values[3],
+        "clock_sm": values[4],
+    }
+
+
+def quantity(text):
+    """A figure of nvidia-smi, or None for `[N/A]` and the like."""
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,78 @@
+"""The protocol as bytes: frames that leave, JSON Lines that come (docs/guard-protocol.md)."""
+
+import json
+import os
+import time
+
+BACKLOG = 32 * 1024 * 1024  # bytes kept for a slow reader before the workers have to wait
+
+
+class FrameWriter:
+    """Numbers frames and writes them without ever blocking the guard."""
+
+    def __init__(self, fd):
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self.seq = 0
+        self.pending = bytearray()
+        self.broken = False  # nobody reads any more
+
+    def send(self, kind, payload=None, **fields):
+        """Queue one frame, and write what the reader takes at once."""
+        head = dict({"type": kind}, **fields)
+        if payload is not None:
+            head["bytes"] = len(payload)
+        head["seq"], head["mono"] = self.seq, round(time.monotonic(), 6)
+        self.seq += 1
+        if not self.broken:
+            self.pending += json.dumps(head).encode() + b"\n" + (payload or b"")
+            self.flush()
+
+    def flush(self):
+        """Write what the reader takes now."""
+        try:
+            while self.pending and not self.broken:
+                written = os.write(self.fd, memoryview(self.pending)[: 1 << 20])
+                del self.pending[:written]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.broken = True
+            self.pending.clear()
+
+    @property
+    def full(self):
+        """Whether the reader is so far behind that no more output should be taken from workers."""
+        return len(self.pending) > BACKLOG
+
+
+class LineReader:
+    """Reads JSON Lines from a descriptor that may end or be cut anywhere."""
+
+    def __init__(self, fd):
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self.partial = b""
+        self.ended = False
+
+    def lines(self):
+        """The objects that are complete by now. Lines that are not a JSON object are dropped."""
+        while not self.ended:
+            try:
+                chunk = os.read(self.fd, 1 << 16)
+            except BlockingIOError:
+                break
+            except OSError:  # the connection was reset
+                chunk = b""
+            self.ended = not chunk
+            self.partial += chunk
+        whole, _, self.partial = self.partial.rpartition(b"\n")
+        return [item for item in map(parse, whole.split(b"\n")) if isinstance(item, dict)]
+
+
+def parse(line):
+    """One line as JSON, or None."""
+    try:
+        return json.loads(line.decode())
+    except ValueError:
+        return None

@@ -1,0 +1,97 @@
+"""Stands between launch and one worker: gives it its rank's pipes, tells the guard how it ended.
+
+torch.distributed.run starts it in place of Python (PYTHON_EXEC) with Python's arguments. It is
+needed because launch returns 1 whatever its workers returned, mixes the output of all workers, and
+leaves them training on when it is killed.
+"""
+
+import json
+import os
+import pathlib
+import resource
+import signal
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent))
+
+from launcher.node.processes import decode_status, die_with_parent
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+EXCEPTION = 400  # characters: reports stay below PIPE_BUF and cannot mix
+
+
+def open_pipe(guard, number):
+    """Another end of a pipe that the guard holds, by way of /proc: it needs no name on a disk."""
+    return os.open("/proc/{}/fd/{}".format(guard, number), os.O_WRONLY)
+
+
+def exception_of(path):
+    """What the worker wrote into the error file that launch gave it, or None."""
+    try:
+        message = json.loads(pathlib.Path(path).read_text())["message"]
+        return str(message["message"] if isinstance(message, dict) else message)[:EXCEPTION]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def tell(control, **fields):
+    """One line to the guard. If that is gone, launch's death will end this process."""
+    try:
+        os.write(control, json.dumps(fields).encode() + b"\n")
+    except OSError:
+        return
+
+
+def start_worker(python, arguments):
+    """Fork the worker; signals are blocked until handlers stand. Returns the worker's pid."""
+    holder = os.getpid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent(signal.SIGKILL, holder)
+        os.setsid()  # launch may signal the holder's group; the holder passes it on, once
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        try:
+            os.execvp(python, [python, *arguments])  # noqa: S606 (the very process)
+        except OSError as error:
+            os.write(2, "{}: {}\n".format(python, error.strerror).encode())
+            os._exit(127)
+    for number in FORWARDED:
+        signal.signal(number, lambda received, _frame: os.kill(pid, received))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+    return pid
+
+
+def end_like(status):
+    """End as the worker ended, so that launch sees the same."""
+    code = decode_status(status)[0]
+    if code is not None:
+        os._exit(code)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the worker has dumped already, if at all
+    number = os.WTERMSIG(status)
+    signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)  # a signal whose default is to go on
+
+
+def main():
+    """Hold one worker until it ends."""
+    die_with_parent(signal.SIGKILL, os.getppid())
+    guard, control_fd, *streams = os.environ.pop("TANDEM_GUARD_PIPES").split(":")
+    local_rank = int(os.environ["LOCAL_RANK"])
+    python = os.environ.pop("TANDEM_WORKER_PYTHON")
+    for name in ("PYTHON_EXEC", "TANDEM_GUARD_PYTHON"):
+        del os.environ[name]
+    for target, number in zip((1, 2), streams[local_rank].split(",")):
+        os.dup2(open_pipe(guard, number), target)
+    control = open_pipe(guard, control_fd)
+    pid = start_worker(python, sys.argv[1:])
+    tell(control, event="start", local_rank=local_rank, pid=pid)
+    _, status = os.waitpid(pid, 0)
+    exception = exception_of(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    tell(control, event="exit", local_rank=local_rank, status=status, exception=exception)
+    end_like(status)
+
+
+if __name__ == "__main__":
+    main()

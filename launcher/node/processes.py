@@ -1,0 +1,113 @@
+"""Finding and ending processes by descent, and the kernel settings that make descent complete."""
+
+import ctypes
+import os
+import pathlib
+import signal
+import time
+
+LIBC = ctypes.CDLL(None, use_errno=True)  # loaded now: a forked child should not load libraries
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PROC = pathlib.Path("/proc")
+
+
+def prctl(option, value):
+    """prctl(2) with one argument. Raises OSError."""
+    if LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def become_subreaper():
+    """Descendants whose parent ends become children of this process instead of init's."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(number, parent):
+    """Get this signal when the parent (by its pid) ends, also if it has ended already."""
+    prctl(PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
+
+
+def stat_of(pid):
+    """(parent's pid, state letter) of a process, or None when it is gone."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()  # the command, in brackets, may hold anything
+    return int(fields[1]), fields[0]
+
+
+def command_of(pid):
+    """The command line of a process for people, cut to 200 characters."""
+    try:
+        words = (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+        text = " ".join(word.decode(errors="replace") for word in words if word)
+        return (text or (PROC / str(pid) / "comm").read_text().strip())[:200]
+    except OSError:
+        return "(ended)"
+
+
+def descendants(ancestor):
+    """Pids of all living descendants. Zombies are dead; they have no children either."""
+    children = {}
+    for entry in PROC.iterdir():
+        if entry.name.isdigit():
+            found = stat_of(entry.name)
+            if found is not None and found[1] not in "ZX":
+                children.setdefault(found[0], []).append(int(entry.name))
+    result, queue = [], [ancestor]
+    while queue:
+        mine = children.get(queue.pop(), [])
+        result += mine
+        queue += mine
+    return result
+
+
+def reap():
+    """Collect ended children: {pid: wait status}."""
+    ended = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended[pid] = status
+
+
+def end_descendants(spare=(), seconds=10.0):
+    """SIGKILL every descendant until a look finds none, or the time is over.
+
+    Looks again because a process may fork while it is being found. The caller must be a subreaper.
+    Returns (ended, left, statuses): commands by pid, pids that hang in the kernel, wait statuses.
+    """
+    ended, statuses, me = {}, {}, os.getpid()
+    limit = time.monotonic() + seconds
+    while True:
+        alive = [pid for pid in descendants(me) if pid not in spare]
+        for pid in alive:
+            if pid not in ended:
+                ended[pid] = command_of(pid)
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                continue
+        statuses.update(reap())
+        if not alive or time.monotonic() > limit:
+            return ended, alive, statuses
+        time.sleep(0.01)
+
+
+def decode_status(status):
+    """A wait status as (exit code, None) or (None, signal name)."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            return None, signal.Signals(number).name
+        except ValueError:  # a real-time signal has no name
+            return None, "signal {}".format(number)
+    return os.WEXITSTATUS(status), None

@@ -1,0 +1,189 @@
+"""Records what the machine does during an attempt, once a second (docs/run-directory.md)."""
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+
+from launcher.node import counters
+from launcher.node.disks import DiskRecorder
+from launcher.node.processes import die_with_parent
+
+GPU_QUERY = "index,utilization.gpu,memory.used,temperature.gpu,power.draw,clocks.sm"
+
+
+def text_of(path):
+    """A /proc file, or "" where this kernel has no such file."""
+    try:
+        return pathlib.Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+class JsonLines:
+    """A file of JSON Lines in which a full disk leaves no broken line."""
+
+    def __init__(self, path):
+        self.path, self.fd = path, None
+
+    def append(self, value):
+        """Add one line, whole or not at all. Raises OSError."""
+        if self.fd is None:
+            self.fd = os.open(str(self.path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        line = json.dumps(value).encode() + b"\n"
+        size = os.fstat(self.fd).st_size
+        try:
+            complete = os.write(self.fd, line) == len(line)
+        except OSError:
+            os.ftruncate(self.fd, size)
+            raise
+        if not complete:
+            os.ftruncate(self.fd, size)
+            raise OSError("{}: no space for a whole line".format(self.path.name))
+
+
+class NetworkRecorder:
+    """net.jsonl"""
+
+    def __init__(self, folder, attempt, interface):
+        self.file, self.attempt = JsonLines(folder / "net.jsonl"), attempt
+        self.interface = interface
+
+    def start(self):
+        """The first line. Without an interface from the task: that of the default route."""
+        if not self.interface:
+            routes = text_of("/proc/net/route"), text_of("/proc/net/ipv6_route")
+            self.interface = counters.default_interface(*routes) or "lo"
+        self.sample()
+
+    def sample(self):
+        """One line. Raises OSError."""
+        dev, snmp = text_of("/proc/net/dev"), text_of("/proc/net/snmp")
+        found = counters.network(dev, snmp, self.interface)
+        if found is None:
+            raise OSError("there is no network interface {}".format(self.interface))
+        line = {"attempt": self.attempt, "mono": time.monotonic(), "interface": self.interface}
+        line.update(found, speed_mbit=self.speed())
+        self.file.append(line)
+
+    def speed(self):
+        """Mbit/s of the link; None where the card does not say (-1, or an error when down)."""
+        text = text_of("/sys/class/net/{}/speed".format(self.interface)).strip()
+        return int(text) if text.isdigit() else None
+
+    def stop(self):
+        """The last line."""
+        self.sample()
+
+
+class MountRecorder:
+    """mounts.jsonl"""
+
+    def __init__(self, folder, attempt):
+        self.file, self.attempt = JsonLines(folder / "mounts.jsonl"), attempt
+
+    def start(self):
+        """The first line. (Shares may also be mounted later, on first use.)"""
+        self.sample()
+
+    def sample(self):
+        """One line for each NFS and SMB mount. Raises OSError."""
+        shares = counters.shares(text_of("/proc/self/mounts"))
+        if not shares:
+            return
+        nfs = counters.nfs_read_bytes(text_of("/proc/self/mountstats"))
+        cifs = counters.cifs_read_bytes(text_of("/proc/fs/cifs/Stats"))
+        for point, (source, kind) in shares.items():
+            read = cifs.get(source.lower()) if kind == "cifs" else nfs.get(point)
+            if read is not None:
+                line = {"attempt": self.attempt, "mono": time.monotonic(), "mount": point}
+                self.file.append(dict(line, type=kind, read_bytes=read))
+
+    def stop(self):
+        """The last line."""
+        self.sample()
+
+
+class GpuRecorder:
+    """gpu.jsonl, where nvidia-smi is."""
+
+    def __init__(self, folder, attempt):
+        self.file, self.attempt = JsonLines(folder / "gpu.jsonl"), attempt
+        self.process, self.partial = None, ""
+
+    def start(self):
+        """One nvidia-smi for the whole attempt: starting it takes a second or more."""
+        tool = shutil.which("nvidia-smi")
+        if tool is None:
+            return
+        guard = os.getpid()
+        self.process = subprocess.Popen(
+            [tool, "--query-gpu=" + GPU_QUERY, "--format=csv,noheader,nounits", "--loop=1"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=lambda: die_with_parent(signal.SIGKILL, guard),
+        )
+        os.set_blocking(self.process.stdout.fileno(), False)
+
+    def sample(self):
+        """Lines for what nvidia-smi has printed since. Raises OSError."""
+        if self.process is None:
+            return
+        try:
+            self.partial += os.read(self.process.stdout.fileno(), 1 << 16).decode(errors="replace")
+        except BlockingIOError:
+            return
+        *lines, self.partial = self.partial.split("\n")
+        for line in lines:
+            found = counters.gpu(line, time.monotonic())
+            if found is not None:
+                self.file.append(dict({"attempt": self.attempt}, **found))
+
+    def stop(self):
+        """The last lines; then nvidia-smi ends."""
+        if self.process is not None:
+            self.sample()
+            self.process.kill()
+            self.process.wait()
+
+
+class Recorder:
+    """All recorders. What one cannot do is told to `trouble(what, message)` and stops no other."""
+
+    def __init__(self, task, folder, trouble):
+        self.trouble = trouble
+        self.parts = [
+            ("disk recorder", DiskRecorder(folder, task.attempt, task.data)),
+            ("network recorder", NetworkRecorder(folder, task.attempt, task.interface)),
+            ("mount recorder", MountRecorder(folder, task.attempt)),
+            ("GPU recorder", GpuRecorder(folder, task.attempt)),
+        ]
+
+    def each(self, verb):
+        """Call one method of every recorder."""
+        for name, part in self.parts:
+            try:
+                getattr(part, verb)()
+            except (OSError, ValueError, KeyError, IndexError) as error:
+                self.trouble(name, "{}: {}".format(type(error).__name__, error))
+
+    def start(self):
+        """Begin recording."""
+        self.each("start")
+
+    def sample(self):
+        """To be called once a second."""
+        self.each("sample")
+
+    def stop(self):
+        """Complete all files."""
+        self.each("stop")
+
+    def pids(self):
+        """Processes that belong to the recorders and not to the run."""
+        processes = [getattr(part, "process", None) for _, part in self.parts]
+        return [process.pid for process in processes if process is not None]

@@ -1,0 +1,95 @@
+"""Chooses what keeps the guard's death from leaving orphans: a systemd service, or else wardens.
+
+docs/guard-protocol.md, "How nothing is left behind".
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+from launcher.node import guard, wardens
+
+CODE = pathlib.Path(__file__).resolve().parent
+SERVICE_MARK = "TANDEM_GUARD_SERVICE"  # in the environment of a guard that is a service already
+PROPERTIES = ["KillMode=control-group", "TimeoutStopSec=5", "TasksMax=infinity"]
+OOM_POLICY_SINCE = (
+    243  # version of systemd; without it a killed data loader ends the guard unreported
+)
+
+
+def main(arguments):
+    """Become the guard in the best way there is. Returns its exit code."""
+    if os.environ.pop(SERVICE_MARK, None):
+        return guard.serve("service", None)
+    unit = re.sub(r"[^A-Za-z0-9_-]", "-", arguments[0] if arguments else "run")
+    try:
+        command = service_command("tandem-{}-{}".format(unit, os.getpid()))
+    except NoService as error:
+        why = str(error)
+        return wardens.guarded(lambda: guard.serve("wardens", why))
+    return os.execvp(command[0], command)  # noqa: S606 (stdin and stdout go on as they are)
+
+
+class NoService(Exception):
+    """This user cannot have a service here; the text says why."""
+
+
+def service_command(unit):
+    """The command that runs this guard as a service. Raises NoService."""
+    if not pathlib.Path("/run/systemd/system").is_dir():
+        raise NoService("this machine does not run systemd")
+    reasons = []
+    for manager in managers():
+        flags = [*manager, "--quiet", "--pipe", "--wait", "--collect"]
+        found = attempt([*flags, "true"])
+        if found is None:
+            return [*flags, *settings(unit), sys.executable, "-IB", str(CODE), unit]
+        reasons.append("{}: {}".format(" ".join(manager[:3]), found))
+    raise NoService("; ".join(reasons))
+
+
+def managers():
+    """systemd-run's first words for each manager that may serve the user, least privilege first."""
+    if os.getuid() == 0:
+        return [["systemd-run"]]
+    runtime = os.environ.setdefault("XDG_RUNTIME_DIR", "/run/user/{}".format(os.getuid()))
+    mine = [["systemd-run", "--user"]] if pathlib.Path(runtime, "systemd").is_dir() else []
+    who = ["--uid={}".format(os.getuid()), "--gid={}".format(os.getgid())]
+    return [*mine, ["sudo", "-n", "systemd-run", *who]]
+
+
+def settings(unit):
+    """The rest of systemd-run's options."""
+    chosen = [*PROPERTIES, "WorkingDirectory={}".format(pathlib.Path.cwd())]
+    if systemd_version() >= OOM_POLICY_SINCE:
+        chosen.append("OOMPolicy=continue")
+    options = ["--unit=" + unit, "--description=Tandem training", "--setenv=" + SERVICE_MARK + "=1"]
+    for one in chosen:
+        options += ["-p", one]
+    return options
+
+
+def systemd_version():
+    """The number in the first line of `systemd-run --version`; 0 when there is none."""
+    text = subprocess.check_output(["systemd-run", "--version"], universal_newlines=True)
+    match = re.match(r"systemd (\d+)", text)
+    return int(match.group(1)) if match else 0
+
+
+def attempt(command):
+    """Run a command that should do nothing. Returns None when it worked, otherwise why not."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=10,
+            universal_newlines=True,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    lines = done.stderr.strip().splitlines()
+    return None if done.returncode == 0 else (lines or ["exit code {}".format(done.returncode)])[-1]
