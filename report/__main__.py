@@ -23,7 +23,12 @@ def main(argv: list) -> int:
     try:
         if argv[:1] == ["plan"]:
             return plan_main(argv[1:])
-        return report_main(argv)
+        code = report_main(argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `| head` has read enough; the files are written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except ReportError as error:
         print(f"report: {error}", file=sys.stderr)
         return 2

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 
 from report.units import three_digits
 
 WIDTH = 720
-LEFT, RIGHT = 56, 12
+LEFT, RIGHT = 76, 12
 
 
 def stacked_bars(rows: list, total: float, unit: str, description: str) -> str:
@@ -32,7 +33,7 @@ def stacked_bars(rows: list, total: float, unit: str, description: str) -> str:
             )
             x += width
     base = len(rows) * step + 4
-    marks += axis_x(left, base, 0.0, total, unit)
+    marks += axis_x(left, base, total or 1.0, unit)
     return svg(base + 26, description, marks)
 
 
@@ -41,43 +42,42 @@ def lines(series: list, unit: str, description: str, x_unit: str, top: float | N
     points = [point for _, values in series for point in values]
     if not points:
         return ""
-    low, high = min(x for x, _ in points), max(x for x, _ in points)
+    end = max(x for x, _ in points) or 1.0
     ceiling = top or nice(max(y for _, y in points))
-    height, base = 170, 180
+    height, base = 170, 184
 
-    def place(x: float, y: float) -> str:
-        across = (x - low) / (high - low) if high > low else 0.5
-        px = LEFT + across * (WIDTH - LEFT - RIGHT)
-        return f"{px:.1f},{base - min(y, ceiling) / ceiling * height:.1f}"
+    def place(x: float, y: float) -> tuple:
+        across = LEFT + x / end * (WIDTH - LEFT - RIGHT)
+        return across, base - min(y, ceiling) / ceiling * height
 
     marks = grid(ceiling, base, height, unit)
     for name, values in series:
-        path = " ".join(place(x, y) for x, y in values)
-        if len(values) > 1:
-            marks.append(f'<polyline class="l-{name}" points="{path}"/>')
-        if len(values) <= 40:
-            for x, y in values:
-                px, py = place(x, y).split(",")
-                marks.append(f'<circle class="d-{name}" cx="{px}" cy="{py}" r="3.5"/>')
-    marks += axis_x(LEFT, base, low, high, x_unit)
+        places = [place(x, y) for x, y in values]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        marks.append(f'<polyline class="l-{name}" points="{path}"/>')
+        if len(places) <= 40:
+            marks += [
+                f'<circle class="d-{name}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in places
+            ]
+    marks += axis_x(LEFT, base, end, x_unit)
     return svg(base + 26, description, marks)
 
 
 def bars(rows: list, unit: str, description: str, limit: float | None = None) -> str:
     """Horizontal bars with their figure. `rows`: (label, value, css class); `limit`: a line."""
-    left, step = 120, 32
-    most = nice(max([value for _, value, _ in rows] + ([limit] if limit else []), default=1.0))
-    scale = (WIDTH - left - 110) / most
+    left, right, step = 120, WIDTH - 120, 32
+    most = max([value for _, value, _ in rows] + ([limit] if limit else [])) or 1.0
+    scale = (right - left) / most
     marks = []
     for index, (label, value, name) in enumerate(rows):
         y = index * step + 4
-        width = value * scale
-        marks.append(f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{escape(label)}</text>')
         marks.append(
-            f'<rect class="c-{name}" x="{left}" y="{y}" width="{width:.1f}" height="20"/>'
-            f'<text x="{left + width + 6:.1f}" y="{y + 15}">{three_digits(value)} {unit}</text>'
+            f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{escape(label)}</text>'
+            f'<rect class="c-{name}" x="{left}" y="{y}" width="{value * scale:.1f}" height="20"/>'
+            f'<text x="{WIDTH - RIGHT}" y="{y + 15}" text-anchor="end">'
+            f"{three_digits(value)} {unit}</text>"
         )
-    height = len(rows) * step + 6
+    height = len(rows) * step + 4
     if limit:
         x = left + limit * scale
         marks.append(f'<line class="limit" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}"/>')
@@ -87,39 +87,45 @@ def bars(rows: list, unit: str, description: str, limit: float | None = None) ->
 def grid(ceiling: float, base: int, height: int, unit: str) -> list:
     """Horizontal lines with their figures at the left."""
     marks = []
-    for quarter in range(5):
-        y = base - height * quarter / 4
-        label = three_digits(ceiling * quarter / 4) if quarter else "0"
-        if quarter == 4:
-            label = f"{label} {unit}" if len(label) + len(unit) < 7 else label
-        marks.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        marks.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{label}</text>')
+    for value in ticks(ceiling):
+        y = base - height * value / ceiling
+        label = f"{value:,g}" + (f" {unit}" if value == ceiling and len(unit) == 1 else "")
+        marks.append(
+            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+            f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
+        )
     return marks
 
 
-def axis_x(left: int, base: float, low: float, high: float, unit: str) -> list:
-    """The foot of a chart: five figures from `low` to `high`, the last with its unit."""
+def axis_x(left: int, base: float, end: float, unit: str) -> list:
+    """The foot of a chart from zero to `end`, with its unit at the right; epochs are whole."""
     marks = [f'<line class="axis" x1="{left}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>']
-    for quarter in range(5):
-        value = low + (high - low) * quarter / 4
-        x = left + (WIDTH - left - RIGHT) * quarter / 4
-        anchor = ("start", "middle", "middle", "middle", "end")[quarter]
-        label = ("0" if value == 0 else three_digits(value)) + (f" {unit}" if quarter == 4 else "")
-        marks.append(f'<text x="{x:.1f}" y="{base + 18}" text-anchor="{anchor}">{label}</text>')
+    for value in ticks(end, 1.0 if unit == "epochs" else 0.0):
+        x = left + (WIDTH - left - RIGHT) * value / end
+        if x < WIDTH - RIGHT - 90:
+            marks.append(
+                f'<text x="{x:.1f}" y="{base + 19}" text-anchor="middle">{value:,g}</text>'
+            )
+    marks.append(
+        f'<text x="{WIDTH - RIGHT}" y="{base + 19}" text-anchor="end">{end:.4g} {unit}</text>'
+    )
     return marks
+
+
+def ticks(end: float, least: float = 0.0) -> list:
+    """Round figures from 0 to `end`, four to eight of them but never closer than `least`."""
+    power = 10.0 ** math.floor(math.log10(end / 4))
+    step = max(least, *(power * factor for factor in (1, 2, 5) if power * factor <= end / 4))
+    return [round(step * index, 12) for index in range(int(end / step + 1e-9) + 1)]
 
 
 def nice(value: float) -> float:
-    """The next 1, 2, 4, 5, 8 or 10 times a power of ten."""
+    """The next round figure at or above `value`; 1 when that is not positive."""
     if value <= 0:
         return 1.0
-    power = 1.0
-    while power * 10 <= value:
-        power *= 10
-    while power > value:
-        power /= 10
+    power = 10.0 ** math.floor(math.log10(value))
     return next(
-        power * step for step in (1, 1.5, 2, 3, 4, 5, 6, 8, 10, 20) if power * step >= value
+        power * step for step in (1, 1.2, 1.6, 2, 3, 4, 5, 6, 8, 10) if power * step >= value
     )
 
 

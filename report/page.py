@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import jinja2
@@ -27,7 +28,7 @@ def render_page(analysis: Analysis) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters.update(
-        seconds=seconds, size=size, percent=percent, link=link, digits=three_digits
+        seconds=seconds, size=size, percent=percent, link=link, digits=three_digits, bound=bound
     )
     return environment.get_template("report.html.j2").render(
         analysis=analysis,
@@ -41,7 +42,14 @@ def render_page(analysis: Analysis) -> str:
         shares=time_shares(analysis),
         charts=all_charts(analysis),
         line_rate=formulas.line_rate,
+        disk_hosts=[use.host for use in charted_disks(analysis)],
     )
+
+
+def bound(sentence: str) -> str:
+    """The sentence with its figures bound to their units by no-break spaces."""
+    units = r"%|ms|s|min|h|d|kB|MB|GB|MB/s|[GM]bit/s|images/s|px"
+    return re.sub(rf"(?<=\d) (?=(?:{units})(?![\w/]))|(?<=<) (?=\d)", "\u00a0", sentence)
 
 
 def setup(analysis: Analysis) -> str:
@@ -85,7 +93,9 @@ def time_shares(analysis: Analysis) -> list:
     if accounting.wall <= 0:
         return []
     parts = [(name, accounting.seconds[name]) for name in CATEGORIES]
-    parts = [*[part for part in parts if part[1] > 0], ("gap", accounting.gap)]
+    parts = [part for part in parts if part[1] > 0]
+    if abs(accounting.gap) >= 0.005 * accounting.wall:
+        parts.append(("gap", accounting.gap))
     return [(name, value, value / accounting.wall) for name, value in parts]
 
 
@@ -103,6 +113,18 @@ def all_charts(analysis: Analysis) -> dict:
     }
 
 
+def time_unit(longest: float) -> tuple:
+    """The unit of a time axis, and its length in seconds."""
+    return ("s", 1) if longest < 300 else ("min", 60) if longest < 10800 else ("h", 3600)
+
+
+def over_time(series: list, unit: str, said: str, top: float | None = None) -> str:
+    """A line chart whose x are seconds."""
+    x_unit, length = time_unit(max(x for _, points in series for x, _ in points))
+    scaled = [(name, [(x / length, y) for x, y in points]) for name, points in series]
+    return charts.lines(scaled, unit, said, x_unit, top)
+
+
 def time_chart(analysis: Analysis) -> str:
     """All categories and the gap: the mean over ranks, then each rank of the last attempt."""
     accounting = analysis.accounting
@@ -118,7 +140,9 @@ def time_chart(analysis: Analysis) -> str:
         ]
     said = ", ".join(f"{WORDS[name]} {percent(share)}" for name, _, share in time_shares(analysis))
     right = max(accounting.wall, *(sum(max(0.0, v) for _, v in parts) for _, parts in rows))
-    return charts.stacked_bars(rows, right, "s", f"Where the wall time went: {said}.")
+    unit, length = time_unit(right)
+    rows = [(label, [(name, value / length) for name, value in parts]) for label, parts in rows]
+    return charts.stacked_bars(rows, right / length, unit, f"Where the wall time went: {said}.")
 
 
 def rank_chart(analysis: Analysis) -> str:
@@ -149,7 +173,7 @@ def speed_chart(analysis: Analysis) -> str:
         return ""
     low, high = min(y for _, y in points), max(y for _, y in points)
     said = f"Images per second over the run, between {three_digits(low)} and {three_digits(high)}."
-    return charts.lines([("forward", points)], "", said, "s")
+    return over_time([("forward", points)], "", said)
 
 
 def waits_chart(analysis: Analysis) -> str:
@@ -162,7 +186,7 @@ def waits_chart(analysis: Analysis) -> str:
         f"Share of the steps that waits: for images {sum(y for _, y in data) / len(data):.0f} % "
         f"and for gradients {sum(y for _, y in sync) / len(sync):.0f} % on average."
     )
-    return charts.lines([("data", data), ("sync_exposed", sync)], "%", said, "s", top=100.0)
+    return over_time([("data", data), ("sync_exposed", sync)], "%", said, top=100.0)
 
 
 def thin(points: list) -> list:
@@ -184,9 +208,14 @@ def first_per_host(uses: list) -> list:
     return list(found.values())
 
 
+def charted_disks(analysis: Analysis) -> list:
+    """The disks that have a line of their own: one per node, as many as there are colours."""
+    return first_per_host(measured(analysis, analysis.disks))[:8]
+
+
 def disk_chart(analysis: Analysis) -> str:
     """MB/s read over the run, one line per node."""
-    uses = first_per_host(measured(analysis, analysis.disks))[:8]
+    uses = charted_disks(analysis)
     if not any(len(use.series) > 1 for use in uses):
         return ""
     series = [
@@ -196,7 +225,7 @@ def disk_chart(analysis: Analysis) -> str:
     said = "Read from disk in MB/s, mean: " + ", ".join(
         f"{use.host} {use.device} {three_digits(use.read)}" for use in uses
     )
-    return charts.lines(series, "MB/s", said + ".", "s")
+    return over_time(series, "MB/s", said + ".")
 
 
 def network_chart(analysis: Analysis) -> str:
@@ -232,7 +261,7 @@ def advice_chart(analysis: Analysis) -> str:
         return ""
     rows = [("now", analysis.step.images_per_second, "other")]
     rows += [
-        (f"change {index}", item["predicted_images_per_second"], "forward")
+        (f"{index}.", item["predicted_images_per_second"], "forward")
         for index, item in enumerate(advice, 1)
     ]
     said = "Images per second: " + ", ".join(f"{name} {three_digits(v)}" for name, v, _ in rows)

@@ -7,6 +7,8 @@ def seconds(value: float | None) -> str:
     """A duration: 85 ms, 1.41 s, 61 s, 4 min 5 s, 3 h 12 min, 2 d 4 h."""
     if value is None:
         return "unknown"
+    if value < 0:
+        return f"-{seconds(-value)}"
     if value < 0.0995:
         return f"{value * 1000:.0f} ms"
     if value < 120:
