@@ -1,6 +1,6 @@
 """How many samples go where: ranks of a node, micro-batches of a rank. Pure functions."""
 
-from typing import List, Sequence, Tuple
+from typing import List, NamedTuple, Sequence, Tuple
 
 from .errors import UserError
 
@@ -32,4 +32,29 @@ def rank_batches(per_node: int, places: Sequence[Tuple[int, int]]) -> Tuple[int,
 def micro_batches(count: int, parts: int) -> List[int]:
     """Sizes of at most `parts` micro-batches of `count` samples, none of exactly one sample
     (unless `count` is one): accumulation splits a batch and never enlarges it."""
+    if count == 0:
+        return []
     return even_parts(count, max(1, min(parts, count // SMALLEST)))
+
+
+class StepShape(NamedTuple):
+    """What one rank does in one step: sizes of its micro-batches (none: it only takes part in the
+    collectives) and whether batch normalisation uses its running statistics instead."""
+
+    micro: List[int]
+    running_statistics: bool
+
+
+def step_shape(sizes: Sequence[int], rank: int, parts: int, sync_bn: bool) -> StepShape:
+    """The shape of a step with `sizes` samples per rank, split into `parts` micro-batches.
+
+    A rank without samples must not touch its statistics. With `sync_bn` each micro-batch is a
+    collective of all ranks: their numbers are equal, and where one rank has no samples, none
+    computes statistics.
+    """
+    if not sync_bn:
+        return StepShape(micro_batches(sizes[rank], parts), sizes[rank] < SMALLEST)
+    if min(sizes) == 0:
+        return StepShape(micro_batches(sizes[rank], parts), True)
+    parts = min(len(micro_batches(size, parts)) for size in sizes)
+    return StepShape(micro_batches(sizes[rank], parts), sum(sizes) < SMALLEST)

@@ -21,6 +21,10 @@ class Lap(NamedTuple):
 class Clock:
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all before this moment."""
         self.started = time.monotonic()
         self._categories = ["other"]
         self._marks = [self._now()]

@@ -29,7 +29,7 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class World(Place):
-    """Place, plus what is known once all ranks have met; `batches[r]`: samples of rank r per step."""
+    """Place, plus what is known once all ranks have met; `batches`: samples per rank and step."""
 
     host: str = "localhost"
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))

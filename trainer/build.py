@@ -1,0 +1,138 @@
+"""Everything a run consists of, made from the options; nothing has been trained yet."""
+
+import dataclasses
+from typing import Callable, List, Optional
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from . import parallel, precision, syncbn
+from .batch import SMALLEST
+from .compat import HAS_COMPILE
+from .data.augment import Normalise
+from .data.folder import ImageFolder, image_sizes
+from .data.order import derive_seed, steps_per_epoch
+from .ema import Ema
+from .errors import UserError
+from .models import build as build_model
+from .optim import build_optimizer
+from .options import Options
+from .sync import KINDS, Sync
+from .timing import Clock
+from .world import World
+
+
+@dataclasses.dataclass
+class Job:
+    options: Options
+    world: World
+    clock: Clock
+    train_set: ImageFolder
+    eval_set: ImageFolder
+    image_size: int
+    model: nn.Module  # the bare model: what is evaluated and saved
+    net: nn.Module  # what a training step calls: `model`, perhaps compiled and within DDP
+    norms: List[nn.Module]
+    optimizer: torch.optim.Optimizer
+    precision: precision.Precision
+    normalise: Normalise
+    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # summed over samples
+    sync: Optional[Sync]  # None in a world of one
+    ema: Optional[Ema]
+    micro_batches: int  # of a full step, agreed by all ranks
+
+    @property
+    def steps_per_epoch(self) -> int:
+        smallest = min(SMALLEST, *self.world.batches)
+        return steps_per_epoch(len(self.train_set), self.world.global_batch, smallest)
+
+    @property
+    def gradient_bytes(self) -> int:
+        sizes = (p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
+        return sum(sizes)
+
+
+@dataclasses.dataclass
+class Materials:
+    """What can be refused as bad input, on this rank alone."""
+
+    train_set: ImageFolder
+    eval_set: ImageFolder
+    image_size: int
+    model: nn.Module
+
+
+def materials(options: Options, world: World) -> Materials:
+    """Data sets and model. Raises UserError on all ranks when one of them lacks something."""
+    error, made = None, None
+    try:
+        made = _materials(options, world)
+    except UserError as bad:
+        error = bad
+    world.agree(error)
+    assert made is not None
+    counts = world.gather((len(made.train_set), len(made.eval_set)))
+    if len(set(counts)) > 1:
+        raise UserError(f"the ranks see different data sets (train, val images): {counts}.")
+    return made
+
+
+def _materials(options: Options, world: World) -> Materials:
+    if options.data is None:
+        raise UserError("--data is missing: a folder with train/<class>/ and val/<class>/.")
+    if options.compile and not HAS_COMPILE:
+        raise UserError(f"--compile needs torch 2.0 or newer; this is {torch.__version__}.")
+    if options.skip_oom and world.size > 1:
+        raise UserError(
+            "--skip_oom: with several processes the others would wait for this one's gradients "
+            "for ever. Leave it away: a run that runs out of memory ends with code 76 and is "
+            "started again with smaller micro-batches."
+        )
+    parallel.check(options, world)
+    precision.check(options.precision, world.device)
+    train_set = ImageFolder(options.data, "train", options)
+    eval_set = ImageFolder(options.data, "val", options)
+    size = image_sizes(options, options.image_size or train_set.natural_size()).train
+    # The same weights on all ranks: DDP would copy rank 0's, but one rank alone has no DDP.
+    torch.manual_seed(derive_seed("weights", options.seed))
+    model = build_model(options.model, len(train_set.classes), options, size)
+    return Materials(train_set, eval_set, size, model)
+
+
+def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
+    """Put model, optimizer and everything around them together, on the device."""
+    shape = torch.channels_last if options.channels_last else torch.contiguous_format
+    level = precision.Precision(options.precision, world.device)
+    model = found.model.to(world.device, memory_format=shape)
+    level.convert(model)
+    if options.sync_bn and world.size > 1:
+        model = syncbn.convert(model, world.device)
+    optimizer = build_optimizer(model, options, world.global_batch)
+    level.adopt(optimizer)
+    sync = None
+    if world.size > 1:
+        sync = KINDS[options.sync](lambda: clock.enter("sync_exposed"))
+    called = torch.compile(model) if options.compile else model
+    smoothing = options.label_smoothing
+    return Job(
+        options=options,
+        world=world,
+        clock=clock,
+        train_set=found.train_set,
+        eval_set=found.eval_set,
+        image_size=found.image_size,
+        model=model,
+        net=parallel.wrap(called, options, world, sync),
+        norms=[module for module in model.modules() if isinstance(module, _BatchNorm)],
+        optimizer=optimizer,
+        precision=level,
+        normalise=Normalise(world.device, level.input_type, shape),
+        loss=lambda out, targets: functional.cross_entropy(
+            out, targets, reduction="sum", label_smoothing=smoothing
+        ),
+        sync=sync,
+        ema=Ema(model, options.ema) if options.ema else None,
+        micro_batches=options.accumulation,
+    )

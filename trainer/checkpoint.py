@@ -1,0 +1,179 @@
+"""What a checkpoint holds, and which one a run resumes from.
+
+A checkpoint is one file of tensors and plain containers: model, optimizer, loss scale, average,
+each rank's sync state, and the position in the data. It loads with `weights_only=True`, on any
+number of ranks, because order, augmentation and dropout are functions of the position.
+"""
+
+import dataclasses
+import io
+import pathlib
+import time
+import uuid
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+
+from .build import Job
+from .compat import load_tensors
+from .errors import UserError
+from .evaluate import share_buffers
+from .options import Options
+from .writer import is_whole, newest_first
+
+
+@dataclasses.dataclass
+class Position:
+    """How far a run has come. `sample`: images of this epoch that were trained on, by all ranks."""
+
+    epoch: int = 0
+    sample: int = 0
+    step: int = 0
+    best_top1: float = 0.0
+    run: str = ""
+
+    def samples(self, per_epoch: int) -> int:
+        return self.epoch * per_epoch + self.sample
+
+
+def snapshot(job: Job, position: Position) -> Dict[str, Any]:
+    """A copy of all state, on the CPU, which training may outrun. Collective."""
+    share_buffers(job)
+    own = job.sync.state_dict() if job.sync is not None else None
+    state = {
+        "model": job.model.state_dict(),
+        "optimizer": job.optimizer.state_dict(),
+        "precision": job.precision.state_dict(),
+        "ema": job.ema.state_dict() if job.ema is not None else None,
+        "sync": job.world.gather(own),
+    }
+    return {
+        **_copied(state),
+        **dataclasses.asdict(position),
+        "samples": position.samples(len(job.train_set)),
+        "train_images": len(job.train_set),
+        "classes": list(job.train_set.classes),
+        "fingerprint": job.options.fingerprint(),
+        "options": _plain(dataclasses.asdict(job.options)),
+    }
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copied(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_copied(inner) for inner in value]
+    return value
+
+
+def _plain(value: Dict[str, Any]) -> Dict[str, Any]:
+    return {key: list(v) if isinstance(v, tuple) else v for key, v in value.items()}
+
+
+def restore(job: Job, state: Dict[str, Any]) -> Position:
+    """Take over a snapshot, in place: DDP and the optimizer hold these tensors."""
+    load_weights(job.model, state["model"])
+    job.optimizer.load_state_dict(state["optimizer"])
+    job.precision.load_state_dict(state["precision"])
+    if job.ema is not None and state["ema"] is not None:
+        job.ema.load_state_dict(state["ema"])
+    # Per-rank state belongs to as many ranks as wrote it.
+    if job.sync is not None and len(state["sync"]) == job.world.size:
+        own = state["sync"][job.world.rank]
+        if own is not None:
+            job.sync.load_state_dict(own)
+    names = [field.name for field in dataclasses.fields(Position)]
+    return Position(**{name: state[name] for name in names})
+
+
+def load_weights(model: torch.nn.Module, weights: Dict[str, torch.Tensor]) -> None:
+    """Load a state dict, whether it was saved within DDP (`module.`) or not. Raises UserError."""
+    plain = {key[7:] if key.startswith("module.") else key: v for key, v in weights.items()}
+    try:
+        model.load_state_dict(plain)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"these weights do not belong to this model: {reason}") from error
+
+
+class Found(NamedTuple):
+    """The best a rank's machine has; `key` orders by run, then samples seen."""
+
+    key: Tuple[str, int]
+    rank: int
+    size: int
+    other_options: List[str]
+
+
+def find(job: Job) -> Optional[Dict[str, Any]]:
+    """The newest whole checkpoint on any node that `--resume` allows, on every rank; its owner
+    sends the bytes. None when there is none and `--resume auto`. Collective."""
+    options, world = job.options, job.world
+    if options.resume == "none":
+        return None
+    content, mine = b"", None
+    if world.local_rank == 0:
+        content, mine = _newest_here(job)
+    found = [one for one in world.gather(mine) if one is not None]
+    if not found:
+        if options.resume == "auto":
+            return None
+        raise UserError(f"--resume {options.resume}: no whole checkpoint there, on any node.")
+    best = max(found, key=lambda one: (one.key, -one.rank))
+    if best.other_options:
+        raise UserError(
+            f"the checkpoint was made with another {', '.join(best.other_options)}: give the same "
+            "options, or --resume none to start afresh."
+        )
+    return load_tensors(io.BytesIO(_spread(content, best, job)))
+
+
+def _newest_here(job: Job) -> Tuple[bytes, Optional[Found]]:
+    options = job.options
+    wanted = options.output if options.resume == "auto" else options.resume
+    if wanted is None:
+        return b"", None
+    path = pathlib.Path(wanted)
+    best: Tuple[bytes, Optional[Found]] = (b"", None)
+    for file in [path] if path.is_file() else newest_first(path):
+        if not is_whole(file):
+            continue
+        content = file.read_bytes()
+        state = load_tensors(io.BytesIO(content))
+        other = differing(state, options, len(job.train_set))
+        found = Found((state["run"], state["samples"]), job.world.rank, len(content), other)
+        if best[1] is None or found.key > best[1].key:
+            best = content, found
+        if file is path or best[1] is not None:
+            break
+    return best
+
+
+def differing(state: Dict[str, Any], options: Options, train_images: int) -> List[str]:
+    """Names of what a run that made this checkpoint had otherwise."""
+    own = _plain(dataclasses.asdict(options))
+    free = {field.name for field in dataclasses.fields(options) if field.metadata["free"]}
+    names = [name for name in own if name not in free and state["options"].get(name) != own[name]]
+    return names + (["data set"] if state["train_images"] != train_images else [])
+
+
+def _spread(content: bytes, best: Found, job: Job) -> bytes:
+    """The owner's bytes on all ranks."""
+    if job.world.size == 1:
+        return content
+    device = job.world.device
+    if job.world.rank == best.rank:
+        data = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
+    else:
+        data = torch.empty(best.size, dtype=torch.uint8, device=device)
+    dist.broadcast(data, best.rank)
+    return data.cpu().numpy().tobytes()
+
+
+def new_run(job: Job) -> Position:
+    """The beginning. Runs sort by when they began."""
+    name = time.strftime("%Y%m%dT%H%M%SZ-", time.gmtime()) + uuid.uuid4().hex[:8]
+    return Position(run=job.world.gather(name)[0])

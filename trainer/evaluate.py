@@ -1,0 +1,69 @@
+"""Exact evaluation: each image counted once, whatever the number of ranks."""
+
+import contextlib
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+from .build import Job
+from .data.loader import eval_batches
+
+
+class Result(NamedTuple):
+    """Over all ranks; top1 and top5 in 0..1, loss per image."""
+
+    samples: int
+    top1: float
+    top5: float
+    loss: float
+
+
+def share_buffers(job: Job) -> None:
+    """Give all ranks rank 0's buffers (batch normalisation's running statistics).
+
+    Broadcast, not averaged: rank 0's are then never touched, so when one evaluates or saves
+    cannot change a bit of the run. They see 1/N of the data, as under DDP's own broadcast.
+    """
+    if job.world.size == 1:
+        return
+    buffers = dict(job.model.named_buffers())
+    averages = {} if job.ema is None else job.ema.average
+    tensors = [*buffers.values(), *(averages[name] for name in buffers if name in averages)]
+    for kind in sorted({tensor.dtype for tensor in tensors}, key=str):
+        same = [tensor for tensor in tensors if tensor.dtype is kind]
+        flat = torch.cat([tensor.reshape(-1) for tensor in same])
+        dist.broadcast(flat, 0)
+        for tensor, values in zip(same, flat.split([tensor.numel() for tensor in same])):
+            tensor.copy_(values.view_as(tensor))
+
+
+@torch.no_grad()
+def evaluate(job: Job) -> Result:
+    """The model, or its average where there is one, on the evaluation images. Collective."""
+    share_buffers(job)
+    averaged = contextlib.nullcontext() if job.ema is None else job.ema.applied(job.model)
+    sums = torch.zeros(4, dtype=torch.float64, device=job.world.device)
+    job.model.eval()
+    with averaged:
+        for batch in eval_batches(job.eval_set, job.options, job.world):
+            images = batch.images.to(job.world.device, non_blocking=True)
+            targets = batch.targets.to(job.world.device, non_blocking=True)
+            sums += _sums(job, images, targets)
+    job.model.train()
+    if job.world.size > 1:
+        dist.all_reduce(sums)
+    samples, top1, top5, loss = sums.tolist()
+    count = max(samples, 1)
+    return Result(int(samples), top1 / count, top5 / count, loss / count)
+
+
+def _sums(job: Job, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    with job.precision.computing():
+        outputs = job.model(job.normalise(images)).double()
+    best = outputs.topk(min(5, outputs.shape[1]), 1).indices
+    hits = best == targets[:, None]
+    loss = functional.cross_entropy(outputs, targets, reduction="sum")
+    number = torch.full_like(loss, len(targets))
+    return torch.stack([number, hits[:, 0].sum().double(), hits.sum().double(), loss])

@@ -1,0 +1,74 @@
+"""Running out of device memory: micro-batches agreed before the first step, and what comes after.
+
+A rank cannot try a step again while its peers wait for its gradients inside an all-reduce. So it
+leaves with its own exit code, and the run is started again from its checkpoint with the micro-batch
+halved: same global batch, same learning rate. Batch normalisation sees the smaller micro-batch.
+"""
+
+import logging
+from typing import Optional
+
+import torch
+import torch.distributed as dist
+
+from .batch import SMALLEST, micro_batches
+from .build import Job
+from .compat import is_out_of_memory
+from .data.loader import Batch
+from .step import Tally, train_step
+
+EXIT_OUT_OF_MEMORY = 76
+
+log = logging.getLogger(__name__)
+
+
+def guarded_step(job: Job, batch: Batch, step: int, lr: float) -> Optional[Tally]:
+    """A step; None where --skip_oom dropped it because it did not fit."""
+    try:
+        return train_step(job, batch, step, lr)
+    except RuntimeError as error:
+        if not (job.options.skip_oom and is_out_of_memory(error)):
+            raise
+    # Outside of the handler: the traceback would keep the graph, and so the memory, alive.
+    job.net.zero_grad(set_to_none=True)
+    if job.world.device.type == "cuda":
+        torch.cuda.empty_cache()
+    log.warning("step %d did not fit into memory and was skipped", step + 1)
+    return None
+
+
+def agree_micro_batches(job: Job) -> None:
+    """With --auto_batch, the fewest micro-batches that fit, the same on all ranks. Collective."""
+    if not job.options.auto_batch:
+        return
+    count = job.world.batches[job.world.rank]
+    parts = job.micro_batches
+    while not _fits(job, max(micro_batches(count, parts))) and count // parts > SMALLEST:
+        parts *= 2
+    agreed = torch.tensor(parts, device=job.world.device)
+    if job.world.size > 1:
+        dist.all_reduce(agreed, dist.ReduceOp.MAX)
+    job.micro_batches = int(agreed)
+
+
+def _fits(job: Job, size: int) -> bool:
+    """Whether a forward and backward of `size` images fits; leaves the model as it was."""
+    own = {name: buffer.clone() for name, buffer in job.model.named_buffers()}
+    shape = (size, 3, job.image_size, job.image_size)
+    try:
+        images = torch.zeros(shape, dtype=torch.uint8, device=job.world.device)
+        with job.precision.computing():
+            outputs = job.model(job.normalise(images))
+        (outputs.float().sum() * 0).backward()
+        fitted = True
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        fitted = False
+    job.model.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for name, buffer in job.model.named_buffers():
+            buffer.copy_(own[name])
+    if job.world.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return fitted

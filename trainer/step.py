@@ -1,0 +1,148 @@
+"""One optimizer step: forward and backward over micro-batches, gradients summed over ranks."""
+
+import contextlib
+from typing import Iterator, List, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .batch import SMALLEST, StepShape, step_shape
+from .build import Job
+from .data.loader import Batch
+from .data.mix import mix_images, mixed_loss, plan_mix
+from .data.order import derive_seed, split_batch
+
+
+class Tally(NamedTuple):
+    """Sums over this rank's samples of a step; they stay on the device: no wait, no graph."""
+
+    loss: torch.Tensor
+    correct: torch.Tensor
+
+
+def shape_of(job: Job, global_count: int) -> StepShape:
+    """This rank's part of a step of `global_count` samples; all ranks compute the same sizes."""
+    smallest = min(SMALLEST, *job.world.batches)
+    sizes = split_batch(global_count, job.world.batches, smallest)
+    return step_shape(sizes, job.world.rank, job.micro_batches, job.options.sync_bn)
+
+
+def train_step(job: Job, batch: Batch, step: int, lr: float) -> Tally:
+    """Train on this rank's share; `step` is the global number from 0."""
+    clock, options = job.clock, job.options
+    clock.enter("h2d")
+    images = batch.images.to(job.world.device, non_blocking=True)
+    targets = batch.targets.to(job.world.device, non_blocking=True)
+    clock.enter("optimizer")
+    # Dropout depends on this step and rank, not on what was drawn before: a resumed run agrees.
+    torch.manual_seed(derive_seed("dropout", options.seed, step, job.world.rank))
+    for group in job.optimizer.param_groups:
+        group["lr"] = lr
+    job.net.zero_grad(set_to_none=True)
+    if job.sync is not None:
+        job.sync.before_step()
+    shape = shape_of(job, batch.global_count)
+    with resting(job.norms, shape.running_statistics):
+        tally = _gradients(job, images, targets, batch.global_count, shape.micro, step)
+    clock.enter("optimizer")
+    skipped = job.precision.step(job.optimizer, options.clip_grad_norm)
+    if job.sync is not None:
+        job.sync.after_step(skipped)
+    if job.ema is not None and not skipped and (step + 1) % options.ema_every == 0:
+        job.ema.update(job.model)
+    clock.enter("other")
+    return tally
+
+
+def _gradients(
+    job: Job,
+    images: torch.Tensor,
+    targets: torch.Tensor,
+    global_count: int,
+    sizes: List[int],
+    step: int,
+) -> Tally:
+    """Sum the gradients of loss / global count; ranks then sum theirs to the whole batch's."""
+    if not sizes:
+        return _take_part(job)
+    neighbours = targets.roll(1, 0)
+    mix = plan_mix(job.options, job.image_size, step, job.world.rank)
+    inputs = job.normalise(images)
+    if mix is not None:
+        inputs = mix_images(inputs, mix)
+    share = 1.0 if mix is None else mix.share
+    losses, correct = [], []
+    parts = list(zip(inputs.split(sizes), targets.split(sizes), neighbours.split(sizes)))
+    for number, (part, target, neighbour) in enumerate(parts):
+        with local_only(job.net, number < len(parts) - 1):
+            job.clock.enter("forward")
+            with job.precision.computing():
+                outputs = job.net(part)
+            outputs = outputs.float() if outputs.dtype is not torch.float64 else outputs
+            if share < 1:
+                loss = mixed_loss(job.loss, outputs, target, neighbour, share)
+            else:
+                loss = job.loss(outputs, target)
+            job.clock.enter("backward")
+            job.precision.backward(loss / global_count)
+        losses.append(loss.detach())
+        correct.append((outputs.detach().argmax(1) == target).sum())
+    return Tally(torch.stack(losses).sum(), torch.stack(correct).sum())
+
+
+def _take_part(job: Job) -> Tally:
+    """A rank without samples: the peers wait for its gradients, which are zero."""
+    job.clock.enter("forward")
+    blank = torch.zeros(
+        1, 3, job.image_size, job.image_size, dtype=torch.uint8, device=job.world.device
+    )
+    with job.precision.computing():
+        outputs = job.net(job.normalise(blank))
+    job.clock.enter("backward")
+    job.precision.backward(outputs.float().sum() * 0)
+    nothing = torch.zeros((), device=job.world.device)
+    return Tally(nothing, nothing)
+
+
+@contextlib.contextmanager
+def resting(norms: List[nn.Module], on: bool) -> Iterator[None]:
+    """Within, batch normalisation uses its running statistics and leaves them as they are."""
+    if not on:
+        yield
+        return
+    for module in norms:
+        module.eval()
+    yield
+    for module in norms:
+        module.train()
+
+
+@contextlib.contextmanager
+def local_only(net: nn.Module, on: bool) -> Iterator[None]:
+    """Within, gradients are summed up on this rank without asking the others."""
+    if on and isinstance(net, DistributedDataParallel):
+        with net.no_sync():
+            yield
+    else:
+        yield
+
+
+def settle_buckets(job: Job) -> None:
+    """A throw-away forward and backward, after which all is as before.
+
+    DDP orders its buckets anew after its first backward, and sums in another order from then on:
+    without this, the first step after a resume would differ from the same step of a run that was
+    never stopped. State that the model changes in a forward is put back.
+    """
+    own = {name: buffer.clone() for name, buffer in job.model.named_buffers()}
+    blank = torch.zeros(
+        2, 3, job.image_size, job.image_size, dtype=torch.uint8, device=job.world.device
+    )
+    with job.precision.computing():
+        outputs = job.net(job.normalise(blank))
+    (outputs.float().sum() * 0).backward()
+    job.net.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for name, buffer in job.model.named_buffers():
+            buffer.copy_(own[name])

@@ -1,0 +1,241 @@
+"""A training run from beginning to end: build, loop, evaluate, save."""
+
+import contextlib
+import os
+import pathlib
+import platform
+import time
+from typing import List, Optional
+
+import torch
+
+from . import checkpoint, memory
+from .batch import SMALLEST
+from .build import job, materials
+from .data.loader import Batch, train_batches
+from .data.order import rank_slice, split_batch
+from .evaluate import Result, evaluate
+from .host import peak_resident, process_start
+from .logs import Lines, SampleLog, Screen
+from .models import describe
+from .optim import learning_rate
+from .options import Options
+from .step import Tally, settle_buckets
+from .stop import EXIT_STOPPED, Stop
+from .timing import Clock
+from .world import World
+from .writer import Writer
+
+
+def train(options: Options, world: World) -> int:
+    """Train as the options say; returns the exit code. Raises UserError for bad input."""
+    run = Run(options, world)
+    try:
+        finished = run.all_epochs()
+        run.clock.enter("checkpoint")
+        run.writer.finish()
+    except BaseException:
+        with contextlib.suppress(RuntimeError):  # a broken device cannot be read any more
+            run.end("failed")
+        raise
+    run.end("finished" if finished else "stopped")
+    return 0 if finished else EXIT_STOPPED
+
+
+class Run:
+    """One attempt at a run: the job, its position, and where its figures go."""
+
+    def __init__(self, options: Options, world: World) -> None:
+        found = materials(options, world)
+        self.clock = Clock(world.device)
+        self.job = job(options, world, found, self.clock)
+        self.options, self.world = options, world
+        self.lines = Lines(options, world, self.clock)
+        self.screen = Screen(options, world, self.job.steps_per_epoch)
+        self.sample_log = SampleLog(options, world)
+        self.stop = Stop(world)
+        folder = pathlib.Path(options.output or ".", "checkpoints", world.host)
+        self.writer = Writer(folder, options.keep)
+        self.saves = bool(options.output) and world.local_rank == 0
+        self.tallies: List[Tally] = []
+        self.tallied = 0
+        self.train_loss = float("nan")
+        memory.agree_micro_batches(self.job)
+        settle_buckets(self.job)
+        self.cost = describe(self.job.model, self.job.image_size)
+        self.clock.restart()
+        self.clock.enter("checkpoint")
+        state = checkpoint.find(self.job)
+        self.position = checkpoint.new_run(self.job)
+        if state is not None:
+            self.position = checkpoint.restore(self.job, state)
+        self.clock.enter("other")
+        self._introduce(state is not None)
+
+    def all_epochs(self) -> bool:
+        """Train from the position to the end; False when stopped before."""
+        while self.position.epoch < self.options.epochs:
+            if not self.epoch():
+                self.save(best=False)
+                return False
+            done = self.position.epoch  # epochs completed
+            last = done == self.options.epochs
+            best = False
+            if last or done % self.options.evaluate_every == 0:
+                best = self.evaluate()
+            if last or best or self.options.checkpoint_every == 0:
+                self.save(best)
+        return True
+
+    def epoch(self) -> bool:
+        """Train from the position to the epoch's end; False when asked to stop."""
+        at, job = self.position, self.job
+        batches = train_batches(job.train_set, self.options, self.world, at.epoch, at.sample)
+        self.screen.epoch(at.epoch, at.sample // self.world.global_batch)
+        self.clock.enter("data")
+        for batch in batches:
+            if self.stop.before(at.step):
+                return False
+            self._step(batch)
+            every = self.options.checkpoint_every
+            ended = at.sample == len(job.train_set)
+            if ended:
+                break
+            if every and at.step % every == 0:
+                self.save(best=False)
+            self.clock.enter("data")
+        self._log_point()
+        at.epoch, at.sample = at.epoch + 1, 0
+        return True
+
+    def _step(self, batch: Batch) -> None:
+        at, job = self.position, self.job
+        progress = at.epoch * job.steps_per_epoch + at.sample / self.world.global_batch
+        lr = learning_rate(self.options, progress, job.steps_per_epoch, self.world.global_batch)
+        tally = memory.guarded_step(job, batch, at.step, lr)
+        if tally is not None:
+            self.tallies.append(tally)
+            self.tallied += len(batch.indices)
+        self._log_samples(batch)
+        at.sample += batch.global_count
+        at.step += 1
+        self.lines.add("step", step=at.step, epoch=at.epoch, samples=len(batch.indices))
+        self.screen.step(batch.global_count)
+        if at.step % self.options.log_every == 0:
+            self._log_point()
+
+    def _log_samples(self, batch: Batch) -> None:
+        smallest = min(SMALLEST, *self.world.batches)
+        sizes = split_batch(batch.global_count, self.world.batches, smallest)
+        begin = self.position.sample + rank_slice(sizes, self.world.rank).start
+        self.sample_log.add(self.position.epoch, begin, batch.indices.tolist())
+
+    def _log_point(self) -> None:
+        """Read what the device has summed up: the only wait for it between steps."""
+        if self.tallies and self.tallied:
+            both = torch.stack([torch.stack([t.loss, t.correct]) for t in self.tallies])
+            loss, correct = both.double().sum(0).tolist()
+            self.train_loss = loss / self.tallied
+            self.lines.note_loss(self.train_loss)
+            total = len(self.job.train_set)
+            left = self.options.epochs * total - self.position.samples(total)
+            self.screen.figures(self.position.step, left, self.train_loss, correct / self.tallied)
+        self.tallies, self.tallied = [], 0
+        self.lines.flush()
+
+    def evaluate(self) -> bool:
+        """True when this is the best so far."""
+        self.clock.enter("evaluate")
+        result = evaluate(self.job)
+        at = self.position
+        self.clock.enter("other")
+        self._report(result)
+        better = result.top1 > at.best_top1 or at.best_top1 == 0
+        at.best_top1 = max(at.best_top1, result.top1)
+        return better
+
+    def _report(self, result: Result) -> None:
+        epoch = self.position.epoch - 1
+        self.screen.evaluated(epoch, self.position.step, self.train_loss, result)
+        self.lines.add(
+            "evaluate",
+            epoch=epoch,
+            samples=result.samples,
+            top1=result.top1,
+            top5=result.top5,
+            loss=result.loss,
+        )
+        self.lines.flush()
+
+    def save(self, best: bool) -> None:
+        """Copy the state and let the writer thread write it, on each node's first process."""
+        self.clock.enter("checkpoint")
+        payload = checkpoint.snapshot(self.job, self.position)
+        path: Optional[pathlib.Path] = None
+        if self.saves:
+            path = self.writer.save(payload, best)
+        size = sum(t.numel() * t.element_size() for t in payload["model"].values())
+        self.clock.enter("other")
+        self.lines.add(
+            "checkpoint",
+            step=self.position.step,
+            bytes=size,
+            file=path.name if path else None,
+        )
+        self.lines.flush()
+
+    def _introduce(self, resumed: bool) -> None:
+        job, at, world, options = self.job, self.position, self.world, self.options
+        parameters, flops = self.cost
+        samples = at.samples(len(job.train_set))
+        on_gpu = world.device.type == "cuda"
+        self.lines.add(
+            "start",
+            timed=False,
+            mono_process=process_start(),
+            mono=self.clock.started,
+            unix=time.time(),
+            host=world.host,
+            rank=world.rank,
+            local_rank=world.local_rank,
+            node_rank=world.node_rank,
+            world_size=world.size,
+            pid=os.getpid(),
+            python=platform.python_version(),
+            torch=torch.__version__,
+            device=torch.cuda.get_device_name(world.device) if on_gpu else platform.machine(),
+            model=options.model,
+            parameters=parameters,
+            gradient_bytes=job.gradient_bytes,
+            flops_per_image=flops,
+            global_batch=world.global_batch,
+            rank_batch=world.batches[world.rank],
+            accumulate=job.micro_batches,
+            train_images=len(job.train_set),
+            eval_images=len(job.eval_set),
+            epochs=options.epochs,
+            steps_per_epoch=job.steps_per_epoch,
+            precision=options.precision,
+            sync=options.sync,
+            image_size=job.image_size,
+            resumed_samples=samples,
+        )
+        self.lines.flush()
+        self.screen.say(
+            f"{options.model}: {parameters / 1e6:.2f} M parameters, {flops / 1e9:.3f} GFLOP per "
+            f"{job.image_size} px image; {len(job.train_set)} training images, "
+            f"{len(job.train_set.classes)} classes; {world.size} ranks, batch "
+            f"{world.global_batch} ({job.micro_batches} micro-batches), {options.precision}"
+        )
+        if resumed:
+            self.screen.say(f"resumed at epoch {at.epoch + 1}, image {at.sample}, step {at.step}")
+
+    def end(self, status: str) -> None:
+        """The last line; nothing is timed after it."""
+        on_gpu = self.world.device.type == "cuda"
+        self.screen.close()
+        self.lines.end(
+            status=status,
+            peak_memory_bytes=torch.cuda.max_memory_allocated() if on_gpu else peak_resident(),
+            bad_images=len(self.job.train_set.quarantine) + len(self.job.eval_set.quarantine),
+        )

@@ -1,0 +1,109 @@
+"""Writing checkpoint files beside training: a reader sees a whole file or none."""
+
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import threading
+import zipfile
+from typing import Any, Dict, List, Optional
+
+import torch
+
+NAME = re.compile(r"step-(\d+)\.pt$")
+
+
+def newest_first(folder: pathlib.Path) -> List[pathlib.Path]:
+    """Checkpoints of all hosts below an output folder; unfinished ones are named otherwise."""
+    found = [path for path in folder.glob("checkpoints/*/step-*.pt") if NAME.search(path.name)]
+    return sorted(found, key=_step, reverse=True)
+
+
+def _step(path: pathlib.Path) -> int:
+    match = NAME.search(path.name)
+    return int(match.group(1)) if match else -1
+
+
+def is_whole(path: pathlib.Path) -> bool:
+    """A torch file is a zip archive with a CRC-32 of each member: compare them all."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is None
+    except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError):
+        return False
+
+
+def write_whole(payload: Dict[str, Any], path: pathlib.Path) -> int:
+    """Save so that `path` is either absent or whole, even after a power cut. Returns its size."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".unfinished")
+    with unfinished.open("wb") as file:
+        torch.save(payload, file)
+        file.flush()
+        os.fsync(file.fileno())
+        size = file.tell()
+    unfinished.replace(path)
+    _sync_folder(path.parent)
+    return size
+
+
+def _sync_folder(folder: pathlib.Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _copy_whole(source: pathlib.Path, target: pathlib.Path) -> None:
+    """A second name for a file, or a copy where the file system has no links; atomic."""
+    unfinished = target.with_suffix(".unfinished")
+    with contextlib.suppress(FileNotFoundError):
+        unfinished.unlink()
+    try:
+        os.link(source, unfinished)
+    except OSError:
+        shutil.copyfile(source, unfinished)
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())
+    unfinished.replace(target)
+    _sync_folder(target.parent)
+
+
+class Writer:
+    """Writes one checkpoint at a time in a thread; keeps the newest `keep` and the best."""
+
+    def __init__(self, folder: pathlib.Path, keep: int) -> None:
+        self.folder, self.keep = folder, keep
+        self._thread: Optional[threading.Thread] = None
+        self._error: Optional[BaseException] = None
+
+    def save(self, payload: Dict[str, Any], best: bool) -> pathlib.Path:
+        """Begin to write; `payload` must not change any more. Waits for the one before.
+        Raises what the one before met."""
+        self.finish()
+        path = self.folder / f"step-{payload['step']:08d}.pt"
+        self._thread = threading.Thread(target=self._write, args=(payload, path, best))
+        self._thread.start()
+        return path
+
+    def finish(self) -> None:
+        """Wait until the last one is on the disk; raise what it met."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _write(self, payload: Dict[str, Any], path: pathlib.Path, best: bool) -> None:
+        try:
+            write_whole(payload, path)
+            if best:
+                _copy_whole(path, path.with_name("best.pt"))
+            own = [old for old in self.folder.glob("step-*.pt") if NAME.search(old.name)]
+            for old in sorted(own, key=_step)[: -self.keep]:
+                old.unlink()
+        except BaseException as error:
+            self._error = error
