@@ -1,0 +1,1 @@
+"""How a run starts, lives and ends, seen from the control machine."""

@@ -1,0 +1,75 @@
+"""Which failure came first, and what it means.
+
+Clocks of different machines are not compared. On one machine the guard says which worker failed
+first; between machines an error that only says "a peer is gone" is ranked below any other.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+
+from launcher.pitfalls import explain
+
+PEER_LOST = re.compile(
+    r"connection closed by peer|connection reset by peer|broken pipe|socket closed|"
+    r"connect(ion)? (to .*)?refused|remote process has exited|ncclRemoteError|"
+    r"timed? ?out (waiting|after)|timeout.*(barrier|store|allreduce|broadcast|recv|send)|"
+    r"watchdog caught collective|failed to (recv|send).*got (0|\d+) bytes|"
+    r"Connect timeout|DistNetworkError|DistStoreError|store->get|"
+    r"gloo/transport.*(closed|reset|timeout|timed out|refused|Connect)",
+    re.IGNORECASE,
+)
+STOPPED = 75
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Something that went wrong on one node, as the control machine learnt of it.
+
+    `kind`: worker (a rank ended badly), launch (launch did), gone (the machine or the way to it),
+    guard (its guard was killed).
+    """
+
+    host: str
+    kind: str
+    order: int
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    exception: str | None = None
+    message: str | None = None
+    last_lines: tuple[str, ...] = ()
+    first_on_node: bool = True
+
+    @property
+    def peer_lost(self) -> bool:
+        """Whether it only says that another process is gone."""
+        if self.kind != "worker" or self.signal is not None:
+            return False
+        if self.exit_code == STOPPED:
+            return True
+        return bool(PEER_LOST.search(self.exception or "\n".join(self.last_lines[-3:])))
+
+
+def first_of(failures: list[Failure]) -> Failure | None:
+    """The one that explains the others."""
+    kinds = {"worker": 0, "gone": 0, "guard": 1, "launch": 2}
+
+    def place(failure: Failure):
+        return (failure.peer_lost, kinds[failure.kind], not failure.first_on_node, failure.order)
+
+    return min(failures, key=place, default=None)
+
+
+def document(failure: Failure) -> dict:
+    """The failure as attempts.json has it."""
+    message, remedy = explain(failure)
+    kept = asdict(failure)
+    fields = ("host", "rank", "exit_code", "signal", "exception")
+    return {
+        **{name: kept[name] for name in fields},
+        "message": message,
+        "remedy": remedy,
+        "last_lines": list(failure.last_lines),
+    }

@@ -1,0 +1,93 @@
+"""The command line of the launcher."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+
+from launcher.errors import UserError
+from launcher.options import Options
+
+USAGE_ERROR = 2
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:
+        raise UserError(f"{message}. See `python -m launcher --help`.")
+
+
+def parser() -> argparse.ArgumentParser:
+    made = _Parser(prog="python -m launcher", description="Start and watch training runs.")
+    verbs = made.add_subparsers(dest="verb", required=True, parser_class=_Parser)
+    for verb, text in (("train", "start a run"), ("dry-run", "print what train would run")):
+        _training(verbs.add_parser(verb, help=text, allow_abbrev=False))
+    return made
+
+
+def _training(verb: argparse.ArgumentParser) -> None:
+    add = verb.add_argument
+    add("--inventory", default="inventory.ini", help="Ansible inventory (default: inventory.ini)")
+    add("--nodes", type=int, help="the first N machines of group cluster (default: all)")
+    add("--model", help="as the trainer's")
+    add("--data", default="digits", help="a name below data_root, or a path (default: digits)")
+    add("--epochs", type=int, help="as the trainer's")
+    add("--batch", type=int, help="images per step and node")
+    add("--precision", help="as the trainer's")
+    add("--sync", help="as the trainer's")
+    add("--max-restarts", type=int, default=0, help="attempts after the first one (default: 0)")
+    add("--min-nodes", type=int, help="go on with as few machines as this (default: all)")
+    add("--port", type=int, help="of the rendezvous on node 0 (default: a free one)")
+    add("--queue", action="store_true", help="wait for busy GPUs")
+    add("--force", action="store_true", help="start although something not fatal is wrong")
+    add("trainer", nargs="*", help="after `--`: options of `python -m trainer`")
+
+
+def _options(given: argparse.Namespace) -> Options:
+    values = {name: value for name, value in vars(given).items() if name != "verb"}
+    values["trainer"] = tuple(values["trainer"])
+    return Options(**values)
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    own, rest = argv, []
+    if "--" in argv:
+        cut = argv.index("--")
+        own, rest = argv[:cut], argv[cut + 1 :]
+    made = parser()
+    given, unknown = made.parse_known_args(own)
+    if unknown:
+        raise UserError(_unknown(unknown[0], made, given.verb))
+    if hasattr(given, "trainer"):
+        if given.trainer:
+            raise UserError(
+                f"{given.trainer[0]!r} is no option: options of the trainer come after `--`."
+            )
+        given.trainer = rest
+    return given
+
+
+def _unknown(word: str, made: argparse.ArgumentParser, verb: str) -> str:
+    name = word.split("=")[0]
+    verbs = next(a for a in made._actions if isinstance(a, argparse._SubParsersAction))
+    known = list(verbs.choices[verb]._option_string_actions)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]}?" if near else f" See `python -m launcher {verb} --help`."
+    return f"unknown option {name}.{hint}"
+
+
+def main(argv: list[str]) -> int:
+    try:
+        given = _parse(argv)
+        # Fabric takes a quarter of a second to import; a mistyped option need not wait for it.
+        from launcher import run
+
+        verbs = {"train": run.train, "dry-run": run.dry_run}
+        return verbs[given.verb](_options(given))
+    except UserError as error:
+        for problem in error.problems:
+            print(f"tandem: {problem}", file=sys.stderr)
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        print("tandem: interrupted before anything was started", file=sys.stderr)
+        return 130

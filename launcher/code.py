@@ -1,0 +1,141 @@
+"""The code that goes to the nodes: the tracked files of a few folders, compared by SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from launcher.errors import UserError
+from launcher.inventory import CHECKOUT, Host
+
+FOLDERS = ("trainer", "launcher/__init__.py", "launcher/node", "recipes", "examples")
+
+
+@dataclass(frozen=True)
+class Code:
+    """Names relative to the checkout, and the hash of what they hold."""
+
+    names: tuple[str, ...]
+    sha256: str
+    git_revision: str | None
+    git_diff: str
+
+
+@lru_cache(maxsize=1)
+def current() -> Code:
+    """The code as it stands in the checkout, changes that are not committed included."""
+    listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *FOLDERS)
+    if listed is None:  # an unpacked archive rather than a checkout
+        files = [p for folder in FOLDERS for p in _files(CHECKOUT / folder)]
+        names = [str(p.relative_to(CHECKOUT)) for p in files if "__pycache__" not in p.parts]
+    else:
+        names = [name for name in listed.split("\0") if name and (CHECKOUT / name).is_file()]
+    names = sorted(set(names))
+    revision = _git("rev-parse", "HEAD")
+    return Code(
+        names=tuple(names),
+        sha256=tree_sha256(CHECKOUT, names),
+        git_revision=revision.strip() if revision else None,
+        git_diff=_git("diff", "HEAD", "--", *FOLDERS) or "",
+    )
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+
+
+def _git(*arguments: str) -> str | None:
+    done = subprocess.run(
+        ["git", "-c", "core.quotePath=off", *arguments],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout if done.returncode == 0 else None
+
+
+def tree_sha256(root: Path, names: list[str]) -> str:
+    """As launcher/node/probe.py computes it from the node's files."""
+    total = hashlib.sha256()
+    for name in sorted(names):
+        path = root / name
+        mode = "x" if os.access(path, os.X_OK) else "-"
+        contents = hashlib.sha256(path.read_bytes()).hexdigest()
+        total.update(f"{name}\0{mode}\0{contents}\n".encode())
+    return total.hexdigest()
+
+
+def send(code: Code, hosts: list[Host], folders: dict[str, str]) -> None:
+    """Make `folders[host]` hold exactly the code. Raises UserError naming each machine where it failed."""
+    with tempfile.TemporaryDirectory(prefix="tandem-code-") as scratch:
+        tree = Path(scratch) / "code"
+        for name in code.names:
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(CHECKOUT / name, tree / name)
+
+        def one(host: Host) -> str | None:
+            return (
+                _copy(tree, folders[host.name])
+                if host.is_local
+                else _rsync(tree, host, folders[host.name])
+            )
+
+        with ThreadPoolExecutor(max_workers=8) as pool:
+            problems = [problem for problem in pool.map(one, hosts) if problem]
+    if problems:
+        raise UserError(*problems)
+
+
+def _copy(tree: Path, folder: str) -> str | None:
+    """For a node on this machine, which need not have rsync. The old tree is replaced as a whole."""
+    target = Path(folder)
+    fresh = target.with_name(target.name + ".new")
+    try:
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.copytree(tree, fresh)
+        shutil.rmtree(target, ignore_errors=True)
+        fresh.rename(target)
+    except OSError as error:
+        return f"the code cannot be written to {target}: {error.strerror}: make room or give it to your user."
+    return None
+
+
+def ssh_command(host: Host) -> list[str]:
+    """ssh for rsync: as strict as launcher/connection.py, and it never asks."""
+    strict = ["-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8"]
+    return ["ssh", *strict, "-p", str(host.port), *(["-l", host.user] if host.user else [])]
+
+
+def _rsync(tree: Path, host: Host, folder: str) -> str | None:
+    address = f"[{host.address}]" if ":" in host.address else host.address
+    argv = [
+        "rsync",
+        "--archive",
+        "--checksum",
+        "--delete",
+        "--delete-excluded",
+        "--exclude=__pycache__",
+        "--timeout=60",
+    ]
+    # (--mkpath would do, but rsync has it only since 3.2.3.)
+    argv += [f"--rsync-path=mkdir -p {shlex.quote(folder)} && rsync"]
+    argv += [f"--rsh={shlex.join(ssh_command(host))}", f"{tree}/", f"{address}:{folder}/"]
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError:
+        return "rsync is not installed on this machine: `sudo apt install rsync`."
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split())[:300]
+        return f"{host.label()}: the code could not be copied to {folder}: {said}"
+    return None

@@ -1,0 +1,281 @@
+"""Processes on nodes: over ssh with strict host keys, or on this machine, through the same few methods.
+
+Fabric is the connection layer. It accepts unknown host keys, so `StrictConnection` replaces that
+policy: a machine that is not in the user's known_hosts is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+
+import paramiko
+from fabric import Config, Connection
+
+from launcher.errors import UserError
+from launcher.inventory import CHECKOUT, Host
+
+CONNECT_SECONDS = 8.0
+# paramiko's reader threads wake ten times a second to see whether they were closed; with hundreds of hosts that
+# is most of a core. Closing wakes them by shutting the socket down, so they need not look so often.
+READER_WAKES_EVERY = 5.0
+TCP_THIN_LINEAR_TIMEOUTS = 16
+KNOWN_HOSTS = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
+
+
+class StrictConnection(Connection):
+    """A Fabric connection that refuses host keys which the user has not confirmed."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        known = _known_hosts()
+        name = self.host if self.port == 22 else f"[{self.host}]:{self.port}"
+        mine = self.client.get_host_keys()
+        for kind, key in (known.lookup(name) or {}).items():
+            mine.add(name, kind, key)
+        self.client.set_missing_host_key_policy(paramiko.RejectPolicy())
+
+
+@lru_cache(maxsize=1)
+def _known_hosts() -> paramiko.HostKeys:
+    """Read once for all hosts: the file has a line for each of them."""
+    keys = paramiko.HostKeys()
+    for path in KNOWN_HOSTS:
+        if path.expanduser().exists():
+            keys.load(str(path.expanduser()))
+    return keys
+
+
+class SshProcess:
+    """A command on another machine."""
+
+    def __init__(self, channel: paramiko.Channel):
+        self._channel = channel
+        self._stderr = b""
+        channel.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def read(self) -> bytes | None:
+        """What has arrived on stdout; b"" at the end; None when there is nothing yet."""
+        while self._channel.recv_stderr_ready():
+            self._stderr = (self._stderr + self._channel.recv_stderr(1 << 16))[-4096:]
+        try:
+            return self._channel.recv(1 << 18)
+        except socket.timeout:
+            return None
+
+    def write(self, data: bytes) -> int:
+        """Bytes taken, perhaps 0 while the network is stalled. Raises OSError when the other side is gone."""
+        try:
+            return self._channel.send(data)
+        except socket.timeout:
+            return 0
+
+    def close_stdin(self) -> None:
+        self._channel.shutdown_write()
+
+    def wait(self) -> int:
+        """The exit status, -1 when the connection broke; call it after read() has returned b""."""
+        return self._channel.recv_exit_status()
+
+    def stderr(self) -> str:
+        return self._stderr.decode(errors="replace").strip()
+
+    @property
+    def broken(self) -> bool:
+        """Whether the way to the machine is gone, rather than the command's end reached."""
+        return not self._channel.transport.is_active()
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class LocalProcess:
+    """A command on this machine."""
+
+    broken = False
+
+    def __init__(self, argv: list[str]):
+        # A file needs no reader, so a talkative process does not block on it.
+        self._stderr = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            argv,
+            cwd=CHECKOUT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+        )
+        os.set_blocking(self._process.stdin.fileno(), False)
+        os.set_blocking(self._process.stdout.fileno(), False)
+
+    def fileno(self) -> int:
+        return self._process.stdout.fileno()
+
+    def read(self) -> bytes | None:
+        try:
+            return os.read(self._process.stdout.fileno(), 1 << 18)
+        except BlockingIOError:
+            return None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return os.write(self._process.stdin.fileno(), data)
+        except BlockingIOError:
+            return 0
+
+    def close_stdin(self) -> None:
+        self._process.stdin.close()
+
+    def wait(self) -> int:
+        return self._process.wait()
+
+    def stderr(self) -> str:
+        self._stderr.seek(0)
+        return self._stderr.read()[-4096:].decode(errors="replace").strip()
+
+    def close(self) -> None:
+        """Let go of its pipes. A guard whose stdin ends kills what it started, then itself."""
+        if not self._process.stdin.closed:
+            self._process.stdin.close()
+        self._process.stdout.close()
+        self._stderr.close()
+
+
+class SshNode:
+    """One ssh connection to a machine."""
+
+    def __init__(self, host: Host):
+        self.host = host
+        self._connection = StrictConnection(
+            host.address,
+            user=host.user,
+            port=host.port,
+            config=_config(),
+            connect_timeout=CONNECT_SECONDS,
+        )
+
+    def open(self) -> None:
+        """Connect and log in. Raises UserError saying what ssh said."""
+        try:
+            self._connection.open()
+        except Exception as error:
+            raise UserError(explain(self.host, error)) from error
+        sock = self._connection.transport.sock
+        sock.settimeout(READER_WAKES_EVERY)
+        # After a stall TCP doubles its waiting time; on a thin stream it need not, so a lease is renewed sooner.
+        sock.setsockopt(socket.IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1)
+
+    def start(self, argv: list[str]) -> SshProcess:
+        channel = self._connection.transport.open_session(timeout=CONNECT_SECONDS)
+        channel.exec_command("exec " + shlex.join(argv))
+        return SshProcess(channel)
+
+    def close(self) -> None:
+        transport = self._connection.transport
+        if transport is None:
+            return
+        try:
+            transport.sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._connection.close()
+
+
+class LocalNode:
+    """This machine, playing one node."""
+
+    def __init__(self, host: Host):
+        self.host = host
+
+    def open(self) -> None:
+        pass
+
+    def start(self, argv: list[str]) -> LocalProcess:
+        return LocalProcess(argv)
+
+    def close(self) -> None:
+        pass
+
+
+def node(host: Host) -> SshNode | LocalNode:
+    return LocalNode(host) if host.is_local else SshNode(host)
+
+
+@lru_cache(maxsize=1)
+def _config() -> Config:
+    return Config()
+
+
+def open_all(hosts: list[Host]) -> tuple[dict[str, SshNode | LocalNode], dict[str, str]]:
+    """Connect to all at once. Returns the nodes by name, and for the unreachable ones what ssh said."""
+    nodes, failures = {}, {}
+
+    def attempt(host: Host):
+        one = node(host)
+        try:
+            one.open()
+        except UserError as error:
+            return host, None, str(error)
+        return host, one, None
+
+    with ThreadPoolExecutor(max_workers=min(64, len(hosts) or 1)) as pool:
+        for host, one, failure in pool.map(attempt, hosts):
+            if one is None:
+                failures[host.name] = failure
+            else:
+                nodes[host.name] = one
+    return nodes, failures
+
+
+def close_all(nodes: dict[str, SshNode | LocalNode]) -> None:
+    with ThreadPoolExecutor(max_workers=min(64, len(nodes) or 1)) as pool:
+        list(pool.map(lambda one: one.close(), nodes.values()))
+
+
+def explain(host: Host, error: Exception) -> str:
+    """What ssh said about one machine, and what to do about it."""
+    where = f"{host.name} ({host.user + '@' if host.user else ''}{host.address}, port {host.port})"
+    if isinstance(error, paramiko.BadHostKeyException):
+        return (
+            f"{where}: its host key is another one than in your known_hosts: if the machine was installed anew, "
+            f"run `ssh-keygen -R {host.address}` and `make bootstrap`; if not, somebody else answers at this address."
+        )
+    if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error):
+        return (
+            f"{where}: its host key is unknown (not in your ~/.ssh/known_hosts): run `make bootstrap`, which shows "
+            f"the key and asks you."
+        )
+    if isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in str(
+        error
+    ):
+        return (
+            f"{where}: ssh refused to log in ({_short(error)}): check ansible_user, and that your key is in its "
+            f"authorized_keys (`make bootstrap`)."
+        )
+    reason = _network_reason(error)
+    return f"{where}: cannot be reached: {reason} (`make train NODES=...` takes fewer machines)."
+
+
+def _network_reason(error: Exception) -> str:
+    text = _short(error)
+    if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
+        text = "; ".join(sorted({_short(e) for e in error.errors.values()}))
+    if isinstance(error, (socket.timeout, TimeoutError)) or "timed out" in text:
+        return f"no answer within {CONNECT_SECONDS:.0f} s: is it switched on and plugged in?"
+    if "No route" in text or "unreachable" in text:
+        return f"{text}: is it switched on, and in the same network?"
+    if "refused" in text:
+        return f"{text}: is sshd running there, on this port?"
+    return text
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__

@@ -1,0 +1,185 @@
+"""The machines, as `ansible-inventory --list` gives them: there is no second host file."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launcher.errors import UserError
+
+GROUP = "cluster"
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine of group `cluster`; its index in the list is its node rank.
+
+    Paths of a local host are absolute; node_dir of an ssh host may be relative to the home folder
+    of its run user.
+    """
+
+    name: str
+    connection: str
+    address: str
+    port: int
+    user: str | None
+    env_python: str
+    node_dir: str
+    data_root: str
+    gpus: int | None = None
+    interface: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_local(self) -> bool:
+        return self.connection == "local"
+
+    def label(self) -> str:
+        return self.name if self.is_local else f"{self.name} ({self.address})"
+
+
+def load(inventory: Path) -> list[Host]:
+    """Return the hosts of group `cluster` in inventory order. Raises UserError."""
+    return parse(_ansible_inventory(inventory), inventory)
+
+
+def _ansible_inventory(inventory: Path) -> dict:
+    if not inventory.exists():
+        raise UserError(
+            f"the inventory {inventory} does not exist: give INVENTORY=<file>, or write inventory.ini."
+        )
+    tool = Path(sys.executable).parent / "ansible-inventory"
+    # The playbook folder is the checkout, so that group_vars/ is found for every inventory file.
+    argv = [str(tool if tool.exists() else "ansible-inventory"), "-i", str(inventory), "--list"]
+    env = {**os.environ, "ANSIBLE_INVENTORY_UNPARSED_FAILED": "True", "ANSIBLE_NOCOLOR": "1"}
+    try:
+        done = subprocess.run(
+            [*argv, "--playbook-dir", str(CHECKOUT)],
+            capture_output=True,
+            text=True,
+            env=env,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise UserError("ansible-inventory is not installed here: run `make env` first.") from None
+    if done.returncode != 0:
+        said = _what_ansible_said(done.stderr)
+        raise UserError(f"Ansible cannot read the inventory {inventory}: {said} Correct that file.")
+    return json.loads(done.stdout)
+
+
+def _what_ansible_said(stderr: str) -> str:
+    """Its first reason, as one sentence: Ansible prints several, wrapped at the terminal's width."""
+    text = " ".join(stderr.split())
+    reason = re.search(r"Failed to parse inventory: (.+?)(?= Failed| <<<| Origin:| \[|$)", text)
+    reason = reason or re.search(r"(?:\[ERROR\]|ERROR!|\[WARNING\])[:!]? (.+?)(?= \[|$)", text)
+    said = reason.group(1).strip() if reason else text or "it gave no reason"
+    return said if said.endswith(".") else said + "."
+
+
+def parse(document: dict, inventory: Path) -> list[Host]:
+    """Turn the document of `ansible-inventory --list` into hosts. Raises UserError."""
+    names = _members(document, GROUP)
+    if not names:
+        raise UserError(
+            f"the inventory {inventory} has no hosts in group [{GROUP}]: list your machines there."
+        )
+    variables = document.get("_meta", {}).get("hostvars", {})
+    problems: list[str] = []
+    hosts = []
+    for name in names:
+        try:
+            hosts.append(_host(name, variables.get(name, {}), inventory))
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(*problems)
+    return hosts
+
+
+def _members(document: dict, group: str) -> list[str]:
+    """Hosts of a group and its children, each once, in the inventory's order."""
+    entry = document.get(group, {})
+    names = list(entry.get("hosts", []))
+    for child in entry.get("children", []):
+        names += _members(document, child)
+    return list(dict.fromkeys(names))
+
+
+def _host(name: str, variables: dict, inventory: Path) -> Host:
+    def text(key: str, default: str | None = None) -> str | None:
+        value = variables.get(key, default)
+        if isinstance(value, str) and "{{" in value:
+            raise UserError(
+                f"{name}: {key} in {inventory} is a template ({value}); the launcher reads plain values only: "
+                f"write the value itself."
+            )
+        return value
+
+    def number(key: str, default: int | None) -> int | None:
+        value = text(key, default)
+        if value is None:
+            return None
+        try:
+            return int(value)
+        except (TypeError, ValueError):
+            raise UserError(
+                f"{name}: {key} in {inventory} is {value!r}, not a whole number."
+            ) from None
+
+    connection = text("ansible_connection", "ssh")
+    if connection not in ("ssh", "local"):
+        raise UserError(
+            f"{name}: ansible_connection={connection} is not supported for training: use ssh or local."
+        )
+    local = connection == "local"
+    env_python = text("env_python", "/opt/tandem/env/bin/python")
+    node_dir = text("node_dir", "tandem")
+    data_root = text("data_root", "/srv/tandem/data")
+    if local:
+        env_python, node_dir, data_root = (
+            # Not resolved: the environment's python is a symbolic link, and its place says which environment.
+            os.path.normpath(CHECKOUT / path)
+            for path in (env_python, node_dir, data_root)
+        )
+    env = variables.get("run_env", {})
+    if not isinstance(env, dict):
+        raise UserError(
+            f"{name}: run_env in {inventory} must be a mapping of names to values, not {env!r}."
+        )
+    return Host(
+        name=name,
+        connection=connection,
+        address=numeric(text("ansible_host", "127.0.0.1" if local else name), name),
+        port=number("ansible_port", 22),
+        user=text("ansible_user"),
+        env_python=env_python,
+        node_dir=node_dir,
+        data_root=data_root,
+        gpus=number("gpus", None),
+        interface=text("interface"),
+        env={str(key): str(value) for key, value in env.items()},
+    )
+
+
+def numeric(address: str, name: str) -> str:
+    """The address in digits: a name may mean 127.0.1.1 on the machine that bears it."""
+    try:
+        return str(ipaddress.ip_address(address))
+    except ValueError:
+        pass
+    try:
+        return socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0]
+    except OSError as error:
+        raise UserError(
+            f"{name}: its address {address!r} cannot be resolved ({error.strerror or error}): "
+            f"give ansible_host=<numeric address>."
+        ) from None

@@ -1,0 +1,150 @@
+"""What the ranks print: whole lines into their log files and, with node and rank, onto the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections import deque
+from pathlib import Path
+from typing import IO
+
+LAST_LINES = 20
+CLEAR = "\r\x1b[K"
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Assembler:
+    """Bytes of one (rank, stream) into lines; text that a carriage return overwrote is not kept."""
+
+    def __init__(self):
+        self._buffer = b""
+
+    def feed(self, data: bytes) -> tuple[list[str], str | None]:
+        """Return the lines that are complete, and the unfinished one if it is a progress bar."""
+        *whole, self._buffer = (self._buffer + data).split(b"\n")
+        if b"\r" in self._buffer:
+            self._buffer = b"\r" + _visible(self._buffer)
+        lines = [_visible(line).decode(errors="replace") for line in whole]
+        bar = self._buffer[1:].decode(errors="replace") if self._buffer[:1] == b"\r" else None
+        return lines, bar
+
+    def rest(self) -> str:
+        text, self._buffer = _visible(self._buffer).decode(errors="replace"), b""
+        return text
+
+
+def _visible(line: bytes) -> bytes:
+    """What is left on a terminal after the carriage returns of a line."""
+    pieces = [piece for piece in line.split(b"\r") if piece]
+    return pieces[-1] if pieces else b""
+
+
+class Terminal:
+    """The control terminal: lines above, rank 0's progress bar live in the last line."""
+
+    def __init__(self, out: IO[str] | None = None):
+        self._out = out if out is not None else sys.stdout
+        self.is_tty = self._out.isatty()
+        self._bar = ""
+
+    def line(self, text: str) -> None:
+        if self._bar:
+            self._write(f"{CLEAR}{text}\n{self._bar}")
+        else:
+            self._write(text + "\n")
+
+    def bar(self, text: str) -> None:
+        """Replace the live bar; an empty one takes it away. Nothing where the output is no terminal."""
+        if not self.is_tty:
+            return
+        text = self._fit(text)
+        if text != self._bar:
+            self._write(CLEAR + text)
+            self._bar = text
+
+    def _fit(self, text: str) -> str:
+        """A bar that wraps could not be overwritten."""
+        with contextlib.suppress(OSError):
+            width = os.get_terminal_size(self._out.fileno()).columns - 1
+            return ESCAPES.sub("", text)[:width]
+        return text
+
+    def _write(self, text: str) -> None:
+        # A terminal that was closed must not end the run by an error of ours: SIGHUP decides.
+        with contextlib.suppress(OSError, ValueError):
+            self._out.write(text)
+            self._out.flush()
+
+
+class RankLog:
+    """One rank's log file, its last lines, and its share of the terminal."""
+
+    def __init__(self, path: Path, label: str, terminal: Terminal | None, live_bar: bool):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8")
+        self._label = label
+        self._terminal = terminal
+        self._live_bar = live_bar
+        self._streams: dict[str, Assembler] = {}
+        self.last: deque[str] = deque(maxlen=LAST_LINES)
+
+    def feed(self, stream: str, data: bytes) -> None:
+        lines, bar = self._streams.setdefault(stream, Assembler()).feed(data)
+        if self._terminal and self._live_bar and lines:
+            self._terminal.bar("")
+        for line in lines:
+            self._line(line)
+        if bar is not None and self._terminal and self._live_bar:
+            self._terminal.bar(f"{self._label} {bar}")
+
+    def _line(self, line: str) -> None:
+        self._file.write(line + "\n")
+        if line.strip():
+            self.last.append(line)
+        if self._terminal:
+            self._terminal.line(f"{self._label} {line}")
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        for assembler in self._streams.values():
+            rest = assembler.rest()
+            if rest:
+                self._line(rest)
+        self._file.close()
+
+
+class RunLogs:
+    """All ranks of an attempt, and each node's launch command (rank None), which stays off the terminal."""
+
+    def __init__(self, folder: Path, terminal: Terminal, world_size: int):
+        self._folder = folder
+        self.terminal = terminal
+        self._width = len(str(max(0, world_size - 1)))
+        self._logs: dict[tuple[str, int | None], RankLog] = {}
+
+    def feed(self, host: str, rank: int | None, stream: str, data: bytes) -> None:
+        self.of(host, rank).feed(stream, data)
+
+    def of(self, host: str, rank: int | None) -> RankLog:
+        if (host, rank) not in self._logs:
+            name = "launch.log" if rank is None else f"rank{rank}.log"
+            self._logs[host, rank] = RankLog(
+                self._folder / "nodes" / host / name,
+                f"[{host} {rank:>{self._width}}]" if rank is not None else f"[{host}]",
+                self.terminal if rank is not None else None,
+                live_bar=rank == 0,
+            )
+        return self._logs[host, rank]
+
+    def flush(self) -> None:
+        for log in self._logs.values():
+            log.flush()
+
+    def close(self) -> None:
+        for log in self._logs.values():
+            log.close()
+        self.terminal.bar("")

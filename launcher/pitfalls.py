@@ -1,0 +1,162 @@
+"""What people who set up such clusters by hand ran into: a pattern, what it means, what to do."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Pitfall(NamedTuple):
+    pattern: str
+    meaning: str
+    remedy: str
+
+
+PITFALLS = (
+    Pitfall(
+        r"no kernel image is available|not compatible with the current PyTorch installation",
+        "this torch has no code for this GPU",
+        "choose a stack that supports it (ansible/stacks.yml) and run `make provision`",
+    ),
+    Pitfall(
+        r"Driver/library version mismatch",
+        "the NVIDIA driver was upgraded while its old kernel module is still loaded",
+        "reboot the machine; `make provision` holds the driver's version",
+    ),
+    Pitfall(
+        r"CUDA driver version is insufficient|driver on your system is too old",
+        "the NVIDIA driver is older than this torch's CUDA needs",
+        "run `make provision`, or choose an older stack",
+    ),
+    Pitfall(
+        r"CUDA out of memory|OutOfMemoryError",
+        "the batch does not fit into the GPU's memory",
+        "give a smaller BATCH, or ARGS='--accumulate 2', which keeps the global batch",
+    ),
+    Pitfall(
+        r"one of the variables needed for gradient computation has been modified by an inplace",
+        "the model ran forward twice before one backward, and DDP copied its buffers in between",
+        "make it one forward call, or leave --broadcast_buffers off",
+    ),
+    Pitfall(
+        r"Expected to have finished reduction in the prior iteration|marked (as )?ready twice",
+        "some parameters took no part in the loss",
+        "give ARGS='--find_unused_parameters'",
+    ),
+    Pitfall(
+        r"NCCL.*invalid usage|ncclInvalidUsage|Duplicate GPU detected",
+        "two ranks use the same GPU, or a tensor lies on another GPU than its rank's",
+        "check `gpus` of this machine in the inventory",
+    ),
+    Pitfall(
+        r"Expected more than 1 value per channel",
+        "a rank's batch has one image, and batch normalisation needs two",
+        "give a larger BATCH, or ARGS='--sync_bn'",
+    ),
+    Pitfall(
+        r"(Missing|Unexpected) key\(s\) in state_dict.*module\.",
+        "the weights were saved with DistributedDataParallel's prefix `module.`",
+        "load them with --weights, which takes both spellings",
+    ),
+    Pitfall(
+        r"EADDRINUSE|Address already in use|errno: ?98\b",
+        "another process took the port of this run",
+        "start the run again: a free port is chosen",
+    ),
+    Pitfall(
+        r"Unable to find (address|interface)|ifa == nullptr|"
+        r"[Ii]nterface.*(not found|no such)|No such device",
+        "the network card that the plan names does not exist on this machine",
+        "correct or remove `interface` of this machine in the inventory",
+    ),
+    Pitfall(
+        r"No space left on device|Errno 28|ENOSPC",
+        "its disk is full",
+        "make room where node_dir lies (old runs: <node_dir>/runs), then continue with "
+        "`make train RESUME=latest`",
+    ),
+    Pitfall(
+        r"unrecognized arguments: --local[-_]rank",
+        "the program does not know the option by which launch gives the local rank",
+        "read LOCAL_RANK from the environment instead",
+    ),
+    Pitfall(
+        r"Permission denied|Errno 13",
+        "the run user may not use a file",
+        "give that path to the run user, or choose another data folder",
+    ),
+    Pitfall(
+        r"libcud\w+\.so[.\d]*: cannot open|libnccl\S*: cannot open|undefined symbol",
+        "a CUDA library is missing or of another version than torch was built for",
+        "run `make provision`; remove LD_LIBRARY_PATH from run_env in the inventory",
+    ),
+    Pitfall(
+        r"torchvision::nms does not exist|version `GLIBC",
+        "torch, torchvision and the system do not fit each other",
+        "run `make provision`: it installs versions that do",
+    ),
+    Pitfall(
+        r"No module named '?apex",
+        "apex is not in the environment (PyPI's `apex` is another project)",
+        "use precision O1 without apex, or run `make provision` with a stack that has it",
+    ),
+    Pitfall(
+        r"No module named",
+        "a Python package is missing in the node's environment",
+        "run `make provision`",
+    ),
+    Pitfall(
+        r"DataLoader worker .* (killed by signal: Bus error|is killed by signal)",
+        "a loader process was killed, mostly for want of shared memory",
+        "give ARGS='--workers 0', or more /dev/shm",
+    ),
+)
+
+SIGNALS = {
+    "SIGKILL": (
+        "it was killed, by a person or by the kernel when memory ran out",
+        "look at `journalctl -k` of that machine for `Out of memory`",
+    ),
+    "SIGSEGV": (
+        "it crashed inside a library",
+        "run again with ARGS='--workers 0'; if it stays, check the machine's memory",
+    ),
+    "SIGBUS": (
+        "it ran out of shared memory, or a file it had mapped vanished",
+        "check /dev/shm and the data's disk",
+    ),
+    "SIGTERM": ("something on that machine ended it", "ask who did"),
+}
+
+
+def explain(failure) -> tuple[str, str]:
+    """One sentence what happened, and one what to do."""
+    text = "\n".join(filter(None, [failure.exception, failure.message, *failure.last_lines]))
+    for pitfall in PITFALLS:
+        if re.search(pitfall.pattern, text):
+            return f"{_who(failure)}: {pitfall.meaning}", pitfall.remedy
+    if failure.signal in SIGNALS:
+        meaning, remedy = SIGNALS[failure.signal]
+        return f"{_who(failure)} ended by {failure.signal}: {meaning}", remedy
+    if failure.signal:
+        return f"{_who(failure)} ended by {failure.signal}", "read its last lines below"
+    if failure.kind in ("gone", "guard", "launch"):
+        said = f": {failure.message}" if failure.message else ""
+        remedies = {
+            "gone": "see that it is switched on and plugged in; MAX_RESTARTS=3 goes on without it",
+            "guard": "ask who killed it; MAX_RESTARTS=3 starts the run again",
+            "launch": "read nodes/<host>/launch.log of the run",
+        }
+        what = {"gone": "is gone", "guard": "lost its guard", "launch": "could not run launch"}
+        return f"{failure.host} {what[failure.kind]}{said}", remedies[failure.kind]
+    if failure.exit_code == 2 and failure.last_lines:
+        return f"{_who(failure)}: {failure.last_lines[-1]}", "correct it and start again"
+    said = f": {failure.exception}" if failure.exception else ""
+    return (
+        f"{_who(failure)} ended with exit code {failure.exit_code}{said}",
+        "read its last lines below",
+    )
+
+
+def _who(failure) -> str:
+    return failure.host if failure.rank is None else f"{failure.host}, rank {failure.rank}"

@@ -1,0 +1,134 @@
+"""Asks all machines at once for the facts that a plan needs."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
+
+from launcher.inventory import Host
+from launcher.node.probe import MARK
+
+SOURCE = Path(__file__).parent / "node" / "probe.py"
+SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What launcher/node/probe.py found on one machine."""
+
+    host: str
+    unix: float
+    asked_unix: float
+    answered_unix: float
+    home: str
+    hostname: str
+    cores: int
+    machine: str
+    versions: dict[str, str | None]
+    gpus: dict
+    routes: dict[str, dict]
+    free_ports: tuple[int, ...]
+    code_sha256: str | None
+    data: dict | None
+    disk_free: int
+    writable: bool
+    rsync: bool
+    guard_python: bool
+
+    def absolute(self, folder: str) -> str:
+        """A path of this machine; relative ones begin at the run user's home."""
+        return folder if folder.startswith("/") else f"{self.home}/{folder}"
+
+    @property
+    def skew(self) -> float:
+        """Seconds this machine's clock is ahead of ours, at least: the way there and back is in doubt."""
+        if self.unix > self.answered_unix:
+            return self.unix - self.answered_unix
+        return min(0.0, self.unix - self.asked_unix)
+
+
+def ask_all(nodes: dict, tasks: dict[str, dict]) -> tuple[dict[str, Facts], dict[str, str]]:
+    """Facts by host name, and a sentence for each host that gave none."""
+    facts, failures = {}, {}
+    with ThreadPoolExecutor(max_workers=min(64, len(nodes) or 1)) as pool:
+        answers = pool.map(lambda name: _ask(nodes[name], tasks[name]), nodes)
+        for name, answer in zip(nodes, answers):
+            if isinstance(answer, Facts):
+                facts[name] = answer
+            else:
+                failures[name] = answer
+    return facts, failures
+
+
+def _ask(node, task: dict) -> Facts | str:
+    host: Host = node.host
+    source = SOURCE.read_text() + f"\n\nmain({task!r})\n"
+    asked = time.time()
+    try:
+        process = node.start([host.env_python, "-IB", "-"])
+        output, said, status = talk(process, source.encode(), SECONDS)
+    except FileNotFoundError:
+        return no_python(host, "no such file")
+    except OSError as error:
+        return f"{host.label()}: the connection broke while asking it: {error}."
+    text = output.decode(errors="replace")
+    line = next((line for line in text.splitlines() if line.startswith(MARK)), None)
+    if line is not None:
+        found = json.loads(line[len(MARK) :])
+        found["free_ports"] = tuple(found["free_ports"])
+        return Facts(host=host.name, asked_unix=asked, answered_unix=time.time(), **found)
+    if status in (126, 127):
+        return no_python(host, said)
+    if status is None:
+        return f"{host.label()}: gave no answer within {SECONDS:.0f} s: is its disk or its data share hanging?"
+    return f"{host.label()}: {host.env_python} could not look at the machine: {said}"
+
+
+def no_python(host: Host, said: str) -> str:
+    remedy = (
+        "run `make env`"
+        if host.is_local
+        else f"run `make provision`, or correct env_python of {host.name}"
+    )
+    return f"{host.label()}: no Python at {host.env_python} ({said}): {remedy}."
+
+
+def talk(process, data: bytes, seconds: float) -> tuple[bytes, str, int | None]:
+    """Give a process its whole input; return its output, what it said on stderr, and its exit status.
+
+    The status is None when it did not end in time.
+    """
+    deadline = time.monotonic() + seconds
+    output = b""
+    with DefaultSelector() as selector:
+        selector.register(process.fileno(), EVENT_READ)
+        try:
+            while time.monotonic() < deadline:
+                while data:
+                    taken = process.write(data)
+                    data = data[taken:]
+                    if not data:
+                        process.close_stdin()
+                    if not taken:
+                        break
+                if selector.select(0.02 if data else 0.5):
+                    piece = process.read()
+                    if piece == b"":
+                        status = process.wait()
+                        return output, _short(process.stderr()), status
+                    output += piece or b""
+        except BrokenPipeError:
+            # It ended before it read all: what it said tells why.
+            status = process.wait()
+            return output, _short(process.stderr()), status
+        finally:
+            process.close()
+    return output, "", None
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[-300:]

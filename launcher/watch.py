@@ -1,0 +1,289 @@
+"""One attempt, watched: an event loop over the guards of all nodes at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import signal
+import socket
+import time
+from dataclasses import dataclass, field
+
+from launcher.cause import Failure, first_of
+from launcher.frames import Frames
+from launcher.lines import RunLogs
+from launcher.plan import NodePlan, Plan
+
+LEASE = 16.0
+RENEW_EVERY = 1.0
+# A stall of 8 s makes TCP silent for up to 12.6 s (docs/guard-protocol.md); a frozen machine is to be noticed in 20 s.
+SILENCE = 15.0
+# What other nodes report in this time after the first failure may turn out to be its cause.
+SETTLE = 1.5
+STOP_GRACE = 20
+EXITS_WITHIN = 10.0
+
+
+def task(plan: Plan, node: NodePlan) -> dict:
+    """The first line for a node's guard: argv and env exactly as a dry run prints them."""
+    return {
+        "type": "start",
+        "run": plan.run,
+        "attempt": plan.attempt,
+        "host": node.host,
+        "ranks": list(node.ranks),
+        "argv": list(node.argv),
+        "env": dict(node.env),
+        "cwd": node.cwd,
+        "output": node.output,
+        "data": node.data,
+        "lease": LEASE,
+        "interface": node.interface,
+    }
+
+
+@dataclass
+class Outcome:
+    """How an attempt ended."""
+
+    status: str
+    cause: Failure | None
+    wall_seconds: float
+    gone: list[str]
+    exits: dict[str, dict]
+    lingering: list[str] = field(default_factory=list)
+
+
+class Guarded:
+    """One node's guard as the control machine sees it."""
+
+    def __init__(self, node: NodePlan, process, now: float):
+        self.node = node
+        self.process = process
+        self.frames = Frames()
+        self.heard = now
+        self.exit: dict | None = None
+        self.ended = False  # its stream is at an end, or it was given up
+        self.gone = False
+        self._pending = bytearray()
+
+    def send(self, line: dict) -> None:
+        self._pending += json.dumps(line).encode() + b"\n"
+        self.push()
+
+    def renew(self) -> None:
+        """A renewal that waits for the network is enough: more would only arrive in a heap."""
+        if not self._pending:
+            self.send({"type": "lease"})
+        else:
+            self.push()
+
+    def push(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # a broken pipe: the end of its stdout tells
+            while self._pending:
+                taken = self.process.write(bytes(self._pending))
+                if not taken:
+                    return
+                del self._pending[:taken]
+
+
+class Watch:
+    """Runs the event loop until every guard has ended or is given up."""
+
+    def __init__(self, plan: Plan, processes: dict, logs: RunLogs, say):
+        now = time.monotonic()
+        self._plan = plan
+        self._logs = logs
+        self._say = say
+        self._begin = self._end = now
+        self._guards = {n.host: Guarded(n, processes[n.host], now) for n in plan.nodes}
+        self._failures: list[Failure] = []
+        self._failed_at: float | None = None
+        self._killed_at: float | None = None
+        self._stop_asked = 0
+        self._stopped_at: float | None = None
+
+    def ask_stop(self, *_) -> None:
+        """For signal handlers: once lets the workers save, twice kills."""
+        self._stop_asked += 1
+
+    def run(self) -> Outcome:
+        with selectors.DefaultSelector() as selector, _wakeup() as wake:
+            selector.register(wake, selectors.EVENT_READ)
+            for guard in self._guards.values():
+                selector.register(guard.process, selectors.EVENT_READ, guard)
+                guard.send(task(self._plan, guard.node))
+            renew_at = time.monotonic() + RENEW_EVERY
+            while self._active():
+                timeout = max(0.0, renew_at - time.monotonic())
+                for key, _ in selector.select(min(timeout, self._until_deadline())):
+                    if key.data is None:
+                        wake.recv(4096)
+                    elif self._read(key.data):
+                        selector.unregister(key.data.process)
+                now = time.monotonic()
+                if now >= renew_at:
+                    renew_at = now + RENEW_EVERY
+                    self._logs.flush()
+                    for guard in self._active():
+                        guard.renew()
+                self._decide(now, selector)
+        return self._outcome()
+
+    def _active(self) -> list[Guarded]:
+        return [guard for guard in self._guards.values() if not guard.ended]
+
+    def _until_deadline(self) -> float:
+        waiting = self._killed_at is None and self._stopped_at is None
+        if self._failed_at is not None and waiting:
+            return max(0.0, self._failed_at + SETTLE - time.monotonic())
+        return RENEW_EVERY
+
+    def _read(self, guard: Guarded) -> bool:
+        """Take what a guard sent; True at the end of its stream."""
+        try:
+            data = guard.process.read()
+        except OSError:
+            data = b""
+        if data is None:
+            return False
+        now = self._end = time.monotonic()
+        if data == b"":
+            self._ended(guard)
+            return True
+        guard.heard = now
+        for frame, payload in guard.frames.feed(data):
+            self._take(guard, frame, payload)
+        return False
+
+    def _take(self, guard: Guarded, frame: dict, payload: bytes) -> None:
+        kind = frame["type"]
+        host = guard.node.host
+        if kind == "log":
+            self._logs.feed(host, frame["rank"], frame["stream"], payload)
+        elif kind == "worker_exit":
+            self._worker_exit(host, frame)
+        elif kind == "trouble":
+            self._say(f"{host}: {frame['message']}")
+        elif kind == "exit":
+            guard.exit = frame
+            if frame["reason"] == "failed" and not self._has_failure(host):
+                self._fail(self._launch_failure(host, frame))
+            elif frame["reason"] in ("lease", "eof", "guard") and self._killed_at is None:
+                message = {
+                    "lease": "it heard nothing from here for too long, and stopped its part",
+                    "eof": "its connection from here ended, and it stopped its part",
+                    "guard": "a part of its guard was killed",
+                }[frame["reason"]]
+                kind = "guard" if frame["reason"] == "guard" else "gone"
+                self._fail(self._failure(host, kind, message=message))
+
+    def _worker_exit(self, host: str, frame: dict) -> None:
+        if frame["exit_code"] == 0 or self._killed_at is not None:
+            return
+        if self._stop_asked and not frame["first"]:
+            return
+        log = self._logs.of(host, frame["rank"])
+        self._fail(
+            self._failure(
+                host,
+                "worker",
+                rank=frame["rank"],
+                exit_code=frame["exit_code"],
+                signal=frame["signal"],
+                exception=frame["exception"],
+                last_lines=tuple(log.last),
+                first_on_node=frame["first"],
+            )
+        )
+
+    def _failure(self, host: str, kind: str, **fields) -> Failure:
+        return Failure(host=host, kind=kind, order=len(self._failures), **fields)
+
+    def _launch_failure(self, host: str, frame: dict) -> Failure:
+        return self._failure(
+            host,
+            "launch",
+            exit_code=frame["exit_code"],
+            signal=frame["signal"],
+            message=frame["message"],
+            last_lines=tuple(self._logs.of(host, None).last),
+        )
+
+    def _has_failure(self, host: str) -> bool:
+        return any(failure.host == host for failure in self._failures)
+
+    def _fail(self, failure: Failure) -> None:
+        self._failures.append(failure)
+        if self._failed_at is None:
+            self._failed_at = time.monotonic()
+
+    def _ended(self, guard: Guarded) -> None:
+        guard.ended = True
+        status = guard.process.wait()
+        if guard.exit is not None:
+            return
+        host = guard.node.host
+        if guard.process.broken:
+            guard.gone = True
+            self._fail(self._failure(host, "gone", message="its ssh connection broke"))
+            return
+        said = " ".join(f"{guard.frames.rest()} {guard.process.stderr()}".split())[-400:]
+        self._fail(self._failure(host, "guard", exit_code=status, message=said or "it was killed"))
+
+    def _decide(self, now: float, selector) -> None:
+        """Everything that time or a signal brings about."""
+        for guard in self._active():
+            if now - guard.heard > SILENCE:
+                guard.ended = guard.gone = True
+                selector.unregister(guard.process)
+                message = f"no heartbeat for {SILENCE:.0f} s"
+                self._fail(self._failure(guard.node.host, "gone", message=message))
+        if self._stop_asked and self._stopped_at is None:
+            self._stopped_at = now
+            self._say("stopping: the workers save and leave (again: kill them at once)")
+            for guard in self._active():
+                guard.send({"type": "stop", "grace": STOP_GRACE})
+        settled = self._failed_at is not None and now - self._failed_at >= SETTLE
+        late = self._stopped_at is not None and now - self._stopped_at > STOP_GRACE + EXITS_WITHIN
+        leaving = self._stopped_at is not None and not late
+        if self._killed_at is None and ((settled and not leaving) or self._stop_asked > 1 or late):
+            self._killed_at = now
+            for guard in self._active():
+                guard.send({"type": "kill"})
+        if self._killed_at is not None and now - self._killed_at > SILENCE:
+            for guard in self._active():
+                guard.ended = True
+                selector.unregister(guard.process)
+
+    def _outcome(self) -> Outcome:
+        exits = {host: guard.exit for host, guard in self._guards.items() if guard.exit}
+        gone = [host for host, guard in self._guards.items() if guard.gone]
+        finished = len(exits) == len(self._guards) and all(
+            frame["reason"] == "finished" for frame in exits.values()
+        )
+        status = "finished" if finished else "stopped" if self._stop_asked else "failed"
+        return Outcome(
+            status=status,
+            cause=first_of(self._failures) if status == "failed" else None,
+            wall_seconds=self._end - self._begin,
+            gone=gone,
+            exits=exits,
+            lingering=[host for host in self._guards if host not in exits and host not in gone],
+        )
+
+
+@contextlib.contextmanager
+def _wakeup():
+    """A socket that becomes readable at each signal, so that select() need not look for them."""
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(before)
+        reader.close()
+        writer.close()
