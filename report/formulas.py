@@ -10,8 +10,8 @@ PAYLOAD_SHARE = 1448 / 1538
 # DistributedDataParallel's default bucket_cap_mb.
 BUCKET_BYTES = 25 * 2**20
 # What the trainer's --sync takes, and which of them send half the bytes.
-SYNCS = ("allreduce", "fp16", "bf16")
-HALVED = ("fp16", "bf16")
+SYNCS = ("allreduce", "bf16", "fp16")
+HALVED = ("bf16", "fp16")
 
 
 def ring_bytes(world: int, payload: float) -> float:

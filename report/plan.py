@@ -65,15 +65,23 @@ def plan_main(argv: list) -> int:
     options = parser.parse_args(argv)
     if options.nodes < 1:
         raise ReportError(f"--nodes {options.nodes}: must be at least 1.")
-    mbit = parse_link(options.link) if options.link else None
     basis = find_basis(options)
-    rate = formulas.goodput(mbit) if mbit else basis.step.rate or formulas.goodput(DEFAULT_LINK)
+    rate, where = usable_rate(basis.step, parse_link(options.link) if options.link else None)
     rows = predict(basis, options.nodes, rate)
     path = options.runs / f"plan-{options.model}-{options.nodes}n.json"
     write_plan(path, options, basis, rate, rows)
-    print("\n".join(render(basis, rate, mbit, rows, options.nodes)))
-    print(f"\nWritten to {path}: the next such run's report compares itself with it.")
+    print("\n".join(render(basis, f"{where}: {size(rate)} a second get through", rows)))
+    print("\n".join(wrap(f"Written to {path}; the next such run's report shows it.", "")))
     return 0
+
+
+def usable_rate(step: Step, mbit: float | None) -> tuple:
+    """Bytes per second that gradients get, and in words where that figure is from."""
+    if mbit:
+        return formulas.goodput(mbit), f"Over a link of {link(mbit)}"
+    if step.rate and not step.shared_machine:
+        return step.rate, "Over the link as measured in that run"
+    return formulas.goodput(DEFAULT_LINK), f"Over a link of {link(DEFAULT_LINK)} (--link)"
 
 
 def parse_link(text: str) -> float:
@@ -188,23 +196,17 @@ def write_plan(path: Path, options, basis: Basis, rate: float, rows: list) -> No
         raise ReportError(f"Cannot write {path}: {error.strerror}.") from None
 
 
-def render(basis: Basis, rate: float, mbit: float | None, rows: list, nodes: int) -> list:
+def render(basis: Basis, speed: str, rows: list) -> list:
     """The table and what follows from it, in 80 columns."""
     step = basis.step
     at = f" at {basis.image_size} pixels" if basis.image_size else ""
-    per_node = step.images / step.nodes
     lines = wrap(
-        f"{basis.model}{at}, {per_node:.0f} images per node and step, from {basis.run}: "
-        f"a step without waiting takes {seconds(step.work)}.",
-        "",
+        f"{basis.model}{at}, {step.images / step.nodes:.0f} images per node and step. In "
+        f"{basis.run} a step without waiting for other ranks took {seconds(step.work)}.",
         "",
     )
-    speed = (
-        f"a {link(mbit)} link"
-        if mbit
-        else ("the link as measured in that run" if step.rate else f"a {link(DEFAULT_LINK)} link")
-    )
-    lines += wrap(f"Over {speed}, {size(rate)} a second get through.", "", "")
+    if step.shared_machine:
+        lines += wrap("There the nodes shared one machine's cores: alone, each is faster.", "")
     alone = rows[0].images_per_second
     cells = [("nodes", "sync", "sent a step", "a step", "images/s", "of one machine", "100 epochs")]
     cells += [
@@ -219,12 +221,17 @@ def render(basis: Basis, rate: float, mbit: float | None, rows: list, nodes: int
         )
         for row in rows
     ]
-    return [*lines, "", *table(cells), "", *wrap(conclusion(basis, rows, nodes), "", "")]
+    lines += [*wrap(f"{speed}.", ""), "", *table(cells), ""]
+    lines += wrap(conclusion(rows), "")
+    return [
+        *lines,
+        *wrap("Slower machines, disks and shares are not foreseen: docs/report.md.", ""),
+    ]
 
 
-def conclusion(basis: Basis, rows: list, nodes: int) -> str:
+def conclusion(rows: list) -> str:
     """Which number of nodes and sync is best, and whether more machines are worth it at all."""
-    alone, winner = rows[0], best(rows)
+    alone, winner, nodes = rows[0], best(rows), rows[-1].nodes
     full = best([row for row in rows if row.nodes == nodes])
     exact = next(row for row in rows if row.nodes == nodes)
     sentence = ""
@@ -237,7 +244,7 @@ def conclusion(basis: Basis, rows: list, nodes: int) -> str:
     if winner.nodes == 1 and nodes > 1:
         return sentence + (
             f"Train on one machine, or raise BATCH: even the best of {nodes} machines "
-            f"(sync {full.sync}) gives {full.images_per_second / alone.images_per_second:.2f} x it."
+            f"(sync {full.sync}) gives {full.images_per_second / alone.images_per_second:.2f} x that."
         )
     if winner.nodes == 1:
         return f"One machine: {three_digits(alone.images_per_second)} images/s."

@@ -1,0 +1,123 @@
+"""Predictions: the formulas against what was measured, and `python -m report plan`."""
+
+import json
+
+import pytest
+
+from report import formulas
+from report.__main__ import main
+from report.advice import advise
+from report.analysis import analyse
+from tests.unit.report.report_runs import BOTTLENECKS, GRADIENTS, RunBuilder
+
+# Measured over links shaped to 1 Gbit/s: ResNet-50's gradients, four ranks on two cores. A step
+# without communication took 0.26 s, two thirds of it backward.
+WORK, BACKWARD = 0.26, 0.26 * 2 / 3
+GIGABIT = formulas.goodput(1000)
+
+
+@pytest.mark.parametrize(
+    ("sync", "measured"), [("allreduce", 1.41), ("fp16", 0.73), ("bf16", 0.73)]
+)
+def test_step_over_a_slow_link_agrees_with_the_measured_one(sync, measured):
+    step = WORK + formulas.sync_wait(sync, 4, GRADIENTS, GIGABIT, BACKWARD)
+    assert step == pytest.approx(measured, rel=0.05)
+
+
+@pytest.mark.parametrize(("world", "measured"), [(2, 0.857), (4, 1.286), (5, 1.376)])
+def test_all_reduce_alone_agrees_with_the_measured_one(world, measured):
+    assert formulas.ring_bytes(world, GRADIENTS) / GIGABIT == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.parametrize(("sync", "measured"), [("allreduce", 153.7e6), ("fp16", 76.8e6)])
+def test_bytes_sent_agree_with_the_counted_ones(sync, measured):
+    assert formulas.bytes_per_step(sync, 4, GRADIENTS) == pytest.approx(measured, rel=0.005)
+
+
+@pytest.mark.parametrize("transfer", [0.01, 0.1, 1.0])
+def test_transfer_is_found_again_from_what_was_waited(transfer):
+    waited = formulas.exposed(transfer, 0.08, GRADIENTS)
+    assert formulas.transfer_of(waited, 0.08, GRADIENTS) == pytest.approx(transfer)
+
+
+def test_a_faster_loader_helps_until_the_rest_rules():
+    assert formulas.faster_loading(1.0, 0.8, 2) == pytest.approx(0.5)
+    assert formulas.faster_loading(1.0, 0.2, 2) == pytest.approx(0.8)
+
+
+def test_advice_on_a_slow_link_says_that_one_machine_is_faster(tmp_path):
+    summary = analyse(RunBuilder(tmp_path / "run", **BOTTLENECKS["network"]).write()).summary
+    advice = {item["change"].split(":")[0]: item for item in summary["advice"]}
+    assert advice["NODES=1"]["predicted_images_per_second"] == pytest.approx(32 / 0.128, rel=0.01)
+    assert advice["SYNC=bf16"]["predicted_images_per_second"] == pytest.approx(
+        128 / (0.128 + (1.2 + 0.08) / 2 - 0.08), rel=0.01
+    )
+    gains = [item["predicted_images_per_second"] for item in summary["advice"]]
+    assert gains == sorted(gains, reverse=True)
+    assert min(gains) > summary["images_per_second"]
+
+
+def test_nothing_is_advised_without_a_measured_step():
+    assert advise(None, "none", 224) == []
+
+
+def test_no_advice_on_the_network_when_nothing_waits_for_it(tmp_path):
+    run = RunBuilder(tmp_path / "run", nodes=1, sent=0.0, step={"sync_exposed": 0.0}).write()
+    assert not any("SYNC" in item["change"] for item in analyse(run).summary["advice"])
+
+
+def plan(tmp_path, capsys, *arguments):
+    code = main(["plan", "--runs", str(tmp_path), *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_plan_from_one_node_tells_the_truth_about_four(tmp_path, capsys):
+    step = {"sync_exposed": 0.0}
+    RunBuilder(tmp_path / "20261120T120000Z-resnet50-1n", nodes=1, sent=0.0, step=step).write()
+    code, out, _ = plan(tmp_path, capsys, "--link", "1gbit", "--sync", "bf16")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    assert "One machine is 2.6 x as fast as 4 with sync allreduce" in out
+    document = json.loads((tmp_path / "plan-resnet50-4n.json").read_text())
+    assert document["sync"] == "bf16"
+    waited = formulas.sync_wait("bf16", 4, GRADIENTS, GIGABIT, 0.08)
+    assert document["images_per_second"] == pytest.approx(128 / (0.128 + waited), rel=1e-3)
+    assert {(row["nodes"], row["sync"]) for row in document["rows"]} == {
+        (1, "allreduce"),
+        *((n, sync) for n in (2, 3, 4) for sync in formulas.SYNCS),
+    }
+
+
+def test_plan_takes_the_newest_run_that_measured_a_step(tmp_path, capsys):
+    old = RunBuilder(tmp_path / "20261120T120000Z-resnet50-2n", nodes=2)
+    old.write()
+    (tmp_path / "20261120T130000Z-resnet50-2n/nodes").mkdir(parents=True)
+    RunBuilder(tmp_path / "20261120T140000Z-vgg16-2n", nodes=2, model="vgg16").write()
+    _, out, _ = plan(tmp_path, capsys, "--nodes", "2")
+    assert "20261120T120000Z-resnet50-2n" in " ".join(out.split())
+
+
+def test_plan_recommends_all_machines_when_the_link_is_fast(tmp_path, capsys):
+    RunBuilder(tmp_path / "20261120T120000Z-resnet50-4n").write()
+    _, out, _ = plan(tmp_path, capsys, "--link", "100gbit")
+    assert "Best: 4 nodes" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "vgg16"], "make train NODES=1 MODEL=vgg16 EPOCHS=1"),
+        (["--image-size", "299"], "at 299 pixels"),
+        (["--link", "fast"], "--link fast"),
+        (["--link", "0gbit"], "--link 0gbit"),
+        (["--nodes", "0"], "--nodes 0"),
+        (["--run", "nowhere"], "nowhere"),
+    ],
+)
+def test_plan_says_what_it_needs(tmp_path, capsys, arguments, words):
+    RunBuilder(tmp_path / "20261120T120000Z-resnet50-4n").write()
+    code, _, err = plan(tmp_path, capsys, *arguments)
+    assert code == 2
+    assert words in err
+    assert not list(tmp_path.glob("plan-*"))
