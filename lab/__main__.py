@@ -94,7 +94,7 @@ def act(args: argparse.Namespace, command: list[str]) -> None:
         return
     if args.verb == "down":
         if not life.exists(name):
-            raise LabError(f"there is no lab {name}: nothing to end")
+            print(f"lab: there is no lab {name}: nothing to end", file=sys.stderr)
         life.down(name)
         return
     on_lab(life.load(name), args, command)

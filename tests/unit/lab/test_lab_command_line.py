@@ -49,7 +49,6 @@ def test_missing_tools_are_named_with_the_remedy(monkeypatch, capsys):
     ("argv", "sentence"),
     [
         (["status"], "there is no lab nowhere: python -m lab up"),
-        (["down"], "there is no lab nowhere: nothing to end"),
         (["kill", "1"], "there is no lab nowhere"),
         (["up", "--nodes", "0"], "1 to 64 nodes, not 0"),
         (["up", "--rate", "fast"], "rate 'fast'"),

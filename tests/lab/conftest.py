@@ -1,0 +1,89 @@
+"""Labs for the tests: brought up when first asked for, brought down at the end of the session."""
+
+import itertools
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+# Not the lab that somebody may have up by hand, nor that of another checkout's tests.
+PREFIX = f"test-{os.getpid()}"
+PAIRS = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items):
+    here = [item for item in items if Path(__file__).parent in item.path.parents]
+    for item in here:
+        item.add_marker(pytest.mark.lab)
+    if here and os.geteuid():
+        sentence = "lab tests boot machines, which needs root: sudo make test"
+        if os.environ.get("CI") == "true":
+            raise pytest.UsageError(sentence)
+        for item in here:
+            item.add_marker(pytest.mark.skip(reason=sentence))
+
+
+@dataclass(frozen=True)
+class RunningLab:
+    """A lab by name; every method runs `python -m lab` as a user would."""
+
+    name: str
+    checkout: Path = CHECKOUT
+
+    def argv(self, verb: str, *words: str) -> list[str]:
+        return [sys.executable, "-m", "lab", verb, "--name", self.name, *words]
+
+    def __call__(self, verb: str, *words: str, check: bool = True, **options):
+        """One verb, e.g. lab("kill", "3"), output captured; AssertionError if it fails."""
+        options = {"capture_output": True, "text": True, "cwd": self.checkout, **options}
+        done = subprocess.run(self.argv(verb, *words), **options)
+        if check:
+            assert done.returncode == 0, (
+                f"{verb} {words}: {done.returncode}\n{done.stdout}{done.stderr}"
+            )
+        return done
+
+    def control(self, *command: str, **options):
+        """Runs `command` on the control machine."""
+        return self("exec", "--", *command, **options)
+
+    def stranger(self, *command: str, **options):
+        return self("exec", "--from", "stranger", "--", *command, **options)
+
+    def ssh(self, node: int, line: str, **options) -> str:
+        """Standard output of a command line on a node."""
+        return self("ssh", str(node), "--", line, **options).stdout
+
+
+@pytest.fixture(scope="session")
+def start_lab():
+    """start_lab("name", "--nodes", "2", ...) -> RunningLab; the session's end takes it down."""
+    started = []
+
+    def start(name: str, *options: str, checkout: Path = CHECKOUT) -> RunningLab:
+        lab = RunningLab(f"{PREFIX}-{name}", checkout)
+        started.append(lab)
+        lab("up", *options)
+        return lab
+
+    yield start
+    for lab in started:
+        lab("down")
+
+
+@pytest.fixture(scope="session")
+def lab(start_lab) -> RunningLab:
+    """Four machines at 1 Gbit/s, shared by all tests of the session: leave them as they were."""
+    return start_lab("main", "--nodes", "4", "--rate", "1gbit")
+
+
+@pytest.fixture
+def pair(start_lab) -> RunningLab:
+    """Two machines for one test, which may do to them what it likes."""
+    made = start_lab(f"pair{next(PAIRS)}", "--nodes", "2", "--no-bundle")
+    yield made
+    made("down")
