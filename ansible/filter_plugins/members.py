@@ -1,0 +1,101 @@
+"""What machines know of each other: /etc/hosts, ssh_known_hosts, and who did not answer. Pure functions."""
+
+HOSTS_BEGIN = "# BEGIN tandem: the members of the cluster"
+HOSTS_END = "# END tandem"
+
+
+def hosts_file(text, members):
+    """/etc/hosts with every member's real address.
+
+    text: the present file. members: {name: address}. Keeps every other line. A loopback line loses members' names
+    (Debian's "127.0.1.1 node1"): Gloo would offer that address to its peers.
+    """
+    kept = []
+    inside = False
+    for line in text.splitlines():
+        if line == HOSTS_BEGIN:
+            inside = True
+        elif line == HOSTS_END and inside:
+            inside = False
+        elif not inside:
+            kept.append(_without_members(line, members))
+    kept = [line for line in kept if line is not None]
+    while kept and not kept[-1].strip():
+        kept.pop()
+    block = [f"{address}\t{name}" for name, address in members.items()]
+    return "\n".join([*kept, "", HOSTS_BEGIN, *block, HOSTS_END]).lstrip("\n") + "\n"
+
+
+def _without_members(line, members):
+    """`line` of /etc/hosts without members' names if its address is a loopback one; None where no name is left."""
+    body, hash_sign, comment = line.partition("#")
+    words = body.split()
+    if not words or not words[0].startswith("127.") or not set(words[1:]) & set(members):
+        return line
+    names = [word for word in words[1:] if word not in members]
+    if not names:
+        return None
+    return "\t".join([words[0], " ".join(names)]) + (f" {hash_sign}{comment}" if hash_sign else "")
+
+
+def known_hosts_file(text, members):
+    """ssh_known_hosts with the keys of `members`, each {"names": [...], "keys": [{"type", "key"}]}.
+
+    A member's former keys go; lines of machines that are not in `members` stay, so a member that is switched off
+    keeps its own.
+    """
+    replaced = {name for member in members for name in member["names"]}
+    kept = [
+        line
+        for line in text.splitlines()
+        if not replaced & set((line.split() or [""])[0].split(","))
+    ]
+    new = [
+        f"{','.join(member['names'])} {key['type']} {key['key']}"
+        for member in members
+        for key in member["keys"]
+    ]
+    return "".join(f"{line}\n" for line in [*kept, *new])
+
+
+def host_keys(facts):
+    """[{"type", "key"}] from the facts that Ansible gathered over a connection whose host key was verified."""
+    return [
+        {
+            "type": facts[f"ssh_host_key_{kind}_public_keytype"],
+            "key": facts[f"ssh_host_key_{kind}_public"],
+        }
+        for kind in ("ed25519", "ecdsa", "rsa")
+        if f"ssh_host_key_{kind}_public" in facts
+    ]
+
+
+def member(variables):
+    """{"names", "keys"} of one machine from its host variables, for `known_hosts_file`."""
+    names = [variables["inventory_hostname"], variables["ansible_host"]]
+    return {"names": names, "keys": host_keys(variables["ansible_facts"])}
+
+
+def not_reached(variables):
+    """One sentence on a machine that did not answer, from its host variables."""
+    said = " ".join(str(variables.get("reach_answer", {}).get("msg", "nothing")).split())
+    said = said.removeprefix("Failed to connect to the host via ssh: ").removeprefix(
+        "Task failed: "
+    )
+    name, address = (
+        variables["inventory_hostname"],
+        variables.get("ansible_host", "no ansible_host"),
+    )
+    return f"NOT PROVISIONED: {name} ({address}) did not answer. ssh said: {said}"
+
+
+class FilterModule:
+    """Names of these functions in playbooks."""
+
+    def filters(self):
+        return {
+            "tandem_hosts_file": hosts_file,
+            "tandem_known_hosts_file": known_hosts_file,
+            "tandem_member": member,
+            "tandem_not_reached": not_reached,
+        }

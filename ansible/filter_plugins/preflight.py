@@ -1,0 +1,264 @@
+"""The judge of preflight: collected facts in, findings out. Pure functions.
+
+Facts are what ansible/library/machine_facts.py returns, with the inventory name as "host". A finding is
+{"host", "fault", "cause", "remedy"}; "fault" is a short name that scripts may rely on.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import stacks  # noqa: E402 - beside this file, and Ansible does not put its folder on the path
+
+SUPPORTED = {"debian": ("11", "12", "13"), "ubuntu": ("18.04", "20.04", "22.04", "24.04")}
+OLDEST_PYTHON = (3, 8)  # of ansible-core 2.19's modules
+CLOCK_TOLERANCE = 5.0  # seconds; an ssh round trip lies between the two readings
+
+
+def findings(facts, question):
+    """All that is wrong with one machine.
+
+    question: {"address", "members", "space": {folder: bytes}, "env_manager", "stack", "table", "finished": whether
+    the environment is in place, "become_password": whether -K was given, "clock": the control machine's time}.
+    """
+    judges = (system, privileges, disks, names, links, filters, packages, clock, driver, environment)
+    return [
+        dict(zip(("host", "fault", "cause", "remedy"), (facts["host"], *finding)))
+        for judge in judges
+        for finding in judge(facts, question)
+    ]
+
+
+def system(facts, question):
+    releases = SUPPORTED.get(facts["distribution"])
+    if releases is None or facts["release"] not in releases:
+        yield (
+            "release",
+            f"{facts['distribution']} {facts['release']} is not one of the releases that the roles know",
+            "use Debian 11 to 13 or Ubuntu 18.04 to 24.04",
+        )
+    if facts["arch"] != "x86_64":
+        yield (
+            "arch",
+            f"its processor is {facts['arch']}",
+            "the stacks have wheels for x86_64 only: take this machine out of inventory.ini",
+        )
+    if not facts["systemd"]:
+        yield ("systemd", "its first process is not systemd", "boot it with systemd")
+    if stacks.version(facts["python"]) < OLDEST_PYTHON:
+        yield (
+            "python",
+            f"its python3 is {facts['python']}, and Ansible's modules need 3.8",
+            "provision it with `make provision CORE=2.16`",
+        )
+
+
+def privileges(facts, question):
+    if not facts["sudo"] and not question.get("become_password"):
+        yield (
+            "sudo",
+            "sudo asks for a password",
+            "give it: add -K to the command; or run `make bootstrap`, which installs a sudo rule",
+        )
+
+
+def disks(facts, question):
+    needed = {}
+    for folder, size in question["space"].items():
+        state = facts["disks"][folder]
+        needed.setdefault(state["device"], []).append((folder, size, state))
+        if state["read_only"]:
+            yield (
+                "read_only",
+                f"the file system of {folder} is read-only",
+                "see `dmesg` for disk errors; then sudo mount -o remount,rw on it",
+            )
+        if state["free_inodes"] is not None and state["free_inodes"] < 100_000:
+            yield (
+                "inodes",
+                f"the file system of {folder} has {state['free_inodes']} free inodes",
+                "delete folders of many small files, or use a file system with more inodes",
+            )
+    for rows in needed.values():
+        wanted, free = sum(size for _, size, _ in rows), rows[0][2]["free"]
+        if free < wanted:
+            yield (
+                "disk_full",
+                f"{', '.join(folder for folder, _, _ in rows)} need {wanted / 1e9:.1f} GB, and "
+                f"{free / 1e9:.1f} GB are free",
+                "make room, or mount a larger disk there",
+            )
+
+
+def names(facts, question):
+    if facts["missing_mounts"]:
+        for mount in facts["missing_mounts"]:
+            yield (
+                "mount",
+                f"{mount['path']} ({mount['type']}) is in /etc/fstab and not mounted",
+                f"sudo mount {mount['path']}, or take its line out of /etc/fstab",
+            )
+    if facts["missing_libraries"]:
+        yield (
+            "library_path",
+            f"LD_LIBRARY_PATH in /etc/environment names {', '.join(facts['missing_libraries'])}, "
+            "which is not there",
+            "correct or delete that line: the environment needs no LD_LIBRARY_PATH",
+        )
+
+
+def links(facts, question):
+    if facts["interface"] is None:
+        yield (
+            "address",
+            f"no network card of it has {question['address']}, its address in inventory.ini",
+            "write the address that `ip -brief address` shows there, not a router's or a name",
+        )
+        return
+    link = next(link for link in facts["links"] if link["name"] == facts["interface"])
+    if link["wireless"]:
+        yield ("wireless", f"{link['name']} is a wireless link", "plug in a network cable")
+    if link["speed"] is not None and 0 < link["speed"] < 1000:
+        yield (
+            "link_speed",
+            f"{link['name']} runs at {link['speed']} Mbit/s",
+            "use a cable of category 5e or better, and a gigabit port of the switch",
+        )
+    if link["duplex"] == "half":
+        yield (
+            "duplex",
+            f"{link['name']} runs at half duplex",
+            "let switch and card negotiate: sudo ethtool -s " + link["name"] + " autoneg on",
+        )
+    if link["mtu"] != 1500 and link["mtu"] < 9000:
+        yield (
+            "mtu",
+            f"{link['name']} has an MTU of {link['mtu']}",
+            f"sudo ip link set {link['name']} mtu 1500",
+        )
+
+
+def filters(facts, question):
+    if facts["firewall"]:
+        yield (
+            "firewall",
+            f"{facts['firewall']} is switched on, and training opens ports of the kernel's choice",
+            "let the other members in: sudo ufw allow from <address>, or "
+            "sudo firewall-cmd --permanent --zone=trusted --add-source=<address>",
+        )
+
+
+def packages(facts, question):
+    lock = facts["apt_lock"]
+    if lock is not None:
+        yield (
+            "apt_lock",
+            f"{lock['command']} (process {lock['pid']}) holds the lock of the package manager",
+            "wait until it has finished",
+        )
+    if facts["dpkg_broken"]:
+        yield ("dpkg", "an installation of packages was interrupted", "sudo dpkg --configure -a")
+    if not facts["rsync"]:
+        yield ("rsync", "rsync is missing, by which data and wheels arrive", "sudo apt install rsync")
+
+
+def clock(facts, question):
+    now = question.get("clock")
+    if now is not None and abs(facts["clock"] - now) > question.get("clock_tolerance", CLOCK_TOLERANCE):
+        yield (
+            "clock",
+            f"its clock is {facts['clock'] - now:+.0f} s off the control machine's",
+            "sudo timedatectl set-ntp true, or set it: sudo date --set=@$(date +%s)",
+        )
+
+
+def driver(facts, question):
+    own = [gpu for gpu in facts["gpus"] if gpu["vendor"] == stacks.NVIDIA]
+    if not own:
+        return
+    if facts["secure_boot"] and facts["driver"] is None:
+        yield (
+            "secure_boot",
+            "Secure Boot is on, and its kernel loads only signed modules: not the NVIDIA driver",
+            "switch Secure Boot off in the firmware's setup, or enrol a key with mokutil",
+        )
+    if facts["nouveau"]:
+        yield (
+            "nouveau",
+            "the nouveau driver holds the NVIDIA card",
+            "blacklist it (echo blacklist nouveau | sudo tee /etc/modprobe.d/nouveau.conf; "
+            "sudo update-initramfs -u) and reboot",
+        )
+    elif facts["driver"] is None:
+        yield (
+            "driver_missing",
+            "no NVIDIA driver is loaded",
+            "install the one that docs/stacks.md names for this card, and reboot",
+        )
+    if facts["driver"] and facts["driver_library"] and facts["driver"] != facts["driver_library"]:
+        yield (
+            "driver_mismatch",
+            f"the loaded driver is {facts['driver']} and the installed library {facts['driver_library']}: "
+            "an update came in between",
+            "reboot; to keep it from coming back, hold the packages: sudo apt-mark hold 'nvidia-*'",
+        )
+
+
+def environment(facts, question):
+    table, wish = question["table"], question["stack"]
+    try:
+        stack = stacks.resolve([facts], wish, table)
+        manager, _ = stacks.python_for(stack, facts, question["env_manager"])
+        chosen = stacks.resolve_driver(facts, stack, table)
+    except stacks.StackError as error:
+        yield ("stack", str(error).removeprefix(f"{facts['host']}: "), "see docs/stacks.md")
+        return
+    if chosen and facts["driver"] and stacks.version(facts["driver"]) < stacks.version(stack["driver"]):
+        yield (
+            "driver_old",
+            f"its driver is {facts['driver']}, and stack {stack['name']} needs {stack['driver']}",
+            f"install {chosen['version']}",
+        )
+    if manager == "venv" and not facts["python_venv"]:
+        yield ("venv", "its python3 cannot make environments", "sudo apt install python3-venv")
+
+
+def cluster_findings(machines):
+    """What is wrong between machines that are each in order: two that are one."""
+    found = []
+    for key, of in (("machine_id", "machine id"), ("mac", "hardware address")):
+        first = {}
+        for facts in machines:
+            value = facts["machine_id"] if key == "machine_id" else own_mac(facts)
+            other = first.setdefault(value, facts["host"])
+            if value and other != facts["host"]:
+                found.append(
+                    {
+                        "host": facts["host"],
+                        "fault": "duplicate_" + key,
+                        "cause": f"it has the same {of} as {other}: one machine under two names, or a copied disk",
+                        "remedy": "correct inventory.ini; or on a copied disk: sudo rm /etc/machine-id && "
+                        "sudo systemd-machine-id-setup, and reboot",
+                    }
+                )
+    return found
+
+
+def own_mac(facts):
+    return next((link["mac"] for link in facts["links"] if link["name"] == facts["interface"]), None)
+
+
+def text(finding):
+    """One line for people."""
+    return f"{finding['host']}: {finding['cause']}. Remedy: {finding['remedy']}"
+
+
+class FilterModule:
+    """Names of these functions in playbooks."""
+
+    def filters(self):
+        return {
+            "tandem_findings": findings,
+            "tandem_cluster_findings": cluster_findings,
+            "tandem_finding_text": text,
+        }

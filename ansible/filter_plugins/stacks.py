@@ -1,0 +1,207 @@
+"""Which software fits these machines: pure functions over ansible/stacks.yml and collected facts.
+
+A machine here is the dictionary that ansible/library/machine_facts.py returns, with its inventory name as "host".
+"""
+
+import re
+
+NVIDIA = "10de"
+
+
+class StackError(ValueError):
+    """A wish that these machines cannot be granted; the message says why and what is nearest."""
+
+
+def version(text):
+    """The numbers of a version string, for comparison: "6.1.0-18-amd64" -> (6, 1, 0)."""
+    match = re.match(r"\d+(\.\d+)*", str(text))
+    if match is None:
+        raise StackError(f"{text!r} is not a version number")
+    return tuple(int(part) for part in match.group().split("."))
+
+
+def generation(device, table):
+    """The row of `table["gpus"]` for a PCI device number such as "1e04"; None for an unknown one."""
+    number = int(device, 16)
+    for row in table["gpus"]["generations"]:
+        if row["first"] <= number <= row["last"]:
+            return row
+    return None
+
+
+def cards(machine, table):
+    """[(device, generation)] of the machine's NVIDIA GPUs. Raises StackError for one that the table does not know."""
+    found = []
+    for gpu in machine["gpus"]:
+        if gpu["vendor"] != NVIDIA:
+            continue
+        row = generation(gpu["device"], table)
+        if row is None:
+            raise StackError(
+                f"{machine['host']}: its NVIDIA card {gpu['device']} is not in ansible/stacks.yml; "
+                "add its generation there, or name a stack"
+            )
+        found.append((gpu["device"], row))
+    return found
+
+
+def runs_on(stack, sm):
+    """Whether a build for `stack["sm"]` has code for a card: the same major number, and not a newer minor one."""
+    return any(built // 10 == sm // 10 and built <= sm for built in stack["sm"])
+
+
+def python_for(stack, machine, manager):
+    """(manager, Python) for one machine; Raises StackError where the manager cannot give a fitting Python."""
+    own = ".".join(machine["python"].split(".")[:2])
+    if manager == "auto":
+        manager = "venv" if own in stack["python"] else "conda"
+    if manager != "venv":
+        return manager, stack["python"][0]
+    if own not in stack["python"]:
+        raise StackError(
+            f"{machine['host']}: its own Python is {own}, and stack {stack['name']} needs one of "
+            f"{', '.join(stack['python'])}; set env_manager to conda or uv"
+        )
+    return manager, own
+
+
+def obstacles(name, machine, table):
+    """Sentences that say why `machine` cannot run the stack called `name`; empty where it can."""
+    stack = table["rows"][name]
+    host = machine["host"]
+    found = []
+    if version(machine["glibc"]) < version(stack["glibc"]):
+        found.append(
+            f"{host}: torch {stack['torch']} needs glibc {stack['glibc']}, and this machine has {machine['glibc']}"
+        )
+    if stack["cuda"] is None:
+        return found
+    own_cards = cards(machine, table)
+    if not own_cards:
+        found.append(f"{host}: it has no NVIDIA GPU")
+    for device, row in own_cards:
+        if not runs_on(stack, row["sm"]):
+            found.append(
+                f"{host}: its {row['name']} card ({device}, sm_{row['sm']}) has no code in torch "
+                f"{stack['torch']} for CUDA {stack['cuda']}"
+            )
+    return found
+
+
+def candidates(machines, table):
+    """Names of the stacks that `auto` may take for these machines, the preferred one first."""
+    all_cards = [row["sm"] for machine in machines for _, row in cards(machine, table)]
+    if not all_cards or any(not cards(machine, table) for machine in machines):
+        return ["cpu"]
+    return [
+        rule["stack"]
+        for rule in table["auto"]
+        if rule["sm_max"] is None or max(all_cards) <= rule["sm_max"]
+    ]
+
+
+def resolve(machines, wish, table):
+    """The one stack of a cluster: its row of stacks.yml, with "name" and "reason".
+
+    `wish` is a row's name or "auto". Raises StackError with every obstacle and the nearest stack that works.
+    """
+    if wish != "auto" and wish not in table["rows"]:
+        raise StackError(
+            f"stack {wish!r} is not in ansible/stacks.yml, which has {', '.join(table['rows'])} and auto"
+        )
+    machines = list(machines)
+    tried = candidates(machines, table)
+    fitting = [name for name in tried if not _all_obstacles(name, machines, table)]
+    if wish == "auto":
+        if not fitting:
+            raise StackError(
+                "no stack fits all machines. "
+                + ". ".join(_all_obstacles(tried[-1], machines, table))
+            )
+        return dict(
+            table["rows"][fitting[0]], name=fitting[0], reason=_reason(fitting[0], machines, table)
+        )
+    wrong = _all_obstacles(wish, machines, table)
+    if wrong:
+        nearest = (
+            f"the nearest that all can run: stack: {fitting[0]}"
+            if fitting
+            else "no stack fits all machines"
+        )
+        raise StackError(f"stack {wish} is impossible. {'. '.join(wrong)}; {nearest}")
+    return dict(table["rows"][wish], name=wish, reason="named by `stack`")
+
+
+def resolve_driver(machine, stack, table):
+    """The newest driver row that serves a machine's cards, kernel and stack; None where it has no NVIDIA card."""
+    own_cards = cards(machine, table)
+    if not own_cards or stack["cuda"] is None:
+        return None
+    wrong = []
+    for driver in table["drivers"]:
+        reasons = _driver_obstacles(driver, machine, [row["sm"] for _, row in own_cards], stack)
+        if not reasons:
+            return driver
+        wrong += [f"driver {driver['version']} {reason}" for reason in reasons]
+    raise StackError(f"{machine['host']}: no driver fits: " + "; ".join(wrong))
+
+
+def _driver_obstacles(driver, machine, sms, stack):
+    kernel, limits = version(machine["kernel"]), driver["kernel"]
+    found = []
+    if version(driver["version"]) < version(stack["driver"]):
+        found.append(f"is older than the {stack['driver']} that stack {stack['name']} needs")
+    if kernel < version(limits["min"]):
+        found.append(f"needs kernel {limits['min']}, and this is {machine['kernel']}")
+    if limits["below"] is not None and kernel >= version(limits["below"]):
+        found.append(
+            f"builds on kernels below {limits['below']} only, and this is {machine['kernel']}"
+        )
+    found += [
+        f"does not know sm_{sm}"
+        for sm in sms
+        if not driver["sm"]["min"] <= sm <= driver["sm"]["max"]
+    ]
+    return found
+
+
+def _all_obstacles(name, machines, table):
+    return [sentence for machine in machines for sentence in obstacles(name, machine, table)]
+
+
+def _reason(name, machines, table):
+    without = [machine["host"] for machine in machines if not cards(machine, table)]
+    if len(without) == len(machines):
+        return "no machine has an NVIDIA GPU"
+    if without:
+        return f"no NVIDIA GPU in {', '.join(without)}"
+    return "the first of `auto` in ansible/stacks.yml that every card can run"
+
+
+def _for_ansible(function):
+    """StackError becomes AnsibleFilterError, so that the message alone is shown."""
+
+    def filtered(*arguments):
+        from ansible.errors import AnsibleFilterError
+
+        try:
+            return function(*arguments)
+        except StackError as error:
+            raise AnsibleFilterError(str(error)) from error
+
+    return filtered
+
+
+class FilterModule:
+    """Names of these functions in playbooks."""
+
+    def filters(self):
+        return {
+            "tandem_stack": _for_ansible(resolve),
+            "tandem_driver": _for_ansible(resolve_driver),
+            "tandem_python": _for_ansible(
+                lambda stack, machine, manager: dict(
+                    zip(("manager", "python"), python_for(stack, machine, manager))
+                )
+            ),
+        }

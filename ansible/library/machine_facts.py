@@ -1,0 +1,249 @@
+#!/usr/bin/python
+"""Collects what preflight judges. Reads only. Python >= 3.6, standard library."""
+
+import glob
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+---
+module: machine_facts
+short_description: Collects what preflight judges
+description: Reads a machine's hardware, system and settings. Changes nothing.
+options:
+  address:
+    description: The address by which the control machine reaches this machine.
+    type: str
+    required: true
+  folders:
+    description: Folders whose free space matters; they need not exist yet.
+    type: list
+    elements: str
+    default: []
+author: Tandem
+"""
+
+EXAMPLES = r"""
+- name: Collect
+  machine_facts:
+    address: 192.168.56.111
+    folders: [/opt/tandem, /srv/tandem/data]
+"""
+
+RETURN = r"""
+facts:
+  description: What was read; None where a machine does not say.
+  returned: always
+  type: dict
+"""
+
+DISPLAY = "0x03"  # PCI class of display controllers
+
+
+def read(path):
+    """A small file's text without surrounding blanks; None where it cannot be read."""
+    try:
+        with open(path, errors="replace") as file:  # noqa: PTH123 - as short as pathlib's, and 3.6
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def output(*argv):
+    """What a command prints; None where it is missing, fails or takes more than 10 s."""
+    try:
+        done = subprocess.run(
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            timeout=10,
+            env=dict(os.environ, LC_ALL="C"),
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else None
+
+
+def system():
+    pairs = re.findall(r'^(\w+)="?([^"\n]*)"?$', read("/etc/os-release") or "", re.MULTILINE)
+    release = dict(pairs)
+    gcc = output("gcc", "-dumpfullversion")
+    return {
+        "distribution": release.get("ID"),
+        "release": release.get("VERSION_ID"),
+        "codename": release.get("VERSION_CODENAME"),
+        "kernel": platform.release(),
+        "kernel_headers": os.path.isdir("/lib/modules/%s/build" % platform.release()),
+        "arch": platform.machine(),
+        "glibc": (os.confstr("CS_GNU_LIBC_VERSION") or "glibc 0").split()[-1],
+        "gcc": gcc,
+        "python": platform.python_version(),
+        "python_venv": output("/usr/bin/python3", "-c", "import ensurepip, venv; print(1)") == "1",
+        "systemd": read("/proc/1/comm") == "systemd",
+        "memory": int(re.search(r"MemTotal:\s+(\d+)", read("/proc/meminfo")).group(1)) * 1024,
+        "machine_id": read("/etc/machine-id"),
+    }
+
+
+def gpus():
+    found = []
+    for device in sorted(glob.glob("/sys/bus/pci/devices/*")):
+        kind = read(device + "/class") or ""
+        if kind.startswith(DISPLAY):
+            found.append(
+                {
+                    "vendor": read(device + "/vendor")[2:],
+                    "device": read(device + "/device")[2:],
+                    "slot": os.path.basename(device),
+                }
+            )
+    return found
+
+
+def driver():
+    loaded = re.search(r"Kernel Module.*?\s(\d+\.\d+[.\d]*)", read("/proc/driver/nvidia/version") or "")
+    library = None
+    for path in glob.glob("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.*.*"):
+        library = path.split(".so.")[1]
+    secure = None
+    for path in glob.glob("/sys/firmware/efi/efivars/SecureBoot-*"):
+        with open(path, "rb") as file:  # noqa: PTH123
+            secure = file.read()[-1:] == b"\1"
+    return {
+        "driver": loaded.group(1) if loaded else None,
+        "driver_library": library,
+        "nouveau": os.path.isdir("/sys/module/nouveau"),
+        "secure_boot": secure,
+    }
+
+
+def disk(folder):
+    """Free bytes of the file system where `folder` is or will be, and whether it is read-only."""
+    there = folder
+    while not os.path.exists(there):
+        there = os.path.dirname(there)
+    state = os.statvfs(there)
+    return {
+        "free": state.f_bavail * state.f_frsize,
+        "free_inodes": state.f_favail if state.f_files else None,
+        "read_only": bool(state.f_flag & os.ST_RDONLY),
+        "device": os.stat(there).st_dev,
+    }
+
+
+def mounts():
+    """[{"path", "type"}] of /etc/fstab's network and data mounts that are not mounted."""
+    mounted = {line.split()[1] for line in (read("/proc/self/mounts") or "").splitlines()}
+    missing = []
+    for line in (read("/etc/fstab") or "").splitlines():
+        words = line.split("#")[0].split()
+        if len(words) >= 4 and words[1].startswith("/") and "noauto" not in words[3]:
+            if words[1] not in mounted and words[2] != "swap":
+                missing.append({"path": words[1], "type": words[2]})
+    return missing
+
+
+def network(address):
+    links = []
+    for link in json.loads(output("ip", "-j", "address") or "[]"):
+        name = link["ifname"]
+        base = "/sys/class/net/%s" % name
+        speed = read(base + "/speed")
+        links.append(
+            {
+                "name": name,
+                "mac": link.get("address"),
+                "mtu": link.get("mtu"),
+                "up": link.get("operstate") == "UP",
+                "speed": int(speed) if speed and speed.isdigit() else None,
+                "duplex": read(base + "/duplex"),
+                "wireless": os.path.isdir(base + "/wireless"),
+                "addresses": [a["local"] for a in link.get("addr_info", []) if a["family"] == "inet"],
+            }
+        )
+    name = socket.gethostname()
+    return {
+        "hostname": name,
+        "links": links,
+        "loopback_names": loopback_names(),
+        "firewall": firewall(),
+        "docker": os.path.isdir("/sys/class/net/docker0"),
+        "interface": next((link["name"] for link in links if address in link["addresses"]), None),
+    }
+
+
+def loopback_names():
+    """Names that /etc/hosts gives a loopback address, "localhost" and its like aside."""
+    names = []
+    for line in (read("/etc/hosts") or "").splitlines():
+        words = line.split("#")[0].split()
+        if words and words[0].startswith("127."):
+            names += [word for word in words[1:] if not word.startswith("localhost")]
+    return names
+
+
+def firewall():
+    """The name of a packet filter that is switched on; None where none shows."""
+    if re.search(r"^ENABLED=yes", read("/etc/ufw/ufw.conf") or "", re.MULTILINE):
+        return "ufw"
+    if output("systemctl", "is-active", "firewalld") == "active":
+        return "firewalld"
+    return None
+
+
+def lock_holder(path):
+    """{"pid", "command"} of the process that holds a lock on a file; None where nobody does."""
+    try:
+        inode = os.stat(path).st_ino
+    except OSError:
+        return None
+    for line in (read("/proc/locks") or "").splitlines():
+        match = re.search(r"(\d+) [0-9a-f]+:[0-9a-f]+:(\d+) ", line)
+        if match and int(match.group(2)) == inode and "->" not in line:
+            pid = match.group(1)
+            return {"pid": int(pid), "command": read("/proc/%s/comm" % pid)}
+    return None
+
+
+def settings():
+    environment = read("/etc/environment") or ""
+    libraries = re.search(r'^LD_LIBRARY_PATH="?([^"\n]*)', environment, re.MULTILINE)
+    folders = libraries.group(1).split(":") if libraries else []
+    return {
+        "sudo": output("sudo", "-n", "true") is not None,
+        "apt_lock": lock_holder("/var/lib/dpkg/lock-frontend") or lock_holder("/var/lib/dpkg/lock"),
+        "dpkg_broken": bool(os.path.isdir("/var/lib/dpkg/updates") and os.listdir("/var/lib/dpkg/updates")),
+        "clock": time.time(),
+        "clock_synchronized": output("timedatectl", "show", "-p", "NTPSynchronized", "--value"),
+        "missing_libraries": [name for name in folders if name and not os.path.isdir(name)],
+        "rsync": shutil.which("rsync") is not None,
+        "missing_mounts": mounts(),
+    }
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "address": {"type": "str", "required": True},
+            "folders": {"type": "list", "elements": "str", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    facts = {"gpus": gpus(), "disks": {name: disk(name) for name in module.params["folders"]}}
+    for part in (system(), driver(), network(module.params["address"]), settings()):
+        facts.update(part)
+    module.exit_json(changed=False, facts=facts)
+
+
+if __name__ == "__main__":
+    main()
