@@ -124,7 +124,8 @@ def _device(options: Options, here: Place) -> torch.device:
 
 def _meet(options: Options, here: Place, device: torch.device) -> dist.Store:
     """Form the process group; return a store of the trainer's own for small agreements."""
-    os.environ.setdefault("MASTER_ADDR", _first_host(here))
+    if "MASTER_ADDR" not in os.environ:
+        os.environ["MASTER_ADDR"] = _first_host(here)
     os.environ.setdefault("MASTER_PORT", "29500")
     patience = timedelta(seconds=options.timeout)
     backend = "nccl" if device.type == "cuda" else "gloo"
