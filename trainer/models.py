@@ -142,8 +142,8 @@ def _output_shape(model: nn.Module, name: str, image_size: int) -> Tuple[int, ..
     return tuple(output.shape)
 
 
-def describe(model: nn.Module, image_size: int) -> Tuple[int, int]:
-    """(number of parameters, floating-point operations of one image's forward).
+def describe(model: nn.Module, image_size: int) -> Tuple[int, Optional[int]]:
+    """(number of parameters, floating-point operations of one image's forward or None).
 
     A multiplication and an addition are two operations. The model's state, mode and the random
     generators are left as they were.
@@ -154,21 +154,22 @@ def describe(model: nn.Module, image_size: int) -> Tuple[int, int]:
     except ImportError:  # before torch 2.1
         return parameters, flops_by_hooks(model, image_size)
     counter = FlopCounterMode(display=False)
-    with _at_rest(model), counter:
+    # With gradients: without, attention takes a fused path that the counter does not see.
+    with _at_rest(model), torch.enable_grad(), counter:
         model(_one_image(model, image_size))
     return parameters, counter.get_total_flops()
 
 
-def flops_by_hooks(model: nn.Module, image_size: int) -> int:
-    """Operations of convolutions and linear layers alone; attention's own products are missing."""
-    total = 0
+def flops_by_hooks(model: nn.Module, image_size: int) -> Optional[int]:
+    """Operations of convolutions and linear layers. None where a layer was not called as a module
+    (attention takes its weights only), for then these are not nearly all."""
+    layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+    operations = dict.fromkeys(layers, 0)
 
     def count(module: nn.Module, inputs: Tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        nonlocal total
         # A weight's first dimension is the output's channels; the rest make one output element.
-        total += 2 * output.numel() * module.weight[0].numel()
+        operations[module] += 2 * output.numel() * module.weight[0].numel()
 
-    layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
     hooks = [layer.register_forward_hook(count) for layer in layers]
     try:
         with _at_rest(model):
@@ -176,7 +177,7 @@ def flops_by_hooks(model: nn.Module, image_size: int) -> int:
     finally:
         for hook in hooks:
             hook.remove()
-    return total
+    return sum(operations.values()) if all(operations.values()) else None
 
 
 def last_linear(model: nn.Module) -> Optional[nn.Module]:

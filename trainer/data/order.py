@@ -44,11 +44,12 @@ def steps_per_epoch(count: int, global_batch: int, minimum: int = 2) -> int:
 
 
 def split_batch(count: int, weights: Sequence[int], minimum: int = 2) -> List[int]:
-    """Samples per rank of a batch of `count`, in proportion to `weights` (the ranks' full batches).
+    """Samples per rank of a batch of `count`, where `weights` are the ranks' full batches.
 
-    Every rank gets nothing or at least `minimum`; where there are too few samples for all, the
-    ranks with the largest weights work, the lower rank first. No rank gets more than its weight
-    unless `count` exceeds their sum. Raises ValueError when `count` < `minimum`.
+    Every rank gets nothing, or `minimum` and of the rest a share in proportion to what its weight
+    has above `minimum`. Where there are too few samples for all, the ranks with the largest
+    weights work, the lower rank first. No rank gets more than its weight, but one more where it
+    cannot be helped (3 samples for ranks of 2). Raises ValueError when `count` < `minimum`.
     """
     able = [rank for rank, weight in enumerate(weights) if weight >= minimum]
     active = sorted(able, key=lambda rank: (-weights[rank], rank))[: count // minimum]

@@ -1,0 +1,141 @@
+"""Folders of images, good and bad."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from trainer.data.decode import BadImage, read_image
+from trainer.data.folder import ImageFolder, Sizes, image_sizes
+from trainer.data.quarantine import Bad, Quarantine
+from trainer.errors import UserError
+from trainer.options import Options
+
+
+def make(path: Path, size=(40, 30), mode="RGB", **save) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, 77).save(path, **save)
+    return path
+
+
+@pytest.fixture
+def root(tmp_path):
+    for split in ("train", "val"):
+        for name in ("cat", "ant"):
+            for number in range(3):
+                make(tmp_path / split / name / f"{number}.png")
+    return tmp_path
+
+
+def test_classes_paths_and_targets_are_sorted(root):
+    make(root / "train" / "ant" / "deeper" / "x.JPEG")
+    (root / "train" / "ant" / "notes.txt").write_text("no image")
+    folder = ImageFolder(root, "train", Options())
+    assert folder.classes == ["ant", "cat"]
+    assert folder.paths[3:5] == ["train/ant/deeper/x.JPEG", "train/cat/0.png"]
+    assert folder.targets == [0, 0, 0, 0, 1, 1, 1]
+    assert folder.paths == sorted(folder.paths)
+
+
+def test_val_takes_its_numbers_from_train(root):
+    make(root / "train" / "bee" / "0.png")
+    assert ImageFolder(root, "val", Options()).targets == [0, 0, 0, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda root: "nowhere", "no such folder"),
+        (lambda root: (root / "train").rename(root / "training"), "no folder train but training"),
+        (lambda root: make(root / "flat/train/0.png").parents[1], "no class folders but 1 files"),
+        (lambda root: (root / "train/empty").mkdir(), "train/empty has no images"),
+    ],
+)
+def test_a_wrong_layout_is_explained(root, spoil, words):
+    result = spoil(root)
+    root = root / (result.name if isinstance(result, Path) and result.name == "flat" else "")
+    with pytest.raises(UserError, match=words):
+        ImageFolder("nowhere" if result == "nowhere" else root, "train", Options())
+
+
+def test_a_class_that_train_lacks_is_named(root):
+    make(root / "val" / "dog" / "0.png")
+    with pytest.raises(UserError, match=r"val/dog is a class that .*train lacks"):
+        ImageFolder(root, "val", Options())
+
+
+def test_natural_size_is_the_usual_short_side_and_ignores_bad_files(root):
+    (root / "train/ant/0.png").write_bytes(b"")
+    make(root / "train/cat/0.png", size=(500, 400))
+    assert ImageFolder(root, "train", Options()).natural_size() == 30
+
+
+@pytest.mark.parametrize(
+    ("options", "natural", "sizes"),
+    [
+        ({}, 500, Sizes(224, 224, 256)),
+        ({}, 32, Sizes(32, 32, 32)),
+        ({"image_size": 64}, 32, Sizes(64, 64, 64)),
+        ({"image_size": 176, "eval_size": 224, "eval_resize": 232}, 500, Sizes(176, 224, 232)),
+    ],
+)
+def test_sizes(options, natural, sizes):
+    assert image_sizes(Options(**options), natural) == sizes
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA"])
+def test_eight_bit_images_become_rgb(tmp_path, mode):
+    image = read_image(make(tmp_path / "a.png", mode=mode))
+    assert (image.mode, image.size) == ("RGB", (40, 30))
+
+
+def truncated(folder):
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    path = folder / "a.jpg"
+    Image.fromarray(noise).save(path)
+    path.write_bytes(path.read_bytes()[:-900])
+    return path
+
+
+def sixteen_bit(folder):
+    Image.fromarray(np.full((8, 8), 4000, dtype=np.uint16)).save(folder / "a.png")
+    return folder / "a.png"
+
+
+def text(folder, content=b"hello"):
+    (folder / "a.png").write_bytes(content)
+    return folder / "a.png"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (truncated, "damaged: .*truncated"),
+        (lambda folder: text(folder, b""), "empty file"),
+        (text, "not an image"),
+        (lambda folder: make(folder / "a.jpg", mode="CMYK"), "pixels are CMYK"),
+        (sixteen_bit, "pixels are I;16, not 8-bit"),
+        (lambda folder: make(folder / "a.jpg", format="PNG"), "named .jpg but is PNG"),
+        (lambda folder: folder / "gone.png", "cannot be read: No such file"),
+    ],
+)
+def test_each_kind_of_bad_image_has_its_reason(tmp_path, spoil, reason):
+    with pytest.raises(BadImage, match=reason):
+        read_image(spoil(tmp_path))
+
+
+def test_quarantine_names_each_file_once_and_has_a_limit(caplog):
+    quarantine = Quarantine(limit=2)
+    with caplog.at_level(logging.WARNING):
+        quarantine.add([Bad("a.png", "empty file"), Bad("a.png", "empty file")])
+        quarantine.add([Bad("a.png", "empty file"), Bad("b.png", "not an image")])
+    assert [record.getMessage() for record in caplog.records] == [
+        "bad image a.png: empty file",
+        "bad image b.png: not an image",
+    ]
+    with pytest.raises(
+        UserError, match=r"3 images cannot be used, the last is c.png.*--bad_images"
+    ):
+        quarantine.add([Bad("c.png", "empty file")])

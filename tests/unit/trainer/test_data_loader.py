@@ -1,0 +1,198 @@
+"""Batches of the ranks: exact shares, and the same pixels whatever rank or worker makes them."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from trainer.data.augment import Normalise, crop_box
+from trainer.data.folder import ImageFolder
+from trainer.data.loader import eval_batches, train_batches, worker_count
+from trainer.errors import UserError
+from trainer.options import Options
+from trainer.world import World
+
+CLASSES, EACH = 3, 9  # of train; val has one image less of each
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    rng = np.random.default_rng(0)
+    for split, each in (("train", EACH), ("val", EACH - 1)):
+        for name in range(CLASSES):
+            (root / split / str(name)).mkdir(parents=True)
+            for number in range(each):
+                pixels = rng.integers(0, 255, (20, 16, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / split / str(name) / f"{number}.png")
+    return root
+
+
+def world(rank=0, batches=(4,)):
+    return World(rank=rank, size=len(batches), local_size=len(batches), batches=batches)
+
+
+def samples(root, options, batches, epoch=0, start=0):
+    """{index: (pixels, target)} of all ranks; fails when an index comes twice."""
+    found = {}
+    for rank in range(len(batches)):
+        folder = ImageFolder(root, "train", options)
+        for batch in train_batches(folder, options, world(rank, batches), epoch, start):
+            assert batch.images.dtype == torch.uint8
+            assert batch.images.shape == (len(batch.indices), 3, 16, 16)
+            for image, target, index in zip(batch.images, batch.targets, batch.indices.tolist()):
+                assert index not in found
+                found[index] = (image, int(target))
+    return found
+
+
+def same(ours, theirs):
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(ours[index][0], theirs[index][0]) and ours[index][1] == theirs[index][1]
+        for index in ours
+    )
+
+
+@pytest.mark.parametrize("augment", ["none", "shift", "crop", "trivial"])
+def test_pixels_depend_on_seed_epoch_and_index_alone(root, augment):
+    options = Options(augment=augment, random_erase=0.5, workers=0)
+    alone = samples(root, options, (4,))
+    assert sorted(alone) == list(range(CLASSES * EACH))
+    assert same(alone, samples(root, options, (3, 2, 5)))
+    assert same(alone, samples(root, dataclasses.replace(options, workers=2), (2, 2)))
+    assert not same(alone, samples(root, options, (4,), epoch=1))
+    assert not same(alone, samples(root, dataclasses.replace(options, seed=1), (4,)))
+
+
+def test_start_resumes_where_the_other_ranks_stopped(root):
+    options = Options(workers=0)
+    whole = samples(root, options, (4,))
+    rest = samples(root, options, (3, 2), start=12)
+    assert len(rest) == len(whole) - 12
+    assert same(rest, {index: whole[index] for index in rest})
+
+
+def test_every_rank_sees_each_step_even_without_samples(root):
+    options = Options(workers=0)
+    folder = ImageFolder(root, "train", options)
+    per_rank = [
+        list(train_batches(folder, options, world(rank, (4, 4, 4)), 0)) for rank in range(3)
+    ]
+    assert [batch.global_count for batch in per_rank[2]] == [12, 12, 3]
+    assert [[len(batch.indices) for batch in batches] for batches in per_rank] == [
+        [4, 4, 3],
+        [4, 4, 0],
+        [4, 4, 0],
+    ]
+    assert per_rank[1][2].images.shape == (0, 3, 16, 16)
+
+
+def test_loading_draws_nothing_from_the_global_generator(root):
+    state = torch.get_rng_state()
+    samples(root, Options(workers=0), (4,))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5, 30])
+def test_evaluation_counts_each_image_once(root, ranks):
+    options = Options(workers=0)
+    folder = ImageFolder(root, "val", options)
+    indices = [
+        index
+        for rank in range(ranks)
+        for batch in eval_batches(folder, options, world(rank, (3,) * ranks))
+        for index in batch.indices.tolist()
+    ]
+    assert sorted(indices) == list(range(len(folder)))
+
+
+@pytest.fixture
+def spoilt(root, tmp_path):
+    """Two bad images in train, one in val."""
+    for path in root.rglob("*.png"):
+        copy = tmp_path / path.relative_to(root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    for bad in ("train/0/1.png", "train/2/5.png", "val/1/0.png"):
+        (tmp_path / bad).write_bytes(b"")
+    return tmp_path
+
+
+def test_bad_images_are_replaced_alike_on_any_rank(spoilt):
+    options = Options(workers=0)
+    alone = samples(spoilt, options, (4,))
+    assert sorted(alone) == list(range(CLASSES * EACH))
+    assert same(alone, samples(spoilt, options, (3, 2, 5)))
+    folder = ImageFolder(spoilt, "train", options)
+    list(train_batches(folder, options, world(), 0))
+    assert sorted(folder.quarantine.found) == ["train/0/1.png", "train/2/5.png"]
+
+
+def test_a_replacement_brings_its_own_target(spoilt, root):
+    options = Options(workers=0, augment="none")
+    clean = {
+        image.numpy().tobytes(): target for image, target in samples(root, options, (4,)).values()
+    }
+    for image, target in samples(spoilt, options, (4,)).values():
+        assert clean[image.numpy().tobytes()] == target
+
+
+def test_bad_images_are_left_out_of_evaluation(spoilt):
+    options = Options(workers=0)
+    folder = ImageFolder(spoilt, "val", options)
+    batches = list(eval_batches(folder, options, world()))
+    lost = folder.paths.index("val/1/0.png")
+    indices = [index for batch in batches for index in batch.indices.tolist()]
+    assert indices == [index for index in range(len(folder)) if index != lost]
+    for batch in batches:
+        assert len(batch.images) == len(batch.targets) == batch.global_count
+        assert batch.targets.tolist() == [folder.targets[index] for index in batch.indices]
+    assert len(folder.quarantine) == 1
+
+
+def test_too_many_bad_images_stop_the_run(spoilt):
+    options = Options(workers=0, bad_images=1)
+    folder = ImageFolder(spoilt, "train", options)
+    with pytest.raises(UserError, match="2 images cannot be used"):
+        list(train_batches(folder, options, world(), 0))
+
+
+def test_a_folder_of_nothing_but_bad_images_stops_the_run(spoilt):
+    for path in spoilt.rglob("*.png"):
+        path.write_bytes(b"")
+    options = Options(workers=0, image_size=16)
+    folder = ImageFolder(spoilt, "train", options)
+    with pytest.raises(UserError, match="drawn one after another cannot be used"):
+        list(train_batches(folder, options, world(), 0))
+
+
+def test_small_images_need_no_workers():
+    here = World(size=2, local_size=2, batches=(2, 2))
+    assert worker_count(Options(), here, 32) == 0
+    assert worker_count(Options(), here, 224) >= 1
+    assert worker_count(Options(workers=5), here, 32) == 5
+
+
+def test_crops_stay_inside_and_cover_the_stated_range():
+    from random import Random
+
+    rng = Random(0)
+    shares = []
+    for _ in range(2000):
+        left, top, width, height = crop_box((50, 40), rng)
+        assert left >= 0 and top >= 0 and left + width <= 50 and top + height <= 40
+        shares.append(width * height / 2000)
+    assert 0.07 < min(shares) < 0.1 and max(shares) > 0.9
+    assert crop_box((1000, 1), rng)[2:] == (1, 1)
+
+
+def test_normalise_is_torchvisions():
+    from torchvision.transforms.functional import normalize
+
+    images = torch.randint(0, 256, (2, 3, 5, 5), dtype=torch.uint8)
+    ours = Normalise(torch.device("cpu"), torch.float64, torch.channels_last)(images)
+    theirs = normalize(images.double() / 255, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    assert ours.is_contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,49 @@
+"""mixup and cutmix."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from trainer.data.mix import Mix, mix_images, mixed_loss, plan_mix
+from trainer.options import Options
+
+
+def test_the_plan_depends_on_seed_step_and_rank_alone():
+    options = Options(mixup=0.2, cutmix=1.0)
+    plans = {
+        (step, rank): plan_mix(options, 32, step, rank) for step in range(9) for rank in (0, 1)
+    }
+    assert len(set(plans.values())) == 18
+    assert plans[3, 1] == plan_mix(options, 32, 3, 1)
+    assert plans[3, 1] != plan_mix(Options(mixup=0.2, cutmix=1.0, seed=1), 32, 3, 1)
+    kinds = [plan.box is None for plan in plans.values()]
+    assert 3 <= sum(kinds) <= 15
+
+
+def test_no_plan_without_alphas():
+    assert plan_mix(Options(), 32, 1, 0) is None
+
+
+def test_cutmix_shares_are_the_areas():
+    for step in range(200):
+        plan = plan_mix(Options(cutmix=1.0), 32, step, 0)
+        marks = torch.stack([torch.zeros(3, 32, 32), torch.ones(3, 32, 32)]).double()
+        own = mix_images(marks, plan)
+        assert own[0].mean().item() == pytest.approx(1 - plan.share)
+        assert own[1].mean().item() == pytest.approx(plan.share)
+
+
+def test_mixup_blends_with_the_next_and_leaves_its_input():
+    images = torch.rand(3, 3, 4, 4, dtype=torch.float64)
+    before = images.clone()
+    mixed = mix_images(images, Mix(0.7))
+    torch.testing.assert_close(mixed[1], 0.7 * images[1] + 0.3 * images[0])
+    mix_images(images, Mix(0.5, (0, 2, 0, 2)))
+    assert torch.equal(images, before)
+
+
+def test_the_loss_is_that_of_soft_targets():
+    outputs, targets = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 0])
+    soft = 0.7 * torch.eye(4)[targets] + 0.3 * torch.eye(4)[targets.roll(1, 0)]
+    ours = mixed_loss(cross_entropy, outputs, targets, targets.roll(1, 0), 0.7)
+    torch.testing.assert_close(ours, cross_entropy(outputs, soft.double()))

@@ -1,0 +1,101 @@
+"""The order of an epoch and its division into steps and ranks."""
+
+import pytest
+import torch
+
+from trainer.data.order import (
+    derive_seed,
+    epoch_order,
+    rank_slice,
+    split_batch,
+    step_size,
+    steps_per_epoch,
+)
+
+
+def test_order_is_a_permutation_that_changes_with_seed_and_epoch():
+    order = epoch_order(1000, seed=3, epoch=4)
+    assert torch.equal(order.sort().values, torch.arange(1000))
+    assert torch.equal(order, epoch_order(1000, seed=3, epoch=4))
+    assert not torch.equal(order, epoch_order(1000, seed=4, epoch=3))
+    assert not torch.equal(order, epoch_order(1000, seed=3, epoch=5))
+
+
+def test_order_ignores_and_leaves_the_global_generator():
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = epoch_order(10, 0, 0)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    assert torch.equal(epoch_order(10, 0, 0), first)
+
+
+def test_seeds_do_not_collide_like_sums():
+    assert len({derive_seed("a", seed, epoch) for seed in range(40) for epoch in range(40)}) == 1600
+
+
+def test_a_full_batch_gives_each_rank_its_weight():
+    for weights in ([32] * 4, [11, 11, 10], [8, 16, 32], [2], [2, 2, 5]):
+        assert split_batch(sum(weights), weights) == weights
+
+
+@pytest.mark.parametrize(
+    "weights", [[8, 8, 8], [32, 16, 16, 5], [2, 2, 2], [64], [3, 2], [9, 4, 2]]
+)
+def test_each_tail_is_divided_whole_and_no_rank_gets_one_sample(weights):
+    for count in range(2, sum(weights) + 1):
+        sizes = split_batch(count, weights)
+        assert sum(sizes) == count
+        assert 1 not in sizes
+        extra = 1 if max(weights) == 2 else 0
+        assert all(size <= weight + extra for size, weight in zip(sizes, weights))
+
+
+def test_tails_keep_about_the_proportions_and_few_samples_go_to_the_largest_ranks():
+    assert split_batch(28, [8, 16, 32]) == [5, 8, 15]
+    assert split_batch(5, [8, 16, 32]) == [0, 2, 3]
+    assert split_batch(3, [8, 8, 8]) == [3, 0, 0]
+    assert split_batch(3, [8, 8, 8], minimum=1) == [1, 1, 1]
+    assert split_batch(0, [8, 8]) == [0, 0]
+    with pytest.raises(ValueError, match="1 samples"):
+        split_batch(1, [8, 8])
+
+
+def test_slices_of_the_ranks_join_without_gap():
+    sizes = [4, 0, 8, 3]
+    joined = [i for rank in range(4) for i in range(15)[rank_slice(sizes, rank)]]
+    assert joined == list(range(15))
+
+
+@pytest.mark.parametrize("minimum", [1, 2])
+def test_steps_cover_the_epoch_and_none_is_too_small(minimum):
+    for count in range(2, 60):
+        for batch in range(minimum, 20):
+            position, sizes = 0, []
+            while position < count:
+                sizes.append(step_size(position, count, batch, minimum))
+                position += sizes[-1]
+            assert sum(sizes) == count
+            assert min(sizes) >= minimum
+            # Only a batch that is too small to lend some takes more than its size.
+            assert max(sizes) <= max(batch, 2 * minimum - 1)
+            assert steps_per_epoch(count, batch, minimum) == len(sizes)
+
+
+def test_an_epoch_of_97_on_32_lends_one_sample_to_the_last_step():
+    assert [step_size(start, 97, 32) for start in (0, 32, 64, 95)] == [32, 32, 31, 2]
+
+
+def test_resuming_on_other_ranks_uses_each_sample_once():
+    order, position, used = epoch_order(1003, 0, 7).tolist(), 0, []
+    for steps, weights in ((5, [11, 11, 10, 9, 9]), (1000, [16, 7, 8])):
+        for _ in range(steps):
+            if position == len(order):
+                break
+            count = step_size(position, len(order), sum(weights))
+            sizes = split_batch(count, weights)
+            batch = order[position : position + count]
+            for rank in range(len(weights)):
+                used += batch[rank_slice(sizes, rank)]
+            position += count
+    assert sorted(used) == list(range(1003))

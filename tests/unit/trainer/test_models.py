@@ -1,0 +1,138 @@
+"""Models by name, and what they cost."""
+
+import sys
+import types
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from trainer.errors import UserError
+from trainer.models import WithHead, build, describe, flops_by_hooks, names
+from trainer.options import Options
+
+
+def test_all_of_torchvisions_classifiers_are_known():
+    known = names()
+    assert {"resnet50", "vit_b_16", "googlenet", "convnext_tiny", "squeezenet1_0"} <= set(known)
+    assert not {"get_weight", "get_model", "list_models", "fasterrcnn_resnet50_fpn"} & set(known)
+    if hasattr(torchvision.models, "list_models"):
+        assert known == sorted(torchvision.models.list_models(module=torchvision.models))
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("resnet18", 32), ("squeezenet1_1", 64), ("googlenet", 64), ("mobilenet_v3_small", 32)],
+)
+def test_models_have_the_classes_asked_for(name, size):
+    model = build(name, 7, Options(), size)
+    output = model(torch.zeros(2, 3, size, size))
+    assert output.shape == (2, 7)
+
+
+def test_vit_takes_another_image_size():
+    assert build("vit_b_32", 3, Options(), 64)(torch.zeros(1, 3, 64, 64)).shape == (1, 3)
+
+
+def test_residual_branches_can_start_at_zero():
+    model = build("resnet18", 3, Options(zero_init_residual=True), 32)
+    assert not model.layer1[0].bn2.weight.any()
+    with pytest.raises(UserError, match="alexnet: cannot be built with"):
+        build("alexnet", 3, Options(zero_init_residual=True), 224)
+
+
+def test_an_unknown_name_brings_the_nearest():
+    with pytest.raises(UserError, match=r"resnet81: .*nearest: resnet"):
+        build("resnet81", 3, Options(), 32)
+
+
+def test_a_model_that_needs_larger_images_says_so():
+    with pytest.raises(UserError, match="alexnet: does not take images of 32 x 32"):
+        build("alexnet", 3, Options(), 32)
+
+
+@pytest.fixture
+def own():
+    module = types.ModuleType("own_models")
+    sys.modules["own_models"] = module
+    yield module
+    del sys.modules["own_models"]
+
+
+def test_features_get_a_head(own):
+    own.conv = lambda: nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6))
+    model = build("own_models:conv", 4, Options(), 16)
+    assert isinstance(model, WithHead)
+    images = torch.rand(2, 3, 16, 16)
+    pooled = nn.Flatten()(nn.AdaptiveAvgPool2d(1)(model.backbone(images)))
+    torch.testing.assert_close(model(images), model.fc(pooled))
+
+
+def test_flat_features_get_a_head_even_if_they_are_as_many_as_the_classes(own):
+    own.flat = lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 4))
+    assert isinstance(build("own_models:flat", 4, Options(), 8), WithHead)
+
+
+def test_a_function_with_num_classes_is_used_as_it_is(own):
+    own.whole = lambda num_classes: nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, num_classes))
+    assert isinstance(build("own_models:whole", 4, Options(), 8), nn.Sequential)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no_such_module:f", "cannot import no_such_module"),
+        ("own_models:absent", "has no function 'absent'; it has tokens, tuples, text"),
+        ("own_models:text", "returned str"),
+        ("own_models:tokens", r"returns \(1, 3, 64\) for one image"),
+        ("own_models:tuples", "returns tuple, not one tensor"),
+    ],
+)
+def test_what_is_wrong_with_an_own_backbone_is_said(own, name, words):
+    class Pair(nn.Module):
+        def forward(self, images):
+            return images, images
+
+    own.tokens = lambda: nn.Flatten(2)
+    own.tuples = lambda: Pair()
+    own.text = lambda: "model"
+    with pytest.raises(UserError, match=words):
+        build(name, 4, Options(), 8)
+
+
+def test_the_example_backbone_works():
+    model = build("examples.own_backbone:small_resnet18", 10, Options(), 32)
+    assert isinstance(model, WithHead)
+    assert model.backbone(torch.zeros(1, 3, 32, 32)).shape == (1, 512, 4, 4)
+
+
+def test_resnet50_costs_what_is_published():
+    parameters, flops = describe(torchvision.models.resnet50(weights=None), 224)
+    assert parameters == 25_557_032
+    assert flops == pytest.approx(2 * 4.089e9, rel=0.001)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
+def test_hooks_count_what_torch_counts(name):
+    model = build(name, 10, Options(), 64)
+    assert flops_by_hooks(model, 64) == describe(model, 64)[1]
+
+
+def test_hooks_admit_what_they_cannot_count():
+    assert flops_by_hooks(build("vit_b_32", 3, Options(), 32), 32) is None
+
+
+def test_describing_leaves_no_trace():
+    model = build("mobilenet_v2", 10, Options(), 32)
+    model.features[0].eval()
+    modes = [module.training for module in model.modules()]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    describe(model, 32)
+    flops_by_hooks(model, 32)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert not any(module._forward_hooks for module in model.modules())
+    assert all(parameter.grad is None for parameter in model.parameters())
