@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 from statistics import median_low
-from typing import List, NamedTuple
+from typing import List, NamedTuple, Optional
 
 from PIL import Image
 
@@ -30,6 +30,7 @@ class ImageFolder:
         self.paths: List[str] = []
         self.targets: List[int] = []
         self.quarantine = Quarantine(options.bad_images)
+        self._natural: Optional[int] = None
         numbers = {name: number for number, name in enumerate(self.classes)}
         for name in self.classes if split == "train" else _class_names(self.root, split):
             if name not in numbers:
@@ -44,15 +45,22 @@ class ImageFolder:
         return len(self.paths)
 
     def natural_size(self) -> int:
-        """The usual short side in pixels, from the headers of up to 64 images spread over all."""
+        """The usual short side in pixels of the training images, whichever split this is, from
+        the headers of about 64 of them, spread over the classes."""
+        if self._natural is None:
+            self._natural = median_low(self._short_sides() or [USUAL])
+        return self._natural
+
+    def _short_sides(self) -> List[int]:
         sides = []
-        for path in self.paths[:: len(self.paths) // 64 + 1]:
-            try:
-                with Image.open(self.root / path) as image:
-                    sides.append(min(image.size))
-            except Exception:  # noqa: S112 decode.py names bad images when they are used
-                continue
-        return median_low(sides) if sides else USUAL
+        for name in self.classes[:: len(self.classes) // 64 + 1]:
+            for path in _images(self.root, f"train/{name}")[: 64 // len(self.classes) + 1]:
+                try:
+                    with Image.open(self.root / path) as image:
+                        sides.append(min(image.size))
+                except Exception:  # noqa: S112 decode.py names bad images when they are used
+                    continue
+        return sides
 
 
 class Sizes(NamedTuple):
