@@ -1,0 +1,35 @@
+"""Small models for the trainer's tests, given as --model tests.trainer_models:NAME."""
+
+import torch
+from torch import nn
+
+
+def plain(num_classes):
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(8 * 49, num_classes)
+    )
+
+
+def normed(num_classes):
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Flatten(), nn.Dropout(0.1), nn.Linear(8 * 9, num_classes),
+    )  # fmt: skip
+
+
+class _OutOfMemory(nn.Module):
+    """Runs out of memory at forwards of more than `limit` samples, as a small device would."""
+
+    def __init__(self, inner, limit):
+        super().__init__()
+        self.inner, self.limit = inner, limit
+
+    def forward(self, images):
+        if self.training and torch.is_grad_enabled() and len(images) > self.limit:
+            raise RuntimeError("CUDA out of memory. Tried to allocate more than there is")
+        return self.inner(images)
+
+
+def small_device(num_classes):
+    return _OutOfMemory(plain(num_classes), 4)

@@ -1,0 +1,91 @@
+"""Several ranks of the trainer on this machine, forked from a server that has imported torch."""
+
+import multiprocessing
+import os
+import socket
+import sys
+import traceback
+
+import numpy as np
+from PIL import Image
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["trainer.__main__", "torchvision.models"])
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start_ranks(nodes, function, *args, env=None, quiet=False):
+    """Begin `function(*args)` on each rank; `nodes[i]` is the number of ranks on node i."""
+    port, rank, started = free_port(), 0, []
+    for node, count in enumerate(nodes):
+        for local in range(count):
+            own = {
+                "RANK": rank, "WORLD_SIZE": sum(nodes), "LOCAL_RANK": local,
+                "LOCAL_WORLD_SIZE": count, "GROUP_RANK": node, "TANDEM_NODE": f"node{node + 1}",
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1",
+                "TANDEM_PROGRESS": "plain", **(env or {}),
+            }  # fmt: skip
+            ours, theirs = CONTEXT.Pipe()
+            child = CONTEXT.Process(target=_child, args=(theirs, own, quiet, function, args))
+            child.start()
+            theirs.close()
+            started.append((child, ours))
+            rank += 1
+    return started
+
+
+def run_ranks(nodes, function, *args, **settings):
+    """The ranks' results, in rank order; the first rank's exception as an AssertionError."""
+    results = []
+    for child, pipe in start_ranks(nodes, function, *args, **settings):
+        try:
+            results.append(pipe.recv())
+        except EOFError:
+            results.append((False, "ended without a result"))
+        child.join(30)
+    failed = [text for good, text in results if not good]
+    assert not failed, failed[0]
+    return [value for _, value in results]
+
+
+def _child(pipe, env, quiet, function, args):
+    os.environ.update({name: str(value) for name, value in env.items()})
+    if quiet:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(1, 2)
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        pipe.send((True, function(*args)))
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # No clean-up of process groups: their peers may be gone.
+    os._exit(0)
+
+
+def trainer(*argv):
+    """The trainer's exit code, as a rank."""
+    from trainer.__main__ import main
+
+    return main([str(word) for word in argv])
+
+
+def make_images(root, per_class, classes=4, size=16, val=3):
+    """A small data set: noise whose brightness tells the class."""
+    random = np.random.default_rng(0)
+    for split, count in (("train", per_class), ("val", val)):
+        for label in range(classes):
+            folder = root / split / f"class{label}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                noise = random.integers(0, 255, (size, size, 3)) / 4 + 48 * label
+                Image.fromarray(noise.astype(np.uint8)).save(folder / f"{number}.png")
+    return root

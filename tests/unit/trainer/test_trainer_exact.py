@@ -1,0 +1,72 @@
+"""Several ranks compute what one would."""
+
+import pytest
+import torch
+
+from tests.trainer_ranks import make_images, run_ranks, trainer
+from trainer.compat import load_tensors
+
+EXACT = [
+    "--precision",
+    "fp64",
+    "--augment",
+    "none",
+    "--workers",
+    0,
+    "--model",
+    "tests.trainer_models:plain",
+]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return make_images(tmp_path_factory.mktemp("images"), per_class=41)
+
+
+def weights(output, host="node1"):
+    newest = sorted((output / "checkpoints" / host).glob("step-*.pt"))[-1]
+    with newest.open("rb") as file:
+        return load_tensors(file)["model"]
+
+
+def trained(images, output, nodes, *argv):
+    argv = ["--data", images, "--output", output, *EXACT, *argv]
+    assert run_ranks(nodes, trainer, *argv) == [0] * sum(nodes)
+    return weights(output)
+
+
+def distance(ours, theirs):
+    return max(float((ours[k] - theirs[k]).abs().max() / theirs[k].abs().max()) for k in theirs)
+
+
+@pytest.fixture(scope="module")
+def alone(images, tmp_path_factory):
+    """One process with batches of 32: 10 epochs of 6 steps, the last of them a tail of 4."""
+    output = tmp_path_factory.mktemp("alone")
+    return trained(images, output, [1], "--per_node_batch_size", 32, "--epochs", 10)
+
+
+@pytest.mark.parametrize("nodes, batch", [([1, 1, 1, 1], 8), ([1, 3], 16)])
+def test_ranks_equal_one_process(images, alone, tmp_path, nodes, batch):
+    ours = trained(images, tmp_path, nodes, "--per_node_batch_size", batch, "--epochs", 10)
+    assert distance(ours, alone) < 1e-9
+
+
+def test_accumulation_equals_the_big_batch(images, alone, tmp_path):
+    argv = ("--per_node_batch_size", 32, "--epochs", 10, "--accumulate", 5)
+    assert distance(trained(images, tmp_path, [1], *argv), alone) < 1e-12
+
+
+def test_accumulation_on_ranks(images, alone, tmp_path):
+    argv = ("--per_node_batch_size", 16, "--epochs", 10, "--accumulate", 3)
+    assert distance(trained(images, tmp_path, [1, 1], *argv), alone) < 1e-9
+
+
+def test_all_ranks_hold_the_same_parameters_and_buffers(images, tmp_path):
+    argv = ["--data", images, "--output", tmp_path, "--epochs", 2, "--ema", 0.9]
+    argv += ["--model", "tests.trainer_models:normed", "--per_node_batch_size", 8]
+    run_ranks([1, 1, 1], trainer, *argv)
+    first = weights(tmp_path)
+    for host in ("node2", "node3"):
+        other = weights(tmp_path, host)
+        assert all(torch.equal(first[key], other[key]) for key in first)
