@@ -62,7 +62,7 @@ def analyse(folder: Path) -> Analysis:
         accounting=accounting,
         step=step,
         verdict=verdict(cause, step, of_attempt(step, disks), of_attempt(step, shares)),
-        failure=headline_of(summary["status"], summary["first_cause"], summary["nodes"]),
+        failure=headline_of(summary["status"], summary["first_cause"]),
         disks=disks,
         shares=shares,
         networks=networks,
@@ -70,7 +70,7 @@ def analyse(folder: Path) -> Analysis:
         curve=learning_curve(run),
         line=time_line(run),
         hundred_epochs=hundred_epochs(run, accounting),
-        notes=missing_notes(run, disks, networks, gpus),
+        notes=missing_notes(run, gpus),
     )
 
 
@@ -176,7 +176,7 @@ def log_tail(run: Run, host, rank) -> list:
         return []
 
 
-def missing_notes(run: Run, disks: list, networks: list, gpus: list) -> list:
+def missing_notes(run: Run, gpus: list) -> list:
     """What the report could not see, in sentences."""
     notes = list(run.missing)
     hosts = run.hosts
@@ -192,8 +192,8 @@ def missing_notes(run: Run, disks: list, networks: list, gpus: list) -> list:
                 "the means are over the others."
             )
     for name, seen in (
-        ("disks (iostat.json)", {use.host for use in disks} | set(run.iostat)),
-        ("network card (net.jsonl)", {use.host for use in networks}),
+        ("disks (iostat.json)", set(run.iostat)),
+        ("network card (net.jsonl)", set(run.net)),
     ):
         lost = [host for host in hosts if host not in seen]
         if lost:

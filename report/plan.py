@@ -244,7 +244,7 @@ def conclusion(rows: list) -> str:
     if winner.nodes == 1 and nodes > 1:
         return sentence + (
             f"Train on one machine, or raise BATCH: even the best of {nodes} machines "
-            f"(sync {full.sync}) gives {full.images_per_second / alone.images_per_second:.2f} x that."
+            f"({full.sync}) gives {full.images_per_second / alone.images_per_second:.2f} x that."
         )
     if winner.nodes == 1:
         return f"One machine: {three_digits(alone.images_per_second)} images/s."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from report import formulas
 from report.analysis import Analysis
-from report.layout import COLUMNS, printable, table, wrap
+from report.layout import table, wrap
 from report.measure import slowest
 from report.records import CATEGORIES
 from report.units import count, link, percent, seconds, size, three_digits
@@ -80,9 +80,11 @@ def verdict_section(analysis: Analysis) -> list:
     if analysis.failure:
         lines += wrap(analysis.failure)
         cause = analysis.summary["first_cause"] or {}
-        lines += wrap(str(cause["remedy"])) if cause.get("remedy") else []
+        lines += wrap(f"Remedy: {cause['remedy']}") if cause.get("remedy") else []
         for line in cause.get("last_lines") or []:
-            lines.append(f"    | {printable(str(line))}"[:COLUMNS])
+            lines += wrap(str(line), "    |   ", "    | ")
+    if analysis.failure and analysis.step is None:
+        return lines
     lines += wrap(analysis.verdict.headline)
     for sentence in analysis.verdict.because:
         lines += wrap(sentence)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from report import formulas
 from report.bottleneck import data_disk, parts
 from report.measure import Step, slowest
-from report.units import count, link, percent, seconds, size, three_digits
+from report.units import link, percent, seconds, size, three_digits
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def page_cache(cause: str, step: Step, disks: list) -> list:
     ]
 
 
-def headline_of(status: str, first_cause: dict | None, nodes: int) -> str | None:
+def headline_of(status: str, first_cause: dict | None) -> str | None:
     """A sentence that comes before the verdict when the run did not finish."""
     if status == "finished":
         return None
@@ -233,8 +233,8 @@ def headline_of(status: str, first_cause: dict | None, nodes: int) -> str | None
         return "The run has not ended, or what started it is gone; this is what it did so far."
     if not first_cause:
         return "The run failed; no file says why."
-    what = first_cause.get("message") or first_cause.get("exception") or "no message"
-    where = f"{first_cause.get('host', 'a node')}"
-    if first_cause.get("rank") is not None:
-        where += f", rank {first_cause['rank']}"
-    return f"The run failed on {count(nodes, 'node')}; the first cause was on {where}: {what}"
+    if first_cause.get("message"):
+        return f"The run failed: {first_cause['message']}"
+    what = first_cause.get("exception") or "it left no message"
+    rank = "" if first_cause.get("rank") is None else f", rank {first_cause['rank']}"
+    return f"The run failed on {first_cause.get('host', 'a node')}{rank}: {what}"

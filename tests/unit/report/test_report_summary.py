@@ -94,7 +94,7 @@ def test_first_cause_of_a_failed_run_comes_with_the_last_lines_of_its_log(tmp_pa
     analysis = analyse(tmp_path / "run")
     assert analysis.summary["status"] == "failed"
     assert analysis.summary["first_cause"]["last_lines"][-1] == "OSError: No space left"
-    assert "node3, rank 2: no space left" in analysis.failure
+    assert "The run failed: no space left" in analysis.failure
 
 
 @pytest.mark.parametrize(

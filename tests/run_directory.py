@@ -1,0 +1,163 @@
+"""docs/run-directory.md as code: which fields each file has, and of which type.
+
+`problems(folder)` is for tests of every room that end with a run directory.
+"""
+
+import json
+import re
+from pathlib import Path
+
+CATEGORIES = {
+    "start_stop", "data", "h2d", "forward", "backward", "sync_exposed", "optimizer", "evaluate",
+    "checkpoint", "other",
+}  # fmt: skip
+NUMBER, NULL = (int, float), type(None)
+MAYBE = (*NUMBER, NULL)
+TEXT = (str, NULL)
+
+FILES = {
+    "plan.json": {
+        "run": str, "created_unix": NUMBER, "tandem": str, "model": str, "data": str, "epochs": int,
+        "sync": str, "precision": str, "world_size": int, "master_addr": str, "master_port": int,
+        "code_sha256": str, "git_revision": TEXT, "git_diff": str, "nodes": list,
+        "predicted": (dict, NULL),
+    },
+    "plan.json nodes": {
+        "host": str, "node_rank": int, "ranks": list, "connection": str, "address": TEXT,
+        "port": (int, NULL), "user": TEXT, "interface": TEXT, "argv": list, "env": dict, "cwd": str,
+        "output": str, "versions": dict,
+    },
+    "attempts.json": {"status": str, "attempts": list},
+    "attempts.json attempts": {
+        "attempt": int, "nodes": list, "world_size": int, "master_port": int,
+        "started_unix": NUMBER, "wall_seconds": MAYBE, "reason": str, "status": str,
+        "resumed_samples": MAYBE, "first_cause": (dict, NULL),
+    },
+    "attempts.json first_cause": {
+        "host": TEXT, "rank": (int, NULL), "exit_code": (int, NULL), "signal": (str, int, NULL),
+        "exception": TEXT, "message": str, "remedy": TEXT, "last_lines": list,
+    },
+    "exit.json": {"host": str, "attempts": list},
+    "exit.json attempts": {
+        "attempt": int, "mono_start": NUMBER, "mono_end": MAYBE, "exit_code": (int, NULL),
+        "signal": (str, int, NULL), "workers": dict,
+    },
+    "iostat.json": {"attempts": list},
+    "iostat.json attempts": {
+        "attempt": int, "source": str, "mono_start": NUMBER, "interval": NUMBER, "sysstat": dict,
+    },
+    "net.jsonl": {
+        "attempt": int, "mono": NUMBER, "interface": str, "rx_bytes": int, "tx_bytes": int,
+        "rx_dropped": int, "tx_dropped": int, "tcp_retransmits": int, "speed_mbit": MAYBE,
+    },
+    "gpu.jsonl": {
+        "attempt": int, "mono": NUMBER, "index": int, "utilization": MAYBE, "memory_used": MAYBE,
+        "temperature": MAYBE, "power": MAYBE, "clock_sm": MAYBE,
+    },
+    "mounts.jsonl": {
+        "attempt": int, "mono": NUMBER, "mount": str, "type": str, "read_bytes": int,
+    },
+    "summary.json": {
+        "status": str, "nodes": int, "world_size": int, "attempts": list,
+        "first_cause": (dict, NULL), "best_top1": MAYBE, "final_top1": MAYBE, "epochs": int,
+        "steps": int, "images_per_second": MAYBE, "wall_seconds": NUMBER, "seconds": dict,
+        "bytes_sent_per_step": MAYBE, "sync": TEXT, "bottleneck": str, "advice": list,
+        "predicted": (dict, NULL),
+    },
+}  # fmt: skip
+
+LINES = {
+    "start": {
+        "mono_process": NUMBER, "mono": NUMBER, "unix": NUMBER, "host": str, "rank": int,
+        "local_rank": int, "node_rank": int, "world_size": int, "pid": int, "python": str,
+        "torch": str, "device": str, "model": str, "parameters": int, "gradient_bytes": int,
+        "flops_per_image": MAYBE, "global_batch": int, "rank_batch": int, "accumulate": int,
+        "train_images": int, "eval_images": int, "epochs": int, "steps_per_epoch": int,
+        "precision": str, "sync": str, "image_size": int, "resumed_samples": int,
+    },
+    "step": {"step": int, "epoch": int, "samples": int, "seconds": dict},
+    "evaluate": {
+        "epoch": int, "samples": int, "top1": NUMBER, "top5": NUMBER, "loss": NUMBER,
+        "seconds": dict,
+    },
+    "checkpoint": {"step": int, "seconds": dict, "bytes": int, "file": str},
+    "end": {
+        "mono": NUMBER, "seconds": dict, "status": str, "peak_memory_bytes": MAYBE,
+        "bad_images": int,
+    },
+}  # fmt: skip
+
+
+def problems(folder):
+    """Sentences about what in a run directory is not as the contract says; [] when all is."""
+    folder = Path(folder)
+    found = []
+    for name in ("plan.json", "attempts.json", "summary.json"):
+        if (folder / name).exists():
+            found += document(folder / name)
+    for path in sorted((folder / "nodes").glob("*/*")):
+        if path.name in ("exit.json", "iostat.json"):
+            found += document(path)
+        elif path.suffix == ".jsonl":
+            found += json_lines(path)
+    return found
+
+
+def document(path):
+    """Problems of a JSON file and of the lists and causes in it."""
+    value = json.loads(path.read_text())
+    found = check(FILES[path.name], value, str(path))
+    for key in ("nodes", "attempts"):
+        schema = FILES.get(f"{path.name} {key}")
+        for entry in value.get(key, []) if schema else []:
+            found += check(schema, entry, f"{path} {key}")
+            if path.name == "attempts.json" and entry.get("first_cause"):
+                cause = entry["first_cause"]
+                found += check(FILES["attempts.json first_cause"], cause, f"{path} first_cause")
+    if path.name == "summary.json" and set(value["seconds"]) != CATEGORIES:
+        found.append(f"{path}: seconds has {sorted(value['seconds'])}")
+    return found
+
+
+def json_lines(path):
+    """Problems of a JSON Lines file; its last line may be half."""
+    found = []
+    texts = path.read_text().splitlines()
+    for index, text in enumerate(texts):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            if index < len(texts) - 1:
+                found.append(f"{path}:{index + 1}: does not parse")
+            continue
+        where = f"{path}:{index + 1}"
+        found += check(schema_of_line(path.name, line), line, where)
+        strange = set(line.get("seconds") or {}) - CATEGORIES
+        found += [f"{where}: no category {name}" for name in sorted(strange)]
+    return found
+
+
+def schema_of_line(name, line):
+    """The fields of a line of the file `name`."""
+    if not name.endswith(".steps.jsonl"):
+        return FILES[name]
+    return {"kind": str, "attempt": int, **LINES.get(line.get("kind"), {"kind": NULL})}
+
+
+def check(schema, value, where):
+    """Fields of `value` that are absent or of another type."""
+    found = []
+    for name, kinds in schema.items():
+        if name not in value:
+            found.append(f"{where}: {name} is missing")
+        elif not isinstance(value[name], kinds) or isinstance(value[name], bool):
+            found.append(f"{where}: {name} is {value[name]!r}")
+    return found
+
+
+def documented(page):
+    """Section title -> the names that the section has in quotes or backticks."""
+    sections = re.split(r"^##+ ", page, flags=re.M)[1:]
+    return {
+        section.splitlines()[0]: set(re.findall(r'["`](\w+)["`]', section)) for section in sections
+    }
