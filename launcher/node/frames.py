@@ -1,5 +1,6 @@
 """The protocol as bytes: frames that leave, JSON Lines that come (docs/guard-protocol.md)."""
 
+import collections
 import json
 import os
 import time
@@ -14,36 +15,43 @@ class FrameWriter:
         os.set_blocking(fd, False)
         self.fd = fd
         self.seq = 0
-        self.pending = bytearray()
+        self.pending = collections.deque()
+        self.size = 0  # bytes in `pending`
         self.broken = False  # nobody reads any more
 
-    def send(self, kind, payload=None, **fields):
+    def send(self, kind, payload=b"", **fields):
         """Queue one frame, and write what the reader takes at once."""
         head = dict({"type": kind}, **fields)
-        if payload is not None:
+        if payload:
             head["bytes"] = len(payload)
         head["seq"], head["mono"] = self.seq, round(time.monotonic(), 6)
         self.seq += 1
         if not self.broken:
-            self.pending += json.dumps(head).encode() + b"\n" + (payload or b"")
+            frame = json.dumps(head).encode() + b"\n" + payload
+            self.pending.append(frame)
+            self.size += len(frame)
             self.flush()
 
     def flush(self):
         """Write what the reader takes now."""
         try:
-            while self.pending and not self.broken:
-                written = os.write(self.fd, memoryview(self.pending)[: 1 << 20])
-                del self.pending[:written]
+            while self.pending:
+                frame = self.pending[0]
+                written = os.write(self.fd, frame)
+                self.size -= written
+                self.pending.popleft()
+                if written < len(frame):
+                    self.pending.appendleft(frame[written:])
         except BlockingIOError:
             return
         except OSError:
-            self.broken = True
+            self.broken, self.size = True, 0
             self.pending.clear()
 
     @property
     def full(self):
         """Whether the reader is so far behind that no more output should be taken from workers."""
-        return len(self.pending) > BACKLOG
+        return self.size > BACKLOG
 
 
 class LineReader:

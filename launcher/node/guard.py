@@ -6,6 +6,7 @@ Single-threaded on purpose: the death signal of a child follows the thread that 
 import os
 import pathlib
 import platform
+import select
 import selectors
 import signal
 import time
@@ -54,6 +55,7 @@ class Guard:
         self.listen()
         self.frames.send("hello", protocol=PROTOCOL, way=self.way, why=self.why, **identity())
         while self.stage != "done":
+            self.listen_to_reader()
             self.selector.select(self.patience())
             self.check_lease()
             self.read_orders()
@@ -78,14 +80,20 @@ class Guard:
         self.selector.register(wake_reader, selectors.EVENT_READ)
         self.selector.register(self.orders.fd, selectors.EVENT_READ)
 
+    def listen_to_reader(self):
+        """Be woken when the control side takes more, while there is more."""
+        known = self.frames.fd in self.selector.get_map()
+        if self.frames.pending and not known:
+            self.selector.register(self.frames.fd, selectors.EVENT_WRITE)
+        elif known and not self.frames.pending:
+            self.selector.unregister(self.frames.fd)
+
     def patience(self):
         """Seconds until something is due."""
         lease_left = self.renewed + self.lease() - boottime()
         due = [self.next_beat, self.kill_at, self.next_look]
         if self.task is not None and self.task.record:
             due.append(self.next_sample)
-        if self.frames.pending:
-            due.append(time.monotonic() + LOOK)
         left = [moment - time.monotonic() for moment in due if moment is not None]
         return max(0.0, min([lease_left, *left]))
 
@@ -211,7 +219,7 @@ class Guard:
                 self.selector.unregister(fd)
 
     def pass_on(self):
-        """Send news and output, a worker's output before its end. Returns whether more may follow."""
+        """Send news and output, a worker's output before its end. Tells whether more may follow."""
         news = self.workers.news()
         busy = self.frames.full or self.pass_on_output()
         for event, worker in news:
@@ -323,7 +331,7 @@ class Guard:
 
     def wait_for_reader(self):
         """Let a slow reader take some more."""
-        time.sleep(LOOK)
+        select.select([], [self.frames.fd], [], SAMPLE)
         if self.orders.lines():
             self.renewed = boottime()
         self.frames.flush()

@@ -1,0 +1,116 @@
+"""A small control side for the tests: starts a guard and reads its frames."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+GUARD = ROOT / "launcher" / "node"
+PATIENCE = 20.0  # seconds; a test that waits longer has failed
+
+
+class Client:
+    """One guard as a subprocess (or any command that becomes one), its frames in `frames`."""
+
+    def __init__(self, command=None):
+        command = command or [sys.executable, "-IB", str(GUARD), "test"]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
+        self.frames, self.buffer, self.ended = [], b"", False
+        self.output = {}  # (rank, stream): bytes
+
+    def send(self, **order):
+        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+
+    def start(self, output, argv, ranks=(0,), **options):
+        task = {"run": "r", "attempt": 1, "host": "node1", "record": False}
+        task.update(options, ranks=list(ranks), argv=argv, output=str(output))
+        self.send(type="start", **task)
+
+    def pump(self, seconds):
+        """Read once, if something comes within this time. Returns whether something came."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            if not selector.select(seconds):
+                return False
+        data = os.read(self.process.stdout.fileno(), 1 << 20)
+        self.ended = self.ended or not data
+        self.buffer += data
+        self.parse()
+        return bool(data)
+
+    def parse(self):
+        """Take whole frames from the buffer."""
+        while b"\n" in self.buffer:
+            line, _, rest = self.buffer.partition(b"\n")
+            frame = json.loads(line)
+            size = frame.get("bytes", 0)
+            if len(rest) < size:
+                return
+            if frame["type"] == "log":
+                key = frame["rank"], frame["stream"]
+                self.output.setdefault(key, bytearray()).extend(rest[:size])
+            self.buffer = rest[size:]
+            self.frames.append(frame)
+
+    def wait_for(self, kind, renew=True, seconds=PATIENCE, **fields):
+        """The first frame of this kind (and with these fields), renewing the lease meanwhile."""
+        limit, next_lease = time.monotonic() + seconds, time.monotonic()
+        while True:
+            for frame in self.frames:
+                if frame["type"] == kind and fields.items() <= frame.items():
+                    return frame
+            assert not self.ended, f"the guard ended without {kind}: {self.frames[-5:]}"
+            assert time.monotonic() < limit, f"no {kind} in {seconds} s: {self.frames[-5:]}"
+            if renew and time.monotonic() >= next_lease:
+                self.send(type="lease")
+                next_lease = time.monotonic() + 0.5
+            self.pump(0.1)
+
+    def wait_for_output(self, text, rank=0, stream="stdout"):
+        """Until a rank has printed this."""
+        limit = time.monotonic() + PATIENCE
+        while text not in self.output.get((rank, stream), b""):
+            assert time.monotonic() < limit, f"{text} was not printed: {self.output}"
+            self.pump(0.1)
+
+    def close(self):
+        """End the guard, if it still runs, by the end of its stdin."""
+        self.process.stdin.close()
+        try:
+            self.process.wait(15)
+        finally:
+            self.process.stdout.close()
+
+
+def alive(mark):
+    """Pids of processes with `mark` in their environment: what a guard may have left behind."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                environment = (entry / "environ").read_bytes().split(b"\0")
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if mark.encode() in environment and state not in "ZX":
+                found.append(int(entry.name))
+    return found
+
+
+def wait_until_gone(mark, seconds):
+    """Until no such process is left; returns what is left when the time is over."""
+    limit = time.monotonic() + seconds
+    while alive(mark) and time.monotonic() < limit:
+        time.sleep(0.02)
+    return alive(mark)
+
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,53 @@
+"""What runs on a node must be understood by the oldest Python that nodes have."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+NODE = Path(__file__).resolve().parents[3] / "launcher" / "node"
+FILES = [*sorted(NODE.glob("*.py")), NODE.parent / "__init__.py"]
+YOUNGER = {"contextvars", "dataclasses", "graphlib", "tomllib", "zoneinfo"}  # than Python 3.6
+ALLOWED = (set(sys.stdlib_module_names) - YOUNGER) | {"launcher"}
+NEWER = {
+    ("subprocess", "capture_output"),  # 3.7
+    ("subprocess", "text"),  # 3.7
+    ("time", "monotonic_ns"),  # 3.7
+    ("time", "CLOCK_BOOTTIME"),  # 3.7
+    ("os", "pidfd_open"),  # 3.9
+    ("shlex", "join"),  # 3.8
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_grammar_is_that_of_python_3_6(path):
+    ast.parse(path.read_text(), feature_version=(3, 6))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_only_the_standard_library_is_imported(path):
+    imported = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module != "__future__"  # annotations: 3.7
+            imported.add(node.module.split(".")[0])
+    assert imported <= ALLOWED
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_nothing_newer_is_called(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert (node.value.id, node.attr) not in NEWER
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("subprocess."):
+            assert not {word.arg for word in node.keywords} & {"capture_output", "text"}
+
+
+def test_nothing_of_the_package_above_is_imported():
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("launcher"):
+                assert node.module.startswith("launcher.node"), path

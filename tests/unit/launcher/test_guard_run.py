@@ -1,0 +1,285 @@
+"""A guard with a stand-in for launch: what it starts, passes on, reports and ends."""
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from guard_client import wait_until_gone
+
+LAUNCH = str(Path(__file__).with_name("guard_launch.py"))
+
+
+def workers(script, number=1):
+    """argv of the stand-in."""
+    return [sys.executable, LAUNCH, str(number), script]
+
+
+def environment(mark, **more):
+    name, _, value = mark.partition("=")
+    return dict(more, **{name: value})
+
+
+def test_a_run_that_ends_well_is_told_frame_by_frame(guards, tmp_path):
+    guard = guards()
+    guard.start(tmp_path, workers("print('hello')"))
+    end = guard.wait_for("exit")
+    assert (end["reason"], end["exit_code"], end["left"], end["ended"]) == ("finished", 0, [], [])
+    assert end["workers"] == {"0": {"exit_code": 0, "signal": None, "exception": None}}
+    assert guard.output[0, "stdout"] == b"hello\n"
+    assert [frame["seq"] for frame in guard.frames] == list(range(len(guard.frames)))
+    assert guard.frames[0]["type"] == "hello"
+    saved = json.loads((tmp_path / "nodes/node1/exit.json").read_text())
+    assert saved["host"] == "node1"
+    assert saved["attempts"][0]["workers"] == end["workers"]
+    assert saved["attempts"][0]["mono_end"] == end["mono_end"] > end["mono_start"]
+
+
+def test_bytes_arrive_as_they_were_written(guards, tmp_path):
+    guard = guards()
+    script = (
+        "import os, time\n"
+        "os.write(1, b'\\r 10%')\n"
+        "time.sleep(0.3)\n"
+        "os.write(1, b'\\r 20%|\\xe2\\x96')\n"
+        'os.write(2, b\'\\x00\\xff{"type": "exit"}\\n\')\n'
+    )
+    guard.start(tmp_path, workers(script))
+    guard.wait_for_output(b"\r 10%")  # a bar must not wait for the end of its line
+    guard.wait_for("exit")
+    assert guard.output[0, "stdout"] == b"\r 10%\r 20%|\xe2\x96"
+    assert guard.output[0, "stderr"] == b'\x00\xff{"type": "exit"}\n'
+
+
+def test_ranks_do_not_mix(guards, tmp_path):
+    guard = guards()
+    script = "import os\nfor i in range(3000): print(os.environ['RANK'], i)"
+    guard.start(tmp_path, workers(script, 3), ranks=[4, 5, 6])
+    guard.wait_for("exit")
+    for local, rank in enumerate([4, 5, 6]):
+        expected = "".join(f"{local} {i}\n" for i in range(3000))
+        assert guard.output[rank, "stdout"].decode() == expected
+    assert (None, "stdout") not in guard.output
+
+
+def test_nothing_is_lost_when_the_reader_is_slow(guards, tmp_path):
+    guard = guards()
+    size = 48 << 20  # more than the guard keeps: the worker has to wait
+    script = f"import os\nfor i in range({size >> 20}): os.write(1, bytes([i]) * (1 << 20))"
+    guard.start(tmp_path, workers(script))
+    time.sleep(2)  # nobody reads
+    guard.wait_for("exit")
+    expected = b"".join(bytes([i]) * (1 << 20) for i in range(size >> 20))
+    found = guard.output[0, "stdout"]
+    assert hashlib.sha256(found).digest() == hashlib.sha256(expected).digest()
+
+
+def test_the_first_failure_is_named_with_its_own_exit_code(guards, tmp_path):
+    guard = guards()
+    script = (
+        "import os, time\nif os.environ['RANK'] == '0': time.sleep(1); os._exit(3)\nos._exit(76)\n"
+    )
+    env = {"DEAF": "1"}
+    guard.start(tmp_path, workers(script, 2), ranks=[0, 1], env=env, fail_grace=10)
+    end = guard.wait_for("exit")
+    exits = {f["rank"]: f for f in guard.frames if f["type"] == "worker_exit"}
+    assert (exits[1]["exit_code"], exits[1]["first"]) == (76, True)
+    assert (exits[0]["exit_code"], exits[0]["first"]) == (3, False)
+    assert (end["reason"], end["exit_code"]) == ("failed", 1)
+
+
+def test_a_signal_is_named(guards, tmp_path):
+    guard = guards()
+    guard.start(tmp_path, workers("import os; os.kill(os.getpid(), 11)"))
+    end = guard.wait_for("exit")
+    assert end["workers"]["0"] == {"exit_code": None, "signal": "SIGSEGV", "exception": None}
+
+
+def test_the_exception_comes_from_the_traceback(guards, tmp_path):
+    guard = guards()
+    script = "try: 1 / 0\nexcept ZeroDivisionError: raise KeyError('the second one')"
+    guard.start(tmp_path, workers(script))
+    told = guard.wait_for("worker_exit")
+    assert (told["exit_code"], told["exception"]) == (1, "KeyError: 'the second one'")
+
+
+def test_the_exception_comes_from_the_error_file_if_there_is_one(guards, tmp_path):
+    guard = guards()
+    path = tmp_path / "error.json"
+    path.write_text(json.dumps({"message": {"message": "RuntimeError: from the file"}}))
+    env = {"TORCHELASTIC_ERROR_FILE": str(path)}
+    guard.start(tmp_path, workers("raise ValueError('printed')"), env=env)
+    assert guard.wait_for("worker_exit")["exception"] == "RuntimeError: from the file"
+
+
+def test_after_a_failure_the_rest_of_the_node_gets_its_grace_and_no_more(guards, tmp_path, mark):
+    guard = guards()
+    script = (
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if os.environ['RANK'] == '1': raise SystemExit(5)\n"
+        "time.sleep(600)\n"
+    )
+    env = environment(mark, DEAF="1")
+    guard.start(tmp_path, workers(script, 2), ranks=[0, 1], env=env, fail_grace=0.5)
+    end = guard.wait_for("exit")
+    assert end["reason"] == "failed"
+    assert len(end["ended"]) >= 2  # launch and the deaf worker
+    assert end["workers"]["0"]["signal"] == "SIGKILL"
+    assert wait_until_gone(mark, 0) == []
+
+
+SAVES = (
+    "import signal, sys, time\n"
+    "def save(*_): print('saved'); sys.exit(75)\n"
+    "signal.signal(signal.SIGTERM, save)\n"
+    "print('ready\\n', end='')\n"
+    "time.sleep(600)\n"
+)
+DEAF = (
+    "import signal, time\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "print('ready\\n', end='')\n"
+    "time.sleep(600)\n"
+)
+
+
+def test_stop_lets_the_workers_save(guards, tmp_path, mark):
+    guard = guards()
+    guard.start(tmp_path, workers(SAVES), env=environment(mark))
+    guard.wait_for_output(b"ready")
+    guard.send(type="stop", grace=15)
+    end = guard.wait_for("exit")
+    assert (end["reason"], end["workers"]["0"]["exit_code"]) == ("stopped", 75)
+    assert guard.output[0, "stdout"] == b"ready\nsaved\n"
+    assert not any(f["first"] for f in guard.frames if f["type"] == "worker_exit")
+
+
+def test_stop_ends_those_who_do_not_leave(guards, tmp_path, mark):
+    guard = guards()
+    guard.start(tmp_path, workers(DEAF), env=environment(mark))
+    guard.wait_for_output(b"ready")
+    guard.send(type="stop", grace=0.3)
+    end = guard.wait_for("exit")
+    assert (end["reason"], end["left"]) == ("stopped", [])
+    assert any("time.sleep(600)" in process["command"] for process in end["ended"])
+    assert wait_until_gone(mark, 0) == []
+
+
+def test_kill_is_at_once(guards, tmp_path, mark):
+    guard = guards()
+    guard.start(tmp_path, workers(DEAF), env=environment(mark))
+    guard.wait_for_output(b"ready")
+    guard.send(type="kill")
+    assert guard.wait_for("exit")["reason"] == "killed"
+    assert wait_until_gone(mark, 0) == []
+
+
+def test_the_end_of_stdin_ends_everything(guards, tmp_path, mark):
+    guard = guards()
+    guard.start(tmp_path, workers(DEAF), env=environment(mark))
+    guard.wait_for_output(b"ready")
+    guard.process.stdin.close()
+    assert guard.wait_for("exit", renew=False)["reason"] == "eof"
+    assert wait_until_gone(mark, 0) == []
+
+
+def test_silence_ends_everything(guards, tmp_path, mark):
+    guard = guards()
+    guard.start(tmp_path, workers(DEAF), env=environment(mark), lease=1.0)
+    guard.wait_for_output(b"ready")
+    end = guard.wait_for("exit", renew=False)
+    assert end["reason"] == "lease"
+    assert end["mono_end"] - end["mono_start"] < 10
+    assert wait_until_gone(mark, 0) == []
+
+
+def test_a_stall_shorter_than_the_lease_ends_nothing(guards, tmp_path, mark):
+    guard = guards()
+    guard.start(tmp_path, workers(SAVES), env=environment(mark), lease=8.0)
+    guard.wait_for_output(b"ready")
+    time.sleep(3)
+    guard.send(type="stop", grace=15)
+    assert guard.wait_for("exit")["reason"] == "stopped"
+
+
+def test_a_guard_that_slept_does_not_believe_renewals_that_waited(guards, tmp_path, mark):
+    guard = guards()
+    guard.start(tmp_path, workers(DEAF), env=environment(mark), lease=1.5)
+    guard.wait_for_output(b"ready")
+    pid = guard.wait_for("hello")["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    for _ in range(8):
+        guard.send(type="lease")
+        time.sleep(0.25)
+    os.kill(pid, signal.SIGCONT)
+    thawed = time.monotonic()
+    assert guard.wait_for("exit", renew=False)["reason"] == "lease"
+    assert time.monotonic() - thawed < 5
+    assert wait_until_gone(mark, 0) == []
+
+
+def test_the_environment_is_the_task_s_and_no_other(guards, tmp_path, monkeypatch):
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/lcoal/lib")
+    guard = guards()
+    odd = {"A": "two  words", "B": 'it\'s "quoted" $HOME `x`', "C": "a\nb\\", "D": "", "E": "é✓"}
+    script = "import os, json; print(json.dumps(dict(os.environ)))"
+    guard.start(tmp_path, workers(script), env=odd)
+    guard.wait_for("exit")
+    found = json.loads(guard.output[0, "stdout"])
+    assert {name: found[name] for name in odd} == odd
+    assert "LD_LIBRARY_PATH" not in found
+    assert (found["TANDEM_NODE"], found["TANDEM_ATTEMPT"]) == ("node1", "1")
+    assert float(found["TANDEM_GUARD_MONO"]) == guard.wait_for("exit")["mono_start"]
+    inside = ("PYTHON_EXEC", "TANDEM_GUARD_PYTHON", "TANDEM_GUARD_PIPES", "TANDEM_WORKER_PYTHON")
+    assert not any(name in found for name in inside)
+
+
+def test_arguments_reach_launch_as_they_are(guards, tmp_path):
+    guard = guards()
+    odd = ["a b", "it's", '"', "$HOME", "x\ny", "*", ""]
+    guard.start(tmp_path, [sys.executable, "-c", "import sys; print(sys.argv[1:])", *odd])
+    guard.wait_for("exit")
+    assert guard.output[None, "stdout"].decode() == f"{odd}\n"
+
+
+def test_a_program_that_is_not_there_is_one_sentence(guards, tmp_path):
+    guard = guards()
+    guard.start(tmp_path, ["/opt/no/python"])
+    end = guard.wait_for("exit")
+    assert end["reason"] == "failed"
+    assert end["message"] == "/opt/no/python: No such file or directory"
+
+
+def test_a_folder_that_is_not_there_is_one_sentence(guards, tmp_path):
+    guard = guards()
+    guard.start(tmp_path, [sys.executable, "-V"], cwd="/no/such/folder")
+    assert guard.wait_for("exit")["message"] == "/no/such/folder: No such file or directory"
+
+
+def test_a_bad_task_is_one_sentence(guards):
+    guard = guards()
+    guard.send(type="start", run="r", attempt=1, host="h", ranks=[0], output="x")
+    assert guard.wait_for("exit")["message"] == "the task for the guard lacks argv"
+
+
+def test_a_folder_that_cannot_be_written_is_reported_and_ends_nothing(guards, tmp_path):
+    (tmp_path / "run").write_text("a file where the run directory should be")
+    guard = guards()
+    guard.start(tmp_path / "run", workers("print('trained')"), record=True)
+    end = guard.wait_for("exit")
+    assert end["reason"] == "finished"
+    assert guard.wait_for("trouble")["what"] == "output folder"
+    assert guard.output[0, "stdout"] == b"trained\n"
+
+
+def test_a_second_attempt_adds_to_exit_json(guards, tmp_path):
+    for attempt in (1, 2):
+        guard = guards()
+        guard.start(tmp_path, workers("pass"), attempt=attempt)
+        guard.wait_for("exit")
+    saved = json.loads((tmp_path / "nodes/node1/exit.json").read_text())
+    assert [entry["attempt"] for entry in saved["attempts"]] == [1, 2]

@@ -1,0 +1,171 @@
+"""Whatever is killed, nothing of the run stays alive: the way without systemd."""
+
+import os
+import signal
+import sys
+import time
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+from guard_client import Client, alive, kill, wait_until_gone
+
+LAUNCH = str(Path(__file__).with_name("guard_launch.py"))
+# A worker with a child that has a session of its own and heeds no signal, as a data loader may.
+SCRIPT = (
+    "import os, signal, time\n"
+    "for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):\n"
+    "    signal.signal(number, signal.SIG_IGN)\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid()\n"
+    "    os.write(1, b'child %d\\n' % os.getpid())\n"
+    "    time.sleep(600)\n"
+    "time.sleep(600)\n"
+)
+pytestmark = pytest.mark.skipif(
+    Path("/run/systemd/system").is_dir(), reason="this machine runs systemd: see tests/lab"
+)
+
+
+class Tree:
+    """A guard with everything below it, by the names of their parts."""
+
+    def __init__(self, guard, tmp_path, mark):
+        name, _, value = mark.partition("=")
+        argv = [sys.executable, LAUNCH, "1", SCRIPT]
+        guard.start(tmp_path, argv, env={name: value, "DEAF": "1"})
+        guard.wait_for_output(b"child")
+        self.guard, self.mark = guard, mark
+        self.pids = {
+            "outer warden": guard.process.pid,
+            "guard": guard.wait_for("hello")["pid"],
+            "launch": guard.wait_for("started")["pid"],
+            "worker": guard.wait_for("worker")["pid"],
+            "child": int(guard.output[0, "stdout"].split()[1]),
+        }
+        self.pids["inner warden"] = parent_of(self.pids["guard"])
+        self.pids["holder"] = parent_of(self.pids["worker"])
+        assert parent_of(self.pids["inner warden"]) == self.pids["outer warden"]
+        assert len(alive(mark)) == 4  # launch, holder, worker, child
+
+    def left(self, seconds):
+        """Processes of the run, and of the three that guard it, that outlive `seconds`."""
+        limit = time.monotonic() + seconds
+        rest = wait_until_gone(self.mark, seconds)
+        keepers = ("outer warden", "inner warden", "guard")
+        while time.monotonic() < limit and any(lives(self.pids[name]) for name in keepers):
+            time.sleep(0.02)
+        return rest + [name for name in keepers if lives(self.pids[name])]
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def tree(guards, tmp_path, mark):
+    return Tree(guards(), tmp_path, mark)
+
+
+@pytest.mark.parametrize(
+    "victim", ["outer warden", "inner warden", "guard", "launch", "holder", "worker"]
+)
+def test_one_is_killed(tree, victim):
+    kill(tree.pids[victim])
+    assert tree.left(10) == []
+
+
+KEEPERS = ["outer warden", "inner warden", "guard"]
+
+
+@pytest.mark.parametrize("victims", list(permutations(KEEPERS, 2)), ids=" then ".join)
+def test_two_are_killed_in_a_row(tree, victims):
+    for victim in victims:
+        kill(tree.pids[victim])
+    assert tree.left(10) == []
+
+
+def test_guard_and_launch_are_killed_in_a_row(tree):
+    kill(tree.pids["guard"])
+    kill(tree.pids["launch"])
+    assert tree.left(10) == []
+
+
+def test_all_that_guards_is_killed_at_once(guards, tmp_path, mark):
+    """Launch, holder and worker die with their parents; a worker's own children are not covered."""
+    tree = Tree(guards(), tmp_path, mark)
+    kill(tree.pids["child"])
+    for keeper in KEEPERS:
+        os.kill(tree.pids[keeper], signal.SIGSTOP)  # so that none can act in between
+    for keeper in KEEPERS:
+        kill(tree.pids[keeper])
+    assert tree.left(10) == []
+
+
+def test_a_worker_that_is_killed_is_named_although_launch_waits(tree):
+    kill(tree.pids["worker"])
+    told = tree.guard.wait_for("worker_exit")
+    assert (told["signal"], told["first"]) == ("SIGKILL", True)
+    assert tree.guard.wait_for("exit")["reason"] == "failed"
+
+
+def test_the_proof_lists_what_was_ended(tree):
+    tree.guard.send(type="kill")
+    end = tree.guard.wait_for("exit")
+    ended = {process["pid"] for process in end["ended"]}
+    assert ended >= {tree.pids[name] for name in ("launch", "holder", "worker", "child")}
+    assert end["left"] == []
+
+
+def test_the_control_side_is_killed_with_its_process_group(tmp_path, mark):
+    """As `kill -9 -- -PGID` of a control side does with guards of local nodes."""
+    read, write = os.pipe()
+    control = os.fork()
+    if control == 0:
+        os.setsid()
+        tree = Tree(Client(), tmp_path, mark)
+        os.write(write, str(tree.pids["guard"]).encode())
+        time.sleep(600)
+    os.close(write)
+    guard = int(os.read(read, 100))
+    os.killpg(control, signal.SIGKILL)
+    os.waitpid(control, 0)
+    assert wait_until_gone(mark, 10) == []
+    limit = time.monotonic() + 10
+    while lives(guard) and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert not lives(guard)
+
+
+def test_ctrl_c_at_the_terminal_does_not_reach_the_run(tree):
+    os.kill(tree.pids["outer warden"], signal.SIGINT)
+    os.kill(tree.pids["outer warden"], signal.SIGHUP)
+    tree.guard.send(type="lease")
+    beats = len([f for f in tree.guard.frames if f["type"] == "beat"])
+    while len([f for f in tree.guard.frames if f["type"] == "beat"]) < beats + 2:
+        tree.guard.pump(2)
+    assert lives(tree.pids["worker"])
+
+
+def test_a_terminated_guard_lets_the_workers_save(guards, tmp_path, mark):
+    guard = guards()
+    script = (
+        "import os, signal, sys, time\n"
+        "def save(*_): os.write(1, b'saved\\n'); sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "os.write(1, b'ready\\n')\n"
+        "time.sleep(600)\n"
+    )
+    guard.start(tmp_path, [sys.executable, LAUNCH, "1", script])
+    guard.wait_for_output(b"ready")
+    guard.process.send_signal(signal.SIGTERM)
+    end = guard.wait_for("exit")
+    assert (end["reason"], end["workers"]["0"]["exit_code"]) == ("guard", 75)
+    assert guard.output[0, "stdout"] == b"ready\nsaved\n"
