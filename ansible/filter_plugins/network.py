@@ -103,17 +103,27 @@ def _network_manager(facts: dict, want: dict) -> dict:
 
 def _networkd(facts: dict, want: dict) -> dict:
     """A drop-in that adds an address, or a whole file that comes first."""
-    restart = ["systemctl restart systemd-networkd"]
     if want["mode"] == "add":
         path = f"/etc/systemd/network/{_network_file(facts).rpartition('/')[2]}.d/tandem.conf"
         text = f"[Network]\nAddress={want['address']}\n"
-        return {"files": {path: _file(text)}, "apply": restart, "back": restart}
+        return {"files": {path: _file(text)}, **_restart_networkd(facts, want)}
     lines = ["[Match]", f"Name={facts['interface']}", "", "[Network]", f"Address={want['address']}"]
     lines += [f"Gateway={want['gateway']}"] if want["gateway"] else []
     lines += [f"DNS={server}" for server in want["dns"]]
     text = "\n".join([*lines, ""])
     path = NETWORKD_WHOLE.format(facts["interface"])
-    return {"files": {path: _file(text)}, "apply": restart, "back": restart}
+    return {"files": {path: _file(text)}, **_restart_networkd(facts, want)}
+
+
+def _restart_networkd(facts: dict, want: dict) -> dict[str, list[str]]:
+    """A restarted networkd leaves addresses that are configured no more where they are."""
+    restart = "systemctl restart systemd-networkd"
+    device = f"dev {facts['interface']}"
+    if want["mode"] == "add":
+        delete = f"ip address delete {want['address']} {device}"
+        return {"apply": [restart], "back": [delete, restart]}
+    both = [f"ip address flush {device}", restart]
+    return {"apply": both, "back": both}
 
 
 def _netplan(facts: dict, want: dict) -> dict:
@@ -140,15 +150,15 @@ def _netplan(facts: dict, want: dict) -> dict:
             card["nameservers"] = {"addresses": want["dns"]}
         cards[name] = card
         content = merged
-    desktop = merged["network"].get("renderer") == "NetworkManager"
-    apply = (
-        ["netplan apply"] if desktop else ["netplan generate", "systemctl restart systemd-networkd"]
-    )
+    if merged["network"].get("renderer") == "NetworkManager":
+        run = {"apply": ["netplan apply"], "back": ["netplan apply"]}
+    else:
+        server = _restart_networkd(facts, want)
+        run = {key: ["netplan generate", *lines] for key, lines in server.items()}
     return {
         "files": {NETPLAN: _file(yaml.safe_dump(content, sort_keys=True), "0600")},
         "aside": others if want["mode"] == "replace" else [],
-        "apply": apply,
-        "back": apply,
+        **run,
     }
 
 
