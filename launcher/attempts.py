@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -28,7 +29,12 @@ class Attempts:
         if self.path.exists():
             self.list = json.loads(self.path.read_text(encoding="utf-8"))["attempts"]
 
-    def begin(self, plan: Plan, reason: str, unix: float, resumed_samples: int) -> None:
+    @property
+    def ports(self) -> frozenset[int]:
+        """Ports of earlier attempts: a machine that thaws must not find the run at its old one."""
+        return frozenset(attempt["master_port"] for attempt in self.list)
+
+    def begin(self, plan: Plan, reason: str, unix: float) -> None:
         self.list.append(
             {
                 "attempt": plan.attempt,
@@ -39,7 +45,7 @@ class Attempts:
                 "wall_seconds": None,
                 "reason": reason,
                 "status": "running",
-                "resumed_samples": resumed_samples,
+                "resumed_samples": 0,
                 "first_cause": None,
             }
         )
@@ -52,6 +58,28 @@ class Attempts:
             first_cause=document(outcome.cause) if outcome.cause else None,
         )
         self._write("running")
+
+    def close_broken(self) -> int:
+        """End what a controller that died left open; return the number of the last attempt."""
+        for attempt in self.list:
+            if attempt["status"] == "running":
+                attempt["status"] = "failed"
+                attempt["reason"] += "; its controller died"
+                attempt["wall_seconds"] = attempt["wall_seconds"] or 0.0
+        return max((attempt["attempt"] for attempt in self.list), default=0)
+
+    def read_resumed(self, folder: Path) -> None:
+        """Where each attempt took up, from what its ranks wrote when they began."""
+        for path in folder.glob("nodes/*/rank*.steps.jsonl"):
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                if '"start"' not in line:
+                    continue
+                with contextlib.suppress(ValueError, KeyError):
+                    start = json.loads(line)
+                    for attempt in self.list:
+                        if start["kind"] == "start" and attempt["attempt"] == start["attempt"]:
+                            attempt["resumed_samples"] = start["resumed_samples"]
+        self._write(json.loads(self.path.read_text(encoding="utf-8"))["status"])
 
     def close(self, status: str) -> None:
         self._write(status)

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from launcher.code import ssh_command
 from launcher.inventory import Host
-from launcher.plan import NodePlan, Plan
+from launcher.plan import NodePlan
 from launcher.probe import talk
 
 CHECKPOINT = re.compile(r"step-(\d+)\.pt$")
 LIST_SECONDS = 20.0
 
 
-def records(plan: Plan, hosts: dict[str, Host], folder: Path) -> list[str]:
+def records(parts: list[NodePlan], hosts: dict[str, Host], folder: Path) -> list[str]:
     """Copy nodes/ and samples/ of every machine that answers; a sentence for each that does not."""
 
     def one(node: NodePlan) -> str | None:
@@ -29,14 +29,13 @@ def records(plan: Plan, hosts: dict[str, Host], folder: Path) -> list[str]:
         return None
 
     with ThreadPoolExecutor(max_workers=8) as pool:
-        nodes = [node for node in plan.nodes if node.host in hosts]
-        return [problem for problem in pool.map(one, nodes) if problem]
+        return [problem for problem in pool.map(one, parts) if problem]
 
 
-def checkpoints(nodes: dict, plan: Plan) -> dict[str, list[str]]:
+def checkpoints(nodes: dict, parts: list[NodePlan]) -> dict[str, list[str]]:
     """The names of the checkpoints that each machine holds."""
     found = {}
-    for node in plan.nodes:
+    for node in parts:
         if node.host not in nodes:
             continue
         try:
@@ -56,15 +55,15 @@ def newest(names: list[str]) -> tuple[int, str] | None:
 
 
 def best_and_last(
-    nodes: dict, plan: Plan, hosts: dict[str, Host], folder: Path
+    nodes: dict, parts: list[NodePlan], hosts: dict[str, Host], folder: Path
 ) -> tuple[list[Path], list[str]]:
     """Copy the best and the newest checkpoint from the first machine that has the newest one."""
-    held = checkpoints(nodes, plan)
+    held = checkpoints(nodes, parts)
     tips = {host: tip for host, names in held.items() if (tip := newest(names))}
     if not tips:
         return [], []
     host = max(tips, key=lambda name: tips[name][0])
-    output = next(node.output for node in plan.nodes if node.host == host)
+    output = next(node.output for node in parts if node.host == host)
     names = [tips[host][1]] + (["best.pt"] if "best.pt" in held[host] else [])
     target = folder / "checkpoints" / host
     problems = []

@@ -42,14 +42,28 @@ def _visible(line: bytes) -> bytes:
 
 
 class Terminal:
-    """The control terminal: lines above, rank 0's progress bar live in the last line."""
+    """The control terminal: lines above, rank 0's progress bar live in the last line.
+
+    Every line is kept in the run's controller.log too, from which `attach` shows it again.
+    """
 
     def __init__(self, out: IO[str] | None = None):
         self._out = out if out is not None else sys.stdout
         self.is_tty = self._out.isatty()
         self._bar = ""
+        self._kept: IO[str] | None = None
+
+    def keep_in(self, path: Path) -> None:
+        self._kept = path.open("a", encoding="utf-8", buffering=1)
+
+    def say(self, text: str) -> None:
+        """A line of the launcher's own."""
+        self.line(f"tandem: {text}")
 
     def line(self, text: str) -> None:
+        if self._kept:
+            with contextlib.suppress(OSError):  # a full disk is told by the guards
+                self._kept.write(text + "\n")
         if self._bar:
             self._write(f"{CLEAR}{text}\n{self._bar}")
         else:

@@ -129,7 +129,6 @@ def build(
     attempt: int = 1,
     unix: float,
     used_ports: frozenset[int] = frozenset(),
-    resume: dict[str, str] | None = None,
     bar: bool = False,
     extra_env: dict[str, str] | None = None,
     predicted: dict | None = None,
@@ -137,8 +136,8 @@ def build(
 ) -> Plan:
     """The plan of one attempt.
 
-    `settings` is what the trainer makes of the options, `resume` the checkpoint of each host (its
-    path there). Raises UserError.
+    `settings` is what the trainer makes of the options. A later attempt goes on from the newest
+    checkpoint that any of its machines holds: the trainer finds and spreads it. Raises UserError.
     """
     counts = [local_ranks(host, facts[host.name]) for host in hosts]
     per_node = settings["per_node_batch_size"]
@@ -173,7 +172,7 @@ def build(
         argv += [f"--master_addr={master}", f"--master_port={port}", f"--rdzv_id={run}-{attempt}"]
         argv += [f"--monitor_interval={MONITOR_INTERVAL}", "-m", "trainer"]
         argv += ["--data", data, "--output", output, *options.trainer_args()]
-        argv += ["--resume", resume[host.name]] if resume else []
+        argv += ["--resume", "auto"] if attempt > 1 else []
         nodes.append(
             NodePlan(
                 host=host.name,

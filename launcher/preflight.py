@@ -21,6 +21,7 @@ class Problem:
 
     text: str
     fatal: bool = True
+    busy: bool = False
 
 
 @dataclass
@@ -191,6 +192,7 @@ def _state(host: Host, facts: Facts) -> list[Problem]:
             Problem(
                 f"{host.label()}: its GPUs are in use by {held}: wait for it (QUEUE=1), or ask its owner.",
                 fatal=False,
+                busy=True,
             )
         )
     return problems

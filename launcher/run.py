@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import signal
+import fcntl
+import json
+import os
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher import code, collect, inventory, preflight
+from launcher import code, collect, inventory, preflight, restart
 from launcher import plan as planning
 from launcher.attempts import Attempts, write_json
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
 from launcher.lines import RunLogs, Terminal
 from launcher.options import Options, trainer_settings
-from launcher.plan import Plan
+from launcher.plan import NodePlan, Plan
 from launcher.preflight import Machines
+from launcher.start import start_guards, sync_code
+from launcher.stopper import Stopper
+from launcher.tell import describe, exit_code, proof, relative
 from launcher.watch import Outcome, Watch
 
 RUNS = CHECKOUT / "runs"
-LOCAL_GUARD_PYTHON = sys.executable
-GUARD_PYTHON = "/usr/bin/python3"
-STOPPED = 75
-
-
-def say(text: str) -> None:
-    with contextlib.suppress(OSError):
-        print(f"tandem: {text}", flush=True)
+QUEUE_LOOKS_EVERY = 10.0
 
 
 @dataclass
@@ -43,95 +39,178 @@ class Prepared:
     machines: Machines
 
 
-def prepare(options: Options) -> Prepared:
+def prepare(options: Options, terminal: Terminal) -> Prepared:
     """Look at everything, change nothing. Raises UserError."""
     settings = trainer_settings(options)
     hosts = preflight.select(inventory.load(Path(options.inventory)), options)
-    machines = preflight.look(hosts, options)
-    try:
-        for text in preflight.judge(preflight.check(machines, options), options.force):
-            say(text)
-    except UserError:
+    restart.check_minimum(options, hosts)
+    while True:
+        machines = preflight.look(hosts, options)
+        try:
+            problems = preflight.check(machines, options)
+            busy = [problem.text for problem in problems if problem.busy]
+            if not (busy and options.queue):
+                for text in preflight.judge(problems, options.force):
+                    terminal.say(text)
+                return Prepared(options, settings, hosts, machines)
+        except UserError:
+            machines.close()
+            raise
         machines.close()
-        raise
-    return Prepared(options, settings, hosts, machines)
+        terminal.say(f"waiting: {busy[0]}")
+        time.sleep(QUEUE_LOOKS_EVERY)
 
 
-def first_plan(prepared: Prepared, bar: bool) -> Plan:
-    unix = time.time()
-    run = planning.run_id(prepared.settings["model"], len(prepared.hosts), unix)
+def make_plan(prepared: Prepared, machines: Machines, **details) -> Plan:
     return planning.build(
-        prepared.machines.hosts,
-        prepared.machines.facts,
+        machines.hosts,
+        machines.facts,
         prepared.options,
         prepared.settings,
         code.current(),
-        run=run,
-        unix=unix,
-        bar=bar,
+        unix=time.time(),
+        **details,
     )
 
 
 def dry_run(options: Options) -> int:
-    prepared = prepare(options)
+    terminal = Terminal()
+    prepared = prepare(options, terminal)
     try:
-        print(planning.render(first_plan(prepared, sys.stdout.isatty())))
+        name = new_id(prepared)
+        plan = make_plan(prepared, prepared.machines, run=name, bar=terminal.is_tty)
+        print(planning.render(plan))
     finally:
         prepared.machines.close()
     return 0
 
 
+def new_id(prepared: Prepared) -> str:
+    return planning.run_id(prepared.settings["model"], len(prepared.hosts), time.time())
+
+
 def train(options: Options) -> int:
     """Start a run and stay with it until its report is printed. Returns the exit code."""
-    prepared = prepare(options)
     terminal = Terminal()
+    prepared = prepare(options, terminal)
     try:
-        plan = first_plan(prepared, terminal.is_tty)
-        folder = open_run(plan)
-        return Run(prepared, plan, folder, terminal).carry_out()
-    finally:
+        run = new_id(prepared)
+        plan = make_plan(prepared, prepared.machines, run=run, bar=terminal.is_tty)
+        folder = RUNS / run
+        folder.mkdir(parents=True)
+        write_json(folder / "plan.json", plan.document())
+        return Run(prepared, folder, terminal).carry_out(plan, "first attempt")
+    except BaseException:
         prepared.machines.close()
+        raise
 
 
-def open_run(plan: Plan) -> Path:
-    folder = RUNS / plan.run
-    folder.mkdir(parents=True)
-    write_json(folder / "plan.json", plan.document())
-    latest = RUNS / "latest"
-    fresh = RUNS / f".latest.{plan.run}"
-    fresh.symlink_to(plan.run)
-    fresh.replace(latest)
-    return folder
+def resume(name: str, changes: dict) -> int:
+    """Go on with a run whose controller has ended, however it did. Returns the exit code."""
+    folder = find(name)
+    stored = json.loads((folder / "plan.json").read_text(encoding="utf-8"))["options"]
+    stored["trainer"] = tuple(stored["trainer"])
+    options = Options(**{**stored, **changes})
+    terminal = Terminal()
+    prepared = prepare(options, terminal)
+    try:
+        run = Run(prepared, folder, terminal)
+        attempt = run.attempts.close_broken() + 1
+        plan = make_plan(
+            prepared,
+            prepared.machines,
+            run=folder.name,
+            attempt=attempt,
+            used_ports=run.attempts.ports,
+            bar=terminal.is_tty,
+        )
+        return run.carry_out(plan, "resumed by hand")
+    except BaseException:
+        prepared.machines.close()
+        raise
+
+
+def find(name: str) -> Path:
+    """The folder of a run by its id, its path or `latest`. Raises UserError."""
+    folder = RUNS / Path(name).name
+    if not (folder / "plan.json").exists():
+        known = sorted(path.name for path in RUNS.glob("*Z-*"))[-3:]
+        hint = f"the newest are {', '.join(reversed(known))}" if known else "there is none yet"
+        raise UserError(f"no run {name} in {relative(RUNS)}/: {hint}.")
+    return folder.resolve()
 
 
 class Run:
     """One run: its attempts, then its files and its report."""
 
-    def __init__(self, prepared: Prepared, plan: Plan, folder: Path, terminal: Terminal):
+    def __init__(self, prepared: Prepared, folder: Path, terminal: Terminal):
         self.prepared = prepared
-        self.plan = plan
+        self.machines = prepared.machines
         self.folder = folder
         self.terminal = terminal
         self.attempts = Attempts(folder)
+        self.parts: dict[str, NodePlan] = {}  # of every machine that ever took part
+        self._lock = lock(folder)
 
-    def carry_out(self) -> int:
-        sync_code(self.plan, self.prepared.machines)
-        say(f"run {self.plan.run}: {len(self.plan.nodes)} nodes, {self.plan.world_size} processes")
-        outcome = self._attempt(self.plan, "first attempt")
+    def carry_out(self, plan: Plan, reason: str) -> int:
+        self.terminal.keep_in(self.folder / "controller.log")
+        point_latest(self.folder)
+        with Stopper().listening() as stopper:
+            outcome = self._attempts(plan, reason, stopper)
         self.attempts.close(outcome.status)
-        self._tell(outcome)
+        if outcome.status == "failed":
+            self._look_again()
         self._collect()
         self._report()
+        self.machines.close()
         return exit_code(outcome)
 
-    def _attempt(self, plan: Plan, reason: str) -> Outcome:
-        self.attempts.begin(plan, reason, time.time(), resumed_samples=0)
+    def _attempts(self, plan: Plan, reason: str, stopper: Stopper) -> Outcome:
+        limits = restart.Limits.of(self.prepared.options, len(self.prepared.hosts))
+        while True:
+            outcome = self._attempt(plan, reason, stopper)
+            self._tell(outcome)
+            decision = restart.decide(outcome, limits)
+            if decision is None or stopper.asked:
+                return outcome
+            limits, reason = decision
+            self.terminal.say(f"starting again: {reason}")
+            try:
+                plan = self._next(plan, limits, stopper)
+            except UserError as error:
+                for problem in error.problems:
+                    self.terminal.say(problem)
+                return outcome
+
+    def _next(self, old: Plan, limits: restart.Limits, stopper: Stopper) -> Plan:
+        """The plan of the next attempt, on the machines that answer. Raises UserError."""
+        self.machines.close()
+        self.machines = restart.survivors(self.prepared, limits, stopper)
+        return make_plan(
+            self.prepared,
+            self.machines,
+            run=old.run,
+            attempt=old.attempt + 1,
+            used_ports=self.attempts.ports,
+            bar=self.terminal.is_tty,
+            extra_env=limits.environment(),
+        )
+
+    def _attempt(self, plan: Plan, reason: str, stopper: Stopper) -> Outcome:
+        if self.attempts.list:
+            before = self.attempts.list[-1]["nodes"]
+            restart.set_aside(plan.run, plan.attempt, before, self.machines)
+        sync_code(plan, self.machines, self.terminal.say)
+        self.parts.update({node.host: node for node in plan.nodes})
+        self.terminal.say(
+            f"run {plan.run}, attempt {plan.attempt}: {len(plan.nodes)} nodes, "
+            f"{plan.world_size} processes"
+        )
+        self.attempts.begin(plan, reason, time.time())
         logs = RunLogs(self.folder, self.terminal, plan.world_size)
-        processes = start_guards(plan, self.prepared.machines)
+        processes = start_guards(plan, self.machines)
         try:
-            watch = Watch(plan, processes, logs, say)
-            with stopping(watch):
-                outcome = watch.run()
+            outcome = Watch(plan, processes, logs, stopper).run()
         finally:
             logs.close()
             for process in processes.values():
@@ -140,101 +219,70 @@ class Run:
         return outcome
 
     def _tell(self, outcome: Outcome) -> None:
-        if outcome.status == "failed":
-            for line in describe(self.attempts.list[-1]["first_cause"]):
-                say(line)
+        lines = []
+        if outcome.cause is not None:
+            lines += describe(self.attempts.list[-1]["first_cause"])
         if outcome.status != "finished":
-            for line in proof(outcome):
-                say(line)
+            lines += proof(outcome)
+        for line in lines:
+            self.terminal.say(line)
+
+    def _look_again(self) -> None:
+        """Some machines may be gone by now, and some be back."""
+        self.machines.close()
+        hosts, options = self.prepared.hosts, self.prepared.options
+        self.machines = preflight.look(hosts, options, without_missing=True)
+        here = {host.name for host in self.machines.hosts}
+        for name in self.parts:
+            if name not in here:
+                self.terminal.say(f"{name} does not answer: its records stay there")
 
     def _collect(self) -> None:
-        machines = self.prepared.machines
-        hosts = {host.name: host for host in machines.hosts}
-        problems = collect.records(self.plan, hosts, self.folder)
-        paths, more = collect.best_and_last(machines.nodes, self.plan, hosts, self.folder)
+        hosts = {h.name: h for h in self.machines.hosts if h.name in self.parts}
+        parts = [self.parts[name] for name in hosts]
+        problems = collect.records(parts, hosts, self.folder)
+        paths, more = collect.best_and_last(self.machines.nodes, parts, hosts, self.folder)
+        self.attempts.read_resumed(self.folder)
         for problem in [*problems, *more]:
-            say(problem)
+            self.terminal.say(problem)
         for path in paths:
-            say(f"checkpoint {relative(path)}")
+            self.terminal.say(f"checkpoint {relative(path)}")
 
     def _report(self) -> None:
-        subprocess.run(
-            [sys.executable, "-m", "report", str(relative(self.folder))], cwd=CHECKOUT, check=False
+        argv = [sys.executable, "-m", "report", str(relative(self.folder))]
+        done = subprocess.run(
+            argv,
+            cwd=CHECKOUT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
         )
-        say(f"all of it lies in {relative(self.folder)}")
+        for line in done.stdout.splitlines():
+            self.terminal.line(line)
+        self.terminal.say(f"all of it lies in {relative(self.folder)}")
 
 
-def sync_code(plan: Plan, machines: Machines) -> None:
-    """Send the code to the machines whose tree differs."""
-    now = code.current()
-    stale = [h for h in machines.hosts if machines.facts[h.name].code_sha256 != now.sha256]
-    folders = {node.host: node.cwd for node in plan.nodes}
-    if stale:
-        say(f"code {now.sha256[:12]} goes to {', '.join(host.name for host in stale)}")
-        code.send(now, stale, folders)
+def point_latest(folder: Path) -> None:
+    fresh = RUNS / f".latest.{os.getpid()}"
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(folder.name)
+    fresh.replace(RUNS / "latest")
 
 
-def guard_argv(plan: Plan, node: planning.NodePlan) -> list[str]:
-    python = LOCAL_GUARD_PYTHON if node.connection == "local" else GUARD_PYTHON
-    return [python, "-IB", f"{node.cwd}/launcher/node", plan.unit]
-
-
-def start_guards(plan: Plan, machines: Machines) -> dict:
-    """A guard on each node, all at once; they wait for their task."""
-
-    def one(node: planning.NodePlan):
-        return machines.nodes[node.host].start(guard_argv(plan, node))
-
-    with ThreadPoolExecutor(max_workers=min(64, len(plan.nodes))) as pool:
-        return dict(zip([node.host for node in plan.nodes], pool.map(one, plan.nodes)))
-
-
-@contextlib.contextmanager
-def stopping(watch: Watch):
-    """Ctrl-C, SIGTERM and a closed terminal end the run in order."""
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, watch.ask_stop) for number in signals}
+def lock(folder: Path):
+    """Hold the run as its only controller. The kernel lets go when this process ends, so a lock is
+    never stale. Raises UserError when another one holds it."""
+    file = (folder / "controller.pid").open("a+", encoding="utf-8")
     try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def describe(cause: dict) -> list[str]:
-    """The first cause for people."""
-    lines = [f"{cause['message']}.", f"What to do: {cause['remedy']}."]
-    if cause["last_lines"]:
-        lines += ["Its last lines:", *(f"  {line}" for line in cause["last_lines"])]
-    return lines
-
-
-def proof(outcome: Outcome) -> list[str]:
-    """What each node's guard says is left of the run there."""
-    lines = []
-    for host, frame in outcome.exits.items():
-        left = ", ".join(f"{p['pid']} {p['command']}" for p in frame["left"])
-        ended = len(frame["ended"])
-        lines.append(
-            f"{host}: left alive: {left}" if left else f"{host}: nothing left ({ended} killed)"
-        )
-    for host in outcome.gone:
-        lines.append(f"{host}: does not answer; its guard ends its part by itself")
-    for host in outcome.lingering:
-        lines.append(f"{host}: its guard was lost; the machine ends its part within 10 s")
-    return lines
-
-
-def exit_code(outcome: Outcome) -> int:
-    if outcome.status == "finished":
-        return 0
-    if outcome.status == "stopped":
-        return STOPPED
-    cause = outcome.cause
-    if cause is not None and cause.signal:
-        return 128 + getattr(signal, cause.signal, signal.SIGKILL)
-    return cause.exit_code or 1 if cause is not None else 1
-
-
-def relative(path: Path) -> Path:
-    return path.relative_to(CHECKOUT) if path.is_relative_to(CHECKOUT) else path
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        raise UserError(
+            f"run {folder.name} is being carried out by process {file.read().strip()}: "
+            f"`make attach` shows it, `make stop` ends it."
+        ) from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import selectors
-import signal
-import socket
 import time
 from dataclasses import dataclass, field
 
@@ -14,6 +12,7 @@ from launcher.cause import Failure, first_of
 from launcher.frames import Frames
 from launcher.lines import RunLogs
 from launcher.plan import NodePlan, Plan
+from launcher.stopper import Stopper, wakeup
 
 LEASE = 16.0
 RENEW_EVERY = 1.0
@@ -91,25 +90,21 @@ class Guarded:
 class Watch:
     """Runs the event loop until every guard has ended or is given up."""
 
-    def __init__(self, plan: Plan, processes: dict, logs: RunLogs, say):
+    def __init__(self, plan: Plan, processes: dict, logs: RunLogs, stopper: Stopper):
         now = time.monotonic()
         self._plan = plan
         self._logs = logs
-        self._say = say
+        self._say = logs.terminal.say
+        self._stopper = stopper
         self._begin = self._end = now
         self._guards = {n.host: Guarded(n, processes[n.host], now) for n in plan.nodes}
         self._failures: list[Failure] = []
         self._failed_at: float | None = None
         self._killed_at: float | None = None
-        self._stop_asked = 0
         self._stopped_at: float | None = None
 
-    def ask_stop(self, *_) -> None:
-        """For signal handlers: once lets the workers save, twice kills."""
-        self._stop_asked += 1
-
     def run(self) -> Outcome:
-        with selectors.DefaultSelector() as selector, _wakeup() as wake:
+        with selectors.DefaultSelector() as selector, wakeup() as wake:
             selector.register(wake, selectors.EVENT_READ)
             for guard in self._guards.values():
                 selector.register(guard.process, selectors.EVENT_READ, guard)
@@ -182,7 +177,7 @@ class Watch:
     def _worker_exit(self, host: str, frame: dict) -> None:
         if frame["exit_code"] == 0 or self._killed_at is not None:
             return
-        if self._stop_asked and not frame["first"]:
+        if self._stopper.asked and not frame["first"]:
             return
         log = self._logs.of(host, frame["rank"])
         self._fail(
@@ -240,7 +235,7 @@ class Watch:
                 selector.unregister(guard.process)
                 message = f"no heartbeat for {SILENCE:.0f} s"
                 self._fail(self._failure(guard.node.host, "gone", message=message))
-        if self._stop_asked and self._stopped_at is None:
+        if self._stopper.asked and self._stopped_at is None:
             self._stopped_at = now
             self._say("stopping: the workers save and leave (again: kill them at once)")
             for guard in self._active():
@@ -248,7 +243,9 @@ class Watch:
         settled = self._failed_at is not None and now - self._failed_at >= SETTLE
         late = self._stopped_at is not None and now - self._stopped_at > STOP_GRACE + EXITS_WITHIN
         leaving = self._stopped_at is not None and not late
-        if self._killed_at is None and ((settled and not leaving) or self._stop_asked > 1 or late):
+        if self._killed_at is None and (
+            (settled and not leaving) or self._stopper.asked > 1 or late
+        ):
             self._killed_at = now
             for guard in self._active():
                 guard.send({"type": "kill"})
@@ -263,7 +260,7 @@ class Watch:
         finished = len(exits) == len(self._guards) and all(
             frame["reason"] == "finished" for frame in exits.values()
         )
-        status = "finished" if finished else "stopped" if self._stop_asked else "failed"
+        status = "finished" if finished else "stopped" if self._stopper.asked else "failed"
         return Outcome(
             status=status,
             cause=first_of(self._failures) if status == "failed" else None,
@@ -272,18 +269,3 @@ class Watch:
             exits=exits,
             lingering=[host for host in self._guards if host not in exits and host not in gone],
         )
-
-
-@contextlib.contextmanager
-def _wakeup():
-    """A socket that becomes readable at each signal, so that select() need not look for them."""
-    reader, writer = socket.socketpair()
-    reader.setblocking(False)
-    writer.setblocking(False)
-    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    try:
-        yield reader
-    finally:
-        signal.set_wakeup_fd(before)
-        reader.close()
-        writer.close()

@@ -1,0 +1,124 @@
+"""When a run that failed starts again, and with which machines.
+
+The rule: each machine keeps its batch, so with fewer machines the global batch is smaller and an
+epoch has more steps. The schedule counts images, not steps, and goes on where the checkpoint ends;
+the learning rate follows the global batch where --lr_batch was given, and stays otherwise.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from launcher import preflight
+from launcher.errors import UserError
+from launcher.inventory import Host
+from launcher.options import Options
+from launcher.preflight import Machines
+from launcher.probe import talk
+from launcher.stopper import Stopper
+from launcher.watch import Outcome
+
+BAD_INPUT = 2
+OUT_OF_MEMORY = 76
+LARGEST_DIVISOR = 64
+# Machines are given this long to come back when fewer than MIN_NODES answer.
+PATIENCE = 90.0
+LOOK_EVERY = 3.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is left of what the user allowed."""
+
+    restarts: int
+    min_nodes: int
+    divisor: int = 1
+
+    @classmethod
+    def of(cls, options: Options, nodes: int) -> Limits:
+        return cls(options.max_restarts, options.min_nodes or nodes)
+
+    def environment(self) -> dict[str, str]:
+        return {"TANDEM_MICRO_BATCH_DIVISOR": str(self.divisor)} if self.divisor > 1 else {}
+
+
+def check_minimum(options: Options, hosts: list[Host]) -> None:
+    if options.min_nodes is not None and not 1 <= options.min_nodes <= len(hosts):
+        raise UserError(
+            f"MIN_NODES={options.min_nodes}: give a number from 1 to the {len(hosts)} machines of "
+            f"the run."
+        )
+
+
+def decide(outcome: Outcome, limits: Limits) -> tuple[Limits, str] | None:
+    """The limits of the next attempt and why there is one; None when the run is over."""
+    cause = outcome.cause
+    if outcome.status != "failed" or cause is None:
+        return None
+    if cause.exit_code == OUT_OF_MEMORY and limits.divisor < LARGEST_DIVISOR:
+        fewer = replace(limits, divisor=limits.divisor * 2)
+        return fewer, f"{cause.host} ran out of memory; micro-batches are 1/{fewer.divisor} now"
+    # Bad input stays bad: a second attempt would say the same sentence.
+    if cause.exit_code == BAD_INPUT or limits.restarts < 1:
+        return None
+    return replace(limits, restarts=limits.restarts - 1), reason(outcome)
+
+
+def reason(outcome: Outcome) -> str:
+    cause = outcome.cause
+    if cause.kind == "gone":
+        return f"{cause.host} gone: {cause.message}"
+    if cause.kind == "worker":
+        how = cause.signal or f"exit code {cause.exit_code}"
+        return f"{cause.host}, rank {cause.rank} failed: {how}"
+    return f"{cause.host}: {cause.kind} failed"
+
+
+def survivors(prepared, limits: Limits, stopper: Stopper) -> Machines:
+    """Connections to the machines that are fit now, at least MIN_NODES. Raises UserError."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        machines = preflight.look(prepared.hosts, prepared.options, without_missing=True)
+        fit = [h for h in machines.hosts if not _unfit(h, machines, prepared.options)]
+        for host in machines.hosts:
+            if host not in fit:
+                machines.facts.pop(host.name)
+        machines.hosts = fit
+        if len(fit) >= limits.min_nodes:
+            return machines
+        if stopper.asked or time.monotonic() > deadline:
+            machines.close()
+            names = ", ".join(host.name for host in fit) or "none"
+            raise UserError(
+                f"only {len(fit)} machines answer ({names}), and MIN_NODES is {limits.min_nodes}: "
+                f"mend the others, then `make train RESUME=latest`."
+            )
+        machines.close()
+        time.sleep(LOOK_EVERY)
+
+
+def _unfit(host: Host, machines: Machines, options: Options) -> bool:
+    one = Machines([host], machines.nodes, {host.name: machines.facts[host.name]})
+    return any(problem.fatal for problem in preflight.check(one, options))
+
+
+def set_aside(run: str, attempt: int, before: list[str], machines: Machines) -> None:
+    """Take the checkpoints of machines that come back out of the trainer's sight.
+
+    `before` names the machines of the attempt before. What others hold may be newer than the point
+    where those went on without them: to resume from there would skip the images that they trained
+    on since. Raises UserError.
+    """
+    if not any(host.name in before for host in machines.hosts):
+        return
+    script = 'test ! -e "$1" || { mkdir -p "$2" && mv "$1" "$2/before-attempt-$3"; }'
+    for host in machines.hosts:
+        if host.name in before:
+            continue
+        output = f"{machines.facts[host.name].absolute(host.node_dir)}/runs/{run}"
+        held, aside = f"{output}/checkpoints/{host.name}", f"{output}/abandoned/{host.name}"
+        argv = ["sh", "-c", script, "sh", held, aside, str(attempt)]
+        _, said, status = talk(machines.nodes[host.name].start(argv), b"", 20.0)
+        if status != 0:
+            raise UserError(f"{host.label()}: {held} could not be moved to {aside}: {said}")

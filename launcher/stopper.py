@@ -1,0 +1,43 @@
+"""Ctrl-C, SIGTERM and a closed terminal, for code that must end a run in order."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopper:
+    """Counts how often somebody asked to stop: once lets the workers save, twice kills."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def _ask(self, *_) -> None:
+        self.asked += 1
+
+    @contextlib.contextmanager
+    def listening(self):
+        before = {number: signal.signal(number, self._ask) for number in SIGNALS}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def wakeup():
+    """A socket that becomes readable at each signal, so that select() need not look for them."""
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    try:
+        yield reader
+    finally:
+        signal.set_wakeup_fd(before)
+        reader.close()
+        writer.close()

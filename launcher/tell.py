@@ -1,0 +1,53 @@
+"""What is said to people about how an attempt ended, and the exit code that says it to scripts."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from launcher.inventory import CHECKOUT
+from launcher.watch import Outcome
+
+STOPPED = 75
+
+
+def describe(cause: dict) -> list[str]:
+    """The first cause: what, what to do, the last lines."""
+    lines = [_sentence(cause["message"]), f"What to do: {_sentence(cause['remedy'])}"]
+    if cause["last_lines"]:
+        lines += ["Its last lines:", *(f"  {line}" for line in cause["last_lines"])]
+    return lines
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else text + "."
+
+
+def proof(outcome: Outcome) -> list[str]:
+    """What each node's guard says is left of the attempt there."""
+    lines = []
+    for host, frame in outcome.exits.items():
+        left = ", ".join(f"{process['pid']} {process['command']}" for process in frame["left"])
+        nothing = f"nothing left ({len(frame['ended'])} killed)"
+        lines.append(f"{host}: still alive: {left}" if left else f"{host}: {nothing}")
+    for host in outcome.gone:
+        lines.append(f"{host}: does not answer; its guard ends its part by itself within 20 s")
+    for host in outcome.lingering:
+        lines.append(f"{host}: its guard was lost; the machine ends its part within 10 s")
+    return lines
+
+
+def exit_code(outcome: Outcome) -> int:
+    """The worker's own exit code; 128 + signal where one ended it, as a shell has it."""
+    if outcome.status != "failed":
+        return 0 if outcome.status == "finished" else STOPPED
+    cause = outcome.cause
+    if cause is None:
+        return 1
+    if cause.signal:
+        return 128 + getattr(signal, cause.signal, signal.SIGKILL)
+    return cause.exit_code or 1
+
+
+def relative(path: Path) -> Path:
+    return path.relative_to(CHECKOUT) if path.is_relative_to(CHECKOUT) else path
