@@ -29,7 +29,7 @@ PROTOCOL = 1
 BOOTTIME = getattr(time, "CLOCK_BOOTTIME", 7)  # named since Python 3.7; counts sleep, too
 SAMPLE = 1.0  # seconds between two samples of the recorders
 LOOK = 0.05  # seconds between two looks at output that keeps coming: one read takes many lines
-MACHINE_STOP = 4.0  # seconds the workers get when systemd stops the guard (which itself has 5)
+MACHINE_STOP = 3.0  # seconds the workers get when systemd stops the guard (which itself has 4)
 
 
 class Guard:

@@ -13,7 +13,7 @@ from launcher.node import guard, wardens
 
 CODE = pathlib.Path(__file__).resolve().parent
 SERVICE_MARK = "TANDEM_GUARD_SERVICE"  # in the environment of a guard that is a service already
-PROPERTIES = ["KillMode=control-group", "TimeoutStopSec=5", "TasksMax=infinity"]
+PROPERTIES = ["KillMode=control-group", "TimeoutStopSec=4", "TasksMax=infinity"]
 OOM_POLICY_SINCE = (
     243  # version of systemd; without it a killed data loader ends the guard unreported
 )

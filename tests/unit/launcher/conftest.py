@@ -1,14 +1,10 @@
 """Guards for tests, ended when their test is over."""
 
-import sys
 import uuid
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from guard_client import Client, alive, kill
+from tests.unit.launcher.guard_client import Client, alive, kill
 
 
 @pytest.fixture

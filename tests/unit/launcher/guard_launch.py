@@ -1,7 +1,7 @@
 """Stands in for torch.distributed.launch: starts workers as it does, returns 1 if one failed.
 
-Usage: guard_launch.py NUMBER SCRIPT: each worker runs the Python SCRIPT. With DEAF in the environment
-it waits until all have ended, as launch may do for 30 s; else it leaves when the first has failed.
+Usage: guard_launch.py NUMBER SCRIPT. Each worker runs the Python SCRIPT. With DEAF set
+it waits until all have ended, as launch may for 30 s; else it leaves after the first failure.
 """
 
 import os

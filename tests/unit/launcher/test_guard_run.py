@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from guard_client import wait_until_gone
+from tests.unit.launcher.guard_client import wait_until_gone
 
 LAUNCH = str(Path(__file__).with_name("guard_launch.py"))
 

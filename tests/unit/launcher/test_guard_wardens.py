@@ -8,7 +8,8 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from guard_client import Client, alive, kill, wait_until_gone
+
+from tests.unit.launcher.guard_client import Client, alive, kill, wait_until_gone
 
 LAUNCH = str(Path(__file__).with_name("guard_launch.py"))
 # A worker with a child that has a session of its own and heeds no signal, as a data loader may.
