@@ -88,12 +88,17 @@ def cifs_read_bytes(stats):
     found, share = {}, None
     for line in stats.splitlines():
         start = re.match(r"\d+\) (\\\\\S+)", line)
-        value = re.search(r"Bytes read: (\d+)|^Reads: \d+ Bytes: (\d+)", line)
+        value = re.search(r"Bytes read: (\d+)|^Reads: +\d+ Bytes: (\d+)", line)
         if start:
             share = start.group(1).replace("\\", "/").lower()
         elif value and share is not None:
             found[share] = int(value.group(1) or value.group(2))
     return found
+
+
+def share_of(source):
+    """//server/share of a mount's source, which may be a folder below; as cifs_read_bytes has it."""
+    return "/".join(source.lower().split("/")[:4])
 
 
 def disks(diskstats):

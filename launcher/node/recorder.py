@@ -97,7 +97,7 @@ class MountRecorder:
         nfs = counters.nfs_read_bytes(text_of("/proc/self/mountstats"))
         cifs = counters.cifs_read_bytes(text_of("/proc/fs/cifs/Stats"))
         for point, (source, kind) in shares.items():
-            read = cifs.get(source.lower()) if kind == "cifs" else nfs.get(point)
+            read = cifs.get(counters.share_of(source)) if kind == "cifs" else nfs.get(point)
             if read is not None:
                 line = {"attempt": self.attempt, "mono": time.monotonic(), "mount": point}
                 self.file.append(dict(line, type=kind, read_bytes=read))
