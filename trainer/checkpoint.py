@@ -8,6 +8,7 @@ number of ranks, because order, augmentation and dropout are functions of the po
 import dataclasses
 import io
 import pathlib
+import pickle
 import time
 import uuid
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
@@ -99,6 +100,20 @@ def load_weights(model: torch.nn.Module, weights: Dict[str, torch.Tensor]) -> No
         raise UserError(f"these weights do not belong to this model: {reason}") from error
 
 
+def read_weights(job: Job) -> None:
+    """Begin with the model of --weights: an exported state dict or a checkpoint. Collective."""
+    path, error = pathlib.Path(job.options.weights or ""), None
+    try:
+        with path.open("rb") as file:
+            state = load_tensors(file)
+        load_weights(job.model, state.get("model", state))
+    except UserError as bad:
+        error = bad
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as bad:
+        error = UserError(f"--weights {path}: {str(bad).splitlines()[0]}.")
+    job.world.agree(error)
+
+
 class Found(NamedTuple):
     """The best a rank's machine has; `key` orders by run, then samples seen."""
 
@@ -108,7 +123,7 @@ class Found(NamedTuple):
     other_options: List[str]
 
 
-def find(job: Job) -> Optional[Dict[str, Any]]:
+def find(job: Job, same_options: bool = True) -> Optional[Dict[str, Any]]:
     """The newest whole checkpoint on any node that `--resume` allows, on every rank; its owner
     sends the bytes. None when there is none and `--resume auto`. Collective."""
     options, world = job.options, job.world
@@ -123,7 +138,7 @@ def find(job: Job) -> Optional[Dict[str, Any]]:
             return None
         raise UserError(f"--resume {options.resume}: no whole checkpoint there, on any node.")
     best = max(found, key=lambda one: (one.key, -one.rank))
-    if best.other_options:
+    if same_options and best.other_options:
         raise UserError(
             f"the checkpoint was made with another {', '.join(best.other_options)}: give the same "
             "options, or --resume none to start afresh."

@@ -1,10 +1,7 @@
 """A training run from beginning to end: build, loop, evaluate, save."""
 
 import contextlib
-import os
 import pathlib
-import platform
-import time
 from typing import List, Optional
 
 import torch
@@ -15,7 +12,8 @@ from .build import job, materials
 from .data.loader import Batch, train_batches
 from .data.order import rank_slice, split_batch
 from .evaluate import Result, evaluate
-from .host import peak_resident, process_start
+from .host import peak_resident
+from .introduce import sentences, start_line
 from .logs import Lines, SampleLog, Screen
 from .models import describe
 from .optim import learning_rate
@@ -67,6 +65,8 @@ class Run:
         self.clock.enter("checkpoint")
         state = checkpoint.find(self.job)
         self.position = checkpoint.new_run(self.job)
+        if state is None and options.weights is not None:
+            checkpoint.read_weights(self.job)
         if state is not None:
             self.position = checkpoint.restore(self.job, state)
         self.clock.enter("other")
@@ -185,48 +185,11 @@ class Run:
         self.lines.flush()
 
     def _introduce(self, resumed: bool) -> None:
-        job, at, world, options = self.job, self.position, self.world, self.options
-        parameters, flops = self.cost
-        samples = at.samples(len(job.train_set))
-        on_gpu = world.device.type == "cuda"
-        self.lines.add(
-            "start",
-            timed=False,
-            mono_process=process_start(),
-            mono=self.clock.started,
-            unix=time.time(),
-            host=world.host,
-            rank=world.rank,
-            local_rank=world.local_rank,
-            node_rank=world.node_rank,
-            world_size=world.size,
-            pid=os.getpid(),
-            python=platform.python_version(),
-            torch=torch.__version__,
-            device=torch.cuda.get_device_name(world.device) if on_gpu else platform.machine(),
-            model=options.model,
-            parameters=parameters,
-            gradient_bytes=job.gradient_bytes,
-            flops_per_image=flops,
-            global_batch=world.global_batch,
-            rank_batch=world.batches[world.rank],
-            accumulate=job.micro_batches,
-            train_images=len(job.train_set),
-            eval_images=len(job.eval_set),
-            epochs=options.epochs,
-            steps_per_epoch=job.steps_per_epoch,
-            precision=options.precision,
-            sync=options.sync,
-            image_size=job.image_size,
-            resumed_samples=samples,
-        )
+        at = self.position
+        start = start_line(self.job, self.cost, at.samples(len(self.job.train_set)))
+        self.lines.add("start", timed=False, **start)
         self.lines.flush()
-        self.screen.say(
-            f"{options.model}: {parameters / 1e6:.2f} M parameters, {flops / 1e9:.3f} GFLOP per "
-            f"{job.image_size} px image; {len(job.train_set)} training images, "
-            f"{len(job.train_set.classes)} classes; {world.size} ranks, batch "
-            f"{world.global_batch} ({job.micro_batches} micro-batches), {options.precision}"
-        )
+        self.screen.say(sentences(self.job, self.cost))
         if resumed:
             self.screen.say(f"resumed at epoch {at.epoch + 1}, image {at.sample}, step {at.step}")
 

@@ -1,0 +1,142 @@
+"""Stopped anywhere, by anything, a run ends with the weights of a run that was never stopped."""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+
+from tests.trainer_ranks import CONTEXT, make_images, run_ranks, start_ranks, trainer
+from trainer.compat import load_tensors
+from trainer.writer import Writer, is_whole
+
+ARGV = [
+    "--model", "tests.trainer_models:normed", "--precision", "fp32", "--augment", "shift",
+    "--mixup", 0.2, "--ema", 0.9, "--accumulate", 2, "--per_node_batch_size", 8, "--epochs", 30,
+    "--checkpoint_every", 3, "--log_every", 1, "--evaluate_every", 10, "--workers", 0,
+    "--resume", "auto",
+]  # fmt: skip
+NODES = [1, 1, 1]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return make_images(tmp_path_factory.mktemp("images"), per_class=41)
+
+
+def argv(images, output, *more):
+    return ["--data", images, "--output", output, *ARGV, *more]
+
+
+def state(output, host="node1"):
+    newest = sorted((output / "checkpoints" / host).glob("step-*.pt"))[-1]
+    with newest.open("rb") as file:
+        return load_tensors(file)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(images, tmp_path_factory):
+    output = tmp_path_factory.mktemp("undisturbed")
+    assert run_ranks(NODES, trainer, *argv(images, output), quiet=True) == [0, 0, 0]
+    return state(output)
+
+
+def same(ours, theirs):
+    for part in ("model", "ema"):
+        ours_part = ours[part].get("average", ours[part])
+        theirs_part = theirs[part].get("average", theirs[part])
+        assert all(torch.equal(ours_part[key], theirs_part[key]) for key in theirs_part)
+    assert ours["step"] == theirs["step"]
+
+
+def steps_done(output):
+    lines = output.glob("nodes/node1/*.jsonl")
+    return sum(path.read_text().count('"kind": "step"') for path in lines)
+
+
+def wait_for_steps(output, count, started):
+    while steps_done(output) < count and all(child.is_alive() for child, _ in started):
+        time.sleep(0.002)
+
+
+def end(started, number):
+    for child, _ in started:
+        if child.is_alive():
+            os.kill(child.pid, number)
+    for child, _ in started:
+        child.join()
+
+
+def test_twenty_kills_change_no_bit(images, undisturbed, tmp_path):
+    kills, chance = 0, random.Random(1)
+    while kills < 20:
+        more = ("--checkpoint_every", 3)
+        started = start_ranks(NODES, trainer, *argv(images, tmp_path, *more), quiet=True)
+        wait_for_steps(tmp_path, steps_done(tmp_path) + chance.randint(4, 12), started)
+        kills += any(child.is_alive() for child, _ in started)
+        end(started, signal.SIGKILL)
+        if (tmp_path / "checkpoints/node1").is_dir() and state(tmp_path)["epoch"] == 30:
+            break
+    assert kills == 20
+    assert run_ranks(NODES, trainer, *argv(images, tmp_path), quiet=True) == [0, 0, 0]
+    same(state(tmp_path), undisturbed)
+
+
+def test_one_rank_told_to_stop_stops_all_at_one_step(images, undisturbed, tmp_path):
+    started = start_ranks(NODES, trainer, *argv(images, tmp_path), quiet=True)
+    wait_for_steps(tmp_path, 40, started)
+    os.kill(started[1][0].pid, signal.SIGTERM)
+    assert [pipe.recv() for _, pipe in started] == [(True, 75)] * 3
+    steps = {state(tmp_path, host)["step"] for host in ("node1", "node2", "node3")}
+    assert len(steps) == 1
+    assert run_ranks(NODES, trainer, *argv(images, tmp_path), quiet=True) == [0, 0, 0]
+    same(state(tmp_path), undisturbed)
+
+
+def test_five_ranks_then_three_see_each_sample_once(images, tmp_path):
+    more = ("--sample_log", "--epochs", 3)
+    first = start_ranks([1] * 5, trainer, *argv(images, tmp_path, *more), quiet=True)
+    wait_for_steps(tmp_path, 6, first)
+    end(first, signal.SIGKILL)
+    position = max(state(tmp_path, f"node{n}")["samples"] for n in range(1, 6))
+    second = {"TANDEM_ATTEMPT": 2}
+    run_ranks([1] * 3, trainer, *argv(images, tmp_path, *more), env=second, quiet=True)
+    seen = []
+    for path in (tmp_path / "samples").glob("*.csv"):
+        attempt = path.name.split(".")[1]
+        for line in path.read_text().splitlines()[1:]:
+            epoch, place, index = map(int, line.split(","))
+            counted = epoch * 164 + place < position if attempt == "1" else True
+            seen += [(epoch, index)] * counted
+    assert sorted(seen) == [(epoch, index) for epoch in range(3) for index in range(164)]
+
+
+def save_for_ever(folder, pipe):
+    writer, step = Writer(folder, keep=3), 0
+    pipe.send("ready")
+    while True:
+        step += 1
+        tensor = torch.full((200_000,), float(step))
+        writer.save({"step": step, "model": {"weight": tensor}}, best=step % 2 == 0)
+
+
+def test_killed_while_saving_leaves_whole_checkpoints(tmp_path):
+    """200 kills; after each, whatever has a checkpoint's name loads and is what was saved."""
+    chance, seen = random.Random(2), 0
+    for _ in range(200):
+        ours, theirs = CONTEXT.Pipe()
+        child = CONTEXT.Process(target=save_for_ever, args=(tmp_path, theirs))
+        child.start()
+        assert ours.recv() == "ready"
+        time.sleep(chance.uniform(0, 0.03))
+        os.kill(child.pid, signal.SIGKILL)
+        child.join()
+        for path in tmp_path.glob("*.pt"):
+            assert is_whole(path)
+            with path.open("rb") as file:
+                found = load_tensors(file)
+            assert (found["model"]["weight"] == found["step"]).all()
+            seen += 1
+    assert seen >= 200

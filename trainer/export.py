@@ -1,0 +1,72 @@
+"""python -m trainer.export OUTPUT_FOLDER FILE: the plain weights of a run's latest state."""
+
+import argparse
+import pathlib
+import sys
+from typing import Any, Dict, List, Optional
+
+import torch
+
+from .compat import load_tensors
+from .errors import UserError
+from .writer import is_whole, newest_first
+
+
+def newest(folder: pathlib.Path, best: bool) -> Dict[str, Any]:
+    """The state with the most samples of the newest run, or the best one. Raises UserError."""
+    found = sorted(folder.glob("checkpoints/*/best.pt")) if best else newest_first(folder)
+    states = []
+    for path in found:
+        if is_whole(path):
+            with path.open("rb") as file:
+                states.append(load_tensors(file))
+            if not best:
+                break
+    if not states:
+        kind = "best.pt" if best else "step-*.pt"
+        raise UserError(f"{folder}: no whole {kind} below checkpoints/.")
+    return max(states, key=lambda state: (state["run"], state["best_top1"], state["samples"]))
+
+
+def weights(state: Dict[str, Any], average: bool) -> Dict[str, torch.Tensor]:
+    """The model's state dict, or its moving average's; without DDP's prefix, in fp32 at least."""
+    if average and state["ema"] is None:
+        raise UserError("--ema: this run kept no average (--ema DECAY in training).")
+    chosen = state["ema"]["average"] if average else state["model"]
+    half = (torch.float16, torch.bfloat16)
+    return {key: value.float() if value.dtype in half else value for key, value in chosen.items()}
+
+
+def write(tensors: Dict[str, torch.Tensor], path: pathlib.Path) -> None:
+    """As torch or safetensors file, by the name's ending."""
+    if path.suffix == ".safetensors":
+        try:
+            from safetensors.torch import save_file
+        except ImportError as error:
+            raise UserError(f"{path}: needs `pip install safetensors`; or name it .pt.") from error
+        save_file({key: value.contiguous() for key, value in tensors.items()}, str(path))
+    elif path.suffix == ".pt":
+        torch.save(tensors, path)
+    else:
+        raise UserError(f"{path}: the name must end in .pt or .safetensors.")
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m trainer.export", description=__doc__)
+    parser.add_argument("folder", type=pathlib.Path, help="a run's output folder")
+    parser.add_argument("file", type=pathlib.Path, help="FILE.pt or FILE.safetensors")
+    parser.add_argument("--best", action="store_true", help="the state with the best top-1")
+    parser.add_argument("--ema", action="store_true", help="its moving average")
+    asked = parser.parse_args(argv)
+    try:
+        tensors = weights(newest(asked.folder, asked.best), asked.ema)
+        write(tensors, asked.file)
+    except UserError as error:
+        print(f"trainer.export: {error}", file=sys.stderr)
+        return 2
+    print(f"{asked.file}: {sum(t.numel() for t in tensors.values()):,} numbers")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

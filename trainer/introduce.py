@@ -1,0 +1,62 @@
+"""How a run introduces itself: the `start` line of the report and the first line on the screen."""
+
+import os
+import platform
+import time
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+
+from .build import Job
+from .host import process_start
+
+Cost = Tuple[int, Optional[int]]  # parameters, and operations of one forward where countable
+
+
+def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
+    """The fields of docs/run-directory.md, `start`."""
+    world, options = job.world, job.options
+    on_gpu = world.device.type == "cuda"
+    return {
+        "mono_process": process_start(),
+        "mono": job.clock.started,
+        "unix": time.time(),
+        "host": world.host,
+        "rank": world.rank,
+        "local_rank": world.local_rank,
+        "node_rank": world.node_rank,
+        "world_size": world.size,
+        "pid": os.getpid(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(world.device) if on_gpu else platform.machine(),
+        "model": options.model,
+        "parameters": cost[0],
+        "gradient_bytes": job.gradient_bytes,
+        "flops_per_image": cost[1],
+        "global_batch": world.global_batch,
+        "rank_batch": world.batches[world.rank],
+        "accumulate": job.micro_batches,
+        "train_images": len(job.train_set),
+        "eval_images": len(job.eval_set),
+        "epochs": options.epochs,
+        "steps_per_epoch": job.steps_per_epoch,
+        "precision": options.precision,
+        "sync": options.sync,
+        "image_size": job.image_size,
+        "resumed_samples": resumed_samples,
+    }
+
+
+def sentences(job: Job, cost: Cost) -> str:
+    """What is about to be trained, for people."""
+    world, options, size = job.world, job.options, job.image_size
+    count, flops = cost
+    work = "FLOPs unknown" if flops is None else f"{flops / 1e9:.2f} GFLOP an image"
+    parts = f" in {job.micro_batches} micro-batches" if job.micro_batches > 1 else ""
+    return (
+        f"{options.model}: {count / 1e6:.2f} M parameters, {work} of {size} px, "
+        f"{options.precision}\n"
+        f"{len(job.train_set)} images of {len(job.train_set.classes)} classes; batch "
+        f"{world.global_batch} over {world.size} ranks{parts}; {job.steps_per_epoch} steps an epoch"
+    )
