@@ -3,14 +3,10 @@
 import collections
 import inspect
 import pickle
-import sys
 from typing import Any, BinaryIO, Dict
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-
-# Python 3.9 has no keyword-only dataclasses; options are always given by keyword there too.
-KW_ONLY = {"kw_only": True} if sys.version_info >= (3, 10) else {}
 
 HAS_COMPILE = hasattr(torch, "compile")
 

@@ -8,10 +8,14 @@ import dataclasses
 import hashlib
 import json
 import os
+import sys
 from typing import Any, Optional, Tuple
 
-from .compat import KW_ONLY
 from .errors import UserError
+
+# Here and not in compat.py: reading options imports no torch, so that the control machine can do it.
+# Python 3.9 has no keyword-only dataclasses; options are always given by keyword there too.
+KW_ONLY = {"kw_only": True} if sys.version_info >= (3, 10) else {}
 
 
 def opt(
