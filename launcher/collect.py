@@ -74,19 +74,13 @@ def best_and_last(
 
 
 def fetch(host: Host, source: str, target: Path) -> str | None:
-    """Copy one file or the contents of one folder; what is not there is not copied."""
+    """Copy a file or a folder to `target`, which has its name; what is not there is not copied."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if host.is_local:
         return _copy(Path(source), target)
     address = f"[{host.address}]" if ":" in host.address else host.address
-    # The trailing dot copies a file under its name and a folder's contents alike.
-    is_file = bool(Path(source).suffix)
-    argv = ["rsync", "--archive", "--ignore-missing-args", "--timeout=60"]
-    argv += [f"--rsh={shlex.join(ssh_command(host))}"]
-    argv += [
-        f"{address}:{source}" + ("" if is_file else "/"),
-        str(target) + ("" if is_file else "/"),
-    ]
+    argv = ["rsync", "--recursive", "--links", "--times", "--ignore-missing-args", "--timeout=60"]
+    argv += [f"--rsh={shlex.join(ssh_command(host))}", f"{address}:{source}", f"{target.parent}/"]
     done = subprocess.run(
         argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )

@@ -97,7 +97,7 @@ def cifs_read_bytes(stats):
 
 
 def share_of(source):
-    """//server/share of a mount's source, which may be a folder below; as cifs_read_bytes has it."""
+    """//server/share of a mount's source (which may be a folder below), for cifs_read_bytes."""
     return "/".join(source.lower().split("/")[:4])
 
 
