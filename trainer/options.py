@@ -13,7 +13,7 @@ from typing import Any, Optional, Tuple
 
 from .errors import UserError
 
-# Here and not in compat.py: reading options imports no torch, so that the control machine can do it.
+# Here and not in compat.py, which imports torch: the control machine reads options without it.
 # Python 3.9 has no keyword-only dataclasses; options are always given by keyword there too.
 KW_ONLY = {"kw_only": True} if sys.version_info >= (3, 10) else {}
 
