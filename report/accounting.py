@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from report.records import CATEGORIES, RankRecord, Run, dicts, number
+from report.records import CATEGORIES, RankRecord, Run, dicts, time_of
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ def account(run: Run) -> Accounting:
 
 def attempt_numbers(run: Run) -> list:
     """The attempts that any file speaks of."""
-    numbers = {entry.get("attempt", 1) for entry in run.attempts}
+    numbers = {entry["attempt"] for entry in run.attempts}
     numbers |= {record.attempt for record in run.ranks} | {attempt for _, attempt in run.exits}
-    return sorted(number for number in numbers if isinstance(number, int))
+    return sorted(numbers)
 
 
 def wall_seconds(run: Run, attempt: int, records: list) -> float:
     """From first start to last exit: the launcher's clock, else a guard's, else a rank's."""
     for entry in run.attempts:
-        if entry.get("attempt", 1) == attempt and number(entry.get("wall_seconds")) is not None:
+        if entry["attempt"] == attempt and time_of(entry.get("wall_seconds")) is not None:
             return float(entry["wall_seconds"])
     guards = [span(entry) for (_, which), entry in run.exits.items() if which == attempt]
     guards = [seconds for seconds in guards if seconds is not None]
@@ -77,7 +77,7 @@ def wall_seconds(run: Run, attempt: int, records: list) -> float:
 
 def span(entry: dict) -> float | None:
     """Seconds from a guard's start to its end."""
-    start, end = number(entry.get("mono_start")), number(entry.get("mono_end"))
+    start, end = time_of(entry.get("mono_start")), time_of(entry.get("mono_end"))
     return None if start is None or end is None else max(0.0, end - start)
 
 
@@ -89,11 +89,11 @@ def rank_seconds(run: Run, record: RankRecord) -> dict:
     guard's exit is nobody's, hence a gap.
     """
     seconds = {category: record.seconds.get(category, 0.0) for category in CATEGORIES}
-    began, loop = number(record.start.get("mono_process")), number(record.start.get("mono"))
+    began, loop = time_of(record.start.get("mono_process")), time_of(record.start.get("mono"))
     if began is not None and loop is not None:
         seconds["start_stop"] += max(0.0, loop - began)
-    ended = number(record.end.get("mono"))
-    left = number(run.exits.get((record.host, record.attempt), {}).get("mono_end"))
+    ended = time_of(record.end.get("mono"))
+    left = time_of(run.exits.get((record.host, record.attempt), {}).get("mono_end"))
     if ended is not None and left is not None:
         seconds["start_stop"] += max(0.0, left - ended)
     return seconds

@@ -53,7 +53,7 @@ def analyse(folder: Path) -> Analysis:
     summary = summarise(run, accounting, step, start)
     summary["bottleneck"] = cause
     summary["advice"] = advise(step, cause, number(start.get("image_size")))
-    summary["predicted"] = run.plan.get("predicted")
+    summary["predicted"] = predicted_of(run)
     gpus = gpu_use(run)
     return Analysis(
         run=run,
@@ -72,6 +72,13 @@ def analyse(folder: Path) -> Analysis:
         hundred_epochs=hundred_epochs(run, accounting),
         notes=missing_notes(run, gpus),
     )
+
+
+def predicted_of(run: Run) -> dict | None:
+    """What `make plan` had said, as the launcher put it into the plan."""
+    said = run.plan.get("predicted")
+    known = isinstance(said, dict) and number(said.get("images_per_second"))
+    return said if known else None
 
 
 def of_attempt(step: Step | None, uses: list) -> list:
@@ -111,16 +118,16 @@ def status_of(run: Run) -> str:
     if run.status in ("finished", "failed", "stopped", "running"):
         return run.status
     newest = max((record.attempt for record in run.ranks), default=None)
-    said = {record.end.get("status") for record in run.ranks if record.attempt == newest}
+    said = [record.end.get("status") for record in run.ranks if record.attempt == newest]
     for status in ("finished", "stopped"):
-        if said == {status}:
+        if said and all(one == status for one in said):
             return status
     return "failed"
 
 
 def last_hosts(run: Run) -> list:
     """The machines of the last attempt."""
-    if run.attempts and isinstance(run.attempts[-1].get("nodes"), list):
+    if run.attempts and run.attempts[-1]["nodes"]:
         return run.attempts[-1]["nodes"]
     newest = max((record.attempt for record in run.ranks), default=None)
     return sorted({r.host for r in run.ranks if r.attempt == newest}) or run.hosts
@@ -183,7 +190,7 @@ def missing_notes(run: Run, gpus: list) -> list:
     world = world_size(run)
     for attempt in attempt_numbers(run):
         present = {record.rank for record in run.ranks if record.attempt == attempt}
-        entry = next((e for e in run.attempts if e.get("attempt", 1) == attempt), {})
+        entry = next((e for e in run.attempts if e["attempt"] == attempt), {})
         wanted = int(number(entry.get("world_size")) or world)
         if present and len(present) < wanted:
             lost = sorted(set(range(wanted)) - present)

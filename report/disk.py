@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass
 
 from report.network import grown
-from report.records import Run, dicts, number
+from report.records import Run, attempt_of, dicts, number
 from report.windows import Window, between, loop_windows
 
 
@@ -45,7 +45,7 @@ def disk_use(run: Run) -> list:
     for host, attempts in run.iostat.items():
         for entry in attempts:
             for window in windows.get(host, []):
-                if window.attempt == entry.get("attempt", 1):
+                if window.attempt == attempt_of(entry):
                     found += disks_of(host, entry, window)
     return sorted(found, key=lambda use: (use.attempt, use.host, not use.holds_data, -use.read))
 

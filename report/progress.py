@@ -39,9 +39,15 @@ def learning_curve(run: Run) -> list:
         for line in record.evaluations:
             epoch = number(line.get("epoch"))
             if epoch is not None:
-                figures = (number(line.get(key)) for key in ("top1", "top5", "loss"))
-                found[int(epoch)] = Epoch(int(epoch) + 1, *figures)
+                scores = (share_of(line.get(key)) for key in ("top1", "top5"))
+                found[int(epoch)] = Epoch(int(epoch) + 1, *scores, number(line.get("loss")))
     return [found[epoch] for epoch in sorted(found)]
+
+
+def share_of(value) -> float | None:
+    """The value when it is in [0, 1], else None."""
+    value = number(value)
+    return value if value is not None and 0 <= value <= 1 else None
 
 
 def time_line(run: Run) -> list:

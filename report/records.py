@@ -28,6 +28,10 @@ CATEGORIES = (
 )
 
 
+LARGEST = 1e18  # no counter of bytes is larger
+LONGEST = 1e10  # seconds
+
+
 class ReportError(Exception):
     """What the user can put right: one sentence with the thing, the cause and the remedy."""
 
@@ -83,17 +87,40 @@ class Run:
     @property
     def hosts(self) -> list:
         """All hosts that were planned or left a trace, by node rank where it is known."""
-        planned = [node["host"] for node in dicts(self.plan.get("nodes")) if "host" in node]
+        planned = [node.get("host") for node in dicts(self.plan.get("nodes"))]
+        planned = [host for host in planned if isinstance(host, str)]
         seen = {record.host for record in self.ranks} | {host for host, _ in self.exits}
         seen |= set(self.iostat) | set(self.net) | set(self.gpu)
         return planned + sorted(seen - set(planned))
 
 
 def number(value) -> float | None:
-    """The value when it is a finite number, else None."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    """The value when it is a number that a file of a run can mean, else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return value
+    return value if math.isfinite(value) and abs(value) < LARGEST else None
+
+
+def time_of(value) -> float | None:
+    """The value when it can be seconds, of a clock since boot or of a duration; else None."""
+    value = number(value)
+    return value if value is not None and 0 <= value < LONGEST else None
+
+
+def attempt_of(entry: dict) -> int:
+    """The attempt that a line or an entry belongs to; the first, where it does not say."""
+    value = entry.get("attempt", 1)
+    return value if isinstance(value, int) else 1
+
+
+def clean_attempts(ended: dict) -> list:
+    """The entries of attempts.json, with `nodes` a list of names."""
+    found = []
+    for entry in dicts(ended.get("attempts")):
+        hosts = entry.get("nodes")
+        hosts = [host for host in hosts if isinstance(host, str)] if isinstance(hosts, list) else []
+        found.append({**entry, "attempt": attempt_of(entry), "nodes": hosts})
+    return found
 
 
 def dicts(value) -> list:
@@ -118,7 +145,7 @@ def read_run(folder: Path) -> Run:
     return Run(
         folder=folder,
         plan=plan,
-        attempts=dicts(ended.get("attempts")),
+        attempts=clean_attempts(ended),
         status=ended.get("status") if isinstance(ended.get("status"), str) else None,
         ranks=ranks,
         exits=read_exits(nodes),
@@ -133,10 +160,15 @@ def read_run(folder: Path) -> Run:
     )
 
 
+def parse(text: str):
+    """A JSON value; NaN and Infinity, which JSON does not have, become null. Raises ValueError."""
+    return json.loads(text, parse_constant=lambda name: None)
+
+
 def read_object(path: Path, missing: list) -> dict:
     """A JSON object; {} when it cannot be had, with a sentence in `missing`."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        value = parse(path.read_text(encoding="utf-8", errors="replace"))
     except FileNotFoundError:
         missing.append(f"{path.name} is missing.")
         return {}
@@ -152,7 +184,7 @@ def read_lines(path: Path):
         with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
                 try:
-                    value = json.loads(line)
+                    value = parse(line)
                 except ValueError:
                     continue
                 if isinstance(value, dict):
@@ -165,7 +197,9 @@ def read_samples(nodes: Path, name: str) -> dict:
     """Host -> samples that carry a time (`mono`), for net.jsonl, gpu.jsonl and mounts.jsonl."""
     found = {}
     for path in sorted(nodes.glob(f"*/{name}")):
-        found[path.parent.name] = [x for x in read_lines(path) if number(x.get("mono")) is not None]
+        found[path.parent.name] = [
+            x for x in read_lines(path) if time_of(x.get("mono")) is not None
+        ]
     return found
 
 
@@ -174,7 +208,7 @@ def read_exits(nodes: Path) -> dict:
     found = {}
     for path in sorted(nodes.glob("*/exit.json")):
         for entry in dicts(read_object(path, []).get("attempts")):
-            found[path.parent.name, entry.get("attempt", 1)] = entry
+            found[path.parent.name, attempt_of(entry)] = entry
     return found
 
 
@@ -187,9 +221,7 @@ def read_ranks(nodes: Path, missing: list) -> list:
             continue
         host, rank = path.parent.name, int(match.group(1))
         for line in read_lines(path):
-            attempt = line.get("attempt", 1)
-            if not isinstance(attempt, int):
-                continue
+            attempt = attempt_of(line)
             key = (attempt, rank, host)
             fold(records.setdefault(key, RankRecord(host, rank, attempt)), line)
     if not records:
@@ -233,7 +265,7 @@ def clean_seconds(value) -> dict:
     """The known categories that carry a number."""
     if not isinstance(value, dict):
         return {}
-    return {key: number(value[key]) or 0.0 for key in CATEGORIES if key in value}
+    return {key: time_of(value[key]) or 0.0 for key in CATEGORIES if key in value}
 
 
 def add(total: dict, part: dict) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from report.records import Run, number
+from report.records import Run, attempt_of, time_of
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ def loop_windows(run: Run) -> dict:
     """Host -> its windows. A rank without an end is taken to have ended with its last line."""
     found: dict = {}
     for record in run.ranks:
-        start = number(record.start.get("mono"))
+        start = time_of(record.start.get("mono"))
         if start is None or any(w.attempt == record.attempt for w in found.get(record.host, [])):
             continue
-        end = number(record.end.get("mono"))
+        end = time_of(record.end.get("mono"))
         end = start + sum(record.seconds.values()) if end is None else end
         if end > start:
             window = Window(record.attempt, start, end, len(record.steps))
@@ -41,7 +41,6 @@ def between(samples: list, window: Window) -> list:
     inside = [
         sample
         for sample in samples
-        if sample.get("attempt", 1) == window.attempt
-        and window.start <= sample["mono"] <= window.end
+        if attempt_of(sample) == window.attempt and window.start <= sample["mono"] <= window.end
     ]
     return sorted(inside, key=lambda sample: sample["mono"])
