@@ -5,28 +5,21 @@ Single-threaded on purpose: the death signal of a child follows the thread that 
 
 import os
 import pathlib
-import platform
 import select
 import selectors
 import signal
 import time
 
-from launcher.node import wardens
-from launcher.node.disks import read_attempts, write_json
+from launcher.node import exits, wardens
 from launcher.node.frames import FrameWriter, LineReader
 from launcher.node.launch import start_launch
-from launcher.node.processes import (
-    become_subreaper,
-    decode_status,
-    end_descendants,
-    reap,
-)
+from launcher.node.machine import boottime, cause_of, disk_free, identity
+from launcher.node.processes import become_subreaper, end_descendants, reap
 from launcher.node.recorder import Recorder
 from launcher.node.task import DEFAULTS, BadTask, read_task
 from launcher.node.workers import Workers, describe
 
 PROTOCOL = 1
-BOOTTIME = getattr(time, "CLOCK_BOOTTIME", 7)  # named since Python 3.7; counts sleep, too
 SAMPLE = 1.0  # seconds between two samples of the recorders
 LOOK = 0.05  # seconds between two looks at output that keeps coming: one read takes many lines
 MACHINE_STOP = 3.0  # seconds the workers get when systemd stops the guard (which itself has 4)
@@ -40,7 +33,7 @@ class Guard:
         self.way, self.why = way, why
         self.task, self.workers, self.recorder, self.launch = None, None, None, None
         self.launch_status, self.reason, self.message = None, None, None
-        self.troubles, self.signals = set(), set()
+        self.folder, self.troubles, self.signals = None, set(), set()
         self.mono_start = time.monotonic()
         self.stage, self.kill_at = "waiting", None
         self.renewed = boottime()
@@ -190,7 +183,7 @@ class Guard:
 
     def beat(self):
         running = [worker.rank for worker in self.workers.running()] if self.workers else []
-        free = disk_free(self.folder) if self.task else None
+        free = disk_free(self.folder) if self.folder is not None else None
         self.frames.send("beat", unix=time.time(), running=running, disk_free=free)
 
     def trouble(self, what, message):
@@ -282,12 +275,15 @@ class Guard:
             self.look_one_last_time()
         if self.recorder is not None:
             self.recorder.stop()
-        entry = self.entry()
-        self.write_exit(entry)
+        members = self.workers.members if self.workers is not None else []
+        entry = exits.entry(self.mono_start, self.launch_status, members)
+        try:
+            exits.write(self.folder, self.task, entry)
+        except OSError as error:
+            self.trouble("exit.json", cause_of(error))
         if left:
             self.message = "processes hang in the kernel and cannot be ended: {}".format(left)
-        del entry["attempt"]
-        proof = {"ended": commands(sorted(ended), ended), "left": commands(left, ended)}
+        proof = exits.proof(ended, left)
         self.frames.send("exit", reason=self.reason, message=self.message, **dict(entry, **proof))
         self.drain()
 
@@ -297,32 +293,6 @@ class Guard:
         while self.frames.full and self.deliverable():
             self.wait_for_reader()
             self.pass_on()
-
-    def entry(self):
-        """This attempt in exit.json."""
-        code, name = None, None
-        if self.launch_status is not None:
-            code, name = decode_status(self.launch_status)
-        members = self.workers.members if self.workers is not None else []
-        return {
-            "attempt": self.task.attempt if self.task is not None else None,
-            "mono_start": self.mono_start,
-            "mono_end": time.monotonic(),
-            "exit_code": code,
-            "signal": name,
-            "workers": {str(worker.rank): worker.outcome() for worker in members},
-        }
-
-    def write_exit(self, entry):
-        """Add the entry to exit.json. The exit frame carries it, too, should the disk be full."""
-        if self.task is None or not self.folder.is_dir():
-            return
-        path = self.folder / "exit.json"
-        attempts = [old for old in read_attempts(path) if old.get("attempt") != entry["attempt"]]
-        try:
-            write_json(path, {"host": self.task.host, "attempts": [*attempts, entry]})
-        except OSError as error:
-            self.trouble("exit.json", cause_of(error))
 
     def deliverable(self):
         """Whether there is a reader to wait for."""
@@ -340,40 +310,6 @@ class Guard:
         """Deliver the last frames as long as the control side shows that it lives."""
         while self.deliverable():
             self.wait_for_reader()
-
-
-def identity():
-    """Which process on which machine this is."""
-    python = platform.python_version()
-    name = platform.node()
-    return {"pid": os.getpid(), "hostname": name, "unix": time.time(), "python": python}
-
-
-def boottime():
-    """Seconds since boot, sleep included."""
-    return time.clock_gettime(BOOTTIME)
-
-
-def disk_free(folder):
-    """Bytes an ordinary user may still write where the folder lies; None where nobody can tell."""
-    try:
-        found = os.statvfs(str(folder))
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize
-
-
-def commands(pids, names):
-    """Processes as the exit frame lists them."""
-    return [{"pid": pid, "command": names[pid]} for pid in pids]
-
-
-def cause_of(error):
-    """An error as one sentence."""
-    if isinstance(error, OSError) and error.strerror:
-        where = "{}: ".format(error.filename) if error.filename else ""
-        return where + error.strerror
-    return str(error)
 
 
 def serve(way, why):

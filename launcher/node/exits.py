@@ -1,0 +1,37 @@
+"""How a node's part of an attempt ended: exit.json, and the proof that nothing is left."""
+
+import time
+
+from launcher.node.disks import read_attempts, write_json
+from launcher.node.processes import decode_status
+
+
+def entry(mono_start, launch_status, workers):
+    """An attempt in exit.json (without its number) and in the exit frame; launch_status or None."""
+    code, name = decode_status(launch_status) if launch_status is not None else (None, None)
+    return {
+        "mono_start": mono_start,
+        "mono_end": time.monotonic(),
+        "exit_code": code,
+        "signal": name,
+        "workers": {str(worker.rank): worker.outcome() for worker in workers},
+    }
+
+
+def write(folder, task, fresh):
+    """Add an entry to exit.json, where there is a folder for it. Raises OSError."""
+    if folder is None or not folder.is_dir():
+        return
+    path = folder / "exit.json"
+    others = [old for old in read_attempts(path) if old.get("attempt") != task.attempt]
+    mine = dict({"attempt": task.attempt}, **fresh)
+    write_json(path, {"host": task.host, "attempts": [*others, mine]})
+
+
+def proof(ended, left):
+    """The processes that were ended (commands by pid), and those that could not be."""
+
+    def listed(pids):
+        return [{"pid": pid, "command": ended[pid]} for pid in sorted(pids)]
+
+    return {"ended": listed(ended), "left": listed(left)}
