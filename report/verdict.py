@@ -106,7 +106,7 @@ def compute(step: Step, disks: list, shares: list) -> tuple:
     return (
         f"Computing is the bottleneck, as it should be: {of_step(step, step.compute)} of each step "
         "is forward, backward and optimizer.",
-        [f"Waiting takes little: {named}."],
+        [f"Waiting takes little: {named}.", *(traffic(step) if step.shared_machine else [])],
     )
 
 
