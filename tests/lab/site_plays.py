@@ -1,0 +1,60 @@
+"""Running roles of site.yml on machines of the lab, as somebody at the control machine would."""
+
+import re
+import subprocess
+import time
+from pathlib import Path
+
+RECAP = re.compile(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.M)
+
+
+def write_play(folder: Path, roles: list[str], hosts: str = "cluster", become: bool = False) -> str:
+    """A playbook of `roles`, and its path."""
+    play = folder / "play.yml"
+    play.write_text(
+        f"- name: Roles under test\n  hosts: {hosts}\n  become: {str(become).lower()}\n"
+        f"  roles: [{', '.join(roles)}]\n"
+    )
+    return str(play)
+
+
+def write_inventory(folder: Path, hosts: dict[str, str]) -> str:
+    """An inventory of {name: variables}, and its path."""
+    inventory = folder / "inventory.ini"
+    lines = [f"{name} {variables}" for name, variables in hosts.items()]
+    inventory.write_text(
+        "\n".join(["[cluster]", *lines, "[cluster:vars]", "ansible_user=tandem", ""])
+    )
+    return str(inventory)
+
+
+def play(lab, *words: str, check: bool = True) -> subprocess.CompletedProcess:
+    """One ansible-playbook from the control machine; its output is shown when it fails."""
+    done = lab.control("ansible-playbook", *words, check=False)
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def changes(done: subprocess.CompletedProcess) -> dict[str, int]:
+    """How much a play changed, by machine."""
+    return {host: int(changed) for host, changed, _, _ in RECAP.findall(done.stdout)}
+
+
+def failures(done: subprocess.CompletedProcess) -> set[str]:
+    """The machines on which a play failed or that it did not reach."""
+    return {host for host, _, gone, failed in RECAP.findall(done.stdout) if int(gone) + int(failed)}
+
+
+def reboot(lab, node: int, address: str | None = None) -> None:
+    """Reboot a machine from inside and return when it greets again (within 60 s)."""
+    target = f"tandem@{address or f'192.168.56.{110 + node}'}"
+    boot_id = ["ssh", "-o", "ConnectTimeout=2", target, "cat /proc/1/stat"]
+    before = lab.control(*boot_id).stdout.split()[21]
+    lab.control("ssh", target, "sudo systemctl reboot", check=False)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        answer = lab.control(*boot_id, check=False)
+        if answer.returncode == 0 and answer.stdout.split()[21] != before:
+            return
+        time.sleep(0.2)
+    raise AssertionError(f"node{node} did not come back from its reboot")

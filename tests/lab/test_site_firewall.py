@@ -1,0 +1,152 @@
+"""The firewall: members in, strangers out, before and after a reboot, and never the key lost."""
+
+import json
+import subprocess
+
+import pytest
+
+from tests.lab.site_plays import changes, failures, play, reboot, write_inventory, write_play
+
+HOSTS = {f"node{n}": f"ansible_host=192.168.56.{110 + n}" for n in (1, 2)}
+# Rendezvous and store, data shares, clock, and a port as torch and NCCL choose them.
+TCP = [22, 111, 123, 139, 445, 2049, 29400, 29500, 45678]
+UDP = [111, 123, 2049, 45678]
+# Listens on the ports that are free, answers UDP, and says when it is ready.
+LISTEN = """
+import select, socket, sys
+tcp, udp = eval(sys.argv[1])
+sockets = {}
+for kind, ports in ((socket.SOCK_STREAM, tcp), (socket.SOCK_DGRAM, udp)):
+    for port in ports:
+        one = socket.socket(socket.AF_INET, kind)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind(("0.0.0.0", port))
+        if kind == socket.SOCK_STREAM:
+            one.listen()
+        sockets[one] = kind
+print("ready", flush=True)
+while True:
+    for one in select.select(list(sockets), [], [])[0]:
+        if sockets[one] == socket.SOCK_STREAM:
+            one.accept()[0].close()
+        else:
+            one.sendto(b"x", one.recvfrom(9)[1])
+"""
+# Prints which ports answer.
+KNOCK = """
+import json, socket, sys
+tcp, udp = eval(sys.argv[1])
+found = []
+for port in tcp:
+    try:
+        socket.create_connection(("192.168.56.111", port), timeout=0.5).close()
+        found.append(f"tcp {port}")
+    except OSError:
+        pass
+for port in udp:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        one.settimeout(0.5)
+        one.sendto(b"x", ("192.168.56.111", port))
+        try:
+            one.recv(9)
+            found.append(f"udp {port}")
+        except OSError:
+            pass
+print(json.dumps(found))
+"""
+ALL = [f"tcp {port}" for port in TCP] + [f"udp {port}" for port in UDP]
+
+
+class Listener:
+    """Node 1 listening on every port that the cluster uses."""
+
+    def __init__(self, lab):
+        free = ([port for port in TCP if port != 22], UDP)
+        self.lab = lab
+        self.process = subprocess.Popen(
+            lab.argv("ssh", "1", "--", f"sudo python3 -c '{LISTEN}' \"{free}\""),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=lab.checkout,
+        )
+
+    def __enter__(self):
+        assert self.process.stdout.readline() == "ready\n"
+        return self
+
+    def __exit__(self, *_):
+        self.lab.ssh(
+            1, "sudo fuser -k 45678/tcp 2>/dev/null || sudo kill $(pgrep -f '^python3 -c')"
+        )
+        self.process.wait(timeout=30)
+
+
+def reached(lab, place: str) -> list[str]:
+    """The ports of node 1 that answer at a place (control, stranger) or from node 2."""
+    ports = str((TCP, UDP))
+    if place == "node2":
+        printed = lab.ssh(2, f"python3 -c '{KNOCK}' \"{ports}\"")
+    else:
+        printed = lab("exec", "--from", place, "--", "python3", "-c", KNOCK, ports).stdout
+    return json.loads(printed)
+
+
+@pytest.fixture(scope="module")
+def guarded(start_lab, tmp_path_factory):
+    """Two machines with the firewall set: the lab and the words that set it again."""
+    folder = tmp_path_factory.mktemp("firewall")
+    lab = start_lab("firewall", "--nodes", "2", "--no-bundle")
+    words = [write_play(folder, ["firewall"]), "--inventory", write_inventory(folder, HOSTS)]
+    with Listener(lab):
+        assert reached(lab, "stranger") == ALL  # what the firewall is for
+    play(lab, "--check", *words)
+    assert max(changes(play(lab, *words)).values()) > 0
+    return lab, words
+
+
+def test_a_second_run_changes_nothing(guarded):
+    lab, words = guarded
+    assert changes(play(lab, *words)) == {"node1": 0, "node2": 0}
+    assert changes(play(lab, "--check", *words)) == {"node1": 0, "node2": 0}
+
+
+@pytest.mark.parametrize("rebooted", [False, True])
+def test_members_reach_every_port_and_a_stranger_none(guarded, rebooted):
+    lab, _ = guarded
+    if rebooted:
+        reboot(lab, 1)
+    with Listener(lab):
+        assert reached(lab, "node2") == ALL
+        assert reached(lab, "stranger") == []
+        assert reached(lab, "control") == ["tcp 22"]
+
+
+def test_rules_of_others_stay(guarded):
+    lab, words = guarded
+    lab.ssh(2, "sudo nft add table inet theirs; sudo nft delete table inet tandem")
+    play(lab, *words)
+    tables = lab.ssh(2, "sudo nft list tables").splitlines()
+    assert sorted(tables) == ["table inet tandem", "table inet theirs"]
+    lab.ssh(2, "sudo nft delete table inet theirs")
+
+
+def test_rules_that_would_lock_the_control_machine_out_are_taken_back(guarded):
+    lab, words = guarded
+    before = lab.ssh(2, "sudo nft list ruleset; cat /etc/tandem/firewall.nft")
+    wrong = json.dumps({"firewall_connection": {"address": "192.168.56.77", "ssh_port": "22"}})
+    done = play(lab, *words, "--limit", "node2", "-e", wrong, "-e", "firewall_rollback_seconds=16",
+                check=False)  # fmt: skip
+    assert failures(done) == {"node2"}
+    assert "The new firewall rules of node2 were taken back" in done.stdout
+    assert lab.ssh(2, "sudo nft list ruleset; cat /etc/tandem/firewall.nft") == before
+
+
+def test_a_machine_that_ufw_rules_is_left_alone_or_refused(guarded):
+    lab, words = guarded
+    lab.ssh(2, "sudo mkdir /etc/ufw; echo ENABLED=yes | sudo tee /etc/ufw/ufw.conf")
+    done = play(lab, *words, "--limit", "node2")
+    assert "node2 gets no firewall of ours: ufw rules" in " ".join(done.stdout.split())
+    refused = play(lab, *words, "--limit", "node2", "-e", "firewall_policy=require", check=False)
+    assert failures(refused) == {"node2"}
+    lab.ssh(2, "sudo rm -r /etc/ufw")
