@@ -33,3 +33,18 @@ class _OutOfMemory(nn.Module):
 
 def small_device(num_classes):
     return _OutOfMemory(plain(num_classes), 4)
+
+
+class _Unused(nn.Module):
+    """Has a layer that no output depends on."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.idle = inner, nn.Linear(2, 2)
+
+    def forward(self, images):
+        return self.inner(images)
+
+
+def unused(num_classes):
+    return _Unused(plain(num_classes))

@@ -100,16 +100,16 @@ class Options:
         BATCH, None, "images for GPU 0 with balanced-dp; the others share the rest", free=True
     )
 
-    optimizer: str = opt(OPTIM, "sgd", "kind", ("sgd", "adamw"))
+    optimizer: str = opt(OPTIM, "sgd", "which optimizer", ("sgd", "adamw"))
     lr: float = opt(OPTIM, 0.1, "peak learning rate")
     lr_batch: int = opt(
         OPTIM,
         0,
         "lr is meant for this global batch and scales linearly with the real one; 0: no scaling",
     )
-    momentum: float = opt(OPTIM, 0.9, "of SGD; beta1 of AdamW")
+    momentum: float = opt(OPTIM, 0.9, "of SGD; the first beta of AdamW")
     nesterov: bool = opt(OPTIM, False, "Nesterov's momentum (SGD)")
-    beta2: float = opt(OPTIM, 0.999, "of AdamW")
+    beta2: float = opt(OPTIM, 0.999, "decay of AdamW's second moment")
     weight_decay: float = opt(OPTIM, 1e-4, "on weights")
     norm_weight_decay: float = opt(OPTIM, 0.0, "on biases and normalisation layers")
     clip_grad_norm: float = opt(OPTIM, 0.0, "largest norm of the gradient; 0: no limit")

@@ -3,16 +3,19 @@
 import os
 import signal
 import socket
-from typing import Callable, Dict
+import sys
+from typing import Dict
 
 import torch
 import torch.multiprocessing as mp
 
+from .errors import UserError
 from .options import Options
+from .process import work
 
 
-def spawn(work: Callable[[Options], int], options: Options) -> int:
-    """Run `work` in `options.spawn` processes, ranks assigned here; the first failure's exit code.
+def spawn(options: Options) -> int:
+    """Run the options in `options.spawn` processes, ranks assigned here; the first failure's exit code.
 
     The number of processes and the world size are one number, so they cannot differ.
     """
@@ -26,9 +29,7 @@ def spawn(work: Callable[[Options], int], options: Options) -> int:
         "LOCAL_WORLD_SIZE": str(options.spawn),
         "GROUP_RANK": "0",
     }
-    context = mp.spawn(
-        _child, (work, options, shared), nprocs=options.spawn, join=False, start_method="spawn"
-    )
+    context = mp.spawn(_child, (options, shared), nprocs=options.spawn, join=False)
     signal.signal(signal.SIGTERM, lambda *_: [child.terminate() for child in context.processes])
     try:
         while not context.join():
@@ -38,11 +39,14 @@ def spawn(work: Callable[[Options], int], options: Options) -> int:
     return 0
 
 
-def _child(
-    rank: int, work: Callable[[Options], int], options: Options, shared: Dict[str, str]
-) -> None:
+def _child(rank: int, options: Options, shared: Dict[str, str]) -> None:
     os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.spawn))
-    code = work(options)
+    try:
+        code = work(options)
+    except UserError as error:
+        if rank == 0:
+            print(f"trainer: {error}", file=sys.stderr)
+        code = 2
     if code:
-        raise SystemExit(code)
+        sys.exit(code)

@@ -12,6 +12,7 @@ from .build import Job
 from .data.loader import Batch
 from .data.mix import mix_images, mixed_loss, plan_mix
 from .data.order import derive_seed, split_batch
+from .errors import UserError
 
 
 class Tally(NamedTuple):
@@ -133,7 +134,8 @@ def settle_buckets(job: Job) -> None:
 
     DDP orders its buckets anew after its first backward, and sums in another order from then on:
     without this, the first step after a resume would differ from the same step of a run that was
-    never stopped. State that the model changes in a forward is put back.
+    never stopped. State that the model changes in a forward is put back. Raises UserError for
+    parameters without a gradient, which DDP would wait for.
     """
     own = {name: buffer.clone() for name, buffer in job.model.named_buffers()}
     blank = torch.zeros(
@@ -142,7 +144,15 @@ def settle_buckets(job: Job) -> None:
     with job.precision.computing():
         outputs = job.net(job.normalise(blank))
     (outputs.float().sum() * 0).backward()
+    unused = [
+        name for name, p in job.model.named_parameters() if p.requires_grad and p.grad is None
+    ]
     job.net.zero_grad(set_to_none=True)
     with torch.no_grad():
         for name, buffer in job.model.named_buffers():
             buffer.copy_(own[name])
+    if unused and job.world.size > 1 and not job.options.find_unused_parameters:
+        raise UserError(
+            f"the model's {unused[0]} (of {len(unused)} parameters) takes no part in its output, "
+            "and the ranks would wait for its gradient for ever: --find_unused_parameters."
+        )

@@ -1,0 +1,132 @@
+"""Options, places and batch sizes: what is decided before anything runs."""
+
+import dataclasses
+
+import pytest
+
+from trainer.batch import SMALLEST, even_parts, micro_batches, rank_batches, step_shape
+from trainer.cli import parse, parser
+from trainer.errors import UserError
+from trainer.options import Options
+from trainer.parallel import balanced_sizes
+from trainer.world import place
+
+
+def test_dashes_and_underscores_are_alike():
+    ours = parse(["--per-node-batch-size", "6", "--sync-bn", "--step_epochs=3,5"])
+    assert ours == parse(["--per_node_batch_size=6", "--sync_bn", "true", "--step-epochs", "3,5"])
+    assert (ours.per_node_batch_size, ours.sync_bn, ours.step_epochs) == (6, True, (3, 5))
+
+
+@pytest.mark.parametrize("word", ["--local_rank=3", "--local-rank=3"])
+def test_both_spellings_of_local_rank(word):
+    """Pitfall 23; torchrun's LOCAL_RANK wins."""
+    assert parse([word]).local_rank == 3
+    env = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
+    assert place(env, 1).local_rank == 1
+    assert place({**env, "LOCAL_RANK": "2"}, 1).local_rank == 2
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["--epoch", "3"], ["--epoch", "--epochs"]),
+        (["--batchsize", "3"], ["--batchsize"]),
+        (["--lr", "much"], ["--lr", "much"]),
+        (["--precision", "fp8"], ["--precision fp8", "bf16"]),
+        (["--epochs", "0"], ["--epochs 0"]),
+        (["--sync_bn", "perhaps"], ["perhaps"]),
+        (["--config", "/nowhere.yaml"], ["/nowhere.yaml"]),
+    ],
+)
+def test_bad_options_name_the_thing(argv, words):
+    with pytest.raises(UserError) as raised:
+        parse(argv)
+    assert all(word in str(raised.value) for word in words)
+
+
+def test_a_config_file_has_the_same_fields_and_flags_win(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text("epochs: 90\nlr: 1e-1\nstep_epochs: [30, 60]\nsync-bn: true\n")
+    ours = parse(["--config", str(file), "--epochs", "3"])
+    assert (ours.epochs, ours.lr, ours.step_epochs, ours.sync_bn) == (3, 0.1, (30, 60), True)
+    for wrong, word in (("epoch: 3", "epochs"), ("epochs: some", "some"), ("- 3", "epochs: 90")):
+        file.write_text(wrong)
+        with pytest.raises(UserError, match=word):
+            parse(["--config", str(file)])
+
+
+def test_options_are_few_and_each_is_explained():
+    fields = dataclasses.fields(Options)
+    assert len(fields) <= 70
+    shown = " ".join(parser().format_help().split())
+    for field in fields:
+        assert len(field.metadata["help"]) > 10
+        assert f"--{field.name} " in shown
+
+
+def test_only_what_changes_learning_is_in_the_fingerprint():
+    base = Options().fingerprint()
+    assert Options(output="x", workers=3, accumulate=4, progress="bar").fingerprint() == base
+    assert Options(lr=0.2).fingerprint() != base
+    assert Options(seed=1).fingerprint() != base
+
+
+@pytest.mark.parametrize(
+    "environ, expected",
+    [
+        ({}, (0, 1, 0, 1, 0)),
+        (
+            {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+            | {"GROUP_RANK": "1"},
+            (5, 8, 1, 4, 1),
+        ),
+        (
+            {"SLURM_PROCID": "4", "SLURM_NTASKS": "5", "SLURM_LOCALID": "0", "SLURM_NODEID": "2"}
+            | {"SLURM_TASKS_PER_NODE": "2(x2),1"},
+            (4, 5, 0, 1, 2),
+        ),
+        (
+            {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}
+            | {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+            (3, 4, 1, 2, 1),
+        ),
+        # salloc's shell: Slurm's variables, but no task of srun's.
+        ({"SLURM_NTASKS": "5"}, (0, 1, 0, 1, 0)),
+    ],
+)
+def test_places(environ, expected):
+    ours = place(environ)
+    assert (ours.rank, ours.size, ours.local_rank, ours.local_size, ours.node_rank) == expected
+
+
+def test_a_node_splits_its_batch_over_its_ranks():
+    places = [(0, 0), (1, 0), (1, 1), (1, 2)]
+    assert rank_batches(32, places) == (32, 11, 11, 10)
+    with pytest.raises(UserError, match="at least 6"):
+        rank_batches(5, places)
+    assert rank_batches(1, [(0, 0)]) == (1,)
+
+
+def test_micro_batches_split_and_never_enlarge():
+    for count in range(40):
+        for parts in range(1, 9):
+            sizes = micro_batches(count, parts)
+            assert sum(sizes) == count
+            assert len(sizes) <= parts
+            assert all(size >= SMALLEST for size in sizes) or count == 1
+
+
+def test_a_rank_without_samples_rests():
+    assert step_shape([4, 0], 1, 1, sync_bn=False) == ([], True)
+    assert step_shape([4, 0], 0, 2, sync_bn=False) == ([2, 2], False)
+    assert step_shape([4, 0], 0, 2, sync_bn=True) == ([2, 2], True)
+    # Micro-batches are collectives under SyncBN: as many on each rank.
+    assert len(step_shape([9, 4], 0, 4, True).micro) == len(step_shape([9, 4], 1, 4, True).micro)
+
+
+def test_balanced_dp_gives_the_first_gpu_less():
+    """Pitfall 16: DataParallel fills GPU 0 first."""
+    assert balanced_sizes(32, 4, 5) == [5, 9, 9, 9]
+    assert balanced_sizes(3, 4, 1) == [1, 1, 1]
+    assert even_parts(7, 3) == [3, 2, 2]

@@ -1,0 +1,108 @@
+"""Precision levels mean what apex's mean: types of weights, norms and masters, loss scale."""
+
+import pytest
+import torch
+from torch import nn
+
+from trainer.errors import UserError
+from trainer.precision import Precision, check
+
+CPU = torch.device("cpu")
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def prepared(level):
+    net, precision = model(), Precision(level, CPU)
+    precision.convert(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    precision.adopt(optimizer)
+    return net, precision, optimizer
+
+
+@pytest.mark.parametrize(
+    "level, weights, norms, masters",
+    [
+        ("O0", torch.float32, torch.float32, None),
+        ("O1", torch.float32, torch.float32, None),
+        ("O2", torch.float16, torch.float32, torch.float32),
+        ("O3", torch.float16, torch.float16, None),
+        ("bf16", torch.float32, torch.float32, None),
+        ("fp64", torch.float64, torch.float64, None),
+    ],
+)
+def test_types(level, weights, norms, masters):
+    net, precision, optimizer = prepared(level)
+    assert {net[0].weight.dtype, net[2].bias.dtype} == {weights}
+    assert {net[1].weight.dtype, net[1].running_var.dtype} == {norms}
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    assert len(held) == len(list(net.parameters()))
+    if masters is not None:
+        assert {p.dtype for p in held} == {masters}
+    assert (precision.scaler is not None) == (level in ("O1", "O2"))
+
+
+def with_gradients(net, precision, value):
+    """As after backward of a scaled loss."""
+    scale = precision.scaler.scale(torch.ones(())).item()
+    for parameter in net.parameters():
+        parameter.grad = torch.full_like(parameter, value * scale if value else float("inf"))
+
+
+def test_o2_steps_masters_and_rounds_them_into_the_model():
+    net, precision, optimizer = prepared("O2")
+    master = precision.masters.pairs[0][1]
+    before = master.detach().clone()
+    # Too small a change for a half weight: only the master keeps it.
+    with_gradients(net, precision, 2**-13)
+    assert precision.step(optimizer, clip=0) is False
+    assert torch.allclose(before - master, torch.full_like(master, 0.1 * 2**-13), rtol=0.02)
+    assert torch.equal(net[0].weight, master.half())
+    assert net[0].weight.grad.dtype is torch.float16
+    assert master.grad.dtype is torch.float32
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_the_scale_halves_on_overflow_and_doubles_after_2000_steps(level):
+    """Pitfall 18: values overflow when stored as half."""
+    net, precision, optimizer = prepared(level)
+    assert precision.scaler.get_scale() == 2.0**16
+    before = [p.detach().clone() for p in net.parameters()]
+    with_gradients(net, precision, None)
+    assert precision.step(optimizer, clip=1.0) is True
+    assert precision.scaler.get_scale() == 2.0**15
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters()))
+    for _ in range(2000):
+        with_gradients(net, precision, 2**-14)
+        assert precision.step(optimizer, clip=0) is False
+    assert precision.scaler.get_scale() == 2.0**16
+
+
+def test_state_returns_scale_and_masters():
+    net, precision, optimizer = prepared("O2")
+    with_gradients(net, precision, None)
+    precision.step(optimizer, 0)
+    precision.masters.pairs[0][1].data.add_(1e-7)
+    _, other, _ = prepared("O2")
+    other.load_state_dict(precision.state_dict())
+    assert other.scaler.get_scale() == 2.0**15
+    for (_, ours), (_, theirs) in zip(precision.masters.pairs, other.masters.pairs):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_half_precision_is_refused_on_a_cpu(level):
+    with pytest.raises(UserError, match="on a CPU use bf16"):
+        check(level, CPU)
+
+
+def test_batch_norm_is_never_half_in_o2_and_stays_finite():
+    """Pitfall 18: a half BN overflows; fp32 statistics do not."""
+    net, _, _ = prepared("O2")
+    norm = net[1]
+    output = norm(torch.full((4, 4), 60000.0).half().float())
+    assert torch.isfinite(output).all()
+    assert torch.isfinite(norm.running_var).all()

@@ -1,0 +1,121 @@
+"""What cannot work ends at once, on all ranks, with a sentence; what ends has its exit code."""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+import pytest
+import torch
+
+from tests.trainer_ranks import make_images, run_ranks, trainer
+from trainer.compat import is_out_of_memory
+
+MODEL = ["--model", "tests.trainer_models:plain", "--workers", 0, "--epochs", 1]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return make_images(tmp_path_factory.mktemp("images"), per_class=5)
+
+
+def said(*argv):
+    """(exit code, what the rank wrote to its real stderr)."""
+    with tempfile.TemporaryFile("w+") as text:
+        os.dup2(text.fileno(), 2)
+        code = trainer(*argv)
+        sys.stderr.flush()
+        text.seek(0)
+        return code, text.read()
+
+
+@pytest.mark.parametrize(
+    "more, word",
+    [
+        (["--data", "/nowhere"], "/nowhere"),
+        (["--per_node_batch_size", 1], "Use at least 2"),
+        (["--per_node_batch_size", 2, "--model", "resnet9"], "resnet9"),
+        (["--skip_oom"], "--skip_oom"),
+        (["--precision", "O1"], "on a CPU use bf16"),
+        (["--parallel", "dp"], "use --parallel ddp"),
+        (["--model", "tests.trainer_models:unused"], "--find_unused_parameters"),
+        (["--resume", "/nowhere"], "/nowhere"),
+        (["--weights", "/nowhere.pt"], "/nowhere.pt"),
+        (["--predict", "x.csv"], "--weights"),
+    ],
+)
+def test_bad_input_ends_all_ranks_with_a_sentence(images, more, word):
+    """Pitfall 21 among them: without find_unused_parameters it would hang at the second step."""
+    for code, text in run_ranks([1, 1], said, "--data", images, *MODEL, *more):
+        assert code == 2, text
+        assert word in text
+        assert text.count("\n") == 1
+        assert "Traceback" not in text
+
+
+def test_unused_parameters_train_when_asked_for(images):
+    argv = ["--data", images, *MODEL, "--model", "tests.trainer_models:unused"]
+    assert run_ranks([1, 1], trainer, *argv, "--find_unused_parameters") == [0, 0]
+
+
+def test_a_missing_process_is_a_sentence_not_a_hang(images):
+    """Pitfall 1: fewer processes than the world size."""
+    env = {"WORLD_SIZE": 3}
+    code, text = run_ranks([1], said, "--data", images, *MODEL, "--timeout", 2, env=env)[0]
+    assert code == 2
+    assert "Were 3 processes started" in text
+
+
+def test_spawn_assigns_ranks_itself(images, tmp_path):
+    """Pitfall 1: nprocs and world size are one number."""
+    argv = [sys.executable, "-m", "trainer", "--data", images, *MODEL, "--spawn", 2]
+    argv += ["--output", tmp_path, "--per_node_batch_size", 5]
+    env = {**os.environ, "TANDEM_NODE": "here"}
+    done = subprocess.run([*map(str, argv)], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("nodes/here/rank*.steps.jsonl"))) == 2
+    assert done.stdout.count("2 ranks") == 1
+
+
+def test_out_of_memory_has_its_own_code_and_a_smaller_micro_batch_goes_on(images, tmp_path):
+    """Pitfall 17. The device holds 4 images: 8 do not fit, 2 x 4 do."""
+    argv = ["--data", images, "--model", "tests.trainer_models:small_device", "--workers", 0]
+    argv += ["--epochs", 1, "--output", tmp_path, "--per_node_batch_size", 8]
+    assert run_ranks([1], trainer, *argv) == [76]
+    smaller = {"TANDEM_MICRO_BATCH_DIVISOR": 2, "TANDEM_ATTEMPT": 2}
+    assert run_ranks([1], trainer, *argv, env=smaller) == [0]
+
+
+def test_auto_batch_finds_what_fits(images, tmp_path):
+    argv = ["--data", images, "--model", "tests.trainer_models:small_device", "--workers", 0]
+    argv += ["--epochs", 1, "--output", tmp_path, "--per_node_batch_size", 8, "--auto_batch"]
+    assert run_ranks([1, 1], trainer, *argv) == [0, 0]
+    assert '"accumulate": 2' in (tmp_path / "nodes/node2/rank1.steps.jsonl").read_text()
+
+
+def test_skip_oom_drops_the_step_in_one_process(images):
+    argv = ["--data", images, "--model", "tests.trainer_models:small_device", "--workers", 0]
+    argv += ["--epochs", 1, "--per_node_batch_size", 8, "--skip_oom"]
+    assert run_ranks([1], trainer, *argv) == [0]
+
+
+def test_out_of_memory_is_recognised_on_old_and_new_torch():
+    assert is_out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert not is_out_of_memory(RuntimeError("shapes do not match"))
+    assert not is_out_of_memory(ValueError("CUDA out of memory"))
+
+
+def test_the_device_is_set_before_the_group_is_formed(monkeypatch):
+    """Pitfall 3: NCCL calls a model on another device than the local rank's "invalid usage"."""
+    from trainer import world
+    from trainer.options import Options
+
+    order = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: order.append(str(device)))
+    monkeypatch.setattr(world, "_meet", lambda *_: order.append("meet"))
+    monkeypatch.setattr(world.World, "gather", lambda self, thing: [thing] * 8)
+    for name, value in {"RANK": 6, "WORLD_SIZE": 8, "LOCAL_RANK": 2, "LOCAL_WORLD_SIZE": 4}.items():
+        monkeypatch.setenv(name, str(value))
+    world.start(Options())
+    assert order == ["cuda:2", "meet"]

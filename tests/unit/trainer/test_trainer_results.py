@@ -1,0 +1,163 @@
+"""Evaluation, predictions, embeddings and export count each image once on any number of ranks."""
+
+import csv
+import json
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.trainer_ranks import make_images, run_ranks, trainer
+from trainer.compat import load_tensors
+from trainer.export import main as export
+
+MODEL = ["--model", "tests.trainer_models:normed", "--workers", 0]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return make_images(tmp_path_factory.mktemp("images"), per_class=8)
+
+
+@pytest.fixture(scope="module")
+def trained(images, tmp_path_factory):
+    output = tmp_path_factory.mktemp("trained")
+    argv = ["--data", images, "--output", output, *MODEL, "--epochs", 2, "--ema", 0.5]
+    assert run_ranks([1, 1], trainer, *argv, "--per_node_batch_size", 4) == [0, 0]
+    return output
+
+
+def evaluated(count):
+    """(samples, sum of predictions' hits, loss) of `count` numbered images by the real loop."""
+    from types import SimpleNamespace
+
+    from trainer.evaluate import evaluate
+    from trainer.options import Options
+    from trainer.precision import Precision
+    from trainer.world import start
+
+    world = start(Options())
+    job = SimpleNamespace(
+        options=Options(workers=0), world=world, ema=None, eval_set=_Numbered(count),
+        precision=Precision("fp64", world.device), normalise=lambda images: images.double(),
+        model=_Parity(),
+    )  # fmt: skip
+    return tuple(evaluate(job))
+
+
+class _Parity(torch.nn.Module):
+    def forward(self, images):
+        number = images[:, 0, 0, 0] + 200 * images[:, 1, 0, 0]
+        return torch.stack([number % 7, number % 5, number % 3], 1)
+
+
+class _Numbered:
+    """Stands in for a folder of `count` images: image i holds the number i."""
+
+    classes = ("a", "b", "c")
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+
+def numbered_batches(dataset, options, world):
+    from trainer.data.loader import Batch
+
+    mine = torch.arange(world.rank, len(dataset), world.size)
+    for part in mine.split(64):
+        images = torch.zeros(len(part), 3, 2, 2, dtype=torch.uint8)
+        images[:, 0], images[:, 1] = part[:, None, None] % 200, part[:, None, None] // 200
+        yield Batch(images, part % 3, part, len(part))
+
+
+def evaluated_numbers(count):
+    from unittest import mock
+
+    with mock.patch("trainer.evaluate.eval_batches", numbered_batches):
+        return evaluated(count)
+
+
+def test_each_of_5003_counts_once_on_one_to_five_ranks():
+    """Pitfall 19: padded samples counted twice. Also fewer images than ranks."""
+    alone = run_ranks([1], evaluated_numbers, 5003)[0]
+    assert alone[0] == 5003
+    for ranks in (2, 3, 5):
+        for ours in run_ranks([1] * ranks, evaluated_numbers, 5003):
+            assert ours[:3] == alone[:3]
+            assert ours[3] == pytest.approx(alone[3], rel=1e-12)
+    assert {ours[0] for ours in run_ranks([1] * 4, evaluated_numbers, 3)} == {3}
+
+
+def test_predictions_are_in_order_and_agree_for_one_and_three_ranks(images, trained, tmp_path):
+    tables = []
+    for ranks in (1, 3):
+        file, vectors = tmp_path / f"{ranks}.csv", tmp_path / f"{ranks}.pt"
+        argv = ["--data", images, *MODEL, "--resume", trained, "--predict", file]
+        assert run_ranks([ranks], trainer, *argv, "--extract", vectors) == [0] * ranks
+        with file.open() as text:
+            tables.append(list(csv.DictReader(text)))
+        with vectors.open("rb") as data:
+            found = load_tensors(data)
+        assert found["paths"] == [row["path"] for row in tables[-1]]
+        assert found["embeddings"].shape == (12, 8 * 9)
+    assert [row["path"] for row in tables[0]] == sorted(row["path"] for row in tables[0])
+    assert tables[0] == tables[1]
+    assert all(Image.open(images / row["path"]) for row in tables[0])
+    assert {row["class"] for row in tables[0]} <= {f"class{n}" for n in range(4)}
+
+
+def test_export_gives_plain_weights(trained, tmp_path):
+    """Pitfalls 6 and 12: no `module.`; one answer to which machine's weights count."""
+    plain, average = tmp_path / "plain.pt", tmp_path / "average.pt"
+    assert export([str(trained), str(plain)]) == 0
+    assert export([str(trained), str(average), "--ema", "--best"]) == 0
+    from tests.trainer_models import normed
+
+    model = normed(4)
+    with plain.open("rb") as ours, average.open("rb") as theirs:
+        ours, theirs = load_tensors(ours), load_tensors(theirs)
+    model.load_state_dict(ours)
+    assert not torch.equal(ours["0.weight"], theirs["0.weight"])
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_weights_with_and_without_ddp_prefix_load(images, trained, tmp_path, prefix):
+    """Pitfall 6."""
+    export([str(trained), str(tmp_path / "plain.pt")])
+    with (tmp_path / "plain.pt").open("rb") as file:
+        weights = {prefix + key: value for key, value in load_tensors(file).items()}
+    torch.save(weights, tmp_path / "weights.pt")
+    argv = ["--data", images, *MODEL, "--weights", tmp_path / "weights.pt"]
+    assert run_ranks([1], trainer, *argv, "--predict", tmp_path / "out.csv") == [0]
+
+
+@pytest.mark.parametrize(
+    "argv, word",
+    [
+        (["nowhere", "x.pt"], "no whole step-*.pt"),
+        (["{trained}", "x.bin"], "must end in .pt"),
+    ],
+)
+def test_export_refuses_in_one_sentence(trained, capsys, argv, word):
+    assert export([part.format(trained=trained) for part in argv]) == 2
+    assert word in capsys.readouterr().err
+
+
+def test_lines_add_up_to_the_loops_time(trained):
+    """No category is a remainder: the sum of all lines is the time from start to end."""
+    for rank, host in ((0, "node1"), (1, "node2")):
+        path = trained / "nodes" / host / f"rank{rank}.steps.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        kinds = [line["kind"] for line in lines]
+        assert kinds[0] == "start"
+        assert kinds[-1] == "end"
+        assert lines[-1]["status"] == "finished"
+        assert kinds.count("step") == 2 * lines[0]["steps_per_epoch"] == 8
+        assert kinds.count("evaluate") == 2
+        total = sum(sum(line.get("seconds", {}).values()) for line in lines)
+        assert total == pytest.approx(lines[-1]["mono"] - lines[0]["mono"], abs=1e-3)
+        step = next(line for line in lines if line["kind"] == "step")
+        assert {"data", "forward", "backward", "sync_exposed", "optimizer"} <= set(step["seconds"])
