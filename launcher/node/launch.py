@@ -15,7 +15,7 @@ OPEN_FILES = 65536  # data loaders pass tensors as descriptors; 1024, the usual 
 
 
 def start_launch(task, workers, mono_start):
-    """Start it in a session of its own, which no terminal's signals reach. Raises OSError."""
+    """Start it in a session of its own: a signal to its group spares the guard. Raises OSError."""
     guard = os.getpid()
     stdout, stderr = workers.launch
     return subprocess.Popen(
