@@ -5,7 +5,7 @@ import json
 import os
 import time
 
-BACKLOG = 32 * 1024 * 1024  # bytes kept for a slow reader before the workers have to wait
+BACKLOG = 16 << 20  # bytes kept for a slow reader: 10,000 lines a second for as long as a lease
 
 
 class FrameWriter:
