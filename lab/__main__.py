@@ -124,7 +124,7 @@ def main(argv: Sequence[str]) -> int:
     ours, command = split_command(argv)
     try:
         act(parser().parse_args(ours), command)
-    except LabError as error:
+    except (LabError, OSError) as error:
         print(f"lab: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

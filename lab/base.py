@@ -40,7 +40,7 @@ def ensure(release: str, lab: str) -> Path:
     """The base of `release`, made if it is not there; `lab` names the unfinished copy."""
     base = folder(release)
     base.parent.mkdir(parents=True, exist_ok=True)
-    with base.with_name(f"{base.name}.lock").open("w") as lock:
+    with (base.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not base.is_dir():
             print(

@@ -21,19 +21,25 @@ def load(name: str) -> Lab:
 
 def up(lab: Lab) -> None:
     """Boots all nodes and returns when they answer ssh; nothing is left if it does not."""
+    guard.or_undo(lambda: _reserve(lab), lambda: _make(lab), lambda: down(lab.name))
+
+
+def _reserve(lab: Lab) -> None:
+    """The folder of its state is what makes a name taken."""
+    if not lab.state.exists() and exists(lab.name):
+        down(lab.name)  # what a crash of the host left: /run is empty then, and disks are not
     STATE.mkdir(exist_ok=True)
     try:
         lab.state.mkdir(mode=0o700)
     except FileExistsError:
         raise LabError(f"lab {lab.name} is up already: python -m lab down") from None
-    guard.or_undo(lambda: _make(lab), lambda: down(lab.name))
 
 
 def _make(lab: Lab) -> None:
     # Every process that `up` starts is in the lab's group from its birth, so `down` finds them all.
     before = cgroup.own()
-    cgroup.join(cgroup.of(lab.name, "up"))
     try:
+        cgroup.join(cgroup.of(lab.name, "up"))
         _make_nodes(lab)
     finally:
         (before / "cgroup.procs").write_text("0")
@@ -87,7 +93,9 @@ def down(name: str) -> None:
 
 
 def exists(name: str) -> bool:
-    return (STATE / name).exists() or bool(network.namespaces_of(name)) or cgroup.of(name).exists()
+    """Whether there is anything of a lab, whole or not."""
+    folders = (STATE / name, DISKS / name, cgroup.of(name))
+    return any(folder.exists() for folder in folders) or bool(network.namespaces_of(name))
 
 
 def status(lab: Lab) -> str:

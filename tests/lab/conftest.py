@@ -60,19 +60,29 @@ class RunningLab:
 
 
 @pytest.fixture(scope="session")
-def start_lab():
-    """start_lab("name", "--nodes", "2", ...) -> RunningLab; the session's end takes it down."""
-    started = []
+def new_lab():
+    """new_lab("name") -> RunningLab that is not up yet; the session's end takes it down."""
+    made = []
 
-    def start(name: str, *options: str, checkout: Path = CHECKOUT) -> RunningLab:
-        lab = RunningLab(f"{PREFIX}-{name}", checkout)
-        started.append(lab)
+    def new(name: str, checkout: Path = CHECKOUT) -> RunningLab:
+        made.append(RunningLab(f"{PREFIX}-{name}", checkout))
+        return made[-1]
+
+    yield new
+    for lab in made:
+        lab("down")
+
+
+@pytest.fixture(scope="session")
+def start_lab(new_lab):
+    """start_lab("name", "--nodes", "2", ...) -> RunningLab that is up."""
+
+    def start(name: str, *options: str) -> RunningLab:
+        lab = new_lab(name)
         lab("up", *options)
         return lab
 
-    yield start
-    for lab in started:
-        lab("down")
+    return start
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,11 @@ import signal
 import pytest
 
 from lab import guard
+from lab.plan import LabError
+
+
+def nothing():
+    pass
 
 
 @pytest.fixture
@@ -14,8 +19,18 @@ def undone(tmp_path):
 
 
 def test_success_is_kept(undone):
-    guard.or_undo(lambda: None, undone.touch)
+    guard.or_undo(nothing, nothing, undone.touch)
     assert not undone.exists()
+
+
+def test_what_could_not_be_reserved_is_not_undone(undone):
+    def taken():
+        raise LabError("taken")
+
+    with pytest.raises(LabError, match="taken"):
+        guard.or_undo(taken, undone.with_name("acted").touch, undone.touch)
+    assert not undone.exists()
+    assert not undone.with_name("acted").exists()
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
@@ -24,7 +39,7 @@ def test_an_exception_arrives_after_the_undoing(undone, error):
         raise error
 
     with pytest.raises(error):
-        guard.or_undo(fail, undone.touch)
+        guard.or_undo(nothing, fail, undone.touch)
     assert undone.exists()
 
 
@@ -37,7 +52,7 @@ def test_a_process_that_is_killed_is_undone(undone, number):
     if victim == 0:
         os.close(reading)
         signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
-        guard.or_undo(lambda: os.kill(os.getpid(), number), undone.touch)
+        guard.or_undo(nothing, lambda: os.kill(os.getpid(), number), undone.touch)
         os._exit(0)
     os.close(writing)
     assert os.read(reading, 1) == b""
@@ -52,7 +67,7 @@ def test_the_watcher_outlives_its_process_group(undone):
     if victim == 0:
         os.setpgid(0, 0)
         os.close(reading)
-        guard.or_undo(lambda: os.killpg(0, signal.SIGKILL), undone.touch)
+        guard.or_undo(nothing, lambda: os.killpg(0, signal.SIGKILL), undone.touch)
         os._exit(0)
     os.close(writing)
     assert os.read(reading, 1) == b""
