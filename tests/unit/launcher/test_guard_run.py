@@ -70,9 +70,11 @@ def test_nothing_is_lost_when_the_reader_is_slow(guards, tmp_path):
     size = 64 << 20  # more than the guard keeps: the worker has to wait
     script = f"import os\nfor i in range({size >> 20}): os.write(1, bytes([i]) * (1 << 20))"
     guard.start(tmp_path, workers(script))
-    time.sleep(2)  # nobody reads
-    guard.pump(5)
-    assert resident(guard.frames[0]["pid"]) < 40 << 20
+    guard.wait_for("hello")
+    limit = time.monotonic() + 4
+    while time.monotonic() < limit:  # nobody reads
+        assert resident(guard.frames[0]["pid"]) < 40 << 20
+        time.sleep(0.1)
     guard.wait_for("exit")
     expected = b"".join(bytes([i]) * (1 << 20) for i in range(size >> 20))
     found = guard.output[0, "stdout"]
