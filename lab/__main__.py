@@ -73,9 +73,13 @@ def make_bundle(lab: Lab) -> None:
     if not book.exists() or not tool.exists():
         print("lab: no bundle for the nodes: .venv or ansible/playbooks/bundle.yml is missing")
         return
+    print("lab: completing bundle/, what the nodes will need (minutes, the first time)", flush=True)
     env = {**os.environ, "PATH": f"{tool.parent}:{os.environ.get('PATH', os.defpath)}"}
-    if subprocess.run([tool, book], cwd=lab.checkout, env=env).returncode:
-        raise LabError("gathering the bundle failed (above); without it: up --no-bundle")
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run([tool, book], cwd=lab.checkout, env=env, **output)
+    if done.returncode:
+        print(done.stdout, file=sys.stderr)
+        raise LabError("completing bundle/ failed (above); without it: up --no-bundle")
 
 
 def act(args: argparse.Namespace, command: list[str]) -> None:

@@ -170,10 +170,10 @@ def test_making_the_base_that_is_ended_leaves_nothing(before, new_lab, tmp_path,
     recipe = tmp_path / "lab/base.py"
     recipe.write_text(recipe.read_text().replace('"nano"', '"nano", "bc"'))
 
-    def unpacking():
-        return any((base / "etc").exists() for base in BASES.glob(f"*.{lab.name}.unfinished"))
+    def downloading():
+        return any(BASES.glob(f"*.{lab.name}.unfinished/var/cache/apt/archives/partial"))
 
-    code, _ = interrupt(lab, number, unpacking)
+    code, _ = interrupt(lab, number, downloading)
     assert code == (130 if number == signal.SIGINT else -number)
     assert before.left() == []
 
