@@ -1,7 +1,7 @@
 """Gathers into bundle/ what machines without internet need: `python ansible/bundle.py --stack cpu`.
 
-Resumable: a wheel that is there with the right hash is not fetched again. The manifest is written last, so that a
-folder with one is complete; its first line names the lock that it was gathered for.
+Resumable: a wheel that is there with the right hash is not fetched again. The manifest is written
+last, so that a folder with one is complete; its first line names the lock it was gathered for.
 """
 
 import argparse
@@ -52,14 +52,18 @@ class Plan:
 
 
 def plan(stack, python, index_url, bundle=BUNDLE):
-    """The plan for a row of stacks.yml; an empty `python` is the row's first. Raises BundleError."""
+    """The plan for a row of stacks.yml; an empty `python`: the row's first. Raises BundleError."""
     rows = yaml.safe_load((ANSIBLE / "stacks.yml").read_text())["stacks"]["rows"]
     if stack not in rows:
-        raise BundleError(f"stack {stack!r} is not in ansible/stacks.yml, which has {', '.join(rows)}")
+        raise BundleError(
+            f"stack {stack!r} is not in ansible/stacks.yml, which has {', '.join(rows)}"
+        )
     row = rows[stack]
     python = python or row["python"][0]
     if python not in row["python"]:
-        raise BundleError(f"stack {stack} has no lock for Python {python}, only for {', '.join(row['python'])}")
+        raise BundleError(
+            f"stack {stack} has no lock for Python {python}, only for {', '.join(row['python'])}"
+        )
     name = f"{row['lock']}-py{python}"
     return Plan(
         lock=ANSIBLE / "locks" / f"{name}.txt",
@@ -83,7 +87,7 @@ def parse_lock(text):
 
 
 def platforms(glibc):
-    """pip's platform tags that a machine with this C library can use, "2.28" -> manylinux_2_28 ... manylinux1."""
+    """pip's platform tags for a C library, "2.28" -> manylinux_2_28 ... manylinux1."""
     newest = int(glibc.split(".")[1])
     tags = [f"manylinux_2_{minor}_x86_64" for minor in range(newest, 4, -1)]
     older = {"manylinux2014_x86_64": 17, "manylinux2010_x86_64": 12, "manylinux1_x86_64": 5}
@@ -119,7 +123,7 @@ def fetch(requirement, order):
 
 
 def is_complete(order):
-    """Whether the manifest is of this lock and each of its files is there in its size's whole."""
+    """Whether the manifest is of this lock and each of its files is there."""
     manifest = order.folder / MANIFEST
     if not manifest.is_file():
         return False
@@ -144,7 +148,10 @@ def gather(order, say=print):
     for name in [name for name, digest in there.items() if digest not in wanted]:
         (order.folder / name).unlink()
         del there[name]
-    lines = [f"# lock {order.lock_sha256()}", *(f"{digest}  {name}" for name, digest in there.items())]
+    lines = [
+        f"# lock {order.lock_sha256()}",
+        *(f"{digest}  {name}" for name, digest in there.items()),
+    ]
     (order.folder / MANIFEST).write_text("\n".join(lines) + "\n")
 
 

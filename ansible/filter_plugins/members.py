@@ -1,4 +1,7 @@
-"""What machines know of each other: /etc/hosts, ssh_known_hosts, and who did not answer. Pure functions."""
+"""What machines know of each other: /etc/hosts, ssh_known_hosts, who did not answer.
+
+Pure functions.
+"""
 
 HOSTS_BEGIN = "# BEGIN tandem: the members of the cluster"
 HOSTS_END = "# END tandem"
@@ -7,8 +10,8 @@ HOSTS_END = "# END tandem"
 def hosts_file(text, members):
     """/etc/hosts with every member's real address.
 
-    text: the present file. members: {name: address}. Keeps every other line. A loopback line loses members' names
-    (Debian's "127.0.1.1 node1"): Gloo would offer that address to its peers.
+    text: the present file. members: {name: address}. Keeps every other line. A loopback line loses
+    members' names (Debian's "127.0.1.1 node1"): Gloo would offer that address to its peers.
     """
     kept = []
     inside = False
@@ -27,7 +30,7 @@ def hosts_file(text, members):
 
 
 def _without_members(line, members):
-    """`line` of /etc/hosts without members' names if its address is a loopback one; None where no name is left."""
+    """`line` without members' names if its address is a loopback one; None where none is left."""
     body, hash_sign, comment = line.partition("#")
     words = body.split()
     if not words or not words[0].startswith("127.") or not set(words[1:]) & set(members):
@@ -41,8 +44,8 @@ def _without_members(line, members):
 def known_hosts_file(text, members):
     """ssh_known_hosts with the keys of `members`, each {"names": [...], "keys": [{"type", "key"}]}.
 
-    A member's former keys go; lines of machines that are not in `members` stay, so a member that is switched off
-    keeps its own.
+    A member's former keys go; lines of machines that are not in `members` stay, so a member that is
+    switched off keeps its own.
     """
     replaced = {name for member in members for name in member["names"]}
     kept = [
@@ -59,7 +62,7 @@ def known_hosts_file(text, members):
 
 
 def host_keys(facts):
-    """[{"type", "key"}] from the facts that Ansible gathered over a connection whose host key was verified."""
+    """[{"type", "key"}] from facts gathered over a connection whose host key was verified."""
     return [
         {
             "type": facts[f"ssh_host_key_{kind}_public_keytype"],
@@ -79,13 +82,10 @@ def member(variables):
 def not_reached(variables):
     """One sentence on a machine that did not answer, from its host variables."""
     said = " ".join(str(variables.get("reach_answer", {}).get("msg", "nothing")).split())
-    said = said.removeprefix("Failed to connect to the host via ssh: ").removeprefix(
-        "Task failed: "
-    )
-    name, address = (
-        variables["inventory_hostname"],
-        variables.get("ansible_host", "no ansible_host"),
-    )
+    for prefix in ("Task failed: ", "Failed to connect to the host via ssh: "):
+        said = said.removeprefix(prefix)
+    name = variables["inventory_hostname"]
+    address = variables.get("ansible_host", "no ansible_host")
     return f"NOT PROVISIONED: {name} ({address}) did not answer. ssh said: {said}"
 
 

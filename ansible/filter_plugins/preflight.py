@@ -1,27 +1,39 @@
 """The judge of preflight: collected facts in, findings out. Pure functions.
 
-Facts are what ansible/library/machine_facts.py returns, with the inventory name as "host". A finding is
-{"host", "fault", "cause", "remedy"}; "fault" is a short name that scripts may rely on.
+Facts are what ansible/library/machine_facts.py returns, with the inventory name as "host". A
+finding is {"host", "fault", "cause", "remedy"}; "fault" is a short name that scripts may rely on.
 """
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import stacks  # noqa: E402 - beside this file, and Ansible does not put its folder on the path
+import stacks
 
 SUPPORTED = {"debian": ("11", "12", "13"), "ubuntu": ("18.04", "20.04", "22.04", "24.04")}
 OLDEST_PYTHON = (3, 8)  # of ansible-core 2.19's modules
-CLOCK_TOLERANCE = 5.0  # seconds; an ssh round trip lies between the two readings
+CLOCK_TOLERANCE = 2.0  # seconds
 
 
 def findings(facts, question):
     """All that is wrong with one machine.
 
-    question: {"address", "members", "space": {folder: bytes}, "env_manager", "stack", "table", "finished": whether
-    the environment is in place, "become_password": whether -K was given, "clock": the control machine's time}.
+    question: {"address": the one in the inventory, "space": [{"folder", "bytes"}] that must be free,
+    "env_manager", "stack": the wish, "table": that of stacks.yml, "become_password": whether -K was
+    given, "clock": [the control machine's seconds before and after collecting]}.
     """
-    judges = (system, privileges, disks, names, links, filters, packages, clock, driver, environment)
+    judges = (
+        system,
+        privileges,
+        disks,
+        names,
+        links,
+        filters,
+        packages,
+        clock,
+        driver,
+        environment,
+    )
     return [
         dict(zip(("host", "fault", "cause", "remedy"), (facts["host"], *finding)))
         for judge in judges
@@ -64,7 +76,7 @@ def privileges(facts, question):
 
 def disks(facts, question):
     needed = {}
-    for folder, size in question["space"].items():
+    for folder, size in ((row["folder"], int(row["bytes"])) for row in question["space"]):
         state = facts["disks"][folder]
         needed.setdefault(state["device"], []).append((folder, size, state))
         if state["read_only"]:
@@ -159,15 +171,20 @@ def packages(facts, question):
     if facts["dpkg_broken"]:
         yield ("dpkg", "an installation of packages was interrupted", "sudo dpkg --configure -a")
     if not facts["rsync"]:
-        yield ("rsync", "rsync is missing, by which data and wheels arrive", "sudo apt install rsync")
+        yield (
+            "rsync",
+            "rsync is missing, by which data and wheels arrive",
+            "sudo apt install rsync",
+        )
 
 
 def clock(facts, question):
-    now = question.get("clock")
-    if now is not None and abs(facts["clock"] - now) > question.get("clock_tolerance", CLOCK_TOLERANCE):
+    before, after = (float(seconds) for seconds in question["clock"])
+    off = facts["clock"] - min(max(facts["clock"], before), after)
+    if abs(off) > CLOCK_TOLERANCE:
         yield (
             "clock",
-            f"its clock is {facts['clock'] - now:+.0f} s off the control machine's",
+            f"its clock is {off:+.0f} s off the control machine's",
             "sudo timedatectl set-ntp true, or set it: sudo date --set=@$(date +%s)",
         )
 
@@ -198,8 +215,8 @@ def driver(facts, question):
     if facts["driver"] and facts["driver_library"] and facts["driver"] != facts["driver_library"]:
         yield (
             "driver_mismatch",
-            f"the loaded driver is {facts['driver']} and the installed library {facts['driver_library']}: "
-            "an update came in between",
+            f"the loaded driver is {facts['driver']} and the installed library "
+            f"{facts['driver_library']}: an update came in between",
             "reboot; to keep it from coming back, hold the packages: sudo apt-mark hold 'nvidia-*'",
         )
 
@@ -213,7 +230,11 @@ def environment(facts, question):
     except stacks.StackError as error:
         yield ("stack", str(error).removeprefix(f"{facts['host']}: "), "see docs/stacks.md")
         return
-    if chosen and facts["driver"] and stacks.version(facts["driver"]) < stacks.version(stack["driver"]):
+    if (
+        chosen
+        and facts["driver"]
+        and stacks.version(facts["driver"]) < stacks.version(stack["driver"])
+    ):
         yield (
             "driver_old",
             f"its driver is {facts['driver']}, and stack {stack['name']} needs {stack['driver']}",
@@ -236,16 +257,19 @@ def cluster_findings(machines):
                     {
                         "host": facts["host"],
                         "fault": "duplicate_" + key,
-                        "cause": f"it has the same {of} as {other}: one machine under two names, or a copied disk",
-                        "remedy": "correct inventory.ini; or on a copied disk: sudo rm /etc/machine-id && "
-                        "sudo systemd-machine-id-setup, and reboot",
+                        "cause": f"it has the same {of} as {other}: one machine under two names, "
+                        "or a copied disk",
+                        "remedy": "correct inventory.ini; or on a copied disk: "
+                        "sudo rm /etc/machine-id && sudo systemd-machine-id-setup, and reboot",
                     }
                 )
     return found
 
 
 def own_mac(facts):
-    return next((link["mac"] for link in facts["links"] if link["name"] == facts["interface"]), None)
+    return next(
+        (link["mac"] for link in facts["links"] if link["name"] == facts["interface"]), None
+    )
 
 
 def text(finding):

@@ -1,6 +1,7 @@
 """Which software fits these machines: pure functions over ansible/stacks.yml and collected facts.
 
-A machine here is the dictionary that ansible/library/machine_facts.py returns, with its inventory name as "host".
+A machine here is the dictionary that ansible/library/machine_facts.py returns, with its inventory
+name as "host".
 """
 
 import re
@@ -21,7 +22,7 @@ def version(text):
 
 
 def generation(device, table):
-    """The row of `table["gpus"]` for a PCI device number such as "1e04"; None for an unknown one."""
+    """The row of `table["gpus"]` for a PCI device number such as "1e04"; None for a new one."""
     number = int(device, 16)
     for row in table["gpus"]["generations"]:
         if row["first"] <= number <= row["last"]:
@@ -30,7 +31,7 @@ def generation(device, table):
 
 
 def cards(machine, table):
-    """[(device, generation)] of the machine's NVIDIA GPUs. Raises StackError for one that the table does not know."""
+    """[(device, generation)] of the machine's NVIDIA GPUs. Raises StackError for an unknown one."""
     found = []
     for gpu in machine["gpus"]:
         if gpu["vendor"] != NVIDIA:
@@ -46,12 +47,16 @@ def cards(machine, table):
 
 
 def runs_on(stack, sm):
-    """Whether a build for `stack["sm"]` has code for a card: the same major number, and not a newer minor one."""
+    """Whether a build for `stack["sm"]` has code for a card.
+
+    Binary code runs on cards of the same major number whose minor number is not older (CUDA C++
+    Programming Guide, "Binary Compatibility").
+    """
     return any(built // 10 == sm // 10 and built <= sm for built in stack["sm"])
 
 
 def python_for(stack, machine, manager):
-    """(manager, Python) for one machine; Raises StackError where the manager cannot give a fitting Python."""
+    """(manager, Python) for one machine. Raises StackError where no fitting Python can be had."""
     own = ".".join(machine["python"].split(".")[:2])
     if manager == "auto":
         manager = "venv" if own in stack["python"] else "conda"
@@ -103,7 +108,7 @@ def candidates(machines, table):
 def resolve(machines, wish, table):
     """The one stack of a cluster: its row of stacks.yml, with "name" and "reason".
 
-    `wish` is a row's name or "auto". Raises StackError with every obstacle and the nearest stack that works.
+    `wish` is a row's name or "auto". Raises StackError with every obstacle and the nearest stack.
     """
     if wish != "auto" and wish not in table["rows"]:
         raise StackError(
@@ -133,7 +138,7 @@ def resolve(machines, wish, table):
 
 
 def resolve_driver(machine, stack, table):
-    """The newest driver row that serves a machine's cards, kernel and stack; None where it has no NVIDIA card."""
+    """The newest driver row that serves a machine's cards, kernel and stack; None: no such card."""
     own_cards = cards(machine, table)
     if not own_cards or stack["cuda"] is None:
         return None

@@ -51,7 +51,7 @@ DISPLAY = "0x03"  # PCI class of display controllers
 def read(path):
     """A small file's text without surrounding blanks; None where it cannot be read."""
     try:
-        with open(path, errors="replace") as file:  # noqa: PTH123 - as short as pathlib's, and 3.6
+        with open(path, errors="replace") as file:
             return file.read().strip()
     except OSError:
         return None
@@ -111,13 +111,15 @@ def gpus():
 
 
 def driver():
-    loaded = re.search(r"Kernel Module.*?\s(\d+\.\d+[.\d]*)", read("/proc/driver/nvidia/version") or "")
+    loaded = re.search(
+        r"Kernel Module.*?\s(\d+\.\d+[.\d]*)", read("/proc/driver/nvidia/version") or ""
+    )
     library = None
     for path in glob.glob("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.*.*"):
         library = path.split(".so.")[1]
     secure = None
     for path in glob.glob("/sys/firmware/efi/efivars/SecureBoot-*"):
-        with open(path, "rb") as file:  # noqa: PTH123
+        with open(path, "rb") as file:
             secure = file.read()[-1:] == b"\1"
     return {
         "driver": loaded.group(1) if loaded else None,
@@ -129,7 +131,7 @@ def driver():
 
 def disk(folder):
     """Free bytes of the file system where `folder` is or will be, and whether it is read-only."""
-    there = folder
+    there = os.path.abspath(folder)
     while not os.path.exists(there):
         there = os.path.dirname(there)
     state = os.statvfs(there)
@@ -144,13 +146,12 @@ def disk(folder):
 def mounts():
     """[{"path", "type"}] of /etc/fstab's network and data mounts that are not mounted."""
     mounted = {line.split()[1] for line in (read("/proc/self/mounts") or "").splitlines()}
-    missing = []
+    missing = []  # swap's and others' mount point is "none"
     for line in (read("/etc/fstab") or "").splitlines():
         words = line.split("#")[0].split()
         if len(words) >= 4 and words[1].startswith("/") and "noauto" not in words[3]:
-            if words[1] not in mounted and words[2] != "swap":
-                missing.append({"path": words[1], "type": words[2]})
-    return missing
+            missing.append({"path": words[1], "type": words[2]})
+    return [mount for mount in missing if mount["path"] not in mounted]
 
 
 def network(address):
@@ -168,7 +169,9 @@ def network(address):
                 "speed": int(speed) if speed and speed.isdigit() else None,
                 "duplex": read(base + "/duplex"),
                 "wireless": os.path.isdir(base + "/wireless"),
-                "addresses": [a["local"] for a in link.get("addr_info", []) if a["family"] == "inet"],
+                "addresses": [
+                    a["local"] for a in link.get("addr_info", []) if a["family"] == "inet"
+                ],
             }
         )
     name = socket.gethostname()
@@ -222,7 +225,9 @@ def settings():
     return {
         "sudo": output("sudo", "-n", "true") is not None,
         "apt_lock": lock_holder("/var/lib/dpkg/lock-frontend") or lock_holder("/var/lib/dpkg/lock"),
-        "dpkg_broken": bool(os.path.isdir("/var/lib/dpkg/updates") and os.listdir("/var/lib/dpkg/updates")),
+        "dpkg_broken": bool(
+            os.path.isdir("/var/lib/dpkg/updates") and os.listdir("/var/lib/dpkg/updates")
+        ),
         "clock": time.time(),
         "clock_synchronized": output("timedatectl", "show", "-p", "NTPSynchronized", "--value"),
         "missing_libraries": [name for name in folders if name and not os.path.isdir(name)],
