@@ -22,31 +22,44 @@ def parser() -> argparse.ArgumentParser:
     verbs = made.add_subparsers(dest="verb", required=True, parser_class=_Parser)
     for verb, text in (("train", "start a run"), ("dry-run", "print what train would run")):
         _training(verbs.add_parser(verb, help=text, allow_abbrev=False))
+    for verb, text in (
+        ("status", "how a run stands"),
+        ("attach", "show a run that goes on"),
+        ("stop", "end a run; its workers save first"),
+    ):
+        one = verbs.add_parser(verb, help=text, allow_abbrev=False)
+        one.add_argument("run", nargs="?", default="latest", help="its id (default: the newest)")
+    verbs.add_parser("runs", help="all runs, the newest first", allow_abbrev=False)
     return made
 
 
 def _training(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
-    add("--inventory", default="inventory.ini", help="Ansible inventory (default: inventory.ini)")
+    add("--inventory", help="Ansible inventory (default: inventory.ini)")
     add("--nodes", type=int, help="the first N machines of group cluster (default: all)")
     add("--model", help="as the trainer's")
-    add("--data", default="digits", help="a name below data_root, or a path (default: digits)")
+    add("--data", help="a name below data_root, or a path (default: digits)")
     add("--epochs", type=int, help="as the trainer's")
     add("--batch", type=int, help="images per step and node")
     add("--precision", help="as the trainer's")
     add("--sync", help="as the trainer's")
-    add("--max-restarts", type=int, default=0, help="attempts after the first one (default: 0)")
+    add("--max-restarts", type=int, help="attempts after the first one (default: 0)")
     add("--min-nodes", type=int, help="go on with as few machines as this (default: all)")
     add("--port", type=int, help="of the rendezvous on node 0 (default: a free one)")
-    add("--queue", action="store_true", help="wait for busy GPUs")
-    add("--force", action="store_true", help="start although something not fatal is wrong")
+    add("--queue", action="store_const", const=True, help="wait for busy GPUs")
+    add("--force", action="store_const", const=True, help="start although something is amiss")
+    add("--resume", metavar="RUN", help="go on with this run; other options change its own")
+    add("--detach", action="store_true", help="leave the terminal; see attach, status, stop")
     add("trainer", nargs="*", help="after `--`: options of `python -m trainer`")
 
 
-def _options(given: argparse.Namespace) -> Options:
-    values = {name: value for name, value in vars(given).items() if name != "verb"}
-    values["trainer"] = tuple(values["trainer"])
-    return Options(**values)
+def _changes(given: argparse.Namespace) -> dict:
+    """The options that were given; all others keep their defaults, or what the run had."""
+    own = {"verb", "detach", "resume"}
+    values = {k: v for k, v in vars(given).items() if k not in own and v not in (None, [])}
+    if "trainer" in values:
+        values["trainer"] = tuple(values["trainer"])
+    return values
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -76,14 +89,29 @@ def _unknown(word: str, made: argparse.ArgumentParser, verb: str) -> str:
     return f"unknown option {name}.{hint}"
 
 
+def _carry_out(given: argparse.Namespace, argv: list[str]) -> int:
+    # Fabric takes a quarter of a second to import; a mistyped option need not wait for it.
+    from launcher import control, run
+
+    if given.verb == "runs":
+        return control.runs()
+    if given.verb in ("status", "stop", "attach"):
+        return {"status": control.status, "stop": control.stop, "attach": control.attach}[
+            given.verb
+        ](given.run)
+    if given.verb == "dry-run":
+        return run.dry_run(Options(**_changes(given)))
+    if given.detach:
+        return control.detach(argv)
+    if given.resume:
+        return run.resume(given.resume, _changes(given))
+    return run.train(Options(**_changes(given)))
+
+
 def main(argv: list[str]) -> int:
     try:
         given = _parse(argv)
-        # Fabric takes a quarter of a second to import; a mistyped option need not wait for it.
-        from launcher import run
-
-        verbs = {"train": run.train, "dry-run": run.dry_run}
-        return verbs[given.verb](_options(given))
+        return _carry_out(given, argv)
     except UserError as error:
         for problem in error.problems:
             print(f"tandem: {problem}", file=sys.stderr)

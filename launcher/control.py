@@ -1,0 +1,153 @@
+"""The verbs for a run that is under way, or over: runs, status, stop, attach, and starting detached.
+
+Who carries a run out is the process that holds the lock on its controller.pid; what it said is in
+controller.log. There is no other state, so none can be stale.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from launcher.errors import UserError
+from launcher.inventory import CHECKOUT
+from launcher.run import RUNS, find
+from launcher.tell import relative
+
+LOOK_EVERY = 0.2
+
+
+def controller(folder: Path) -> int | None:
+    """The pid of the process that carries the run out, or None."""
+    path = folder / "controller.pid"
+    if not path.exists():
+        return None
+    with path.open(encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return int(file.read() or 0) or None
+    return None
+
+
+def state(folder: Path) -> str:
+    """running, finished, failed, stopped, or abandoned (its controller died)."""
+    if controller(folder):
+        return "running"
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        told = json.loads((folder / "attempts.json").read_text(encoding="utf-8"))["status"]
+        return "abandoned" if told == "running" else told
+    return "abandoned"
+
+
+def runs() -> int:
+    """All runs, the newest first."""
+    folders = sorted((p.parent for p in RUNS.glob("*Z-*/plan.json")), reverse=True)
+    if not folders:
+        print("no runs yet: `make train` starts one")
+        return 0
+    print(f"{'run':<38} {'state':<10} {'nodes':>5} {'top-1':>8}")
+    for folder in folders:
+        plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+        top1 = "-"
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+            top1 = f"{100 * summary['final_top1']:.2f} %"
+        print(f"{folder.name:<38} {state(folder):<10} {len(plan['nodes']):>5} {top1:>8}")
+    return 0
+
+
+def status(name: str) -> int:
+    """One run: its state, its attempts, the last line of each rank."""
+    folder = find(name)
+    pid = controller(folder)
+    print(
+        f"run {folder.name}: {state(folder)}" + (f", carried out by process {pid}" if pid else "")
+    )
+    if state(folder) == "abandoned":
+        print(f"its controller died; `make train RESUME={folder.name}` goes on with it")
+    with contextlib.suppress(OSError):
+        told = json.loads((folder / "attempts.json").read_text(encoding="utf-8"))
+        for attempt in told["attempts"]:
+            nodes = ", ".join(attempt["nodes"])
+            print(
+                f"  attempt {attempt['attempt']}, {attempt['status']}: {nodes}: {attempt['reason']}"
+            )
+            if attempt["first_cause"]:
+                print(f"    {attempt['first_cause']['message']}")
+    for path in sorted(folder.glob("nodes/*/rank*.log")):
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        if lines:
+            print(f"  [{path.parent.name} {path.stem[4:]}] {lines[-1][:100]}")
+    return 0
+
+
+def stop(name: str) -> int:
+    """End a run in order: its workers save, then leave. Shows the proof that nothing is left."""
+    folder = find(name)
+    pid = controller(folder)
+    if pid is None:
+        raise UserError(f"run {folder.name} is not under way: it is {state(folder)}.")
+    log = folder / "controller.log"
+    before = log.stat().st_size if log.exists() else 0
+    os.kill(pid, signal.SIGTERM)
+    follow(folder, before)
+    return 0 if state(folder) in ("stopped", "finished") else 1
+
+
+def attach(name: str) -> int:
+    """Show all that a run has said, then what it says, until it is over. Ctrl-C only looks away."""
+    folder = find(name)
+    try:
+        follow(folder, 0)
+    except KeyboardInterrupt:
+        print(f"\ntandem: run {folder.name} goes on: `make attach`, `make stop`", flush=True)
+    return 0
+
+
+def follow(folder: Path, begin: int) -> None:
+    """Copy controller.log from byte `begin` to stdout while its controller lives."""
+    with (folder / "controller.log").open("rb") as file:
+        file.seek(begin)
+        while True:
+            alive = controller(folder) is not None  # before reading, so that no last line is lost
+            piece = file.read(1 << 16)
+            if piece:
+                sys.stdout.buffer.write(piece)
+                sys.stdout.buffer.flush()
+            elif not alive:
+                return
+            else:
+                time.sleep(LOOK_EVERY)
+
+
+def detach(argv: list[str]) -> int:
+    """Start the same command without this terminal; return when its run has begun, or could not."""
+    words = [word for word in argv if word != "--detach"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    child = subprocess.Popen(
+        [sys.executable, "-m", "launcher", *words],
+        cwd=CHECKOUT,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    for line in child.stdout:
+        print(line, end="", flush=True)
+        if line.startswith("tandem: run "):
+            folder = find("latest")
+            print(
+                f"tandem: detached; {relative(folder)}: `make attach`, `make status`, `make stop`"
+            )
+            return 0
+    return child.wait()
