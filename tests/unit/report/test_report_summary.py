@@ -93,7 +93,8 @@ def test_first_cause_of_a_failed_run_comes_with_the_last_lines_of_its_log(tmp_pa
     log.write_text("".join(f"line {n}\n" for n in range(100)) + "OSError: No space left\n")
     analysis = analyse(tmp_path / "run")
     assert analysis.summary["status"] == "failed"
-    assert analysis.summary["first_cause"]["last_lines"][-1] == "OSError: No space left"
+    lines = analysis.summary["first_cause"]["last_lines"]
+    assert (len(lines), lines[-1]) == (12, "OSError: No space left")
     assert "The run failed: no space left" in analysis.failure
 
 
@@ -146,6 +147,14 @@ def test_lines_that_make_no_sense_never_stop_the_report(tmp_path, garbage, capsy
     assert main([str(run), "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert all(math.isfinite(value) for value in summary["seconds"].values())
+
+
+def test_a_figure_that_json_does_not_have_is_not_passed_on(tmp_path):
+    builder = RunBuilder(tmp_path / "run")
+    builder.write()
+    builder.write_control(status="failed", first_cause={"message": "x", "loss": float("nan")})
+    assert main([str(tmp_path / "run")]) == 0
+    assert "NaN" not in (tmp_path / "run/summary.json").read_text()
 
 
 def test_half_of_any_json_file_never_stops_the_report(tmp_path):
