@@ -69,7 +69,9 @@ def test_a_class_that_train_lacks_is_named(root):
 def test_natural_size_is_the_usual_short_side_and_ignores_bad_files(root):
     (root / "train/ant/0.png").write_bytes(b"")
     make(root / "train/cat/0.png", size=(500, 400))
-    make(root / "val/cat/0.png", size=(50, 50))
+    for number in range(3):
+        make(root / f"val/ant/{number}.png", size=(50, 50))
+        make(root / f"val/cat/{number}.png", size=(50, 50))
     for split in ("train", "val"):
         assert ImageFolder(root, split, Options()).natural_size() == 30
 

@@ -113,6 +113,12 @@ def test_resnet50_costs_what_is_published():
     assert flops == pytest.approx(2 * 4.089e9, rel=0.001)
 
 
+def test_attention_is_counted_where_torch_can():
+    pytest.importorskip("torch.utils.flop_counter")
+    model = build("vit_b_32", 1000, Options(), 224)
+    assert describe(model, 224)[1] == pytest.approx(2 * 4.409e9, rel=0.01)
+
+
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
 def test_hooks_count_what_torch_counts(name):
     model = build(name, 10, Options(), 64)

@@ -23,6 +23,11 @@ def test_only_weights_decay_whatever_the_layers_are_called():
     assert id(model.layer2[0].downsample[1].weight) not in chosen
 
 
+def test_a_normalisation_of_matrices_does_not_decay_either():
+    (group,) = parameter_groups(nn.LayerNorm((4, 4)), Options(norm_weight_decay=0.1))
+    assert group["weight_decay"] == 0.1
+
+
 def test_all_parameters_are_in_one_group_once():
     model = nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.Linear(4, 4))
     model[2].weight = model[0].weight
