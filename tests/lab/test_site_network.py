@@ -80,7 +80,7 @@ def test_power_lost_during_the_trial_gives_the_old_configuration_at_the_next_boo
         cwd=lab.checkout,
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while "10.99.0.1/24" not in lab.ssh(1, ADDRESSES):
             assert time.monotonic() < deadline
             time.sleep(0.2)

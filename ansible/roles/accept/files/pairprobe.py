@@ -1,0 +1,348 @@
+#!/usr/bin/env python3
+"""Measures the network between pairs of machines, and one's disks: pairprobe.py PLAN RESULT.
+
+Every machine runs this with its own part of one timetable. In each round a machine measures with
+one partner or rests, so no two measurements share a cable. A client waits for its partner to get to
+the round; nobody else has to keep them in step. Standard library only, Python >= 3.6.
+"""
+
+import hmac
+import json
+import os
+import socket
+import statistics
+import struct
+import sys
+import time
+from pathlib import Path
+
+CHUNK = 1 << 20
+SETTLE = 0.25  # seconds at the start of a stream that do not count: slow start, bursts of a shaper
+PINGS = 300
+TIMEOUT = (
+    30.0  # for a partner that is there; one that is not is waited for until `patience` is over
+)
+IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: set DF, do not lower the size by itself
+HEADERS = 28  # IPv4 and UDP
+
+
+def listen(plan):
+    """The TCP socket on which this machine serves; bound to its own address alone."""
+    server = socket.socket()
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    server.bind((plan["address"], plan["port"]))
+    server.listen(8)
+    return server
+
+
+def read_line(connection):
+    """One line of JSON, read byte by byte so that nothing behind it is swallowed."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = connection.recv(1)
+        if not byte or len(line) > 4096:
+            raise OSError("the partner hung up")
+        line += byte
+    return json.loads(line.decode())
+
+
+def send_line(connection, value):
+    connection.sendall(json.dumps(value).encode() + b"\n")
+
+
+def send_for(connection, seconds):
+    """Fill the cable for a while."""
+    block, end = bytes(CHUNK), time.monotonic() + seconds + SETTLE
+    while time.monotonic() < end:
+        connection.sendall(block)
+    connection.shutdown(socket.SHUT_WR)
+
+
+def receive_rate(connection):
+    """Mbit/s of payload that arrived, from SETTLE seconds after the first byte to the last."""
+    buffer = bytearray(CHUNK)
+    began = counted_from = last = None
+    total = 0
+    while True:
+        got = connection.recv_into(buffer)
+        now = time.monotonic()
+        if not got:
+            break
+        if began is None:
+            began = now
+        if counted_from is None:
+            if now - began >= SETTLE:
+                counted_from = now
+            continue
+        total, last = total + got, now
+    if not total or last == counted_from:
+        raise OSError("too little arrived to measure")
+    return round(total * 8 / (last - counted_from) / 1e6, 1)
+
+
+# ---------------------------------------------------------------------------- the serving side
+
+
+def serve_round(server, plan, partner, early):
+    """Serve one partner until it says that it has done, or `patience` is over.
+
+    early: {host: (connection, request)} of partners of later rounds, who came first and wait.
+    """
+    end = time.monotonic() + plan["patience"]
+    while True:
+        connection, request = early.pop(partner, None) or accept(server, plan, end)
+        if request["host"] != partner:
+            early[request["host"]] = connection, request
+            continue
+        with connection:
+            if request["test"] == "done":
+                return
+            SERVE[request["test"]](connection, plan, request)
+
+
+def accept(server, plan, end):
+    """The next connection by somebody who knows the token, and what it asks for."""
+    while True:
+        server.settimeout(max(0.1, end - time.monotonic()))
+        connection, _ = server.accept()
+        connection.settimeout(TIMEOUT)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        request = read_line(connection)
+        if hmac.compare_digest(str(request.get("token")), plan["token"]):
+            return connection, request
+        connection.close()  # a stranger, or the probe of another run
+
+
+def serve_latency(connection, plan, request):
+    send_line(connection, {})
+    while True:
+        byte = connection.recv(1)
+        if not byte:
+            return
+        connection.sendall(byte)
+
+
+def serve_receive(connection, plan, request):
+    send_line(connection, {})
+    rate = receive_rate(connection)
+    send_line(connection, {"mbit": rate})
+
+
+def serve_send(connection, plan, request):
+    send_line(connection, {})
+    send_for(connection, request["seconds"])
+    connection.recv(1)  # the partner closes when it has read all
+
+
+def serve_mtu(connection, plan, request):
+    """Answer each datagram with its length; the end of the TCP connection ends it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as echo:
+        echo.bind((plan["address"], plan["port"]))
+        echo.settimeout(0.05)
+        send_line(connection, {})
+        connection.setblocking(False)
+        end = time.monotonic() + TIMEOUT
+        while time.monotonic() < end:
+            try:
+                data, sender = echo.recvfrom(65536)
+                echo.sendto(struct.pack("!I", len(data)), sender)
+            except socket.timeout:
+                try:
+                    if not connection.recv(1):
+                        return
+                except BlockingIOError:
+                    pass
+
+
+SERVE = {
+    "latency": serve_latency,
+    "receive": serve_receive,
+    "send": serve_send,
+    "mtu": serve_mtu,
+}
+
+# ---------------------------------------------------------------------------- the measuring side
+
+
+def connect(plan, partner, test):
+    """A connection on which the partner has agreed to a test; waits until it is in this round."""
+    end = time.monotonic() + plan["patience"]
+    while True:
+        try:
+            address = (plan["peers"][partner], plan["port"])
+            connection = socket.create_connection(address, timeout=5)
+            break
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.1)
+    # Accepted by the kernel, though the partner may still be in another round: then it waits here.
+    connection.settimeout(plan["patience"])
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    request = {"token": plan["token"], "host": plan["host"], "test": test}
+    send_line(connection, dict(request, seconds=plan["seconds"]))
+    if test != "done":
+        read_line(connection)
+        connection.settimeout(TIMEOUT)
+    return connection
+
+
+def measure_round(plan, partner):
+    """All figures of one pair, seen from here."""
+    found = {}
+    with connect(plan, partner, "latency") as connection:
+        times = []
+        for _ in range(PINGS):
+            began = time.monotonic()
+            connection.sendall(b"x")
+            connection.recv(1)
+            times.append((time.monotonic() - began) * 1000)
+        found["latency_ms"] = round(statistics.median(times), 3)
+        found["latency_p99_ms"] = round(sorted(times)[int(PINGS * 0.99)], 3)
+    with connect(plan, partner, "receive") as connection:
+        send_for(connection, plan["seconds"])
+        found["mbit_to"] = read_line(connection)["mbit"]
+    with connect(plan, partner, "send") as connection:
+        found["mbit_from"] = receive_rate(connection)
+    with connect(plan, partner, "mtu"):
+        found["mtu"] = path_mtu(plan, partner)
+    connect(plan, partner, "done").close()
+    return found
+
+
+def path_mtu(plan, partner):
+    """The largest IPv4 packet that arrives whole, by datagrams that may not be cut to pieces."""
+    low, high = (
+        548,
+        card(plan["interface"])["mtu"] - HEADERS,
+    )  # 576 is what every IPv4 host must take
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
+        probe.bind((plan["address"], 0))
+        probe.connect((plan["peers"][partner], plan["port"]))
+        probe.settimeout(0.3)
+        if arrives(probe, high):
+            return high + HEADERS
+        while high - low > 1:
+            middle = (low + high) // 2
+            if arrives(probe, middle):
+                low = middle
+            else:
+                high = middle
+    return low + HEADERS
+
+
+def arrives(probe, size):
+    for _ in range(3):
+        try:
+            probe.send(bytes(size))
+            if struct.unpack("!I", probe.recv(4))[0] == size:
+                return True
+        except (OSError, struct.error):
+            continue
+    return False
+
+
+# ------------------------------------------------------------------------------- this machine
+
+
+def card(interface):
+    """MTU and speed (Mbit/s, None where the driver does not say) of a network card."""
+    figures = {"interface": interface}
+    for name in ("mtu", "speed"):
+        try:
+            figures[name] = int((Path("/sys/class/net") / interface / name).read_text())
+        except (OSError, ValueError):
+            figures[name] = None
+    return figures
+
+
+def timed_read(paths, seconds):
+    """(bytes, seconds) of reading files in turn, none of them from memory."""
+    total, began = 0, time.monotonic()
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            while True:
+                block = file.read(CHUNK)
+                total += len(block)
+                if time.monotonic() - began > seconds:
+                    return total, time.monotonic() - began
+                if not block:
+                    break
+    return total, time.monotonic() - began
+
+
+def filesystem(path):
+    """Type of the file system that holds a path (nfs4, cifs, ext4, ...)."""
+    best, kind = "", "unknown"
+    with Path("/proc/self/mounts").open() as mounts:
+        for line in mounts:
+            place, found = line.split()[1:3]
+            if Path(place) in [path, *path.parents] and len(place) >= len(best):
+                best, kind = place, found
+    return kind
+
+
+def data_rate(folder, seconds):
+    """MB/s of reading the data set's own files; None where there is less than 64 MB of them."""
+    folder = Path(folder).resolve()
+    paths, size = [], 0
+    for path in folder.rglob("*"):
+        if path.is_file():
+            paths.append(path)
+            size += path.stat().st_size
+        if size > 2 << 30:
+            break
+    figures = {"folder": str(folder), "filesystem": filesystem(folder), "mb_per_second": None}
+    if size >= 64 << 20:
+        count, taken = timed_read(paths, seconds)
+        figures["mb_per_second"] = round(count / taken / 1e6, 1)
+    return figures
+
+
+def disk_rate(folder, seconds):
+    """MB/s of reading one large file back from the disk that holds a folder."""
+    path = folder / f"pairprobe-{os.getpid()}"
+    try:
+        with path.open("wb") as file:
+            for _ in range(256):
+                file.write(os.urandom(CHUNK))
+            file.flush()
+            os.fsync(file.fileno())
+        count, taken = timed_read([path], seconds)
+    finally:
+        path.unlink()
+    return {"filesystem": filesystem(folder), "mb_per_second": round(count / taken / 1e6, 1)}
+
+
+def main(plan):
+    """All figures of this machine."""
+    early = {}
+    result = {
+        "host": plan["host"],
+        "address": plan["address"],
+        "card": card(plan["interface"]),
+        "pairs": {},
+    }
+    with listen(plan) as server:
+        for turn in plan["rounds"]:
+            if turn is None:
+                continue
+            try:
+                if turn["role"] == "client":
+                    result["pairs"][turn["partner"]] = measure_round(plan, turn["partner"])
+                else:
+                    serve_round(server, plan, turn["partner"], early)
+            except (OSError, ValueError) as error:
+                result["pairs"][turn["partner"]] = {"error": str(error) or type(error).__name__}
+    # After the network, so that no measurement there waits for a disk.
+    result["disk"] = disk_rate(Path.home(), plan["seconds"])
+    there = Path(plan["data"]).is_dir()
+    result["data"] = data_rate(plan["data"], plan["seconds"]) if there else None
+    return result
+
+
+if __name__ == "__main__":
+    figures = main(json.loads(Path(sys.argv[1]).read_text()))
+    Path(sys.argv[2]).write_text(json.dumps(figures))

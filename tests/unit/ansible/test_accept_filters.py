@@ -1,0 +1,149 @@
+"""The pairwise check: its timetable, its judgement, and the probe between two real processes."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PROBE = ROOT / "ansible/roles/accept/files/pairprobe.py"
+
+
+def _load(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+accept = _load(ROOT / "ansible/filter_plugins/accept.py")
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 16])
+def test_everybody_meets_everybody_once_and_nobody_twice_at_a_time(count):
+    hosts = [f"node{n}" for n in range(1, count + 1)]
+    rounds = accept.accept_rounds(hosts)
+    assert len(rounds) == count - 1 + count % 2
+    met = [pair for pairs in rounds for pair in pairs]
+    assert len(met) == len({frozenset(pair) for pair in met}) == count * (count - 1) // 2
+    for pairs in rounds:
+        busy = [host for pair in pairs for host in pair]
+        assert len(busy) == len(set(busy))
+
+
+def test_both_sides_of_a_pair_find_each_other_in_the_same_round():
+    hosts = ["a", "b", "c"]
+    turns = {host: accept.accept_turns(hosts, host) for host in hosts}
+    for number in range(3):
+        for host in hosts:
+            turn = turns[host][number]
+            if turn is None:
+                continue
+            other = turns[turn["partner"]][number]
+            assert other["partner"] == host
+            assert {turn["role"], other["role"]} == {"client", "server"}
+
+
+def _results(rates, mtu=1500, speed=1000):
+    """Results of machines a, b, c, ... with {"ab": Mbit/s} for each pair."""
+    hosts = sorted({host for pair in rates for host in pair})
+    made = []
+    for host in hosts:
+        pairs = {
+            pair[1]: {"mbit_to": rate, "mbit_from": rate, "mtu": mtu, "latency_ms": 0.1,
+                      "latency_p99_ms": 0.2}
+            if rate
+            else {"error": "timed out"}
+            for pair, rate in rates.items()
+            if pair[0] == host
+        }  # fmt: skip
+        card = {"interface": "eth0", "mtu": 1500, "speed": speed}
+        disk = {"filesystem": "ext4", "mb_per_second": 500.0}
+        made.append({"host": host, "card": card, "pairs": pairs, "disk": disk, "data": None})
+    return made
+
+
+def test_a_slow_cable_is_named_by_its_machine_alone():
+    rates = {"ab": 941, "ac": 94, "ad": 940, "bc": 94, "bd": 942, "cd": 95}
+    (finding,) = accept.accept_findings(_results(rates), None)
+    assert finding.startswith("c reaches 95 Mbit/s at best (its card says 1000 Mbit/s), others 942")
+    assert "100 Mbit/s cable" in finding
+
+
+def test_a_slow_pair_of_fast_machines_is_two_switches():
+    rates = {"ab": 941, "ac": 941, "ad": 300, "bc": 941, "bd": 941, "cd": 941}
+    (finding,) = accept.accept_findings(_results(rates), None)
+    assert finding.startswith("a and d reach 300 Mbit/s with each other")
+
+
+def test_good_machines_have_no_findings():
+    assert accept.accept_findings(_results({"ab": 941, "ac": 939, "bc": 930}), None) == []
+
+
+def test_a_pair_that_could_not_measure_is_named():
+    findings = accept.accept_findings(_results({"ab": 941, "ac": 0, "bc": 941}), None)
+    assert findings == [
+        "a and c could not measure each other: timed out. Does a firewall stand between them?"
+    ]
+
+
+def test_packets_that_do_not_pass_are_named():
+    results = _results({"ab": 941}, mtu=1400)
+    (finding,) = accept.accept_findings(results, None)
+    assert finding.startswith("Packets of 1400 bytes at most pass between a and b")
+
+
+def test_the_floor_of_an_allreduce_is_that_of_a_ring_over_the_slowest_link():
+    rates = {"ab": 1000, "ac": 1000, "ad": 1000, "bc": 1000, "bd": 1000, "cd": 800}
+    figures = accept.accept_allreduce([1.0, 1.7], 100_000_000, _results(rates))
+    assert figures["floor_seconds"] == pytest.approx(2 * 3 / 4 * 100e6 * 8 / 800e6)
+    assert figures["seconds"] == 1.7
+    assert accept.accept_findings(_results(rates), figures) == []
+    figures["seconds"] = 2.4
+    (finding,) = accept.accept_findings(_results(rates), figures)
+    assert finding.startswith("The all-reduce over all machines takes 2.40 s")
+
+
+def test_the_table_fits_a_terminal():
+    rates = {"ab": 941, "ac": 0, "bc": 12345.6}
+    figures = {"bytes": 102_228_128, "seconds": 1.29, "floor_seconds": 1.23, "mbit": 941}
+    lines = accept.accept_table(_results(rates), figures)
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == ("all-reduce of 102 MB over 3 machines: 1.29 s, floor 1.23 s at 941 Mbit/s")
+
+
+def test_probes_of_three_machines_measure_each_other(tmp_path):
+    """127.0.0.1 to 127.0.0.3 stand for three machines: an odd number, so each rests once."""
+    hosts = ["a", "b", "c"]
+    peers = {host: f"127.0.0.{n}" for n, host in enumerate(hosts, start=1)}
+    running = []
+    for host in hosts:
+        plan = {
+            "host": host,
+            "address": peers[host],
+            "interface": "lo",
+            "peers": peers,
+            "port": 29471,
+            "token": "t0ken",
+            "seconds": 0.2,
+            "patience": 30,
+            "rounds": accept.accept_turns(hosts, host),
+            "data": str(tmp_path),
+        }
+        (tmp_path / f"{host}.plan").write_text(json.dumps(plan))
+        argv = [sys.executable, str(PROBE), str(tmp_path / f"{host}.plan"), str(tmp_path / host)]
+        running.append(subprocess.Popen(argv, env={"HOME": str(tmp_path)}))
+    assert [one.wait(timeout=60) for one in running] == [0, 0, 0]
+    results = [json.loads((tmp_path / host).read_text()) for host in hosts]
+    pairs = accept.accept_pairs(results)
+    assert [entry["pair"] for entry in pairs] == [["a", "b"], ["a", "c"], ["b", "c"]]
+    for entry in pairs:
+        assert "error" not in entry, entry
+        assert entry["mtu"] > 60000  # loopback carries 65536
+        assert entry["mbit_to"] > 0
+        assert entry["mbit_from"] > 0
+    assert results[0]["disk"]["mb_per_second"] > 0
+    assert results[0]["data"]["mb_per_second"] is None or results[0]["data"]["mb_per_second"] > 0
