@@ -1,0 +1,26 @@
+"""Figures: what the benchmarks measured, printed at the end. They are never a reason to fail."""
+
+import os
+
+import pytest
+
+FIGURES = []
+
+
+@pytest.fixture
+def figure():
+    """figure(name, value, unit, aim): printed when all have been measured."""
+
+    def add(name, value, unit, aim=""):
+        FIGURES.append({"name": name, "value": round(value, 3), "unit": unit, "aim": aim})
+
+    return add
+
+
+def pytest_terminal_summary(terminalreporter):
+    if not FIGURES:
+        return
+    terminalreporter.section(f"figures ({os.cpu_count()} cores, load {os.getloadavg()[0]:.1f})")
+    for one in FIGURES:
+        aim = f"  (aim: {one['aim']})" if one["aim"] else ""
+        terminalreporter.line(f"{one['name']:<56} {one['value']:>10g} {one['unit']}{aim}")

@@ -1,0 +1,92 @@
+"""Connect to many hosts, start a stand-in for the guard on each, and idle.
+
+Runs on a lab's control machine: many_hosts.py HOSTS FIRST_ADDRESS USER. Prints JSON: seconds to
+connect and to start, and CPU in percent of a core while idle.
+"""
+
+import ipaddress
+import json
+import resource
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from launcher import connection
+from launcher.inventory import Host
+from launcher.lines import RunLogs, Terminal
+from launcher.options import Options
+from launcher.plan import NodePlan, Plan
+from launcher.stopper import Stopper
+from launcher.watch import Watch
+
+SECONDS = 20
+# Answers each renewal with a heartbeat, as often as the real guard sends one.
+GUARD = (
+    """printf '{"type":"hello"}\\n'; n=0; """
+    f"while [ $n -lt {SECONDS} ]; do read -r line; n=$((n+1)); "
+    """printf '{"type":"beat"}\\n'; done; """
+    """printf '{"type":"exit","reason":"finished"}\\n'"""
+)
+
+
+def host(index, first, user):
+    address = str(ipaddress.ip_address(first) + index)
+    return Host(f"node{index + 1}", "ssh", address, 22, user, "python3", "tandem", "/data")
+
+
+def node_plan(one, rank):
+    place = {"connection": "ssh", "address": one.address, "port": 22, "user": one.user}
+    parts = {"argv": ("true",), "env": {}, "cwd": ".", "output": "run", "data": "", "versions": {}}
+    return NodePlan(host=one.name, node_rank=rank, ranks=(rank,), interface=None, **place, **parts)
+
+
+def plan(hosts):
+    texts = dict.fromkeys(("tandem", "model", "data", "sync", "precision", "code_sha256"), "")
+    return Plan(
+        run="bench",
+        attempt=1,
+        created_unix=0.0,
+        epochs=1,
+        world_size=len(hosts),
+        master_addr=hosts[0].address,
+        master_port=29500,
+        git_revision=None,
+        git_diff="",
+        options=Options(),
+        nodes=tuple(node_plan(one, rank) for rank, one in enumerate(hosts)),
+        **texts,
+    )
+
+
+def cpu():
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def main(count, first, user):
+    hosts = [host(index, first, user) for index in range(count)]
+    begin = time.monotonic()
+    nodes, failures = connection.open_all(hosts)
+    assert not failures, next(iter(failures.values()))
+    connected = time.monotonic()
+    with ThreadPoolExecutor(max_workers=64) as pool:
+        started = list(pool.map(lambda one: nodes[one.name].start(["sh", "-c", GUARD]), hosts))
+    running = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "terminal").open("w") as out:
+        logs = RunLogs(Path(folder), Terminal(out), count)
+        before, now = cpu(), time.monotonic()
+        processes = {one.name: process for one, process in zip(hosts, started)}
+        outcome = Watch(plan(hosts), processes, logs, Stopper()).run()
+        idle = 100 * (cpu() - before) / (time.monotonic() - now)
+        logs.close()
+    connection.close_all(nodes)
+    assert outcome.status == "finished", outcome
+    print(json.dumps({"connect": connected - begin, "start": running - connected, "idle": idle}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
