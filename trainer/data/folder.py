@@ -26,11 +26,20 @@ class ImageFolder:
 
     def __init__(self, root: str, split: str, options: Options) -> None:
         self.root = Path(root)
-        self.classes = _class_names(self.root, "train")
         self.paths: List[str] = []
         self.targets: List[int] = []
         self.quarantine = Quarantine(options.bad_images)
         self._natural: Optional[int] = None
+        try:
+            self.classes = _class_names(self.root, "train")
+            self._scan(split)
+        except OSError as error:
+            raise UserError(
+                f"--data {root}: cannot read {error.filename}: {error.strerror}. "
+                "Every user that trains must be able to read and enter all its folders."
+            ) from error
+
+    def _scan(self, split: str) -> None:
         numbers = {name: number for number, name in enumerate(self.classes)}
         for name in self.classes if split == "train" else _class_names(self.root, split):
             if name not in numbers:
@@ -96,9 +105,9 @@ def _class_names(root: Path, split: str) -> List[str]:
 
 
 def _images(root: Path, folder: str) -> List[str]:
-    """Sorted paths relative to `root` of the images in and below `folder`."""
+    """Sorted paths relative to `root` of the images in and below `folder`. Raises OSError."""
     found = []
-    for where, _, names in os.walk(root / folder, followlinks=True):
+    for where, _, names in os.walk(root / folder, followlinks=True, onerror=_fail):
         below = Path(where).relative_to(root).as_posix()
         found += [
             f"{below}/{name}"
@@ -110,3 +119,7 @@ def _images(root: Path, folder: str) -> List[str]:
             f"{root / folder} has no images ({', '.join(FORMATS)}); remove it or fill it."
         )
     return sorted(found)
+
+
+def _fail(error: OSError) -> None:
+    raise error

@@ -1,6 +1,7 @@
 """Folders of images, good and bad."""
 
 import logging
+import os
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,21 @@ def test_classes_paths_and_targets_are_sorted(root):
     assert folder.paths[3:5] == ["train/ant/deeper/x.JPEG", "train/cat/0.png"]
     assert folder.targets == [0, 0, 0, 0, 1, 1, 1]
     assert folder.paths == sorted(folder.paths)
+
+
+@pytest.mark.parametrize("closed", ["train", "val/cat"])
+def test_a_folder_without_permission_is_named(root, closed, monkeypatch):
+    # Not by chmod: tests also run as root, to whom every folder is open.
+    scandir = os.scandir
+
+    def guarded(folder):
+        if Path(folder) == root / closed:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    with pytest.raises(UserError, match=f"cannot read .*{closed}: Permission denied"):
+        ImageFolder(root, "val", Options())
 
 
 def test_val_takes_its_numbers_from_train(root):
