@@ -77,14 +77,13 @@ def obstacles(name, machine, table):
     found = []
     if version(machine["glibc"]) < version(stack["glibc"]):
         found.append(
-            f"{host}: torch {stack['torch']} needs glibc {stack['glibc']}, and this machine has {machine['glibc']}"
+            f"{host}: torch {stack['torch']} needs glibc {stack['glibc']}, and this machine has "
+            f"{machine['glibc']}"
         )
     if stack["cuda"] is None:
         return found
-    own_cards = cards(machine, table)
-    if not own_cards:
-        found.append(f"{host}: it has no NVIDIA GPU")
-    for device, row in own_cards:
+    # No card is no obstacle: a CUDA build of torch runs on the CPU too, for whoever names it.
+    for device, row in cards(machine, table):
         if not runs_on(stack, row["sm"]):
             found.append(
                 f"{host}: its {row['name']} card ({device}, sm_{row['sm']}) has no code in torch "
@@ -112,7 +111,8 @@ def resolve(machines, wish, table):
     """
     if wish != "auto" and wish not in table["rows"]:
         raise StackError(
-            f"stack {wish!r} is not in ansible/stacks.yml, which has {', '.join(table['rows'])} and auto"
+            f"stack {wish!r} is not in ansible/stacks.yml, which has "
+            f"{', '.join(table['rows'])} and auto"
         )
     machines = list(machines)
     tried = candidates(machines, table)
