@@ -19,6 +19,7 @@ from .errors import UserError
 from .models import build as build_model
 from .optim import build_optimizer
 from .options import Options
+from .recompute import recompute_activations
 from .sync import KINDS, Sync
 from .timing import Clock
 from .world import World
@@ -114,6 +115,8 @@ def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
     sync = None
     if world.size > 1:
         sync = KINDS[options.sync](lambda: clock.enter("sync_exposed"))
+    if options.checkpoint_activations:
+        recompute_activations(model)
     called = torch.compile(model) if options.compile else model
     smoothing = options.label_smoothing
     return Job(

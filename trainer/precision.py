@@ -6,6 +6,8 @@ gradient overflows and that step is skipped, and doubles after 2000 steps withou
 """
 
 import contextlib
+import importlib.util
+import pathlib
 from typing import Any, ContextManager, Dict, List, Optional, Tuple
 
 import torch
@@ -20,8 +22,21 @@ WEIGHTS = {"fp64": torch.float64, "O2": torch.float16, "O3": torch.float16}
 SCALED = ("O1", "O2")
 
 
+def refuse_other_apex() -> None:
+    """PyPI's `apex` has nothing to do with NVIDIA's, and hides it. Raises UserError."""
+    found = importlib.util.find_spec("apex")
+    folders = list(found.submodule_search_locations or []) if found is not None else []
+    if found is not None and not any(pathlib.Path(f, "normalization").is_dir() for f in folders):
+        raise UserError(
+            "the installed package `apex` is another project than NVIDIA's: pip uninstall apex. "
+            "--precision O1 to O3 need no apex."
+        )
+
+
 def check(level: str, device: torch.device) -> None:
     """Raise UserError for a level that this device does not have."""
+    if level.startswith("O"):
+        refuse_other_apex()
     if level in ("O1", "O2", "O3") and device.type == "cpu":
         raise UserError(f"--precision {level} computes in fp16 on a GPU; on a CPU use bf16.")
     if level == "bf16" and device.type == "cuda" and not bf16_in_hardware():

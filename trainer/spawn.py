@@ -15,7 +15,7 @@ from .process import work
 
 
 def spawn(options: Options) -> int:
-    """Run the options in `options.spawn` processes, ranks assigned here; the first failure's exit code.
+    """Run in `options.spawn` processes, ranks assigned here; returns the first failure's exit code.
 
     The number of processes and the world size are one number, so they cannot differ.
     """

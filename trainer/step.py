@@ -36,8 +36,7 @@ def train_step(job: Job, batch: Batch, step: int, lr: float) -> Tally:
     images = batch.images.to(job.world.device, non_blocking=True)
     targets = batch.targets.to(job.world.device, non_blocking=True)
     clock.enter("optimizer")
-    # Dropout depends on this step and rank, not on what was drawn before: a resumed run agrees.
-    torch.manual_seed(derive_seed("dropout", options.seed, step, job.world.rank))
+    seed_step(job, step)
     for group in job.optimizer.param_groups:
         group["lr"] = lr
     job.net.zero_grad(set_to_none=True)
@@ -54,6 +53,11 @@ def train_step(job: Job, batch: Batch, step: int, lr: float) -> Tally:
         job.ema.update(job.model)
     clock.enter("other")
     return tally
+
+
+def seed_step(job: Job, step: int) -> None:
+    """Dropout depends on the step and rank, not on what was drawn before: a resumed run agrees."""
+    torch.manual_seed(derive_seed("dropout", job.options.seed, step, job.world.rank))
 
 
 def _gradients(

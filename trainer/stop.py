@@ -7,7 +7,8 @@ from typing import Optional
 from .world import World
 
 EXIT_STOPPED = 75
-KEY = "stop before step"
+# Counters, since torch 1.12's stores have no `check` and `get` waits for a missing key.
+ASKED, STEP = "asked to stop", "stop before step"
 
 
 class Stop:
@@ -29,8 +30,9 @@ class Stop:
         store = self.world.store
         if store is None:
             return self.told
-        if store.check([KEY]):
-            return int(store.get(KEY)) <= step
-        if self.told:
-            store.set(KEY, str(step + 1))
+        agreed = store.add(STEP, 0)
+        if agreed:
+            return agreed <= step
+        if self.told and store.add(ASKED, 1) == 1:
+            store.add(STEP, step + 1)
         return False

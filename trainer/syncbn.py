@@ -58,7 +58,8 @@ class GlooBatchNorm(_BatchNorm):
     def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
         if self.running_mean is None or self.running_var is None:
             return
-        self.num_batches_tracked.add_(1)
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
         share = self.momentum
         if share is None:
             share = 1.0 / float(self.num_batches_tracked)

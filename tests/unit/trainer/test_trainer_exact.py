@@ -70,3 +70,11 @@ def test_all_ranks_hold_the_same_parameters_and_buffers(images, tmp_path):
     for host in ("node2", "node3"):
         other = weights(tmp_path, host)
         assert all(torch.equal(first[key], other[key]) for key in first)
+
+
+def test_recomputed_activations_change_nothing(images, tmp_path):
+    """Neither weights nor running statistics, which a second forward must not count again."""
+    argv = ("--model", "tests.trainer_models:normed", "--per_node_batch_size", 32, "--epochs", 2)
+    ours = trained(images, tmp_path / "ours", [1], *argv, "--checkpoint_activations")
+    theirs = trained(images, tmp_path / "theirs", [1], *argv)
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)

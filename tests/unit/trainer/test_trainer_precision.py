@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from trainer.errors import UserError
-from trainer.precision import Precision, check
+from trainer.precision import Precision, check, refuse_other_apex
 
 CPU = torch.device("cpu")
 
@@ -106,3 +106,16 @@ def test_batch_norm_is_never_half_in_o2_and_stays_finite():
     output = norm(torch.full((4, 4), 60000.0).half().float())
     assert torch.isfinite(output).all()
     assert torch.isfinite(norm.running_var).all()
+
+
+@pytest.mark.parametrize("folder, refused", [("apex/normalization", False), ("apex", True)])
+def test_the_other_apex_is_named(tmp_path, monkeypatch, folder, refused):
+    """Pitfall 25: `pip install apex` installs another project."""
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "apex/__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    if not refused:
+        refuse_other_apex()
+        return
+    with pytest.raises(UserError, match="pip uninstall apex"):
+        refuse_other_apex()

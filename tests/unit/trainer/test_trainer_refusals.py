@@ -1,7 +1,6 @@
 """What cannot work ends at once, on all ranks, with a sentence; what ends has its exit code."""
 
 import os
-import subprocess
 import sys
 import tempfile
 
@@ -64,17 +63,6 @@ def test_a_missing_process_is_a_sentence_not_a_hang(images):
     code, text = run_ranks([1], said, "--data", images, *MODEL, "--timeout", 2, env=env)[0]
     assert code == 2
     assert "Were 3 processes started" in text
-
-
-def test_spawn_assigns_ranks_itself(images, tmp_path):
-    """Pitfall 1: nprocs and world size are one number."""
-    argv = [sys.executable, "-m", "trainer", "--data", images, *MODEL, "--spawn", 2]
-    argv += ["--output", tmp_path, "--per_node_batch_size", 5]
-    env = {**os.environ, "TANDEM_NODE": "here"}
-    done = subprocess.run([*map(str, argv)], env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert len(list(tmp_path.glob("nodes/here/rank*.steps.jsonl"))) == 2
-    assert done.stdout.count("2 ranks") == 1
 
 
 def test_out_of_memory_has_its_own_code_and_a_smaller_micro_batch_goes_on(images, tmp_path):

@@ -1,0 +1,42 @@
+"""The same command under launch, torchrun, mpirun's environment, --spawn and nothing."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.trainer_ranks import free_port, make_images
+
+LAUNCH = ["-m", "torch.distributed.launch", "--nproc_per_node=2", "--master_port"]
+TORCHRUN = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port"]
+
+
+@pytest.mark.parametrize("how", ["launch", "torchrun", "spawn", "alone", "mpirun"])
+def test_started(tmp_path, how):
+    """Pitfall 1: --spawn assigns ranks itself. Pitfall 11: one rank speaks."""
+    images = make_images(tmp_path / "images", per_class=4)
+    before = {"launch": LAUNCH, "torchrun": TORCHRUN}.get(how, [])
+    argv = [sys.executable, *before, *([str(free_port())] if before else []), "-m", "trainer"]
+    argv += ["--data", images, "--model", "tests.trainer_models:plain", "--epochs", 1]
+    argv += ["--output", tmp_path / "run", *(["--spawn", 2] if how == "spawn" else [])]
+    argv = [str(word) for word in argv]
+    env = {**os.environ, "TANDEM_NODE": "here", "OMP_NUM_THREADS": "1"}
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    started = []
+    for rank in range(2 if how == "mpirun" else 1):
+        mpi = dict(zip(names, (rank, 2, rank, 2))) if how == "mpirun" else {}
+        own = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in mpi.items()}
+        own.update({"MASTER_PORT": env.setdefault("TEST_PORT", str(free_port()))} if mpi else {})
+        started.append(
+            subprocess.Popen(argv, env={**env, **own}, stdout=subprocess.PIPE, text=True)
+        )
+    said = "".join(process.communicate()[0] for process in started)
+    assert [process.returncode for process in started] == [0] * len(started)
+    ranks = 1 if how == "alone" else 2
+    assert said.count(f"over {ranks} ranks") == 1
+    files = sorted((tmp_path / "run/nodes/here").glob("rank*.steps.jsonl"))
+    starts = [json.loads(path.read_text().splitlines()[0]) for path in files]
+    assert [start["local_rank"] for start in starts] == list(range(ranks))
+    assert {start["world_size"] for start in starts} == {ranks}

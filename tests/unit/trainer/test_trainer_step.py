@@ -1,0 +1,161 @@
+"""The parts of a step: gradient sync, chance, timing, and how small the code is."""
+
+import ast
+import io
+import pathlib
+import time
+import tokenize
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.trainer_ranks import run_ranks
+from trainer.options import Options
+from trainer.step import local_only, resting
+from trainer.timing import Clock
+
+TRAINER = pathlib.Path(__file__).parents[3] / "trainer"
+
+
+def ranks_gradients(kind, forwards):
+    """Summed gradients of a small net after `forwards` forwards and one backward, checked."""
+    from trainer.parallel import wrap
+    from trainer.sync import KINDS
+    from trainer.world import start
+
+    options = Options(bucket_mb=1)
+    world = start(options)
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 400), torch.nn.BatchNorm1d(400))
+    net.append(torch.nn.Linear(400, 800))
+    marks = []
+    wrapped = wrap(net, options, world, KINDS[kind](lambda: marks.append(1)))
+    for _ in range(2):
+        marks.clear()
+        wrapped.zero_grad()
+        inputs = torch.arange(12.0).view(4, 3) * (world.rank + 1)
+        sum(wrapped(inputs / 12).pow(2).mean() for _ in range(forwards)).backward()
+    own = [p.grad.clone() for p in net.parameters()]
+    with local_only(wrapped, on=True):
+        wrapped.zero_grad()
+        sum(wrapped(inputs / 12).pow(2).mean() for _ in range(forwards)).backward()
+    alone = [p.grad.clone() for p in net.parameters()]
+    for grad in alone:
+        dist.all_reduce(grad)
+    close = {"allreduce": 1e-6, "fp16": 2e-3, "bf16": 2e-2}[kind]
+    scale = max(float(grad.abs().max()) for grad in alone)
+    worst = max(float((a - b).abs().max()) for a, b in zip(own, alone))
+    return worst < close * scale, len(marks), worst > 0
+
+
+@pytest.mark.parametrize("kind", ["allreduce", "fp16", "bf16"])
+def test_gradients_are_summed_and_the_last_bucket_is_stamped_once(kind):
+    for close, stamps, rounded in run_ranks([1, 1, 1], ranks_gradients, kind, 1):
+        assert close
+        assert stamps == 1
+        assert rounded or kind == "allreduce"
+
+
+def test_two_forwards_before_one_backward_work():
+    """Pitfall 2: DDP copied buffers in place at each forward; ours copies before evaluation."""
+    assert [close for close, *_ in run_ranks([1, 1], ranks_gradients, "allreduce", 2)] == [True] * 2
+
+
+def chances(steps):
+    """Dropout's masks of some steps as train_step seeds them, and what was drawn before."""
+    from types import SimpleNamespace
+
+    from trainer import step
+    from trainer.world import start
+
+    world = start(Options())
+    masks = []
+    job = SimpleNamespace(options=Options(), world=world)
+    for number in steps:
+        step.seed_step(job, number)
+        masks.append(torch.nn.functional.dropout(torch.ones(64)).tolist())
+        torch.rand(world.rank + 3)
+    return masks
+
+
+def test_dropout_depends_on_step_and_rank_alone():
+    """Pitfall 20: the same seed on each rank gave the same chance everywhere."""
+    first, second = run_ranks([1, 1], chances, [4, 5, 6])
+    assert first[0] != second[0]
+    assert first[0] != first[1]
+    assert run_ranks([1, 1], chances, [6])[1] == second[2:]
+
+
+def test_resting_norms_keep_their_statistics():
+    norm = torch.nn.BatchNorm1d(3)
+    with resting([norm], on=True):
+        norm(torch.ones(1, 3))
+    assert norm.training
+    assert norm.num_batches_tracked == 0
+
+
+def test_tallies_keep_no_graph():
+    """Pitfall 17: `total += loss` keeps the graphs of all steps alive."""
+    from types import SimpleNamespace
+    from unittest import mock
+
+    from trainer import step
+    from trainer.precision import Precision
+
+    device = torch.device("cpu")
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
+    job = SimpleNamespace(
+        options=Options(), world=mock.Mock(rank=0), net=net, image_size=2, clock=Clock(device),
+        normalise=torch.Tensor.float, precision=Precision("fp32", device),
+        loss=torch.nn.CrossEntropyLoss(reduction="sum"),
+    )  # fmt: skip
+    images, targets = torch.ones(4, 3, 2, 2), torch.tensor([0, 1, 1, 0])
+    tally = step._gradients(job, images, targets, 4, [2, 2], 0)
+    assert net[1].weight.grad is not None
+    assert not any(part.requires_grad or part.grad_fn for part in tally)
+
+
+def test_the_stopwatch_adds_up():
+    clock = Clock(torch.device("cpu"))
+    begun = clock.started
+    for category in ("data", "forward", "data", "backward"):
+        clock.enter(category)
+        time.sleep(0.002)
+    first, second = clock.lap(), clock.lap()
+    seconds = clock.read(first)
+    assert set(seconds) == {"other", "data", "forward", "backward"}
+    assert seconds["data"] >= 0.004
+    # The clock begins a moment after `started` is read.
+    assert sum(seconds.values()) == pytest.approx(first.marks[-1] - begun, abs=1e-4)
+    assert second.marks[0] == first.marks[-1]
+    assert list(clock.read(second)) == ["backward"]
+
+
+def code_lines(text):
+    """Line numbers that hold code: no comments, docstrings or blanks."""
+    skip = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    lines = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in (*skip, tokenize.ENDMARKER):
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        body = getattr(node, "body", None)
+        first = body[0] if isinstance(body, list) and body else None
+        if isinstance(first, ast.Expr) and isinstance(getattr(first.value, "value", None), str):
+            lines -= set(range(first.lineno, first.end_lineno + 1))
+    return lines
+
+
+def test_the_trainer_stays_small():
+    total = 0
+    for path in sorted(TRAINER.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        lines = code_lines(text)
+        assert len(lines) <= 250, f"{path.name}: {len(lines)} lines"
+        total += len(lines)
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                own = lines & set(range(node.lineno, node.end_lineno + 1))
+                assert len(own) <= 40, f"{path.name}: {node.name} has {len(own)} lines"
+    assert total <= 2500, total
