@@ -20,7 +20,11 @@ class _Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     made = _Parser(prog="python -m launcher", description="Start and watch training runs.")
     verbs = made.add_subparsers(dest="verb", required=True, parser_class=_Parser)
-    for verb, text in (("train", "start a run"), ("dry-run", "print what train would run")):
+    for verb, text in (
+        ("train", "start a run"),
+        ("dry-run", "print what train would run"),
+        ("slurm", "write the run as a batch script for Slurm"),
+    ):
         _training(verbs.add_parser(verb, help=text, allow_abbrev=False))
     for verb, text in (
         ("status", "how a run stands"),
@@ -91,7 +95,7 @@ def _unknown(word: str, made: argparse.ArgumentParser, verb: str) -> str:
 
 def _carry_out(given: argparse.Namespace, argv: list[str]) -> int:
     # Fabric takes a quarter of a second to import; a mistyped option need not wait for it.
-    from launcher import control, run
+    from launcher import control, run, slurm
 
     if given.verb == "runs":
         return control.runs()
@@ -99,6 +103,8 @@ def _carry_out(given: argparse.Namespace, argv: list[str]) -> int:
         return {"status": control.status, "stop": control.stop, "attach": control.attach}[
             given.verb
         ](given.run)
+    if given.verb == "slurm":
+        return slurm.main(Options(**_changes(given)))
     if given.verb == "dry-run":
         return run.dry_run(Options(**_changes(given)))
     if given.detach:

@@ -75,7 +75,8 @@ def tree_sha256(root: Path, names: list[str]) -> str:
 
 
 def send(code: Code, hosts: list[Host], folders: dict[str, str]) -> None:
-    """Make `folders[host]` hold exactly the code. Raises UserError naming each machine where it failed."""
+    """Make `folders[host]` hold exactly the code. Raises UserError naming each machine where it
+    failed."""
     with tempfile.TemporaryDirectory(prefix="tandem-code-") as scratch:
         tree = Path(scratch) / "code"
         for name in code.names:
@@ -96,7 +97,8 @@ def send(code: Code, hosts: list[Host], folders: dict[str, str]) -> None:
 
 
 def _copy(tree: Path, folder: str) -> str | None:
-    """For a node on this machine, which need not have rsync. The old tree is replaced as a whole."""
+    """For a node on this machine, which need not have rsync. The old tree is replaced as a
+    whole."""
     target = Path(folder)
     fresh = target.with_name(target.name + ".new")
     try:
@@ -105,7 +107,10 @@ def _copy(tree: Path, folder: str) -> str | None:
         shutil.rmtree(target, ignore_errors=True)
         fresh.rename(target)
     except OSError as error:
-        return f"the code cannot be written to {target}: {error.strerror}: make room or give it to your user."
+        return (
+            f"the code cannot be written to {target}: {error.strerror}: make room or give it to "
+            "your user."
+        )
     return None
 
 

@@ -1,4 +1,5 @@
-"""Processes on nodes: over ssh with strict host keys, or on this machine, through the same few methods.
+"""Processes on nodes: over ssh with strict host keys, or on this machine, through the same few
+methods.
 
 Fabric is the connection layer. It accepts unknown host keys, so `StrictConnection` replaces that
 policy: a machine that is not in the user's known_hosts is refused.
@@ -6,6 +7,7 @@ policy: a machine that is not in the user's known_hosts is refused.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import socket
@@ -22,7 +24,8 @@ from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
 
 CONNECT_SECONDS = 8.0
-# paramiko's reader threads wake ten times a second to see whether they were closed; with hundreds of hosts that
+# paramiko's reader threads wake ten times a second to see whether they were closed; with hundreds
+# of hosts that
 # is most of a core. Closing wakes them by shutting the socket down, so they need not look so often.
 READER_WAKES_EVERY = 5.0
 TCP_THIN_LINEAR_TIMEOUTS = 16
@@ -73,7 +76,8 @@ class SshProcess:
             return None
 
     def write(self, data: bytes) -> int:
-        """Bytes taken, perhaps 0 while the network is stalled. Raises OSError when the other side is gone."""
+        """Bytes taken, perhaps 0 while the network is stalled. Raises OSError when the other side
+        is gone."""
         try:
             return self._channel.send(data)
         except socket.timeout:
@@ -105,7 +109,7 @@ class LocalProcess:
 
     def __init__(self, argv: list[str]):
         # A file needs no reader, so a talkative process does not block on it.
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         self._process = subprocess.Popen(
             argv,
             cwd=CHECKOUT,
@@ -170,7 +174,8 @@ class SshNode:
             raise UserError(explain(self.host, error)) from error
         sock = self._connection.transport.sock
         sock.settimeout(READER_WAKES_EVERY)
-        # After a stall TCP doubles its waiting time; on a thin stream it need not, so a lease is renewed sooner.
+        # After a stall TCP doubles its waiting time; on a thin stream it need not, so a lease is
+        # renewed sooner.
         sock.setsockopt(socket.IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1)
 
     def start(self, argv: list[str]) -> SshProcess:
@@ -182,10 +187,8 @@ class SshNode:
         transport = self._connection.transport
         if transport is None:
             return
-        try:
+        with contextlib.suppress(OSError):
             transport.sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._connection.close()
 
 
@@ -215,7 +218,8 @@ def _config() -> Config:
 
 
 def open_all(hosts: list[Host]) -> tuple[dict[str, SshNode | LocalNode], dict[str, str]]:
-    """Connect to all at once. Returns the nodes by name, and for the unreachable ones what ssh said."""
+    """Connect to all at once. Returns the nodes by name, and for the unreachable ones what ssh
+    said."""
     nodes, failures = {}, {}
 
     def attempt(host: Host):
@@ -245,19 +249,23 @@ def explain(host: Host, error: Exception) -> str:
     where = f"{host.name} ({host.user + '@' if host.user else ''}{host.address}, port {host.port})"
     if isinstance(error, paramiko.BadHostKeyException):
         return (
-            f"{where}: its host key is another one than in your known_hosts: if the machine was installed anew, "
-            f"run `ssh-keygen -R {host.address}` and `make bootstrap`; if not, somebody else answers at this address."
+            f"{where}: its host key is another one than in your known_hosts: if the machine "
+            "was installed anew, "
+            f"run `ssh-keygen -R {host.address}` and `make bootstrap`; if not, somebody "
+            "else answers at this address."
         )
     if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error):
         return (
-            f"{where}: its host key is unknown (not in your ~/.ssh/known_hosts): run `make bootstrap`, which shows "
+            f"{where}: its host key is unknown (not in your ~/.ssh/known_hosts): run `make "
+            "bootstrap`, which shows "
             f"the key and asks you."
         )
     if isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in str(
         error
     ):
         return (
-            f"{where}: ssh refused to log in ({_short(error)}): check ansible_user, and that your key is in its "
+            f"{where}: ssh refused to log in ({_short(error)}): check ansible_user, and "
+            "that your key is in its "
             f"authorized_keys (`make bootstrap`)."
         )
     reason = _network_reason(error)

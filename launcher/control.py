@@ -1,4 +1,5 @@
-"""The verbs for a run that is under way, or over: runs, status, stop, attach, and starting detached.
+"""The verbs for a run that is under way, or over: runs, status, stop, attach, and starting
+detached.
 
 Who carries a run out is the process that holds the lock on its controller.pid; what it said is in
 controller.log. There is no other state, so none can be stale.

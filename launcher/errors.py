@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """One or more sentences, each with the thing, the cause and the remedy. No traceback is shown."""
+    """One or more sentences, each with the thing, the cause and the remedy. No traceback is
+    shown."""
 
     def __init__(self, *problems: str):
         super().__init__("\n".join(problems))

@@ -54,7 +54,8 @@ def load(inventory: Path) -> list[Host]:
 def _ansible_inventory(inventory: Path) -> dict:
     if not inventory.exists():
         raise UserError(
-            f"the inventory {inventory} does not exist: give INVENTORY=<file>, or write inventory.ini."
+            f"the inventory {inventory} does not exist: give INVENTORY=<file>, or write "
+            "inventory.ini."
         )
     tool = Path(sys.executable).parent / "ansible-inventory"
     # The playbook folder is the checkout, so that group_vars/ is found for every inventory file.
@@ -77,7 +78,8 @@ def _ansible_inventory(inventory: Path) -> dict:
 
 
 def _what_ansible_said(stderr: str) -> str:
-    """Its first reason, as one sentence: Ansible prints several, wrapped at the terminal's width."""
+    """Its first reason, as one sentence: Ansible prints several, wrapped at the terminal's
+    width."""
     text = " ".join(stderr.split())
     reason = re.search(r"Failed to parse inventory: (.+?)(?= Failed| <<<| Origin:| \[|$)", text)
     reason = reason or re.search(r"(?:\[ERROR\]|ERROR!|\[WARNING\])[:!]? (.+?)(?= \[|$)", text)
@@ -119,7 +121,8 @@ def _host(name: str, variables: dict, inventory: Path) -> Host:
         value = variables.get(key, default)
         if isinstance(value, str) and "{{" in value:
             raise UserError(
-                f"{name}: {key} in {inventory} is a template ({value}); the launcher reads plain values only: "
+                f"{name}: {key} in {inventory} is a template ({value}); the launcher reads "
+                "plain values only: "
                 f"write the value itself."
             )
         return value
@@ -138,7 +141,8 @@ def _host(name: str, variables: dict, inventory: Path) -> Host:
     connection = text("ansible_connection", "ssh")
     if connection not in ("ssh", "local"):
         raise UserError(
-            f"{name}: ansible_connection={connection} is not supported for training: use ssh or local."
+            f"{name}: ansible_connection={connection} is not supported for training: use "
+            "ssh or local."
         )
     local = connection == "local"
     env_python = text("env_python", "/opt/tandem/env/bin/python")
@@ -146,7 +150,8 @@ def _host(name: str, variables: dict, inventory: Path) -> Host:
     data_root = text("data_root", "/srv/tandem/data")
     if local:
         env_python, node_dir, data_root = (
-            # Not resolved: the environment's python is a symbolic link, and its place says which environment.
+            # Not resolved: the environment's python is a symbolic link, and its place says which
+            # environment.
             os.path.normpath(CHECKOUT / path)
             for path in (env_python, node_dir, data_root)
         )

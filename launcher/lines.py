@@ -1,4 +1,5 @@
-"""What the ranks print: whole lines into their log files and, with node and rank, onto the terminal."""
+"""What the ranks print: whole lines into their log files and, with node and rank, onto the
+terminal."""
 
 from __future__ import annotations
 
@@ -25,9 +26,13 @@ class Assembler:
         """Return the lines that are complete, and the unfinished one if it is a progress bar."""
         *whole, self._buffer = (self._buffer + data).split(b"\n")
         if b"\r" in self._buffer:
-            self._buffer = b"\r" + _visible(self._buffer)
+            # Kept short; a return at the end has not overwritten anything yet, but will.
+            pending = b"\r" if self._buffer.endswith(b"\r") else b""
+            self._buffer = b"\r" + _visible(self._buffer) + pending
         lines = [_visible(line).decode(errors="replace") for line in whole]
-        bar = self._buffer[1:].decode(errors="replace") if self._buffer[:1] == b"\r" else None
+        bar = None
+        if self._buffer[:1] == b"\r":
+            bar = _visible(self._buffer).decode(errors="replace")
         return lines, bar
 
     def rest(self) -> str:
@@ -70,7 +75,8 @@ class Terminal:
             self._write(text + "\n")
 
     def bar(self, text: str) -> None:
-        """Replace the live bar; an empty one takes it away. Nothing where the output is no terminal."""
+        """Replace the live bar; an empty one takes it away. Nothing where the output is no
+        terminal."""
         if not self.is_tty:
             return
         text = self._fit(text)
@@ -132,7 +138,8 @@ class RankLog:
 
 
 class RunLogs:
-    """All ranks of an attempt, and each node's launch command (rank None), which stays off the terminal."""
+    """All ranks of an attempt, and each node's launch command (rank None), which stays off the
+    terminal."""
 
     def __init__(self, folder: Path, terminal: Terminal, world_size: int):
         self._folder = folder

@@ -43,7 +43,8 @@ class Options:
     trainer: tuple[str, ...] = ()
 
     def trainer_args(self) -> list[str]:
-        """Arguments of the trainer that are the same on each node, the output and data folders apart."""
+        """Arguments of the trainer that are the same on each node, the output and data folders
+        apart."""
         args = []
         model = self.model or "resnet18"
         recipe = f"recipes/{model}-{self.data}.yaml"
@@ -62,7 +63,8 @@ class Options:
 
 
 def trainer_settings(options: Options) -> dict:
-    """Every option of the trainer as it will read them. Raises UserError in the trainer's own words."""
+    """Every option of the trainer as it will read them. Raises UserError in the trainer's own
+    words."""
     argv = [sys.executable, "-c", _ASK_TRAINER, *options.trainer_args()]
     done = subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -84,5 +86,6 @@ def data_path(data: str, data_root: str, local: bool, name: str) -> str:
     if local:
         return str(path.absolute())
     raise UserError(
-        f"DATA={data}: on {name} this path would begin nowhere: give a name below {data_root} or a path from /."
+        f"DATA={data}: on {name} this path would begin nowhere: give a name below "
+        f"{data_root} or a path from /."
     )

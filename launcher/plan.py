@@ -89,12 +89,14 @@ def choose_port(facts: Facts, wanted: int | None, avoid: set[int]) -> int:
     """A port that nobody uses on node 0. Raises UserError when the wanted one is taken."""
     if wanted is not None and wanted not in facts.free_ports:
         raise UserError(
-            f"{facts.host}: port {wanted} is in use there: leave PORT out, and a free one is taken, or give another."
+            f"{facts.host}: port {wanted} is in use there: leave PORT out, and a free one "
+            "is taken, or give another."
         )
     free = [port for port in facts.free_ports if port not in avoid]
     if not free:
         raise UserError(
-            f"{facts.host}: no free port in {FIRST_PORT}-{FIRST_PORT + PORTS - 1}: give another with --port."
+            f"{facts.host}: no free port in {FIRST_PORT}-{FIRST_PORT + PORTS - 1}: give "
+            "another with --port."
         )
     return wanted if wanted is not None and wanted not in avoid else free[0]
 
@@ -112,7 +114,8 @@ def interface(host: Host, facts: Facts) -> str | None:
     if len(cards) > 1:
         ways = ", ".join(f"{peer} by {route['interface']}" for peer, route in facts.routes.items())
         raise UserError(
-            f"{host.name}: its peers are reached through several network cards ({ways}): put all machines in one "
+            f"{host.name}: its peers are reached through several network cards ({ways}): "
+            "put all machines in one "
             f"network, or give interface=<card> for {host.name} in the inventory."
         )
     return cards.pop() if cards else None
@@ -144,7 +147,8 @@ def build(
     for host, count in zip(hosts, counts):
         if per_node < count:
             raise UserError(
-                f"BATCH={per_node} is split over the {count} processes of {host.name}, so {count - per_node} of them "
+                f"BATCH={per_node} is split over the {count} processes of {host.name}, so "
+                f"{count - per_node} of them "
                 f"would have no sample: give BATCH={count} or more."
             )
     master = hosts[0].address
@@ -168,7 +172,8 @@ def build(
             env["TANDEM_PROGRESS"] = "bar"
         argv = [host.env_python, "-m", "torch.distributed.launch"]
         argv += [f"--nnodes={len(hosts)}", f"--node_rank={rank}", f"--nproc_per_node={count}"]
-        # The id is a part of the store's key prefix: a machine that wakes up late finds nothing of its own there.
+        # The id is a part of the store's key prefix: a machine that wakes up late finds nothing of
+        # its own there.
         argv += [f"--master_addr={master}", f"--master_port={port}", f"--rdzv_id={run}-{attempt}"]
         argv += [f"--monitor_interval={MONITOR_INTERVAL}", "-m", "trainer"]
         argv += ["--data", data, "--output", output, *options.trainer_args()]
@@ -223,13 +228,15 @@ def check_master(hosts: list[Host]) -> None:
         if all(ipaddress.ip_address(host.address).is_loopback for host in hosts):
             return
         raise UserError(
-            f"{hosts[0].name}: its address is {address}, which means on each other machine that machine itself: "
+            f"{hosts[0].name}: its address is {address}, which means on each other machine "
+            "that machine itself: "
             f"give its address in the LAN as ansible_host."
         )
 
 
 def environment(card: str | None, threads: int) -> dict[str, str]:
-    """What the network libraries must know, since their own guess takes the wrong card with docker0 or a VPN."""
+    """What the network libraries must know, since their own guess takes the wrong card with
+    docker0 or a VPN."""
     env = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "NCCL_IB_DISABLE": "1"}
     if card:
         env["GLOO_SOCKET_IFNAME"] = card
@@ -240,7 +247,8 @@ def environment(card: str | None, threads: int) -> dict[str, str]:
 def render(plan: Plan) -> str:
     """The plan as shell lines, one block a node, exactly as it is sent."""
     lines = [
-        f"run {plan.run}, attempt {plan.attempt}: {len(plan.nodes)} nodes, {plan.world_size} processes, "
+        f"run {plan.run}, attempt {plan.attempt}: {len(plan.nodes)} nodes, "
+        f"{plan.world_size} processes, "
         f"master {plan.master_addr} port {plan.master_port}",
         f"code {plan.code_sha256[:12]}",
     ]
@@ -252,7 +260,8 @@ def render(plan: Plan) -> str:
         )
         lines += [
             "",
-            f"# {node.host}: ranks {', '.join(map(str, node.ranks))}, {where}, card {node.interface or '-'}",
+            f"# {node.host}: ranks {', '.join(map(str, node.ranks))}, {where}, card "
+            f"{node.interface or '-'}",
         ]
         lines.append(shell_line(node))
     return "\n".join(lines)

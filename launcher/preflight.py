@@ -190,7 +190,8 @@ def _state(host: Host, facts: Facts) -> list[Problem]:
         )
         problems.append(
             Problem(
-                f"{host.label()}: its GPUs are in use by {held}: wait for it (QUEUE=1), or ask its owner.",
+                f"{host.label()}: its GPUs are in use by {held}: wait for it (QUEUE=1), or "
+                "ask its owner.",
                 fatal=False,
                 busy=True,
             )

@@ -45,7 +45,8 @@ class Facts:
 
     @property
     def skew(self) -> float:
-        """Seconds this machine's clock is ahead of ours, at least: the way there and back is in doubt."""
+        """Seconds this machine's clock is ahead of ours, at least: the way there and back is in
+        doubt."""
         if self.unix > self.answered_unix:
             return self.unix - self.answered_unix
         return min(0.0, self.unix - self.asked_unix)
@@ -84,7 +85,10 @@ def _ask(node, task: dict) -> Facts | str:
     if status in (126, 127):
         return no_python(host, said)
     if status is None:
-        return f"{host.label()}: gave no answer within {SECONDS:.0f} s: is its disk or its data share hanging?"
+        return (
+            f"{host.label()}: gave no answer within {SECONDS:.0f} s: is its disk or its data "
+            "share hanging?"
+        )
     return f"{host.label()}: {host.env_python} could not look at the machine: {said}"
 
 
@@ -98,7 +102,8 @@ def no_python(host: Host, said: str) -> str:
 
 
 def talk(process, data: bytes, seconds: float) -> tuple[bytes, str, int | None]:
-    """Give a process its whole input; return its output, what it said on stderr, and its exit status.
+    """Give a process its whole input; return its output, what it said on stderr, and its exit
+    status.
 
     The status is None when it did not end in time.
     """

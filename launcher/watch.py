@@ -16,7 +16,8 @@ from launcher.stopper import Stopper, wakeup
 
 LEASE = 16.0
 RENEW_EVERY = 1.0
-# A stall of 8 s makes TCP silent for up to 12.6 s (docs/guard-protocol.md); a frozen machine is to be noticed in 20 s.
+# A stall of 8 s makes TCP silent for up to 12.6 s (docs/guard-protocol.md); a frozen machine is to
+# be noticed in 20 s.
 SILENCE = 15.0
 # What other nodes report in this time after the first failure may turn out to be its cause.
 SETTLE = 1.5

@@ -1,12 +1,18 @@
-"""What the launcher wants to know of a machine before it starts a run there. Changes nothing.
+"""What the launcher wants to know of a machine before it starts a run there. It writes nothing
+but a
+cache of the data's listing.
 
-It is not run from a file: the control machine sends this source to `python -`, followed by a call of `main`.
-Standard library only, Python >= 3.6.
+It is not run from a file: the control machine sends this source to `python -`, followed by a call
+of `main`. Standard library only, Python >= 3.6.
 """
 
+import array
+import fcntl
 import hashlib
 import json
 import os
+import pathlib
+import pwd
 import re
 import shutil
 import socket
@@ -23,7 +29,7 @@ def main(task):
     """Print one line of JSON: the facts that `task` asks for."""
     facts = {
         "unix": time.time(),
-        "home": os.path.expanduser("~"),
+        "home": str(pathlib.Path.home()),
         "hostname": socket.gethostname(),
         "cores": len(os.sched_getaffinity(0)),
         "machine": machine_id(),
@@ -31,7 +37,7 @@ def main(task):
         "gpus": gpus(),
         "routes": {peer: route(peer) for peer in task["peers"]},
         "free_ports": free_ports(task["ports"]),
-        "code_sha256": tree_sha256(os.path.join(task["node_dir"], "code")),
+        "code_sha256": tree_sha256(pathlib.Path(task["node_dir"], "code")),
         "data": data(task["data"], task["node_dir"]) if task["data"] else None,
         "disk_free": disk_free(task["node_dir"]),
         "writable": writable(task["node_dir"]),
@@ -44,15 +50,17 @@ def main(task):
 def machine_id():
     """Local nodes share a machine and so its cores."""
     try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip() + ":" + socket.gethostname()
+        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return boot + ":" + socket.gethostname()
     except OSError:
         return socket.gethostname()
 
 
 def versions():
     """Versions from the metadata of packages: importing torch takes seconds."""
-    from importlib import metadata  # Python >= 3.8, as in every environment that has a supported torch
+    # Here, because 3.6 has it not: the environment's Python is at least 3.9, the guard's may be
+    # older.
+    from importlib import metadata
 
     found = {"python": "{}.{}.{}".format(*sys.version_info[:3])}
     for name in ("torch", "torchvision"):
@@ -70,12 +78,12 @@ def versions():
 
 
 def torch_cuda():
-    """The CUDA version that torch was built with, read from its version.py without importing torch."""
+    """The CUDA version that torch was built with, read from its version.py without importing
+    torch."""
     for folder in sys.path:
-        path = os.path.join(folder, "torch", "version.py")
-        if os.path.exists(path):
-            with open(path) as file:
-                match = re.search(r"^cuda[^=]*= *'([^']+)'", file.read(), re.MULTILINE)
+        path = pathlib.Path(folder, "torch", "version.py")
+        if path.exists():
+            match = re.search(r"^cuda[^=]*= *'([^']+)'", path.read_text(), re.MULTILINE)
             return match.group(1) if match else None
     return None
 
@@ -88,45 +96,49 @@ def gpus():
     if listed is None:
         return {"count": 0, "driver": None, "holders": [], "error": run_error(["nvidia-smi"])}
     rows = [line.split(", ") for line in listed.splitlines() if line.strip()]
-    held = run(["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]) or ""
+    held = run(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]) or ""
     holders = []
     for line in held.splitlines():
-        fields = [field.strip() for field in line.split(",")]
-        if fields[0].isdigit():
-            holders.append(holder(int(fields[0])))
-    return {"count": len(rows), "driver": rows[0][1] if rows else None, "holders": holders, "error": None}
+        if line.strip().isdigit():
+            holders.append(holder(int(line)))
+    return {
+        "count": len(rows),
+        "driver": rows[0][1] if rows else None,
+        "holders": holders,
+        "error": None,
+    }
 
 
 def holder(pid):
     """Who a process belongs to and what it is, for people."""
     try:
-        with open("/proc/{}/cmdline".format(pid), "rb") as file:
-            command = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
-        uid = os.stat("/proc/{}".format(pid)).st_uid
+        process = pathlib.Path("/proc", str(pid))
+        command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        uid = process.stat().st_uid
     except OSError:
         return {"pid": pid, "user": "?", "command": "?"}
     try:
-        import pwd
-
         user = pwd.getpwuid(uid).pw_name
     except KeyError:
         user = str(uid)
-    return {"pid": pid, "user": user, "command": command[:120]}
+    return {"pid": pid, "user": user, "command": command.strip()[:120]}
 
 
 def run(argv):
     try:
-        return subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=20,
-                              check=True, universal_newlines=True).stdout
+        return subprocess.check_output(
+            argv, stderr=subprocess.DEVNULL, timeout=20, universal_newlines=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
 
 
 def run_error(argv):
     try:
-        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=20, check=False,
-                              universal_newlines=True)
-        return " ".join(done.stdout.split())[:300]
+        subprocess.check_output(argv, stderr=subprocess.STDOUT, timeout=20, universal_newlines=True)
+        return "it lists no GPU"
+    except subprocess.CalledProcessError as error:
+        return " ".join(error.output.split())[:300]
     except (OSError, subprocess.SubprocessError) as error:
         return str(error)
 
@@ -144,31 +156,25 @@ def route(peer):
 
 
 def interface_of(address):
-    """The card that bears an address. `ip` is asked only for IPv6: it need not be installed."""
+    """The card that bears an address, without `ip`, which need not be installed."""
     if ":" in address:
         wanted = socket.inet_pton(socket.AF_INET6, address.split("%")[0]).hex()
-        with open("/proc/net/if_inet6") as file:
-            for line in file:
-                fields = line.split()
-                if fields[0] == wanted:
-                    return fields[5]
+        for line in pathlib.Path("/proc/net/if_inet6").read_text().splitlines():
+            fields = line.split()
+            if fields[0] == wanted:
+                return fields[5]
         return None
-    import fcntl
-
     size = 40  # sizeof(struct ifreq) on 64-bit Linux
-    buffer = bytearray(1024 * size)
+    memory = array.array("B", bytes(1024 * size))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        import array
-
-        memory = array.array("B", buffer)
-        request = struct.pack("iL", len(buffer), memory.buffer_info()[0])
+        request = struct.pack("iL", len(memory), memory.buffer_info()[0])
         used = struct.unpack("iL", fcntl.ioctl(sock.fileno(), 0x8912, request))[0]  # SIOCGIFCONF
     found = memory.tobytes()[:used]
     wanted = socket.inet_aton(address)
     for start in range(0, used, size):
-        if found[start + 20:start + 24] == wanted:
+        if found[start + 20 : start + 24] == wanted:
             # An alias such as eth0:1 is an address of the card eth0.
-            return found[start:start + 16].split(b"\0")[0].decode().split(":")[0]
+            return found[start : start + 16].split(b"\0")[0].decode().split(":")[0]
     if address.startswith("127."):
         return "lo"
     return None
@@ -194,52 +200,45 @@ def tree_sha256(folder):
     launcher/code.py computes the same on the control machine: for each file, in the order of the
     names, name, NUL, "x" or "-" (executable), NUL, SHA-256 of the contents, newline.
     """
-    if not os.path.isdir(folder):
+    if not folder.is_dir():
         return None
-    names = []
-    for path, _, files in os.walk(folder):
-        if os.path.basename(path) == "__pycache__":
-            continue
-        names += [os.path.relpath(os.path.join(path, name), folder) for name in files]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    names = [str(path.relative_to(folder)) for path in files if "__pycache__" not in path.parts]
     total = hashlib.sha256()
     for name in sorted(names):
-        full = os.path.join(folder, name)
-        with open(full, "rb") as file:
-            contents = hashlib.sha256(file.read()).hexdigest()
-        mode = "x" if os.access(full, os.X_OK) else "-"
+        path = folder / name
+        contents = hashlib.sha256(path.read_bytes()).hexdigest()
+        mode = "x" if os.access(str(path), os.X_OK) else "-"
         total.update("{}\0{}\0{}\n".format(name, mode, contents).encode())
     return total.hexdigest()
 
 
 def data(folder, node_dir):
-    """Classes and number of images of train/ and val/; a listing is counted again only when a folder changed."""
-    result = {"path": folder, "exists": os.path.isdir(folder), "splits": {}}
+    """Classes and number of images of train/ and val/, counted again only when a folder changed."""
+    splits = {}
     for split in ("train", "val"):
-        path = os.path.join(folder, split)
-        if not os.path.isdir(path):
-            result["splits"][split] = None
-            continue
-        result["splits"][split] = split_listing(path, node_dir)
-    return result
+        path = pathlib.Path(folder, split)
+        splits[split] = split_listing(path, pathlib.Path(node_dir)) if path.is_dir() else None
+    return {"path": folder, "exists": pathlib.Path(folder).is_dir(), "splits": splits}
 
 
 def split_listing(path, node_dir):
     """Number of images, classes and a hash of the names and sizes."""
-    folders = sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
-    stamps = {name: os.stat(os.path.join(path, name)).st_mtime_ns for name in folders}
-    cache = os.path.join(node_dir, "manifests", hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:16])
-    key = [os.path.realpath(path), stamps]
+    folders = sorted(entry.name for entry in os.scandir(str(path)) if entry.is_dir())
+    stamps = {name: (path / name).stat().st_mtime_ns for name in folders}
+    real = str(path.resolve())
+    cache = node_dir / "manifests" / hashlib.sha256(real.encode()).hexdigest()[:16]
+    key = [real, stamps]
     try:
-        with open(cache) as file:
-            cached = json.load(file)
-        if cached["key"] == json.loads(json.dumps(key)):
+        cached = json.loads(cache.read_text())
+        if cached["key"] == key:
             return cached["listing"]
     except (OSError, ValueError, KeyError):
         pass
     total = hashlib.sha256()
     images = 0
     for name in folders:
-        for entry in sorted(os.scandir(os.path.join(path, name)), key=lambda entry: entry.name):
+        for entry in sorted(os.scandir(str(path / name)), key=lambda entry: entry.name):
             if entry.name.lower().endswith(IMAGES) and entry.is_file():
                 images += 1
                 total.update("{}/{}\0{}\n".format(name, entry.name, entry.stat().st_size).encode())
@@ -250,20 +249,20 @@ def split_listing(path, node_dir):
 
 def keep(value, path):
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        temporary = "{}.{}".format(path, os.getpid())
-        with open(temporary, "w") as file:
-            json.dump(value, file)
-        os.replace(temporary, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name("{}.{}".format(path.name, os.getpid()))
+        temporary.write_text(json.dumps(value))
+        temporary.replace(path)
     except OSError:
         pass  # a full disk is told elsewhere; the listing is only made again
 
 
 def nearest(path):
     """The path itself, or the nearest folder above it that exists."""
-    while not os.path.exists(path):
-        path = os.path.dirname(os.path.abspath(path))
-    return path
+    path = pathlib.Path.cwd() / path
+    while not path.exists():
+        path = path.parent
+    return str(path)
 
 
 def disk_free(path):

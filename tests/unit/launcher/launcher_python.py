@@ -14,13 +14,17 @@ arguments = sys.argv[1:]
 
 
 def launch():
-    options = dict(word[2:].split("=", 1) for word in arguments[2:] if word.startswith("--") and "=" in word)
+    options = dict(
+        word[2:].split("=", 1) for word in arguments[2:] if word.startswith("--") and "=" in word
+    )
     program = arguments[arguments.index("-m", 1) :]
     local, nodes = int(options["nproc_per_node"]), int(options["nnodes"])
     workers = []
     for index in range(local):
         rank = int(options["node_rank"]) * local + index
-        environment = dict(os.environ, RANK=str(rank), LOCAL_RANK=str(index), WORLD_SIZE=str(nodes * local))
+        environment = dict(
+            os.environ, RANK=str(rank), LOCAL_RANK=str(index), WORLD_SIZE=str(nodes * local)
+        )
         environment.update(MASTER_ADDR=options["master_addr"], MASTER_PORT=options["master_port"])
         command = [os.environ["PYTHON_EXEC"], *program]
         workers.append(subprocess.Popen(command, env=environment, start_new_session=True))

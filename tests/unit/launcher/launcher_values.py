@@ -1,0 +1,67 @@
+"""Hosts, facts and plans for tests."""
+
+from launcher import plan
+from launcher.code import Code
+from launcher.inventory import Host
+from launcher.options import Options
+from launcher.probe import Facts
+
+SETTINGS = {
+    "model": "resnet18",
+    "per_node_batch_size": 32,
+    "epochs": 3,
+    "sync": "allreduce",
+    "precision": "bf16",
+}
+CODE = Code(names=(), sha256="c0de" * 16, git_revision=None, git_diff="")
+LISTING = {"classes": 10, "images": 1442, "sha256": "ab" * 32}
+
+
+def host(number, **changes):
+    values = {
+        "name": f"node{number}",
+        "connection": "ssh",
+        "address": f"192.0.2.{number}",
+        "port": 22,
+        "user": "tandem",
+        "env_python": "/opt/tandem/env/bin/python",
+        "node_dir": "tandem",
+        "data_root": "/srv/tandem/data",
+    }
+    return Host(**{**values, **changes})
+
+
+def facts(number, **changes):
+    values = {
+        "host": f"node{number}",
+        "unix": 100.0,
+        "asked_unix": 100.0,
+        "answered_unix": 100.1,
+        "home": "/home/tandem",
+        "hostname": f"node{number}",
+        "cores": 8,
+        "machine": f"machine{number}",
+        "versions": {"python": "3.11.2", "torch": "2.15.0", "torchvision": "0.29.2"},
+        "gpus": {"count": 0, "driver": None, "holders": [], "error": None},
+        "routes": {"192.0.2.1": {"interface": "eno1", "source": "192.0.2.9", "error": None}},
+        "free_ports": (29500, 29501, 29502),
+        "code_sha256": None,
+        "data": {"path": "/d", "exists": True, "splits": {"train": LISTING, "val": LISTING}},
+        "disk_free": 1 << 40,
+        "writable": True,
+        "rsync": True,
+        "guard_python": True,
+    }
+    return Facts(**{**values, **changes})
+
+
+def gpus(count, **changes):
+    return {"count": count, "driver": "580.1", "holders": [], "error": None, **changes}
+
+
+def build(hosts, found, options=None, settings=None, **details):
+    details = {"run": "r", "unix": 0.0, **details}
+    named = {one.host: one for one in found}
+    return plan.build(
+        hosts, named, options or Options(), {**SETTINGS, **(settings or {})}, CODE, **details
+    )

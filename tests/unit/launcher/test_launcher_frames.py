@@ -1,0 +1,33 @@
+"""The wire from the guard: however the bytes were cut, the same frames."""
+
+import json
+
+import pytest
+
+from launcher.frames import Frames
+
+HELLO = b'{"type": "hello", "seq": 0}\n'
+LOG = json.dumps({"type": "log", "rank": 0, "stream": "stdout", "bytes": 12}).encode() + b"\n"
+PAYLOAD = b'{"a": 1}\nxy\n'
+BEAT = b'{"type": "beat"}\n'
+WIRE = b"welcome to node1\n" + HELLO + LOG + PAYLOAD + BEAT
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 1000])
+def test_frames_do_not_depend_on_the_pieces(size):
+    frames = Frames()
+    found = []
+    for start in range(0, len(WIRE), size):
+        found += frames.feed(WIRE[start : start + size])
+    assert [(frame["type"], data) for frame, data in found] == [
+        ("hello", b""),
+        ("log", PAYLOAD),
+        ("beat", b""),
+    ]
+    assert frames.rest() == "welcome to node1"
+
+
+def test_what_came_instead_of_a_guard_is_kept():
+    frames = Frames()
+    assert frames.feed(b"bash: /usr/bin/python3: No such file") == []
+    assert "No such file" in frames.rest()

@@ -1,0 +1,96 @@
+"""Machines from ansible-inventory's document, and what is wrong with one, in a sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from launcher import inventory
+from launcher.errors import UserError
+
+FILE = Path("inventory.ini")
+
+
+def document(**hostvars):
+    return {"_meta": {"hostvars": hostvars}, "cluster": {"hosts": list(hostvars)}}
+
+
+def test_hosts_keep_the_inventorys_order_and_their_own_settings():
+    hosts = inventory.parse(
+        document(
+            b={"ansible_host": "192.168.56.112", "ansible_port": "2222", "ansible_user": "x"},
+            a={"ansible_host": "fd00::5", "gpus": 4, "run_env": {"NCCL_DEBUG": "INFO"}},
+        ),
+        FILE,
+    )
+    assert [host.name for host in hosts] == ["b", "a"]
+    assert (hosts[0].port, hosts[0].user, hosts[0].env_python) == (
+        2222,
+        "x",
+        "/opt/tandem/env/bin/python",
+    )
+    assert (hosts[1].address, hosts[1].gpus, hosts[1].env) == ("fd00::5", 4, {"NCCL_DEBUG": "INFO"})
+
+
+def test_children_of_the_group_count_once():
+    found = document(a={"ansible_host": "192.0.2.1"})
+    found["cluster"] = {"children": ["rack1", "rack2"]}
+    found["rack1"], found["rack2"] = {"hosts": ["a"]}, {"hosts": ["a"]}
+    assert [host.name for host in inventory.parse(found, FILE)] == ["a"]
+
+
+def test_local_paths_are_absolute_and_links_are_kept(tmp_path):
+    (host,) = inventory.parse(
+        document(a={"ansible_connection": "local", "env_python": ".venv/bin/python"}), FILE
+    )
+    assert host.address == "127.0.0.1"
+    assert host.env_python == str(inventory.CHECKOUT / ".venv/bin/python")
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"ansible_host": "{{ address }}"}, ["a:", "ansible_host", "template"]),
+        ({"ansible_host": "192.0.2.1", "gpus": "two"}, ["a:", "gpus", "'two'"]),
+        ({"ansible_host": "192.0.2.1", "ansible_connection": "docker"}, ["docker", "ssh or local"]),
+        ({"ansible_host": "no such name"}, ["a:", "cannot be resolved", "numeric"]),
+    ],
+)
+def test_a_bad_variable_is_named(variables, words):
+    with pytest.raises(UserError) as caught:
+        inventory.parse(document(a=variables), FILE)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_every_bad_host_is_told_at_once():
+    bad = {"ansible_host": "192.0.2.1", "gpus": "x"}
+    with pytest.raises(UserError) as caught:
+        inventory.parse(document(a=bad, b=bad), FILE)
+    assert len(caught.value.problems) == 2
+
+
+def test_no_hosts():
+    with pytest.raises(UserError, match=r"no hosts in group \[cluster\]"):
+        inventory.parse({"all": {}}, FILE)
+
+
+def test_group_vars_of_the_checkout_reach_an_inventory_elsewhere(tmp_path):
+    file = tmp_path / "mine.ini"
+    file.write_text("[cluster]\na ansible_host=192.0.2.1 gpus=3\n")
+    (host,) = inventory.load(file)
+    assert (host.gpus, host.node_dir) == (3, "tandem")
+    found = inventory._ansible_inventory(file)["_meta"]["hostvars"]["a"]
+    assert found["data_root"] == "/srv/tandem/data"
+
+
+def test_what_ansible_says_of_a_broken_file(tmp_path):
+    file = tmp_path / "broken.ini"
+    file.write_text("[cluster\na\n")
+    with pytest.raises(UserError) as caught:
+        inventory.load(file)
+    assert str(caught.value).startswith(f"Ansible cannot read the inventory {file}: ")
+    assert "expected" in str(caught.value)
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        inventory.load(tmp_path / "none.ini")

@@ -1,0 +1,75 @@
+"""What the ranks print: order, whole lines, the live bar."""
+
+import io
+
+import pytest
+
+from launcher.lines import Assembler, RunLogs, Terminal
+
+
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_lines_do_not_depend_on_the_pieces(size):
+    assembler, lines = Assembler(), []
+    wire = b"one\r\n 10%\r 20%\r100%\ntwo\n\nlast"
+    for start in range(0, len(wire), size):
+        lines += assembler.feed(wire[start : start + size])[0]
+    assert lines == ["one", "100%", "two", ""]
+    assert assembler.rest() == "last"
+
+
+def test_logs_hold_all_lines_of_each_rank_in_order(tmp_path):
+    logs = RunLogs(tmp_path, Terminal(io.StringIO()), 2)
+    for number in range(10_000):
+        logs.feed("node1", number % 2, "stdout", f"line {number}\n".encode())
+    logs.close()
+    for rank in (0, 1):
+        lines = (tmp_path / f"nodes/node1/rank{rank}.log").read_text().splitlines()
+        assert lines == [f"line {number}" for number in range(10_000) if number % 2 == rank]
+
+
+def test_terminal_gets_node_and_rank_and_launch_stays_off_it(tmp_path):
+    screen = io.StringIO()
+    logs = RunLogs(tmp_path, Terminal(screen), 16)
+    logs.feed("node1", 3, "stdout", b"hello\n")
+    logs.feed("node1", None, "stderr", b"FutureWarning\n")
+    logs.close()
+    assert screen.getvalue() == "[node1  3] hello\n"
+    assert (tmp_path / "nodes/node1/launch.log").read_text() == "FutureWarning\n"
+
+
+def test_only_rank_0_has_a_live_bar_and_lines_go_above_it(tmp_path):
+    screen = Screen()
+    logs = RunLogs(tmp_path, Terminal(screen), 2)
+    logs.feed("node1", 0, "stderr", b"\r 10%")
+    logs.feed("node2", 1, "stderr", b"\r 99%")
+    logs.feed("node2", 1, "stdout", b"hello\n")
+    logs.feed("node1", 0, "stderr", b"\r 20%")
+    text = screen.getvalue()
+    assert "99%" not in text
+    assert text == (
+        "\r\x1b[K[node1 0]  10%\r\x1b[K[node2 1] hello\n[node1 0]  10%\r\x1b[K[node1 0]  20%"
+    )
+    logs.close()
+
+
+def test_no_bar_where_there_is_no_terminal(tmp_path):
+    screen = io.StringIO()
+    logs = RunLogs(tmp_path, Terminal(screen), 1)
+    logs.feed("node1", 0, "stderr", b"\r 10%\r 100%\n")
+    logs.close()
+    assert screen.getvalue() == "[node1 0]  100%\n"
+
+
+def test_what_was_shown_is_kept_for_attach(tmp_path):
+    terminal = Terminal(io.StringIO())
+    terminal.keep_in(tmp_path / "controller.log")
+    logs = RunLogs(tmp_path, terminal, 1)
+    logs.feed("node1", 0, "stdout", b"hello\n")
+    terminal.say("over")
+    assert (tmp_path / "controller.log").read_text() == "[node1 0] hello\ntandem: over\n"
+    logs.close()

@@ -1,0 +1,130 @@
+"""The plan: who gets which ranks, command, environment; what cannot be planned."""
+
+import json
+import shlex
+
+import pytest
+
+from launcher import plan
+from launcher.errors import UserError
+from launcher.options import Options
+from launcher.watch import task
+from tests.unit.launcher.launcher_values import build, facts, gpus, host
+
+
+def test_node_ranks_follow_the_inventory_and_ranks_the_gpus():
+    hosts = [host(2), host(1), host(3)]
+    found = [facts(2, gpus=gpus(1)), facts(1, gpus=gpus(2)), facts(3, gpus=gpus(4))]
+    made = build(hosts, found)
+    assert [(n.host, n.node_rank, n.ranks) for n in made.nodes] == [
+        ("node2", 0, (0,)),
+        ("node1", 1, (1, 2)),
+        ("node3", 2, (3, 4, 5, 6)),
+    ]
+    assert (made.world_size, made.master_addr) == (7, "192.0.2.2")
+    assert all("--master_addr=192.0.2.2" in node.argv for node in made.nodes)
+    assert [a for a in made.nodes[2].argv if "nproc" in a] == ["--nproc_per_node=4"]
+
+
+def test_the_inventorys_number_of_gpus_wins():
+    assert build([host(1, gpus=1)], [facts(1, gpus=gpus(4))]).world_size == 1
+
+
+def test_cards_are_named_exactly_for_nccl():
+    env = build([host(1)], [facts(1)]).nodes[0].env
+    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("eno1", "=eno1")
+    assert env["NCCL_IB_DISABLE"] == "1"
+
+
+def test_two_cards_are_an_error_unless_the_inventory_decides():
+    routes = {
+        "192.0.2.2": {"interface": "eno1", "source": "", "error": None},
+        "192.0.2.3": {"interface": "tun0", "source": "", "error": None},
+    }
+    found = facts(1, routes=routes)
+    with pytest.raises(UserError, match=r"node1.*eno1.*tun0.*interface="):
+        plan.interface(host(1), found)
+    assert plan.interface(host(1, interface="eno1"), found) == "eno1"
+
+
+def test_cores_are_shared_by_ranks_and_by_nodes_on_one_machine():
+    alone = build([host(1)], [facts(1, gpus=gpus(2))])
+    assert alone.nodes[0].env["OMP_NUM_THREADS"] == "4"
+    same = [facts(n, machine="one", cores=8) for n in (1, 2, 3)]
+    shared = build([host(1), host(2), host(3)], same)
+    assert {node.env["OMP_NUM_THREADS"] for node in shared.nodes} == {"2"}
+
+
+def test_paths_lie_below_the_home_of_the_run_user():
+    node = build([host(1)], [facts(1)]).nodes[0]
+    assert (node.cwd, node.output) == ("/home/tandem/tandem/code", "/home/tandem/tandem/runs/r")
+    data = node.argv[node.argv.index("--data") + 1]
+    assert data == "/srv/tandem/data/digits"
+
+
+def test_data_is_a_name_or_a_path():
+    node = build([host(1)], [facts(1)], Options(data="/mnt/imagenet")).nodes[0]
+    assert node.data == "/mnt/imagenet"
+    with pytest.raises(UserError, match="a path from /"):
+        build([host(1)], [facts(1)], Options(data="some/folder"))
+
+
+def test_a_batch_too_small_for_the_ranks():
+    with pytest.raises(UserError, match=r"BATCH=3 .* 4 processes of node1.*BATCH=4"):
+        build([host(1)], [facts(1, gpus=gpus(4))], settings={"per_node_batch_size": 3})
+
+
+def test_ports_are_free_and_never_used_twice():
+    assert build([host(1)], [facts(1)]).master_port == 29500
+    later = build([host(1)], [facts(1)], used_ports=frozenset({29500}), attempt=2)
+    assert later.master_port == 29501
+    assert "--rdzv_id=r-2" in later.nodes[0].argv
+    assert later.nodes[0].argv[-2:] == ("--resume", "auto")
+    assert "auto" not in build([host(1)], [facts(1)]).nodes[0].argv
+
+
+def test_a_port_in_use_is_refused():
+    with pytest.raises(UserError, match="node1: port 22 is in use"):
+        build([host(1)], [facts(1)], Options(port=22))
+
+
+@pytest.mark.parametrize("address", ["127.0.1.1", "::1"])
+def test_a_loopback_master_is_refused_for_other_machines(address):
+    with pytest.raises(UserError, match=f"node1: its address is {address}"):
+        build([host(1, address=address), host(2)], [facts(1), facts(2)])
+
+
+def test_local_nodes_may_meet_at_loopback():
+    local = {"connection": "local", "address": "127.0.0.1", "node_dir": "/tmp/n"}
+    made = build([host(1, **local), host(2, **local)], [facts(1), facts(2)])
+    assert made.master_addr == "127.0.0.1"
+
+
+def test_variables_of_a_host_win_and_survive_quoting():
+    odd = "a b'c\"d$HOME\n`e`\\"
+    made = build([host(1, env={"ODD": odd, "OMP_NUM_THREADS": "3"})], [facts(1)])
+    words = shlex.split(plan.shell_line(made.nodes[0]))
+    assert f"ODD={odd}" in words
+    assert "OMP_NUM_THREADS=3" in words
+
+
+def test_dry_run_shows_the_very_bytes_that_are_sent():
+    made = build([host(1), host(2)], [facts(1), facts(2)], Options(trainer=("--lr", "0.1 x")))
+    shown = [line for line in plan.render(made).splitlines() if line.startswith("cd ")]
+    for node, line in zip(made.nodes, shown):
+        sent = task(made, node)
+        words = shlex.split(line)
+        assert words[:4] == ["cd", sent["cwd"], "&&", "env"]
+        variables = dict(word.split("=", 1) for word in words[4 : 4 + len(sent["env"])])
+        assert variables == sent["env"]
+        assert words[4 + len(sent["env"]) :] == sent["argv"]
+
+
+def test_the_plan_is_json_with_the_contracts_fields():
+    kept = json.loads(json.dumps(build([host(1)], [facts(1)]).document()))
+    assert kept["nodes"][0]["versions"]["torch"] == "2.15.0"
+    assert {"run", "world_size", "master_port", "code_sha256", "git_diff", "predicted"} <= set(kept)
+
+
+def test_names_of_runs_are_names_of_units():
+    assert plan.run_id("my.module:net", 4, 0) == "19700101T000000Z-my-module-net-4n"

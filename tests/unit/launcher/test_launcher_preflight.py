@@ -1,0 +1,80 @@
+"""What is wrong with machines: each problem names the machine, the cause and the remedy."""
+
+import pytest
+
+from launcher import preflight
+from launcher.errors import UserError
+from launcher.options import Options
+from launcher.preflight import Machines, Problem
+from tests.unit.launcher.launcher_values import LISTING, facts, gpus, host
+
+
+def problems(*found, hosts=None):
+    hosts = hosts or [host(int(one.host[4:])) for one in found]
+    return preflight.check(Machines(hosts, {}, {one.host: one for one in found}), Options())
+
+
+def test_nothing_wrong():
+    assert problems(facts(1), facts(2)) == []
+
+
+def versions(**changes):
+    return {"python": "3.11.2", "torch": "2.15.0", "torchvision": "0.29.2", **changes}
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "fatal"),
+    [
+        ({"versions": versions(torch=None)}, ["node2", "torch missing", "make provision"], True),
+        ({"data": {"path": "/d", "exists": False, "splits": {}}}, ["node2", "/d is missing"], True),
+        (
+            {"data": {"path": "/d", "exists": True, "splits": {"train": None, "val": LISTING}}},
+            ["node2", "/d", "no folder train/"],
+            True,
+        ),
+        ({"writable": False}, ["node2", "cannot be written"], True),
+        ({"disk_free": 1 << 20}, ["node2", "only 1 MiB free"], False),
+        ({"unix": 160.0}, ["node2", "60 s ahead"], False),
+        ({"rsync": False}, ["node2", "rsync"], True),
+        ({"gpus": gpus(0, error="Driver/library version mismatch")}, ["node2", "reboot"], True),
+        (
+            {"gpus": gpus(1, holders=[{"pid": 7, "user": "ann", "command": "python x"}])},
+            ["node2", "ann: python x (pid 7)", "QUEUE=1"],
+            False,
+        ),
+    ],
+)
+def test_a_machine_that_is_not_fit(change, words, fatal):
+    found = problems(facts(1), facts(2, **change))
+    assert found
+    assert all(word in found[0].text for word in words), found
+    assert found[0].fatal is fatal
+
+
+def test_versions_that_differ_are_both_named():
+    (problem,) = problems(facts(1), facts(2, versions=versions(torch="2.14.1")), facts(3))
+    assert "torch differs" in problem.text
+    assert "2.15.0 (node1, node3), 2.14.1 (node2)" in problem.text
+
+
+def test_data_that_differs_is_told():
+    other = {**LISTING, "images": 3}
+    data = {"path": "/d", "exists": True, "splits": {"train": other, "val": LISTING}}
+    (problem,) = problems(facts(1), facts(2, data=data))
+    assert "train/ of the data is not the same" in problem.text
+
+
+def test_force_passes_over_what_is_not_fatal():
+    soft, hard = Problem("slow clock", fatal=False), Problem("no torch")
+    assert preflight.judge([soft], force=True) == ["slow clock"]
+    with pytest.raises(UserError, match="FORCE=1"):
+        preflight.judge([soft], force=False)
+    with pytest.raises(UserError, match="no torch"):
+        preflight.judge([soft, hard], force=True)
+
+
+def test_more_nodes_than_the_inventory_lists():
+    hosts = [host(1), host(2)]
+    with pytest.raises(UserError, match=r"NODES=3, but inventory.ini lists 2 \(node1, node2\)"):
+        preflight.select(hosts, Options(nodes=3))
+    assert preflight.select(hosts, Options(nodes=1)) == hosts[:1]

@@ -1,0 +1,43 @@
+"""When a run starts again."""
+
+import pytest
+
+from launcher import restart
+from launcher.cause import Failure
+from launcher.errors import UserError
+from launcher.options import Options
+from launcher.restart import Limits
+from launcher.watch import Outcome
+from tests.unit.launcher.launcher_values import host
+
+
+def ended(status="failed", **cause):
+    failure = Failure(**{"host": "node3", "kind": "worker", "order": 0, "rank": 2, **cause})
+    return Outcome(status, failure if status == "failed" else None, 1.0, [], {})
+
+
+def test_a_failed_run_uses_up_what_was_allowed():
+    limits, reason = restart.decide(ended(signal="SIGKILL"), Limits(1, 3))
+    assert (limits.restarts, reason) == (0, "node3, rank 2 failed: SIGKILL")
+    assert restart.decide(ended(signal="SIGKILL"), limits) is None
+
+
+@pytest.mark.parametrize("outcome", [ended("finished"), ended("stopped"), ended(exit_code=2)])
+def test_no_second_attempt_when_it_could_not_help(outcome):
+    assert restart.decide(outcome, Limits(5, 1)) is None
+
+
+def test_out_of_memory_halves_the_micro_batch_without_using_up_restarts():
+    limits, _ = restart.decide(ended(exit_code=76), Limits(0, 1))
+    limits, _ = restart.decide(ended(exit_code=76), limits)
+    assert limits.environment() == {"TANDEM_MICRO_BATCH_DIVISOR": "4"}
+
+
+def test_a_machine_that_is_gone_is_named_with_its_reason():
+    outcome = ended(kind="gone", rank=None, message="no heartbeat for 15 s")
+    assert restart.decide(outcome, Limits(1, 1))[1] == "node3 gone: no heartbeat for 15 s"
+
+
+def test_more_machines_demanded_than_there_are():
+    with pytest.raises(UserError, match="MIN_NODES=3"):
+        restart.check_minimum(Options(min_nodes=3), [host(1), host(2)])

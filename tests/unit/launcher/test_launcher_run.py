@@ -1,0 +1,187 @@
+"""Whole runs on local nodes: real guards and processes, a stand-in for torch and the trainer."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher import attempts, plan, preflight, run
+from launcher.lines import Terminal
+from launcher.options import Options
+from launcher.run import Prepared, Run
+from tests.unit.launcher.launcher_values import SETTINGS, facts, host
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+PYTHON = Path(__file__).with_name("launcher_python.py")
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch, capsys):
+    """start(script, nodes=3, max_restarts=0, ...) -> exit code, output, run folder."""
+    monkeypatch.setattr(run, "RUNS", tmp_path / "runs")
+
+    def start(script, nodes=3, env=None, **options):
+        (tmp_path / "script.py").write_text("import os, sys, time, signal\n" + script)
+        own = {"TANDEM_TEST_SCRIPT": str(tmp_path / "script.py"), **(env or {})}
+        hosts = [
+            host(
+                number,
+                connection="local",
+                address="127.0.0.1",
+                node_dir=str(tmp_path / f"node{number}"),
+                env_python=str(PYTHON),
+                env=own,
+            )
+            for number in range(1, nodes + 1)
+        ]
+
+        def look(_hosts, _options, *, without_missing=False):
+            from launcher import connection
+
+            found = {h.name: facts(int(h.name[4:]), machine="one", routes={}) for h in hosts}
+            return preflight.Machines(hosts, {h.name: connection.node(h) for h in hosts}, found)
+
+        monkeypatch.setattr(preflight, "look", look)
+        prepared = Prepared(Options(**options), SETTINGS, hosts, look(hosts, None))
+        made = run.make_plan(prepared, prepared.machines, run="r")
+        folder = tmp_path / "runs" / "r"
+        folder.mkdir(parents=True)
+        attempts.write_json(folder / "plan.json", made.document())
+        code = Run(prepared, folder, Terminal()).carry_out(made, "first attempt")
+        return code, capsys.readouterr().out, folder
+
+    return start
+
+
+def told(folder):
+    return json.loads((folder / "attempts.json").read_text())
+
+
+def test_a_run_that_finishes(start):
+    code, said, folder = start("print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
+    assert code == 0
+    for rank in range(3):
+        assert f"[node{rank + 1} {rank}] rank {rank} of 3\n" in said
+        log = folder / f"nodes/node{rank + 1}/rank{rank}.log"
+        assert log.read_text() == f"rank {rank} of 3\n"
+        assert (folder / f"nodes/node{rank + 1}/exit.json").exists()
+        assert (folder / f"nodes/node{rank + 1}/iostat.json").exists()
+    assert told(folder)["status"] == "finished"
+    assert (folder.parent / "latest").resolve() == folder.resolve()
+
+
+def test_the_first_cause_ends_all_and_gives_the_exit_code(start):
+    code, said, folder = start(
+        "rank = int(os.environ['RANK'])\n"
+        "if rank == 1:\n    print('about to break'); sys.exit(41)\n"
+        "time.sleep(600)"
+    )
+    assert code == 41
+    cause = told(folder)["attempts"][0]["first_cause"]
+    assert (cause["host"], cause["rank"], cause["exit_code"]) == ("node2", 1, 41)
+    assert cause["last_lines"] == ["about to break"]
+    assert said.count("nothing left") == 3
+
+
+def test_a_signal_is_told_and_gives_128_more(start):
+    code, _, folder = start(
+        "if os.environ['RANK'] == '2': os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)"
+    )
+    assert code == 137
+    cause = told(folder)["attempts"][0]["first_cause"]
+    assert (cause["host"], cause["signal"], cause["exit_code"]) == ("node3", "SIGKILL", None)
+
+
+def test_a_restart_has_a_new_port_and_resumes(start):
+    code, said, folder = start(
+        "print(os.environ['MASTER_PORT'], sys.argv[-2:])\n"
+        "if os.environ['TANDEM_ATTEMPT'] == '1': time.sleep(0.2); sys.exit(9)",
+        max_restarts=1,
+    )
+    assert code == 0
+    first, second = told(folder)["attempts"]
+    assert (first["status"], second["status"]) == ("failed", "finished")
+    assert first["master_port"] != second["master_port"]
+    assert f"{second['master_port']} ['--resume', 'auto']" in said
+    assert "failed: exit code 9" in second["reason"]
+
+
+def test_environment_survives_every_character(start):
+    odd = "a b'c\"d$HOME\n`e`\\ü"
+    code, said, _ = start("print(repr(os.environ['ODD']))", nodes=1, env={"ODD": odd})
+    assert code == 0
+    assert f"[node1 0] {odd!r}\n" in said
+
+
+def test_the_nodes_get_exactly_what_the_plan_says(start):
+    _, said, folder = start("import json; print('argv', json.dumps(sys.argv[1:]))", nodes=2)
+    kept = json.loads((folder / "plan.json").read_text())
+    for node in kept["nodes"]:
+        after = node["argv"][node["argv"].index("trainer") + 1 :]
+        assert f"[{node['host']} {node['node_rank']}] argv {json.dumps(after)}\n" in said
+
+
+def test_checkpoints_best_and_last_come_back(start):
+    script = (
+        "out = sys.argv[sys.argv.index('--output') + 1]\n"
+        "held = f\"{out}/checkpoints/{os.environ['TANDEM_NODE']}\"\n"
+        "os.makedirs(held)\n"
+        "for name in ('step-8.pt', 'step-12.pt', 'best.pt'): open(f'{held}/{name}', 'w').close()"
+    )
+    code, said, folder = start(script, nodes=2)
+    assert code == 0
+    held = sorted(path.name for path in (folder / "checkpoints" / "node1").iterdir())
+    assert held == ["best.pt", "step-12.pt"]
+    assert said.count("tandem: checkpoint ") == 2
+
+
+def test_a_run_has_one_controller(tmp_path):
+    held = run.lock(tmp_path)
+    script = "import pathlib, sys; from launcher import run; run.lock(pathlib.Path(sys.argv[1]))"
+    other = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], cwd=CHECKOUT, capture_output=True, text=True
+    )
+    assert f"is being carried out by process {os.getpid()}" in other.stderr
+    held.close()
+    run.lock(tmp_path).close()
+
+
+def test_what_a_dead_controller_left_open_is_closed(tmp_path):
+    begun = attempts.Attempts(tmp_path)
+    begun.begin(plan_of_one(), "first attempt", 0.0)
+    again = attempts.Attempts(tmp_path)
+    assert again.close_broken() == 1
+    assert again.list[0]["status"] == "failed"
+    assert again.ports == {29500}
+
+
+def plan_of_one() -> plan.Plan:
+    from tests.unit.launcher.launcher_values import build
+
+    return build([host(1)], [facts(1)])
+
+
+def test_stop_asks_the_workers_to_save(start, monkeypatch):
+    script = (
+        "def leave(*_): print('saved'); sys.exit(75)\n"
+        "signal.signal(signal.SIGTERM, leave)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(600)"
+    )
+    seen = Terminal.line
+
+    def line(self, text):
+        seen(self, text)
+        if "ready" in text and not getattr(self, "asked", False):
+            self.asked = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Terminal, "line", line)
+    code, said, folder = start(script, nodes=1)
+    assert (code, told(folder)["status"]) == (75, "stopped")
+    assert "[node1 0] saved" in said
+    assert "node1: nothing left" in said
