@@ -92,7 +92,7 @@ def act(args: argparse.Namespace, command: list[str]) -> None:
     if args.verb == "up":
         count, rate = plan.check_count(args.nodes), plan.check_rate(args.rate)
         lab = Lab(name, CHECKOUT, count, rate, args.release, args.bare)
-        if not (args.bare or args.no_bundle):
+        if not (args.bare or args.no_bundle) and args.release == plan.RELEASES[0]:
             make_bundle(lab)
         life.up(lab)
         return

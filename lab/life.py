@@ -10,6 +10,9 @@ from pathlib import Path
 from lab import base, cgroup, disk, guard, network, node
 from lab.plan import DISKS, STATE, Lab, LabError
 
+INOTIFY_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
+WATCHES = 8192
+
 
 def load(name: str) -> Lab:
     try:
@@ -35,6 +38,13 @@ def _reserve(lab: Lab) -> None:
         raise LabError(f"lab {lab.name} is up already: python -m lab down") from None
 
 
+def _allow_watches() -> None:
+    """Each systemd watches files, about seven times over; all nodes count as one user, root, to
+    whom Linux grants 128. Past that a node dies at boot without a word."""
+    if int(INOTIFY_LIMIT.read_text()) < WATCHES:
+        INOTIFY_LIMIT.write_text(str(WATCHES))
+
+
 def _make(lab: Lab) -> None:
     # Every process that `up` starts is in the lab's group from its birth, so `down` finds them all.
     before = cgroup.own()
@@ -48,6 +58,7 @@ def _make(lab: Lab) -> None:
 
 def _make_nodes(lab: Lab) -> None:
     start = time.monotonic()
+    _allow_watches()
     root = base.ensure(lab.release, lab.name)
     lab.envs.mkdir(parents=True, exist_ok=True)
     for place in ("control", "stranger"):

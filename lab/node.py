@@ -66,10 +66,16 @@ def wait_for_ssh(lab: Lab, booting: Mapping[Node, subprocess.Popen]) -> None:
     deadline = time.monotonic() + BOOT_SECONDS
     for node, power in booting.items():
         while not network.answers_ssh(lab, node, timeout=1):
-            if time.monotonic() > deadline or power.poll() is not None:
-                tail = node.console.read_text(errors="replace").splitlines()[-15:]
-                raise LabError("\n".join([f"{node.name} does not answer ssh; its console:", *tail]))
+            if time.monotonic() > deadline:
+                raise LabError(_with_console(node, f"does not answer ssh for {BOOT_SECONDS} s"))
+            if power.poll() is not None:
+                raise LabError(_with_console(node, f"went off at boot, exit code {power.poll()}"))
             time.sleep(0.05)
+
+
+def _with_console(node: Node, trouble: str) -> str:
+    said = node.console.read_text(errors="replace").splitlines()[-15:]
+    return "\n".join([f"{node.name} {trouble}; its console:", *(said or ["(nothing)"])])
 
 
 def power_off(lab: Lab, node: Node) -> None:
