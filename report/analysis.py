@@ -18,6 +18,17 @@ from report.records import Run, dicts, number, read_run
 from report.verdict import Verdict, headline_of, verdict
 
 LAST_LINES = 12
+# The fields of a first cause, as attempts.json has them.
+NO_CAUSE = {
+    "host": None,
+    "rank": None,
+    "exit_code": None,
+    "signal": None,
+    "exception": None,
+    "message": None,
+    "remedy": None,
+    "last_lines": [],
+}
 
 
 @dataclass(frozen=True)
@@ -161,14 +172,15 @@ def first_cause(run: Run) -> dict | None:
         return None
     causes = dicts([entry.get("first_cause") for entry in run.attempts])
     if causes:
-        cause = dict(causes[-1])
+        cause = {**NO_CAUSE, **causes[-1]}
         if not cause.get("last_lines"):
             cause["last_lines"] = log_tail(run, cause.get("host"), cause.get("rank"))
         return cause
     for record in run.ranks:
         if record.end.get("status") == "failed":
             lines = log_tail(run, record.host, record.rank)
-            return {"host": record.host, "rank": record.rank, "message": None, "last_lines": lines}
+            found = {"host": record.host, "rank": record.rank, "last_lines": lines}
+            return {**NO_CAUSE, **found}
     return None
 
 

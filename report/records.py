@@ -114,12 +114,14 @@ def attempt_of(entry: dict) -> int:
 
 
 def clean_attempts(ended: dict) -> list:
-    """The entries of attempts.json, with `nodes` a list of names."""
+    """The entries of attempts.json, with fields of the right type where they are used."""
     found = []
     for entry in dicts(ended.get("attempts")):
         hosts = entry.get("nodes")
         hosts = [host for host in hosts if isinstance(host, str)] if isinstance(hosts, list) else []
-        found.append({**entry, "attempt": attempt_of(entry), "nodes": hosts})
+        wall = time_of(entry.get("wall_seconds"))
+        known = {"attempt": attempt_of(entry), "nodes": hosts, "wall_seconds": wall}
+        found.append({**entry, **known})
     return found
 
 

@@ -123,6 +123,18 @@ def test_a_run_by_hand_has_only_what_the_trainer_wrote(tmp_path):
     assert summary["wall_seconds"] == pytest.approx(START + builder.loop_seconds, abs=0.01)
 
 
+def test_a_run_by_hand_that_failed_twice_is_shown(tmp_path, capsys):
+    builder = RunBuilder(tmp_path / "run", nodes=1)
+    for builder.attempt in (1, 2):
+        builder.write_rank(0, "node1", steps=5, end=False)
+        end = {"kind": "end", "attempt": builder.attempt, "mono": 110.0, "status": "failed"}
+        builder.append("nodes/node1/rank0.steps.jsonl", [end])
+    assert main([str(tmp_path / "run")]) == 0
+    text = capsys.readouterr().out
+    assert "The run failed on node1, rank 0" in text
+    assert "2. node1; started by hand" in text
+
+
 def test_a_node_that_left_nothing_is_named(tmp_path):
     run = RunBuilder(tmp_path / "run").write()
     shutil.rmtree(run / "nodes/node4")
