@@ -8,7 +8,7 @@ import typing
 from typing import Any, Dict, List, Sequence
 
 from .errors import UserError
-from .options import Options
+from .options import GROUPS, Options
 
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
 TYPES = typing.get_type_hints(Options)
@@ -47,17 +47,17 @@ def parser() -> argparse.ArgumentParser:
     """One argument per field, in the groups of options.py."""
     made = _Parser(
         prog="python -m trainer",
+        usage="python -m trainer --data DIR --output DIR [options]",
         description="Train an image classifier on one or many processes.",
         epilog="Dashes and underscores are alike. Exit codes: 0 done, 2 bad input, "
         "75 stopped on request after saving, 76 out of memory.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    groups: Dict[str, Any] = {}
+    group: Any = made
     for name, field in FIELDS.items():
-        title = field.metadata["group"]
-        group = groups.setdefault(title, None) or made.add_argument_group(title)
-        groups[title] = group
+        if name in GROUPS:
+            group = made.add_argument_group(GROUPS[name])
         text = field.metadata["help"].replace("%", "%%")
         if field.default not in (None, False):
             text += f" (default: {field.default})"
