@@ -43,23 +43,57 @@ class Options:
     trainer: tuple[str, ...] = ()
 
     def trainer_args(self) -> list[str]:
-        """Arguments of the trainer that are the same on each node, the output and data folders
-        apart."""
-        args = []
+        """Arguments of the trainer, its folders apart: the same on each node. Raises UserError."""
+        files, words = _split_config(self.trainer)
         model = self.model or "resnet18"
-        recipe = f"recipes/{model}-{self.data}.yaml"
-        if self.epochs is None and "/" not in self.data and (CHECKOUT / recipe).exists():
-            args += ["--config", recipe]
-        else:
-            args += ["--model", model]
+        own = CHECKOUT / f"recipes/{model}-{self.data}.yaml"
+        if not files and self.epochs is None and "/" not in self.data and own.exists():
+            files = [own]
+        args = [word for file in files for word in recipe_args(file)]
         for name, value in (
+            ("--model", self.model or (None if files else model)),
             ("--epochs", self.epochs),
             ("--per_node_batch_size", self.batch),
             ("--precision", self.precision),
             ("--sync", self.sync),
         ):
             args += [name, str(value)] if value is not None else []
-        return [*args, *self.trainer]
+        return args + words
+
+
+def _split_config(trainer: tuple[str, ...]) -> tuple[list[Path], list[str]]:
+    """The files of --config, and all other words. Raises UserError."""
+    files, words = [], list(trainer)
+    for index in reversed(range(len(words))):
+        name, equals, path = words[index].partition("=")
+        if name != "--config":
+            continue
+        if not equals and index + 1 == len(words):
+            raise UserError("--config needs a file: --config recipes/resnet18-digits.yaml.")
+        files.insert(0, Path(path if equals else words[index + 1]))
+        del words[index : index + (1 if equals else 2)]
+    return files, words
+
+
+def recipe_args(path: Path) -> list[str]:
+    """A recipe as flags. Nodes then need neither the file nor a YAML reader, and a dry run shows
+    all that counts. Raises UserError."""
+    import yaml  # only when there is a recipe
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        said = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise UserError(f"the recipe {path} cannot be read: {said}.") from None
+    if not isinstance(found, dict):
+        raise UserError(f"the recipe {path} is not made of lines like `epochs: 90`.")
+    args = []
+    for name, value in found.items():
+        if value is None:
+            continue
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        args += [f"--{name}", text.lower() if isinstance(value, bool) else text]
+    return args
 
 
 def trainer_settings(options: Options) -> dict:

@@ -36,9 +36,28 @@ def test_only_what_was_given_changes_a_resumed_run():
 
 
 def test_the_digits_have_a_recipe_unless_epochs_are_given():
-    assert Options().trainer_args() == ["--config", "recipes/resnet18-digits.yaml"]
+    recipe = Options().trainer_args()
+    assert recipe[recipe.index("--epochs") + 1] == "16"
+    assert recipe[recipe.index("--model") + 1] == "resnet18"
     assert Options(epochs=2).trainer_args() == ["--model", "resnet18", "--epochs", "2"]
-    assert "--config" not in Options(data="/mnt/x").trainer_args()
+    assert Options(data="/mnt/x").trainer_args() == ["--model", "resnet18"]
+
+
+def test_recipes_become_flags(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("epochs: 3\nlr: 1e-1\nsync_bn: true\nstep_epochs: [1, 2]\nweights: null\n")
+    args = Options(epochs=5, trainer=("--seed", "1", f"--config={file}")).trainer_args()
+    flags = ["--epochs", "3", "--lr", "1e-1", "--sync_bn", "true", "--step_epochs", "1,2"]
+    assert args == [*flags, "--epochs", "5", "--seed", "1"]  # what was typed wins
+
+
+@pytest.mark.parametrize("text", ["- a\n", "a: [\n", None])
+def test_a_broken_recipe_is_named(tmp_path, text):
+    file = tmp_path / "mine.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UserError, match=r"mine\.yaml"):
+        Options(trainer=("--config", str(file))).trainer_args()
 
 
 def test_the_trainer_says_what_it_will_do():
