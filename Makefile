@@ -19,7 +19,7 @@ launch_options = $(call option,--inventory,INVENTORY) $(call option,--nodes,NODE
 	$(if $(ARGS),-- $(ARGS))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo data/digits provision check bundle plan train dry-run status attach stop runs report test lint bench lock
+.PHONY: help env demo data/digits provision check bundle plan train dry-run slurm status attach stop runs report test lint bench lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
@@ -43,13 +43,17 @@ provision: data/digits ## make the machines of inventory.ini a cluster
 	ansible-playbook $(call option,--inventory,INVENTORY) site.yml
 
 plan: env ## predict the next run before it is started
-	@$(PYTHON_ENV) -m report plan $(call option,--nodes,NODES) $(call option,--model,MODEL) $(ARGS)
+	@$(PYTHON_ENV) -m report plan $(call option,--nodes,NODES) $(call option,--model,MODEL) \
+		$(call option,--sync,SYNC) $(ARGS)
 
 train: env ## start a run on NODES machines
 	@$(PYTHON_ENV) -m launcher train $(launch_options)
 
 dry-run: env ## print exactly what `make train` would run on each machine
 	@$(PYTHON_ENV) -m launcher dry-run $(launch_options)
+
+slurm: env ## write the same run as a batch script for a Slurm cluster
+	@$(PYTHON_ENV) -m launcher slurm $(launch_options)
 
 status attach stop: env ## of the newest run, or RUN=...
 	@$(PYTHON_ENV) -m launcher $@ $(RUN)
