@@ -117,8 +117,9 @@ def fetch(requirement, order):
     if done.returncode:
         said = [line for line in done.stdout.splitlines() if line.strip()] or ["nothing"]
         raise BundleError(
-            f"{requirement.name} {requirement.version} could not be fetched from {order.index_url}; "
-            f"pip said: {said[-1]}. Run the same command again: what is there already is kept"
+            f"{requirement.name} {requirement.version} could not be fetched from "
+            f"{order.index_url}; pip said: {said[-1]}. Run the same command again: what is there "
+            "already is kept"
         )
 
 

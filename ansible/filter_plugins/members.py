@@ -79,11 +79,17 @@ def member(variables):
     return {"names": names, "keys": host_keys(variables["ansible_facts"])}
 
 
-def not_reached(variables):
-    """One sentence on a machine that did not answer, from its host variables."""
+def what_ssh_said(variables):
+    """ssh's words on one line, without Ansible's in front."""
     said = " ".join(str(variables.get("reach_answer", {}).get("msg", "nothing")).split())
     for prefix in ("Task failed: ", "Failed to connect to the host via ssh: "):
         said = said.removeprefix(prefix)
+    return said
+
+
+def not_reached(variables):
+    """One sentence on a machine that did not answer, from its host variables."""
+    said = what_ssh_said(variables)
     name = variables["inventory_hostname"]
     address = variables.get("ansible_host", "no ansible_host")
     return f"NOT PROVISIONED: {name} ({address}) did not answer. ssh said: {said}"

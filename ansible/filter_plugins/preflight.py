@@ -8,19 +8,51 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+import members
 import stacks
 
 SUPPORTED = {"debian": ("11", "12", "13"), "ubuntu": ("18.04", "20.04", "22.04", "24.04")}
 OLDEST_PYTHON = (3, 8)  # of ansible-core 2.19's modules
 CLOCK_TOLERANCE = 2.0  # seconds
 
+# What ssh says, the fault's name, the remedy. The last row takes all the rest.
+UNREACHABLE = (
+    (
+        "IDENTIFICATION HAS CHANGED",
+        "host_key_changed",
+        "if the machine was installed anew: ssh-keygen -R {address}, then make bootstrap; "
+        "if not, somebody may stand in between: find out before you go on",
+    ),
+    (
+        "Host key verification failed",
+        "host_key_unknown",
+        "make bootstrap shows its host key, to be compared with the machine's own screen",
+    ),
+    ("Permission denied", "login", "make bootstrap installs this control machine's key"),
+    (
+        "Could not resolve",
+        "name",
+        "write its address, as `ip -brief address` shows it there, into inventory.ini",
+    ),
+    (
+        "Connection refused",
+        "no_sshd",
+        "on that machine: sudo apt install openssh-server",
+    ),
+    (
+        "",
+        "unreachable",
+        "is it switched on, is its cable in, is {address} still its address? ping {address}",
+    ),
+)
+
 
 def findings(facts, question):
     """All that is wrong with one machine.
 
-    question: {"address": the one in the inventory, "space": [{"folder", "bytes"}] that must be free,
-    "env_manager", "stack": the wish, "table": that of stacks.yml, "become_password": whether -K was
-    given, "clock": [the control machine's seconds before and after collecting]}.
+    question: {"address": the one in the inventory, "space": [{"folder", "bytes"}] that must be
+    free, "env_manager", "stack": the wish, "table": that of stacks.yml, "become_password": whether
+    -K was given, "clock": [the control machine's seconds before and after collecting]}.
     """
     judges = (
         system,
@@ -46,7 +78,7 @@ def system(facts, question):
     if releases is None or facts["release"] not in releases:
         yield (
             "release",
-            f"{facts['distribution']} {facts['release']} is not one of the releases that the roles know",
+            f"the roles do not know its release, {facts['distribution']} {facts['release']}",
             "use Debian 11 to 13 or Ubuntu 18.04 to 24.04",
         )
     if facts["arch"] != "x86_64":
@@ -266,6 +298,30 @@ def cluster_findings(machines):
     return found
 
 
+def unreachable(variables):
+    """The finding on a machine that did not answer: what ssh said, in its variables, decides."""
+    said = members.what_ssh_said(variables)
+    name = variables["inventory_hostname"]
+    address = variables.get("ansible_host", name)
+    fault, remedy = next((fault, text) for words, fault, text in UNREACHABLE if words in said)
+    return {
+        "host": name,
+        "fault": fault,
+        "cause": f"{address} did not let ssh in: {said}",
+        "remedy": remedy.format(address=address),
+    }
+
+
+def not_collected(host, message):
+    """The finding on a machine that answers, and on which nothing can be collected."""
+    return {
+        "host": host,
+        "fault": "collect",
+        "cause": f"its facts could not be collected: {' '.join(str(message).split())}",
+        "remedy": "a Python is needed there: sudo apt install python3",
+    }
+
+
 def own_mac(facts):
     return next(
         (link["mac"] for link in facts["links"] if link["name"] == facts["interface"]), None
@@ -285,4 +341,6 @@ class FilterModule:
             "tandem_findings": findings,
             "tandem_cluster_findings": cluster_findings,
             "tandem_finding_text": text,
+            "tandem_unreachable": unreachable,
+            "tandem_not_collected": not_collected,
         }

@@ -1,0 +1,112 @@
+"""Machines of real shape, as ansible/library/machine_facts.py describes them, for the tests."""
+
+import copy
+import importlib.util
+import sys
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[3]
+TABLE = yaml.safe_load((ROOT / "ansible/stacks.yml").read_text())["stacks"]
+
+# A healthy member: Debian 12 on gigabit Ethernet, no GPU.
+HEALTHY = {
+    "host": "node1",
+    "distribution": "debian",
+    "release": "12",
+    "codename": "bookworm",
+    "kernel": "6.1.0-31-amd64",
+    "kernel_headers": False,
+    "arch": "x86_64",
+    "glibc": "2.36",
+    "gcc": None,
+    "python": "3.11.2",
+    "python_venv": True,
+    "systemd": True,
+    "memory": 33_000_000_000,
+    "machine_id": "0" * 31 + "1",
+    "gpus": [],
+    "driver": None,
+    "driver_library": None,
+    "nouveau": False,
+    "secure_boot": None,
+    "hostname": "node1",
+    "links": [
+        {
+            "name": "eno1",
+            "mac": "3c:7c:3f:00:00:01",
+            "mtu": 1500,
+            "up": True,
+            "speed": 1000,
+            "duplex": "full",
+            "wireless": False,
+            "addresses": ["192.168.56.111"],
+        }
+    ],
+    "interface": "eno1",
+    "loopback_names": [],
+    "firewall": None,
+    "docker": False,
+    "sudo": True,
+    "apt_lock": None,
+    "dpkg_broken": False,
+    "clock": 1000.0,
+    "clock_synchronized": "yes",
+    "missing_libraries": [],
+    "missing_mounts": [],
+    "rsync": True,
+    "disks": {
+        "/opt/tandem": {"free": 9e10, "free_inodes": 5e6, "read_only": False, "device": 1},
+        "/var/tmp": {"free": 9e10, "free_inodes": 5e6, "read_only": False, "device": 1},
+    },
+}
+
+QUESTION = {
+    "address": "192.168.56.111",
+    "space": [
+        {"folder": "/opt/tandem", "bytes": 6_000_000_000},
+        {"folder": "/var/tmp", "bytes": 3_500_000_000},
+    ],
+    "env_manager": "auto",
+    "stack": "auto",
+    "table": TABLE,
+    "clock": [999.0, 1001.0],
+    "become_password": False,
+}
+
+# release: (distribution, release, kernel, glibc, python), as installed.
+RELEASES = {
+    "debian11": ("debian", "11", "5.10.0-34-amd64", "2.31", "3.9.2"),
+    "debian12": ("debian", "12", "6.1.0-31-amd64", "2.36", "3.11.2"),
+    "debian13": ("debian", "13", "6.12.48-amd64", "2.41", "3.13.5"),
+    "ubuntu1804": ("ubuntu", "18.04", "4.15.0-213-generic", "2.27", "3.6.9"),
+    "ubuntu1804hwe": ("ubuntu", "18.04", "5.4.0-150-generic", "2.27", "3.6.9"),
+    "ubuntu2004": ("ubuntu", "20.04", "5.15.0-139-generic", "2.31", "3.8.10"),
+    "ubuntu2204": ("ubuntu", "22.04", "6.8.0-60-generic", "2.35", "3.10.12"),
+    "ubuntu2404": ("ubuntu", "24.04", "6.8.0-60-generic", "2.39", "3.12.3"),
+}
+
+
+def machine(release="debian12", cards=(), **changes):
+    """A healthy machine of a release, with NVIDIA cards by device number and changed facts."""
+    made = copy.deepcopy(HEALTHY)
+    names = ("distribution", "release", "kernel", "glibc", "python")
+    made.update(zip(names, RELEASES[release]))
+    made["gpus"] = [
+        {"vendor": "10de", "device": card, "slot": f"0{place}"} for place, card in enumerate(cards)
+    ]
+    if cards:
+        made.update(driver="580.126.20", driver_library="580.126.20")
+    made.update(changes)
+    return made
+
+
+def load(path):
+    """A Python file of ansible/, which is no package."""
+    sys.path.insert(0, str((ROOT / path).parent))
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module

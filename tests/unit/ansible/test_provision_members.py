@@ -1,0 +1,63 @@
+"""/etc/hosts and ssh_known_hosts: members' lines are right, everybody else's stay."""
+
+from tests.unit.ansible.provision_machines import load
+
+members = load("ansible/filter_plugins/members.py")
+
+ADDRESSES = {"node1": "192.168.56.111", "node2": "192.168.56.112"}
+DEBIAN = """127.0.0.1\tlocalhost
+127.0.1.1\tnode1.lan node1
+
+# printers
+192.168.1.9 printer
+::1     ip6-localhost
+"""
+
+
+def test_own_name_leaves_the_loopback_line_and_other_lines_stay():
+    made = members.hosts_file(DEBIAN, ADDRESSES)
+    assert "127.0.1.1\tnode1.lan\n" in made
+    assert "192.168.1.9 printer\n" in made and "# printers\n" in made
+    assert "127.0.0.1\tlocalhost\n" in made
+    assert made.splitlines()[-4:-1] == [
+        members.HOSTS_BEGIN,
+        "192.168.56.111\tnode1",
+        "192.168.56.112\tnode2",
+    ]
+
+
+def test_a_loopback_line_of_members_alone_goes():
+    assert "127.0.1.1" not in members.hosts_file("127.0.1.1 node1\n", ADDRESSES)
+
+
+def test_hosts_file_is_stable_and_follows_the_inventory():
+    once = members.hosts_file(DEBIAN, ADDRESSES)
+    assert members.hosts_file(once, ADDRESSES) == once
+    moved = members.hosts_file(once, {"node1": "10.0.0.1"})
+    assert "10.0.0.1\tnode1" in moved and "node2" not in moved
+
+
+def test_known_hosts_replaces_members_keys_and_keeps_others():
+    key = {"type": "ssh-ed25519", "key": "NEW"}
+    text = (
+        "node1,192.168.56.111 ssh-ed25519 OLD\n"
+        "github.com ssh-ed25519 X\n"
+        "node2,192.168.56.112 ssh-rsa Y\n"
+    )
+    made = members.known_hosts_file(text, [{"names": ["node1", "192.168.56.111"], "keys": [key]}])
+    assert made == (
+        "github.com ssh-ed25519 X\n"
+        "node2,192.168.56.112 ssh-rsa Y\n"  # switched off today: its key stays
+        "node1,192.168.56.111 ssh-ed25519 NEW\n"
+    )
+
+
+def test_sentence_on_a_machine_that_did_not_answer():
+    said = members.not_reached(
+        {
+            "inventory_hostname": "node5",
+            "ansible_host": "10.0.0.5",
+            "reach_answer": {"msg": "Failed to connect to the host via ssh: No route\nto host"},
+        }
+    )
+    assert said == "NOT PROVISIONED: node5 (10.0.0.5) did not answer. ssh said: No route to host"

@@ -1,0 +1,124 @@
+"""The judge of preflight over recorded facts: each fault is found alone, with a remedy."""
+
+import pytest
+
+from tests.unit.ansible.provision_machines import HEALTHY, QUESTION, load, machine
+
+preflight = load("ansible/filter_plugins/preflight.py")
+
+
+def link(**changes):
+    return {"links": [dict(HEALTHY["links"][0], **changes)]}
+
+
+def disks(**changes):
+    return {"disks": {name: dict(row, **changes) for name, row in HEALTHY["disks"].items()}}
+
+
+FAULTS = [
+    ("release", machine(distribution="fedora")),
+    ("arch", machine(arch="aarch64")),
+    ("systemd", machine(systemd=False)),
+    ("python", machine("ubuntu1804")),
+    ("sudo", machine(sudo=False)),
+    ("disk_full", machine(**disks(free=1e9))),
+    ("inodes", machine(**disks(free_inodes=10))),
+    ("read_only", machine(**disks(read_only=True))),
+    ("mount", machine(missing_mounts=[{"path": "/data", "type": "nfs4"}])),
+    ("library_path", machine(missing_libraries=["/usr/lcoal/cuda/lib64"])),
+    ("address", machine(interface=None)),
+    ("wireless", machine(**link(wireless=True))),
+    ("link_speed", machine(**link(speed=100))),
+    ("duplex", machine(**link(duplex="half"))),
+    ("mtu", machine(**link(mtu=1400))),
+    ("firewall", machine(firewall="ufw")),
+    ("apt_lock", machine(apt_lock={"pid": 7, "command": "unattended-upgr"})),
+    ("dpkg", machine(dpkg_broken=True)),
+    ("rsync", machine(rsync=False)),
+    ("clock", machine(clock=1100.0)),
+    ("venv", machine(python_venv=False)),
+    ("secure_boot", machine("debian11", ["1e07"], secure_boot=True, driver=None)),
+    ("nouveau", machine("debian11", ["1e07"], nouveau=True, driver=None)),
+    ("driver_missing", machine("debian11", ["1e07"], driver=None)),
+    ("driver_mismatch", machine("debian11", ["1e07"], driver_library="580.130.1")),
+    ("driver_old", machine("debian11", ["1e07"], driver="430.50", driver_library="430.50")),
+    ("stack", machine("debian11", ["ffff"])),
+]
+
+
+def found(facts, **question):
+    return preflight.findings(facts, {**QUESTION, **question})
+
+
+@pytest.mark.parametrize(("fault", "facts"), FAULTS, ids=[fault for fault, _ in FAULTS])
+def test_fault(fault, facts):
+    findings = found(facts)
+    assert fault in [finding["fault"] for finding in findings]
+    for finding in findings:
+        assert finding["host"] == "node1"
+        assert len(finding["cause"]) > 10
+        assert len(finding["remedy"]) > 10
+
+
+@pytest.mark.parametrize("cards", [[], ["1e07"]])
+def test_healthy_machines_have_none(cards):
+    assert found(machine("debian11" if cards else "debian12", cards)) == []
+
+
+def test_everything_is_said_at_once():
+    ill = machine(sudo=False, rsync=False, firewall="ufw")
+    assert {finding["fault"] for finding in found(ill)} == {"sudo", "rsync", "firewall"}
+
+
+def test_a_given_password_is_as_good_as_a_sudo_rule():
+    assert found(machine(sudo=False), become_password=True) == []
+
+
+def test_folders_of_one_disk_need_the_sum():
+    assert found(machine(**disks(free=9.4e9)))[0]["fault"] == "disk_full"
+    assert found(machine(**disks(free=9.6e9))) == []
+
+
+def test_the_clock_is_judged_against_the_time_of_collecting_not_of_judging():
+    assert found(machine(clock=500.0), clock=[400.0, 600.0]) == []
+    assert found(machine(clock=395.0), clock=[400.0, 600.0])[0]["cause"].startswith(
+        "its clock is -5"
+    )
+
+
+def test_one_machine_under_two_names_is_seen():
+    twin = machine(host="node2")
+    faults = [(row["host"], row["fault"]) for row in preflight.cluster_findings([machine(), twin])]
+    assert faults == [("node2", "duplicate_machine_id"), ("node2", "duplicate_mac")]
+    other = machine(host="node2", machine_id="f", **link(mac="3c:7c:3f:00:00:02"))
+    assert preflight.cluster_findings([machine(), other]) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        (
+            "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! Host key verification failed.",
+            "host_key_changed",
+        ),
+        (
+            "No ED25519 host key is known for 10.0.0.9. Host key verification failed.",
+            "host_key_unknown",
+        ),
+        ("tandem@10.0.0.9: Permission denied (publickey,password).", "login"),
+        ("ssh: Could not resolve hostname node9: Name or service not known", "name"),
+        ("ssh: connect to host 10.0.0.9 port 22: Connection refused", "no_sshd"),
+        ("ssh: connect to host 10.0.0.9 port 22: No route to host", "unreachable"),
+    ],
+)
+def test_what_ssh_says_decides(said, fault):
+    message = f"Task failed: Failed to connect to the host via ssh: {said}"
+    variables = {
+        "inventory_hostname": "node9",
+        "ansible_host": "10.0.0.9",
+        "reach_answer": {"msg": message},
+    }
+    finding = preflight.unreachable(variables)
+    assert finding["fault"] == fault
+    assert said in finding["cause"]
+    assert "{address}" not in finding["remedy"]

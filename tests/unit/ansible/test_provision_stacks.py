@@ -1,0 +1,151 @@
+"""The resolver over recorded machines: every generation of cards on every release."""
+
+import hashlib
+import re
+
+import pytest
+
+from tests.unit.ansible.provision_machines import RELEASES, ROOT, TABLE, load, machine
+
+stacks = load("ansible/filter_plugins/stacks.py")
+
+# PCI device numbers (pci.ids) of common cards.
+CARDS = {
+    "GTX 750 Ti": ("1380", "Maxwell", 50),
+    "GTX 970": ("13c2", "Maxwell", 52),
+    "Titan X Maxwell": ("17c2", "Maxwell", 52),
+    "P100": ("15f8", "Pascal", 60),
+    "GTX 1080 Ti": ("1b06", "Pascal", 61),
+    "GTX 1060": ("1c03", "Pascal", 61),
+    "V100": ("1db4", "Volta", 70),
+    "RTX 2080 Ti": ("1e07", "Turing", 75),
+    "RTX 2070": ("1f02", "Turing", 75),
+    "GTX 1660 Ti": ("2182", "Turing", 75),
+    "A100": ("20b0", "Ampere", 80),
+    "RTX 3090": ("2204", "Ampere", 86),
+    "RTX 3060": ("2503", "Ampere", 86),
+    "RTX 4090": ("2684", "Ada", 89),
+    "H100": ("2330", "Hopper", 90),
+    "RTX 5090": ("2b85", "Blackwell", 120),
+}
+AUTO = {50: "cu102", 52: "cu102", 60: "cu102", 61: "cu102", 70: "cu102", 75: "cu102"}
+
+
+def card(name):
+    return CARDS[name][0]
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_generation_of_a_card(name):
+    device, generation, sm = CARDS[name]
+    row = stacks.generation(device, TABLE)
+    assert (row["name"], row["sm"]) == (generation, sm)
+
+
+@pytest.mark.parametrize("release", sorted(set(RELEASES) - {"ubuntu1804", "ubuntu1804hwe"}))
+@pytest.mark.parametrize("name", CARDS)
+def test_auto_takes_the_projects_stack_up_to_turing_else_the_newest(name, release):
+    sm = CARDS[name][2]
+    chosen = stacks.resolve([machine(release, [card(name)])], "auto", TABLE)
+    assert chosen["name"] == AUTO.get(sm, "cu132")
+
+
+@pytest.mark.parametrize("release", ["ubuntu1804", "ubuntu1804hwe"])
+def test_old_glibc_has_cu102_alone(release):
+    assert stacks.resolve([machine(release, ["1e07"])], "auto", TABLE)["name"] == "cu102"
+    with pytest.raises(stacks.StackError, match=r"needs glibc 2\.28.*has 2\.27"):
+        stacks.resolve([machine(release, ["2204"])], "auto", TABLE)
+
+
+def test_no_gpu_means_cpu_and_one_machine_without_decides_for_all():
+    with_card, without = machine(cards=["2204"]), machine(host="node2")
+    assert stacks.resolve([without], "auto", TABLE)["name"] == "cpu"
+    chosen = stacks.resolve([with_card, without], "auto", TABLE)
+    assert chosen["name"] == "cpu"
+    assert "node2" in chosen["reason"]
+
+
+def test_pascal_beside_ampere_gets_the_newest_that_both_can_run():
+    mixed = [machine(cards=["1b06"]), machine(cards=["2204"], host="node2")]
+    assert stacks.resolve(mixed, "auto", TABLE)["name"] == "cu126"
+
+
+def test_pascal_beside_turing_wishing_for_the_newest_hears_the_reason_and_the_nearest():
+    mixed = [machine(cards=["1b06"]), machine(cards=["1e07"], host="node2")]
+    with pytest.raises(stacks.StackError) as caught:
+        stacks.resolve(mixed, "cu132", TABLE)
+    said = str(caught.value)
+    assert "Pascal" in said and "sm_61" in said and "stack: cu102" in said
+    assert "node2" not in said  # Turing is able
+
+
+def test_volta_beside_blackwell_has_no_common_stack():
+    with pytest.raises(stacks.StackError, match="no stack fits"):
+        stacks.resolve([machine(cards=["1db4"]), machine(cards=["2b85"])], "auto", TABLE)
+
+
+def test_unknown_stack_and_unknown_card_are_named():
+    with pytest.raises(stacks.StackError, match=r"'cu999' is not in ansible/stacks\.yml"):
+        stacks.resolve([machine()], "cu999", TABLE)
+    with pytest.raises(stacks.StackError, match=r"ffff is not in ansible/stacks\.yml"):
+        stacks.resolve([machine(cards=["ffff"])], "auto", TABLE)
+
+
+def test_cards_of_other_makers_do_not_count():
+    intel = machine(gpus=[{"vendor": "8086", "device": "9bc5", "slot": "0"}])
+    assert stacks.resolve([intel], "auto", TABLE)["name"] == "cpu"
+
+
+def test_driver_of_the_newest_branch_serves_old_toolkits_and_440_is_refused_on_new_kernels():
+    turing = machine(cards=["1e07"])
+    cu102 = stacks.resolve([turing], "cu102", TABLE)
+    assert stacks.resolve_driver(turing, cu102, TABLE)["branch"] == 580
+    only_440 = dict(TABLE, drivers=[row for row in TABLE["drivers"] if row["branch"] == 440])
+    with pytest.raises(stacks.StackError, match=r"kernels below 5\.6 only, and this is 6\.1"):
+        stacks.resolve_driver(turing, cu102, only_440)
+    old = machine("ubuntu1804hwe", ["1e07"])
+    assert stacks.resolve_driver(old, cu102, only_440)["version"] == "440.33.01"
+
+
+@pytest.mark.parametrize(
+    ("release", "stack", "manager", "expected"),
+    [
+        ("debian12", "cpu", "auto", ("venv", "3.11")),
+        ("debian13", "cpu", "auto", ("venv", "3.13")),
+        ("ubuntu2204", "cpu", "auto", ("conda", "3.11")),
+        ("debian11", "cu102", "auto", ("venv", "3.9")),
+        ("debian12", "cu102", "auto", ("conda", "3.9")),
+        ("debian12", "cpu", "uv", ("uv", "3.11")),
+    ],
+)
+def test_python(release, stack, manager, expected):
+    row = dict(TABLE["rows"][stack], name=stack)
+    assert stacks.python_for(row, machine(release), manager) == expected
+
+
+def test_venv_of_an_unfit_python_is_refused():
+    with pytest.raises(stacks.StackError, match=r"its own Python is 3\.10.*conda or uv"):
+        stacks.python_for(dict(TABLE["rows"]["cpu"], name="cpu"), machine("ubuntu2204"), "venv")
+
+
+@pytest.mark.parametrize("name", TABLE["rows"])
+def test_every_row_has_its_locks_with_hashes(name):
+    row = TABLE["rows"][name]
+    for python in row["python"]:
+        text = (ROOT / f"ansible/locks/{row['lock']}-py{python}.txt").read_text()
+        assert f"torch=={row['torch']} " in text
+        assert f"torchvision=={row['torchvision']} " in text
+        assert not re.search(r"^apex\b", text, re.MULTILINE)  # PyPI's is another project
+        packages = re.findall(r"^\S+==.*?(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
+        assert len(packages) > 5
+        assert all("--hash=sha256:" in package for package in packages)
+
+
+def test_generations_do_not_overlap():
+    rows = TABLE["gpus"]["generations"]
+    assert all(before["last"] < after["first"] for before, after in zip(rows, rows[1:]))
+
+
+def test_every_download_has_a_checksum_of_the_right_length():
+    for row in TABLE["drivers"]:
+        assert len(row["sha256"]) == 2 * hashlib.sha256().digest_size
