@@ -9,7 +9,6 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from . import parallel, precision, syncbn
-from .batch import SMALLEST
 from .compat import HAS_COMPILE
 from .data.augment import Normalise
 from .data.folder import ImageFolder, image_sizes
@@ -46,8 +45,7 @@ class Job:
 
     @property
     def steps_per_epoch(self) -> int:
-        smallest = min(SMALLEST, *self.world.batches)
-        return steps_per_epoch(len(self.train_set), self.world.global_batch, smallest)
+        return steps_per_epoch(len(self.train_set), self.world.global_batch, self.world.smallest)
 
     @property
     def gradient_bytes(self) -> int:

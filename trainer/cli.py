@@ -5,7 +5,7 @@ import dataclasses
 import difflib
 import pathlib
 import typing
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
 from .errors import UserError
 from .options import GROUPS, Options
@@ -32,13 +32,9 @@ def _truth(text: str) -> bool:
     return words[text.lower()]
 
 
-def _is_list(name: str) -> bool:
-    return typing.get_origin(TYPES[name]) is tuple
-
-
-def _numbers(text: str) -> List[int]:
+def _numbers(text: str) -> Tuple[int, ...]:
     try:
-        return [int(part) for part in text.split(",") if part]
+        return tuple(int(part) for part in text.split(",") if part)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list like 30,60,80") from error
 
@@ -64,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
         settings: Dict[str, Any] = {"help": text, "type": _kind(name), "metavar": "VALUE"}
         if _kind(name) is bool:
             settings.update(type=_truth, nargs="?", const=True, metavar="true|false")
-        elif _is_list(name):
+        elif typing.get_origin(TYPES[name]) is tuple:
             settings.update(type=_numbers, metavar="N,N,...")
         elif field.metadata["choices"]:
             settings.update(metavar="|".join(field.metadata["choices"]))
@@ -76,13 +72,13 @@ def parser() -> argparse.ArgumentParser:
 
 def parse(argv: Sequence[str]) -> Options:
     """Options of a command line; flags win over the file of --config. Raises UserError."""
-    underscored = [_underscored(word) for word in argv]
-    given, unknown = parser().parse_known_args(underscored)
+    flags = [_underscored(word) for word in argv]
+    given, unknown = parser().parse_known_args(flags)
     if unknown:
         raise UserError(_unknown(unknown[0].split("=")[0]))
-    flags = vars(given)
-    settings = {**read_config(flags["config"]), **flags} if "config" in flags else flags
-    return Options(**{name: _typed(name, value) for name, value in settings.items()})
+    if "config" in given:
+        given = parser().parse_args(read_config(given.config) + flags)
+    return Options(**vars(given))
 
 
 def _underscored(word: str) -> str:
@@ -99,8 +95,8 @@ def _unknown(word: str) -> str:
     return f"unknown option {word}.{hint}"
 
 
-def read_config(path: str) -> Dict[str, Any]:
-    """The settings in a YAML file: a flat mapping of option names. Raises UserError."""
+def read_config(path: str) -> List[str]:
+    """A YAML file, a flat mapping of option names, as a command line. Raises UserError."""
     try:
         import yaml
     except ImportError as error:
@@ -111,31 +107,11 @@ def read_config(path: str) -> Dict[str, Any]:
         raise UserError(f"--config {path}: {str(error).splitlines()[0]}.") from error
     if not isinstance(found, dict):
         raise UserError(f"--config {path}: expected lines like `epochs: 90`.")
-    settings = {str(name).replace("-", "_"): value for name, value in found.items()}
-    for name in settings:
-        if name not in FIELDS:
-            raise UserError(f"--config {path}: {_unknown(name)}")
-    return settings
-
-
-def _typed(name: str, value: Any) -> Any:
-    """A value of the file or the command line as its field's type."""
-    if value is None and FIELDS[name].default is None:
-        return None
-    kind = _kind(name)
-    if _is_list(name) and isinstance(value, (list, tuple)):
-        return tuple(int(part) for part in value)
-    wrong_bool = (kind is bool) != isinstance(value, bool)
-    if wrong_bool or (kind is str) != isinstance(value, str):
-        # YAML reads 1e-4 as text; the type's own constructor does not.
-        try:
-            return kind(value) if kind is float and not wrong_bool else _refuse(name, value)
-        except ValueError:
-            _refuse(name, value)
-    if kind is int and int(value) != value:
-        _refuse(name, value)
-    return kind(value)
-
-
-def _refuse(name: str, value: Any) -> None:
-    raise UserError(f"{name}: {value!r} is not of type {_kind(name).__name__}.")
+    argv = []
+    for name, value in found.items():
+        flag = _underscored(f"--{name}")
+        if flag[2:] not in FIELDS:
+            raise UserError(f"--config {path}: {_unknown(flag)}")
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        argv += [] if value is None else [f"{flag}={text}"]
+    return argv

@@ -15,6 +15,8 @@ from .options import Options
 from .timing import Clock, Lap
 from .world import World
 
+QUIET = 30  # seconds between plain lines within an epoch
+
 
 def attempt() -> int:
     return int(os.environ.get("TANDEM_ATTEMPT", "1"))
@@ -87,12 +89,14 @@ class Screen:
         self._with_bar = self.shown and wish == "bar"
         self._bar: Any = None
         self._epochs, self._steps_per_epoch = options.epochs, steps
-        self._begun, self._done = time.monotonic(), 0
+        self._begun = self._said = time.monotonic()
+        self._done = 0
         self._board = _board(options) if self.shown and options.tensorboard else None
 
     def say(self, text: str) -> None:
         if self.shown:
             self.close()
+            self._said = time.monotonic()
             print(text, flush=True)
 
     def epoch(self, epoch: int, done: int) -> None:
@@ -120,21 +124,21 @@ class Screen:
             rest = tqdm.format_interval(left / max(speed, 1e-9))
             text = f"loss {loss:.3f} top-1 {top1:.1%} {speed:.0f} img/s run {rest}"
             self._bar.set_postfix_str(text, refresh=False)
-        if self._board is not None:
-            self._board.add_scalar("train/loss", loss, step)
-            self._board.add_scalar("train/top1", top1, step)
-            self._board.add_scalar("train/images_per_second", speed, step)
+        elif self.shown and time.monotonic() - self._said > QUIET:
+            self.say(f"step {step}  loss {loss:.4f}  top-1 {top1:.2%}  {speed:.0f} images/s")
+        self._chart(step, train_loss=loss, train_top1=top1, images_per_second=speed)
 
     def evaluated(self, epoch: int, step: int, train_loss: float, result: Any) -> None:
         speed = self._done / max(time.monotonic() - self._begun, 1e-9)
         self.say(
-            f"epoch {epoch + 1}/{self._epochs}  train loss {train_loss:.4f}  val loss "
-            f"{result.loss:.4f}  top-1 {result.top1:.2%}  top-5 {result.top5:.2%}  "
-            f"{speed:.0f} images/s"
+            f"epoch {epoch + 1}/{self._epochs}  loss {train_loss:.3f}  val {result.loss:.3f}  "
+            f"top-1 {result.top1:.2%}  top-5 {result.top5:.2%}  {speed:.0f} img/s"
         )
-        if self._board is not None:
-            self._board.add_scalar("val/top1", result.top1, step)
-            self._board.add_scalar("val/loss", result.loss, step)
+        self._chart(step, val_loss=result.loss, val_top1=result.top1)
+
+    def _chart(self, step: int, **values: float) -> None:
+        for name, value in values.items() if self._board is not None else ():
+            self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
         if self._bar is not None:

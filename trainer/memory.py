@@ -15,7 +15,7 @@ from .batch import SMALLEST, micro_batches
 from .build import Job
 from .compat import is_out_of_memory
 from .data.loader import Batch
-from .step import Tally, train_step
+from .step import Tally, blank_pass, train_step, unchanged
 
 EXIT_OUT_OF_MEMORY = 76
 
@@ -53,22 +53,14 @@ def agree_micro_batches(job: Job) -> None:
 
 def _fits(job: Job, size: int) -> bool:
     """Whether a forward and backward of `size` images fits; leaves the model as it was."""
-    own = {name: buffer.clone() for name, buffer in job.model.named_buffers()}
-    shape = (size, 3, job.image_size, job.image_size)
+    fits = True
     try:
-        images = torch.zeros(shape, dtype=torch.uint8, device=job.world.device)
-        with job.precision.computing():
-            outputs = job.model(job.normalise(images))
-        (outputs.float().sum() * 0).backward()
-        fitted = True
+        with unchanged(job):
+            blank_pass(job, job.model, size)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        fitted = False
-    job.model.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for name, buffer in job.model.named_buffers():
-            buffer.copy_(own[name])
+        fits = False
     if job.world.device.type == "cuda":
         torch.cuda.empty_cache()
-    return fitted
+    return fits

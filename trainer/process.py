@@ -5,6 +5,7 @@ import sys
 import torch.distributed as dist
 
 from .compat import is_out_of_memory
+from .logs import quiet_others
 from .memory import EXIT_OUT_OF_MEMORY
 from .options import Options
 from .predict import infer
@@ -16,6 +17,7 @@ from .world import start
 def work(options: Options) -> int:
     """Train, predict or extract as one rank. Raises UserError for bad input."""
     world = start(options)
+    quiet_others(world)
     try:
         todo = infer if options.predict or options.extract else train
         code = todo(options, world)

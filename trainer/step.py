@@ -11,7 +11,7 @@ from .batch import SMALLEST, StepShape, step_shape
 from .build import Job
 from .data.loader import Batch
 from .data.mix import mix_images, mixed_loss, plan_mix
-from .data.order import derive_seed, split_batch
+from .data.order import derive_seed
 from .errors import UserError
 
 
@@ -24,9 +24,9 @@ class Tally(NamedTuple):
 
 def shape_of(job: Job, global_count: int) -> StepShape:
     """This rank's part of a step of `global_count` samples; all ranks compute the same sizes."""
-    smallest = min(SMALLEST, *job.world.batches)
-    sizes = split_batch(global_count, job.world.batches, smallest)
-    return step_shape(sizes, job.world.rank, job.micro_batches, job.options.sync_bn)
+    return step_shape(
+        job.world.shares(global_count), job.world.rank, job.micro_batches, job.options.sync_bn
+    )
 
 
 def train_step(job: Job, batch: Batch, step: int, lr: float) -> Tally:
@@ -99,15 +99,32 @@ def _gradients(
 def _take_part(job: Job) -> Tally:
     """A rank without samples: the peers wait for its gradients, which are zero."""
     job.clock.enter("forward")
-    blank = torch.zeros(
-        1, 3, job.image_size, job.image_size, dtype=torch.uint8, device=job.world.device
-    )
-    with job.precision.computing():
-        outputs = job.net(job.normalise(blank))
-    job.clock.enter("backward")
-    job.precision.backward(outputs.float().sum() * 0)
+    blank_pass(job, job.net, 1)
     nothing = torch.zeros((), device=job.world.device)
     return Tally(nothing, nothing)
+
+
+def blank_pass(job: Job, net: nn.Module, count: int) -> None:
+    """Forward and backward of `count` blank images; all gradients are zero."""
+    shape = (count, 3, job.image_size, job.image_size)
+    blank = torch.zeros(shape, dtype=torch.uint8, device=job.world.device)
+    with job.precision.computing():
+        outputs = net(job.normalise(blank))
+    job.clock.enter("backward")
+    job.precision.backward(outputs.sum() * 0)
+
+
+@contextlib.contextmanager
+def unchanged(job: Job) -> Iterator[None]:
+    """Afterwards the model has its buffers of before, and no gradients."""
+    own = {name: buffer.clone() for name, buffer in job.model.named_buffers()}
+    try:
+        yield
+    finally:
+        job.net.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for name, buffer in job.model.named_buffers():
+                buffer.copy_(own[name])
 
 
 @contextlib.contextmanager
@@ -138,23 +155,12 @@ def settle_buckets(job: Job) -> None:
 
     DDP orders its buckets anew after its first backward, and sums in another order from then on:
     without this, the first step after a resume would differ from the same step of a run that was
-    never stopped. State that the model changes in a forward is put back. Raises UserError for
-    parameters without a gradient, which DDP would wait for.
+    never stopped. Raises UserError for parameters without a gradient, which DDP would wait for.
     """
-    own = {name: buffer.clone() for name, buffer in job.model.named_buffers()}
-    blank = torch.zeros(
-        2, 3, job.image_size, job.image_size, dtype=torch.uint8, device=job.world.device
-    )
-    with job.precision.computing():
-        outputs = job.net(job.normalise(blank))
-    (outputs.float().sum() * 0).backward()
-    unused = [
-        name for name, p in job.model.named_parameters() if p.requires_grad and p.grad is None
-    ]
-    job.net.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for name, buffer in job.model.named_buffers():
-            buffer.copy_(own[name])
+    with unchanged(job):
+        blank_pass(job, job.net, SMALLEST)
+        weights = job.model.named_parameters()
+        unused = [name for name, p in weights if p.requires_grad and p.grad is None]
     if unused and job.world.size > 1 and not job.options.find_unused_parameters:
         raise UserError(
             f"the model's {unused[0]} (of {len(unused)} parameters) takes no part in its output, "

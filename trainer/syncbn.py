@@ -5,7 +5,7 @@ float64, so that mean and variance are as exact as those of one big batch. Formu
 Szegedy, Batch Normalization, 2015, algorithm 1 and section 3.
 """
 
-from typing import Any, Optional, Tuple
+from typing import Any, Tuple
 
 import torch
 import torch.distributed as dist
@@ -34,88 +34,72 @@ class GlooBatchNorm(_BatchNorm):
 
     def __init__(self, source: _BatchNorm, group: Any) -> None:
         super().__init__(source.num_features, source.eps, source.momentum, source.affine)
+        self._parameters.update(source._parameters)
+        self._buffers.update(source._buffers)
         self.track_running_stats, self.training = source.track_running_stats, source.training
-        self.weight, self.bias = source.weight, source.bias
-        self.running_mean, self.running_var = source.running_mean, source.running_var
-        self.num_batches_tracked = source.num_batches_tracked
         self.group = group
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+        pass  # any number of dimensions: this stands for BatchNorm1d, 2d and 3d
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        self._check_input_dim(input)
         if not self.training:
             return super().forward(input)
         output, mean, variance, count = _Normalize.apply(
             input, self.weight, self.bias, self.eps, self.group
         )
-        self._track(mean, variance, count)
+        if self.running_mean is not None:
+            self._track(mean, variance * (count / (count - 1)))
         return output
 
     @torch.no_grad()
-    def _track(self, mean: torch.Tensor, variance: torch.Tensor, count: torch.Tensor) -> None:
-        if self.running_mean is None or self.running_var is None:
-            return
+    def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         share = self.momentum
         if share is None:
             share = 1.0 / float(self.num_batches_tracked)
-        unbiased = variance * (count / (count - 1))
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), share)
+        self.running_var.lerp_(variance.to(self.running_var.dtype), share)
 
 
-def _per_channel(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return values.to(torch.float32 if like.dtype != torch.float64 else like.dtype).view(
-        1, -1, *[1] * (like.dim() - 2)
-    )
+def _wide(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Per-channel fp64 `values` to multiply `like` by, in fp32 at least."""
+    kind = torch.promote_types(like.dtype, torch.float32)
+    return values.to(kind).view(1, -1, *[1] * (like.dim() - 2))
 
 
 class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: Optional[torch.Tensor],
-        bias: Optional[torch.Tensor],
-        eps: float,
-        group: Any,
-    ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        ctx: Any, x: Any, weight: Any, bias: Any, eps: float, group: Any
+    ) -> Tuple[Any, ...]:
         axes = [axis for axis in range(x.dim()) if axis != 1]
-        wide = x.double()
-        count = torch.full((1,), x.numel() / x.shape[1], dtype=torch.float64)
-        sums = torch.cat([wide.sum(axes), (wide * wide).sum(axes), count])
+        wide, channels = x.double(), x.shape[1]
+        size = wide.new_tensor([x.numel() / channels])
+        sums = torch.cat([wide.sum(axes), (wide * wide).sum(axes), size])
         dist.all_reduce(sums, group=group)
-        channels, count = x.shape[1], sums[-1]
+        count = sums[-1]
         mean = sums[:channels] / count
         variance = (sums[channels:-1] / count - mean * mean).clamp_(min=0)
         inverse = (variance + eps).rsqrt()
-        normal = (x - _per_channel(mean, x)) * _per_channel(inverse, x)
+        normal = (x - _wide(mean, x)) * _wide(inverse, x)
         ctx.save_for_backward(normal, inverse, weight, count)
         ctx.axes, ctx.group, ctx.kind = axes, group, x.dtype
-        output = normal
-        if weight is not None and bias is not None:
-            output = normal * _per_channel(weight, x) + _per_channel(bias, x)
+        output = normal if weight is None else normal * _wide(weight, x) + _wide(bias, x)
         ctx.mark_non_differentiable(mean, variance, count)
         return output.to(x.dtype), mean, variance, count
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> Tuple[Any, ...]:
+    def backward(ctx: Any, grad: Any, *_: Any) -> Tuple[Any, ...]:
         normal, inverse, weight, count = ctx.saved_tensors
         grad = grad.to(normal.dtype)
-        local = torch.cat([grad.double().sum(ctx.axes), (grad * normal).double().sum(ctx.axes)])
         # The parameters' gradients stay this rank's own: DDP sums them.
-        channels = local.numel() // 2
-        grad_bias, grad_weight = local[:channels].clone(), local[channels:].clone()
-        dist.all_reduce(local, group=ctx.group)
-        mean_grad = _per_channel(local[:channels] / count, normal)
-        mean_product = _per_channel(local[channels:] / count, normal)
-        scale = inverse if weight is None else inverse * weight.double()
-        grad_x = (grad - mean_grad - normal * mean_product) * _per_channel(scale, normal)
-        if weight is None:
-            return grad_x.to(ctx.kind), None, None, None, None
-        kind = weight.dtype
-        return grad_x.to(ctx.kind), grad_weight.to(kind), grad_bias.to(kind), None, None
+        own = torch.stack([(grad * normal).double().sum(ctx.axes), grad.double().sum(ctx.axes)])
+        total = own.clone()
+        dist.all_reduce(total, group=ctx.group)
+        product, plain = (_wide(part / count, normal) for part in total)
+        scale = inverse if weight is None else inverse * weight
+        grad_x = (grad - plain - normal * product) * _wide(scale, normal)
+        own_weight, own_bias = (None, None) if weight is None else own.to(weight.dtype)
+        return grad_x.to(ctx.kind), own_weight, own_bias, None, None

@@ -2,15 +2,14 @@
 
 import contextlib
 import pathlib
-from typing import List, Optional
+from typing import List
 
 import torch
 
 from . import checkpoint, memory
-from .batch import SMALLEST
 from .build import job, materials
 from .data.loader import Batch, train_batches
-from .data.order import rank_slice, split_batch
+from .data.order import rank_slice
 from .evaluate import Result, evaluate
 from .host import peak_resident
 from .introduce import sentences, start_line
@@ -83,7 +82,8 @@ class Run:
             best = False
             if last or done % self.options.evaluate_every == 0:
                 best = self.evaluate()
-            if last or best or self.options.checkpoint_every == 0:
+            every = self.options.checkpoint_every
+            if last or best or every == 0 or self.position.step % every == 0:
                 self.save(best)
         return True
 
@@ -98,12 +98,10 @@ class Run:
                 return False
             self._step(batch)
             every = self.options.checkpoint_every
-            ended = at.sample == len(job.train_set)
-            if ended:
-                break
-            if every and at.step % every == 0:
+            if every and at.step % every == 0 and at.sample < len(job.train_set):
                 self.save(best=False)
             self.clock.enter("data")
+        self.clock.enter("other")
         self._log_point()
         at.epoch, at.sample = at.epoch + 1, 0
         return True
@@ -125,8 +123,7 @@ class Run:
             self._log_point()
 
     def _log_samples(self, batch: Batch) -> None:
-        smallest = min(SMALLEST, *self.world.batches)
-        sizes = split_batch(batch.global_count, self.world.batches, smallest)
+        sizes = self.world.shares(batch.global_count)
         begin = self.position.sample + rank_slice(sizes, self.world.rank).start
         self.sample_log.add(self.position.epoch, begin, batch.indices.tolist())
 
@@ -157,31 +154,17 @@ class Run:
     def _report(self, result: Result) -> None:
         epoch = self.position.epoch - 1
         self.screen.evaluated(epoch, self.position.step, self.train_loss, result)
-        self.lines.add(
-            "evaluate",
-            epoch=epoch,
-            samples=result.samples,
-            top1=result.top1,
-            top5=result.top5,
-            loss=result.loss,
-        )
+        self.lines.add("evaluate", epoch=epoch, **result._asdict())
         self.lines.flush()
 
     def save(self, best: bool) -> None:
         """Copy the state and let the writer thread write it, on each node's first process."""
         self.clock.enter("checkpoint")
         payload = checkpoint.snapshot(self.job, self.position)
-        path: Optional[pathlib.Path] = None
-        if self.saves:
-            path = self.writer.save(payload, best)
+        file = self.writer.save(payload, best).name if self.saves else None
         size = sum(t.numel() * t.element_size() for t in payload["model"].values())
         self.clock.enter("other")
-        self.lines.add(
-            "checkpoint",
-            step=self.position.step,
-            bytes=size,
-            file=path.name if path else None,
-        )
+        self.lines.add("checkpoint", step=self.position.step, bytes=size, file=file)
         self.lines.flush()
 
     def _introduce(self, resumed: bool) -> None:

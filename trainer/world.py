@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from .batch import rank_batches
+from .batch import SMALLEST, rank_batches
+from .data.order import split_batch
 from .errors import UserError
 from .options import Options
 
@@ -39,6 +40,15 @@ class World(Place):
     @property
     def global_batch(self) -> int:
         return sum(self.batches)
+
+    @property
+    def smallest(self) -> int:
+        """A rank gets so many samples of a step or none."""
+        return min(SMALLEST, *self.batches)
+
+    def shares(self, count: int) -> List[int]:
+        """Samples per rank of a step of `count`."""
+        return split_batch(count, self.batches, self.smallest)
 
     def gather(self, thing: Any) -> List[Any]:
         """One picklable thing from each rank, in rank order, on every rank."""

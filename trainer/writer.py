@@ -1,10 +1,8 @@
 """Writing checkpoint files beside training: a reader sees a whole file or none."""
 
-import contextlib
 import os
 import pathlib
 import re
-import shutil
 import threading
 import zipfile
 from typing import Any, Dict, List, Optional
@@ -34,41 +32,19 @@ def is_whole(path: pathlib.Path) -> bool:
         return False
 
 
-def write_whole(payload: Dict[str, Any], path: pathlib.Path) -> int:
-    """Save so that `path` is either absent or whole, even after a power cut. Returns its size."""
+def write_whole(payload: Dict[str, Any], path: pathlib.Path) -> None:
+    """Save so that `path` is either absent or whole, even after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
     with unfinished.open("wb") as file:
         torch.save(payload, file)
         file.flush()
         os.fsync(file.fileno())
-        size = file.tell()
     unfinished.replace(path)
-    _sync_folder(path.parent)
-    return size
-
-
-def _sync_folder(folder: pathlib.Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _copy_whole(source: pathlib.Path, target: pathlib.Path) -> None:
-    """A second name for a file, or a copy where the file system has no links; atomic."""
-    unfinished = target.with_suffix(".unfinished")
-    with contextlib.suppress(FileNotFoundError):
-        unfinished.unlink()
-    try:
-        os.link(source, unfinished)
-    except OSError:
-        shutil.copyfile(source, unfinished)
-        with unfinished.open("rb") as file:
-            os.fsync(file.fileno())
-    unfinished.replace(target)
-    _sync_folder(target.parent)
+    # The new name is safe only when the folder is.
+    folder = os.open(path.parent, os.O_RDONLY)
+    os.fsync(folder)
+    os.close(folder)
 
 
 class Writer:
@@ -101,7 +77,7 @@ class Writer:
         try:
             write_whole(payload, path)
             if best:
-                _copy_whole(path, path.with_name("best.pt"))
+                write_whole(payload, path.with_name("best.pt"))
             own = [old for old in self.folder.glob("step-*.pt") if NAME.search(old.name)]
             for old in sorted(own, key=_step)[: -self.keep]:
                 old.unlink()
