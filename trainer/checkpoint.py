@@ -21,7 +21,7 @@ from .compat import load_tensors
 from .errors import UserError
 from .evaluate import share_buffers
 from .options import Options
-from .writer import is_whole, newest_first
+from .writer import checkpoints, is_whole
 
 
 @dataclasses.dataclass
@@ -153,17 +153,13 @@ def _newest_here(job: Job) -> Tuple[bytes, Optional[Found]]:
         return b"", None
     path = pathlib.Path(wanted)
     best: Tuple[bytes, Optional[Found]] = (b"", None)
-    for file in [path] if path.is_file() else newest_first(path):
-        if not is_whole(file):
-            continue
+    for file in filter(is_whole, [path] if path.is_file() else checkpoints(path)):
         content = file.read_bytes()
         state = load_tensors(io.BytesIO(content))
         other = differing(state, options, len(job.train_set))
         found = Found((state["run"], state["samples"]), job.world.rank, len(content), other)
         if best[1] is None or found.key > best[1].key:
             best = content, found
-        if file is path or best[1] is not None:
-            break
     return best
 
 

@@ -1,6 +1,7 @@
 """python -m trainer.export OUTPUT_FOLDER FILE: the plain weights of a run's latest state."""
 
 import argparse
+import io
 import pathlib
 import sys
 from typing import Any, Dict, List, Optional
@@ -9,23 +10,16 @@ import torch
 
 from .compat import load_tensors
 from .errors import UserError
-from .writer import is_whole, newest_first
+from .writer import checkpoints, is_whole
 
 
 def newest(folder: pathlib.Path, best: bool) -> Dict[str, Any]:
     """The state with the most samples of the newest run, or the best one. Raises UserError."""
-    found = sorted(folder.glob("checkpoints/*/best.pt")) if best else newest_first(folder)
-    states = []
-    for path in found:
-        if is_whole(path):
-            with path.open("rb") as file:
-                states.append(load_tensors(file))
-            if not best:
-                break
+    found = sorted(folder.glob("checkpoints/*/best.pt")) if best else checkpoints(folder)
+    states = [load_tensors(io.BytesIO(path.read_bytes())) for path in filter(is_whole, found)]
     if not states:
-        kind = "best.pt" if best else "step-*.pt"
-        raise UserError(f"{folder}: no whole {kind} below checkpoints/.")
-    return max(states, key=lambda state: (state["run"], state["best_top1"], state["samples"]))
+        raise UserError(f"{folder}: no whole {'best' if best else 'step-*'}.pt in checkpoints/*/.")
+    return max(states, key=lambda state: (state["run"], state["samples"]))
 
 
 def weights(state: Dict[str, Any], average: bool) -> Dict[str, torch.Tensor]:

@@ -2,25 +2,16 @@
 
 import os
 import pathlib
-import re
 import threading
 import zipfile
 from typing import Any, Dict, List, Optional
 
 import torch
 
-NAME = re.compile(r"step-(\d+)\.pt$")
 
-
-def newest_first(folder: pathlib.Path) -> List[pathlib.Path]:
-    """Checkpoints of all hosts below an output folder; unfinished ones are named otherwise."""
-    found = [path for path in folder.glob("checkpoints/*/step-*.pt") if NAME.search(path.name)]
-    return sorted(found, key=_step, reverse=True)
-
-
-def _step(path: pathlib.Path) -> int:
-    match = NAME.search(path.name)
-    return int(match.group(1)) if match else -1
+def checkpoints(folder: pathlib.Path) -> List[pathlib.Path]:
+    """Of all hosts below an output folder; unfinished ones are named otherwise."""
+    return sorted(folder.glob("checkpoints/*/step-*.pt"))
 
 
 def is_whole(path: pathlib.Path) -> bool:
@@ -54,6 +45,8 @@ class Writer:
         self.folder, self.keep = folder, keep
         self._thread: Optional[threading.Thread] = None
         self._error: Optional[BaseException] = None
+        for left in folder.glob("*.unfinished"):
+            left.unlink()
 
     def save(self, payload: Dict[str, Any], best: bool) -> pathlib.Path:
         """Begin to write; `payload` must not change any more. Waits for the one before.
@@ -78,8 +71,9 @@ class Writer:
             write_whole(payload, path)
             if best:
                 write_whole(payload, path.with_name("best.pt"))
-            own = [old for old in self.folder.glob("step-*.pt") if NAME.search(old.name)]
-            for old in sorted(own, key=_step)[: -self.keep]:
+            # By time and not by step: another run may have been here before.
+            own = sorted(self.folder.glob("step-*.pt"), key=lambda old: old.stat().st_mtime_ns)
+            for old in own[: -self.keep]:
                 old.unlink()
         except BaseException as error:
             self._error = error

@@ -23,6 +23,8 @@ def test_started(tmp_path, how):
     argv += ["--output", tmp_path / "run", *(["--spawn", 2] if how == "spawn" else [])]
     argv = [str(word) for word in argv]
     env = {**os.environ, "TANDEM_NODE": "here", "OMP_NUM_THREADS": "1"}
+    if not before:  # torch.distributed.launch gives one itself
+        env["PYTHONWARNINGS"] = "error::FutureWarning"
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
     started = []
     for rank in range(2 if how == "mpirun" else 1):
