@@ -114,7 +114,7 @@ def by_hand(plan, output):
     running = [
         subprocess.Popen(
             node["argv"],
-            env={**os.environ, **node["env"]},
+            env={**os.environ, **node["env"], "TANDEM_NODE": node["host"]},
             cwd=CHECKOUT / node["cwd"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

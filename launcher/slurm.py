@@ -1,0 +1,87 @@
+"""The same run as a Slurm batch script, for a cluster where jobs are queued rather than started
+by ssh."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from pathlib import Path
+
+from launcher import inventory
+from launcher.inventory import CHECKOUT, Host
+from launcher.options import Options, data_path, trainer_settings
+from launcher.plan import FIRST_PORT, MONITOR_INTERVAL, run_id
+
+TEMPLATE = r"""#!/bin/bash
+# Submit with `sbatch FILE` from a checkout that every node of the job has under the same path.
+# To go on with a run that ended too soon, submit this same file again.
+#SBATCH --job-name=tandem-{model}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+{gpus}#SBATCH --output=%x-%j.log
+#SBATCH --signal=TERM@120
+# (At the time limit the trainer gets SIGTERM 120 s earlier, and saves a checkpoint.)
+set -euo pipefail
+cd "$SLURM_SUBMIT_DIR"
+
+way_to() {{ # the network card, or the own address, by which this node reaches another
+    ip -o route get "$1" | sed -n "s/.* $2 \([^ ]*\).*/\1/p"
+}}
+
+mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+if [ "$SLURM_NNODES" -gt 1 ]; then
+    # This script runs on the first node. Its own name may mean 127.0.1.1 here; the second node's
+    # does not.
+    peer=$(getent ahosts "${{hosts[1]}}" | awk '$1 !~ /^(127\.|::1)/ {{ print $1; exit }}')
+    master=$(way_to "$peer" src)
+else
+    peer=127.0.0.1
+    master=127.0.0.1
+fi
+port=$(({first_port} + SLURM_JOB_ID % 1000))
+export peer master port
+
+node() {{
+    local other=$master card count
+    if [ "$SLURM_NODEID" = 0 ]; then other=$peer; fi
+    card=$(way_to "$other" dev)
+    count=${{SLURM_GPUS_ON_NODE:-1}}
+    export GLOO_SOCKET_IFNAME="$card" NCCL_SOCKET_IFNAME="=$card"
+    export OMP_NUM_THREADS=$((SLURM_CPUS_ON_NODE > count ? SLURM_CPUS_ON_NODE / count : 1))
+    export TANDEM_NODE="$SLURMD_NODENAME" TANDEM_ATTEMPT=$((${{SLURM_RESTART_COUNT:-0}} + 1))
+    exec {python} -m torch.distributed.launch --nnodes="$SLURM_NNODES" --node_rank="$SLURM_NODEID" \
+        --nproc_per_node="$count" --master_addr="$master" --master_port="$port" \
+        --rdzv_id="{run}-$SLURM_JOB_ID" --monitor_interval={monitor_interval} \
+        -m trainer --data {data} --output "$PWD/runs/{run}" --resume auto {arguments}
+}}
+
+# One node's failure ends the others; Slurm's own control groups leave no orphan.
+srun --kill-on-bad-exit=1 bash -c "$(declare -f way_to node); node"
+"""
+
+
+def script(options: Options, settings: dict, host: Host, run: str) -> str:
+    """The batch script. Python, data and GPUs are those of `host`: in Slurm all nodes are alike."""
+    return TEMPLATE.format(
+        run=run,
+        model=settings["model"],
+        nodes=options.nodes or 1,
+        gpus=f"#SBATCH --gpus-per-node={host.gpus}\n" if host.gpus else "",
+        first_port=FIRST_PORT,
+        python=shlex.quote(host.env_python),
+        monitor_interval=MONITOR_INTERVAL,
+        data=shlex.quote(data_path(options.data, host.data_root, host.is_local, host.name)),
+        arguments=shlex.join(options.trainer_args()),
+    )
+
+
+def main(options: Options) -> int:
+    """Write the script beside the runs and say how to submit it. Raises UserError."""
+    settings = trainer_settings(options)
+    name = run_id(settings["model"], options.nodes or 1, time.time())
+    host = inventory.load(Path(options.inventory))[0]
+    path = CHECKOUT / "runs" / f"{name}.sbatch"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(script(options, settings, host, name), encoding="utf-8")
+    print(f"tandem: sbatch {path.relative_to(CHECKOUT)}")
+    return 0
