@@ -19,7 +19,7 @@ launch_options = $(call option,--inventory,INVENTORY) $(call option,--nodes,NODE
 	$(if $(ARGS),-- $(ARGS))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo data/digits provision check bundle plan train dry-run slurm status attach stop runs report test lint bench lock
+.PHONY: help env demo data/digits provision check bootstrap bundle plan train dry-run slurm status attach stop runs report test lint bench lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
@@ -37,7 +37,10 @@ bundle: env ## gather what machines without internet need
 	ansible-playbook ansible/playbooks/bundle.yml
 
 check: env ## say all that is wrong with the machines; changes nothing
-	ansible-playbook $(call option,--inventory,INVENTORY) ansible/playbooks/check.yml
+	@$(PYTHON_ENV) ansible/check.py $(call option,--inventory,INVENTORY) $(call flag,--json,JSON)
+
+bootstrap: env ## let this control machine into new machines (LOGIN=a user there with sudo)
+	@$(PYTHON_ENV) ansible/bootstrap.py $(call option,--inventory,INVENTORY) $(call option,--login,LOGIN)
 
 provision: data/digits ## make the machines of inventory.ini a cluster
 	ansible-playbook $(call option,--inventory,INVENTORY) site.yml

@@ -25,7 +25,7 @@ def look(inventory, extra):
     with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
         output = Path(folder) / "findings.json"
         argv = [
-            "ansible-playbook",
+            str(Path(sys.executable).parent / "ansible-playbook"),
             str(PLAYBOOK),
             "--extra-vars",
             json.dumps({"check_output": str(output)}),

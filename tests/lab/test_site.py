@@ -1,4 +1,4 @@
-"""site.yml on real machines: a fresh cluster, a second run, a check, machines that do not answer."""
+"""site.yml on real machines: first run, second run, check, machines that do not answer."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def provisioned(lab, digits):
 
 @pytest.fixture(scope="module")
 def fresh(start_lab, digits):
-    """Two machines that nobody has provisioned, and whose environment is a real one all the same."""
+    """Two machines that nobody has provisioned."""
     return start_lab("fresh", "--nodes", "2")
 
 

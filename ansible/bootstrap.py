@@ -1,0 +1,199 @@
+"""Lets this control machine into machines that know only a password: `make bootstrap`.
+
+For each machine: its host key is shown, compared by you with the one on its own screen, and trusted
+from then on; this control machine's key is installed; the user that trains gets its sudo rule.
+"""
+
+import argparse
+import getpass
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PLAYBOOK = ROOT / "ansible" / "playbooks" / "bootstrap.yml"
+TOOLS = Path(sys.executable).parent  # ansible's, in the same environment
+SSH = Path("~/.ssh").expanduser()
+NO_SSHD = """{name}: nothing answers at {address}, port {port}. On that machine's own screen:
+    sudo apt install openssh-server
+    ip -brief address          (is {address} among them? else correct inventory.ini)"""
+
+
+class BootstrapError(Exception):
+    """A sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    name: str
+    address: str
+    port: int
+    user: str  # the one that trains
+
+    def known_as(self):
+        """Its name in known_hosts."""
+        return self.address if self.port == 22 else f"[{self.address}]:{self.port}"
+
+
+@dataclass(frozen=True)
+class HostKey:
+    line: str  # of known_hosts
+    fingerprint: str  # "SHA256:..."
+
+
+def machines(inventory, limit):
+    """The inventory's machines, in order. Raises BootstrapError."""
+    argv = [str(TOOLS / "ansible-inventory"), "--list", "--limit", limit]
+    argv += ["--inventory", inventory] if inventory else []
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise BootstrapError(f"the inventory cannot be read: {done.stderr.strip()}")
+    listing = json.loads(done.stdout)
+    variables = listing["_meta"]["hostvars"]
+    found = [
+        Machine(
+            name=name,
+            address=own.get("ansible_host", name),
+            port=int(own.get("ansible_port", 22)),
+            user=own.get("ansible_user", getpass.getuser()),
+        )
+        for name in listing.get("cluster", {}).get("hosts", [])
+        for own in [variables.get(name, {})]
+    ]
+    if not found:
+        raise BootstrapError("the inventory has no machine in its group `cluster`")
+    return found
+
+
+def scan(machine):
+    """The HostKey that answers at the machine's address; None where nothing answers."""
+    argv = ["ssh-keyscan", "-T", "10", "-t", "ed25519", "-p", str(machine.port), machine.address]
+    line = subprocess.run(argv, capture_output=True, text=True).stdout.strip()
+    if not line:
+        return None
+    printed = subprocess.run(
+        ["ssh-keygen", "-lf", "-"], input=line, capture_output=True, text=True, check=True
+    ).stdout
+    return HostKey(line, printed.split()[1])
+
+
+def trusted_lines(machine):
+    """The keys by which known_hosts knows the machine already."""
+    done = subprocess.run(["ssh-keygen", "-F", machine.known_as()], capture_output=True, text=True)
+    return [line.split()[1:3] for line in done.stdout.splitlines() if not line.startswith("#")]
+
+
+def settle_host_key(machine, expected, ask=input):
+    """Trusts the machine's host key once it is known to be its own. Raises BootstrapError."""
+    key = scan(machine)
+    if key is None:
+        raise BootstrapError(NO_SSHD.format(**vars(machine)))
+    known = trusted_lines(machine)
+    if key.line.split()[1:3] in known:
+        return
+    if any(kind == key.line.split()[1] for kind, _ in known):
+        raise BootstrapError(
+            f"{machine.name}: its host key is {key.fingerprint}, and known_hosts has another. "
+            f"If it was installed anew: ssh-keygen -R '{machine.known_as()}', and again. If not, "
+            "somebody may stand in between: find out before you go on"
+        )
+    if not is_own(machine, key, expected, ask):
+        raise BootstrapError(
+            f"{machine.name}: the keys differ; nothing was trusted and no password was sent"
+        )
+    SSH.mkdir(mode=0o700, exist_ok=True)
+    with (SSH / "known_hosts").open("a") as file:
+        file.write(key.line + "\n")
+
+
+def is_own(machine, key, expected, ask):
+    if expected is not None:
+        return expected.get(machine.name) == key.fingerprint
+    print(f"\n{machine.name}, {machine.address}")
+    print(f"  The host key that answers there:  {key.fingerprint}")
+    print("  On that machine's own screen:     ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
+    return ask("  Are the two the same? [yes/no] ").strip().lower() in ("y", "yes")
+
+
+def control_key():
+    """The text of this control machine's public key; made if there is none."""
+    for kind in ("ed25519", "ecdsa", "rsa"):
+        public = SSH / f"id_{kind}.pub"
+        if public.is_file():
+            return public.read_text().strip()
+    SSH.mkdir(mode=0o700, exist_ok=True)
+    own = SSH / "id_ed25519"
+    print(f"This control machine has no key yet: making {own}")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(own)], check=True)
+    return own.with_suffix(".pub").read_text().strip()
+
+
+def let_in(chosen, login, password, inventory):
+    """Runs the playbook as `login`. Returns its exit code."""
+    extra = {
+        "ansible_user": login,
+        "access_users": {machine.name: machine.user for machine in chosen},
+        "access_key": control_key(),
+    }
+    argv = [str(TOOLS / "ansible-playbook"), str(PLAYBOOK), "--extra-vars", json.dumps(extra)]
+    argv += ["--limit", ",".join(machine.name for machine in chosen)]
+    argv += ["--inventory", inventory] if inventory else []
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+    # /dev/shm is memory: the password reaches no disk, and no command line.
+    with tempfile.NamedTemporaryFile("w", dir="/dev/shm", prefix="tandem-") as file:
+        file.write(password)
+        file.flush()
+        argv += ["--connection-password-file", file.name, "--become-password-file", file.name]
+        return subprocess.run(argv, cwd=ROOT, env=environment).returncode
+
+
+def settle_all(found, expected):
+    """(machines whose host key is trusted now, sentences on the others)."""
+    settled, sentences = [], []
+    for machine in found:
+        try:
+            settle_host_key(machine, expected)
+            settled.append(machine)
+        except BootstrapError as error:
+            sentences.append(str(error))
+    return settled, sentences
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="Let this control machine into new machines.")
+    parser.add_argument("--inventory", help="default: inventory.ini")
+    parser.add_argument("--limit", default="all", help="machines, as Ansible's --limit takes them")
+    parser.add_argument("--login", default=getpass.getuser(), help="a user there that may use sudo")
+    parser.add_argument(
+        "--fingerprints", help="a file of lines `name SHA256:...`, instead of being asked"
+    )
+    parser.add_argument("--password-file", help="a file, instead of being asked")
+    args = parser.parse_args(argv)
+    try:
+        found = machines(args.inventory, args.limit)
+        expected = None
+        if args.fingerprints:
+            rows = Path(args.fingerprints).read_text().splitlines()
+            expected = dict(row.split()[:2] for row in rows if row.strip())
+        settled, sentences = settle_all(found, expected)
+    except BootstrapError as error:
+        print(f"tandem: {error}", file=sys.stderr)
+        return 2
+    code = 0
+    if settled:
+        if args.password_file:
+            password = Path(args.password_file).read_text().rstrip("\n")
+        else:
+            password = getpass.getpass(f"Password of {args.login} on these machines: ")
+        code = let_in(settled, args.login, password, args.inventory)
+    for sentence in sentences:
+        print(f"NOT LET IN: {sentence}", file=sys.stderr)
+    return code or (1 if sentences else 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
