@@ -1,0 +1,81 @@
+"""The batch script for Slurm, carried out with stand-ins for Slurm's and the system's tools."""
+
+import os
+import subprocess
+
+import pytest
+
+from launcher import slurm
+from launcher.inventory import Host
+from launcher.options import Options
+
+TOOLS = {
+    "scontrol": "echo node1; echo node2",
+    # As on Debian: the first node's own name leads to itself.
+    "getent": "case $2 in node1) echo 127.0.1.1;; *) echo 10.0.0.2 STREAM node2;; esac",
+    "ip": "case $4 in 10.0.0.2) echo 10.0.0.2 dev ib0 src 10.0.0.1 uid 0;;"
+    " 10.0.0.1) echo 10.0.0.1 dev eno1 src 10.0.0.2 uid 0;; *) echo local dev lo;; esac",
+    "srun": 'shift; for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@" || exit; done',
+    "python": 'echo "$SLURM_NODEID $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME $OMP_NUM_THREADS";'
+    ' for word in "$@"; do echo "<$word>"; done',
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Carry out the script of some options; its output's lines, by node."""
+    for name, body in TOOLS.items():
+        path = tmp_path / name
+        path.write_text(f"#!/bin/bash\n{body}\n")
+        path.chmod(0o755)
+
+    def carry_out(gpus=None, **options):
+        python = str(tmp_path / "python")
+        host = Host("node1", "ssh", "10.0.0.1", 22, None, python, "tandem", "/data", gpus=gpus)
+        text = slurm.script(Options(nodes=2, **options), {"model": "resnet18"}, host, "a-run")
+        env = {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SLURM_SUBMIT_DIR": str(tmp_path),
+            "SLURM_JOB_NODELIST": "node[1-2]",
+            "SLURM_NNODES": "2",
+            "SLURM_JOB_ID": "1042",
+            "SLURM_CPUS_ON_NODE": "8",
+            "SLURMD_NODENAME": "node",
+            **({"SLURM_GPUS_ON_NODE": str(gpus)} if gpus else {}),
+        }
+        done = subprocess.run(["bash", "-c", text], env=env, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        return text, *split(done.stdout)
+
+    return carry_out
+
+
+def split(output):
+    """The lines of node 0 and of node 1."""
+    first, _, second = output.partition("\n1 ")
+    return [first.splitlines(), ("1 " + second).splitlines()]
+
+
+def test_each_node_starts_its_part_of_the_same_run(run, tmp_path):
+    _, first, second = run(epochs=2, trainer=("--note", "two  words $HOME"))
+    assert first[0] == "0 ib0 =ib0 8"
+    assert second[0] == "1 eno1 =eno1 8"
+    common = ["<--nnodes=2>", "<--nproc_per_node=1>", "<--master_addr=10.0.0.1>"]
+    common += ["<--master_port=29542>", "<--rdzv_id=a-run-1042>", "<two  words $HOME>"]
+    common += ["</data/digits>", f"<{tmp_path}/runs/a-run>", "<auto>"]
+    for words in (first, second):
+        assert set(common) <= set(words)
+    assert [w for w in first if w not in second[1:]] == [first[0], "<--node_rank=0>"]
+    assert [w for w in second if w not in first[1:]] == [second[0], "<--node_rank=1>"]
+
+
+def test_gpus_are_asked_for_and_shared_out(run):
+    text, first, _ = run(gpus=4)
+    assert "#SBATCH --gpus-per-node=4\n" in text
+    assert "<--nproc_per_node=4>" in first
+    assert first[0].endswith(" 2")  # threads: 8 cores over 4 processes
+
+
+def test_without_gpus_none_are_asked_for(run):
+    text, _, _ = run()
+    assert "gpus" not in text.split("set -euo")[0]
