@@ -1,0 +1,153 @@
+"""A Samba server set up by its role, read by smbclient: who gets in, and what leaks."""
+
+import functools
+import hashlib
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.lab.site_plays import changes, failures, play, write_inventory, write_play
+
+CACHE = Path("/var/cache/tandem-lab/archives")
+VARIABLES = (
+    "share_protocol=smb share_host=node1 share_path=/mnt/disk/set data_root=/srv/tandem/data"
+)
+HOSTS = {f"node{n}": f"ansible_host=192.168.56.{110 + n} {VARIABLES}" for n in (1, 2)}
+
+
+@functools.cache
+def archive(*packages: str) -> Path:
+    """A folder that apt reads: `packages` and what a machine of the lab lacks for them.
+
+    Nodes have no way out, so this machine downloads; what was downloaded before is kept.
+    """
+    status = max(Path("/var/cache/tandem-lab/bases").glob("bookworm-*/var/lib/dpkg/status"),
+                 key=lambda path: path.stat().st_mtime)  # fmt: skip
+    options = ["-o", f"Dir::State::status={status}", "-o", "APT::Install-Recommends=false"]
+    plan = ["apt-get", "--simulate", *options, "install", *packages]
+    lines = subprocess.run(plan, check=True, capture_output=True, text=True).stdout.splitlines()
+    wanted = [line.split()[1] for line in lines if line.startswith("Inst ")]
+    folder = CACHE / hashlib.sha256(" ".join(lines).encode()).hexdigest()[:12]
+    if not (folder / "Packages").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        download = ["apt-get", "-o", "APT::Sandbox::User=root", "download", *wanted]
+        subprocess.run(download, check=True, cwd=folder, capture_output=True)
+        stanzas = [stanza(deb) for deb in sorted(folder.glob("*.deb"))]
+        (folder / "Packages").write_text("\n".join(stanzas))
+    return folder
+
+
+def stanza(deb: Path) -> str:
+    """A package's entry in the index of an archive."""
+    fields = subprocess.run(
+        ["dpkg-deb", "--field", deb], check=True, capture_output=True, text=True
+    )
+    digest = hashlib.sha256(deb.read_bytes()).hexdigest()
+    place = f"Filename: ./{deb.name}\nSize: {deb.stat().st_size}\nSHA256: {digest}\n"
+    return fields.stdout.rstrip("\n") + "\n" + place
+
+
+# Asks port 445 which protocol it speaks, and prints the length of the answer's head.
+KNOCK = """
+import socket
+request = bytes.fromhex('fe534d4240000100000000000000010000000000000000000000000000000000'
+    '0000000000000000000000000000000000000000000000000000000000000000'
+    '240001000100000000000000' + '00' * 16 + '0000000000000000' + '0203')
+request = request[:64] + request[64:]
+one = socket.create_connection(('192.168.56.111', 445), 5)
+one.settimeout(5)
+one.sendall(len(request).to_bytes(4, 'big') + request)
+print(len(one.recv(9)))
+"""
+DISK = """
+sudo useradd somebody
+sudo mkdir -p /mnt/disk/set
+echo picture | sudo tee /mnt/disk/set/a.png
+sudo chown -R somebody /mnt/disk
+sudo chmod -R go= /mnt/disk
+"""
+APT = """
+echo 'deb [trusted=yes] file:/home/tandem/debs ./' | sudo tee /etc/apt/sources.list
+sudo chmod 755 /home/tandem
+sudo apt-get -q update
+"""
+READ = (
+    "{{ lookup('ansible.builtin.file', folder ~ '/share.vault') | ansible.builtin.unvault("
+    "lookup('ansible.builtin.file', folder ~ '/vault-pass')) }}"
+)
+
+
+@pytest.fixture(scope="module")
+def shared(start_lab, tmp_path_factory):
+    """Node 1 serves another user's folder, node 2 has smbclient: lab, words, output, password."""
+    folder = tmp_path_factory.mktemp("share")
+    lab = start_lab("share", "--nodes", "2", "--no-bundle")
+    packages = archive("samba", "smbclient")
+    for node in (1, 2):
+        unpack = f"ssh tandem@192.168.56.11{node} 'mkdir -p debs && tar -x -C debs'"
+        lab.control("sh", "-c", f"tar -C {packages} -c . | {unpack}")
+        lab.ssh(node, APT)
+    lab.ssh(2, "sudo apt-get -q -y install smbclient")
+    lab.ssh(1, DISK)
+    words = [write_play(folder, ["share_server"], hosts="node1"), "-vvv"]
+    words += ["--inventory", write_inventory(folder, HOSTS)]
+    words += ["-e", f"share_secret_folder={folder / 'secret'}"]
+    done = play(lab, *words)
+    debug = ["ansible", "localhost", "-m", "debug", "-a", f"msg={READ}"]
+    shown = lab.control(*debug, "-e", f"folder={folder / 'secret'}").stdout
+    password = shown.partition("msg: ")[2].split()[0].strip("'\"")
+    assert len(password) == 32
+    return lab, words, done, password
+
+
+def smbclient(lab, password: str, command: str, user: str = "tandem-data"):
+    """smbclient on node 2; its password comes by the environment, in no list of processes."""
+    line = f"PASSWD='{password}' smbclient //192.168.56.111/tandem -U {user} -c '{command}'"
+    return lab.ssh(2, f"{line} 2>&1; echo code $?")
+
+
+def test_a_member_reads_what_another_user_owns_and_writes_nothing(shared):
+    lab, _, _, password = shared
+    assert "picture" in smbclient(lab, password, "get a.png -")
+    assert "NT_STATUS" in smbclient(lab, password, "put /etc/hostname b.png")
+    assert lab.ssh(1, "sudo ls /mnt/disk/set") == "a.png\n"
+    assert lab.ssh(1, "readlink /srv/tandem/data") == "/mnt/disk/set\n"
+
+
+def test_a_wrong_password_and_a_guest_are_refused(shared):
+    lab, _, _, _ = shared
+    assert "NT_STATUS_LOGON_FAILURE" in smbclient(lab, "wrong", "ls")
+    assert "a.png" not in lab.ssh(2, "smbclient -N //192.168.56.111/tandem -c ls 2>&1; true")
+
+
+def test_a_machine_that_is_no_member_is_refused(shared):
+    """Without the firewall here: Samba itself closes the connection of a stranger."""
+    lab, _, _, _ = shared
+    answer = lab.stranger("python3", "-c", KNOCK, check=False).stdout.strip()
+    assert answer in ("", "0")
+    assert lab.control("ssh", "tandem@192.168.56.112", f'python3 -c "{KNOCK}"').stdout > "0"
+
+
+def test_a_second_run_changes_nothing_and_nothing_shows_the_password(shared):
+    lab, words, done, password = shared
+    again = play(lab, *words)
+    assert changes(again) == {"node1": 0}
+    for output in (done.stdout, done.stderr, again.stdout, again.stderr):
+        assert password not in output
+    key = lab.control("cat", words[-1].partition("=")[2] + "/vault-pass").stdout.strip()
+    assert key not in done.stdout
+    assert lab.ssh(1, f"sudo grep -rlF '{password}' /etc /var/log /home /tmp; true") == ""
+
+
+def test_a_samba_server_of_somebody_else_stays_as_it_is(shared):
+    lab, words, _, _ = shared
+    lab.ssh(
+        1,
+        "sudo cp -a /etc/samba/smb.conf /root/ours; echo '[theirs]' | sudo tee /etc/samba/smb.conf",
+    )
+    done = play(lab, *words, check=False)
+    assert failures(done) == {"node1"}
+    assert "node1 has a Samba server that is not ours" in " ".join(done.stdout.split())
+    assert lab.ssh(1, "sudo cat /etc/samba/smb.conf") == "[theirs]\n"
+    lab.ssh(1, "sudo mv /root/ours /etc/samba/smb.conf")
