@@ -47,7 +47,7 @@ class Options:
         files, words = _split_config(self.trainer)
         model = self.model or "resnet18"
         own = CHECKOUT / f"recipes/{model}-{self.data}.yaml"
-        if not files and self.epochs is None and "/" not in self.data and own.exists():
+        if not files and "/" not in self.data and own.exists():
             files = [own]
         args = [word for file in files for word in recipe_args(file)]
         for name, value in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher import connection, probe
+from launcher import connection, mesh, probe
 from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.options import Options, data_path
@@ -93,6 +93,9 @@ def check(machines: Machines, options: Options) -> list[Problem]:
         problems += _state(host, facts)
     problems += _equal_versions(machines)
     problems += _equal_data(machines)
+    if not problems and len(machines.hosts) > 1:
+        met = mesh.check(machines.hosts, machines.nodes, machines.facts)
+        problems += [Problem(text) for text in met]
     return problems
 
 

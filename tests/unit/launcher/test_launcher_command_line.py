@@ -35,12 +35,13 @@ def test_only_what_was_given_changes_a_resumed_run():
     assert cli._changes(given) == {"nodes": 3, "trainer": ("--lr", "0.2")}
 
 
-def test_the_digits_have_a_recipe_unless_epochs_are_given():
+def test_the_digits_have_a_recipe_and_what_was_typed_wins():
     recipe = Options().trainer_args()
     assert recipe[recipe.index("--epochs") + 1] == "16"
     assert recipe[recipe.index("--model") + 1] == "resnet18"
-    assert Options(epochs=2).trainer_args() == ["--model", "resnet18", "--epochs", "2"]
+    assert Options(epochs=2).trainer_args() == [*recipe, "--epochs", "2"]
     assert Options(data="/mnt/x").trainer_args() == ["--model", "resnet18"]
+    assert Options(model="resnet34").trainer_args() == ["--model", "resnet34"]
 
 
 def test_recipes_become_flags(tmp_path):

@@ -1,0 +1,80 @@
+"""Before a run: does each machine reach each other by TCP?"""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
+
+from launcher.inventory import Host
+from launcher.node.reach import MARK
+from launcher.probe import Facts
+
+SOURCE = Path(__file__).parent / "node" / "reach.py"
+SECONDS = 15.0
+# Beyond this many machines each is tried with its next neighbours and node 0: n * n would be many.
+ALL_PAIRS = 16
+
+
+def peers_of(index: int, count: int) -> list[int]:
+    """Which machines number `index` of `count` connects to."""
+    if count <= ALL_PAIRS:
+        return [other for other in range(count) if other != index]
+    near = [(index + step) % count for step in range(1, ALL_PAIRS // 2)]
+    return sorted({0, *near} - {index})
+
+
+def check(hosts: list[Host], nodes: dict, facts: dict[str, Facts]) -> list[str]:
+    """A sentence for each pair of machines that does not meet."""
+    if len({facts[host.name].machine for host in hosts}) < 2:
+        return []
+    ports = [facts[host.name].free_ports[-1] for host in hosts]
+
+    def start(index: int):
+        host = hosts[index]
+        peers = [[hosts[n].address, ports[n]] for n in peers_of(index, len(hosts))]
+        source = SOURCE.read_text() + f"\n\nmain({host.address!r}, {ports[index]}, {peers!r})\n"
+        return nodes[host.name].start([host.env_python, "-IB", "-c", source])
+
+    names = {host.address: host.name for host in hosts}
+    with ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
+        processes = list(pool.map(start, range(len(hosts))))
+        try:
+            answers = list(pool.map(_answer, processes))
+        finally:  # only now: a machine that has answered is still to be reached by others
+            for process in processes:
+                process.close()
+    problems = []
+    for host, answer in zip(hosts, answers):
+        if isinstance(answer, str):
+            problems.append(f"{host.label()}: its peers could not be tried: {answer}.")
+            continue
+        for (address, port), said in answer:
+            problems.append(
+                f"{host.label()} does not reach {names[address]} ({address}) by TCP, tried on port "
+                f"{port}: {said}: check the firewall of {names[address]}, and that its address in "
+                f"the inventory lies in the same network."
+            )
+    return problems
+
+
+def _answer(process) -> list | str:
+    """What one machine found: pairs of [address, port] and reason; or why it found nothing."""
+    deadline = time.monotonic() + SECONDS
+    text = ""
+    with DefaultSelector() as selector:
+        selector.register(process.fileno(), EVENT_READ)
+        while time.monotonic() < deadline:
+            if not selector.select(0.5):
+                continue
+            piece = process.read()
+            if piece == b"":
+                said = process.stderr()
+                return said.splitlines()[-1] if said else "it ended without an answer"
+            text += (piece or b"").decode(errors="replace")
+            for line in text.splitlines(keepends=True):
+                if line.startswith(MARK) and line.endswith("\n"):
+                    return json.loads(line[len(MARK) :])
+    return f"no answer within {SECONDS:.0f} s"

@@ -1,0 +1,44 @@
+"""Whether this machine reaches its peers by TCP: each listens, then each connects to all others.
+
+Sent to `python -` like probe.py, followed by a call of `main`. Standard library only, Python >= 3.6.
+"""
+
+import json
+import select
+import socket
+import sys
+import time
+
+MARK = "tandem-reach "
+CONNECT_SECONDS = 3.0
+WAIT_SECONDS = 20.0
+
+
+def main(address, listen_port, peers):
+    """Listen on `address`; connect to `peers`, a list of [address, port]; print what failed."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    server = socket.socket(family, socket.SOCK_STREAM)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    server.bind((address, listen_port))
+    server.listen(len(peers) + 8)
+    failed = [[peer, said] for peer, said in ((p, reach(family, p)) for p in peers) if said]
+    print(MARK + json.dumps(failed))
+    sys.stdout.flush()
+    # Others may still be on their way: the control machine ends this by closing stdin.
+    select.select([sys.stdin], [], [], WAIT_SECONDS)
+
+
+def reach(family, peer):
+    """Why a peer cannot be reached, or None. It may begin to listen a little later than this."""
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.settimeout(CONNECT_SECONDS)
+            try:
+                sock.connect(tuple(peer))
+                return None
+            except OSError as error:
+                said = error.strerror or str(error)
+        if time.monotonic() > deadline:
+            return said
+        time.sleep(0.1)

@@ -1,0 +1,127 @@
+"""Training over ssh on machines that site.yml made: any number of nodes, the same on all ranks."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.lab.site_plays import play
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+LAUNCH = ("python", "-m", "launcher")
+# What is equal on all ranks: every tensor of the model, its names, types and bytes.
+DIGEST = """
+import hashlib, sys, torch
+state = torch.load(sys.argv[1], map_location="cpu", weights_only=True)["model"]
+total = hashlib.sha256()
+for name, value in sorted(state.items()):
+    total.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+    total.update(value.contiguous().view(torch.uint8).numpy().tobytes() if value.dim() else
+                 str(value.item()).encode())
+print(len(state), total.hexdigest())
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(lab):
+    play(lab, "site.yml")
+    return lab
+
+
+def launch(lab, verb, *words, check=True):
+    return lab.control(*LAUNCH, verb, *words, check=check)
+
+
+def run_folder(done) -> Path:
+    name = re.search(r"^tandem: run (\S+), attempt", done.stdout, re.M).group(1)
+    return CHECKOUT / "runs" / name
+
+
+def runs() -> set[str]:
+    return {path.name for path in (CHECKOUT / "runs").glob("*Z-*")}
+
+
+@pytest.mark.parametrize("nodes", [4, 3, 1])
+def test_all_ranks_end_with_the_same_parameters_and_buffers(cluster, nodes):
+    done = launch(cluster, "train", "--nodes", str(nodes), "--epochs", "1")
+    folder = run_folder(done)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["nodes"], summary["world_size"]) == (
+        "finished",
+        nodes,
+        nodes,
+    )
+    assert summary["first_cause"] is None and summary["steps"] > 0
+    digests = set()
+    for node in range(1, nodes + 1):
+        kept = folder / "nodes" / f"node{node}"
+        assert json.loads((kept / "iostat.json").read_text())["attempts"][0]["source"] == "iostat"
+        assert (kept / "net.jsonl").stat().st_size
+        assert json.loads((kept / "exit.json").read_text())["attempts"][0]["exit_code"] == 0
+        held = f"tandem/runs/{folder.name}/checkpoints/node{node}"
+        last = cluster.ssh(node, f"ls {held} | grep step- | tail -1").strip()
+        program = shlex.quote(DIGEST)
+        digests.add(cluster.ssh(node, f"/opt/tandem/env/bin/python -c {program} {held}/{last}"))
+        assert cluster.ssh(node, "pgrep -fc '[t]orch.distributed.launch' || true") == "0\n"
+    assert len(digests) == 1, digests
+    assert sorted(path.suffix for path in (folder / "checkpoints").rglob("*.pt")) == [".pt", ".pt"]
+
+
+def test_dry_run_prints_what_a_run_executes(cluster):
+    """Byte by byte, but for the id of the run, which is its time."""
+    shown = launch(cluster, "dry-run", "--nodes", "2", "--epochs", "1").stdout
+    planned = re.search(r"^run (\S+), attempt", shown, re.M).group(1)
+    lines = [line for line in shown.splitlines() if line.startswith("cd ")]
+    done = launch(cluster, "train", "--nodes", "2", "--epochs", "1", "--", "--help", check=False)
+    folder = run_folder(done)
+    plan = json.loads((folder / "plan.json").read_text())
+    for node, line in zip(plan["nodes"], lines):
+        words = shlex.split(line.replace(planned, folder.name))
+        env = [f"{name}={value}" for name, value in sorted(node["env"].items())]
+        assert words == ["cd", node["cwd"], "&&", "env", *env, *node["argv"][:-1]]
+        assert node["argv"][-1] == "--help"
+
+
+def test_an_unreachable_machine_is_named_and_nothing_begins(cluster):
+    before = runs()
+    done = launch(cluster, "train", "--nodes", "5", check=False)
+    assert done.returncode == 2
+    assert "tandem: node5 (tandem@192.168.56.115, port 22): cannot be reached: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert runs() == before
+
+
+def test_an_unknown_host_key_is_refused(cluster, tmp_path):
+    """The user's key is good, but nobody has confirmed the machines' keys."""
+    copy = f"mkdir -m 700 {tmp_path}/.ssh && cp ~/.ssh/id_* {tmp_path}/.ssh/"
+    line = f"{copy} && HOME={tmp_path} python -m launcher dry-run --nodes 1"
+    done = cluster.control("sh", "-c", line, check=False)
+    assert done.returncode == 2
+    assert "node1" in done.stderr and "its host key is unknown" in done.stderr
+    assert "make bootstrap" in done.stderr
+
+
+def test_missing_data_and_missing_python_are_told_by_machine(cluster, tmp_path):
+    done = launch(cluster, "train", "--nodes", "2", "--data", "nothing", check=False)
+    assert done.returncode == 2
+    for node in (1, 2):
+        where = f"node{node} (192.168.56.11{node})"
+        assert f"{where}: the data folder /srv/tandem/data/nothing is missing" in done.stderr
+    inventory = tmp_path / "inventory.ini"
+    inventory.write_text(
+        "[cluster]\nnode1 ansible_host=192.168.56.111 ansible_user=tandem env_python=/none/python\n"
+    )
+    done = launch(cluster, "train", "--inventory", str(inventory), check=False)
+    assert done.returncode == 2
+    assert "node1 (192.168.56.111): no Python at /none/python" in done.stderr
+
+
+def test_an_unchanged_tree_is_not_sent_again(cluster):
+    first = launch(cluster, "train", "--nodes", "1", "--", "--help", check=False).stdout
+    again = launch(cluster, "train", "--nodes", "1", "--", "--help", check=False).stdout
+    assert "goes to" not in again, first
+    cluster.ssh(1, "echo '# changed' >> tandem/code/trainer/__init__.py")
+    mended = launch(cluster, "train", "--nodes", "1", "--", "--help", check=False).stdout
+    assert "goes to node1" in mended

@@ -1,0 +1,51 @@
+"""Each machine to each other by TCP; here on addresses of the loopback."""
+
+import sys
+
+from launcher import connection, mesh
+from tests.unit.launcher.launcher_values import facts, host
+
+
+def machines(count, port=47100):
+    hosts = [
+        host(n, connection="local", address=f"127.0.7.{n}", env_python=sys.executable)
+        for n in range(1, count + 1)
+    ]
+    found = {h.name: facts(n, free_ports=(port + n,)) for n, h in enumerate(hosts, start=1)}
+    return hosts, {h.name: connection.node(h) for h in hosts}, found
+
+
+def test_all_meet():
+    assert mesh.check(*machines(3)) == []
+
+
+def test_a_machine_that_does_not_listen_where_it_should_is_named(monkeypatch):
+    hosts, nodes, found = machines(3, port=47200)
+
+    class Deaf:
+        """Node 2 is asked to listen elsewhere, as behind a firewall."""
+
+        def start(self, argv):
+            return connection.LocalProcess([*argv[:-1], argv[-1].replace("47202, [", "47299, [")])
+
+    nodes["node2"] = Deaf()
+    told = mesh.check(hosts, nodes, found)
+    assert [line.split(" by TCP")[0] for line in told] == [
+        "node1 does not reach node2 (127.0.7.2)",
+        "node3 does not reach node2 (127.0.7.2)",
+    ]
+    assert all("firewall of node2" in line for line in told)
+
+
+def test_nodes_of_one_machine_are_not_tried():
+    hosts, _, found = machines(2)
+    same = {name: facts(1, machine="one") for name in found}
+    assert mesh.check(hosts, {}, same) == []
+
+
+def test_many_machines_are_tried_in_part_and_all_take_part():
+    tried = [mesh.peers_of(index, 40) for index in range(40)]
+    assert max(len(peers) for peers in tried) <= mesh.ALL_PAIRS
+    assert set().union(*tried) == set(range(40))
+    assert all(index not in peers for index, peers in enumerate(tried))
+    assert mesh.peers_of(1, 3) == [0, 2]
