@@ -70,6 +70,8 @@ def cluster(start_lab, packages, tmp_path_factory):
             "set -e; sudo DEBIAN_FRONTEND=noninteractive dpkg -i debs/*.deb >/dev/null 2>&1;"
             f" printf %s {key} | sudo tee /etc/munge/munge.key >/dev/null;"
             f" printf %s '{conf}' | sudo tee /etc/slurm/slurm.conf >/dev/null;"
+            # The machines see the host's mixture of control groups, which Slurm does not detect.
+            " echo CgroupPlugin=cgroup/v1 | sudo tee /etc/slurm/cgroup.conf >/dev/null;"
             " sudo install -d -o slurm /var/lib/slurm/slurmctld /var/lib/slurm/slurmd;"
             " sudo systemctl restart munge",
         )

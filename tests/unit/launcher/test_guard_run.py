@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests.run_directory import problems
 from tests.unit.launcher.guard_client import wait_until_gone
 
 LAUNCH = str(Path(__file__).with_name("guard_launch.py"))
@@ -36,6 +37,15 @@ def test_a_run_that_ends_well_is_told_frame_by_frame(guards, tmp_path):
     assert saved["host"] == "node1"
     assert saved["attempts"][0]["workers"] == end["workers"]
     assert saved["attempts"][0]["mono_end"] == end["mono_end"] > end["mono_start"]
+
+
+def test_the_files_are_those_of_the_contract(guards, tmp_path):
+    guard = guards()
+    guard.start(tmp_path, workers("import time; time.sleep(1.2)"), record=True, interface="lo")
+    guard.wait_for("exit")
+    names = {path.name for path in (tmp_path / "nodes/node1").iterdir()}
+    assert names >= {"exit.json", "iostat.json", "net.jsonl"}
+    assert problems(tmp_path) == []
 
 
 def test_bytes_arrive_as_they_were_written(guards, tmp_path):
