@@ -1,6 +1,6 @@
 """Whether this machine reaches its peers by TCP: each listens, then each connects to all others.
 
-Sent to `python -` like probe.py, followed by a call of `main`. Standard library only, Python >= 3.6.
+Sent to `python -c`, followed by a call of `main`. Standard library only, Python >= 3.6.
 """
 
 import json
