@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import sys
 
 from launcher.errors import UserError
@@ -122,6 +123,9 @@ def main(argv: list[str]) -> int:
         for problem in error.problems:
             print(f"tandem: {problem}", file=sys.stderr)
         return USAGE_ERROR
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("tandem: interrupted before anything was started", file=sys.stderr)
         return 130
