@@ -8,8 +8,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from .cli import parse
 from .errors import UserError
-from .process import work
-from .spawn import spawn
+from .process import spawn, work
 
 
 @record

@@ -1,15 +1,15 @@
 """Everything a run consists of, made from the options; nothing has been trained yet."""
 
 import dataclasses
+from functools import partial
 from typing import Callable, List, Optional
 
 import torch
 from torch import nn
-from torch.nn import functional
+from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from . import parallel, precision, syncbn
-from .compat import HAS_COMPILE
 from .data.augment import Normalise
 from .data.folder import ImageFolder, image_sizes
 from .data.order import derive_seed, steps_per_epoch
@@ -81,13 +81,12 @@ def materials(options: Options, world: World) -> Materials:
 def _materials(options: Options, world: World) -> Materials:
     if options.data is None:
         raise UserError("--data is missing: a folder with train/<class>/ and val/<class>/.")
-    if options.compile and not HAS_COMPILE:
+    if options.compile and not hasattr(torch, "compile"):
         raise UserError(f"--compile needs torch 2.0 or newer; this is {torch.__version__}.")
     if options.skip_oom and world.size > 1:
         raise UserError(
-            "--skip_oom: with several processes the others would wait for this one's gradients "
-            "for ever. Leave it away: a run that runs out of memory ends with code 76 and is "
-            "started again with smaller micro-batches."
+            "--skip_oom is for one process: others would wait for this one's gradients for ever. "
+            "Leave it away, and the run ends with code 76, to be started with smaller batches."
         )
     parallel.check(options, world)
     precision.check(options.precision, world.device)
@@ -110,29 +109,22 @@ def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
         model = syncbn.convert(model, world.device)
     optimizer = build_optimizer(model, options, world.global_batch)
     level.adopt(optimizer)
-    sync = None
-    if world.size > 1:
-        sync = KINDS[options.sync](lambda: clock.enter("sync_exposed"))
+    exposed = partial(clock.enter, "sync_exposed")
+    sync = KINDS[options.sync](exposed) if world.size > 1 else None
     if options.checkpoint_activations:
         recompute_activations(model)
     called = torch.compile(model) if options.compile else model
-    smoothing = options.label_smoothing
     return Job(
         options=options,
         world=world,
         clock=clock,
-        train_set=found.train_set,
-        eval_set=found.eval_set,
-        image_size=found.image_size,
-        model=model,
+        **{**vars(found), "model": model},
         net=parallel.wrap(called, options, world, sync),
         norms=[module for module in model.modules() if isinstance(module, _BatchNorm)],
         optimizer=optimizer,
         precision=level,
         normalise=Normalise(world.device, level.input_type, shape),
-        loss=lambda out, targets: functional.cross_entropy(
-            out, targets, reduction="sum", label_smoothing=smoothing
-        ),
+        loss=partial(cross_entropy, reduction="sum", label_smoothing=options.label_smoothing),
         sync=sync,
         ema=Ema(model, options.ema) if options.ema else None,
         micro_batches=options.accumulation,

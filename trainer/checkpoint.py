@@ -55,8 +55,7 @@ def snapshot(job: Job, position: Position) -> Dict[str, Any]:
         "samples": position.samples(len(job.train_set)),
         "train_images": len(job.train_set),
         "classes": list(job.train_set.classes),
-        "fingerprint": job.options.fingerprint(),
-        "options": _plain(dataclasses.asdict(job.options)),
+        "options": decisive(job.options),
     }
 
 
@@ -68,10 +67,6 @@ def _copied(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_copied(inner) for inner in value]
     return value
-
-
-def _plain(value: Dict[str, Any]) -> Dict[str, Any]:
-    return {key: list(v) if isinstance(v, tuple) else v for key, v in value.items()}
 
 
 def restore(job: Job, state: Dict[str, Any]) -> Position:
@@ -86,8 +81,7 @@ def restore(job: Job, state: Dict[str, Any]) -> Position:
         own = state["sync"][job.world.rank]
         if own is not None:
             job.sync.load_state_dict(own)
-    names = [field.name for field in dataclasses.fields(Position)]
-    return Position(**{name: state[name] for name in names})
+    return Position(**{field.name: state[field.name] for field in dataclasses.fields(Position)})
 
 
 def load_weights(model: torch.nn.Module, weights: Dict[str, torch.Tensor]) -> None:
@@ -119,7 +113,6 @@ class Found(NamedTuple):
 
     key: Tuple[str, int]
     rank: int
-    size: int
     other_options: List[str]
 
 
@@ -136,14 +129,17 @@ def find(job: Job, same_options: bool = True) -> Optional[Dict[str, Any]]:
     if not found:
         if options.resume == "auto":
             return None
-        raise UserError(f"--resume {options.resume}: no whole checkpoint there, on any node.")
+        raise UserError(f"--resume {options.resume}: no whole checkpoint on any node.")
     best = max(found, key=lambda one: (one.key, -one.rank))
     if same_options and best.other_options:
         raise UserError(
             f"the checkpoint was made with another {', '.join(best.other_options)}: give the same "
             "options, or --resume none to start afresh."
         )
-    return load_tensors(io.BytesIO(_spread(content, best, job)))
+    box = [content]
+    if world.size > 1:
+        dist.broadcast_object_list(box, best.rank)
+    return load_tensors(io.BytesIO(box[0]))
 
 
 def _newest_here(job: Job) -> Tuple[bytes, Optional[Found]]:
@@ -156,32 +152,26 @@ def _newest_here(job: Job) -> Tuple[bytes, Optional[Found]]:
     for file in filter(is_whole, [path] if path.is_file() else checkpoints(path)):
         content = file.read_bytes()
         state = load_tensors(io.BytesIO(content))
+        if "run" not in state:  # weights alone, or another program's file
+            continue
         other = differing(state, options, len(job.train_set))
-        found = Found((state["run"], state["samples"]), job.world.rank, len(content), other)
+        found = Found((state["run"], state["samples"]), job.world.rank, other)
         if best[1] is None or found.key > best[1].key:
             best = content, found
     return best
 
 
+def decisive(options: Options) -> Dict[str, str]:
+    """The options that a run which goes on must share with the one that it continues."""
+    fields = [field for field in dataclasses.fields(options) if not field.metadata["free"]]
+    return {field.name: repr(getattr(options, field.name)) for field in fields}
+
+
 def differing(state: Dict[str, Any], options: Options, train_images: int) -> List[str]:
     """Names of what a run that made this checkpoint had otherwise."""
-    own = _plain(dataclasses.asdict(options))
-    free = {field.name for field in dataclasses.fields(options) if field.metadata["free"]}
-    names = [name for name in own if name not in free and state["options"].get(name) != own[name]]
+    then = state["options"]
+    names = [name for name, value in decisive(options).items() if then.get(name) != value]
     return names + (["data set"] if state["train_images"] != train_images else [])
-
-
-def _spread(content: bytes, best: Found, job: Job) -> bytes:
-    """The owner's bytes on all ranks."""
-    if job.world.size == 1:
-        return content
-    device = job.world.device
-    if job.world.rank == best.rank:
-        data = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
-    else:
-        data = torch.empty(best.size, dtype=torch.uint8, device=device)
-    dist.broadcast(data, best.rank)
-    return data.cpu().numpy().tobytes()
 
 
 def new_run(job: Job) -> Position:

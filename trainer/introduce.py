@@ -1,6 +1,7 @@
 """How a run introduces itself: the `start` line of the report and the first line on the screen."""
 
 import os
+import pathlib
 import platform
 import time
 from typing import Any, Dict, Optional, Tuple
@@ -8,7 +9,6 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 
 from .build import Job
-from .host import process_start
 
 Cost = Tuple[int, Optional[int]]  # parameters, and operations of one forward where countable
 
@@ -54,3 +54,14 @@ def sentences(job: Job, cost: Cost) -> str:
         f"{len(job.train_set)} images of {len(job.train_set.classes)} classes; batch "
         f"{world.global_batch} over {world.size} ranks{parts}; {job.steps_per_epoch} steps an epoch"
     )
+
+
+def process_start() -> float:
+    """When this process, or the guard that started it, began, on CLOCK_MONOTONIC (seconds)."""
+    if "TANDEM_GUARD_MONO" in os.environ:
+        return float(os.environ["TANDEM_GUARD_MONO"])
+    # After the name in parentheses, which may hold spaces, starttime is the 20th field.
+    fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot
+    return time.monotonic() - age

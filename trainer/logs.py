@@ -24,11 +24,14 @@ def attempt() -> int:
 
 def quiet_others(world: World) -> None:
     """Rank 0 speaks; the others only warn."""
-    logging.basicConfig(
-        level=logging.INFO if world.rank == 0 else logging.WARNING,
-        format="%(message)s",
-        stream=sys.stdout,
-    )
+    level = logging.INFO if world.rank == 0 else logging.WARNING
+    logging.basicConfig(level=level, format="%(message)s", stream=sys.stdout)
+
+
+def _opened(options: Options, name: str, mode: str) -> TextIO:
+    path = pathlib.Path(options.output or "", name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.open(mode, encoding="utf-8")
 
 
 class Lines:
@@ -41,24 +44,13 @@ class Lines:
     def __init__(self, options: Options, world: World, clock: Clock) -> None:
         self._clock = clock
         self._waiting: List[Tuple[Dict[str, Any], Optional[Lap]]] = []
-        self._file: Optional[TextIO] = None
-        if options.output:
-            folder = pathlib.Path(options.output, "nodes", world.host)
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"rank{world.rank}.steps.jsonl"
-            self._file = path.open("a", encoding="utf-8")
+        name = f"nodes/{world.host}/rank{world.rank}.steps.jsonl"
+        self._file = _opened(options, name, "a") if options.output else None
 
     def add(self, kind: str, timed: bool = True, **fields: Any) -> None:
         """`timed`: the line takes all time since the last timed one."""
         line = {"kind": kind, "attempt": attempt(), **fields}
         self._waiting.append((line, self._clock.lap() if timed else None))
-
-    def note_loss(self, loss: float) -> None:
-        """Put the loss, read just now, into the newest waiting line of a step."""
-        for line, _ in reversed(self._waiting):
-            if line["kind"] == "step":
-                line["loss"] = loss
-                return
 
     def end(self, **fields: Any) -> None:
         """The last line; its `mono` is the moment at which the last lap ends."""
@@ -158,12 +150,10 @@ class SampleLog:
     """`samples/rank<k>.<attempt>.csv`: epoch, position in its order, index, once trained on."""
 
     def __init__(self, options: Options, world: World) -> None:
-        self._file: Optional[TextIO] = None
+        name = f"samples/rank{world.rank}.{attempt()}.csv"
+        self._file = None
         if options.sample_log and options.output:
-            folder = pathlib.Path(options.output, "samples")
-            folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"rank{world.rank}.{attempt()}.csv"
-            self._file = path.open("w", encoding="utf-8")
+            self._file = _opened(options, name, "w")
             self._file.write("epoch,position,index\n")
 
     def add(self, epoch: int, begin: int, indices: List[int]) -> None:

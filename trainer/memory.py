@@ -6,10 +6,10 @@ halved: same global batch, same learning rate. Batch normalisation sees the smal
 """
 
 import logging
+import resource
 from typing import Optional
 
 import torch
-import torch.distributed as dist
 
 from .batch import SMALLEST, micro_batches
 from .build import Job
@@ -31,8 +31,6 @@ def guarded_step(job: Job, batch: Batch, step: int, lr: float) -> Optional[Tally
             raise
     # Outside of the handler: the traceback would keep the graph, and so the memory, alive.
     job.net.zero_grad(set_to_none=True)
-    if job.world.device.type == "cuda":
-        torch.cuda.empty_cache()
     log.warning("step %d did not fit into memory and was skipped", step + 1)
     return None
 
@@ -45,10 +43,7 @@ def agree_micro_batches(job: Job) -> None:
     parts = job.micro_batches
     while not _fits(job, max(micro_batches(count, parts))) and count // parts > SMALLEST:
         parts *= 2
-    agreed = torch.tensor(parts, device=job.world.device)
-    if job.world.size > 1:
-        dist.all_reduce(agreed, dist.ReduceOp.MAX)
-    job.micro_batches = int(agreed)
+    job.micro_batches = max(job.world.gather(parts))
 
 
 def _fits(job: Job, size: int) -> bool:
@@ -61,6 +56,11 @@ def _fits(job: Job, size: int) -> bool:
         if not is_out_of_memory(error):
             raise
         fits = False
-    if job.world.device.type == "cuda":
-        torch.cuda.empty_cache()
     return fits
+
+
+def peak(device: torch.device) -> int:
+    """Most memory that this process has held: allocated on a GPU, resident on a CPU; bytes."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

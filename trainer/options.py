@@ -1,12 +1,10 @@
 """Every option of the trainer: one field each. cli.py reads them from flags and YAML files.
 
 A field's text is its `--help`. `free` marks options that a resumed run may change because they
-do not change what is learned; all others enter `fingerprint`.
+do not change what is learned.
 """
 
 import dataclasses
-import hashlib
-import json
 import os
 import sys
 from typing import Any, Optional, Tuple
@@ -153,12 +151,3 @@ class Options:
     def accumulation(self) -> int:
         """Micro-batches per step: `accumulate` times the divisor of an out-of-memory exit."""
         return self.accumulate * int(os.environ.get("TANDEM_MICRO_BATCH_DIVISOR", "1"))
-
-    def fingerprint(self) -> str:
-        """Equal for runs that may continue each other."""
-        kept = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if not field.metadata["free"]
-        }
-        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]

@@ -19,7 +19,6 @@ from .errors import UserError
 
 AUTOCAST = {"bf16": torch.bfloat16, "O1": torch.float16}
 WEIGHTS = {"fp64": torch.float64, "O2": torch.float16, "O3": torch.float16}
-SCALED = ("O1", "O2")
 
 
 def refuse_other_apex() -> None:
@@ -65,17 +64,12 @@ class Masters:
         for weight, master in self.pairs:
             weight.copy_(master)
 
-    @torch.no_grad()
-    def load(self, values: List[torch.Tensor]) -> None:
-        for (_, master), value in zip(self.pairs, values):
-            master.copy_(value)
-
 
 class Precision:
     def __init__(self, level: str, device: torch.device) -> None:
         self.level, self.device = level, device
         self.scaler: Any = None
-        if level in SCALED:
+        if level in ("O1", "O2"):
             self.scaler = grad_scaler(device, init_scale=2.0**16, growth_interval=2000)
         self.masters: Optional[Masters] = None
 
@@ -137,4 +131,5 @@ class Precision:
         if self.scaler is not None and state["scaler"] is not None:
             self.scaler.load_state_dict(state["scaler"])
         if self.masters is not None:
-            self.masters.load(state["masters"])
+            for (_, master), value in zip(self.masters.pairs, state["masters"]):
+                master.data.copy_(value)

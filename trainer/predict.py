@@ -69,8 +69,8 @@ def _write_predictions(made: Job, rows: List[Row], path: pathlib.Path) -> None:
         table = csv.writer(file)
         table.writerow(["path", "class", "probability"])
         for index, label, probability, _ in rows:
-            name = made.train_set.classes[label]
-            table.writerow([made.eval_set.paths[index], name, f"{probability:.6f}"])
+            path_and_class = made.eval_set.paths[index], made.train_set.classes[label]
+            table.writerow([*path_and_class, f"{probability:.6f}"])
 
 
 def _write_embeddings(made: Job, rows: List[Row], path: pathlib.Path) -> None:

@@ -1,10 +1,17 @@
-"""What one process of a run does, from its options to its exit code."""
+"""The processes of a run: what each does, and `--spawn N` without a launcher."""
 
+import os
+import signal
+import socket
 import sys
+from typing import Dict
 
+import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 
 from .compat import is_out_of_memory
+from .errors import UserError
 from .logs import quiet_others
 from .memory import EXIT_OUT_OF_MEMORY
 from .options import Options
@@ -31,3 +38,40 @@ def work(options: Options) -> int:
         dist.barrier()
         dist.destroy_process_group()
     return code
+
+
+def spawn(options: Options) -> int:
+    """Run in `options.spawn` processes, ranks assigned here; returns the first failure's exit code.
+
+    The number of processes and the world size are one number, so they cannot differ.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(options.spawn),
+        "LOCAL_WORLD_SIZE": str(options.spawn),
+    }
+    context = mp.spawn(_child, (options, shared), nprocs=options.spawn, join=False)
+    signal.signal(signal.SIGTERM, lambda *_: [child.terminate() for child in context.processes])
+    try:
+        while not context.join():
+            pass
+    except mp.ProcessExitedException as error:
+        return error.exit_code
+    return 0
+
+
+def _child(rank: int, options: Options, shared: Dict[str, str]) -> None:
+    os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.spawn))
+    try:
+        code = work(options)
+    except UserError as error:
+        if rank == 0:
+            print(f"trainer: {error}", file=sys.stderr)
+        code = 2
+    if code:
+        sys.exit(code)

@@ -2,7 +2,7 @@
 
 import contextlib
 import pathlib
-from typing import List
+from typing import Dict, List
 
 import torch
 
@@ -11,7 +11,6 @@ from .build import job, materials
 from .data.loader import Batch, train_batches
 from .data.order import rank_slice
 from .evaluate import Result, evaluate
-from .host import peak_resident
 from .introduce import sentences, start_line
 from .logs import Lines, SampleLog, Screen
 from .models import describe
@@ -102,7 +101,7 @@ class Run:
                 self.save(best=False)
             self.clock.enter("data")
         self.clock.enter("other")
-        self._log_point()
+        self._read_tallies()
         at.epoch, at.sample = at.epoch + 1, 0
         return True
 
@@ -117,28 +116,31 @@ class Run:
         self._log_samples(batch)
         at.sample += batch.global_count
         at.step += 1
-        self.lines.add("step", step=at.step, epoch=at.epoch, samples=len(batch.indices))
         self.screen.step(batch.global_count)
-        if at.step % self.options.log_every == 0:
-            self._log_point()
+        log_point = at.step % self.options.log_every == 0
+        loss = self._read_tallies() if log_point else {}
+        self.lines.add("step", step=at.step, epoch=at.epoch, samples=len(batch.indices), **loss)
+        if log_point:
+            self.lines.flush()
 
     def _log_samples(self, batch: Batch) -> None:
         sizes = self.world.shares(batch.global_count)
         begin = self.position.sample + rank_slice(sizes, self.world.rank).start
         self.sample_log.add(self.position.epoch, begin, batch.indices.tolist())
 
-    def _log_point(self) -> None:
+    def _read_tallies(self) -> Dict[str, float]:
         """Read what the device has summed up: the only wait for it between steps."""
-        if self.tallies and self.tallied:
-            both = torch.stack([torch.stack([t.loss, t.correct]) for t in self.tallies])
-            loss, correct = both.double().sum(0).tolist()
-            self.train_loss = loss / self.tallied
-            self.lines.note_loss(self.train_loss)
-            total = len(self.job.train_set)
-            left = self.options.epochs * total - self.position.samples(total)
-            self.screen.figures(self.position.step, left, self.train_loss, correct / self.tallied)
+        tallies, count = self.tallies, self.tallied
         self.tallies, self.tallied = [], 0
-        self.lines.flush()
+        if count == 0:
+            return {}
+        both = torch.stack([torch.stack([t.loss, t.correct]) for t in tallies])
+        loss, correct = both.double().sum(0).tolist()
+        self.train_loss = loss / count
+        total = len(self.job.train_set)
+        left = self.options.epochs * total - self.position.samples(total)
+        self.screen.figures(self.position.step, left, self.train_loss, correct / count)
+        return {"loss": self.train_loss}
 
     def evaluate(self) -> bool:
         """True when this is the best so far."""
@@ -178,10 +180,9 @@ class Run:
 
     def end(self, status: str) -> None:
         """The last line; nothing is timed after it."""
-        on_gpu = self.world.device.type == "cuda"
         self.screen.close()
         self.lines.end(
             status=status,
-            peak_memory_bytes=torch.cuda.max_memory_allocated() if on_gpu else peak_resident(),
+            peak_memory_bytes=memory.peak(self.world.device),
             bad_images=len(self.job.train_set.quarantine) + len(self.job.eval_set.quarantine),
         )

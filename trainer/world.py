@@ -60,10 +60,8 @@ class World(Place):
 
     def agree(self, error: Optional[UserError]) -> None:
         """Raise on all ranks when one of them met bad input, so that none waits for it."""
-        found = self.gather(None if error is None else f"{self.host}: {error}")
-        sentences = list(dict.fromkeys(sentence for sentence in found if sentence))
-        if error is not None and self.size == 1:
-            raise error
+        own = None if error is None else f"{self.host}: {error}" if self.size > 1 else str(error)
+        sentences = dict.fromkeys(sentence for sentence in self.gather(own) if sentence)
         if sentences:
             raise UserError(" ".join(sentences))
 

@@ -2,8 +2,8 @@
 
 import os
 import pathlib
-import threading
 import zipfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Dict, List, Optional
 
 import torch
@@ -43,8 +43,8 @@ class Writer:
 
     def __init__(self, folder: pathlib.Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
-        self._thread: Optional[threading.Thread] = None
-        self._error: Optional[BaseException] = None
+        self._thread = ThreadPoolExecutor(1)
+        self._pending: Optional[Future[None]] = None
         for left in folder.glob("*.unfinished"):
             left.unlink()
 
@@ -53,27 +53,19 @@ class Writer:
         Raises what the one before met."""
         self.finish()
         path = self.folder / f"step-{payload['step']:08d}.pt"
-        self._thread = threading.Thread(target=self._write, args=(payload, path, best))
-        self._thread.start()
+        self._pending = self._thread.submit(self._write, payload, path, best)
         return path
 
     def finish(self) -> None:
         """Wait until the last one is on the disk; raise what it met."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        if self._pending is not None:
+            self._pending.result()
 
     def _write(self, payload: Dict[str, Any], path: pathlib.Path, best: bool) -> None:
-        try:
-            write_whole(payload, path)
-            if best:
-                write_whole(payload, path.with_name("best.pt"))
-            # By time and not by step: another run may have been here before.
-            own = sorted(self.folder.glob("step-*.pt"), key=lambda old: old.stat().st_mtime_ns)
-            for old in own[: -self.keep]:
-                old.unlink()
-        except BaseException as error:
-            self._error = error
+        write_whole(payload, path)
+        if best:
+            write_whole(payload, path.with_name("best.pt"))
+        # By time and not by step: another run may have been here before.
+        own = sorted(self.folder.glob("step-*.pt"), key=lambda old: old.stat().st_mtime_ns)
+        for old in own[: -self.keep]:
+            old.unlink()
