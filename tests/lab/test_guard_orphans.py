@@ -30,7 +30,7 @@ WORKER = (
 PLAIN = "plain"  # a user who may have no service: no sudo, no manager of one's own
 
 
-def copy_code(lab, user):
+def copy_code(lab, user, address=ADDRESS):
     """The guard and the stand-in for launch, where the launcher puts the code."""
     files = ["launcher/__init__.py", "launcher/node", "tests/unit/launcher/guard_launch.py"]
     tar = subprocess.Popen(
@@ -46,7 +46,7 @@ def copy_code(lab, user):
         stdout=subprocess.PIPE,
     )
     unpack = "mkdir -p tandem/code && tar -xf - -C tandem/code"
-    lab.control("ssh", f"{user}@{ADDRESS}", unpack, stdin=tar.stdout)
+    lab.control("ssh", f"{user}@{address}", unpack, stdin=tar.stdout)
     assert tar.wait() == 0
 
 
