@@ -86,10 +86,15 @@ class Terminal:
 
     def _fit(self, text: str) -> str:
         """A bar that wraps could not be overwritten."""
-        with contextlib.suppress(OSError):
-            width = os.get_terminal_size(self._out.fileno()).columns - 1
-            return ESCAPES.sub("", text)[:width]
-        return text
+        return ESCAPES.sub("", text)[: self.columns - 1] if self.columns else text
+
+    @property
+    def columns(self) -> int:
+        """The terminal's width; 0 where the output is no terminal, or one that does not tell."""
+        if self.is_tty:
+            with contextlib.suppress(OSError):
+                return os.get_terminal_size(self._out.fileno()).columns
+        return 0
 
     def _write(self, text: str) -> None:
         # A terminal that was closed must not end the run by an error of ours: SIGHUP decides.

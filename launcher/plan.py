@@ -132,15 +132,16 @@ def build(
     attempt: int = 1,
     unix: float,
     used_ports: frozenset[int] = frozenset(),
-    bar: bool = False,
+    bar: int = 0,
     extra_env: dict[str, str] | None = None,
     predicted: dict | None = None,
     tandem: str = "0.1.0",
 ) -> Plan:
     """The plan of one attempt.
 
-    `settings` is what the trainer makes of the options. A later attempt goes on from the newest
-    checkpoint that any of its machines holds: the trainer finds and spreads it. Raises UserError.
+    `settings` is what the trainer makes of the options, `bar` the width of the control terminal, 0
+    where there is none. A later attempt goes on from the newest checkpoint that any of its machines
+    holds: the trainer finds and spreads it. Raises UserError.
     """
     counts = [local_ranks(host, facts[host.name]) for host in hosts]
     per_node = settings["per_node_batch_size"]
@@ -169,7 +170,9 @@ def build(
         env.update(extra_env or {})
         env.update(host.env)
         if bar and rank == 0:
-            env["TANDEM_PROGRESS"] = "bar"
+            # tqdm takes the width from these two where it writes into a pipe.
+            label = len(f"[{host.name} {sum(counts) - 1}] ")
+            env.update(TANDEM_PROGRESS="bar", COLUMNS=str(max(20, bar - label)), LINES="24")
         argv = [host.env_python, "-m", "torch.distributed.launch"]
         argv += [f"--nnodes={len(hosts)}", f"--node_rank={rank}", f"--nproc_per_node={count}"]
         # The id is a part of the store's key prefix: a machine that wakes up late finds nothing of

@@ -78,7 +78,7 @@ def dry_run(options: Options) -> int:
     prepared = prepare(options, terminal)
     try:
         name = new_id(prepared)
-        plan = make_plan(prepared, prepared.machines, run=name, bar=terminal.is_tty)
+        plan = make_plan(prepared, prepared.machines, run=name, bar=terminal.columns)
         print(planning.render(plan))
     finally:
         prepared.machines.close()
@@ -95,7 +95,7 @@ def train(options: Options) -> int:
     prepared = prepare(options, terminal)
     try:
         run = new_id(prepared)
-        plan = make_plan(prepared, prepared.machines, run=run, bar=terminal.is_tty)
+        plan = make_plan(prepared, prepared.machines, run=run, bar=terminal.columns)
         folder = RUNS / run
         folder.mkdir(parents=True)
         write_json(folder / "plan.json", plan.document())
@@ -122,7 +122,7 @@ def resume(name: str, changes: dict) -> int:
             run=folder.name,
             attempt=attempt,
             used_ports=run.attempts.ports,
-            bar=terminal.is_tty,
+            bar=terminal.columns,
         )
         return run.carry_out(plan, "resumed by hand")
     except BaseException:
@@ -192,7 +192,7 @@ class Run:
             run=old.run,
             attempt=old.attempt + 1,
             used_ports=self.attempts.ports,
-            bar=self.terminal.is_tty,
+            bar=self.terminal.columns,
             extra_env=limits.environment(),
         )
 

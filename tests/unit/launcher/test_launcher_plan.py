@@ -128,3 +128,11 @@ def test_the_plan_is_json_with_the_contracts_fields():
 
 def test_names_of_runs_are_names_of_units():
     assert plan.run_id("my.module:net", 4, 0) == "19700101T000000Z-my-module-net-4n"
+
+
+def test_only_rank_0_shows_a_bar_as_wide_as_the_terminal_leaves():
+    made = build([host(1), host(2)], [facts(1), facts(2)], bar=80)
+    first, second = (node.env for node in made.nodes)
+    assert (first["TANDEM_PROGRESS"], first["COLUMNS"]) == ("bar", str(80 - len("[node1 1] ")))
+    assert "TANDEM_PROGRESS" not in second
+    assert "COLUMNS" not in build([host(1)], [facts(1)]).nodes[0].env
