@@ -19,7 +19,7 @@ launch_options = $(call option,--inventory,INVENTORY) $(call option,--nodes,NODE
 	$(if $(ARGS),-- $(ARGS))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo data/digits provision check bootstrap bundle plan train dry-run slurm status attach stop runs report test lint bench lock
+.PHONY: help env demo data/digits provision check bootstrap bundle plan train dry-run slurm status attach stop runs report test test-legacy lint bench lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
@@ -69,6 +69,9 @@ report: env ## make the report of RUN again from its files
 
 test: ## lint, unit, training and lab tests (the last need root)
 	@tools/test.sh
+
+test-legacy: ## the CUDA 10.2 stack on Debian 11: trainer's tests and whole runs (root)
+	@tools/test.sh legacy
 
 lint: ## every linter
 	@tools/venv.sh dev

@@ -1,5 +1,6 @@
 #!/bin/sh
-# All checks: lint, unit tests, training tests, lab tests (root). Prints each part's name and seconds.
+# All checks: lint, unit tests, training tests, lab tests (these need root). Prints each part's name and seconds.
+# `tools/test.sh legacy` is the CUDA 10.2 stack alone: tests/lab/test_legacy.py.
 set -eu
 cd "$(dirname "$0")/.."
 part() {
@@ -9,19 +10,30 @@ part() {
     "$@"
     echo "== $(($(date +%s) - begin)) s"
 }
+check() {
+    name=$1
+    shift
+    part "$name" .venv/bin/python -m pytest --quiet --durations=5 "$@"
+}
 
 if [ "$(id -u)" = 0 ]; then
     part "Debian packages" tools/apt.sh tools/test-packages.txt lab/packages.txt
+elif [ "${CI:-}" = true ] || [ "${1:-}" = legacy ]; then
+    echo "tandem: the lab tests boot machines, which needs root" >&2
+    exit 1
 fi
 part "environment" tools/venv.sh dev
+export PATH="$PWD/.venv/bin:$PATH"
+part "data" .venv/bin/python examples/digits.py data/digits
+if [ "${1:-}" = legacy ]; then
+    check "CUDA 10.2 stack" tests/lab/test_legacy.py
+    exit
+fi
 part "lint" tools/lint.sh
-part "unit tests" .venv/bin/python -m pytest --quiet tests/unit
-part "training tests" .venv/bin/python -m pytest --quiet tests/train
+check "unit tests" tests/unit
+check "training tests" tests/train
 if [ "$(id -u)" = 0 ]; then
-    part "lab tests" .venv/bin/python -m pytest --quiet tests/lab
-elif [ "${CI:-}" = true ]; then
-    echo "tandem: in CI the lab tests must run, and they need root" >&2
-    exit 1
+    check "lab tests" tests/lab
 else
     echo "== lab tests skipped: they boot machines, which needs root (sudo make test)"
 fi

@@ -1,0 +1,141 @@
+"""The CUDA 10.2 stack (torch 1.12.1, Python 3.9) on Debian 11: the trainer there, and whole runs.
+
+`make test-legacy` runs this file alone and shows what the machine prints.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import run_directory
+from tests.trainer_models import plain
+from tests.trainer_ranks import make_images
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+ENV = "/opt/tandem/env/bin/python"
+# What the trainer's tests need on the machine, relative to the checkout.
+TESTED = ("trainer", "tests", "recipes", "examples", "docs", "pyproject.toml")
+STEPS = 20
+BATCH = 8
+
+
+def gather_pytest(folder: Path) -> None:
+    """Wheels for Python 3.9, fetched here since the lab has no way out."""
+    tags = [f"--platform=manylinux{tag}_x86_64" for tag in ("2014", "_2_17", "_2_28")]
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"),
+            *("--only-binary=:all:", "--python-version=3.9", *tags, f"--dest={folder}"),
+            f"--requirement={CHECKOUT / 'requirements/legacy.txt'}",
+        ],
+        check=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def legacy(start_lab):
+    """Three machines of Debian 11 that site.yml has given the cu102 stack."""
+    stack = ("-e", "stack=cu102")
+    book = CHECKOUT / "ansible/playbooks/bundle.yml"
+    subprocess.run(["ansible-playbook", book, *stack], cwd=CHECKOUT, check=True)
+    lab = start_lab(
+        "legacy", "--nodes", "3", "--rate", "1gbit", "--release", "bullseye", "--no-bundle"
+    )
+    lab.control("ansible-playbook", "site.yml", *stack)
+    return lab
+
+
+@pytest.fixture(scope="module")
+def node1(legacy, tmp_path_factory):
+    """The first machine with the trainer, its tests and pytest in the run user's home."""
+    wheels = tmp_path_factory.mktemp("wheels")
+    gather_pytest(wheels)
+    files = [str(CHECKOUT / name) for name in TESTED]
+    target = "tandem@192.168.56.111:"
+    legacy.control("rsync", "--recursive", "--exclude=__pycache__", *files, f"{target}checkout/")
+    legacy.control("rsync", "--recursive", f"{wheels}/", f"{target}wheels/")
+    install = "-m pip install --quiet --no-index --no-deps --target pytest wheels/*.whl"
+    legacy.ssh(1, f"{ENV} {install}")
+    return lambda line: legacy.ssh(1, f"cd checkout && PYTHONPATH=../pytest:. {line}")
+
+
+def test_the_trainer_passes_its_own_tests(node1, capsys):
+    show = "import sys, torch; print('Python', sys.version.split()[0], 'torch', torch.__version__)"
+    printed = node1(f'{ENV} -c "{show}"')
+    assert "torch 1.12.1" in printed
+    options = "--quiet -p no:cacheprovider --import-mode=importlib"
+    # A failed test ends the ssh command with pytest's code, and the fixture shows all it printed.
+    printed += node1(f"OMP_NUM_THREADS=1 {ENV} -m pytest {options} tests/unit/trainer tests/train")
+    with capsys.disabled():
+        print(f"\n{printed}")
+    assert re.search(r"^\d+ passed", printed, re.M)
+
+
+@pytest.fixture(scope="module")
+def beginning(tmp_path_factory):
+    """A folder with images that need no scaling, and the weights to begin with."""
+    folder = tmp_path_factory.mktemp("beginning")
+    make_images(folder / "images", per_class=STEPS * BATCH // 4, classes=4)
+    torch.manual_seed(0)
+    torch.save(plain(4).state_dict(), folder / "weights.pt")
+    return folder
+
+
+def steps(python: str, folder: str) -> list[str]:
+    """Command lines: 20 steps in fp64 from the given weights, then the plain weights in a file."""
+    options = f"--data {folder}/images --weights {folder}/weights.pt --output {folder}/output"
+    exact = f"--precision fp64 --augment none --epochs 1 --per_node_batch_size {BATCH}"
+    model = "--model tests.trainer_models:plain --warmup_epochs 0 --workers 0"
+    return [
+        f"{python} -m trainer {options} {exact} {model}",
+        f"{python} -m trainer.export {folder}/output {folder}/after.pt",
+    ]
+
+
+def test_twenty_steps_are_those_of_the_newest_torch(legacy, node1, beginning):
+    address = "tandem@192.168.56.111"
+    legacy.control("rsync", "--recursive", f"{beginning}/", f"{address}:beginning/")
+    for line in steps(ENV, "../beginning"):
+        node1(line)
+    legacy.control("rsync", f"{address}:beginning/after.pt", f"{beginning}/legacy.pt")
+    for line in steps(sys.executable, str(beginning)):
+        subprocess.run(line.split(), cwd=CHECKOUT, check=True)
+    before, newest, old = (
+        torch.load(beginning / f"{name}.pt", weights_only=True)
+        for name in ("weights", "after", "legacy")
+    )
+    for key, value in newest.items():
+        scale = value.abs().max()
+        assert (old[key] - value).abs().max() < 1e-4 * scale
+        assert (before[key] - value).abs().max() > 1e-2 * scale, "it did train"
+
+
+def finished(run: str) -> dict:
+    summary = json.loads((CHECKOUT / run / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert run_directory.problems(CHECKOUT / run) == []
+    return summary
+
+
+def test_three_machines_train_as_well_as_the_newest_torch(legacy):
+    # On a CPU torch 1.12.1 computes bf16 by emulation, ten times slower than fp32.
+    legacy.control("make", "train", "NODES=3", "PRECISION=fp32")
+    old = finished("runs/latest")
+    assert (CHECKOUT / "runs/latest/report.html").is_file()
+    assert set(versions("runs/latest")) == {"1.12.1"}
+    launch = [sys.executable, "-m", "launcher", "train", "--inventory", "examples/demo.ini"]
+    subprocess.run([*launch, "--nodes", "3", "--precision", "fp32"], cwd=CHECKOUT, check=True)
+    newest = finished("runs/latest")
+    assert set(versions("runs/latest")) == {torch.__version__.split("+")[0]}
+    assert abs(old["final_top1"] - newest["final_top1"]) <= 0.01
+
+
+def versions(run: str) -> list[str]:
+    """torch of each node, by the plan."""
+    plan = json.loads((CHECKOUT / run / "plan.json").read_text())
+    return [node["versions"]["torch"].split("+")[0] for node in plan["nodes"]]
