@@ -24,8 +24,8 @@ def attempt() -> int:
 
 def quiet_others(world: World) -> None:
     """Rank 0 speaks; the others only warn."""
-    level = logging.INFO if world.rank == 0 else logging.WARNING
-    logging.basicConfig(level=level, format="%(message)s", stream=sys.stdout)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
+    logging.getLogger(__package__).setLevel(logging.INFO if world.rank == 0 else logging.WARNING)
 
 
 def _opened(options: Options, name: str, mode: str) -> TextIO:
