@@ -171,3 +171,30 @@ def test_a_run_goes_on_after_its_controller_died(arena, tmp_path):
     done = arena.control(*argv)
     assert "resumed by hand" in (run.folder / "attempts.json").read_text()
     assert done.stdout.count("] training") == NODES
+
+
+SMI = """#!/bin/sh
+case "$*" in
+*query-gpu*) echo "0, 580.126.20" ;;
+*query-compute-apps*) pgrep -x -u tandem -f 'sleep 8888' ;;
+esac
+"""
+
+
+def test_a_busy_gpu_is_refused_with_its_holders_name(arena, tmp_path):
+    """A stand-in for nvidia-smi names a real process; FORCE=1 starts nevertheless."""
+    smi = "/usr/local/bin/nvidia-smi"
+    arena.ssh(2, f"sudo sh -c 'cat > {smi} && chmod +x {smi}'", input=SMI)
+    arena.ssh(2, "setsid sleep 8888 >/dev/null 2>&1 </dev/null &")
+    file = chaos_standin.inventory(tmp_path, NODES, 0)
+    argv = ["python", "-m", "launcher", "dry-run", "--inventory", str(file), "--data", "d"]
+    try:
+        done = arena.control(*argv, check=False)
+        assert done.returncode == 2
+        assert "node2 (192.168.56.112): its GPUs are in use by tandem: sleep 8888" in done.stderr
+        assert "QUEUE=1" in done.stderr and "FORCE=1" in done.stderr
+        assert "node1" not in done.stderr
+        assert arena.control(*argv, "--force").returncode == 0
+    finally:
+        arena.ssh(2, f"sudo rm {smi}; pkill -x -f 'sleep 8888'")
+    assert arena.control(*argv).returncode == 0
