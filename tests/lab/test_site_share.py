@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lab import base
 from tests.lab.site_plays import changes, failures, play, write_inventory, write_play
 
-CACHE = Path("/var/cache/tandem-lab/archives")
+CACHE = base.CACHE / "archives"
 VARIABLES = (
     "share_protocol=smb share_host=node1 share_path=/mnt/disk/set data_root=/srv/tandem/data"
 )
@@ -22,8 +23,7 @@ def archive(*packages: str) -> Path:
 
     Nodes have no way out, so this machine downloads; what was downloaded before is kept.
     """
-    status = max(Path("/var/cache/tandem-lab/bases").glob("bookworm-*/var/lib/dpkg/status"),
-                 key=lambda path: path.stat().st_mtime)  # fmt: skip
+    status = base.folder("bookworm") / "var/lib/dpkg/status"
     options = ["-o", f"Dir::State::status={status}", "-o", "APT::Install-Recommends=false"]
     plan = ["apt-get", "--simulate", *options, "install", *packages]
     lines = subprocess.run(plan, check=True, capture_output=True, text=True).stdout.splitlines()
