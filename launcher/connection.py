@@ -24,6 +24,7 @@ from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
 
 CONNECT_SECONDS = 8.0
+STATUS_SECONDS = 5.0
 # paramiko's reader threads wake ten times a second to see whether they were closed; with hundreds
 # of hosts that
 # is most of a core. Closing wakes them by shutting the socket down, so they need not look so often.
@@ -88,7 +89,9 @@ class SshProcess:
 
     def wait(self) -> int:
         """The exit status, -1 when the connection broke; call it after read() has returned b""."""
-        return self._channel.recv_exit_status()
+        # Not recv_exit_status(): it waits for ever when a machine died between output and status.
+        self._channel.status_event.wait(STATUS_SECONDS)
+        return self._channel.exit_status
 
     def stderr(self) -> str:
         return self._stderr.decode(errors="replace").strip()
@@ -179,8 +182,12 @@ class SshNode:
         sock.setsockopt(socket.IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1)
 
     def start(self, argv: list[str]) -> SshProcess:
-        channel = self._connection.transport.open_session(timeout=CONNECT_SECONDS)
-        channel.exec_command("exec " + shlex.join(argv))
+        """Run a command. Raises UserError when the way to the machine broke."""
+        try:
+            channel = self._connection.transport.open_session(timeout=CONNECT_SECONDS)
+            channel.exec_command("exec " + shlex.join(argv))
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise UserError(explain(self.host, error)) from error
         return SshProcess(channel)
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 
+from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.node.probe import MARK
 
@@ -72,6 +73,8 @@ def _ask(node, task: dict) -> Facts | str:
     try:
         process = node.start([host.env_python, "-IB", "-"])
         output, said, status = talk(process, source.encode(), SECONDS)
+    except UserError as error:
+        return str(error)
     except FileNotFoundError:
         return no_python(host, "no such file")
     except OSError as error:

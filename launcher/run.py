@@ -168,7 +168,11 @@ class Run:
     def _attempts(self, plan: Plan, reason: str, stopper: Stopper) -> Outcome:
         limits = restart.Limits.of(self.prepared.options, len(self.prepared.hosts))
         while True:
-            outcome = self._attempt(plan, reason, stopper)
+            try:
+                outcome = self._attempt(plan, reason, stopper)
+            except UserError:
+                self.attempts.close("failed")
+                raise
             self._tell(outcome)
             decision = restart.decide(outcome, limits)
             if decision is None or stopper.asked:
