@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Optional
 
 from lab import control, life, network, node, plan, shell
 from lab.plan import Lab, LabError
@@ -30,6 +31,9 @@ def parser() -> argparse.ArgumentParser:
     up.add_argument("--rate", default="unshaped", help="of each cable: 1gbit, 100mbit, unshaped")
     up.add_argument("--release", choices=plan.RELEASES, default="bookworm")
     up.add_argument("--bare", action="store_true", help="as installed: password logins, no key")
+    up.add_argument(
+        "--vm", action="store_true", help="emulated machines with a kernel of their own"
+    )
     up.add_argument("--no-bundle", action="store_true", help="do not gather what site.yml needs")
     execute = verb("exec", "run a command on the control machine: exec -- COMMAND ...")
     execute.add_argument("--from", dest="place", choices=control.PLACES, default="control")
@@ -56,14 +60,19 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:at], words[at + 1 :]
 
 
-def check_host() -> None:
-    missing = shell.missing_tools()
+def check_host(vm: bool = False) -> None:
+    missing = shell.missing_tools(vm)
     if missing:
         raise LabError(
             f"this machine lacks {', '.join(missing)}: sudo tools/apt.sh lab/packages.txt"
         )
     if os.geteuid():
         raise LabError("the lab boots machines, which needs root: run it by sudo")
+
+
+def refuse_rate(rate: Optional[str]) -> None:
+    if rate is not None:
+        raise LabError("virtual machines are emulated, slower than their cable: they have no rate")
 
 
 def make_bundle(lab: Lab) -> None:
@@ -84,15 +93,18 @@ def make_bundle(lab: Lab) -> None:
 
 def act(args: argparse.Namespace, command: list[str]) -> None:
     if args.verb == "doctor":
-        check_host()
+        check_host(vm=True)
         print("lab: nothing is missing")
         return
     check_host()
     name = plan.check_name(args.name or plan.default_name(CHECKOUT))
     if args.verb == "up":
         count, rate = plan.check_count(args.nodes), plan.check_rate(args.rate)
-        lab = Lab(name, CHECKOUT, count, rate, args.release, args.bare)
-        if not (args.bare or args.no_bundle) and args.release == plan.RELEASES[0]:
+        lab = Lab(name, CHECKOUT, count, rate, args.release, args.bare, args.vm)
+        if lab.vm:
+            check_host(vm=True)
+            refuse_rate(lab.rate)
+        elif not (lab.bare or args.no_bundle) and lab.release == plan.RELEASES[0]:
             make_bundle(lab)
         life.up(lab)
         return
@@ -116,6 +128,8 @@ def on_lab(lab: Lab, args: argparse.Namespace, command: list[str]) -> None:
         print(life.status(lab))
     elif args.verb == "shape":
         rate = plan.check_rate(args.rate)
+        if lab.vm:
+            refuse_rate(rate)
         for each in [machine] if machine else lab.nodes:
             network.carry_out(network.shaping(lab, each, rate))
     elif args.verb == "cut":

@@ -4,9 +4,10 @@ import fcntl
 import hashlib
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
-from lab.plan import CACHE
+from lab.plan import CACHE, Lab
 from lab.shell import run
 
 MIRROR = "http://deb.debian.org/debian"
@@ -30,38 +31,53 @@ systemctl enable systemd-networkd.service
 """
 
 
-def folder(release: str) -> Path:
+# Virtual machines are for what needs a kernel: it, and the file servers and clients that use it.
+VM_PACKAGES = (
+    *("udev", "linux-image-cloud-amd64", "busybox-static"),
+    *("nfs-kernel-server", "nfs-common", "samba", "smbclient", "cifs-utils"),
+)
+VM_FINISH = "systemctl disable nfs-server.service smbd.service nmbd.service\n"
+
+
+def packages(lab: Lab) -> tuple[str, ...]:
+    return (*PACKAGES, *VM_PACKAGES) if lab.vm else PACKAGES
+
+
+def finish(lab: Lab) -> str:
+    return FINISH + VM_FINISH if lab.vm else FINISH
+
+
+def folder(lab: Lab) -> Path:
     """Named by content: a new list of packages is a new base, and running nodes keep theirs."""
-    content = "\n".join([release, MIRROR, *PACKAGES, FINISH])
-    return CACHE / "bases" / f"{release}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+    content = "\n".join([lab.release, MIRROR, *packages(lab), finish(lab)])
+    return CACHE / "bases" / f"{lab.release}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 
 
-def ensure(release: str, lab: str) -> Path:
-    """The base of `release`, made if it is not there; `lab` names the unfinished copy."""
-    base = folder(release)
-    base.parent.mkdir(parents=True, exist_ok=True)
-    with (base.parent / "lock").open("w") as lock:
+def ensure(lab: Lab) -> Path:
+    """The base of `lab`, made if it is not there."""
+    return ensure_folder(folder(lab), lab, lambda target: _make(lab, target))
+
+
+def ensure_folder(wanted: Path, lab: Lab, make: Callable[[Path], None]) -> Path:
+    """`wanted`, which `make` fills if it is not there; it appears when it is whole, or never."""
+    unfinished = wanted.with_name(f"{wanted.name}.{lab.name}.unfinished")
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    with (wanted.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not base.is_dir():
-            print(
-                f"lab: making the base system, once (Debian {release}, about a minute)", flush=True
-            )
-            _make(release, _unfinished(base, lab))
-            _unfinished(base, lab).rename(base)
-    return base
+        if not wanted.is_dir():
+            make(unfinished)
+            os.sync()
+            unfinished.rename(wanted)
+    return wanted
 
 
-def _unfinished(base: Path, lab: str) -> Path:
-    return base.with_name(f"{base.name}.{lab}.unfinished")
-
-
-def _make(release: str, target: Path) -> None:
+def _make(lab: Lab, target: Path) -> None:
+    print(f"lab: making the base system (Debian {lab.release}), once: a minute", flush=True)
     # debootstrap mounts /proc and /sys: in a namespace of its own they end with it, even killed.
     private = ["unshare", "--mount", "--propagation", "private", "--"]
-    include = f"--include={','.join(PACKAGES)}"
-    run([*private, "debootstrap", "--variant=minbase", include, release, str(target), MIRROR])
-    run(["chroot", str(target), "/bin/sh", "-c", FINISH])
-    os.sync()
+    include = f"--include={','.join(packages(lab))}"
+    run([*private, "debootstrap", "--variant=minbase", include, lab.release, str(target), MIRROR])
+    run(["chroot", str(target), "/bin/sh", "-c", finish(lab)])
 
 
 def remove_unfinished(lab: str) -> None:

@@ -7,7 +7,7 @@ import shutil
 import time
 from pathlib import Path
 
-from lab import base, cgroup, disk, guard, network, node
+from lab import base, cgroup, disk, guard, network, node, vm
 from lab.plan import DISKS, STATE, Lab, LabError
 
 INOTIFY_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
@@ -59,13 +59,17 @@ def _make(lab: Lab) -> None:
 def _make_nodes(lab: Lab) -> None:
     start = time.monotonic()
     _allow_watches()
-    root = base.ensure(lab.release, lab.name)
+    root = base.ensure(lab)
+    if lab.vm:
+        vm.ensure(lab)
     lab.envs.mkdir(parents=True, exist_ok=True)
     for place in ("control", "stranger"):
         cgroup.of(lab.name, place).mkdir(parents=True)
     disk.write_control_keys(lab)
     for machine in lab.nodes:
         disk.write(lab, machine, root)
+        if lab.vm:
+            vm.write_disk(lab, machine)
     _write_control_files(lab)
     network.carry_out(network.plan(lab))
     node.wait_for_ssh(lab, {machine: node.boot(lab, machine) for machine in lab.nodes})
@@ -112,12 +116,12 @@ def exists(name: str) -> bool:
 def status(lab: Lab) -> str:
     """A table, 80 columns."""
     ports = network.ports(lab)
-    kind = "bare " if lab.bare else ""
+    kind = "bare " * lab.bare + "virtual " * lab.vm
     head = f"lab {lab.name}: {lab.count} {kind}nodes, Debian {lab.release}"
     rows = [("node", "address", "state", "ssh", "rate")]
     for machine in lab.nodes:
         plugged, rate = ports[machine.port]
-        answers = plugged and network.answers_ssh(lab, machine, timeout=0.5)
+        answers = plugged and network.answers_ssh(lab, machine, connect=0.5, greet=1)
         state, ssh = node.state(lab, machine, plugged, answers), "yes" if answers else "no"
         rows.append((machine.name, machine.address, state, ssh, rate or "unshaped"))
     return "\n".join([head, *("{:<8}{:<17}{:<14}{:<5}{}".format(*row) for row in rows)])

@@ -33,8 +33,11 @@ def plan(lab: Lab) -> list[str]:
         f"ip -n {stranger} link set eth0 up",
     ]
     for node in lab.nodes:
-        commands += _cable(control, node.port, node.netns)
-        commands += shaping(lab, node, lab.rate)
+        if lab.vm:
+            commands += _tap(control, node.port)
+        else:
+            commands += _cable(control, node.port, node.netns)
+            commands += shaping(lab, node, lab.rate)
     return commands
 
 
@@ -43,6 +46,13 @@ def _cable(control: str, port: str, netns: str) -> list[str]:
         f"ip netns add {netns}",
         f"ip -n {netns} link set lo up",
         f"ip link add {port} netns {control} type veth peer name eth0 netns {netns}",
+        f"ip -n {control} link set {port} master {BRIDGE} up",
+    ]
+
+
+def _tap(control: str, port: str) -> list[str]:
+    return [
+        f"ip -n {control} tuntap add dev {port} mode tap",
         f"ip -n {control} link set {port} master {BRIDGE} up",
     ]
 
@@ -104,14 +114,15 @@ def inside(netns: str) -> Iterator[None]:
             enter(before.fileno())
 
 
-def answers_ssh(lab: Lab, node: Node, timeout: float) -> bool:
-    """Whether an ssh server greets within `timeout` seconds, asked from the control machine."""
+def answers_ssh(lab: Lab, node: Node, connect: float, greet: float) -> bool:
+    """Whether an ssh server accepts and then greets the control machine, each within seconds."""
     with inside(lab.netns("control")):
         connection = socket.socket()
     with connection:
-        connection.settimeout(timeout)
+        connection.settimeout(connect)
         try:
             connection.connect((node.address, 22))
+            connection.settimeout(greet)
             return connection.recv(4) == b"SSH-"
         except OSError:
             return False

@@ -5,10 +5,10 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from lab import base, cgroup, network
+from lab import base, cgroup, network, vm
 from lab.plan import Lab, LabError, Node
 
-BOOT_SECONDS = 120
+BOOT_SECONDS = 300  # emulated machines on a busy host; containers need one
 
 
 def container(lab: Lab, node: Node) -> list[str]:
@@ -38,18 +38,23 @@ def container(lab: Lab, node: Node) -> list[str]:
     ]
 
 
+def power(lab: Lab, node: Node, group: Path) -> list[str]:
+    """The command that lives as long as `node` has power."""
+    script = Path(__file__).with_name("boot.sh")
+    relative = str(group.relative_to(cgroup.mount_point()))
+    place = [relative, node.netns, str(node.disk), str(base.folder(lab))]
+    private = ["unshare", "--mount", "--propagation", "private", "--"]
+    return [*private, "sh", str(script), *place, *container(lab, node)]
+
+
 def boot(lab: Lab, node: Node) -> subprocess.Popen:
     """Switches `node` on and returns at once; the process lives as long as the node has power."""
     group = cgroup.of(lab.name, node.name)
     group.mkdir(parents=True, exist_ok=True)
     cgroup.freeze(group, False)
-    script = Path(__file__).with_name("boot.sh")
-    relative = str(group.relative_to(cgroup.mount_point()))
-    place = [relative, node.netns, str(node.disk), str(base.folder(lab.release))]
-    private = ["unshare", "--mount", "--propagation", "private", "--"]
     with node.console.open("ab") as console:
         return subprocess.Popen(
-            [*private, "sh", str(script), *place, *container(lab, node)],
+            vm.power(lab, node, group) if lab.vm else power(lab, node, group),
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=console,
@@ -65,7 +70,9 @@ def wait_for_ssh(lab: Lab, booting: Mapping[Node, subprocess.Popen]) -> None:
     """Returns when all nodes greet; LabError with the console's end where one does not."""
     deadline = time.monotonic() + BOOT_SECONDS
     for node, power in booting.items():
-        while not network.answers_ssh(lab, node, timeout=1):
+        # Short to connect, since the address may come at any moment; long to greet, since a slow
+        # machine asked again and again would never come to an answer.
+        while not network.answers_ssh(lab, node, connect=1, greet=30):
             if time.monotonic() > deadline:
                 raise LabError(_with_console(node, f"does not answer ssh for {BOOT_SECONDS} s"))
             if power.poll() is not None:

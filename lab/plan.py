@@ -68,6 +68,7 @@ class Lab:
     rate: Optional[str] = None
     release: str = "bookworm"
     bare: bool = False
+    vm: bool = False
 
     @property
     def nodes(self) -> tuple[Node, ...]:

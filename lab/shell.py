@@ -10,6 +10,7 @@ TOOLS = (
     "debootstrap",
     "ip",
     "nft",
+    "openssl",
     "nsenter",
     "ssh",
     "ssh-keygen",
@@ -20,8 +21,12 @@ TOOLS = (
 )
 
 
-def missing_tools() -> list[str]:
-    return [tool for tool in TOOLS if shutil.which(tool) is None]
+VM_TOOLS = ("cpio", "mke2fs", "qemu-img", "qemu-system-x86_64")
+
+
+def missing_tools(vm: bool) -> list[str]:
+    wanted = (*TOOLS, *VM_TOOLS) if vm else TOOLS
+    return [tool for tool in wanted if shutil.which(tool) is None]
 
 
 def run(argv: Sequence[str], stdin: str = "") -> str:

@@ -12,7 +12,7 @@ from lab.plan import Lab
 
 @pytest.fixture
 def as_root(monkeypatch):
-    monkeypatch.setattr(shell, "missing_tools", lambda: [])
+    monkeypatch.setattr(shell, "missing_tools", lambda vm: [])
     monkeypatch.setattr(os, "geteuid", lambda: 0)
 
 
@@ -29,7 +29,7 @@ def test_words_after_dashes_are_the_command(argv, split):
 
 
 def test_without_root_it_says_so(monkeypatch, capsys):
-    monkeypatch.setattr(shell, "missing_tools", lambda: [])
+    monkeypatch.setattr(shell, "missing_tools", lambda vm: [])
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert cli.main(["up"]) == 1
     said = capsys.readouterr().err
@@ -52,6 +52,7 @@ def test_missing_tools_are_named_with_the_remedy(monkeypatch, capsys):
         (["kill", "1"], "there is no lab nowhere"),
         (["up", "--nodes", "0"], "1 to 64 nodes, not 0"),
         (["up", "--rate", "fast"], "rate 'fast'"),
+        (["up", "--vm", "--rate", "1gbit"], "they have no rate"),
     ],
 )
 def test_bad_input_is_a_sentence(as_root, monkeypatch, tmp_path, capsys, argv, sentence):

@@ -1,11 +1,12 @@
 """Names, addresses, rates and the plans made of them."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lab import base, disk, network, node, plan
+from lab import base, disk, network, node, plan, vm
 from lab.plan import Lab, LabError
 
 LAB = Lab("one", Path("/somewhere/tandem"), count=3, rate="1gbit")
@@ -102,10 +103,12 @@ def test_only_the_first_machine_may_write_environments():
 
 
 def test_base_is_named_by_its_content(monkeypatch):
-    before = base.folder("bookworm")
-    assert before != base.folder("bullseye")
+    before = base.folder(LAB)
+    assert before != base.folder(replace(LAB, release="bullseye"))
+    assert before != base.folder(replace(LAB, vm=True))
+    assert before == base.folder(replace(LAB, name="two", count=1, bare=True))
     monkeypatch.setattr(base, "PACKAGES", (*base.PACKAGES, "one-more"))
-    assert base.folder("bookworm") != before
+    assert base.folder(LAB) != before
 
 
 def test_hosts_file_has_the_line_that_roles_must_mend():
@@ -126,3 +129,13 @@ def test_sudo_asks_for_a_password_only_where_nothing_was_prepared():
     bare = Lab("one", LAB.checkout, bare=True)
     assert "NOPASSWD" in disk.files(LAB, LAB.nodes[0])["etc/sudoers.d/tandem"][1]
     assert "NOPASSWD" not in disk.files(bare, bare.nodes[0])["etc/sudoers.d/student"][1]
+
+
+def test_virtual_machines_hang_at_the_same_switch():
+    virtual = replace(LAB, vm=True)
+    taps = [c for c in network.plan(virtual) if "tuntap" in c]
+    assert taps == [f"ip -n one-control tuntap add dev p{i} mode tap" for i in (1, 2, 3)]
+    argv = [vm.machine(virtual, n) for n in virtual.nodes]
+    assert all(f"ifname=p{i}" in " ".join(words) for i, words in enumerate(argv, start=1))
+    cards = {word for words in argv for word in words if "mac=" in word}
+    assert len(cards) == 3

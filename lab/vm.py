@@ -1,0 +1,109 @@
+"""Nodes as virtual machines, for what needs a kernel of its own: NFS and SMB mounts, modules.
+
+They are emulated, since a host that is a virtual machine itself seldom offers more: ten times
+slower than the containers that nodes are otherwise.
+"""
+
+import shutil
+from pathlib import Path
+
+from lab import base
+from lab.plan import Lab, Node
+from lab.shell import run
+
+MEGABYTES = 384
+DISK_SIZE = "4G"  # as the machine sees it; the host keeps what is written
+MODULES = ("virtio_pci", "virtio_blk", "virtio_net", "ext4")
+
+# What the machine does before systemd. The files of this one machine lie in /upper, put there
+# by its own part of the initial RAM disk; they are copied once.
+INIT = """#!/bin/busybox sh
+/bin/busybox mount -t devtmpfs devtmpfs /dev
+for module in /modules/*; do /bin/busybox insmod "$module"; done
+/bin/busybox mount -t ext4 /dev/vda /root
+if [ ! -e /root/.installed ]; then
+    /bin/busybox cp -a /upper/. /root/ && /bin/busybox touch /root/.installed
+fi
+exec /bin/busybox switch_root /root /lib/systemd/systemd
+"""
+ARCHIVE = 'cd "$1" && find . | cpio --quiet --create --format=newc >"$2"'
+
+
+def folder(lab: Lab) -> Path:
+    """kernel, initrd and disk.ext4, which all virtual machines of this base share."""
+    root = base.folder(lab)
+    return root.with_name(f"{root.name}.vm")
+
+
+def ensure(lab: Lab) -> Path:
+    return base.ensure_folder(folder(lab), lab, lambda target: _make(lab, target))
+
+
+def _make(lab: Lab, target: Path) -> None:
+    root = base.folder(lab)
+    target.mkdir()
+    version = next((root / "lib/modules").iterdir()).name
+    shutil.copy(root / f"boot/vmlinuz-{version}", target / "kernel")
+    initial = target / "initial"
+    for name in ("bin", "dev", "modules", "root"):
+        (initial / name).mkdir(parents=True)
+    shutil.copy(root / "bin/busybox", initial / "bin")
+    for number, module in enumerate(_modules(root, version)):
+        shutil.copy(module, initial / f"modules/{number:02}-{module.name}")
+    (initial / "init").write_text(INIT)
+    (initial / "init").chmod(0o755)
+    run(["sh", "-c", ARCHIVE, "sh", str(initial), str(target / "initrd")])
+    shutil.rmtree(initial)
+    run(["mke2fs", "-q", "-t", "ext4", "-d", str(root), str(target / "disk.ext4"), DISK_SIZE])
+
+
+def _modules(root: Path, version: str) -> list[Path]:
+    """Files of MODULES and of what they need, in the order of loading."""
+    files: dict[Path, None] = {}
+    for module in MODULES:
+        asked = ["modprobe", "--set-version", version, "--show-depends", module]
+        for line in run(["chroot", str(root), *asked]).splitlines():
+            if line.startswith("insmod "):  # `builtin` is the other answer
+                files[root / line.split()[1].lstrip("/")] = None
+    return list(files)
+
+
+def write_disk(lab: Lab, node: Node) -> None:
+    """The disk of `node` over the shared one, and the initial RAM disk that installs its files."""
+    shared, own = folder(lab), node.disk / "own.cpio"
+    (node.disk / "initial").mkdir()
+    (node.disk / "upper").rename(node.disk / "initial/upper")
+    run(["sh", "-c", ARCHIVE, "sh", str(node.disk / "initial"), str(own)])
+    (node.disk / "initial/upper").rename(node.disk / "upper")
+    # The kernel unpacks archives that follow each other one after the other.
+    (node.disk / "initrd").write_bytes((shared / "initrd").read_bytes() + own.read_bytes())
+    own.unlink()
+    backing = ["-b", str(shared / "disk.ext4"), "-F", "raw"]
+    run(["qemu-img", "create", "-q", "-f", "qcow2", *backing, str(node.disk / "disk.qcow2")])
+
+
+def machine(lab: Lab, node: Node) -> list[str]:
+    """The emulator's command for `node`."""
+    hardware = {
+        "-accel": "tcg,thread=multi,tb-size=64",
+        "-cpu": "max",
+        "-m": str(MEGABYTES),
+        "-kernel": str(folder(lab) / "kernel"),
+        "-initrd": str(node.disk / "initrd"),
+        "-append": "console=ttyS0 net.ifnames=0 quiet",
+        "-drive": f"file={node.disk / 'disk.qcow2'},if=virtio",
+        "-netdev": f"tap,id=lan,ifname={node.port},script=no,downscript=no",
+        "-display": "none",
+        "-monitor": "none",
+        "-serial": "stdio",
+    }
+    card = f"virtio-net-pci,netdev=lan,mac=52:54:00:38:00:{node.index:02x}"
+    devices = ["-device", card, "-device", "virtio-rng-pci"]
+    words = [word for option in hardware.items() for word in option]
+    return ["qemu-system-x86_64", "-nodefaults", *words, *devices]
+
+
+def power(lab: Lab, node: Node, group: Path) -> list[str]:
+    """The command that lives as long as `node` has power."""
+    enter = ["nsenter", f"--net=/run/netns/{lab.netns('control')}", *machine(lab, node)]
+    return ["sh", "-c", 'echo 0 >"$1/cgroup.procs"; shift; exec "$@"', "sh", str(group), *enter]
