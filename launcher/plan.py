@@ -89,7 +89,7 @@ def choose_port(facts: Facts, wanted: int | None, avoid: set[int]) -> int:
     """A port that nobody uses on node 0. Raises UserError when the wanted one is taken."""
     if wanted is not None and wanted not in facts.free_ports:
         raise UserError(
-            f"{facts.host}: port {wanted} is in use there: leave PORT out, and a free one "
+            f"{facts.host}: port {wanted} is in use there: leave --port out, and a free one "
             "is taken, or give another."
         )
     free = [port for port in facts.free_ports if port not in avoid]
