@@ -47,12 +47,13 @@ def sentences(job: Job, cost: Cost) -> str:
     world, options, size = job.world, job.options, job.image_size
     count, flops = cost
     work = "FLOPs unknown" if flops is None else f"{flops / 1e9:.2f} GFLOP an image"
+    ranks = "1 rank" if world.size == 1 else f"{world.size} ranks"
     parts = f" in {job.micro_batches} micro-batches" if job.micro_batches > 1 else ""
     return (
         f"{options.model}: {count / 1e6:.2f} M parameters, {work} of {size} px, "
         f"{options.precision}\n"
         f"{len(job.train_set)} images of {len(job.train_set.classes)} classes; batch "
-        f"{world.global_batch} over {world.size} ranks{parts}; {job.steps_per_epoch} steps an epoch"
+        f"{world.global_batch} over {ranks}{parts}; {job.steps_per_epoch} steps an epoch"
     )
 
 

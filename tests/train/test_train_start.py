@@ -37,7 +37,7 @@ def test_started(tmp_path, how):
     said = "".join(process.communicate()[0] for process in started)
     assert [process.returncode for process in started] == [0] * len(started)
     ranks = 1 if how == "alone" else 2
-    assert said.count(f"over {ranks} ranks") == 1
+    assert said.count(f"over {ranks} rank") == 1
     files = sorted((tmp_path / "run/nodes/here").glob("rank*.steps.jsonl"))
     starts = [json.loads(path.read_text().splitlines()[0]) for path in files]
     assert [start["local_rank"] for start in starts] == list(range(ranks))
