@@ -2,6 +2,7 @@
 
 Facts are what ansible/library/machine_facts.py returns, with the inventory name as "host". A
 finding is {"host", "fault", "cause", "remedy"}; "fault" is a short name that scripts may rely on.
+All are problems; those in HINDERS keep site.yml from going on with the machine.
 """
 
 import sys
@@ -15,6 +16,26 @@ SUPPORTED = {"debian": ("11", "12", "13"), "ubuntu": ("18.04", "20.04", "22.04",
 OLDEST_PYTHON = (3, 8)  # of ansible-core 2.19's modules
 CLOCK_TOLERANCE = 2.0  # seconds
 
+HINDERS = frozenset(
+    [
+        "release",
+        "arch",
+        "systemd",
+        "python",
+        "sudo",
+        "disk_full",
+        "read_only",
+        "address",
+        "apt_lock",
+        "dpkg",
+        "rsync",
+        "venv",
+        "stack",
+        "collect",
+        "duplicate_machine_id",
+        "duplicate_mac",
+    ]
+)
 # What ssh says, the fault's name, the remedy. The last row takes all the rest.
 UNREACHABLE = (
     (
@@ -328,6 +349,11 @@ def own_mac(facts):
     )
 
 
+def hindering(found):
+    """Those of `found` that keep site.yml from going on with the machine."""
+    return [finding for finding in found if finding["fault"] in HINDERS]
+
+
 def text(finding):
     """One line for people."""
     return f"{finding['host']}: {finding['cause']}. Remedy: {finding['remedy']}"
@@ -341,6 +367,7 @@ class FilterModule:
             "tandem_findings": findings,
             "tandem_cluster_findings": cluster_findings,
             "tandem_finding_text": text,
+            "tandem_hindering": hindering,
             "tandem_unreachable": unreachable,
             "tandem_not_collected": not_collected,
         }

@@ -122,3 +122,14 @@ def test_what_ssh_says_decides(said, fault):
     assert finding["fault"] == fault
     assert said in finding["cause"]
     assert "{address}" not in finding["remedy"]
+
+
+def test_a_full_disk_hinders_and_a_slow_cable_does_not():
+    slow, full = machine(**link(speed=100)), machine(**disks(free=1e9))
+    assert preflight.hindering(found(slow)) == []
+    assert [row["fault"] for row in preflight.hindering(found(full))] == ["disk_full"]
+
+
+def test_only_faults_that_exist_hinder():
+    known = {fault for fault, _ in FAULTS} | {"collect", "duplicate_machine_id", "duplicate_mac"}
+    assert known >= preflight.HINDERS

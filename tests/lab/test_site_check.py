@@ -1,0 +1,75 @@
+"""`make check` on real machines: clean ones, then faults planted on each, all said at once."""
+
+import json
+import shlex
+
+import pytest
+
+# A connection that is kept open from before would not see another host key.
+FRESH = "ANSIBLE_SSH_ARGS=-o ControlMaster=no -o ControlPath=none -o StrictHostKeyChecking=yes"
+CHECK = ("env", FRESH, "python", "ansible/check.py")
+
+# On node1, all at once. The last one takes sudo away, so nothing can follow it.
+PLANTED = {
+    "dpkg": "touch /var/lib/dpkg/updates/0001",
+    "rsync": "mv /usr/bin/rsync /usr/bin/rsync.away",
+    "mount": "echo 'server:/data /data nfs4 defaults 0 0' >>/etc/fstab",
+    "library_path": "echo LD_LIBRARY_PATH=/usr/lcoal/cuda/lib64 >>/etc/environment",
+    "firewall": "mkdir -p /etc/ufw; echo ENABLED=yes >/etc/ufw/ufw.conf",
+    "venv": "mv /usr/lib/python3.11/ensurepip /usr/lib/python3.11/away",
+    "sudo": "rm /etc/sudoers.d/tandem",
+}
+HOLD_THE_LOCK = """
+import fcntl, time
+lock = open("/var/lib/dpkg/lock-frontend", "w")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+open("/run/held", "w")
+time.sleep(3600)
+"""
+
+
+@pytest.fixture(scope="module")
+def machines(start_lab):
+    return start_lab("faults", "--nodes", "4", "--no-bundle")
+
+
+def check(lab, *options):
+    """(exit code, {host: {fault: finding}})."""
+    done = lab.control(*CHECK, "--json", *options, check=False)
+    found = {}
+    for finding in json.loads(done.stdout):
+        found.setdefault(finding["host"], {})[finding["fault"]] = finding
+    return done.returncode, found
+
+
+def test_clean_machines_have_no_fault_and_the_absent_one_is_named(machines):
+    code, found = check(machines)
+    assert {host: set(faults) for host, faults in found.items()} == {"node5": {"unreachable"}}
+    assert code == 1
+    assert "No route to host" in found["node5"]["unreachable"]["cause"]
+    done = machines.control(*CHECK, "--limit", "node1,node2", check=False)
+    assert (done.returncode, done.stdout) == (0, "Nothing is wrong with the machines.\n")
+
+
+def test_an_inventory_that_cannot_be_read_is_not_a_clean_cluster(machines):
+    assert machines.control(*CHECK, "--inventory", "/nowhere", check=False).returncode == 2
+
+
+def test_planted_faults_are_all_said_at_once(machines):
+    holder = f"setsid python3 -c {shlex.quote(HOLD_THE_LOCK)} </dev/null >/dev/null 2>&1 &"
+    machines.ssh(1, f"sudo sh -c {shlex.quote(holder)}; until test -e /run/held; do :; done")
+    own = machines.ssh(1, "cat /etc/machine-id").strip()
+    machines.ssh(4, f"echo {own} | sudo tee /etc/machine-id")
+    machines.ssh(1, f"sudo sh -c {shlex.quote('; '.join(PLANTED.values()))}")
+    machines.ssh(
+        2, "sudo sh -c 'rm /etc/ssh/ssh_host_ed25519*; ssh-keygen -A; systemctl restart ssh'"
+    )
+    machines.ssh(3, "mv .ssh/authorized_keys .ssh/away")
+    code, found = check(machines)
+    assert code == 1
+    assert set(found["node1"]) == {*PLANTED, "apt_lock"}
+    assert found["node1"]["apt_lock"]["cause"].startswith("python3 (process ")
+    assert set(found["node2"]) == {"host_key_changed"}
+    assert set(found["node3"]) == {"login"}
+    assert set(found["node4"]) == {"duplicate_machine_id"}
+    assert set(found["node5"]) == {"unreachable"}
