@@ -105,4 +105,4 @@ def test_a_batch_job_trains_on_two_nodes(cluster, tmp_path):
         assert (lines[-1]["kind"], lines[-1]["status"]) == ("end", "finished")
         evaluated = [line for line in lines if line["kind"] == "evaluate"]
         assert [line["epoch"] for line in evaluated] == [0, 1]
-        assert evaluated[-1]["top1"] > 0.3
+        assert evaluated[-1]["samples"] == lines[0]["eval_images"]
