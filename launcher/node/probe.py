@@ -48,10 +48,9 @@ def main(task):
 
 
 def machine_id():
-    """Local nodes share a machine and so its cores."""
+    """Equal for all that share one kernel, and so its cores: local nodes, containers."""
     try:
-        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return boot + ":" + socket.gethostname()
+        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return socket.gethostname()
 
