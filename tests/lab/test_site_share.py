@@ -72,10 +72,6 @@ echo 'deb [trusted=yes] file:/home/tandem/debs ./' | sudo tee /etc/apt/sources.l
 sudo chmod 755 /home/tandem
 sudo apt-get -q update
 """
-READ = (
-    "{{ lookup('ansible.builtin.file', folder ~ '/share.vault') | ansible.builtin.unvault("
-    "lookup('ansible.builtin.file', folder ~ '/vault-pass')) }}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +90,9 @@ def shared(start_lab, tmp_path_factory):
     words += ["--inventory", write_inventory(folder, HOSTS)]
     words += ["-e", f"share_secret_folder={folder / 'secret'}"]
     done = play(lab, *words)
-    debug = ["ansible", "localhost", "-m", "debug", "-a", f"msg={READ}"]
-    shown = lab.control(*debug, "-e", f"folder={folder / 'secret'}").stdout
-    password = shown.partition("msg: ")[2].split()[0].strip("'\"")
+    key, sealed = folder / "secret/vault-pass", folder / "secret/share.vault"
+    view = ["ansible-vault", "view", "--vault-password-file", str(key), str(sealed)]
+    password = lab.control(*view).stdout.strip()
     assert len(password) == 32
     return lab, words, done, password
 
