@@ -17,24 +17,11 @@ OLDEST_PYTHON = (3, 8)  # of ansible-core 2.19's modules
 CLOCK_TOLERANCE = 2.0  # seconds
 
 HINDERS = frozenset(
-    [
-        "release",
-        "arch",
-        "systemd",
-        "python",
-        "sudo",
-        "disk_full",
-        "read_only",
-        "address",
-        "apt_lock",
-        "dpkg",
-        "rsync",
-        "venv",
-        "stack",
-        "collect",
-        "duplicate_machine_id",
-        "duplicate_mac",
-    ]
+    (
+        *("release", "arch", "systemd", "python", "sudo", "disk_full", "read_only", "address"),
+        *("apt_lock", "dpkg", "rsync", "venv", "stack", "collect"),
+        *("duplicate_machine_id", "duplicate_mac"),
+    )
 )
 # What ssh says, the fault's name, the remedy. The last row takes all the rest.
 UNREACHABLE = (
