@@ -46,7 +46,7 @@ def ranks_gradients(kind, forwards):
     close = {"allreduce": 1e-6, "fp16": 2e-3, "bf16": 2e-2}[kind]
     scale = max(float(grad.abs().max()) for grad in alone)
     worst = max(float((a - b).abs().max()) for a, b in zip(own, alone))
-    return worst < close * scale, len(marks), worst > 0
+    return worst < close * scale, len(marks), worst > 1e-5 * scale
 
 
 @pytest.mark.parametrize("kind", ["allreduce", "fp16", "bf16"])
@@ -54,7 +54,7 @@ def test_gradients_are_summed_and_the_last_bucket_is_stamped_once(kind):
     for close, stamps, rounded in run_ranks([1, 1, 1], ranks_gradients, kind, 1):
         assert close
         assert stamps == 1
-        assert rounded or kind == "allreduce"
+        assert rounded == (kind != "allreduce")
 
 
 def test_two_forwards_before_one_backward_work():
