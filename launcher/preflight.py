@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher import connection, mesh, probe
+from launcher.build import candidate_ports, check_master
 from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.options import Options, data_path
-from launcher.plan import candidate_ports, check_master
 from launcher.probe import Facts
 
 CLOCK_SKEW = 5.0

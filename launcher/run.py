@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher import code, collect, inventory, preflight, restart
+from launcher import build, code, collect, inventory, preflight, restart
 from launcher import plan as planning
 from launcher.attempts import Attempts, write_json
 from launcher.errors import UserError
@@ -62,7 +62,7 @@ def prepare(options: Options, terminal: Terminal) -> Prepared:
 
 
 def make_plan(prepared: Prepared, machines: Machines, **details) -> Plan:
-    return planning.build(
+    return build.build(
         machines.hosts,
         machines.facts,
         prepared.options,

@@ -1,6 +1,6 @@
 """Hosts, facts and plans for tests."""
 
-from launcher import plan
+from launcher import build as making
 from launcher.code import Code
 from launcher.inventory import Host
 from launcher.options import Options
@@ -62,6 +62,6 @@ def gpus(count, **changes):
 def build(hosts, found, options=None, settings=None, **details):
     details = {"run": "r", "unix": 0.0, **details}
     named = {one.host: one for one in found}
-    return plan.build(
+    return making.build(
         hosts, named, options or Options(), {**SETTINGS, **(settings or {})}, CODE, **details
     )

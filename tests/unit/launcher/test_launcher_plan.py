@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 
+from launcher import build as making
 from launcher import plan
 from launcher.errors import UserError
 from launcher.options import Options
@@ -43,8 +44,8 @@ def test_two_cards_are_an_error_unless_the_inventory_decides():
     }
     found = facts(1, routes=routes)
     with pytest.raises(UserError, match=r"node1.*eno1.*tun0.*interface="):
-        plan.interface(host(1), found)
-    assert plan.interface(host(1, interface="eno1"), found) == "eno1"
+        making.interface(host(1), found)
+    assert making.interface(host(1, interface="eno1"), found) == "eno1"
 
 
 def test_cores_are_shared_by_ranks_and_by_nodes_on_one_machine():

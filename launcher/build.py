@@ -1,0 +1,210 @@
+"""Makes the plan of an attempt from inventory, options and facts: pure, nothing here acts."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from dataclasses import dataclass
+
+from launcher.errors import UserError
+from launcher.inventory import Host
+from launcher.options import Options, data_path
+from launcher.plan import FIRST_PORT, MONITOR_INTERVAL, PORTS, NodePlan, Plan
+from launcher.probe import Facts
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all nodes of an attempt have in common."""
+
+    run: str
+    attempt: int
+    master_addr: str
+    master_port: int
+    ranks_per_node: tuple[int, ...]
+    options: Options
+    extra_env: dict[str, str]
+    bar: int
+
+
+def build(
+    hosts: list[Host],
+    facts: dict[str, Facts],
+    options: Options,
+    settings: dict,
+    code,
+    *,
+    run: str,
+    attempt: int = 1,
+    unix: float,
+    used_ports: frozenset[int] = frozenset(),
+    bar: int = 0,
+    extra_env: dict[str, str] | None = None,
+    predicted: dict | None = None,
+    tandem: str = "0.1.0",
+) -> Plan:
+    """The plan of one attempt.
+
+    `settings` is what the trainer makes of the options, `bar` the width of the control terminal, 0
+    where there is none. A later attempt goes on from the newest checkpoint that any of its machines
+    holds: the trainer finds and spreads it. Raises UserError.
+    """
+    counts = tuple(local_ranks(host, facts[host.name]) for host in hosts)
+    check_master(hosts)
+    check_batch(hosts, counts, settings["per_node_batch_size"])
+    port = choose_port(facts[hosts[0].name], options.port, set(used_ports))
+    shared = Shared(
+        run, attempt, hosts[0].address, port, counts, options, dict(extra_env or {}), bar
+    )
+    on_machine = Counter()
+    for host, count in zip(hosts, counts):
+        on_machine[facts[host.name].machine] += count
+    nodes = [
+        _node(rank, host, facts[host.name], on_machine[facts[host.name].machine], shared)
+        for rank, host in enumerate(hosts)
+    ]
+    return Plan(
+        run=run,
+        attempt=attempt,
+        created_unix=unix,
+        tandem=tandem,
+        model=settings["model"],
+        data=options.data,
+        epochs=settings["epochs"],
+        sync=settings["sync"],
+        precision=settings["precision"],
+        world_size=sum(counts),
+        master_addr=shared.master_addr,
+        master_port=port,
+        code_sha256=code.sha256,
+        git_revision=code.git_revision,
+        git_diff=code.git_diff,
+        options=options,
+        nodes=tuple(nodes),
+        predicted=predicted,
+    )
+
+
+def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -> NodePlan:
+    """One machine's part; `on_machine` processes share its cores."""
+    folder = fact.absolute(host.node_dir)
+    output = f"{folder}/runs/{shared.run}"
+    data = data_path(shared.options.data, host.data_root, host.is_local, host.name)
+    card = interface(host, fact)
+    env = environment(card, max(1, fact.cores // on_machine))
+    env.update({**shared.extra_env, **host.env})
+    if shared.bar and rank == 0:
+        # tqdm takes the width from these two where it writes into a pipe.
+        width = max(20, shared.bar - len(f"[{host.name} {sum(shared.ranks_per_node) - 1}] "))
+        env.update(TANDEM_PROGRESS="bar", COLUMNS=str(width), LINES="24")
+    first = sum(shared.ranks_per_node[:rank])
+    return NodePlan(
+        host=host.name,
+        node_rank=rank,
+        ranks=tuple(range(first, first + shared.ranks_per_node[rank])),
+        connection=host.connection,
+        address=host.address,
+        port=host.port,
+        user=host.user,
+        interface=card,
+        argv=(*_launch(rank, host, shared), *_trainer(data, output, shared)),
+        env=env,
+        cwd=f"{folder}/code",
+        output=output,
+        data=data,
+        versions=fact.versions,
+    )
+
+
+def _launch(rank: int, host: Host, shared: Shared) -> list[str]:
+    counts = shared.ranks_per_node
+    return [
+        *(host.env_python, "-m", "torch.distributed.launch"),
+        *(f"--nnodes={len(counts)}", f"--node_rank={rank}", f"--nproc_per_node={counts[rank]}"),
+        *(f"--master_addr={shared.master_addr}", f"--master_port={shared.master_port}"),
+        # A part of the prefix of the store's keys: who wakes up late finds nothing of its own.
+        f"--rdzv_id={shared.run}-{shared.attempt}",
+        f"--monitor_interval={MONITOR_INTERVAL}",
+    ]
+
+
+def _trainer(data: str, output: str, shared: Shared) -> list[str]:
+    resume = ["--resume", "auto"] if shared.attempt > 1 else []
+    folders = ["--data", data, "--output", output]
+    return ["-m", "trainer", *folders, *shared.options.trainer_args(), *resume]
+
+
+def check_batch(hosts: list[Host], counts: tuple[int, ...], per_node: int) -> None:
+    """Raises UserError when a rank would have no sample."""
+    for host, count in zip(hosts, counts):
+        if per_node < count:
+            raise UserError(
+                f"BATCH={per_node} is split over the {count} processes of {host.name}, so "
+                f"{count - per_node} of them would have no sample: give BATCH={count} or more."
+            )
+
+
+def check_master(hosts: list[Host]) -> None:
+    """Other machines cannot find node 0 at an address that means "this machine" on each of them."""
+    address = ipaddress.ip_address(hosts[0].address)
+    if address.is_loopback and any(
+        host.address != hosts[0].address or not host.is_local for host in hosts[1:]
+    ):
+        if all(ipaddress.ip_address(host.address).is_loopback for host in hosts):
+            return
+        raise UserError(
+            f"{hosts[0].name}: its address is {address}, which means on each other machine "
+            "that machine itself: "
+            f"give its address in the LAN as ansible_host."
+        )
+
+
+def local_ranks(host: Host, facts: Facts) -> int:
+    """One process per GPU; a machine without any computes with one process on its cores."""
+    return max(1, host.gpus if host.gpus is not None else facts.gpus["count"])
+
+
+def choose_port(facts: Facts, wanted: int | None, avoid: set[int]) -> int:
+    """A port that nobody uses on node 0. Raises UserError when the wanted one is taken."""
+    if wanted is not None and wanted not in facts.free_ports:
+        raise UserError(
+            f"{facts.host}: port {wanted} is in use there: leave --port out, and a free one "
+            "is taken, or give another."
+        )
+    free = [port for port in facts.free_ports if port not in avoid]
+    if not free:
+        raise UserError(
+            f"{facts.host}: no free port in {FIRST_PORT}-{FIRST_PORT + PORTS - 1}: give "
+            "another with --port."
+        )
+    return wanted if wanted is not None and wanted not in avoid else free[0]
+
+
+def candidate_ports(options: Options) -> list[int]:
+    ports = list(range(FIRST_PORT, FIRST_PORT + PORTS))
+    return ports if options.port is None else [options.port, *ports]
+
+
+def interface(host: Host, facts: Facts) -> str | None:
+    """The card that leads to the peers. Raises UserError when the routes leave by several."""
+    if host.interface:
+        return host.interface
+    cards = {route["interface"] for route in facts.routes.values() if route["interface"]}
+    if len(cards) > 1:
+        ways = ", ".join(f"{peer} by {route['interface']}" for peer, route in facts.routes.items())
+        raise UserError(
+            f"{host.name}: its peers are reached through several network cards ({ways}): "
+            "put all machines in one "
+            f"network, or give interface=<card> for {host.name} in the inventory."
+        )
+    return cards.pop() if cards else None
+
+
+def environment(card: str | None, threads: int) -> dict[str, str]:
+    """What the network libraries must know, since their own guess takes the wrong card with
+    docker0 or a VPN."""
+    env = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "NCCL_IB_DISABLE": "1"}
+    if card:
+        env["GLOO_SOCKET_IFNAME"] = card
+        env["NCCL_SOCKET_IFNAME"] = "=" + card
+    return env
