@@ -1,29 +1,26 @@
 """A Samba server set up by its role, read by smbclient: who gets in, and what leaks."""
 
-import functools
 import hashlib
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from lab import base
 from tests.lab.site_plays import changes, failures, play, write_inventory, write_play
 
-CACHE = base.CACHE / "archives"
+CACHE = Path("/var/cache/tandem-lab/archives")
 VARIABLES = (
     "share_protocol=smb share_host=node1 share_path=/mnt/disk/set data_root=/srv/tandem/data"
 )
 HOSTS = {f"node{n}": f"ansible_host=192.168.56.{110 + n} {VARIABLES}" for n in (1, 2)}
 
 
-@functools.cache
-def archive(*packages: str) -> Path:
-    """A folder that apt reads: `packages` and what a machine of the lab lacks for them.
+def archive(status: Path, *packages: str) -> Path:
+    """A folder that apt reads: `packages` and what a machine lacks for them.
 
+    status: a copy of the machine's /var/lib/dpkg/status.
     Nodes have no way out, so this machine downloads; what was downloaded before is kept.
     """
-    status = base.folder("bookworm") / "var/lib/dpkg/status"
     options = ["-o", f"Dir::State::status={status}", "-o", "APT::Install-Recommends=false"]
     plan = ["apt-get", "--simulate", *options, "install", *packages]
     lines = subprocess.run(plan, check=True, capture_output=True, text=True).stdout.splitlines()
@@ -79,7 +76,9 @@ def shared(start_lab, tmp_path_factory):
     """Node 1 serves another user's folder, node 2 has smbclient: lab, words, output, password."""
     folder = tmp_path_factory.mktemp("share")
     lab = start_lab("share", "--nodes", "2", "--no-bundle")
-    packages = archive("samba", "smbclient")
+    status = folder / "status"
+    status.write_text(lab.ssh(1, "cat /var/lib/dpkg/status"))
+    packages = archive(status, "samba", "smbclient")
     for node in (1, 2):
         unpack = f"ssh tandem@192.168.56.11{node} 'mkdir -p debs && tar -x -C debs'"
         lab.control("sh", "-c", f"tar -C {packages} -c . | {unpack}")
