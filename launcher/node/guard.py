@@ -129,6 +129,8 @@ class Guard:
         if self.workers is not None and self.stage != "done":
             self.look_at_workers()
         if self.launch_status is not None:
+            if self.stage != "done":
+                self.pass_on()  # launch ends after its workers: their news has come, and says why
             self.end(self.reason or ("finished" if self.launch_status == 0 else "failed"))
 
     def note_ended(self, statuses):
