@@ -158,7 +158,8 @@ class Run:
         with Stopper().listening() as stopper:
             outcome = self._attempts(plan, reason, stopper)
         self.attempts.close(outcome.status)
-        if outcome.status == "failed":
+        present = {host.name for host in self.machines.hosts}
+        if outcome.status == "failed" or not present.issuperset(self.parts):
             self._look_again()
         self._collect()
         self._report()
