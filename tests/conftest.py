@@ -2,5 +2,5 @@
 
 import os
 
-# One thread a process: the machines that run these tests have few cores, and thread counts change the bits.
+# One thread a process: test machines have few cores, and thread counts change the bits.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,3 +1,3 @@
-"""Ansible's modules replace `sys.intern` when imported, and torch refuses to be imported after that."""
+"""Ansible's modules replace `sys.intern`, and torch refuses to be imported after that."""
 
 import torchvision  # noqa: F401  # first, since all unit tests share one process

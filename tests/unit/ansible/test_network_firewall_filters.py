@@ -90,7 +90,8 @@ def test_sets_hold_no_overlaps_which_nftables_would_refuse():
 
 
 def test_a_name_instead_of_an_address_is_refused_with_the_remedy():
-    with pytest.raises(AnsibleFilterError, match=r"'pc1\.local' is not an address.*Write the address"):
+    told = r"'pc1\.local' is not an address.*Write the address"
+    with pytest.raises(AnsibleFilterError, match=told):
         firewall.by_family(["pc1.local"])
 
 
