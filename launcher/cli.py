@@ -8,7 +8,7 @@ import os
 import sys
 
 from launcher.errors import UserError
-from launcher.options import Options
+from launcher.options import Options, asks_for_help, trainer_help
 
 USAGE_ERROR = 2
 
@@ -104,15 +104,18 @@ def _carry_out(given: argparse.Namespace, argv: list[str]) -> int:
         return {"status": control.status, "stop": control.stop, "attach": control.attach}[
             given.verb
         ](given.run)
+    options = Options(**_changes(given))
+    if asks_for_help(options):
+        return trainer_help()
     if given.verb == "slurm":
-        return slurm.main(Options(**_changes(given)))
+        return slurm.main(options)
     if given.verb == "dry-run":
-        return run.dry_run(Options(**_changes(given)))
+        return run.dry_run(options)
     if given.detach:
         return control.detach(argv)
     if given.resume:
         return run.resume(given.resume, _changes(given))
-    return run.train(Options(**_changes(given)))
+    return run.train(options)
 
 
 def main(argv: list[str]) -> int:

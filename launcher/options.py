@@ -96,6 +96,16 @@ def recipe_args(path: Path) -> list[str]:
     return args
 
 
+def asks_for_help(options: Options) -> bool:
+    return not {"-h", "--help"}.isdisjoint(options.trainer)
+
+
+def trainer_help() -> int:
+    """Print what may come after `--`; returns the exit code."""
+    argv = [sys.executable, "-c", _ASK_TRAINER, "--help"]
+    return subprocess.run(argv, cwd=CHECKOUT, check=False).returncode
+
+
 def trainer_settings(options: Options) -> dict:
     """Every option of the trainer as it will read them. Raises UserError in the trainer's own
     words."""

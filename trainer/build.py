@@ -104,11 +104,10 @@ def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
     shape = torch.channels_last if options.channels_last else torch.contiguous_format
     level = precision.Precision(options.precision, world.device)
     model = found.model.to(world.device, memory_format=shape)
-    level.convert(model)
     if options.sync_bn and world.size > 1:
         model = syncbn.convert(model, world.device)
     optimizer = build_optimizer(model, options, world.global_batch)
-    level.adopt(optimizer)
+    level.prepare(model, optimizer)
     exposed = partial(clock.enter, "sync_exposed")
     sync = KINDS[options.sync](exposed) if world.size > 1 else None
     if options.checkpoint_activations:

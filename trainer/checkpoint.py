@@ -101,6 +101,7 @@ def read_weights(job: Job) -> None:
         with path.open("rb") as file:
             state = load_tensors(file)
         load_weights(job.model, state.get("model", state))
+        job.precision.renew_masters()
     except UserError as bad:
         error = bad
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as bad:

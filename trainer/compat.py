@@ -16,13 +16,6 @@ def ddp_buffers(at_each_forward: bool) -> Dict[str, bool]:
     return {name: at_each_forward}
 
 
-def grad_scaler(device: torch.device, **settings: Any) -> Any:
-    """Dynamic loss scale. torch.cuda.amp is deprecated where torch.amp.GradScaler exists (2.3)."""
-    if hasattr(torch.amp, "GradScaler"):
-        return torch.amp.GradScaler(device.type, **settings)
-    return torch.cuda.amp.GradScaler(**settings)
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """By its words: torch 1.12 raises a plain RuntimeError, later ones a subclass."""
     return isinstance(error, RuntimeError) and "out of memory" in str(error)

@@ -34,13 +34,16 @@ class Ema:
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
-        """The model has the averages within, and its own state, to the bit, afterwards."""
+        """The model has the averages within, and its own state, to the bit, afterwards.
+
+        In place: the optimizer and DDP hold the same tensors.
+        """
         own = {key: value.clone() for key, value in model.state_dict().items()}
-        _copy(self.average, model)
+        model.load_state_dict(self.average)
         try:
             yield
         finally:
-            _copy(own, model)
+            model.load_state_dict(own)
 
     def state_dict(self) -> Dict[str, Any]:
         return {"updates": self.updates, "average": self.average}
@@ -49,13 +52,6 @@ class Ema:
         self.updates = state["updates"]
         for key, value in self.average.items():
             value.copy_(state["average"][key])
-
-
-@torch.no_grad()
-def _copy(state: Dict[str, torch.Tensor], model: nn.Module) -> None:
-    """In place: the optimizer and DDP hold the same tensors."""
-    for key, value in model.state_dict().items():
-        value.copy_(state[key])
 
 
 def _wide(value: torch.Tensor) -> torch.Tensor:

@@ -1,20 +1,21 @@
 """Mixed precision by name: fp32, fp64, bf16 and apex's levels O0 to O3.
 
 O1: autocast to fp16 with a dynamic loss scale. O2: half weights, fp32 batch normalisation, fp32
-master weights, dynamic scale. O3: all half, scale 1. The loss scale starts at 2^16, halves when a
-gradient overflows and that step is skipped, and doubles after 2000 steps without, as in apex.
+master weights, dynamic scale. O3: all half, scale 1.
 """
 
 import contextlib
+import dataclasses
 import importlib.util
+import math
 import pathlib
-from typing import Any, ContextManager, Dict, List, Optional, Tuple
+from typing import Any, ContextManager, Dict, List, Tuple
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .compat import bf16_in_hardware, grad_scaler
+from .compat import bf16_in_hardware
 from .errors import UserError
 
 AUTOCAST = {"bf16": torch.bfloat16, "O1": torch.float16}
@@ -43,49 +44,54 @@ def check(level: str, device: torch.device) -> None:
         raise UserError(f"--precision bf16: {name} only emulates it, slowly; use O1.")
 
 
-class Masters:
-    """fp32 copies of half weights for the optimizer: small updates would round to nothing."""
+@dataclasses.dataclass
+class LossScale:
+    """apex's schedule: halved when a gradient overflows, doubled after 2000 steps without.
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.pairs: List[Tuple[nn.Parameter, nn.Parameter]] = []
+    Ours rather than torch's GradScaler, which refuses fp16 gradients and, in torch 1.12, any CPU.
+    """
+
+    value: float = 2.0**16
+    good_steps: int = 0
+
+    def update(self, overflow: bool) -> None:
+        self.good_steps = 0 if overflow else self.good_steps + 1
+        if overflow:
+            self.value /= 2
+        elif self.good_steps == 2000:
+            self.value, self.good_steps = min(self.value * 2, 2.0**24), 0
+
+
+def optimized(optimizer: torch.optim.Optimizer) -> List[nn.Parameter]:
+    """What the optimizer steps, in its order."""
+    return [weight for group in optimizer.param_groups for weight in group["params"]]
+
+
+class Precision:
+    """Our own levels, on torch's autocast."""
+
+    def __init__(self, level: str, device: torch.device) -> None:
+        self.level, self.device = level, device
+        self.scale = LossScale() if level in ("O1", "O2") else None
+        # Half weights, and the fp32 copies that the optimizer steps in their place: in the weights
+        # themselves small updates would round to nothing.
+        self.masters: List[Tuple[nn.Parameter, nn.Parameter]] = []
+
+    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Give weights their type and the optimizer its masters, in place; before DDP."""
+        if self.level in WEIGHTS:
+            model.to(WEIGHTS[self.level])
+        if self.level != "O2":
+            return
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):
+                module.float()
         for group in optimizer.param_groups:
             for position, weight in enumerate(group["params"]):
                 if weight.dtype is torch.float16:
                     master = nn.Parameter(weight.detach().float())
                     group["params"][position] = master
-                    self.pairs.append((weight, master))
-
-    def take_gradients(self) -> None:
-        for weight, master in self.pairs:
-            master.grad = None if weight.grad is None else weight.grad.float()
-
-    @torch.no_grad()
-    def give_weights(self) -> None:
-        for weight, master in self.pairs:
-            weight.copy_(master)
-
-
-class Precision:
-    def __init__(self, level: str, device: torch.device) -> None:
-        self.level, self.device = level, device
-        self.scaler: Any = None
-        if level in ("O1", "O2"):
-            self.scaler = grad_scaler(device, init_scale=2.0**16, growth_interval=2000)
-        self.masters: Optional[Masters] = None
-
-    def convert(self, model: nn.Module) -> None:
-        """Give the model's weights their type, in place; before DDP and the optimizer."""
-        if self.level in WEIGHTS:
-            model.to(WEIGHTS[self.level])
-        if self.level == "O2":
-            for module in model.modules():
-                if isinstance(module, _BatchNorm):
-                    module.float()
-
-    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
-        """Put masters in the place of half weights; before the optimizer's first step."""
-        if self.level == "O2":
-            self.masters = Masters(optimizer)
+                    self.masters.append((weight, master))
 
     @property
     def input_type(self) -> torch.dtype:
@@ -98,38 +104,48 @@ class Precision:
         return contextlib.nullcontext()
 
     def backward(self, loss: torch.Tensor) -> None:
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        (loss if self.scale is None else loss * self.scale.value).backward()
 
     def step(self, optimizer: torch.optim.Optimizer, clip: float) -> bool:
         """Unscale, clip to the norm `clip` (0: not at all) and step. True when the gradients
-        overflowed: nothing changed but the scale."""
-        if self.masters is not None:
-            self.masters.take_gradients()
-        if self.scaler is not None:
-            self.scaler.unscale_(optimizer)
-        if clip:
-            weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-            nn.utils.clip_grad_norm_(weights, clip)
-        if self.scaler is None:
+        overflowed: nothing changed but the scale. All ranks hold the same sums, so they agree."""
+        for weight, master in self.masters:
+            master.grad = None if weight.grad is None else weight.grad.float()
+        weights = optimized(optimizer)
+        if self.scale is not None:
+            gradients = [weight.grad for weight in weights if weight.grad is not None]
+            torch._foreach_mul_(gradients, 1 / self.scale.value)
+        overflow = False
+        if clip or self.scale is not None:
+            norm = nn.utils.clip_grad_norm_(weights, clip or math.inf)
+        if self.scale is not None:
+            overflow = not math.isfinite(norm)
+            self.scale.update(overflow)
+        if not overflow:
             optimizer.step()
-            return False
-        before = self.scaler.get_scale()
-        self.scaler.step(optimizer)
-        self.scaler.update()
-        if self.masters is not None:
-            self.masters.give_weights()
-        return bool(self.scaler.get_scale() < before)
+            self._round_masters()
+        return overflow
+
+    @torch.no_grad()
+    def _round_masters(self) -> None:
+        for weight, master in self.masters:
+            weight.copy_(master)
+
+    @torch.no_grad()
+    def renew_masters(self) -> None:
+        """After the model's weights were loaded from elsewhere."""
+        for weight, master in self.masters:
+            master.copy_(weight)
 
     def state_dict(self) -> Dict[str, Any]:
-        masters = self.masters.pairs if self.masters is not None else []
         return {
-            "scaler": None if self.scaler is None else self.scaler.state_dict(),
-            "masters": [master.detach() for _, master in masters],
+            "scale": None if self.scale is None else dataclasses.asdict(self.scale),
+            "masters": [master.detach() for _, master in self.masters],
         }
 
+    @torch.no_grad()
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        if self.scaler is not None and state["scaler"] is not None:
-            self.scaler.load_state_dict(state["scaler"])
-        if self.masters is not None:
-            for (_, master), value in zip(self.masters.pairs, state["masters"]):
-                master.data.copy_(value)
+        if self.scale is not None:
+            self.scale = LossScale(**state["scale"])
+        for (_, master), value in zip(self.masters, state["masters"]):
+            master.copy_(value)

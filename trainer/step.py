@@ -111,7 +111,8 @@ def blank_pass(job: Job, net: nn.Module, count: int) -> None:
     with job.precision.computing():
         outputs = net(job.normalise(blank))
     job.clock.enter("backward")
-    job.precision.backward(outputs.sum() * 0)
+    # A sum in fp16 could be infinite, and 0 times that is no number.
+    job.precision.backward(outputs.float().sum() * 0)
 
 
 @contextlib.contextmanager

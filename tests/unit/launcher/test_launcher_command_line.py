@@ -76,3 +76,8 @@ def test_reading_the_trainers_options_needs_no_torch(monkeypatch):
 def test_an_invalid_option_raises_the_trainers_sentence():
     with pytest.raises(UserError, match="must be at least 1"):
         options.trainer_settings(Options(batch=0))
+
+
+def test_help_of_the_trainer_is_shown_and_nothing_begins(capfd):
+    assert cli.main(["train", "--", "--help"]) == 0
+    assert "--per_node_batch_size" in capfd.readouterr().out

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from trainer.errors import UserError
-from trainer.precision import Precision, check, refuse_other_apex
+from trainer.precision import LossScale, Precision, check, refuse_other_apex
 
 CPU = torch.device("cpu")
 
@@ -17,9 +17,8 @@ def model():
 
 def prepared(level):
     net, precision = model(), Precision(level, CPU)
-    precision.convert(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    precision.adopt(optimizer)
+    precision.prepare(net, optimizer)
     return net, precision, optimizer
 
 
@@ -42,19 +41,19 @@ def test_types(level, weights, norms, masters):
     assert len(held) == len(list(net.parameters()))
     if masters is not None:
         assert {p.dtype for p in held} == {masters}
-    assert (precision.scaler is not None) == (level in ("O1", "O2"))
+    assert (precision.scale is not None) == (level in ("O1", "O2"))
 
 
 def with_gradients(net, precision, value):
     """As after backward of a scaled loss."""
-    scale = precision.scaler.scale(torch.ones(())).item()
+    scale = precision.scale.value
     for parameter in net.parameters():
         parameter.grad = torch.full_like(parameter, value * scale if value else float("inf"))
 
 
 def test_o2_steps_masters_and_rounds_them_into_the_model():
     net, precision, optimizer = prepared("O2")
-    master = precision.masters.pairs[0][1]
+    master = precision.masters[0][1]
     before = master.detach().clone()
     # Too small a change for a half weight: only the master keeps it.
     with_gradients(net, precision, 2**-13)
@@ -69,27 +68,58 @@ def test_o2_steps_masters_and_rounds_them_into_the_model():
 def test_the_scale_halves_on_overflow_and_doubles_after_2000_steps(level):
     """Pitfall 18: values overflow when stored as half."""
     net, precision, optimizer = prepared(level)
-    assert precision.scaler.get_scale() == 2.0**16
+    assert precision.scale.value == 2.0**16
     before = [p.detach().clone() for p in net.parameters()]
     with_gradients(net, precision, None)
     assert precision.step(optimizer, clip=1.0) is True
-    assert precision.scaler.get_scale() == 2.0**15
+    assert precision.scale.value == 2.0**15
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters()))
     for _ in range(2000):
         with_gradients(net, precision, 2**-14)
         assert precision.step(optimizer, clip=0) is False
-    assert precision.scaler.get_scale() == 2.0**16
+    assert precision.scale.value == 2.0**16
+
+
+def test_the_scale_stays_within_apex_s_limit():
+    scale = LossScale(2.0**24, 1999)
+    scale.update(overflow=False)
+    assert (scale.value, scale.good_steps) == (2.0**24, 0)
+
+
+def test_a_scaled_backward_and_clipping_give_the_unscaled_gradients():
+    """Clipping sees true gradients: a scale of 65,536 must not shrink them."""
+    steps = {}
+    for level in ("O0", "O1"):
+        net, precision, optimizer = prepared(level)
+        before = net[0].weight.detach().clone()
+        loss = net(torch.arange(8.0).view(2, 4)).pow(2).sum()
+        precision.backward(loss)
+        assert precision.step(optimizer, clip=0.5) is False
+        steps[level] = net[0].weight.detach() - before
+    assert steps["O0"].abs().max() > 0
+    assert torch.allclose(steps["O0"], steps["O1"], rtol=1e-6, atol=0)
+
+
+def test_masters_follow_weights_that_are_loaded():
+    """Else the first step would bring the random initial weights back."""
+    net, precision, optimizer = prepared("O2")
+    with torch.no_grad():
+        net[0].weight.fill_(0.5)
+    precision.renew_masters()
+    with_gradients(net, precision, 2**-13)
+    precision.step(optimizer, clip=0)
+    assert torch.allclose(net[0].weight.float(), torch.full((4, 4), 0.5), atol=1e-3)
 
 
 def test_state_returns_scale_and_masters():
     net, precision, optimizer = prepared("O2")
     with_gradients(net, precision, None)
     precision.step(optimizer, 0)
-    precision.masters.pairs[0][1].data.add_(1e-7)
+    precision.masters[0][1].data.add_(1e-7)
     _, other, _ = prepared("O2")
     other.load_state_dict(precision.state_dict())
-    assert other.scaler.get_scale() == 2.0**15
-    for (_, ours), (_, theirs) in zip(precision.masters.pairs, other.masters.pairs):
+    assert other.scale.value == 2.0**15
+    for (_, ours), (_, theirs) in zip(precision.masters, other.masters):
         assert torch.equal(ours, theirs)
 
 

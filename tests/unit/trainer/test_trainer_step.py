@@ -49,12 +49,40 @@ def ranks_gradients(kind, forwards):
     return worst < close * scale, len(marks), worst > 1e-5 * scale
 
 
-@pytest.mark.parametrize("kind", ["allreduce", "fp16", "bf16"])
+@pytest.mark.parametrize("kind", ["allreduce", "fp16"])
 def test_gradients_are_summed_and_the_last_bucket_is_stamped_once(kind):
     for close, stamps, rounded in run_ranks([1, 1, 1], ranks_gradients, kind, 1):
         assert close
         assert stamps == 1
         assert rounded == (kind != "allreduce")
+
+
+def bf16_gradients():
+    """What Gloo itself says to bf16, and what --sync bf16 makes of it."""
+    from trainer.errors import UserError
+    from trainer.world import start
+
+    start(Options())
+    able = True
+    try:
+        dist.all_reduce(torch.zeros(1, dtype=torch.bfloat16))
+    except RuntimeError:
+        able = False
+    dist.destroy_process_group()
+    try:
+        return able, ranks_gradients("bf16", 1)
+    except UserError as error:
+        return able, str(error)
+
+
+def test_bf16_is_summed_or_refused_before_the_first_step():
+    """Gloo of torch 1.12 does not know bf16, and would say so in the middle of a backward."""
+    for able, answer in run_ranks([1, 1, 1], bf16_gradients):
+        if able:
+            assert answer == (True, 1, True)
+        else:
+            assert f"gloo of torch {torch.__version__} cannot sum bf16" in answer
+            assert "use --sync fp16" in answer
 
 
 def test_two_forwards_before_one_backward_work():
@@ -117,8 +145,9 @@ def test_tallies_keep_no_graph():
 
 
 def test_the_stopwatch_adds_up():
+    before = time.monotonic()
     clock = Clock(torch.device("cpu"))
-    begun = clock.started
+    after = time.monotonic()
     for category in ("data", "forward", "data", "backward"):
         clock.enter(category)
         time.sleep(0.002)
@@ -126,8 +155,8 @@ def test_the_stopwatch_adds_up():
     seconds = clock.read(first)
     assert set(seconds) == {"other", "data", "forward", "backward"}
     assert seconds["data"] >= 0.004
-    # The clock begins a moment after `started` is read.
-    assert sum(seconds.values()) == pytest.approx(first.marks[-1] - begun, abs=1e-4)
+    assert before <= clock.started <= first.marks[0] <= after
+    assert sum(seconds.values()) == pytest.approx(first.marks[-1] - first.marks[0], abs=1e-9)
     assert second.marks[0] == first.marks[-1]
     assert list(clock.read(second)) == ["backward"]
 
