@@ -19,7 +19,7 @@ launch_options = $(call option,--inventory,INVENTORY) $(call option,--nodes,NODE
 	$(if $(ARGS),-- $(ARGS))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo data/digits provision check bootstrap bundle accept plan train dry-run slurm status attach stop runs report test test-legacy lint bench lock
+.PHONY: help env demo data/digits provision check bootstrap bundle accept plan train dry-run slurm status attach stop runs report test test-legacy chaos lint bench lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
@@ -75,6 +75,10 @@ test: ## lint, unit, training and lab tests (the last need root)
 
 test-legacy: ## the CUDA 10.2 stack on Debian 11: trainer's tests and whole runs (root)
 	@tools/test.sh legacy
+
+chaos: ## 40 faults in random order on a lab of four machines (root)
+	@tools/venv.sh dev
+	TANDEM_CHAOS_TRIALS=40 $(PYTHON_ENV) -m pytest --quiet tests/lab/test_chaos.py
 
 lint: ## every linter
 	@tools/venv.sh dev

@@ -69,8 +69,18 @@ def make_plan(prepared: Prepared, machines: Machines, **details) -> Plan:
         prepared.settings,
         code.current(),
         unix=time.time(),
+        predicted=predicted(prepared.settings["model"], len(machines.hosts)),
         **details,
     )
+
+
+def predicted(model: str, nodes: int) -> dict | None:
+    """What `make plan` said of such a run, if it was asked: `images_per_second`, `made_unix`."""
+    try:
+        told = json.loads((RUNS / f"plan-{model}-{nodes}n.json").read_text(encoding="utf-8"))
+        return {name: told[name] for name in ("images_per_second", "made_unix")}
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
 
 
 def dry_run(options: Options) -> int:

@@ -185,3 +185,13 @@ def test_stop_asks_the_workers_to_save(start, monkeypatch):
     assert (code, told(folder)["status"]) == (75, "stopped")
     assert "[node1 0] saved" in said
     assert "node1: nothing left" in said
+
+
+def test_the_plan_carries_what_was_predicted(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "RUNS", tmp_path)
+    assert run.predicted("resnet50", 4) is None
+    file = tmp_path / "plan-resnet50-4n.json"
+    file.write_text('{"images_per_second": 150.5, "made_unix": 1.0, "rows": []}')
+    assert run.predicted("resnet50", 4) == {"images_per_second": 150.5, "made_unix": 1.0}
+    file.write_text('{"images')  # being written, or cut off by a full disk
+    assert run.predicted("resnet50", 4) is None

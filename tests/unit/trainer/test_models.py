@@ -114,9 +114,11 @@ def test_resnet50_costs_what_is_published():
 
 
 def test_attention_is_counted_where_torch_can():
-    pytest.importorskip("torch.utils.flop_counter")
-    model = build("vit_b_32", 1000, Options(), 224)
-    assert describe(model, 224)[1] == pytest.approx(2 * 4.409e9, rel=0.01)
+    flops = describe(build("vit_b_32", 1000, Options(), 224), 224)[1]
+    if importlib.util.find_spec("torch.utils.flop_counter"):
+        assert flops == pytest.approx(2 * 4.409e9, rel=0.01)
+    else:
+        assert flops is None
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2"])
