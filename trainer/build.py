@@ -2,7 +2,7 @@
 
 import dataclasses
 from functools import partial
-from typing import Callable, List, Optional
+from typing import List, Optional
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from . import parallel, precision, syncbn
 from .data.augment import Normalise
 from .data.folder import ImageFolder, image_sizes
+from .data.mix import Loss
 from .data.order import derive_seed, steps_per_epoch
 from .ema import Ema
 from .errors import UserError
@@ -38,7 +39,7 @@ class Job:
     optimizer: torch.optim.Optimizer
     precision: precision.Precision
     normalise: Normalise
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # summed over samples
+    loss: Loss  # summed over samples
     sync: Optional[Sync]  # None in a world of one
     ema: Optional[Ema]
     micro_batches: int  # of a full step, agreed by all ranks

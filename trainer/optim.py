@@ -36,8 +36,7 @@ def parameter_groups(model: nn.Module, options: Options) -> List[Dict[str, Any]]
 
 
 def build_optimizer(model: nn.Module, options: Options, global_batch: int) -> torch.optim.Optimizer:
-    """SGD or AdamW over `parameter_groups`; fused where torch can and all parameters are on CUDA
-    (fused ones unscale on the device, so GradScaler need not wait for it)."""
+    """SGD or AdamW over `parameter_groups`; fused where torch can and all are on CUDA."""
     groups = parameter_groups(model, options)
     settings: Dict[str, Any] = {"lr": peak_lr(options, global_batch)}
     if options.optimizer == "sgd":

@@ -106,6 +106,7 @@ class Precision:
     def backward(self, loss: torch.Tensor) -> None:
         (loss if self.scale is None else loss * self.scale.value).backward()
 
+    @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer, clip: float) -> bool:
         """Unscale, clip to the norm `clip` (0: not at all) and step. True when the gradients
         overflowed: nothing changed but the scale. All ranks hold the same sums, so they agree."""
@@ -123,13 +124,9 @@ class Precision:
             self.scale.update(overflow)
         if not overflow:
             optimizer.step()
-            self._round_masters()
+            for weight, master in self.masters:
+                weight.copy_(master)
         return overflow
-
-    @torch.no_grad()
-    def _round_masters(self) -> None:
-        for weight, master in self.masters:
-            weight.copy_(master)
 
     @torch.no_grad()
     def renew_masters(self) -> None:

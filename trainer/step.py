@@ -1,7 +1,7 @@
 """One optimizer step: forward and backward over micro-batches, gradients summed over ranks."""
 
 import contextlib
-from typing import Iterator, List, NamedTuple
+from typing import ContextManager, Iterator, List, NamedTuple
 
 import torch
 from torch import nn
@@ -141,14 +141,10 @@ def resting(norms: List[nn.Module], on: bool) -> Iterator[None]:
         module.train()
 
 
-@contextlib.contextmanager
-def local_only(net: nn.Module, on: bool) -> Iterator[None]:
+def local_only(net: nn.Module, on: bool) -> ContextManager[None]:
     """Within, gradients are summed up on this rank without asking the others."""
-    if on and isinstance(net, DistributedDataParallel):
-        with net.no_sync():
-            yield
-    else:
-        yield
+    ddp = on and isinstance(net, DistributedDataParallel)
+    return net.no_sync() if ddp else contextlib.nullcontext()
 
 
 def settle_buckets(job: Job) -> None:

@@ -10,7 +10,7 @@ from . import checkpoint, memory
 from .build import job, materials
 from .data.loader import Batch, train_batches
 from .data.order import rank_slice
-from .evaluate import Result, evaluate
+from .evaluate import evaluate
 from .introduce import sentences, start_line
 from .logs import Lines, SampleLog, Screen
 from .models import describe
@@ -148,16 +148,12 @@ class Run:
         result = evaluate(self.job)
         at = self.position
         self.clock.enter("other")
-        self._report(result)
+        self.screen.evaluated(at.epoch - 1, at.step, self.train_loss, result)
+        self.lines.add("evaluate", epoch=at.epoch - 1, **result._asdict())
+        self.lines.flush()
         better = result.top1 > at.best_top1 or at.best_top1 == 0
         at.best_top1 = max(at.best_top1, result.top1)
         return better
-
-    def _report(self, result: Result) -> None:
-        epoch = self.position.epoch - 1
-        self.screen.evaluated(epoch, self.position.step, self.train_loss, result)
-        self.lines.add("evaluate", epoch=epoch, **result._asdict())
-        self.lines.flush()
 
     def save(self, best: bool) -> None:
         """Copy the state and let the writer thread write it, on each node's first process."""

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -11,14 +10,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from ..batch import SMALLEST
 from ..errors import UserError
 from ..options import Options
 from ..world import World
 from .augment import Evaluate, Train
 from .decode import BadImage, read_image
 from .folder import SMALL, ImageFolder, image_sizes
-from .order import derive_seed, epoch_order, rank_slice, split_batch, step_size
+from .order import derive_seed, epoch_order, rank_slice, step_size
 from .quarantine import Bad
 
 TRIALS = 16  # replacements in a row that may be bad too before the data set is given up
@@ -45,32 +43,29 @@ class Sample(NamedTuple):
     bad: List[Bad]
 
 
+@dataclasses.dataclass
 class Samples(Dataset):  # type: ignore[type-arg]
     """What a worker process needs to make a sample of an index."""
 
-    def __init__(
-        self,
-        folder: ImageFolder,
-        transform: Union[Train, Evaluate],
-        seed: int,
-        epoch: Optional[int],
-    ) -> None:
-        self.root, self.paths, self.targets = folder.root, folder.paths, folder.targets
-        self.transform, self.seed, self.epoch = transform, seed, epoch
+    folder: ImageFolder
+    transform: Union[Train, Evaluate]
+    seed: int
+    epoch: Optional[int]
 
     def __getitem__(self, index: int) -> Sample:
         """In training (`epoch` is given) a bad image is replaced by others, drawn by (seed, epoch,
         index); in evaluation, and after TRIALS replacements, `pixels` is None."""
         rng = Random(derive_seed("augment", self.seed, self.epoch, index))
+        paths, targets = self.folder.paths, self.folder.targets
         chosen, bad = index, []
         for _ in range(1 if self.epoch is None else 1 + TRIALS):
             try:
-                image = read_image(Path(self.root, self.paths[chosen]))
-                return Sample(self.transform(image, rng), self.targets[chosen], index, bad)
+                image = read_image(self.folder.root / paths[chosen])
+                return Sample(self.transform(image, rng), targets[chosen], index, bad)
             except BadImage as error:
-                bad.append(Bad(self.paths[chosen], str(error)))
-                chosen = int(rng.random() * len(self.paths))
-        return Sample(None, self.targets[index], index, bad)
+                bad.append(Bad(paths[chosen], str(error)))
+                chosen = int(rng.random() * len(paths))
+        return Sample(None, targets[index], index, bad)
 
 
 def train_batches(
@@ -84,11 +79,10 @@ def train_batches(
     transform = Train(options.augment, sizes, options.random_erase)
     samples = Samples(dataset, transform, options.seed, epoch)
     order = epoch_order(len(dataset), options.seed, epoch)
-    minimum = min(SMALLEST, *world.batches)
     shares, counts = [], []
     while start < len(order):
-        counts.append(step_size(start, len(order), world.global_batch, minimum))
-        mine = rank_slice(split_batch(counts[-1], world.batches, minimum), world.rank)
+        counts.append(step_size(start, len(order), world.global_batch, world.smallest))
+        mine = rank_slice(world.shares(counts[-1]), world.rank)
         shares.append(order[start : start + counts[-1]][mine].tolist())
         start += counts[-1]
     loader = _loader(samples, shares, sizes.train, options, world)

@@ -15,6 +15,9 @@ from ..options import Options
 from .order import derive_seed
 
 
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of outputs and targets
+
+
 @dataclasses.dataclass(frozen=True)
 class Mix:
     """`share` of the own target; `box` (top, bottom, left, right) comes from the neighbour, or the
@@ -57,11 +60,7 @@ def mix_images(images: torch.Tensor, mix: Mix) -> torch.Tensor:
 
 
 def mixed_loss(
-    loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    outputs: torch.Tensor,
-    targets: torch.Tensor,
-    neighbours: torch.Tensor,
-    share: float,
+    loss: Loss, outputs: torch.Tensor, targets: torch.Tensor, neighbours: torch.Tensor, share: float
 ) -> torch.Tensor:
     """`loss` against both targets, by their shares. `neighbours` is `targets.roll(1, 0)`, taken
     before a batch is split into micro-batches."""

@@ -1,5 +1,6 @@
 """Models by name, and what they cost."""
 
+import importlib.util
 import sys
 import types
 
