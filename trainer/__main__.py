@@ -7,7 +7,7 @@ from typing import List, Optional
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from .cli import parse
-from .errors import UserError
+from .errors import UserError, tell
 from .process import spawn, work
 
 
@@ -20,10 +20,7 @@ def main(argv: Optional[List[str]] = None) -> int:
             return spawn(options)
         return work(options)
     except UserError as error:
-        # One per node: all ranks of a run know the same sentence.
-        if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"trainer: {error}", file=sys.stderr)
-        return 2
+        return tell(error, int(os.environ.get("LOCAL_RANK", "0")))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from .compat import is_out_of_memory
-from .errors import UserError
+from .errors import UserError, tell
 from .logs import quiet_others
 from .memory import EXIT_OUT_OF_MEMORY
 from .options import Options
@@ -70,8 +70,6 @@ def _child(rank: int, options: Options, shared: Dict[str, str]) -> None:
     try:
         code = work(options)
     except UserError as error:
-        if rank == 0:
-            print(f"trainer: {error}", file=sys.stderr)
-        code = 2
+        code = tell(error, rank)
     if code:
         sys.exit(code)

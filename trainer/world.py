@@ -13,7 +13,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from .batch import SMALLEST, rank_batches
 from .data.order import split_batch
-from .errors import UserError
+from .errors import RankError, UserError
 from .options import Options
 
 
@@ -123,7 +123,7 @@ def _device(options: Options, here: Place) -> torch.device:
     # srun and mpirun may show each process only its own GPU, as number 0.
     index = 0 if count == 1 and "LOCAL_RANK" not in os.environ else here.local_rank
     if index >= count:
-        raise UserError(
+        raise RankError(
             f"local rank {index} has no GPU: this machine has {count}. "
             f"Start {count} processes here (--nproc_per_node {count})."
         )

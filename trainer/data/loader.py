@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from ..errors import UserError
+from ..errors import RankError
 from ..options import Options
 from ..world import World
 from .augment import Evaluate, Train
@@ -73,7 +73,7 @@ def train_batches(
 ) -> Iterator[Batch]:
     """This rank's share of each step from position `start` of the epoch on; it may be empty.
 
-    Raises UserError when there are too many bad images.
+    Raises RankError when there are too many bad images.
     """
     sizes = image_sizes(options, options.image_size or dataset.natural_size())
     transform = Train(options.augment, sizes, options.random_erase)
@@ -89,7 +89,7 @@ def train_batches(
     for (images, targets, indices, bad), count in zip(loader, counts):
         dataset.quarantine.add(bad)
         if len(images) < len(indices):
-            raise UserError(
+            raise RankError(
                 f"{1 + TRIALS} images drawn one after another cannot be used, "
                 f"the last is {bad[-1].path}: {bad[-1].reason}."
             )

@@ -3,7 +3,7 @@
 import logging
 from typing import Dict, Iterable, NamedTuple
 
-from ..errors import UserError
+from ..errors import RankError
 
 log = logging.getLogger(__name__)
 
@@ -24,14 +24,14 @@ class Quarantine:
         return len(self.found)
 
     def add(self, met: Iterable[Bad]) -> None:
-        """Log each new file; raise UserError when there are more than `limit`."""
+        """Log each new file; raise RankError when there are more than `limit`."""
         for path, reason in met:
             if path in self.found:
                 continue
             self.found[path] = reason
             log.warning("bad image %s: %s", path, reason)
             if len(self.found) > self.limit:
-                raise UserError(
+                raise RankError(
                     f"{len(self.found)} images cannot be used, the last is {path}: {reason}. "
                     f"Repair or remove them, or raise --bad_images (now {self.limit})."
                 )

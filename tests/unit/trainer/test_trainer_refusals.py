@@ -107,3 +107,25 @@ def test_the_device_is_set_before_the_group_is_formed(monkeypatch):
         monkeypatch.setenv(name, str(value))
     world.start(Options())
     assert order == ["cuda:2", "meet"]
+
+
+def said_with_own_data(folders, *argv):
+    """As `said`, with a data folder for each rank; a lost peer instead of an exit code."""
+    try:
+        return said("--data", folders[int(os.environ["RANK"])], *argv)
+    except RuntimeError as error:
+        return "peer lost", str(error)
+
+
+def test_what_one_rank_alone_has_met_is_said_by_it(images, tmp_path):
+    """Rank 0 of the machine cannot say it: it only sees a connection break."""
+    spoilt = make_images(tmp_path, per_class=5)
+    for path in spoilt.glob("train/*/*.png"):
+        path.write_bytes(b"no image")
+    more = ["--image_size", 16, "--bad_images", 1, "--per_node_batch_size", 8]
+    first, second = run_ranks([2], said_with_own_data, [images, spoilt], *MODEL, *more)
+    assert first[0] == "peer lost"
+    code, text = second
+    assert code == 2
+    assert "2 images cannot be used" in text
+    assert text.count("trainer: ") == 1
