@@ -90,7 +90,7 @@ class Run:
         """Train from the position to the epoch's end; False when asked to stop."""
         at, job = self.position, self.job
         batches = train_batches(job.train_set, self.options, self.world, at.epoch, at.sample)
-        self.screen.epoch(at.epoch, at.sample // self.world.global_batch)
+        self.screen.epoch(at.epoch, round(at.sample / len(job.train_set) * job.steps_per_epoch))
         self.clock.enter("data")
         for batch in batches:
             if self.stop.before(at.step):
@@ -107,7 +107,8 @@ class Run:
 
     def _step(self, batch: Batch) -> None:
         at, job = self.position, self.job
-        progress = at.epoch * job.steps_per_epoch + at.sample / self.world.global_batch
+        total = len(job.train_set)
+        progress = at.samples(total) / total * job.steps_per_epoch
         lr = learning_rate(self.options, progress, job.steps_per_epoch, self.world.global_batch)
         tally = memory.guarded_step(job, batch, at.step, lr)
         if tally is not None:

@@ -22,25 +22,22 @@ def epoch_order(count: int, seed: int, epoch: int) -> torch.Tensor:
     return torch.randperm(count, generator=generator)
 
 
-def step_size(position: int, count: int, global_batch: int, minimum: int = 2) -> int:
-    """Samples of the global batch that begins at `position` of an epoch of `count` samples.
+def steps_per_epoch(count: int, global_batch: int, minimum: int = 2) -> int:
+    """Steps for `count` samples, none of them with more than `global_batch` or fewer than `minimum`
+    samples; where both cannot be had (3 samples, batches of 2), the minimum counts."""
+    steps = -(-count // global_batch)
+    return steps if count // steps >= minimum else max(1, count // minimum)
 
-    The last batch takes what is left. Were that fewer than `minimum`, the batch before it leaves
-    it some; where that one is too small itself, it takes them all.
+
+def step_size(position: int, count: int, global_batch: int, minimum: int = 2) -> int:
+    """Samples of the step that begins at `position` of an epoch of `count` samples.
+
+    The steps of an epoch are as equal as can be, the smaller ones first. A last step of what is
+    left over would move the weights as far as a whole one, by the gradient and the batch statistics
+    of a few samples. The size depends on what is left alone, so a resumed run goes on the same way.
     """
     left = count - position
-    after = left - global_batch
-    if after <= 0:
-        return left
-    lent = global_batch - max(0, minimum - after)
-    return lent if lent >= minimum else left
-
-
-def steps_per_epoch(count: int, global_batch: int, minimum: int = 2) -> int:
-    """How many batches `step_size` makes of an epoch that begins at position 0."""
-    whole, rest = divmod(count, global_batch)
-    merged = 0 < rest < minimum and whole > 0 and global_batch - (minimum - rest) < minimum
-    return whole + (rest > 0 and not merged)
+    return left // steps_per_epoch(left, global_batch, minimum)
 
 
 def split_batch(count: int, weights: Sequence[int], minimum: int = 2) -> List[int]:

@@ -77,13 +77,15 @@ def test_steps_cover_the_epoch_and_none_is_too_small(minimum):
                 position += sizes[-1]
             assert sum(sizes) == count
             assert min(sizes) >= minimum
-            # Only a batch that is too small to lend some takes more than its size.
+            # Only where batches are smaller than two minima may one be larger than asked.
             assert max(sizes) <= max(batch, 2 * minimum - 1)
+            assert max(sizes) - min(sizes) <= 1
+            assert sizes == sorted(sizes)
             assert steps_per_epoch(count, batch, minimum) == len(sizes)
 
 
-def test_an_epoch_of_97_on_32_lends_one_sample_to_the_last_step():
-    assert [step_size(start, 97, 32) for start in (0, 32, 64, 95)] == [32, 32, 31, 2]
+def test_an_epoch_of_97_on_32_has_no_step_of_one():
+    assert [step_size(start, 97, 32) for start in (0, 24, 48, 72)] == [24, 24, 24, 25]
 
 
 def test_resuming_on_other_ranks_uses_each_sample_once():
