@@ -40,8 +40,7 @@ def test_a_wrong_address_comes_back_and_is_reported(addressed):
     said = " ".join(done.stdout.split())
     assert "node1 could not be reached by 10.99.0.1/24 within 12 s" in said
     assert lab.ssh(1, ADDRESSES).split() == ["192.168.56.111/24"]
-    assert lab.ssh(1, "ls /etc/systemd/network") == "10-lan.network\n10-lan.network.d\n"
-    assert lab.ssh(1, "ls /etc/systemd/network/10-lan.network.d") == ""
+    assert lab.ssh(1, "ls /etc/systemd/network") == "10-lan.network\n"
 
 
 def test_right_addresses_are_there_and_in_the_inventory(addressed):
