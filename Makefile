@@ -1,7 +1,7 @@
 # The verbs a person types. Each is one line into a tool: read there for what it does.
 #
 #   NODES=4 MODEL=resnet50 DATA=imagenet EPOCHS=90 BATCH=64 (per node) PRECISION=O1 SYNC=allreduce
-#   INVENTORY=inventory.ini ARGS="any option of: .venv/bin/python -m trainer --help"
+#   INVENTORY=inventory.ini LOGIN=anna (bootstrap) ARGS="any option of: .venv/bin/python -m trainer --help"
 #   RUN=latest RESUME=<run> MAX_RESTARTS=3 MIN_NODES=2 DETACH=1 QUEUE=1 FORCE=1
 
 PYTHON_ENV := .venv/bin/python
@@ -19,7 +19,7 @@ launch_options = $(call option,--inventory,INVENTORY) $(call option,--nodes,NODE
 	$(if $(ARGS),-- $(ARGS))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo data/digits provision check bootstrap bundle accept plan train dry-run slurm status attach stop runs report test test-legacy chaos lint bench lock
+.PHONY: help env demo data/digits provision check bootstrap bundle accept plan train dry-run slurm status attach stop runs report test test-legacy test-long chaos lint bench lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
@@ -75,6 +75,9 @@ test: ## lint, unit, training and lab tests (the last need root)
 
 test-legacy: ## the CUDA 10.2 stack on Debian 11: trainer's tests and whole runs (root)
 	@tools/test.sh legacy
+
+test-long: ## lab tests of several minutes a file (root)
+	@tools/test.sh long
 
 chaos: ## 40 faults in random order on a lab of four machines (root)
 	@tools/venv.sh dev

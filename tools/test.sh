@@ -1,6 +1,7 @@
 #!/bin/sh
 # All checks: lint, unit tests, training tests, lab tests (these need root). Prints each part's name and seconds.
-# `tools/test.sh legacy` is the CUDA 10.2 stack alone: tests/lab/test_legacy.py.
+# `tools/test.sh legacy` is the CUDA 10.2 stack alone: tests/lab/test_legacy.py. `tools/test.sh long` is the lab tests
+# that the plain call leaves out, since they take several minutes a file.
 set -eu
 cd "$(dirname "$0")/.."
 part() {
@@ -18,22 +19,28 @@ check() {
 
 if [ "$(id -u)" = 0 ]; then
     part "Debian packages" tools/apt.sh tools/test-packages.txt lab/packages.txt
-elif [ "${CI:-}" = true ] || [ "${1:-}" = legacy ]; then
+elif [ "${CI:-}" = true ] || [ -n "${1:-}" ]; then
     echo "tandem: the lab tests boot machines, which needs root" >&2
     exit 1
 fi
 part "environment" tools/venv.sh dev
 export PATH="$PWD/.venv/bin:$PATH"
 part "data" .venv/bin/python examples/digits.py data/digits
-if [ "${1:-}" = legacy ]; then
+case "${1:-}" in
+legacy)
     check "CUDA 10.2 stack" tests/lab/test_legacy.py
     exit
-fi
+    ;;
+long)
+    check "long lab tests" -m long tests/lab
+    exit
+    ;;
+esac
 part "lint" tools/lint.sh
 check "unit tests" tests/unit
 check "training tests" tests/train
 if [ "$(id -u)" = 0 ]; then
-    check "lab tests" tests/lab
+    check "lab tests" -m "not long" tests/lab
 else
     echo "== lab tests skipped: they boot machines, which needs root (sudo make test)"
 fi

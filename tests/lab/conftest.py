@@ -13,12 +13,25 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 # Not the lab that somebody may have up by hand, nor that of another checkout's tests.
 PREFIX = f"test-{os.getpid()}"
 PAIRS = itertools.count(1)
+# Files of several minutes each, beyond what `make test` may take: `make test-long` runs them.
+LONG = {
+    "test_accept.py",
+    "test_chaos.py",
+    "test_guard_orphans.py",
+    "test_lab_leftovers.py",
+    "test_lab_vm.py",
+    "test_site_share.py",
+    "test_site_uninstall.py",
+    "test_slurm.py",
+}
 
 
 def pytest_collection_modifyitems(items):
     here = [item for item in items if Path(__file__).parent in item.path.parents]
     for item in here:
         item.add_marker(pytest.mark.lab)
+        if item.path.name in LONG:
+            item.add_marker(pytest.mark.long)
     if here and os.geteuid():
         sentence = "lab tests boot machines, which needs root: sudo make test"
         if os.environ.get("CI") == "true":
