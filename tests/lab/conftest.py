@@ -78,7 +78,8 @@ def new_lab():
     made = []
 
     def new(name: str, checkout: Path = CHECKOUT) -> RunningLab:
-        made.append(RunningLab(f"{PREFIX}-{name}", checkout))
+        # Numbered: two files of tests may choose the same name.
+        made.append(RunningLab(f"{PREFIX}-{name}{len(made)}", checkout))
         return made[-1]
 
     yield new
