@@ -124,7 +124,7 @@ class Screen:
         speed = self._done / max(time.monotonic() - self._begun, 1e-9)
         self.say(
             f"epoch {epoch + 1}/{self._epochs}  loss {train_loss:.3f}  val {result.loss:.3f}  "
-            f"top-1 {result.top1:.2%}  top-5 {result.top5:.2%}  {speed:.0f} img/s"
+            f"top-1 {result.top1:.2%}  {speed:.0f} img/s"
         )
         self._chart(step, val_loss=result.loss, val_top1=result.top1)
 
