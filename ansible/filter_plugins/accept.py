@@ -90,11 +90,12 @@ def _slow_machines(rates: dict[str, float], cards: dict[str, dict]) -> list[str]
     best = max(rates.values(), default=0.0)
     found = []
     for host, rate in rates.items():
-        if rate >= best / 2:
+        speed = cards[host].get("speed") or 0
+        # Where all cables are slow no rate stands out, but a card that says 100 is no gigabit's.
+        if rate >= best / 2 and not 0 < speed <= 100:
             continue
         kind = "a 100 Mbit/s cable, port or card" if rate < 100 else "a bad cable, port or card"
-        speed = cards[host].get("speed")
-        says = f" (its card says {speed} Mbit/s)" if speed and speed > 0 else ""
+        says = f" (its card says {speed} Mbit/s)" if speed > 0 else ""
         found.append(
             f"{host} reaches {rate:.0f} Mbit/s at best{says}, others {best:.0f}: {kind}. It slows "
             "every run down to its own rate. Try another cable, then another port of the switch."

@@ -1,25 +1,15 @@
 """The pairwise check: its timetable, its judgement, and the probe between two real processes."""
 
-import importlib.util
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
-PROBE = ROOT / "ansible/roles/accept/files/pairprobe.py"
+from tests.unit.ansible.provision_machines import ROOT, load
 
-
-def _load(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-accept = _load(ROOT / "ansible/filter_plugins/accept.py")
+PROBES = ROOT / "ansible/roles/accept/files"
+accept = load("ansible/filter_plugins/accept.py")
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 16])
@@ -71,6 +61,12 @@ def test_a_slow_cable_is_named_by_its_machine_alone():
     (finding,) = accept.accept_findings(_results(rates), None)
     assert finding.startswith("c reaches 95 Mbit/s at best (its card says 1000 Mbit/s), others 942")
     assert "100 Mbit/s cable" in finding
+
+
+def test_cards_at_100_mbit_are_named_where_nobody_is_faster():
+    findings = accept.accept_findings(_results({"ab": 94}, speed=100), None)
+    assert [finding.split()[0] for finding in findings] == ["a", "b"]
+    assert accept.accept_findings(_results({"ab": 94}, speed=None), None) == []
 
 
 def test_a_slow_pair_of_fast_machines_is_two_switches():
@@ -131,10 +127,14 @@ def test_probes_of_three_machines_measure_each_other(tmp_path):
             "seconds": 0.2,
             "patience": 30,
             "rounds": accept.accept_turns(hosts, host),
-            "data": str(tmp_path),
         }
         (tmp_path / f"{host}.plan").write_text(json.dumps(plan))
-        argv = [sys.executable, str(PROBE), str(tmp_path / f"{host}.plan"), str(tmp_path / host)]
+        argv = [
+            sys.executable,
+            str(PROBES / "pairprobe.py"),
+            str(tmp_path / f"{host}.plan"),
+            str(tmp_path / host),
+        ]
         running.append(subprocess.Popen(argv, env={"HOME": str(tmp_path)}))
     assert [one.wait(timeout=60) for one in running] == [0, 0, 0]
     results = [json.loads((tmp_path / host).read_text()) for host in hosts]
@@ -145,5 +145,32 @@ def test_probes_of_three_machines_measure_each_other(tmp_path):
         assert entry["mtu"] > 60000  # loopback carries 65536
         assert entry["mbit_to"] > 0
         assert entry["mbit_from"] > 0
-    assert results[0]["disk"]["mb_per_second"] > 0
-    assert results[0]["data"]["mb_per_second"] is None or results[0]["data"]["mb_per_second"] > 0
+
+
+def read_by_the_probe(home, data):
+    argv = [sys.executable, str(PROBES / "diskprobe.py"), str(data), "0.2"]
+    done = subprocess.run(argv, env={"HOME": str(home)}, capture_output=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_the_disk_is_read_and_a_data_set_that_is_large_enough(tmp_path):
+    data = tmp_path / "set"
+    assert read_by_the_probe(tmp_path, data)["data"] is None
+    data.mkdir()
+    (data / "small.png").write_bytes(bytes(1000))
+    found = read_by_the_probe(tmp_path, data)
+    assert found["disk"]["mb_per_second"] > 0
+    assert found["data"]["mb_per_second"] is None  # so little says nothing
+    (data / "large.tar").write_bytes(bytes(65 << 20))
+    assert read_by_the_probe(tmp_path, data)["data"]["mb_per_second"] > 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["set"]
+
+
+def test_playbooks_have_the_settings_whatever_inventory_is_given(tmp_path):
+    """Ansible looks for group_vars beside the inventory and beside the playbook alone."""
+    inventory = tmp_path / "inventory.ini"
+    inventory.write_text("[cluster]\nnode1 ansible_host=192.168.56.111\n")
+    argv = [sys.executable, "-m", "ansible", "inventory", "--inventory", str(inventory)]
+    argv += ["--playbook-dir", str(ROOT / "ansible/playbooks"), "--host", "node1"]
+    printed = subprocess.run(argv, capture_output=True, check=True, cwd=ROOT).stdout
+    assert json.loads(printed)["require_all"] is False

@@ -1,23 +1,13 @@
 """The firewall's judgement over facts as real machines give them."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 from ansible.errors import AnsibleFilterError
 
-ROOT = Path(__file__).parents[3]
+from tests.unit.ansible.provision_machines import load
 
-
-def _load(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"ansible/filter_plugins/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-firewall = _load("firewall")
+firewall = load("ansible/filter_plugins/firewall.py")
 
 
 def _chains(*chains):

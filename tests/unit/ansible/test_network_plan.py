@@ -1,24 +1,15 @@
 """Which manager rules a card and what is planned, over text that real machines printed."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 import yaml
 from ansible.errors import AnsibleFilterError
 
-ROOT = Path(__file__).parents[3]
+from tests.unit.ansible.provision_machines import load
 
-
-def _load(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"ansible/filter_plugins/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-network = _load("network")
-facts_of = _load("network_facts")
+network = load("ansible/filter_plugins/network.py")
+facts_of = load("ansible/filter_plugins/network_facts.py")
 
 ADD = {"mode": "add", "address": "192.168.56.111/24", "gateway": "", "dns": []}
 REPLACE = {

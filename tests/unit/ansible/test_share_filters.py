@@ -1,14 +1,10 @@
 """What a share's fstab line says, and which disks are refused."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[3]
-spec = importlib.util.spec_from_file_location("share", ROOT / "ansible/filter_plugins/share.py")
-share = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(share)
+from tests.unit.ansible.provision_machines import load
+
+share = load("ansible/filter_plugins/share.py")
 
 MACHINE = {"kernel": "6.1.0-25-amd64", "speed": 10000, "uid": "1000", "gid": "1000"}
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures the network between pairs of machines, and one's disks: pairprobe.py PLAN RESULT.
+"""Measures the network between pairs of machines: pairprobe.py PLAN RESULT.
 
 Every machine runs this with its own part of one timetable. In each round a machine measures with
 one partner or rests, so no two measurements share a cable. A client waits for its partner to get to
@@ -8,7 +8,6 @@ the round; nobody else has to keep them in step. Standard library only, Python >
 
 import hmac
 import json
-import os
 import socket
 import statistics
 import struct
@@ -19,9 +18,8 @@ from pathlib import Path
 CHUNK = 1 << 20
 SETTLE = 0.25  # seconds at the start of a stream that do not count: slow start, bursts of a shaper
 PINGS = 300
-TIMEOUT = (
-    30.0  # for a partner that is there; one that is not is waited for until `patience` is over
-)
+# For a partner that is there; one that is not is waited for until `patience` is over.
+TIMEOUT = 30.0
 IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: set DF, do not lower the size by itself
 HEADERS = 28  # IPv4 and UDP
 
@@ -212,10 +210,8 @@ def measure_round(plan, partner):
 
 def path_mtu(plan, partner):
     """The largest IPv4 packet that arrives whole, by datagrams that may not be cut to pieces."""
-    low, high = (
-        548,
-        card(plan["interface"])["mtu"] - HEADERS,
-    )  # 576 is what every IPv4 host must take
+    # 576 is what every IPv4 host must take.
+    low, high = 576 - HEADERS, card(plan["interface"])["mtu"] - HEADERS
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
         probe.bind((plan["address"], 0))
@@ -257,65 +253,6 @@ def card(interface):
     return figures
 
 
-def timed_read(paths, seconds):
-    """(bytes, seconds) of reading files in turn, none of them from memory."""
-    total, began = 0, time.monotonic()
-    for path in paths:
-        with path.open("rb", buffering=0) as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            while True:
-                block = file.read(CHUNK)
-                total += len(block)
-                if time.monotonic() - began > seconds:
-                    return total, time.monotonic() - began
-                if not block:
-                    break
-    return total, time.monotonic() - began
-
-
-def filesystem(path):
-    """Type of the file system that holds a path (nfs4, cifs, ext4, ...)."""
-    best, kind = "", "unknown"
-    with Path("/proc/self/mounts").open() as mounts:
-        for line in mounts:
-            place, found = line.split()[1:3]
-            if Path(place) in [path, *path.parents] and len(place) >= len(best):
-                best, kind = place, found
-    return kind
-
-
-def data_rate(folder, seconds):
-    """MB/s of reading the data set's own files; None where there is less than 64 MB of them."""
-    folder = Path(folder).resolve()
-    paths, size = [], 0
-    for path in folder.rglob("*"):
-        if path.is_file():
-            paths.append(path)
-            size += path.stat().st_size
-        if size > 2 << 30:
-            break
-    figures = {"folder": str(folder), "filesystem": filesystem(folder), "mb_per_second": None}
-    if size >= 64 << 20:
-        count, taken = timed_read(paths, seconds)
-        figures["mb_per_second"] = round(count / taken / 1e6, 1)
-    return figures
-
-
-def disk_rate(folder, seconds):
-    """MB/s of reading one large file back from the disk that holds a folder."""
-    path = folder / f"pairprobe-{os.getpid()}"
-    try:
-        with path.open("wb") as file:
-            for _ in range(256):
-                file.write(os.urandom(CHUNK))
-            file.flush()
-            os.fsync(file.fileno())
-        count, taken = timed_read([path], seconds)
-    finally:
-        path.unlink()
-    return {"filesystem": filesystem(folder), "mb_per_second": round(count / taken / 1e6, 1)}
-
-
 def main(plan):
     """All figures of this machine."""
     early = {}
@@ -336,10 +273,6 @@ def main(plan):
                     serve_round(server, plan, turn["partner"], early)
             except (OSError, ValueError) as error:
                 result["pairs"][turn["partner"]] = {"error": str(error) or type(error).__name__}
-    # After the network, so that no measurement there waits for a disk.
-    result["disk"] = disk_rate(Path.home(), plan["seconds"])
-    there = Path(plan["data"]).is_dir()
-    result["data"] = data_rate(plan["data"], plan["seconds"]) if there else None
     return result
 
 
