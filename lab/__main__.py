@@ -12,6 +12,12 @@ from lab import control, life, network, node, plan, shell
 from lab.plan import Lab, LabError
 
 CHECKOUT = Path(__file__).resolve().parent.parent
+VERBS = {
+    "kill": node.power_off,
+    "freeze": node.freeze,
+    "mend": node.mend,
+    "reboot": node.reboot,
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,11 +35,16 @@ def parser() -> argparse.ArgumentParser:
     up = verb("up", "boot the machines and wait until they answer ssh")
     up.add_argument("--nodes", type=int, default=4, metavar="N")
     up.add_argument("--rate", default="unshaped", help="of each cable: 1gbit, 100mbit, unshaped")
-    up.add_argument("--release", choices=plan.RELEASES, default="bookworm")
+    release = f"{' or '.join(plan.RELEASES)}, or one for each node by commas"
+    up.add_argument("--release", default=plan.RELEASES[0], help=release)
+    up.add_argument("--with", dest="packages", default="", metavar="PACKAGE,...", help="of Debian")
     up.add_argument("--bare", action="store_true", help="as installed: password logins, no key")
     up.add_argument(
         "--vm", action="store_true", help="emulated machines with a kernel of their own"
     )
+    up.add_argument("--cpus", type=int, metavar="N", help="of each emulated machine (1)")
+    megabytes = f"of each emulated machine, MB ({plan.MACHINE_MEGABYTES})"
+    up.add_argument("--memory", type=int, metavar="MB", help=megabytes)
     up.add_argument("--no-bundle", action="store_true", help="do not gather what site.yml needs")
     execute = verb("exec", "run a command on the control machine: exec -- COMMAND ...")
     execute.add_argument("--from", dest="place", choices=control.PLACES, default="control")
@@ -41,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     verb("status", "a table of the nodes")
     verb("kill", "node N loses power", on_node=True)
     verb("freeze", "node N hangs: it holds its connections, but does nothing", on_node=True)
+    verb("reboot", "node N boots again from inside; returns when it lets its user in", on_node=True)
     verb("cut", "unplug the cable of node N", on_node=True)
     verb("mend", "thaw node N, plug it in, switch it on", on_node=True)
     shape = verb("shape", "limit the cables, or that of node N, to RATE in both directions")
@@ -75,6 +87,23 @@ def refuse_rate(rate: Optional[str]) -> None:
         raise LabError("virtual machines are emulated, slower than their cable: they have no rate")
 
 
+def asked_for(name: str, args: argparse.Namespace) -> Lab:
+    count = plan.check_count(args.nodes)
+    cpus, megabytes = plan.check_hardware(args.vm, args.cpus, args.memory)
+    return Lab(
+        name,
+        CHECKOUT,
+        count,
+        rate=plan.check_rate(args.rate),
+        releases=plan.check_releases(args.release, count),
+        bare=args.bare,
+        vm=args.vm,
+        packages=plan.check_packages(args.packages),
+        cpus=cpus,
+        megabytes=megabytes,
+    )
+
+
 def make_bundle(lab: Lab) -> None:
     """The lab has no way out, so what its nodes will need is gathered here, where there is one."""
     book = lab.checkout / "ansible/playbooks/bundle.yml"
@@ -99,12 +128,11 @@ def act(args: argparse.Namespace, command: list[str]) -> None:
     check_host()
     name = plan.check_name(args.name or plan.default_name(CHECKOUT))
     if args.verb == "up":
-        count, rate = plan.check_count(args.nodes), plan.check_rate(args.rate)
-        lab = Lab(name, CHECKOUT, count, rate, args.release, args.bare, args.vm)
+        lab = asked_for(name, args)
         if lab.vm:
             check_host(vm=True)
             refuse_rate(lab.rate)
-        elif not (lab.bare or args.no_bundle) and lab.release == plan.RELEASES[0]:
+        elif not (lab.bare or args.no_bundle) and plan.RELEASES[0] in lab.releases:
             make_bundle(lab)
         life.up(lab)
         return
@@ -135,7 +163,7 @@ def on_lab(lab: Lab, args: argparse.Namespace, command: list[str]) -> None:
     elif args.verb == "cut":
         network.plug(lab, machine, False)
     else:
-        {"kill": node.power_off, "freeze": node.freeze, "mend": node.mend}[args.verb](lab, machine)
+        VERBS[args.verb](lab, machine)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from lab.plan import CACHE, Lab
+from lab.plan import CACHE, Lab, System
 from lab.shell import run
 
 MIRROR = "http://deb.debian.org/debian"
@@ -36,30 +36,38 @@ VM_PACKAGES = (
     *("udev", "linux-image-cloud-amd64", "busybox-static"),
     *("nfs-kernel-server", "nfs-common", "samba", "smbclient", "cifs-utils"),
 )
-VM_FINISH = "systemctl disable nfs-server.service smbd.service nmbd.service\n"
+# The servers that only a role is to start, and what costs half a minute of an emulated boot.
+VM_FINISH = """
+systemctl disable nfs-server.service nfs-blkmap.service smbd.service nmbd.service
+systemctl disable samba-ad-dc.service
+systemctl mask e2scrub_reap.service e2scrub_all.timer
+"""
 
 
-def packages(lab: Lab) -> tuple[str, ...]:
-    return (*PACKAGES, *VM_PACKAGES) if lab.vm else PACKAGES
+def packages(system: System) -> tuple[str, ...]:
+    return (*PACKAGES, *(VM_PACKAGES if system.vm else ()), *system.packages)
 
 
-def finish(lab: Lab) -> str:
-    return FINISH + VM_FINISH if lab.vm else FINISH
+def finish(system: System) -> str:
+    return FINISH + VM_FINISH if system.vm else FINISH
 
 
-def folder(lab: Lab) -> Path:
+def folder(system: System) -> Path:
     """Named by content: a new list of packages is a new base, and running nodes keep theirs."""
-    content = "\n".join([lab.release, MIRROR, *packages(lab), finish(lab)])
-    return CACHE / "bases" / f"{lab.release}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+    content = "\n".join([system.release, MIRROR, *packages(system), finish(system)])
+    name = f"{system.release}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+    return CACHE / "bases" / name
 
 
-def ensure(lab: Lab) -> Path:
-    """The base of `lab`, made if it is not there."""
-    return ensure_folder(folder(lab), lab, lambda target: _make(lab, target))
+def ensure(system: System, lab: Lab) -> Path:
+    """The base of `system`, made if it is not there; `lab` takes away what it left by half."""
+    return ensure_folder(folder(system), lab, lambda target: _make(system, target))
 
 
 def ensure_folder(wanted: Path, lab: Lab, make: Callable[[Path], None]) -> Path:
     """`wanted`, which `make` fills if it is not there; it appears when it is whole, or never."""
+    if wanted.is_dir():
+        return wanted
     unfinished = wanted.with_name(f"{wanted.name}.{lab.name}.unfinished")
     wanted.parent.mkdir(parents=True, exist_ok=True)
     with (wanted.parent / "lock").open("w") as lock:
@@ -71,13 +79,14 @@ def ensure_folder(wanted: Path, lab: Lab, make: Callable[[Path], None]) -> Path:
     return wanted
 
 
-def _make(lab: Lab, target: Path) -> None:
-    print(f"lab: making the base system (Debian {lab.release}), once: a minute", flush=True)
+def _make(system: System, target: Path) -> None:
+    print(f"lab: making the base system (Debian {system.release}), once: a minute", flush=True)
     # debootstrap mounts /proc and /sys: in a namespace of its own they end with it, even killed.
     private = ["unshare", "--mount", "--propagation", "private", "--"]
-    include = f"--include={','.join(packages(lab))}"
-    run([*private, "debootstrap", "--variant=minbase", include, lab.release, str(target), MIRROR])
-    run(["chroot", str(target), "/bin/sh", "-c", finish(lab)])
+    include = f"--include={','.join(packages(system))}"
+    make = ["debootstrap", "--variant=minbase", include, system.release, str(target), MIRROR]
+    run([*private, *make])
+    run(["chroot", str(target), "/bin/sh", "-c", finish(system)])
 
 
 def remove_unfinished(lab: str) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ PLACES = ("control", "stranger")
 def entering(lab: Lab, place: str, command: Sequence[str]) -> list[str]:
     """What to execute so that `command` runs at `place`; each part replaces the one before it."""
     home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    (home / ".ssh").mkdir(mode=0o700, exist_ok=True)  # what the lab's own is mounted over
     return [
         "nsenter",
         f"--net=/run/netns/{lab.netns(place)}",
@@ -43,9 +45,15 @@ def environment(lab: Lab) -> dict[str, str]:
 
 def execute(lab: Lab, place: str, command: Sequence[str]) -> None:
     """Replaces this process."""
-    (Path(pwd.getpwuid(os.getuid()).pw_dir) / ".ssh").mkdir(mode=0o700, exist_ok=True)
     argv = entering(lab, place, command)
     os.execvpe(argv[0], argv, environment(lab))  # noqa: S606
+
+
+def run_on(lab: Lab, node: Node, line: str, stdin: str = "") -> subprocess.CompletedProcess:
+    """One command line by a shell on `node`."""
+    argv = entering(lab, "control", ssh(lab, node, [line]))
+    options = {"input": stdin, "capture_output": True, "text": True}
+    return subprocess.run(argv, env=environment(lab), **options)
 
 
 def ssh(lab: Lab, node: Node, command_line: Sequence[str]) -> list[str]:

@@ -25,6 +25,11 @@ def files(lab: Lab, node: Node) -> dict[str, tuple[int, str]]:
             0o644,
             f"[Match]\nName=eth0\n\n[Network]\nAddress={node.address}/24\nIPv6AcceptRA=no\n",
         ),
+        # Who greets lets its user in: before that unit, logins are refused since it still boots.
+        "etc/systemd/system/ssh.service.d/after-boot.conf": (
+            0o644,
+            "[Unit]\nAfter=systemd-user-sessions.service\n",
+        ),
         f"etc/sudoers.d/{lab.user}": (0o440, f"{lab.user} {sudo_rule}\n"),
     }
 

@@ -19,7 +19,8 @@ def load(name: str) -> Lab:
         saved = json.loads((STATE / name / "lab.json").read_text())
     except FileNotFoundError:
         raise LabError(f"there is no lab {name}: python -m lab up") from None
-    return Lab(**{**saved, "checkout": Path(saved["checkout"])})
+    lists = {key: tuple(value) for key, value in saved.items() if isinstance(value, list)}
+    return Lab(**{**saved, **lists, "checkout": Path(saved["checkout"])})
 
 
 def up(lab: Lab) -> None:
@@ -59,17 +60,18 @@ def _make(lab: Lab) -> None:
 def _make_nodes(lab: Lab) -> None:
     start = time.monotonic()
     _allow_watches()
-    root = base.ensure(lab)
-    if lab.vm:
-        vm.ensure(lab)
-    lab.envs.mkdir(parents=True, exist_ok=True)
+    for system in {machine.system: None for machine in lab.nodes}:
+        base.ensure(system, lab)
+        if system.vm:
+            vm.ensure(system, lab)
     for place in ("control", "stranger"):
         cgroup.of(lab.name, place).mkdir(parents=True)
     disk.write_control_keys(lab)
     for machine in lab.nodes:
-        disk.write(lab, machine, root)
+        machine.envs.mkdir(parents=True, exist_ok=True)
+        disk.write(lab, machine, base.folder(machine.system))
         if lab.vm:
-            vm.write_disk(lab, machine)
+            vm.write_disk(machine)
     _write_control_files(lab)
     network.carry_out(network.plan(lab))
     node.wait_for_ssh(lab, {machine: node.boot(lab, machine) for machine in lab.nodes})
@@ -117,7 +119,7 @@ def status(lab: Lab) -> str:
     """A table, 80 columns."""
     ports = network.ports(lab)
     kind = "bare " * lab.bare + "virtual " * lab.vm
-    head = f"lab {lab.name}: {lab.count} {kind}nodes, Debian {lab.release}"
+    head = f"lab {lab.name}: {lab.count} {kind}nodes, Debian {', '.join(lab.releases)}"
     rows = [("node", "address", "state", "ssh", "rate")]
     for machine in lab.nodes:
         plugged, rate = ports[machine.port]

@@ -14,10 +14,20 @@ CONTROL_ADDRESS = f"{NETWORK}.1"
 STRANGER_ADDRESS = f"{NETWORK}.200"
 MAX_NODES = 64  # node 64 is .174; the stranger and the broadcast address come later
 RELEASES = ("bookworm", "bullseye")
+MACHINE_MEGABYTES = 384  # of a virtual machine; less does not boot
 
 
 class LabError(Exception):
     """A sentence for the user: what is wrong, why, and what to do."""
+
+
+@dataclass(frozen=True)
+class System:
+    """What is installed on a machine before anybody touches it."""
+
+    release: str = "bookworm"
+    vm: bool = False
+    packages: tuple[str, ...] = ()  # beyond those that every machine has
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,7 @@ class Node:
 
     lab: str
     index: int
+    system: System = System()  # frozen
 
     @property
     def name(self) -> str:
@@ -57,6 +68,11 @@ class Node:
     def console(self) -> Path:
         return STATE / self.lab / f"{self.name}.console"
 
+    @property
+    def envs(self) -> Path:
+        """The folder of the host behind /opt/tandem/envs."""
+        return CACHE / "envs" / self.system.release
+
 
 @dataclass(frozen=True)
 class Lab:
@@ -66,18 +82,25 @@ class Lab:
     checkout: Path
     count: int = 4
     rate: Optional[str] = None
-    release: str = "bookworm"
+    releases: tuple[str, ...] = ("bookworm",)  # one for all, or one per node
     bare: bool = False
     vm: bool = False
+    packages: tuple[str, ...] = ()
+    cpus: int = 1  # of each virtual machine, as the next
+    megabytes: int = MACHINE_MEGABYTES
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        return tuple(Node(self.name, index) for index in range(1, self.count + 1))
+        return tuple(self.node(index) for index in range(1, self.count + 1))
 
     def node(self, index: int) -> Node:
         if not 1 <= index <= self.count:
             raise LabError(f"lab {self.name} has the nodes 1 to {self.count}, but no node {index}")
-        return Node(self.name, index)
+        release = self.releases[(index - 1) % len(self.releases)]
+        return Node(self.name, index, System(release, self.vm, self.packages))
+
+    def is_first_of_its_system(self, node: Node) -> bool:
+        return next(each for each in self.nodes if each.system == node.system) == node
 
     @property
     def state(self) -> Path:
@@ -91,10 +114,6 @@ class Lab:
     def netns(self, place: str) -> str:
         """Namespace of `control` or `stranger`."""
         return f"{self.name}-{place}"
-
-    @property
-    def envs(self) -> Path:
-        return CACHE / "envs" / self.release
 
 
 def default_name(checkout: Path) -> str:
@@ -114,6 +133,43 @@ def check_count(count: int) -> int:
     if not 1 <= count <= MAX_NODES:
         raise LabError(f"a lab has 1 to {MAX_NODES} nodes, not {count}")
     return count
+
+
+def check_releases(text: str, count: int) -> tuple[str, ...]:
+    """`bookworm`, or one for each of `count` nodes: `bookworm,bullseye`."""
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in RELEASES:
+            raise LabError(f"release {name!r}: a lab has {' or '.join(RELEASES)}")
+    if len(names) not in (1, count):
+        raise LabError(
+            f"{len(names)} releases for {count} nodes: name one for all, or one for each node"
+        )
+    return names
+
+
+def check_packages(text: str) -> tuple[str, ...]:
+    """Names of Debian packages, by commas, in an order that does not depend on how they came."""
+    names = sorted({name for name in text.split(",") if name})
+    for name in names:
+        if not re.fullmatch(r"[a-z0-9][a-z0-9+.-]+", name):
+            raise LabError(f"--with {name!r}: this is no name of a Debian package")
+    return tuple(names)
+
+
+def check_hardware(vm: bool, cpus: Optional[int], megabytes: Optional[int]) -> tuple[int, int]:
+    """Processors and memory of each virtual machine."""
+    if not vm and (cpus or megabytes):
+        raise LabError("--cpus and --memory are of virtual machines: other nodes have the host's")
+    cpus = 1 if cpus is None else cpus
+    megabytes = MACHINE_MEGABYTES if megabytes is None else megabytes
+    if cpus < 1:
+        raise LabError(f"a machine has at least 1 processor, not {cpus}")
+    if megabytes < MACHINE_MEGABYTES:
+        raise LabError(
+            f"a machine needs at least {MACHINE_MEGABYTES} MB of memory, not {megabytes}"
+        )
+    return cpus, megabytes
 
 
 def check_rate(rate: str) -> Optional[str]:

@@ -4,15 +4,15 @@ They are emulated, since a host that is a virtual machine itself seldom offers m
 slower than the containers that nodes are otherwise.
 """
 
+import hashlib
 import shutil
 from pathlib import Path
 
 from lab import base
-from lab.plan import Lab, Node
+from lab.plan import Lab, Node, System
 from lab.shell import run
 
-MEGABYTES = 384
-DISK_SIZE = "4G"  # as the machine sees it; the host keeps what is written
+DISK_SIZE = "32G"  # as the machine sees it; the host keeps what is written
 MODULES = ("virtio_pci", "virtio_blk", "virtio_net", "ext4")
 
 # What the machine does before systemd. The files of this one machine lie in /upper, put there
@@ -29,18 +29,23 @@ exec /bin/busybox switch_root /root /lib/systemd/systemd
 ARCHIVE = 'cd "$1" && find . | cpio --quiet --create --format=newc >"$2"'
 
 
-def folder(lab: Lab) -> Path:
-    """kernel, initrd and disk.ext4, which all virtual machines of this base share."""
-    root = base.folder(lab)
-    return root.with_name(f"{root.name}.vm")
+# Few inodes and a small journal, all of it written here: the machine has nothing left to zero.
+MAKE_DISK = "mke2fs -q -t ext4 -i 65536 -J size=64 -E lazy_itable_init=0,lazy_journal_init=0"
 
 
-def ensure(lab: Lab) -> Path:
-    return base.ensure_folder(folder(lab), lab, lambda target: _make(lab, target))
+def folder(system: System) -> Path:
+    """kernel, initrd and disk.ext4, which all virtual machines of this system share."""
+    root = base.folder(system)
+    content = "\n".join([*MODULES, INIT, MAKE_DISK, DISK_SIZE])
+    return root.with_name(f"{root.name}.vm-{hashlib.sha256(content.encode()).hexdigest()[:12]}")
 
 
-def _make(lab: Lab, target: Path) -> None:
-    root = base.folder(lab)
+def ensure(system: System, lab: Lab) -> Path:
+    return base.ensure_folder(folder(system), lab, lambda target: _make(system, target))
+
+
+def _make(system: System, target: Path) -> None:
+    root = base.folder(system)
     target.mkdir()
     version = next((root / "lib/modules").iterdir()).name
     shutil.copy(root / f"boot/vmlinuz-{version}", target / "kernel")
@@ -54,7 +59,7 @@ def _make(lab: Lab, target: Path) -> None:
     (initial / "init").chmod(0o755)
     run(["sh", "-c", ARCHIVE, "sh", str(initial), str(target / "initrd")])
     shutil.rmtree(initial)
-    run(["mke2fs", "-q", "-t", "ext4", "-d", str(root), str(target / "disk.ext4"), DISK_SIZE])
+    run([*MAKE_DISK.split(), "-d", str(root), str(target / "disk.ext4"), DISK_SIZE])
 
 
 def _modules(root: Path, version: str) -> list[Path]:
@@ -68,9 +73,9 @@ def _modules(root: Path, version: str) -> list[Path]:
     return list(files)
 
 
-def write_disk(lab: Lab, node: Node) -> None:
+def write_disk(node: Node) -> None:
     """The disk of `node` over the shared one, and the initial RAM disk that installs its files."""
-    shared, own = folder(lab), node.disk / "own.cpio"
+    shared, own = folder(node.system), node.disk / "own.cpio"
     (node.disk / "initial").mkdir()
     (node.disk / "upper").rename(node.disk / "initial/upper")
     run(["sh", "-c", ARCHIVE, "sh", str(node.disk / "initial"), str(own)])
@@ -87,8 +92,9 @@ def machine(lab: Lab, node: Node) -> list[str]:
     hardware = {
         "-accel": "tcg,thread=multi,tb-size=64",
         "-cpu": "max",
-        "-m": str(MEGABYTES),
-        "-kernel": str(folder(lab) / "kernel"),
+        "-smp": str(lab.cpus),
+        "-m": str(lab.megabytes),
+        "-kernel": str(folder(node.system) / "kernel"),
         "-initrd": str(node.disk / "initrd"),
         "-append": "console=ttyS0 net.ifnames=0 quiet",
         "-drive": f"file={node.disk / 'disk.qcow2'},if=virtio",

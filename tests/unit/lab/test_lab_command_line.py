@@ -53,6 +53,9 @@ def test_missing_tools_are_named_with_the_remedy(monkeypatch, capsys):
         (["up", "--nodes", "0"], "1 to 64 nodes, not 0"),
         (["up", "--rate", "fast"], "rate 'fast'"),
         (["up", "--vm", "--rate", "1gbit"], "they have no rate"),
+        (["up", "--nodes", "3", "--release", "bookworm,bullseye"], "2 releases for 3 nodes"),
+        (["up", "--memory", "1024"], "of virtual machines"),
+        (["reboot", "1"], "there is no lab nowhere"),
     ],
 )
 def test_bad_input_is_a_sentence(as_root, monkeypatch, tmp_path, capsys, argv, sentence):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab import base, disk, network, node, plan, vm
-from lab.plan import Lab, LabError
+from lab.plan import Lab, LabError, System
 
 LAB = Lab("one", Path("/somewhere/tandem"), count=3, rate="1gbit")
 
@@ -102,13 +102,66 @@ def test_only_the_first_machine_may_write_environments():
     assert [b.split("=")[0] for b in binds] == ["--bind", "--bind-ro", "--bind-ro"]
 
 
+def test_each_release_has_a_first_machine():
+    mixed = replace(LAB, releases=("bookworm", "bullseye", "bullseye"))
+    binds = [word for n in mixed.nodes for word in node.container(mixed, n) if "envs" in word]
+    assert [b.split("=")[0] for b in binds] == ["--bind", "--bind", "--bind-ro"]
+
+
 def test_base_is_named_by_its_content(monkeypatch):
-    before = base.folder(LAB)
-    assert before != base.folder(replace(LAB, release="bullseye"))
-    assert before != base.folder(replace(LAB, vm=True))
-    assert before == base.folder(replace(LAB, name="two", count=1, bare=True))
+    before = base.folder(System())
+    assert before != base.folder(System("bullseye"))
+    assert before != base.folder(System(vm=True))
+    assert before != base.folder(System(packages=("one-more",)))
     monkeypatch.setattr(base, "PACKAGES", (*base.PACKAGES, "one-more"))
-    assert base.folder(LAB) != before
+    assert base.folder(System()) != before
+
+
+def test_disk_of_virtual_machines_is_named_by_how_it_is_made(monkeypatch):
+    before = vm.folder(System(vm=True))
+    assert before != vm.folder(System(vm=True, packages=("dkms",)))
+    monkeypatch.setattr(vm, "DISK_SIZE", "8G")
+    assert vm.folder(System(vm=True)) != before
+
+
+def test_releases_are_one_for_all_or_one_for_each():
+    mixed = replace(LAB, releases=plan.check_releases("bullseye,bookworm,bullseye", 3))
+    assert [n.system.release for n in mixed.nodes] == ["bullseye", "bookworm", "bullseye"]
+    assert [n.envs.name for n in mixed.nodes] == ["bullseye", "bookworm", "bullseye"]
+    older = replace(LAB, releases=plan.check_releases("bullseye", 3))
+    assert {n.system.release for n in older.nodes} == {"bullseye"}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("bookworm,bullseye", "2 releases for 3 nodes: name one for all, or one for each node"),
+        ("potato", "release 'potato': a lab has bookworm or bullseye"),
+        ("bookworm,", "release '': a lab has bookworm or bullseye"),
+    ],
+)
+def test_bad_releases_are_refused(text, sentence):
+    with pytest.raises(LabError, match=sentence):
+        plan.check_releases(text, 3)
+
+
+def test_packages_make_the_same_base_in_any_order():
+    assert plan.check_packages("gcc,dkms,gcc") == ("dkms", "gcc") == plan.check_packages("dkms,gcc")
+    with pytest.raises(LabError, match="no name of a Debian package"):
+        plan.check_packages("gcc,--foreign")
+
+
+def test_hardware_is_of_virtual_machines():
+    assert plan.check_hardware(True, None, None) == (1, plan.MACHINE_MEGABYTES)
+    assert plan.check_hardware(True, 2, 1024) == (2, 1024)
+    assert plan.check_hardware(False, None, None)
+    for vm_, cpus, megabytes, sentence in (
+        (False, 2, None, "of virtual machines"),
+        (True, 0, None, "at least 1 processor, not 0"),
+        (True, 1, 64, "at least 384 MB of memory, not 64"),
+    ):
+        with pytest.raises(LabError, match=sentence):
+            plan.check_hardware(vm_, cpus, megabytes)
 
 
 def test_hosts_file_has_the_line_that_roles_must_mend():
@@ -139,3 +192,5 @@ def test_virtual_machines_hang_at_the_same_switch():
     assert all(f"ifname=p{i}" in " ".join(words) for i, words in enumerate(argv, start=1))
     cards = {word for words in argv for word in words if "mac=" in word}
     assert len(cards) == 3
+    large = " ".join(vm.machine(replace(virtual, cpus=2, megabytes=1024), virtual.nodes[0]))
+    assert "-smp 2 -m 1024" in large
