@@ -1,0 +1,165 @@
+"""What is installed beside driver and torch: CUDA toolkit, cuDNN, NCCL and apex. Pure functions.
+
+Machines are dictionaries of ansible/library/machine_facts.py with their inventory name as "host".
+The roles cuda, cudnn, nccl and apex only carry the plan out, and `make dry-provision` prints it.
+"""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import stacks
+
+LINK = "/usr/local/cuda"
+WISHES = ("auto", "true", "false")
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One file of a publisher. `url` is empty where the user has to fetch it from `page`.
+
+    `sha256` is empty where none is known: that of the first use counts from then on.
+    """
+
+    name: str
+    version: str
+    file: str
+    sha256: str
+    url: str
+    page: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Toolkit:
+    """A folder with nvcc, and cuDNN and NCCL inside; `link` points to it."""
+
+    folder: str
+    link: str
+    bundle: str  # folder of the files, in bundle/installers
+    parts: tuple
+
+
+@dataclasses.dataclass(frozen=True)
+class Apex:
+    """Built by one machine for all. `arch_list`: TORCH_CUDA_ARCH_LIST, from the cluster's cards."""
+
+    part: Part
+    bundle: str
+    build_host: str
+    extensions: bool
+    reason: str  # why with CUDA extensions, or without
+    arch_list: str
+    cuda_home: str
+
+
+def toolkit_plan(machines, stack, wish, table):
+    """{host: {"toolkit": Toolkit or None, "apex": Apex or None}}, as dictionaries.
+
+    stack: a row of table["rows"] with "name"; wish: {"toolkit", "apex", "apex_extensions"}, each
+    auto, true or false. Raises StackError for a wish that cannot be granted.
+    """
+    machines = list(machines)
+    wish = {name: _word(name, value) for name, value in wish.items()}
+    with_toolkit = [machine for machine in machines if _has_toolkit(machine, stack, wish, table)]
+    with_apex = [machine for machine in machines if _has_apex(machine, stack, wish, table)]
+    toolkit = _toolkit(stack, table) if with_toolkit else None
+    apex = _apex(with_apex, with_toolkit, stack, wish, table) if with_apex else None
+    return {
+        machine["host"]: {
+            "toolkit": dataclasses.asdict(toolkit) if machine in with_toolkit else None,
+            "apex": dataclasses.asdict(apex) if machine in with_apex else None,
+        }
+        for machine in machines
+    }
+
+
+def _word(name, value):
+    word = str(value).lower()
+    if word not in WISHES:
+        raise stacks.StackError(f"{name} is {value!r}: write auto, true or false")
+    return word
+
+
+def _has_toolkit(machine, stack, wish, table):
+    if wish["toolkit"] == "auto":
+        return bool(stack.get("toolkit_default") and stacks.cards(machine, table))
+    if wish["toolkit"] == "true" and not stack.get("toolkit"):
+        raise stacks.StackError(
+            f"toolkit is true, and stack {stack['name']} has no CUDA; set toolkit: auto, or a stack "
+            "with CUDA"
+        )
+    return wish["toolkit"] == "true"
+
+
+def _has_apex(machine, stack, wish, table):
+    if wish["apex"] == "true" and not stack.get("apex"):
+        with_apex = [name for name, row in table["rows"].items() if row.get("apex")]
+        raise stacks.StackError(
+            f"apex is true, and stack {stack['name']} has none: its amp was removed in 25.07, and "
+            f"torch.amp took its place; set apex: auto, or stack: {' or '.join(with_apex)}"
+        )
+    if wish["apex"] == "auto":
+        return bool(stack.get("apex") and stacks.cards(machine, table))
+    return wish["apex"] == "true"
+
+
+def _toolkit(stack, table):
+    name = stack["toolkit"]
+    return Toolkit(
+        folder=f"{LINK}-{name}",
+        link=LINK,
+        bundle=f"toolkit-{name}",
+        parts=tuple(_part(entry) for entry in table["toolkits"][name]),
+    )
+
+
+def _part(entry):
+    return Part(
+        name=entry["name"],
+        version=entry["version"],
+        file=entry["file"],
+        sha256=entry["sha256"] or "",
+        url=entry["url"] + entry["file"] if entry["url"] else "",
+        page=entry["page"],
+    )
+
+
+def _apex(machines, with_toolkit, stack, wish, table):
+    # The oldest C library: what is built with it loads with newer ones, not the other way round.
+    builder = min(machines, key=lambda machine: stacks.version(machine["glibc"]))
+    obstacle = _no_extensions(builder, builder in with_toolkit, stack)
+    if wish["apex_extensions"] == "false":
+        obstacle = "apex_extensions is false"
+    elif wish["apex_extensions"] == "true" and obstacle:
+        raise stacks.StackError(
+            f"apex_extensions is true, and {builder['host']}, which builds apex, cannot: {obstacle}"
+        )
+    sms = sorted({row["sm"] for machine in machines for _, row in stacks.cards(machine, table)})
+    return Apex(
+        part=_part(table["apex"][stack["apex"]]),
+        bundle=f"apex-{stack['apex']}",
+        build_host=builder["host"],
+        extensions=not obstacle,
+        reason=obstacle or f"gcc {builder['gcc']}",
+        arch_list=";".join(f"{sm // 10}.{sm % 10}" for sm in sms),
+        cuda_home="" if obstacle else f"{LINK}-{stack['toolkit']}",
+    )
+
+
+def _no_extensions(builder, has_toolkit, stack):
+    """Why nvcc cannot build CUDA extensions on a machine; empty: it can."""
+    if not has_toolkit:
+        return "no CUDA toolkit"
+    if builder["gcc"] is None:
+        return "no gcc"
+    if stacks.version(builder["gcc"])[0] > stack["gcc"]:
+        return f"gcc {builder['gcc']}; nvcc of CUDA {stack['toolkit']} takes {stack['gcc']} at most"
+    return ""
+
+
+class FilterModule:
+    """Names of these functions in playbooks."""
+
+    def filters(self):
+        return {"toolkit_plan": stacks._for_ansible(toolkit_plan)}
