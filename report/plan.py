@@ -54,7 +54,7 @@ def plan_main(argv: list) -> int:
         prog="python -m report plan", description="Predicts the next run before it is started."
     )
     parser.add_argument("--nodes", type=int, default=4, help="up to how many machines (4)")
-    parser.add_argument("--model", default="resnet50", help="as in make train (resnet50)")
+    parser.add_argument("--model", default="resnet18", help="as in make train (resnet18)")
     parser.add_argument("--image-size", type=int, help="only from a run at this size")
     parser.add_argument(
         "--link", help="speed of the network, like 1gbit or 2.5gbit (as measured, else 1gbit)"

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from launcher.options import Options
 from report import formulas
 from report.__main__ import main
 from report.advice import advise
@@ -67,7 +68,7 @@ def test_no_advice_on_the_network_when_nothing_waits_for_it(tmp_path):
 
 
 def plan(tmp_path, capsys, *arguments):
-    code = main(["plan", "--runs", str(tmp_path), *arguments])
+    code = main(["plan", "--runs", str(tmp_path), "--model", "resnet50", *arguments])
     captured = capsys.readouterr()
     return code, captured.out, captured.err
 
@@ -96,6 +97,14 @@ def test_plan_takes_the_newest_run_that_measured_a_step(tmp_path, capsys):
     RunBuilder(tmp_path / "20261120T140000Z-vgg16-2n", nodes=2, model="vgg16").write()
     _, out, _ = plan(tmp_path, capsys, "--nodes", "2")
     assert "20261120T120000Z-resnet50-2n" in " ".join(out.split())
+
+
+def test_plan_without_a_model_is_for_what_make_train_starts_without_one(tmp_path, capsys):
+    args = Options().trainer_args()
+    default = args[args.index("--model") + 1]
+    RunBuilder(tmp_path / f"20261120T120000Z-{default}-4n", model=default).write()
+    assert main(["plan", "--runs", str(tmp_path)]) == 0
+    assert (tmp_path / f"plan-{default}-4n.json").exists()
 
 
 def test_plan_recommends_all_machines_when_the_link_is_fast(tmp_path, capsys):
