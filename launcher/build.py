@@ -4,27 +4,46 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from launcher.code import Code
 from launcher.errors import UserError
 from launcher.inventory import Host
+from launcher.node.launch import PATH
 from launcher.options import Options, data_path
 from launcher.plan import FIRST_PORT, MONITOR_INTERVAL, PORTS, NodePlan, Plan
 from launcher.probe import Facts
+
+TANDEM = "0.1.0"  # version of this project, as plan.json tells it
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which attempt a plan is for. A later one goes on from the newest checkpoint that any of its
+    machines holds: the trainer finds and spreads it.
+
+    `bar` is the width of the control terminal, 0 where there is none; `predicted` what `make plan`
+    said.
+    """
+
+    run: str
+    unix: float
+    attempt: int = 1
+    used_ports: frozenset[int] = frozenset()
+    bar: int = 0
+    extra_env: dict[str, str] = field(default_factory=dict)
+    predicted: dict | None = None
 
 
 @dataclass(frozen=True)
 class Shared:
     """What all nodes of an attempt have in common."""
 
-    run: str
-    attempt: int
+    request: Request
+    options: Options
     master_addr: str
     master_port: int
     ranks_per_node: tuple[int, ...]
-    options: Options
-    extra_env: dict[str, str]
-    bar: int
 
 
 def build(
@@ -32,47 +51,23 @@ def build(
     facts: dict[str, Facts],
     options: Options,
     settings: dict,
-    code,
-    *,
-    run: str,
-    attempt: int = 1,
-    unix: float,
-    used_ports: frozenset[int] = frozenset(),
-    bar: int = 0,
-    extra_env: dict[str, str] | None = None,
-    predicted: dict | None = None,
-    tandem: str = "0.1.0",
+    code: Code,
+    request: Request,
 ) -> Plan:
-    """The plan of one attempt.
-
-    `settings` is what the trainer makes of the options, `bar` the width of the control terminal, 0
-    where there is none. A later attempt goes on from the newest checkpoint that any of its machines
-    holds: the trainer finds and spreads it. Raises UserError.
-    """
+    """The plan of one attempt; `settings` is what the trainer makes of the options. Raises
+    UserError."""
     counts = tuple(local_ranks(host, facts[host.name]) for host in hosts)
     check_master(hosts)
     check_batch(hosts, counts, settings["per_node_batch_size"])
-    port = choose_port(facts[hosts[0].name], options.port, set(used_ports))
-    shared = Shared(
-        run, attempt, hosts[0].address, port, counts, options, dict(extra_env or {}), bar
-    )
-    on_machine = Counter()
-    for host, count in zip(hosts, counts):
-        on_machine[facts[host.name].machine] += count
-    nodes = [
-        _node(rank, host, facts[host.name], on_machine[facts[host.name].machine], shared)
-        for rank, host in enumerate(hosts)
-    ]
+    port = choose_port(facts[hosts[0].name], options.port, set(request.used_ports))
+    shared = Shared(request, options, hosts[0].address, port, counts)
     return Plan(
-        run=run,
-        attempt=attempt,
-        created_unix=unix,
-        tandem=tandem,
-        model=settings["model"],
+        run=request.run,
+        attempt=request.attempt,
+        created_unix=request.unix,
+        tandem=TANDEM,
+        **{name: settings[name] for name in ("model", "epochs", "sync", "precision")},
         data=options.data,
-        epochs=settings["epochs"],
-        sync=settings["sync"],
-        precision=settings["precision"],
         world_size=sum(counts),
         master_addr=shared.master_addr,
         master_port=port,
@@ -80,22 +75,33 @@ def build(
         git_revision=code.git_revision,
         git_diff=code.git_diff,
         options=options,
-        nodes=tuple(nodes),
-        predicted=predicted,
+        nodes=tuple(_nodes(hosts, facts, shared)),
+        predicted=request.predicted,
     )
+
+
+def _nodes(hosts: list[Host], facts: dict[str, Facts], shared: Shared) -> list[NodePlan]:
+    on_machine = Counter()  # several nodes may share a machine, and so its cores
+    for host, count in zip(hosts, shared.ranks_per_node):
+        on_machine[facts[host.name].machine] += count
+    return [
+        _node(rank, host, facts[host.name], on_machine[facts[host.name].machine], shared)
+        for rank, host in enumerate(hosts)
+    ]
 
 
 def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -> NodePlan:
     """One machine's part; `on_machine` processes share its cores."""
     folder = fact.absolute(host.node_dir)
-    output = f"{folder}/runs/{shared.run}"
+    output = f"{folder}/runs/{shared.request.run}"
     data = data_path(shared.options.data, host.data_root, host.is_local, host.name)
     card = interface(host, fact)
-    env = environment(card, max(1, fact.cores // on_machine))
-    env.update({**shared.extra_env, **host.env})
-    if shared.bar and rank == 0:
+    env = environment(card, max(1, fact.cores // on_machine), host.cuda_home)
+    env.update({**shared.request.extra_env, **host.env})
+    if shared.request.bar and rank == 0:
         # tqdm takes the width from these two where it writes into a pipe.
-        width = max(20, shared.bar - len(f"[{host.name} {sum(shared.ranks_per_node) - 1}] "))
+        label = len(f"[{host.name} {sum(shared.ranks_per_node) - 1}] ")
+        width = max(20, shared.request.bar - label)
         env.update(TANDEM_PROGRESS="bar", COLUMNS=str(width), LINES="24")
     first = sum(shared.ranks_per_node[:rank])
     return NodePlan(
@@ -123,13 +129,13 @@ def _launch(rank: int, host: Host, shared: Shared) -> list[str]:
         *(f"--nnodes={len(counts)}", f"--node_rank={rank}", f"--nproc_per_node={counts[rank]}"),
         *(f"--master_addr={shared.master_addr}", f"--master_port={shared.master_port}"),
         # A part of the prefix of the store's keys: who wakes up late finds nothing of its own.
-        f"--rdzv_id={shared.run}-{shared.attempt}",
+        f"--rdzv_id={shared.request.run}-{shared.request.attempt}",
         f"--monitor_interval={MONITOR_INTERVAL}",
     ]
 
 
 def _trainer(data: str, output: str, shared: Shared) -> list[str]:
-    resume = ["--resume", "auto"] if shared.attempt > 1 else []
+    resume = ["--resume", "auto"] if shared.request.attempt > 1 else []
     folders = ["--data", data, "--output", output]
     return ["-m", "trainer", *folders, *shared.options.trainer_args(), *resume]
 
@@ -200,10 +206,16 @@ def interface(host: Host, facts: Facts) -> str | None:
     return cards.pop() if cards else None
 
 
-def environment(card: str | None, threads: int) -> dict[str, str]:
+def environment(card: str | None, threads: int, cuda_home: str | None) -> dict[str, str]:
     """What the network libraries must know, since their own guess takes the wrong card with
-    docker0 or a VPN."""
+    docker0 or a VPN; and where the CUDA toolkit is, for what compiles in a run.
+
+    Never LD_LIBRARY_PATH: torch finds its libraries by itself, and with it finds others.
+    """
     env = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "NCCL_IB_DISABLE": "1"}
+    if cuda_home:
+        env["CUDA_HOME"] = cuda_home
+        env["PATH"] = f"{cuda_home}/bin:{PATH}"
     if card:
         env["GLOO_SOCKET_IFNAME"] = card
         env["NCCL_SOCKET_IFNAME"] = "=" + card

@@ -24,6 +24,7 @@ from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
 
 CONNECT_SECONDS = 8.0
+LOGIN_SECONDS = 15.0
 STATUS_SECONDS = 5.0
 # paramiko's reader threads wake ten times a second to see whether they were closed; with hundreds
 # of hosts that
@@ -167,6 +168,8 @@ class SshNode:
             port=host.port,
             config=_config(),
             connect_timeout=CONNECT_SECONDS,
+            # A frozen machine's kernel still takes connections.
+            connect_kwargs={"banner_timeout": CONNECT_SECONDS, "auth_timeout": LOGIN_SECONDS},
         )
 
     def open(self) -> None:
@@ -287,6 +290,8 @@ def _network_reason(error: Exception) -> str:
         return f"no answer within {CONNECT_SECONDS:.0f} s: is it switched on and plugged in?"
     if "No route" in text or "unreachable" in text:
         return f"{text}: is it switched on, and in the same network?"
+    if "protocol banner" in text:
+        return f"its ssh did not answer within {CONNECT_SECONDS:.0f} s: is it frozen?"
     if "refused" in text:
         return f"{text}: is sshd running there, on this port?"
     return text

@@ -17,9 +17,9 @@ import sys
 import time
 from pathlib import Path
 
+from launcher import folders
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT
-from launcher.run import RUNS, find
 from launcher.tell import relative
 
 LOOK_EVERY = 0.2
@@ -50,12 +50,12 @@ def state(folder: Path) -> str:
 
 def runs() -> int:
     """All runs, the newest first."""
-    folders = sorted((p.parent for p in RUNS.glob("*Z-*/plan.json")), reverse=True)
-    if not folders:
+    found = sorted((p.parent for p in folders.RUNS.glob("*Z-*/plan.json")), reverse=True)
+    if not found:
         print("no runs yet: `make train` starts one")
         return 0
     print(f"{'run':<38} {'state':<10} {'nodes':>5} {'top-1':>8}")
-    for folder in folders:
+    for folder in found:
         plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
         top1 = "-"
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -67,7 +67,7 @@ def runs() -> int:
 
 def status(name: str) -> int:
     """One run: its state, its attempts, the last line of each rank."""
-    folder = find(name)
+    folder = folders.find(name)
     pid = controller(folder)
     print(
         f"run {folder.name}: {state(folder)}" + (f", carried out by process {pid}" if pid else "")
@@ -92,7 +92,7 @@ def status(name: str) -> int:
 
 def stop(name: str) -> int:
     """End a run in order: its workers save, then leave. Shows the proof that nothing is left."""
-    folder = find(name)
+    folder = folders.find(name)
     pid = controller(folder)
     if pid is None:
         raise UserError(f"run {folder.name} is not under way: it is {state(folder)}.")
@@ -105,7 +105,7 @@ def stop(name: str) -> int:
 
 def attach(name: str) -> int:
     """Show all that a run has said, then what it says, until it is over. Ctrl-C only looks away."""
-    folder = find(name)
+    folder = folders.find(name)
     try:
         follow(folder, 0)
     except KeyboardInterrupt:
@@ -146,7 +146,7 @@ def detach(argv: list[str]) -> int:
     for line in child.stdout:
         print(line, end="", flush=True)
         if line.startswith("tandem: run "):
-            folder = find("latest")
+            folder = folders.find("latest")
             print(
                 f"tandem: detached; {relative(folder)}: `make attach`, `make status`, `make stop`"
             )

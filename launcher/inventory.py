@@ -36,6 +36,7 @@ class Host:
     data_root: str
     gpus: int | None = None
     interface: str | None = None
+    cuda_home: str | None = None
     env: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -116,62 +117,76 @@ def _members(document: dict, group: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _host(name: str, variables: dict, inventory: Path) -> Host:
-    def text(key: str, default: str | None = None) -> str | None:
-        value = variables.get(key, default)
+@dataclass(frozen=True)
+class Variables:
+    """One machine's variables in the inventory, read as plain values."""
+
+    name: str
+    values: dict
+    inventory: Path
+
+    def text(self, key: str, default: str | None = None) -> str | None:
+        value = self.values.get(key, default)
         if isinstance(value, str) and "{{" in value:
             raise UserError(
-                f"{name}: {key} in {inventory} is a template ({value}); the launcher reads "
-                "plain values only: "
-                f"write the value itself."
+                f"{self.name}: {key} in {self.inventory} is a template ({value}); the launcher "
+                "reads plain values only: write the value itself."
             )
         return value
 
-    def number(key: str, default: int | None) -> int | None:
-        value = text(key, default)
+    def number(self, key: str, default: int | None) -> int | None:
+        value = self.text(key, default)
         if value is None:
             return None
         try:
             return int(value)
         except (TypeError, ValueError):
             raise UserError(
-                f"{name}: {key} in {inventory} is {value!r}, not a whole number."
+                f"{self.name}: {key} in {self.inventory} is {value!r}, not a whole number."
             ) from None
 
-    connection = text("ansible_connection", "ssh")
-    if connection not in ("ssh", "local"):
-        raise UserError(
-            f"{name}: ansible_connection={connection} is not supported for training: use "
-            "ssh or local."
-        )
-    local = connection == "local"
-    env_python = text("env_python", "/opt/tandem/env/bin/python")
-    node_dir = text("node_dir", "tandem")
-    data_root = text("data_root", "/srv/tandem/data")
-    if local:
-        env_python, node_dir, data_root = (
-            # Not resolved: the environment's python is a symbolic link, and its place says which
-            # environment.
-            os.path.normpath(CHECKOUT / path)
-            for path in (env_python, node_dir, data_root)
-        )
-    env = variables.get("run_env", {})
-    if not isinstance(env, dict):
-        raise UserError(
-            f"{name}: run_env in {inventory} must be a mapping of names to values, not {env!r}."
-        )
+    def connection(self) -> str:
+        value = self.text("ansible_connection", "ssh")
+        if value not in ("ssh", "local"):
+            raise UserError(
+                f"{self.name}: ansible_connection={value} is not supported for training: use "
+                "ssh or local."
+            )
+        return value
+
+    def environment(self) -> dict[str, str]:
+        found = self.values.get("run_env", {})
+        if not isinstance(found, dict):
+            raise UserError(
+                f"{self.name}: run_env in {self.inventory} must be a mapping of names to values, "
+                f"not {found!r}."
+            )
+        return {str(key): str(value) for key, value in found.items()}
+
+
+def _host(name: str, variables: dict, inventory: Path) -> Host:
+    read = Variables(name, variables, inventory)
+    local = read.connection() == "local"
+
+    def path(key: str, default: str) -> str:
+        # Not resolved: the environment's python is a symbolic link, and its place says which
+        # environment.
+        value = read.text(key, default)
+        return os.path.normpath(CHECKOUT / value) if local else value
+
     return Host(
         name=name,
-        connection=connection,
-        address=numeric(text("ansible_host", "127.0.0.1" if local else name), name),
-        port=number("ansible_port", 22),
-        user=text("ansible_user"),
-        env_python=env_python,
-        node_dir=node_dir,
-        data_root=data_root,
-        gpus=number("gpus", None),
-        interface=text("interface"),
-        env={str(key): str(value) for key, value in env.items()},
+        connection=read.connection(),
+        address=numeric(read.text("ansible_host", "127.0.0.1" if local else name), name),
+        port=read.number("ansible_port", 22),
+        user=read.text("ansible_user"),
+        env_python=path("env_python", "/opt/tandem/env/bin/python"),
+        node_dir=path("node_dir", "tandem"),
+        data_root=path("data_root", "/srv/tandem/data"),
+        gpus=read.number("gpus", None),
+        interface=read.text("interface"),
+        cuda_home=read.text("cuda_home") or None,
+        env=read.environment(),
     )
 
 

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher import connection, mesh, probe
+from launcher import code, connection, mesh, models, probe
 from launcher.build import candidate_ports, check_master
 from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.options import Options, data_path
 from launcher.probe import Facts
-
-CLOCK_SKEW = 5.0
-DISK_FREE = 1 << 30
+from launcher.problems import Problem, of_machine
 
 
 @dataclass(frozen=True)
-class Problem:
-    """One sentence; FORCE=1 goes on when it is not fatal."""
+class Asked:
+    """What the machines are to be fit for. `run` is the one that goes on, None for a new one."""
 
-    text: str
-    fatal: bool = True
-    busy: bool = False
+    options: Options
+    model: str
+    run: str | None = None
 
 
 @dataclass
@@ -51,7 +49,7 @@ def select(hosts: list[Host], options: Options) -> list[Host]:
     return hosts[: options.nodes]
 
 
-def look(hosts: list[Host], options: Options, *, without_missing=False) -> Machines:
+def look(hosts: list[Host], asked: Asked, *, without_missing=False) -> Machines:
     """Connect and probe. Raises UserError naming every machine that is not fit.
 
     With `without_missing` machines that do not answer are left out instead.
@@ -62,7 +60,7 @@ def look(hosts: list[Host], options: Options, *, without_missing=False) -> Machi
         if failures and not without_missing:
             raise UserError(*failures.values())
         present = [host for host in hosts if host.name in nodes]
-        tasks = {host.name: _task(host, present, options) for host in present}
+        tasks = {host.name: _task(host, present, asked) for host in present}
         facts, silent = probe.ask_all(nodes, tasks)
         if silent and not without_missing:
             raise UserError(*silent.values())
@@ -73,30 +71,41 @@ def look(hosts: list[Host], options: Options, *, without_missing=False) -> Machi
         raise
 
 
-def _task(host: Host, hosts: list[Host], options: Options) -> dict:
+def _task(host: Host, hosts: list[Host], asked: Asked) -> dict:
+    options, module = asked.options, asked.model.partition(":")
     peers = [other.address for other in hosts if other.name != host.name] or [host.address]
     return {
         "peers": list(dict.fromkeys(peers)),
         "ports": candidate_ports(options),
         "node_dir": host.node_dir,
+        "packages": [module[0].partition(".")[0]] if module[1] else [],
+        "paths": [f"{host.cuda_home}/bin"] if host.cuda_home else [],
         "data": data_path(options.data, host.data_root, host.is_local, host.name),
     }
 
 
-def check(machines: Machines, options: Options) -> list[Problem]:
+def check(machines: Machines, asked: Asked) -> list[Problem]:
     """All that is wrong with these machines for this run."""
     problems = []
     for host in machines.hosts:
-        facts = machines.facts[host.name]
-        problems += _software(host, facts)
-        problems += _data(host, facts)
-        problems += _state(host, facts)
+        problems += of_machine(host, machines.facts[host.name], asked.run)
+    problems += _model(machines, asked)
     problems += _equal_versions(machines)
     problems += _equal_data(machines)
     if not problems and len(machines.hosts) > 1:
         met = mesh.check(machines.hosts, machines.nodes, machines.facts)
         problems += [Problem(text) for text in met]
     return problems
+
+
+def _model(machines: Machines, asked: Asked) -> list[Problem]:
+    """One machine is enough: all have the same torchvision, or that is told."""
+    if not machines.hosts:
+        return []
+    host = machines.hosts[0]
+    facts = machines.facts[host.name]
+    told = models.problem(asked.model, host, facts, code.current().names)
+    return [Problem(told)] if told else []
 
 
 def judge(problems: list[Problem], force: bool) -> list[str]:
@@ -108,98 +117,6 @@ def judge(problems: list[Problem], force: bool) -> list[str]:
         hint = ["(FORCE=1 starts nevertheless.)"] if soft and not hard else []
         raise UserError(*blocking, *hint)
     return [problem.text for problem in problems]
-
-
-def _software(host: Host, facts: Facts) -> list[Problem]:
-    remedy = "run `make env`" if host.is_local else "run `make provision`"
-    missing = [name for name in ("torch", "torchvision") if not facts.versions.get(name)]
-    if missing:
-        return [
-            Problem(
-                f"{host.label()}: {' and '.join(missing)} missing in {host.env_python}: {remedy}."
-            )
-        ]
-    if facts.gpus["error"]:
-        return [
-            Problem(
-                f"{host.label()}: nvidia-smi fails ({facts.gpus['error']}): if the driver was "
-                f"upgraded, reboot; else run `make provision`.",
-            )
-        ]
-    if host.gpus and host.gpus > facts.gpus["count"]:
-        return [
-            Problem(
-                f"{host.label()}: the inventory says gpus={host.gpus}, but nvidia-smi shows "
-                f"{facts.gpus['count']}: correct the inventory."
-            )
-        ]
-    if not host.is_local and not facts.rsync:
-        return [Problem(f"{host.label()}: rsync is missing there: {remedy}.")]
-    if not host.is_local and not facts.guard_python:
-        return [Problem(f"{host.label()}: /usr/bin/python3 is missing there: {remedy}.")]
-    return []
-
-
-def _data(host: Host, facts: Facts) -> list[Problem]:
-    data = facts.data
-    where = f"{host.label()}: the data folder {data['path']}"
-    if host.is_local:
-        remedy = "`make data/digits` writes the digits; for your own images give DATA=<folder>"
-    else:
-        remedy = "`make provision` puts the digits there; for your own images give DATA=/<folder>"
-    if not data["exists"]:
-        return [Problem(f"{where} is missing: {remedy}.")]
-    for split, listing in data["splits"].items():
-        if listing is None or not listing["classes"] or not listing["images"]:
-            missing = "no folder" if listing is None else "no class folders with images in"
-            return [
-                Problem(
-                    f"{where} has {missing} {split}/: images belong into "
-                    f"{split}/<class>/<image>: {remedy}."
-                )
-            ]
-    return []
-
-
-def _state(host: Host, facts: Facts) -> list[Problem]:
-    problems = []
-    if not facts.writable:
-        problems.append(
-            Problem(
-                f"{host.label()}: {facts.absolute(host.node_dir)} cannot be written: give it to "
-                f"the run user, or set node_dir."
-            )
-        )
-    if facts.disk_free < DISK_FREE:
-        problems.append(
-            Problem(
-                f"{host.label()}: only {facts.disk_free >> 20} MiB free where "
-                f"{facts.absolute(host.node_dir)} lies: remove old runs there.",
-                fatal=False,
-            )
-        )
-    if abs(facts.skew) > CLOCK_SKEW:
-        way = "ahead of" if facts.skew > 0 else "behind"
-        problems.append(
-            Problem(
-                f"{host.label()}: its clock is {abs(facts.skew):.0f} s {way} this machine's: run "
-                f"`make provision`, which sets up time.",
-                fatal=False,
-            )
-        )
-    if facts.gpus["holders"]:
-        held = "; ".join(
-            f"{h['user']}: {h['command']} (pid {h['pid']})" for h in facts.gpus["holders"]
-        )
-        problems.append(
-            Problem(
-                f"{host.label()}: its GPUs are in use by {held}: wait for it (QUEUE=1), or "
-                "ask its owner.",
-                fatal=False,
-                busy=True,
-            )
-        )
-    return problems
 
 
 def _differing(values: dict[str, str]) -> str | None:

@@ -30,7 +30,11 @@ class Facts:
     cores: int
     machine: str
     versions: dict[str, str | None]
+    models: list[str]
+    packages: dict[str, bool]
     gpus: dict
+    runs: list[dict]
+    paths: dict[str, bool]
     routes: dict[str, dict]
     free_ports: tuple[int, ...]
     code_sha256: str | None

@@ -14,7 +14,7 @@ from launcher import preflight
 from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.options import Options
-from launcher.preflight import Machines
+from launcher.preflight import Asked, Machines
 from launcher.probe import talk
 from launcher.stopper import Stopper
 from launcher.watch import Outcome
@@ -79,11 +79,12 @@ def survivors(prepared, limits: Limits, stopper: Stopper) -> Machines:
     """Connections to the machines that are fit now, at least MIN_NODES. Raises UserError."""
     deadline = time.monotonic() + PATIENCE
     while True:
-        machines = preflight.look(prepared.hosts, prepared.options, without_missing=True)
-        fit = [h for h in machines.hosts if not _unfit(h, machines, prepared.options)]
-        for host in machines.hosts:
-            if host not in fit:
-                machines.facts.pop(host.name)
+        machines = preflight.look(prepared.hosts, prepared.asked, without_missing=True)
+        told = {host.name: _unfit(host, machines, prepared.asked) for host in machines.hosts}
+        unfit = {name: why for name, why in told.items() if why is not None}
+        fit = [host for host in machines.hosts if host.name not in unfit]
+        for name in unfit:
+            machines.facts.pop(name)
         machines.hosts = fit
         if len(fit) >= limits.min_nodes:
             return machines
@@ -91,16 +92,18 @@ def survivors(prepared, limits: Limits, stopper: Stopper) -> Machines:
             machines.close()
             names = ", ".join(host.name for host in fit) or "none"
             raise UserError(
-                f"only {len(fit)} machines answer ({names}), and MIN_NODES is {limits.min_nodes}: "
-                f"mend the others, then `make train RESUME=latest`."
+                *unfit.values(),
+                f"only {len(fit)} machines answer and are fit ({names}), and MIN_NODES is "
+                f"{limits.min_nodes}: mend the others, then `make train RESUME=latest`.",
             )
         machines.close()
         time.sleep(LOOK_EVERY)
 
 
-def _unfit(host: Host, machines: Machines, options: Options) -> bool:
+def _unfit(host: Host, machines: Machines, asked: Asked) -> str | None:
+    """Why a machine cannot take part, if so."""
     one = Machines([host], machines.nodes, {host.name: machines.facts[host.name]})
-    return any(problem.fatal for problem in preflight.check(one, options))
+    return next((p.text for p in preflight.check(one, asked) if p.fatal), None)
 
 
 def set_aside(run: str, attempt: int, before: list[str], machines: Machines) -> None:

@@ -2,85 +2,25 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-from launcher import build, code, collect, inventory, preflight, restart
+from launcher import collect, folders, preflight, restart
 from launcher import plan as planning
 from launcher.attempts import Attempts, write_json
 from launcher.errors import UserError
-from launcher.inventory import CHECKOUT, Host
+from launcher.inventory import CHECKOUT
 from launcher.lines import RunLogs, Terminal
-from launcher.options import Options, trainer_settings
+from launcher.options import Options
 from launcher.plan import NodePlan, Plan
-from launcher.preflight import Machines
+from launcher.prepare import Prepared, make_plan, new_id, prepare
 from launcher.start import start_guards, sync_code
 from launcher.stopper import Stopper
 from launcher.tell import describe, exit_code, proof, relative
 from launcher.watch import Outcome, Watch
-
-RUNS = CHECKOUT / "runs"
-QUEUE_LOOKS_EVERY = 10.0
-
-
-@dataclass
-class Prepared:
-    """All that was asked and found before anything is started."""
-
-    options: Options
-    settings: dict
-    hosts: list[Host]
-    machines: Machines
-
-
-def prepare(options: Options, terminal: Terminal) -> Prepared:
-    """Look at everything, change nothing. Raises UserError."""
-    settings = trainer_settings(options)
-    hosts = preflight.select(inventory.load(Path(options.inventory)), options)
-    restart.check_minimum(options, hosts)
-    while True:
-        machines = preflight.look(hosts, options)
-        try:
-            problems = preflight.check(machines, options)
-            busy = [problem.text for problem in problems if problem.busy]
-            if not (busy and options.queue):
-                for text in preflight.judge(problems, options.force):
-                    terminal.say(text)
-                return Prepared(options, settings, hosts, machines)
-        except UserError:
-            machines.close()
-            raise
-        machines.close()
-        terminal.say(f"waiting: {busy[0]}")
-        time.sleep(QUEUE_LOOKS_EVERY)
-
-
-def make_plan(prepared: Prepared, machines: Machines, **details) -> Plan:
-    return build.build(
-        machines.hosts,
-        machines.facts,
-        prepared.options,
-        prepared.settings,
-        code.current(),
-        unix=time.time(),
-        predicted=predicted(prepared.settings["model"], len(machines.hosts)),
-        **details,
-    )
-
-
-def predicted(model: str, nodes: int) -> dict | None:
-    """What `make plan` said of such a run, if it was asked: `images_per_second`, `made_unix`."""
-    try:
-        told = json.loads((RUNS / f"plan-{model}-{nodes}n.json").read_text(encoding="utf-8"))
-        return {name: told[name] for name in ("images_per_second", "made_unix")}
-    except (FileNotFoundError, ValueError, KeyError):
-        return None
 
 
 def dry_run(options: Options) -> int:
@@ -95,10 +35,6 @@ def dry_run(options: Options) -> int:
     return 0
 
 
-def new_id(prepared: Prepared) -> str:
-    return planning.run_id(prepared.settings["model"], len(prepared.hosts), time.time())
-
-
 def train(options: Options) -> int:
     """Start a run and stay with it until its report is printed. Returns the exit code."""
     terminal = Terminal()
@@ -106,7 +42,7 @@ def train(options: Options) -> int:
     try:
         run = new_id(prepared)
         plan = make_plan(prepared, prepared.machines, run=run, bar=terminal.columns)
-        folder = RUNS / run
+        folder = folders.RUNS / run
         folder.mkdir(parents=True)
         write_json(folder / "plan.json", plan.document())
         return Run(prepared, folder, terminal).carry_out(plan, "first attempt")
@@ -117,12 +53,12 @@ def train(options: Options) -> int:
 
 def resume(name: str, changes: dict) -> int:
     """Go on with a run whose controller has ended, however it did. Returns the exit code."""
-    folder = find(name)
+    folder = folders.find(name)
     stored = json.loads((folder / "plan.json").read_text(encoding="utf-8"))["options"]
     stored["trainer"] = tuple(stored["trainer"])
     options = Options(**{**stored, **changes})
     terminal = Terminal()
-    prepared = prepare(options, terminal)
+    prepared = prepare(options, terminal, folder.name)
     try:
         run = Run(prepared, folder, terminal)
         attempt = run.attempts.close_broken() + 1
@@ -140,16 +76,6 @@ def resume(name: str, changes: dict) -> int:
         raise
 
 
-def find(name: str) -> Path:
-    """The folder of a run by its id, its path or `latest`. Raises UserError."""
-    folder = RUNS / Path(name).name
-    if not (folder / "plan.json").exists():
-        known = sorted(path.name for path in RUNS.glob("*Z-*"))[-3:]
-        hint = f"the newest are {', '.join(reversed(known))}" if known else "there is none yet"
-        raise UserError(f"no run {name} in {relative(RUNS)}/: {hint}.")
-    return folder.resolve()
-
-
 class Run:
     """One run: its attempts, then its files and its report."""
 
@@ -160,11 +86,11 @@ class Run:
         self.terminal = terminal
         self.attempts = Attempts(folder)
         self.parts: dict[str, NodePlan] = {}  # of every machine that ever took part
-        self._lock = lock(folder)
+        self._lock = folders.lock(folder)
 
     def carry_out(self, plan: Plan, reason: str) -> int:
         self.terminal.keep_in(self.folder / "controller.log")
-        point_latest(self.folder)
+        folders.point_latest(self.folder)
         with Stopper().listening() as stopper:
             outcome = self._attempts(plan, reason, stopper)
         self.attempts.close(outcome.status)
@@ -245,8 +171,8 @@ class Run:
     def _look_again(self) -> None:
         """Some machines may be gone by now, and some be back."""
         self.machines.close()
-        hosts, options = self.prepared.hosts, self.prepared.options
-        self.machines = preflight.look(hosts, options, without_missing=True)
+        hosts, asked = self.prepared.hosts, self.prepared.asked
+        self.machines = preflight.look(hosts, asked, without_missing=True)
         here = {host.name for host in self.machines.hosts}
         for name in self.parts:
             if name not in here:
@@ -276,28 +202,3 @@ class Run:
         for line in done.stdout.splitlines():
             self.terminal.line(line)
         self.terminal.say(f"all of it lies in {relative(self.folder)}")
-
-
-def point_latest(folder: Path) -> None:
-    fresh = RUNS / f".latest.{os.getpid()}"
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(folder.name)
-    fresh.replace(RUNS / "latest")
-
-
-def lock(folder: Path):
-    """Hold the run as its only controller. The kernel lets go when this process ends, so a lock is
-    never stale. Raises UserError when another one holds it."""
-    file = (folder / "controller.pid").open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.seek(0)
-        raise UserError(
-            f"run {folder.name} is being carried out by process {file.read().strip()}: "
-            f"`make attach` shows it, `make stop` ends it."
-        ) from None
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-    return file

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import selectors
+import socket
 import time
 from dataclasses import dataclass, field
 
 from launcher.cause import Failure, first_of
 from launcher.frames import Frames
 from launcher.lines import RunLogs
+from launcher.node.launch import who
 from launcher.plan import NodePlan, Plan
 from launcher.stopper import Stopper, wakeup
 
@@ -40,6 +42,7 @@ def task(plan: Plan, node: NodePlan) -> dict:
         "data": node.data,
         "lease": LEASE,
         "interface": node.interface,
+        "holder": f"{who()[0]}@{socket.gethostname()}",
     }
 
 

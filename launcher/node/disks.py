@@ -152,14 +152,23 @@ def gather(folder):
     attempts = read_attempts(target)
     for path in sorted(folder.glob(".iostat.*.part")):
         first, _, text = path.read_text(errors="replace").partition("\n")
-        document = complete(text)
-        if document is not None:
-            attempts.append(dict(json.loads(first), sysstat=document))
+        entry = entry_of(first)
+        if entry is not None:
+            # An attempt may end before iostat's first word: it has an entry without reports.
+            attempts.append(dict(entry, sysstat=complete(text) or complete(header())))
         parts.append(path)
     if parts:
         write_json(target, {"attempts": sorted(attempts, key=lambda entry: entry["attempt"])})
     for path in parts:
         path.unlink()
+
+
+def entry_of(line):
+    """The first line of a part file, or None when a full disk left none."""
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
 
 
 def read_attempts(path):

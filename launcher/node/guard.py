@@ -5,15 +5,15 @@ Single-threaded on purpose: the death signal of a child follows the thread that 
 
 import os
 import pathlib
-import select
 import selectors
 import signal
 import time
 
-from launcher.node import exits, wardens
-from launcher.node.frames import FrameWriter, LineReader
+from launcher.node import exits, presence, wardens
 from launcher.node.launch import start_launch
-from launcher.node.machine import boottime, cause_of, disk_free, identity
+from launcher.node.link import Link
+from launcher.node.machine import cause_of, disk_free, identity
+from launcher.node.output import Output
 from launcher.node.processes import become_subreaper, end_descendants, reap
 from launcher.node.recorder import Recorder
 from launcher.node.task import DEFAULTS, BadTask, read_task
@@ -21,7 +21,6 @@ from launcher.node.workers import Workers, describe
 
 PROTOCOL = 1
 SAMPLE = 1.0  # seconds between two samples of the recorders
-LOOK = 0.05  # seconds between two looks at output that keeps coming: one read takes many lines
 MACHINE_STOP = 3.0  # seconds the workers get when systemd stops the guard (which itself has 4)
 
 
@@ -29,16 +28,16 @@ class Guard:
     """One attempt of one node. `stage` goes waiting -> running -> (stopping ->) done."""
 
     def __init__(self, stdin, stdout, way, why):
-        self.frames, self.orders = FrameWriter(stdout), LineReader(stdin)
+        self.link = Link(stdin, stdout)
+        self.frames = self.link.frames
         self.way, self.why = way, why
         self.task, self.workers, self.recorder, self.launch = None, None, None, None
+        self.output, self.mark = None, None
         self.launch_status, self.reason, self.message = None, None, None
         self.folder, self.troubles, self.signals = None, set(), set()
         self.mono_start = time.monotonic()
         self.stage, self.kill_at = "waiting", None
-        self.renewed = boottime()
         self.next_beat = self.next_sample = self.mono_start
-        self.next_look = None
         self.selector = selectors.DefaultSelector()
 
     # ---- the loop ----
@@ -71,7 +70,7 @@ class Guard:
         for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's; the control side decides
             signal.signal(number, signal.SIG_IGN)
         self.selector.register(wake_reader, selectors.EVENT_READ)
-        self.selector.register(self.orders.fd, selectors.EVENT_READ)
+        self.selector.register(self.link.orders.fd, selectors.EVENT_READ)
 
     def listen_to_reader(self):
         """Be woken when the control side takes more, while there is more."""
@@ -83,26 +82,23 @@ class Guard:
 
     def patience(self):
         """Seconds until something is due."""
-        lease_left = self.renewed + self.lease() - boottime()
-        due = [self.next_beat, self.kill_at, self.next_look]
+        due = [self.next_beat, self.kill_at]
+        if self.output is not None:
+            due.append(self.output.next_look)
         if self.task is not None and self.task.record:
             due.append(self.next_sample)
         left = [moment - time.monotonic() for moment in due if moment is not None]
-        return max(0.0, min([lease_left, *left]))
-
-    def lease(self):
-        return self.task.lease if self.task is not None else DEFAULTS["lease"]
+        return max(0.0, min([self.link.left(), *left]))
 
     def check_lease(self):
         """Before anything is read: orders that waited while this machine slept renew nothing."""
-        if boottime() - self.renewed > self.lease():
-            silence = "nothing was heard from the control machine for {:.0f} s".format(self.lease())
-            self.end("lease", silence)
+        if self.link.left() < 0:
+            silence = "nothing was heard from the control machine for {:.0f} s"
+            self.end("lease", silence.format(self.link.lease))
 
     def read_orders(self):
         """Carry out what has come from the control side."""
-        for order in self.orders.lines():
-            self.renewed = boottime()
+        for order in self.link.read():
             kind = order.get("type")
             if self.stage == "waiting" and kind == "start":
                 self.begin(order)
@@ -110,7 +106,7 @@ class Guard:
                 self.stop("stopped", float(order.get("grace", 20)))
             elif kind == "kill":
                 self.end("killed")
-        if self.orders.ended or self.frames.broken:
+        if self.link.lost:
             self.end("eof", "the connection to the control machine ended")
 
     def look_after_children(self):
@@ -126,11 +122,12 @@ class Guard:
             self.stop("guard", MACHINE_STOP)
         self.signals.clear()
         self.note_ended(reap())
-        if self.workers is not None and self.stage != "done":
-            self.look_at_workers()
+        if self.output is not None and self.stage != "done":
+            self.output.look()
         if self.launch_status is not None:
             if self.stage != "done":
-                self.pass_on()  # launch ends after its workers: their news has come, and says why
+                # Launch ends after its workers: their news has come, and says why.
+                self.output.pass_on()
             self.end(self.reason or ("finished" if self.launch_status == 0 else "failed"))
 
     def note_ended(self, statuses):
@@ -156,8 +153,11 @@ class Guard:
         """Start launch."""
         try:
             self.task = read_task(order)
+            self.link.lease = self.task.lease
+            self.mark = presence.claim(self.task.run, self.task.holder)
             self.folder = pathlib.Path(self.task.output).absolute() / "nodes" / self.task.host
             self.workers = Workers(self.task.ranks)
+            self.output = Output(self.workers, self.link, self.selector, self.worker_ended)
             self.make_folder()
             self.start_recorder()
             self.launch = start_launch(self.task, self.workers, self.mono_start)
@@ -166,7 +166,7 @@ class Guard:
             return
         self.stage = "running"
         self.next_sample = time.monotonic() + SAMPLE
-        self.look_at_workers()
+        self.output.look()
         self.frames.send("started", pid=self.launch.pid, mono_start=self.mono_start)
 
     def make_folder(self):
@@ -193,47 +193,6 @@ class Guard:
         if what not in self.troubles:
             self.troubles.add(what)
             self.frames.send("trouble", what=what, message=message)
-
-    def look_at_workers(self):
-        """Pass on output and news: every LOOK seconds while there is any, else when woken."""
-        now = time.monotonic()
-        if self.next_look is not None and now < self.next_look:
-            return
-        busy = self.pass_on()
-        self.listen_to_workers(not busy)
-        self.next_look = now + LOOK if busy else None
-
-    def listen_to_workers(self, wanted):
-        """Be woken by output, or not."""
-        readers = [stream.reader for stream in self.workers.all_streams()]
-        for fd in [*readers, self.workers.reports.fd]:
-            known = fd in self.selector.get_map()
-            if wanted and not known:
-                self.selector.register(fd, selectors.EVENT_READ)
-            elif known and not wanted:
-                self.selector.unregister(fd)
-
-    def pass_on(self):
-        """Send news and output, a worker's output before its end. Tells whether more may follow."""
-        news = self.workers.news()
-        busy = self.frames.full or self.pass_on_output()
-        for event, worker in news:
-            if event == "start":
-                self.frames.send("worker", rank=worker.rank, pid=worker.pid)
-            else:
-                self.worker_ended(worker)
-        return busy
-
-    def pass_on_output(self):
-        """Send what the workers wrote. Returns whether there was anything."""
-        found = False
-        for stream in self.workers.all_streams():
-            data = stream.read()
-            while data:
-                found = True
-                self.frames.send("log", data, rank=stream.rank, stream=stream.name)
-                data = b"" if self.frames.full else stream.read()
-        return found
 
     def worker_ended(self, worker):
         """Report it; the first failure starts the clock for the rest of the node."""
@@ -273,8 +232,8 @@ class Guard:
         spare = self.recorder.pids() if self.recorder is not None else []
         ended, left, statuses = end_descendants(spare)
         self.note_ended(statuses)
-        if self.workers is not None:
-            self.look_one_last_time()
+        if self.output is not None:
+            self.output.look_one_last_time()
         if self.recorder is not None:
             self.recorder.stop()
         members = self.workers.members if self.workers is not None else []
@@ -287,31 +246,7 @@ class Guard:
             self.message = "processes hang in the kernel and cannot be ended: {}".format(left)
         proof = exits.proof(ended, left)
         self.frames.send("exit", reason=self.reason, message=self.message, **dict(entry, **proof))
-        self.drain()
-
-    def look_one_last_time(self):
-        """All writers are dead: what is in the pipes now is the rest."""
-        self.pass_on()
-        while self.frames.full and self.deliverable():
-            self.wait_for_reader()
-            self.pass_on()
-
-    def deliverable(self):
-        """Whether there is a reader to wait for."""
-        alive = boottime() - self.renewed <= self.lease()
-        return bool(self.frames.pending) and alive and not self.orders.ended
-
-    def wait_for_reader(self):
-        """Let a slow reader take some more."""
-        select.select([], [self.frames.fd], [], SAMPLE)
-        if self.orders.lines():
-            self.renewed = boottime()
-        self.frames.flush()
-
-    def drain(self):
-        """Deliver the last frames as long as the control side shows that it lives."""
-        while self.deliverable():
-            self.wait_for_reader()
+        self.link.drain()
 
 
 def serve(way, why):

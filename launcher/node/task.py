@@ -18,6 +18,7 @@ Task = typing.NamedTuple(
         ("beat", float),  # seconds between two heartbeats
         ("fail_grace", float),  # seconds the node's other workers get after the first failure
         ("record", bool),
+        ("holder", str),  # who started the run, for others who ask
         ("interface", str),  # "" means the one of the default route
     ],
 )
@@ -31,6 +32,7 @@ DEFAULTS = {
     "beat": 1.0,
     "fail_grace": 2.0,
     "record": True,
+    "holder": "somebody",
     "interface": "",
 }
 

@@ -11,22 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.launcher.guard_client import Client, alive, wait_until_gone
+from tests.unit.launcher.guard_client import DEAF_WORKER, Client, alive, wait_until_gone
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDRESS = "192.168.56.111"
 LAUNCH = "tandem/code/guard_launch.py"
-# A worker that heeds no signal, with a child in a session of its own, as a data loader may have.
-WORKER = (
-    "import os, signal, time\n"
-    "for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):\n"
-    "    signal.signal(number, signal.SIG_IGN)\n"
-    "if os.fork() == 0:\n"
-    "    os.setsid()\n"
-    "    os.write(1, b'child %d\\n' % os.getpid())\n"
-    "    time.sleep(600)\n"
-    "time.sleep(600)\n"
-)
 PLAIN = "plain"  # a user who may have no service: no sudo, no manager of one's own
 
 
@@ -84,7 +73,7 @@ class Run:
         name, _, value = mark.partition("=")
         self.client.start(
             f"runs/{value}",
-            ["/usr/bin/python3", LAUNCH, "1", WORKER],
+            ["/usr/bin/python3", LAUNCH, "1", DEAF_WORKER],
             env={name: value, "DEAF": "1"},
             record=True,
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab import base
+from lab.plan import System
 from tests.lab.site_plays import play, write_inventory
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -34,7 +35,7 @@ def packages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("debs")
     (folder / "partial").mkdir()
     options = [
-        f"Dir::State::status={base.folder('bookworm')}/var/lib/dpkg/status",
+        f"Dir::State::status={base.folder(System())}/var/lib/dpkg/status",
         f"Dir::Cache::archives={folder}",
     ]
     argv = ["apt-get", "install", "--download-only", "--yes", "--no-install-recommends"]

@@ -12,6 +12,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 GUARD = ROOT / "launcher" / "node"
+# A worker that heeds no signal, with a child in a session of its own, as a data loader may have.
+DEAF_WORKER = (
+    "import os, signal, time\n"
+    "for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):\n"
+    "    signal.signal(number, signal.SIG_IGN)\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid()\n"
+    "    os.write(1, b'child %d\\n' % os.getpid())\n"
+    "    time.sleep(600)\n"
+    "time.sleep(600)\n"
+)
 PATIENCE = 20.0  # seconds; a test that waits longer has failed
 
 
@@ -115,4 +126,5 @@ def wait_until_gone(mark, seconds):
 
 
 def kill(pid):
-    os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it may have ended with another one
+        os.kill(pid, signal.SIGKILL)

@@ -42,6 +42,10 @@ def facts(number, **changes):
         "cores": 8,
         "machine": f"machine{number}",
         "versions": {"python": "3.11.2", "torch": "2.15.0", "torchvision": "0.29.2"},
+        "models": ["resnet18", "resnet34", "resnet50", "vgg11"],
+        "packages": {},
+        "runs": [],
+        "paths": {},
         "gpus": {"count": 0, "driver": None, "holders": [], "error": None},
         "routes": {"192.0.2.1": {"interface": "eno1", "source": "192.0.2.9", "error": None}},
         "free_ports": (29500, 29501, 29502),
@@ -60,8 +64,8 @@ def gpus(count, **changes):
 
 
 def build(hosts, found, options=None, settings=None, **details):
-    details = {"run": "r", "unix": 0.0, **details}
+    request = making.Request(**{"run": "r", "unix": 0.0, **details})
     named = {one.host: one for one in found}
     return making.build(
-        hosts, named, options or Options(), {**SETTINGS, **(settings or {})}, CODE, **details
+        hosts, named, options or Options(), {**SETTINGS, **(settings or {})}, CODE, request
     )

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from launcher.node import probe
 from tests.run_directory import problems
 from tests.unit.launcher.guard_client import wait_until_gone
 
@@ -37,6 +38,22 @@ def test_a_run_that_ends_well_is_told_frame_by_frame(guards, tmp_path):
     assert saved["host"] == "node1"
     assert saved["attempts"][0]["workers"] == end["workers"]
     assert saved["attempts"][0]["mono_end"] == end["mono_end"] > end["mono_start"]
+
+
+def test_a_run_is_seen_by_others_while_its_guard_lives(guards, tmp_path, mark):
+    run = mark.partition("=")[2]
+    guard = guards()
+    guard.start(
+        tmp_path, workers("print('x'); import time; time.sleep(600)"), run=run, holder="a/b c@d"
+    )
+    guard.wait_for("started")
+    assert [one for one in probe.runs() if one["run"] == run] == [
+        {"pid": guard.wait_for("hello")["pid"], "run": run, "holder": "a-b-c@d"}
+    ]
+    guard.send(type="kill")
+    guard.wait_for("exit")
+    guard.process.wait(10)
+    assert run not in {one["run"] for one in probe.runs()}
 
 
 def test_the_files_are_those_of_the_contract(guards, tmp_path):

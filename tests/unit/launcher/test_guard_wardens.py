@@ -9,20 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.launcher.guard_client import Client, alive, kill, wait_until_gone
+from tests.unit.launcher.guard_client import DEAF_WORKER, Client, alive, kill, wait_until_gone
 
 LAUNCH = str(Path(__file__).with_name("guard_launch.py"))
-# A worker with a child that has a session of its own and heeds no signal, as a data loader may.
-SCRIPT = (
-    "import os, signal, time\n"
-    "for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):\n"
-    "    signal.signal(number, signal.SIG_IGN)\n"
-    "if os.fork() == 0:\n"
-    "    os.setsid()\n"
-    "    os.write(1, b'child %d\\n' % os.getpid())\n"
-    "    time.sleep(600)\n"
-    "time.sleep(600)\n"
-)
 pytestmark = pytest.mark.skipif(
     Path("/run/systemd/system").is_dir(), reason="this machine runs systemd: see tests/lab"
 )
@@ -33,7 +22,7 @@ class Tree:
 
     def __init__(self, guard, tmp_path, mark):
         name, _, value = mark.partition("=")
-        argv = [sys.executable, LAUNCH, "1", SCRIPT]
+        argv = [sys.executable, LAUNCH, "1", DEAF_WORKER]
         guard.start(tmp_path, argv, env={name: value, "DEAF": "1"})
         guard.wait_for_output(b"child")
         self.guard, self.mark = guard, mark

@@ -109,6 +109,15 @@ def test_variables_of_a_host_win_and_survive_quoting():
     assert "OMP_NUM_THREADS=3" in words
 
 
+def test_a_chosen_toolkit_is_told_and_no_library_path_ever():
+    toolkit = host(1, cuda_home="/usr/local/cuda-10.2")
+    chosen, other = build([toolkit, host(2)], [facts(1), facts(2)]).nodes
+    assert chosen.env["CUDA_HOME"] == "/usr/local/cuda-10.2"
+    assert chosen.env["PATH"].split(":")[:2] == ["/usr/local/cuda-10.2/bin", "/usr/local/sbin"]
+    assert not {"CUDA_HOME", "PATH"} & set(other.env)
+    assert "LD_LIBRARY_PATH" not in {**chosen.env, **other.env}
+
+
 def test_dry_run_shows_the_very_bytes_that_are_sent():
     made = build([host(1), host(2)], [facts(1), facts(2)], Options(trainer=("--lr", "0.1 x")))
     shown = [line for line in plan.render(made).splitlines() if line.startswith("cd ")]

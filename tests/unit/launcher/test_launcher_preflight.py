@@ -15,9 +15,10 @@ def mesh_is_whole(monkeypatch):
     monkeypatch.setattr(preflight.mesh, "check", lambda *_: [])
 
 
-def problems(*found, hosts=None):
+def problems(*found, hosts=None, model="resnet18", run=None):
     hosts = hosts or [host(int(one.host[4:])) for one in found]
-    return preflight.check(Machines(hosts, {}, {one.host: one for one in found}), Options())
+    asked = preflight.Asked(Options(), model, run)
+    return preflight.check(Machines(hosts, {}, {one.host: one for one in found}), asked)
 
 
 def test_nothing_wrong():
@@ -39,8 +40,10 @@ def versions(**changes):
             True,
         ),
         ({"writable": False}, ["node2", "cannot be written"], True),
-        ({"disk_free": 1 << 20}, ["node2", "only 1 MiB free"], False),
+        ({"disk_free": 1 << 29}, ["node2", "only 512 MiB free"], False),
+        ({"disk_free": 0}, ["node2", "only 0 MiB free"], True),
         ({"unix": 160.0}, ["node2", "60 s ahead"], False),
+        ({"paths": {"/usr/local/cuda-10.2/bin": False}}, ["node2", "cuda_home", "correct"], True),
         ({"rsync": False}, ["node2", "rsync"], True),
         ({"gpus": gpus(0, error="Driver/library version mismatch")}, ["node2", "reboot"], True),
         (
@@ -55,6 +58,26 @@ def test_a_machine_that_is_not_fit(change, words, fatal):
     assert found
     assert all(word in found[0].text for word in words), found
     assert found[0].fatal is fatal
+
+
+def test_a_run_on_a_machine_without_gpus_is_told_with_its_holder():
+    other = {"pid": 7, "run": "20261120T120000Z-resnet18-4n", "holder": "ann@desk"}
+    (problem,) = problems(facts(1), facts(2, runs=[other, {**other, "pid": 8}]))
+    told = "is in use by ann@desk: run 20261120T120000Z-resnet18-4n: wait for it (QUEUE=1)"
+    assert "node2 (192.0.2.2): it " + told in problem.text
+    assert problem.busy and not problem.fatal
+
+
+def test_a_run_that_goes_on_does_not_stand_in_its_own_way():
+    left = facts(1, runs=[{"pid": 7, "run": "r", "holder": "ann@desk"}], gpus=gpus(1, holders=[]))
+    assert problems(left, run="r") == []
+    assert problems(left, run="other")[0].busy
+
+
+def test_a_model_that_is_not_there_is_told_once():
+    (problem,) = problems(facts(1), facts(2), model="resnet19")
+    assert problem.text.startswith("MODEL=resnet19: torchvision 0.29.2 on node1")
+    assert problem.fatal
 
 
 def test_versions_that_differ_are_both_named():

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher import attempts, plan, preflight, run
+from launcher import attempts, folders, plan, preflight, prepare
 from launcher.lines import Terminal
 from launcher.options import Options
-from launcher.run import Prepared, Run
+from launcher.prepare import Prepared
+from launcher.run import Run
 from tests.unit.launcher.launcher_values import SETTINGS, facts, host
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -22,7 +23,7 @@ PYTHON = Path(__file__).with_name("launcher_python.py")
 @pytest.fixture
 def start(tmp_path, monkeypatch, capsys):
     """start(script, nodes=3, max_restarts=0, ...) -> exit code, output, run folder."""
-    monkeypatch.setattr(run, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(folders, "RUNS", tmp_path / "runs")
 
     def start(script, nodes=3, env=None, **options):
         (tmp_path / "script.py").write_text("import os, sys, time, signal\n" + script)
@@ -46,8 +47,10 @@ def start(tmp_path, monkeypatch, capsys):
             return preflight.Machines(hosts, {h.name: connection.node(h) for h in hosts}, found)
 
         monkeypatch.setattr(preflight, "look", look)
-        prepared = Prepared(Options(**options), SETTINGS, hosts, look(hosts, None))
-        made = run.make_plan(prepared, prepared.machines, run="r")
+        asked = Options(**options)
+        machines, what = look(hosts, None), preflight.Asked(asked, "resnet18")
+        prepared = Prepared(asked, SETTINGS, hosts, machines, what)
+        made = prepare.make_plan(prepared, prepared.machines, run="r")
         folder = tmp_path / "runs" / "r"
         folder.mkdir(parents=True)
         attempts.write_json(folder / "plan.json", made.document())
@@ -140,14 +143,16 @@ def test_checkpoints_best_and_last_come_back(start):
 
 
 def test_a_run_has_one_controller(tmp_path):
-    held = run.lock(tmp_path)
-    script = "import pathlib, sys; from launcher import run; run.lock(pathlib.Path(sys.argv[1]))"
+    held = folders.lock(tmp_path)
+    script = (
+        "import pathlib, sys\nfrom launcher import folders\nfolders.lock(pathlib.Path(sys.argv[1]))"
+    )
     other = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path)], cwd=CHECKOUT, capture_output=True, text=True
     )
     assert f"is being carried out by process {os.getpid()}" in other.stderr
     held.close()
-    run.lock(tmp_path).close()
+    folders.lock(tmp_path).close()
 
 
 def test_what_a_dead_controller_left_open_is_closed(tmp_path):
@@ -188,10 +193,10 @@ def test_stop_asks_the_workers_to_save(start, monkeypatch):
 
 
 def test_the_plan_carries_what_was_predicted(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "RUNS", tmp_path)
-    assert run.predicted("resnet50", 4) is None
+    monkeypatch.setattr(folders, "RUNS", tmp_path)
+    assert prepare.predicted("resnet50", 4) is None
     file = tmp_path / "plan-resnet50-4n.json"
     file.write_text('{"images_per_second": 150.5, "made_unix": 1.0, "rows": []}')
-    assert run.predicted("resnet50", 4) == {"images_per_second": 150.5, "made_unix": 1.0}
+    assert prepare.predicted("resnet50", 4) == {"images_per_second": 150.5, "made_unix": 1.0}
     file.write_text('{"images')  # being written, or cut off by a full disk
-    assert run.predicted("resnet50", 4) is None
+    assert prepare.predicted("resnet50", 4) is None

@@ -1,0 +1,48 @@
+"""The folders of runs on the control machine, and who carries a run out."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from launcher.errors import UserError
+from launcher.inventory import CHECKOUT
+from launcher.tell import relative
+
+RUNS = CHECKOUT / "runs"
+
+
+def find(name: str) -> Path:
+    """The folder of a run by its id, its path or `latest`. Raises UserError."""
+    folder = RUNS / Path(name).name
+    if not (folder / "plan.json").exists():
+        known = sorted(path.name for path in RUNS.glob("*Z-*"))[-3:]
+        hint = f"the newest are {', '.join(reversed(known))}" if known else "there is none yet"
+        raise UserError(f"no run {name} in {relative(RUNS)}/: {hint}.")
+    return folder.resolve()
+
+
+def point_latest(folder: Path) -> None:
+    fresh = RUNS / f".latest.{os.getpid()}"
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(folder.name)
+    fresh.replace(RUNS / "latest")
+
+
+def lock(folder: Path):
+    """Hold the run as its only controller. The kernel lets go when this process ends, so a lock is
+    never stale. Raises UserError when another one holds it."""
+    file = (folder / "controller.pid").open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.seek(0)
+        raise UserError(
+            f"run {folder.name} is being carried out by process {file.read().strip()}: "
+            f"`make attach` shows it, `make stop` ends it."
+        ) from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file

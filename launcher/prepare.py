@@ -1,0 +1,82 @@
+"""What comes before a run: asking and looking, until all is known and nothing is wrong."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher import build, code, folders, inventory, preflight, restart
+from launcher import plan as planning
+from launcher.errors import UserError
+from launcher.inventory import Host
+from launcher.lines import Terminal
+from launcher.options import Options, trainer_settings
+from launcher.plan import Plan
+from launcher.preflight import Asked, Machines
+
+QUEUE_LOOKS_EVERY = 10.0
+
+
+@dataclass
+class Prepared:
+    """All that was asked and found before anything is started."""
+
+    options: Options
+    settings: dict
+    hosts: list[Host]
+    machines: Machines
+    asked: Asked
+
+
+def prepare(options: Options, terminal: Terminal, run: str | None = None) -> Prepared:
+    """Look at everything, change nothing; `run` is the one that goes on. Raises UserError."""
+    settings = trainer_settings(options)
+    hosts = preflight.select(inventory.load(Path(options.inventory)), options)
+    restart.check_minimum(options, hosts)
+    asked = Asked(options, settings["model"], run)
+    while True:
+        machines = preflight.look(hosts, asked)
+        try:
+            problems = preflight.check(machines, asked)
+            busy = [problem.text for problem in problems if problem.busy]
+            if not (busy and options.queue):
+                for text in preflight.judge(problems, options.force):
+                    terminal.say(text)
+                return Prepared(options, settings, hosts, machines, asked)
+        except UserError:
+            machines.close()
+            raise
+        machines.close()
+        terminal.say(f"waiting: {busy[0]}")
+        time.sleep(QUEUE_LOOKS_EVERY)
+
+
+def make_plan(prepared: Prepared, machines: Machines, **details) -> Plan:
+    """The plan of an attempt on these machines; `details` are build.Request's. Raises UserError."""
+    foreseen = predicted(prepared.settings["model"], len(machines.hosts))
+    request = build.Request(unix=time.time(), predicted=foreseen, **details)
+    return build.build(
+        machines.hosts,
+        machines.facts,
+        prepared.options,
+        prepared.settings,
+        code.current(),
+        request,
+    )
+
+
+def predicted(model: str, nodes: int) -> dict | None:
+    """What `make plan` said of such a run, if it was asked: `images_per_second`, `made_unix`."""
+    try:
+        told = json.loads(
+            (folders.RUNS / f"plan-{model}-{nodes}n.json").read_text(encoding="utf-8")
+        )
+        return {name: told[name] for name in ("images_per_second", "made_unix")}
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
+
+
+def new_id(prepared: Prepared) -> str:
+    return planning.run_id(prepared.settings["model"], len(prepared.hosts), time.time())

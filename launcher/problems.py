@@ -1,0 +1,128 @@
+"""What can be wrong with one machine: the thing, its cause, the remedy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from launcher.inventory import Host
+from launcher.probe import Facts
+
+CLOCK_SKEW = 5.0
+DISK_FREE = 1 << 30
+DISK_FULL = 64 << 20  # nothing can be trained here
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One sentence; FORCE=1 goes on when it is not fatal."""
+
+    text: str
+    fatal: bool = True
+    busy: bool = False
+
+
+def of_machine(host: Host, facts: Facts, run: str | None) -> list[Problem]:
+    """All that is wrong with it for a run; what is left of `run` itself is none."""
+    state = [*_state(host, facts), *_busy(host, facts, run)]
+    return [*_software(host, facts), *_data(host, facts), *state]
+
+
+def _software(host: Host, facts: Facts) -> list[Problem]:
+    remedy = "run `make env`" if host.is_local else "run `make provision`"
+    missing = [name for name in ("torch", "torchvision") if not facts.versions.get(name)]
+    if missing:
+        return [
+            Problem(
+                f"{host.label()}: {' and '.join(missing)} missing in {host.env_python}: {remedy}."
+            )
+        ]
+    if facts.gpus["error"]:
+        return [
+            Problem(
+                f"{host.label()}: nvidia-smi fails ({facts.gpus['error']}): if the driver was "
+                f"upgraded, reboot; else run `make provision`.",
+            )
+        ]
+    if host.gpus and host.gpus > facts.gpus["count"]:
+        return [
+            Problem(
+                f"{host.label()}: the inventory says gpus={host.gpus}, but nvidia-smi shows "
+                f"{facts.gpus['count']}: correct the inventory."
+            )
+        ]
+    if not all(facts.paths.values()):
+        return [
+            Problem(
+                f"{host.label()}: cuda_home={host.cuda_home} has no bin/ there: {remedy}, or "
+                f"correct cuda_home of {host.name}."
+            )
+        ]
+    if not host.is_local and not facts.rsync:
+        return [Problem(f"{host.label()}: rsync is missing there: {remedy}.")]
+    if not host.is_local and not facts.guard_python:
+        return [Problem(f"{host.label()}: /usr/bin/python3 is missing there: {remedy}.")]
+    return []
+
+
+def _data(host: Host, facts: Facts) -> list[Problem]:
+    data = facts.data
+    where = f"{host.label()}: the data folder {data['path']}"
+    if host.is_local:
+        remedy = "`make data/digits` writes the digits; for your own images give DATA=<folder>"
+    else:
+        remedy = "`make provision` puts the digits there; for your own images give DATA=/<folder>"
+    if not data["exists"]:
+        return [Problem(f"{where} is missing: {remedy}.")]
+    for split, listing in data["splits"].items():
+        if listing is None or not listing["classes"] or not listing["images"]:
+            missing = "no folder" if listing is None else "no class folders with images in"
+            return [
+                Problem(
+                    f"{where} has {missing} {split}/: images belong into "
+                    f"{split}/<class>/<image>: {remedy}."
+                )
+            ]
+    return []
+
+
+def _state(host: Host, facts: Facts) -> list[Problem]:
+    problems = []
+    if not facts.writable:
+        problems.append(
+            Problem(
+                f"{host.label()}: {facts.absolute(host.node_dir)} cannot be written: give it to "
+                f"the run user, or set node_dir."
+            )
+        )
+    if facts.disk_free < DISK_FREE:
+        problems.append(
+            Problem(
+                f"{host.label()}: only {facts.disk_free >> 20} MiB free where "
+                f"{facts.absolute(host.node_dir)} lies: remove old runs there.",
+                fatal=facts.disk_free < DISK_FULL,
+            )
+        )
+    if abs(facts.skew) > CLOCK_SKEW:
+        way = "ahead of" if facts.skew > 0 else "behind"
+        problems.append(
+            Problem(
+                f"{host.label()}: its clock is {abs(facts.skew):.0f} s {way} this machine's: run "
+                f"`make provision`, which sets up time.",
+                fatal=False,
+            )
+        )
+    return problems
+
+
+def _busy(host: Host, facts: Facts, run: str | None) -> list[Problem]:
+    """A run on this machine, whether it has GPUs or not; else who else holds its GPUs."""
+    others = [other for other in facts.runs if other["run"] != run]
+    held = sorted({f"{other['holder']}: run {other['run']}" for other in others})
+    what = "it is in use by"
+    if not facts.runs:
+        what = "its GPUs are in use by"
+        held = [f"{h['user']}: {h['command']} (pid {h['pid']})" for h in facts.gpus["holders"]]
+    if not held:
+        return []
+    told = f"{host.label()}: {what} {'; '.join(held)}: wait for it (QUEUE=1), or ask its owner."
+    return [Problem(told, fatal=False, busy=True)]

@@ -1,0 +1,152 @@
+"""A run of the lab under test: its processes, what it says, what it leaves on the nodes.
+
+The nodes' processes are this machine's, too, and have its clock: what a guard wrote down in its
+CLOCK_MONOTONIC can be compared with the moment of a fault, whatever else this machine does.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import tarfile
+import time
+from pathlib import Path
+
+from tests.unit.launcher.guard_client import alive
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PATIENCE = 180  # seconds; what waits longer has failed
+
+
+class Running:
+    """One `python -m launcher train` on the control machine; `mark` is in its run_env."""
+
+    def __init__(self, lab, folder: Path, mark: str, *words: str):
+        self.lab, self.mark, self.files = lab, mark, folder
+        self.output = (folder / "output").open("a+")
+        self.start(*words)
+
+    def start(self, *words: str) -> None:
+        argv = ["python", "-m", "launcher", "train", *words]
+        self.process = subprocess.Popen(
+            self.lab.argv("exec", "--", *argv),
+            cwd=CHECKOUT,
+            stdout=self.output,
+            stderr=subprocess.STDOUT,
+        )
+
+    def said(self) -> str:
+        return Path(self.output.name).read_text()
+
+    def wait_for(self, pattern: str, times: int = 1) -> None:
+        """Until it has said this so often."""
+        limit = time.monotonic() + PATIENCE
+        while len(re.findall(pattern, self.said())) < times:
+            assert self.process.poll() is None and time.monotonic() < limit, self.said()
+            time.sleep(0.05)
+
+    def end(self) -> int:
+        """Its exit code."""
+        return self.process.wait(PATIENCE)
+
+    @property
+    def name(self) -> str:
+        return re.search(r"^tandem: run (\S+), attempt", self.said(), re.M).group(1)
+
+    @property
+    def folder(self) -> Path:
+        return CHECKOUT / "runs" / self.name
+
+    @property
+    def controller(self) -> int:
+        return int((self.folder / "controller.pid").read_text())
+
+    def attempts(self) -> list[dict]:
+        return json.loads((self.folder / "attempts.json").read_text())["attempts"]
+
+    def processes(self) -> list[int]:
+        """Everything that lives of it on the nodes, the guards too."""
+        return sorted({*alive(self.mark), *self.guards()})
+
+    def guards(self) -> list[int]:
+        """The guards, by the name of their unit, which has the name of this run."""
+        return [pid for pid, words in commands() if f"tandem-{self.name}-" in " ".join(words)]
+
+    def pids(self, node: int) -> dict[str, int]:
+        """Guard, launch and worker of a node."""
+        found = {}
+        for pid in alive(self.mark):
+            words = command(pid)
+            if f"TANDEM_NODE=node{node}" not in environment(pid):
+                continue
+            if "torch.distributed.launch" in words:
+                found["launch"], found["guard"] = pid, parent(pid)
+            elif "trainer" in words and "holder.py" in " ".join(command(parent(pid))):
+                found["worker"] = pid
+        return found
+
+    def fetch(self, nodes: list[int], target: Path) -> list[Path]:
+        """The run folders of these nodes, copied below `target`: records, samples."""
+        folders = []
+        for node in nodes:
+            folder = target / f"node{node}"
+            line = f"cd tandem/runs/{self.name} 2>/dev/null && tar -cf - nodes samples || true"
+            packed = self.lab("ssh", str(node), "--", line, text=False).stdout
+            (target / "packed.tar").write_bytes(packed)
+            if packed:
+                with tarfile.open(target / "packed.tar") as tar:
+                    tar.extractall(folder, filter="data")
+                folders.append(folder)
+        return folders
+
+    def close(self) -> None:
+        """End what a failed test has left."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for pid in self.processes() if "attempt 1" in self.said() else []:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.output.close()
+
+
+def ended(folders: list[Path], attempt: int) -> dict[str, float]:
+    """By host: when its part was over and nothing of it lived, by the node's monotonic clock."""
+    found = {}
+    for folder in folders:
+        for path in folder.glob("nodes/*/exit.json"):
+            told = json.loads(path.read_text())
+            for one in told["attempts"]:
+                if one["attempt"] == attempt:
+                    found[told["host"]] = one["mono_end"]
+    return found
+
+
+def commands() -> list[tuple[int, list[str]]]:
+    """Pid and command line of every process."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [(pid, command(pid)) for pid in pids]
+
+
+def command(pid: int) -> list[str]:
+    return read(pid, "cmdline").split("\0")
+
+
+def environment(pid: int) -> list[str]:
+    return read(pid, "environ").split("\0")
+
+
+def parent(pid: int) -> int:
+    fields = read(pid, "stat").rpartition(")")[2].split()
+    return int(fields[1]) if fields else 0
+
+
+def read(pid: int, name: str) -> str:
+    """A file of a process; empty when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""
