@@ -17,7 +17,7 @@ PACKAGES = (
     *("systemd", "systemd-sysv", "libpam-systemd", "dbus", "dbus-user-session"),
     *("openssh-server", "sudo", "python3", "python3-apt", "python3-venv"),
     *("iproute2", "iputils-ping", "nftables", "procps", "kmod", "pciutils"),
-    *("rsync", "sysstat", "ca-certificates", "less", "nano"),
+    *("rsync", "sysstat", "chrony", "ca-certificates", "less", "nano"),
 )
 
 # Run inside the new system. Machines must not share host keys or a machine id.

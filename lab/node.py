@@ -33,6 +33,8 @@ def container(lab: Lab, node: Node) -> list[str]:
         "--timezone=off",
         f"--network-namespace-path=/run/netns/{node.netns}",
         "--capability=all",
+        # The host's clock is not theirs to set.
+        "--drop-capability=CAP_SYS_TIME",
         # File servers need both: mounts of their own, and handles that outlive an open file.
         "--system-call-filter=@mount",
         "--system-call-filter=open_by_handle_at",

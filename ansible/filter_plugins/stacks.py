@@ -137,18 +137,43 @@ def resolve(machines, wish, table):
     return dict(table["rows"][wish], name=wish, reason="named by `stack`")
 
 
-def resolve_driver(machine, stack, table):
-    """The newest driver row that serves a machine's cards, kernel and stack; None: no such card."""
+def resolve_driver(machine, stack, table, wish="auto"):
+    """The driver row that serves a machine's cards, kernel and stack; None: no such card.
+
+    `wish`: "auto", which is the newest that does, or a version in the table.
+    """
     own_cards = cards(machine, table)
     if not own_cards or stack["cuda"] is None:
         return None
+    asked = [row for row in table["drivers"] if wish in ("auto", row["version"])]
+    if not asked:
+        known = ", ".join(row["version"] for row in table["drivers"])
+        raise StackError(f"driver {wish} is not in ansible/stacks.yml, which has {known} and auto")
+    sms = [row["sm"] for _, row in own_cards]
     wrong = []
-    for driver in table["drivers"]:
-        reasons = _driver_obstacles(driver, machine, [row["sm"] for _, row in own_cards], stack)
+    for driver in asked:
+        reasons = _driver_obstacles(driver, machine, sms, stack)
         if not reasons:
             return driver
         wrong += [f"driver {driver['version']} {reason}" for reason in reasons]
-    raise StackError(f"{machine['host']}: no driver fits: " + "; ".join(wrong))
+    nearest = "" if wish == "auto" else _nearest_driver(machine, sms, stack, table)
+    raise StackError(f"{machine['host']}: no driver fits: {'; '.join(wrong)}{nearest}")
+
+
+def _nearest_driver(machine, sms, stack, table):
+    fitting = [row for row in table["drivers"] if not _driver_obstacles(row, machine, sms, stack)]
+    return f"; the nearest that fits: driver {fitting[0]['version']}" if fitting else ""
+
+
+def for_compiler(machine, table):
+    """The newest stack that a machine can run and whose nvcc takes its gcc; None: there is none."""
+    gcc = version(machine["gcc"])[0]
+    fitting = (
+        name
+        for name, row in table["rows"].items()
+        if gcc <= row.get("gcc", 0) and not obstacles(name, machine, table)
+    )
+    return next(fitting, None)
 
 
 def _driver_obstacles(driver, machine, sms, stack):

@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import time
 
 from ansible.module_utils.basic import AnsibleModule
@@ -46,6 +47,28 @@ facts:
 """
 
 DISPLAY = "0x03"  # PCI class of display controllers
+
+# Who else has our address? An ARP probe (RFC 5227: no sender address, so nobody's cache changes).
+# Needs root; prints the hardware address of whoever answers within half a second.
+PROBE = r"""
+import socket, struct, sys, time
+name, address = sys.argv[1], socket.inet_aton(sys.argv[2])
+line = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0806))
+line.bind((name, 0))
+own = line.getsockname()[4]
+ask = struct.pack("!HHBBH", 1, 0x0800, 6, 4, 1) + own + bytes(4) + bytes(6) + address
+line.send(b"\xff" * 6 + own + b"\x08\x06" + ask)
+end = time.time() + 0.5
+while time.time() < end:
+    line.settimeout(max(0.001, end - time.time()))
+    try:
+        frame = line.recv(64)
+    except socket.timeout:
+        break
+    if frame[20:22] == b"\0\2" and frame[28:32] == address and frame[22:28] != own:
+        print(":".join("%02x" % byte for byte in frame[22:28]))
+        break
+"""
 
 
 def read(path):
@@ -169,20 +192,30 @@ def network(address):
                 "speed": int(speed) if speed and speed.isdigit() else None,
                 "duplex": read(base + "/duplex"),
                 "wireless": os.path.isdir(base + "/wireless"),
-                "addresses": [
-                    a["local"] for a in link.get("addr_info", []) if a["family"] == "inet"
-                ],
+                "addresses": [a["local"] for a in ipv4(link)],
+                "networks": ["%s/%d" % (a["local"], a["prefixlen"]) for a in ipv4(link)],
             }
         )
     name = socket.gethostname()
+    interface = next((link["name"] for link in links if address in link["addresses"]), None)
     return {
         "hostname": name,
         "links": links,
         "loopback_names": loopback_names(),
         "firewall": firewall(),
-        "docker": os.path.isdir("/sys/class/net/docker0"),
-        "interface": next((link["name"] for link in links if address in link["addresses"]), None),
+        "interface": interface,
+        "rival": rival(interface, address) if interface else None,
     }
+
+
+def ipv4(link):
+    return [one for one in link.get("addr_info", []) if one["family"] == "inet"]
+
+
+def rival(interface, address):
+    """The hardware address of another machine that has our address; None where none answers."""
+    argv = [sys.executable, "-c", PROBE, interface, address]
+    return output(*argv if os.geteuid() == 0 else ["sudo", "-n", *argv]) or None
 
 
 def loopback_names():
@@ -232,6 +265,8 @@ def settings():
         "clock_synchronized": output("timedatectl", "show", "-p", "NTPSynchronized", "--value"),
         "missing_libraries": [name for name in folders if name and not os.path.isdir(name)],
         "rsync": shutil.which("rsync") is not None,
+        "conda": os.path.exists("/opt/tandem/conda/bin/conda"),
+        "uv": shutil.which("uv", path="/usr/local/bin:/usr/bin:/bin") is not None,  # root's
         "missing_mounts": mounts(),
     }
 

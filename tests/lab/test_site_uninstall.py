@@ -6,8 +6,8 @@ from pathlib import Path
 from tests.lab.site_plays import changes, play, write_inventory, write_play
 
 # What any machine changes by itself, and what Ansible leaves in its user's home for its own use.
-RESTLESS = ("var/log/", "var/lib/systemd/", "var/cache/", "var/tmp/", "tmp/", "run/", "root/",
-            "home/tandem/.ansible/", "etc/.updated", "var/.updated")  # fmt: skip
+RESTLESS = ("var/log/", "var/lib/systemd/", "var/lib/chrony/", "var/cache/", "var/tmp/", "tmp/",
+            "run/", "root/", "home/tandem/.ansible/", "etc/.updated", "var/.updated")  # fmt: skip
 HOSTS = {
     "node1": "ansible_host=192.168.56.111 address=192.168.56.121",
     "node2": "ansible_host=192.168.56.112 address=192.168.56.122/24 network_mode=replace",

@@ -42,12 +42,13 @@ HEALTHY = {
             "duplex": "full",
             "wireless": False,
             "addresses": ["192.168.56.111"],
+            "networks": ["192.168.56.111/24"],
         }
     ],
     "interface": "eno1",
     "loopback_names": [],
     "firewall": None,
-    "docker": False,
+    "rival": None,
     "sudo": True,
     "apt_lock": None,
     "dpkg_broken": False,
@@ -56,6 +57,8 @@ HEALTHY = {
     "missing_libraries": [],
     "missing_mounts": [],
     "rsync": True,
+    "conda": False,
+    "uv": False,
     "disks": {
         "/opt/tandem": {"free": 9e10, "free_inodes": 5e6, "read_only": False, "device": 1},
         "/var/tmp": {"free": 9e10, "free_inodes": 5e6, "read_only": False, "device": 1},
@@ -68,10 +71,14 @@ QUESTION = {
         {"folder": "/opt/tandem", "bytes": 6_000_000_000},
         {"folder": "/var/tmp", "bytes": 3_500_000_000},
     ],
+    "provisioned": False,
     "env_manager": "auto",
+    "conda_installer": "",
     "stack": "auto",
+    "driver_version": "auto",
     "table": TABLE,
     "clock": [999.0, 1001.0],
+    "ansible_core": "2.19.5",
     "become_password": False,
 }
 

@@ -1,10 +1,13 @@
 """The judge of preflight over recorded facts: each fault is found alone, with a remedy."""
 
+import re
+
 import pytest
 
-from tests.unit.ansible.provision_machines import HEALTHY, QUESTION, load, machine
+from tests.unit.ansible.provision_machines import HEALTHY, QUESTION, ROOT, load, machine
 
 preflight = load("ansible/filter_plugins/preflight.py")
+network = preflight.network
 
 
 def link(**changes):
@@ -15,6 +18,7 @@ def disks(**changes):
     return {"disks": {name: dict(row, **changes) for name, row in HEALTHY["disks"].items()}}
 
 
+DOCKER = dict(HEALTHY["links"][0], name="docker0", addresses=[], networks=["192.168.0.1/16"])
 FAULTS = [
     ("release", machine(distribution="fedora")),
     ("arch", machine(arch="aarch64")),
@@ -43,6 +47,18 @@ FAULTS = [
     ("driver_mismatch", machine("debian11", ["1e07"], driver_library="580.130.1")),
     ("driver_old", machine("debian11", ["1e07"], driver="430.50", driver_library="430.50")),
     ("stack", machine("debian11", ["ffff"])),
+    ("gcc", machine("debian11", ["1e07"], gcc="10.2.1")),
+    ("installer", machine("debian12", ["1e07"])),
+    ("duplicate_address", machine(rival="3c:7c:3f:00:00:09")),
+    ("overlap", machine(links=[*HEALTHY["links"], DOCKER])),
+]
+# Those not about one machine's facts.
+TOLD_BY_OTHERS = {"collect", "duplicate_machine_id", "duplicate_mac"}
+# Those that need another question.
+ASKED = [
+    ("loopback_name", machine(loopback_names=["node1"]), {"provisioned": True}),
+    ("uv", machine(), {"env_manager": "uv"}),
+    ("stack", machine("debian11", ["1e07"], kernel="6.1.0"), {"driver_version": "440.33.01"}),
 ]
 
 
@@ -58,6 +74,36 @@ def test_fault(fault, facts):
         assert finding["host"] == "node1"
         assert len(finding["cause"]) > 10
         assert len(finding["remedy"]) > 10
+
+
+@pytest.mark.parametrize(("fault", "facts", "question"), ASKED, ids=[row[0] for row in ASKED])
+def test_fault_of_another_wish(fault, facts, question):
+    assert fault in [finding["fault"] for finding in found(facts, **question)]
+    assert fault not in [finding["fault"] for finding in found(facts)]
+
+
+def test_an_impossible_driver_hears_the_reason_and_the_nearest():
+    facts = machine("debian11", ["1e07"], kernel="6.1.0-31-amd64")
+    (finding,) = found(facts, driver_version="440.33.01")
+    assert "builds on kernels below 5.6 only, and this is 6.1.0-31-amd64" in finding["cause"]
+    assert finding["cause"].endswith("the nearest that fits: driver 580.126.20")
+
+
+def test_a_gcc_that_is_too_new_hears_of_the_stack_that_takes_it():
+    (finding,) = found(machine("debian11", ["1e07"], gcc="12.2.0"))
+    assert "takes gcc up to 8" in finding["cause"]
+    assert finding["remedy"].endswith("stack: cu132")
+
+
+def test_an_older_python_is_in_order_for_the_older_ansible():
+    old = machine("ubuntu1804", ["1e07"], conda=True)
+    assert [row["fault"] for row in found(old)] == ["python"]
+    assert found(old, ansible_core="2.16.19") == []
+
+
+def test_what_was_needed_to_make_the_environment_is_not_asked_for_afterwards():
+    assert found(machine(python_venv=False), provisioned=True) == []
+    assert found(machine("debian12", ["1e07"]), provisioned=True) == []
 
 
 @pytest.mark.parametrize("cards", [[], ["1e07"]])
@@ -88,10 +134,10 @@ def test_the_clock_is_judged_against_the_time_of_collecting_not_of_judging():
 
 def test_one_machine_under_two_names_is_seen():
     twin = machine(host="node2")
-    faults = [(row["host"], row["fault"]) for row in preflight.cluster_findings([machine(), twin])]
+    faults = [(row["host"], row["fault"]) for row in network.twins([machine(), twin])]
     assert faults == [("node2", "duplicate_machine_id"), ("node2", "duplicate_mac")]
     other = machine(host="node2", machine_id="f", **link(mac="3c:7c:3f:00:00:02"))
-    assert preflight.cluster_findings([machine(), other]) == []
+    assert network.twins([machine(), other]) == []
 
 
 @pytest.mark.parametrize(
@@ -118,7 +164,7 @@ def test_what_ssh_says_decides(said, fault):
         "ansible_host": "10.0.0.9",
         "reach_answer": {"msg": message},
     }
-    finding = preflight.unreachable(variables)
+    finding = network.unreachable(variables)
     assert finding["fault"] == fault
     assert said in finding["cause"]
     assert "{address}" not in finding["remedy"]
@@ -131,5 +177,14 @@ def test_a_full_disk_hinders_and_a_slow_cable_does_not():
 
 
 def test_only_faults_that_exist_hinder():
-    known = {fault for fault, _ in FAULTS} | {"collect", "duplicate_machine_id", "duplicate_mac"}
+    known = {row[0] for row in [*FAULTS, *ASKED]} | TOLD_BY_OTHERS
     assert known >= preflight.HINDERS
+
+
+def test_the_page_lists_every_fault_and_no_other():
+    page = (ROOT / "docs/preflight.md").read_text()
+    listed = re.findall(r"^\| `(\w+)`(\*?) \|", page, re.MULTILINE)
+    known = {row[0] for row in [*FAULTS, *ASKED]} | TOLD_BY_OTHERS
+    known |= {fault for _, fault, _ in network.UNREACHABLE}
+    assert sorted(name for name, _ in listed) == sorted(known)
+    assert {name for name, star in listed if star} == preflight.HINDERS

@@ -1,0 +1,124 @@
+"""The machine itself: system, rights, disks, packages, clock."""
+
+import stacks
+
+SUPPORTED = {"debian": ("11", "12", "13"), "ubuntu": ("18.04", "20.04", "22.04", "24.04")}
+# ansible-core, and the oldest Python that its modules take on a machine.
+OLDEST_PYTHON = (((2, 20), (3, 9)), ((2, 18), (3, 8)), ((2, 17), (3, 7)), ((2, 13), (3, 6)))
+CLOCK_TOLERANCE = 2.0  # seconds
+FEW_INODES = 100_000
+
+
+def system(facts, question):
+    releases = SUPPORTED.get(facts["distribution"])
+    if releases is None or facts["release"] not in releases:
+        yield (
+            "release",
+            f"the roles do not know its release, {facts['distribution']} {facts['release']}",
+            "use Debian 11 to 13 or Ubuntu 18.04 to 24.04",
+        )
+    if facts["arch"] != "x86_64":
+        yield (
+            "arch",
+            f"its processor is {facts['arch']}",
+            "the stacks have wheels for x86_64 only: take this machine out of inventory.ini",
+        )
+    if not facts["systemd"]:
+        yield ("systemd", "its first process is not systemd", "boot it with systemd")
+    core = stacks.version(question["ansible_core"])
+    oldest = next(python for since, python in OLDEST_PYTHON if core >= since)
+    if stacks.version(facts["python"]) < oldest:
+        yield (
+            "python",
+            f"its python3 is {facts['python']}, and the modules of ansible-core "
+            f"{question['ansible_core']} need {'.'.join(map(str, oldest))}",
+            "provision it with `make provision CORE=2.16`",
+        )
+
+
+def privileges(facts, question):
+    if not facts["sudo"] and not question["become_password"]:
+        yield (
+            "sudo",
+            "sudo asks for a password",
+            "give it: add -K to the command; or run `make bootstrap`, which installs a sudo rule",
+        )
+
+
+def disks(facts, question):
+    needed = {}
+    for folder, size in ((row["folder"], int(row["bytes"])) for row in question["space"]):
+        state = facts["disks"][folder]
+        needed.setdefault(state["device"], []).append((folder, size, state))
+        if state["read_only"]:
+            yield (
+                "read_only",
+                f"the file system of {folder} is read-only",
+                "see `dmesg` for disk errors; then sudo mount -o remount,rw on it",
+            )
+        if state["free_inodes"] is not None and state["free_inodes"] < FEW_INODES:
+            yield (
+                "inodes",
+                f"the file system of {folder} has {state['free_inodes']} free inodes",
+                "delete folders of many small files, or use a file system with more inodes",
+            )
+    for rows in needed.values():
+        wanted, free = sum(size for _, size, _ in rows), rows[0][2]["free"]
+        if free < wanted:
+            yield (
+                "disk_full",
+                f"{', '.join(folder for folder, _, _ in rows)} need {wanted / 1e9:.1f} GB, and "
+                f"{free / 1e9:.1f} GB are free",
+                "make room, or mount a larger disk there",
+            )
+
+
+def mounts(facts, question):
+    for mount in facts["missing_mounts"]:
+        yield (
+            "mount",
+            f"{mount['path']} ({mount['type']}) is in /etc/fstab and not mounted",
+            f"sudo mount {mount['path']}, or take its line out of /etc/fstab",
+        )
+
+
+def libraries(facts, question):
+    if facts["missing_libraries"]:
+        yield (
+            "library_path",
+            f"LD_LIBRARY_PATH in /etc/environment names {', '.join(facts['missing_libraries'])}, "
+            "which is not there",
+            "correct or delete that line: the environment needs no LD_LIBRARY_PATH",
+        )
+
+
+def packages(facts, question):
+    lock = facts["apt_lock"]
+    if lock is not None:
+        yield (
+            "apt_lock",
+            f"{lock['command']} (process {lock['pid']}) holds the lock of the package manager",
+            "wait until it has finished",
+        )
+    if facts["dpkg_broken"]:
+        yield ("dpkg", "an installation of packages was interrupted", "sudo dpkg --configure -a")
+    if not facts["rsync"]:
+        yield (
+            "rsync",
+            "rsync is missing, by which data and wheels arrive",
+            "sudo apt install rsync",
+        )
+
+
+def clock(facts, question):
+    before, after = (float(seconds) for seconds in question["clock"])
+    off = facts["clock"] - min(max(facts["clock"], before), after)
+    if abs(off) > CLOCK_TOLERANCE:
+        yield (
+            "clock",
+            f"its clock is {off:+.0f} s off the control machine's",
+            "sudo timedatectl set-ntp true, or set it: sudo date --set=@$(date +%s)",
+        )
+
+
+JUDGES = (system, privileges, disks, mounts, libraries, packages, clock)

@@ -1,0 +1,163 @@
+"""Cards, cables, names, packet filters; and machines that are one or do not answer."""
+
+import ipaddress
+
+import members
+
+# What ssh says, the fault's name, the remedy. The last row takes all the rest.
+UNREACHABLE = (
+    (
+        "IDENTIFICATION HAS CHANGED",
+        "host_key_changed",
+        "if the machine was installed anew: ssh-keygen -R {address}, then make bootstrap; "
+        "if not, somebody may stand in between: find out before you go on",
+    ),
+    (
+        "Host key verification failed",
+        "host_key_unknown",
+        "make bootstrap shows its host key, to be compared with the machine's own screen",
+    ),
+    ("Permission denied", "login", "make bootstrap installs this control machine's key"),
+    (
+        "Could not resolve",
+        "name",
+        "write its address, as `ip -brief address` shows it there, into inventory.ini",
+    ),
+    (
+        "Connection refused",
+        "no_sshd",
+        "on that machine: sudo apt install openssh-server",
+    ),
+    (
+        "",
+        "unreachable",
+        "is it switched on, is its cable in, is {address} still its address? ping {address}",
+    ),
+)
+
+
+def address(facts, question):
+    if facts["interface"] is None:
+        yield (
+            "address",
+            f"no network card of it has {question['address']}, its address in inventory.ini",
+            "write the address that `ip -brief address` shows there, not a router's or a name",
+        )
+    if facts["rival"]:
+        yield (
+            "duplicate_address",
+            f"another machine, hardware address {facts['rival']}, has {question['address']} too",
+            "give one of the two another address: `ip -brief link` shows which machine it is",
+        )
+
+
+def names(facts, question):
+    if question["provisioned"] and facts["hostname"] in facts["loopback_names"]:
+        yield (
+            "loopback_name",
+            f"/etc/hosts has its name {facts['hostname']} at a loopback address again",
+            "run site.yml again; if cloud-init did it: echo 'manage_etc_hosts: false' | "
+            "sudo tee /etc/cloud/cloud.cfg.d/99-hosts.cfg",
+        )
+
+
+def overlaps(facts, question):
+    """A network of Docker, of a VPN or of a virtual machine that holds the members' addresses."""
+    own = ipaddress.ip_address(question["address"]) if facts["interface"] else None
+    for link in facts["links"]:
+        if own is None or link["name"] == facts["interface"]:
+            continue
+        for network in link["networks"]:
+            if own in ipaddress.ip_interface(network).network:
+                yield (
+                    "overlap",
+                    f"{link['name']} ({network}) claims the network of {own}: packets to the "
+                    "other machines may go there",
+                    'give it another network (Docker: "bip" and "default-address-pools" in '
+                    "/etc/docker/daemon.json), or take the interface away",
+                )
+
+
+def links(facts, question):
+    link = own_link(facts)
+    if link is None:
+        return
+    if link["wireless"]:
+        yield ("wireless", f"{link['name']} is a wireless link", "plug in a network cable")
+    if link["speed"] is not None and 0 < link["speed"] < 1000:
+        yield (
+            "link_speed",
+            f"{link['name']} runs at {link['speed']} Mbit/s",
+            "use a cable of category 5e or better, and a gigabit port of the switch",
+        )
+    if link["duplex"] == "half":
+        yield (
+            "duplex",
+            f"{link['name']} runs at half duplex",
+            "let switch and card negotiate: sudo ethtool -s " + link["name"] + " autoneg on",
+        )
+    if link["mtu"] != 1500 and link["mtu"] < 9000:
+        yield (
+            "mtu",
+            f"{link['name']} has an MTU of {link['mtu']}",
+            f"sudo ip link set {link['name']} mtu 1500",
+        )
+
+
+def filters(facts, question):
+    if facts["firewall"]:
+        yield (
+            "firewall",
+            f"{facts['firewall']} is switched on, and training opens ports of the kernel's choice",
+            "let the other members in: sudo ufw allow from <address>, or "
+            "sudo firewall-cmd --permanent --zone=trusted --add-source=<address>",
+        )
+
+
+JUDGES = (address, names, overlaps, links, filters)
+
+
+def own_link(facts):
+    """The link that holds the inventory's address; None where none does."""
+    return next((link for link in facts["links"] if link["name"] == facts["interface"]), None)
+
+
+def twins(machines):
+    """Findings on machines that are each in order, and two of which are one."""
+    found = []
+    for key, of in (("machine_id", "machine id"), ("mac", "hardware address")):
+        first = {}
+        for facts in machines:
+            value = facts["machine_id"] if key == "machine_id" else own_mac(facts)
+            other = first.setdefault(value, facts["host"])
+            if value and other != facts["host"]:
+                found.append(
+                    {
+                        "host": facts["host"],
+                        "fault": "duplicate_" + key,
+                        "cause": f"it has the same {of} as {other}: one machine under two names, "
+                        "or a copied disk",
+                        "remedy": "correct inventory.ini; or on a copied disk: "
+                        "sudo rm /etc/machine-id && sudo systemd-machine-id-setup, and reboot",
+                    }
+                )
+    return found
+
+
+def own_mac(facts):
+    link = own_link(facts)
+    return None if link is None else link["mac"]
+
+
+def unreachable(variables):
+    """The finding on a machine that did not answer: what ssh said, in its variables, decides."""
+    said = members.what_ssh_said(variables)
+    name = variables["inventory_hostname"]
+    at = variables.get("ansible_host", name)
+    fault, remedy = next((fault, text) for words, fault, text in UNREACHABLE if words in said)
+    return {
+        "host": name,
+        "fault": fault,
+        "cause": f"{at} did not let ssh in: {said}",
+        "remedy": remedy.format(address=at),
+    }

@@ -1,0 +1,96 @@
+"""Graphics cards, their driver, and what the Python environment needs."""
+
+import stacks
+
+
+def driver(facts, question):
+    if not any(gpu["vendor"] == stacks.NVIDIA for gpu in facts["gpus"]):
+        return
+    if facts["secure_boot"] and facts["driver"] is None:
+        yield (
+            "secure_boot",
+            "Secure Boot is on, and its kernel loads only signed modules: not the NVIDIA driver",
+            "switch Secure Boot off in the firmware's setup, or enrol a key with mokutil",
+        )
+    if facts["nouveau"]:
+        yield (
+            "nouveau",
+            "the nouveau driver holds the NVIDIA card",
+            "blacklist it (echo blacklist nouveau | sudo tee /etc/modprobe.d/nouveau.conf; "
+            "sudo update-initramfs -u) and reboot",
+        )
+    elif facts["driver"] is None:
+        yield (
+            "driver_missing",
+            "no NVIDIA driver is loaded",
+            "install the one that docs/stacks.md names for this card, and reboot",
+        )
+    if facts["driver"] and facts["driver_library"] and facts["driver"] != facts["driver_library"]:
+        yield (
+            "driver_mismatch",
+            f"the loaded driver is {facts['driver']} and the installed library "
+            f"{facts['driver_library']}: an update came in between",
+            "reboot; to keep it from coming back, hold the packages: sudo apt-mark hold 'nvidia-*'",
+        )
+
+
+def fitting(facts, question):
+    table = question["table"]
+    try:
+        stack = stacks.resolve([facts], question["stack"], table)
+        manager, python = stacks.python_for(stack, facts, question["env_manager"])
+        chosen = stacks.resolve_driver(facts, stack, table, question["driver_version"])
+    except stacks.StackError as error:
+        yield ("stack", str(error).removeprefix(f"{facts['host']}: "), "see docs/stacks.md")
+        return
+    yield from old_driver(facts, stack, chosen)
+    yield from compiler(facts, stack, table)
+    if not question["provisioned"]:
+        yield from environment(facts, manager, python, question)
+
+
+def old_driver(facts, stack, chosen):
+    loaded = facts["driver"]
+    if chosen and loaded and stacks.version(loaded) < stacks.version(stack["driver"]):
+        yield (
+            "driver_old",
+            f"its driver is {loaded}, and stack {stack['name']} needs {stack['driver']}",
+            f"install {chosen['version']}",
+        )
+
+
+def compiler(facts, stack, table):
+    newest = stack.get("gcc")
+    if newest is None or not facts["gcc"] or not stacks.cards(facts, table):
+        return
+    if stacks.version(facts["gcc"])[0] > newest:
+        nearest = stacks.for_compiler(facts, table)
+        yield (
+            "gcc",
+            f"its gcc is {facts['gcc']}, and nvcc of CUDA {stack['cuda']} takes gcc up to "
+            f"{newest}: extensions such as apex cannot be compiled here; torch itself is not "
+            "concerned",
+            f"sudo apt install g++-{newest} where the release has it"
+            + (f", or the nearest that takes this gcc: stack: {nearest}" if nearest else ""),
+        )
+
+
+def environment(facts, manager, python, question):
+    if manager == "venv" and not facts["python_venv"]:
+        yield ("venv", "its python3 cannot make environments", "sudo apt install python3-venv")
+    if manager == "conda" and not facts["conda"] and not question["conda_installer"]:
+        yield (
+            "installer",
+            f"Python {python} is to come by conda, and no installer of conda is named",
+            "set conda_installer in group_vars/all.yml: Miniforge, Miniconda or Anaconda, a file "
+            "or a URL",
+        )
+    if manager == "uv" and not facts["uv"]:
+        yield (
+            "uv",
+            "env_manager is uv, and it has no program uv that root finds",
+            "sudo install ~/.local/bin/uv /usr/local/bin/uv, or env_manager: conda",
+        )
+
+
+JUDGES = (driver, fitting)
