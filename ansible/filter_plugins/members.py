@@ -5,28 +5,52 @@ Pure functions.
 
 HOSTS_BEGIN = "# BEGIN tandem: the members of the cluster"
 HOSTS_END = "# END tandem"
+# In front of a line as it was: the next line stands for it, or none does.
+REPLACED = "# tandem replaced: "
+REMOVED = "# tandem removed: "
 
 
 def hosts_file(text, members):
     """/etc/hosts with every member's real address.
 
     text: the present file. members: {name: address}. Keeps every other line. A loopback line loses
-    members' names (Debian's "127.0.1.1 node1"): Gloo would offer that address to its peers.
+    members' names (Debian's "127.0.1.1 node1"): Gloo would offer that address to its peers. What it
+    was stays above it as a comment, for `former_hosts_file`.
     """
     kept = []
-    inside = False
-    for line in text.splitlines():
+    for line in _without_block(text.splitlines()):
+        rest = _without_members(line, members)
+        if rest == line:
+            kept.append(line)
+        elif rest is None:
+            kept.append(REMOVED + line)
+        else:
+            kept += [REPLACED + line, rest]
+    block = [f"{address}\t{name}" for name, address in members.items()]
+    return "\n".join([*kept, HOSTS_BEGIN, *block, HOSTS_END]) + "\n"
+
+
+def former_hosts_file(text):
+    """/etc/hosts as it was before `hosts_file`, with all that others changed since."""
+    former = []
+    lines = iter(_without_block(text.splitlines()))
+    for line in lines:
+        if line.startswith(REPLACED):
+            next(lines, None)
+        former.append(line.removeprefix(REPLACED).removeprefix(REMOVED))
+    return "".join(f"{line}\n" for line in former)
+
+
+def _without_block(lines):
+    kept, inside = [], False
+    for line in lines:
         if line == HOSTS_BEGIN:
             inside = True
         elif line == HOSTS_END and inside:
             inside = False
         elif not inside:
-            kept.append(_without_members(line, members))
-    kept = [line for line in kept if line is not None]
-    while kept and not kept[-1].strip():
-        kept.pop()
-    block = [f"{address}\t{name}" for name, address in members.items()]
-    return "\n".join([*kept, "", HOSTS_BEGIN, *block, HOSTS_END]).lstrip("\n") + "\n"
+            kept.append(line)
+    return kept
 
 
 def _without_members(line, members):
@@ -79,6 +103,11 @@ def member(variables):
     return {"names": names, "keys": host_keys(variables["ansible_facts"])}
 
 
+def forgotten(item):
+    """One machine of {"name", "address"} without keys, for `known_hosts_file`."""
+    return {"names": [item["name"], item["address"]], "keys": []}
+
+
 def what_ssh_said(variables):
     """ssh's words on one line, without Ansible's in front."""
     said = " ".join(str(variables.get("reach_answer", {}).get("msg", "nothing")).split())
@@ -101,7 +130,9 @@ class FilterModule:
     def filters(self):
         return {
             "tandem_hosts_file": hosts_file,
+            "tandem_former_hosts_file": former_hosts_file,
             "tandem_known_hosts_file": known_hosts_file,
             "tandem_member": member,
+            "tandem_forgotten": forgotten,
             "tandem_not_reached": not_reached,
         }

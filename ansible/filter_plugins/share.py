@@ -1,31 +1,141 @@
-"""Which options a share needs, and whether a disk can be shared: decided from facts alone."""
+"""How a share is mounted, what its failure means, and whether a folder can be shared.
+
+Decided from facts alone: fstab's words, the journal's words, what findmnt and lsblk print.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 
+from ansible.errors import AnsibleFilterError
+
+NTFS = {"fuseblk", "ntfs", "ntfs3"}
 # The kernel's NFS server needs file handles that outlive a restart; these give none.
-NO_HANDLES = {"fuseblk", "fuse", "ntfs", "ntfs3", "exfat", "vfat", "overlay"}
+NO_HANDLES = NTFS | {"fuse", "exfat", "vfat", "overlay"}
 NETWORKED = {"nfs", "nfs4", "cifs", "smb3"}
+# What a line of the journal means: mount.cifs(8)'s and mount.nfs(8)'s own words.
+FAILURES = (
+    (
+        r"error\(13\)|Permission denied",
+        "smb",
+        "the password or the account is refused. Is the password that of the server, and may the "
+        "account read the share?",
+    ),
+    (r"error\(2\)|No such file", "smb", "the server has no share of that name (share_name)."),
+    (
+        r"error\(112\)|Host is down",
+        "smb",
+        "the server is off or asleep, or it speaks SMB 1 alone, as Windows 7 and old NAS do. "
+        "Switch SMB 3 on there.",
+    ),
+    (
+        r"access denied|No such file|Operation not permitted",
+        "nfs",
+        "the server does not export the folder to this machine. Run site.yml for the server too: "
+        "it exports to the members of the inventory.",
+    ),
+    (
+        r"unknown filesystem|not supported by the system|No such device|Protocol not supported",
+        "",
+        "this machine's kernel has no driver for it. On Ubuntu: sudo apt install "
+        "linux-modules-extra-$(uname -r)",
+    ),
+    (
+        r"No route|unreachable|timed out|error\(11[0-5]\)|refused|[Tt]erminating",
+        "",
+        "the server does not answer. Is it on, and does its own firewall let this machine in?",
+    ),
+)
 
 
-def share_refusal(protocol: str, path: str, filesystem: str) -> str:
+def share_refusal(protocol: str, path: str, findmnt: str) -> str:
     """Say why a server cannot share a path, or "" if it can.
 
-    filesystem: type as `findmnt` names it, of the file system that holds the path.
+    findmnt: output of `findmnt --json --output TARGET,SOURCE,FSTYPE,OPTIONS --target PATH`.
     """
-    if filesystem in NETWORKED:
+    disk = json.loads(findmnt)["filesystems"][0]
+    if disk["fstype"] in NETWORKED:
         return (
-            f"{path} is itself a share of another machine ({filesystem}). Make that machine "
+            f"{path} is itself a share of another machine ({disk['fstype']}). Make that machine "
             "share_host, so that data travels once."
         )
-    if protocol == "nfs" and filesystem in NO_HANDLES:
-        kind = "an NTFS disk" if filesystem in ("fuseblk", "ntfs", "ntfs3") else filesystem
+    if "uhelper=udisks2" in disk["options"].split(","):
+        return (
+            f"{path} lies on a disk that the desktop of a user mounted ({disk['source']}), and "
+            "goes when that user logs out. Unmount it there, and set share_disk to its name: "
+            "lsblk --output NAME,LABEL,UUID shows it."
+        )
+    if protocol == "nfs" and disk["fstype"] in NO_HANDLES:
+        kind = "an NTFS disk" if disk["fstype"] in NTFS else disk["fstype"]
         return (
             f"{path} lies on {kind}, which the kernel's NFS server cannot export. "
             "Set share_protocol: smb, or move the data to an ext4 or xfs disk."
         )
     return ""
+
+
+def share_missing(path: str, lsblk: str) -> str:
+    """Say that a folder is not there, and which disks nobody has mounted.
+
+    lsblk: output of `lsblk --json --paths --output NAME,FSTYPE,LABEL,UUID,SIZE,MOUNTPOINT`.
+    """
+    unused = [
+        f"{disk['name']} ({disk['fstype']}, {disk['label'] or 'no label'}, {disk['size']})"
+        for disk in block_devices(lsblk)
+        if disk["fstype"] not in (None, "swap", "crypto_LUKS", "LVM2_member")
+        and not disk["mountpoint"]
+    ]
+    if not unused:
+        return f"{path} does not exist. Correct share_path, or mount its disk."
+    return (
+        f"{path} does not exist. Is it on a disk that nobody has mounted: {', '.join(unused)}? "
+        f"Then set share_disk: {unused[0].split()[0]} and share_path to the folder under "
+        "/srv/tandem/disk. Else correct share_path."
+    )
+
+
+def share_disk(disk: str, lsblk: str, has_ntfs3: bool, host: str) -> dict[str, str]:
+    """Plan the mount of a disk: {"source", "fstype", "options"}; reading alone.
+
+    disk: UUID=..., LABEL=... or a path; lsblk: see share_missing; has_ntfs3: whether the kernel has
+    a driver of its own (Linux 5.15). Raises one sentence where there is nothing to mount.
+    """
+    key, _, value = disk.rpartition("=")
+    name = {"": "name", "UUID": "uuid", "LABEL": "label"}.get(key)
+    devices = block_devices(lsblk)
+    found = [device for device in devices if name and device[name] == value]
+    if len(found) != 1:
+        known = ", ".join(device["name"] for device in devices if device["fstype"])
+        what = "is none of its disks" if not found else "fits several of its disks"
+        raise AnsibleFilterError(f"{host}: share_disk {disk} {what}. Disks with data: {known}.")
+    (device,) = found
+    kind = device["fstype"]
+    if kind in ("BitLocker", "crypto_LUKS"):
+        raise AnsibleFilterError(
+            f"{host}: {device['name']} is encrypted ({kind}), and nobody is there to open it at "
+            "boot. Take the encryption off this disk, or copy the data to another one."
+        )
+    if not kind:
+        raise AnsibleFilterError(f"{host}: {device['name']} holds no file system.")
+    options = ["ro", "nofail"]
+    if kind in NTFS | {"exfat", "vfat"}:
+        # These know no owner on the disk: everybody reads, nobody writes.
+        options += ["umask=0222"]
+    if kind == "ntfs":
+        kind = "ntfs3" if has_ntfs3 else "ntfs-3g"
+    source = f"UUID={device['uuid']}" if device["uuid"] else device["name"]
+    return {"source": source, "fstype": kind, "options": ",".join(options)}
+
+
+def block_devices(lsblk: str) -> list[dict]:
+    """All devices of lsblk's tree, in its order."""
+    found, waiting = [], json.loads(lsblk)["blockdevices"]
+    while waiting:
+        device, *waiting = waiting
+        found.append(device)
+        waiting = device.get("children", []) + waiting
+    return found
 
 
 def share_source(protocol: str, address: str, path: str, name: str) -> str:
@@ -37,11 +147,14 @@ def share_options(protocol: str, machine: dict) -> str:
     """Give the options of fstab.
 
     machine: kernel ("5.15.0-91-generic"), speed (Mbit/s of the card, less than 1 when unknown),
-    uid and gid (who reads). Mounted at first use, so that no boot waits for the server.
+    ids (what `id` prints for who reads). Mounted at first use, so that no boot waits for the
+    server; `hard`, so that a reader waits for a server that restarts instead of failing.
     """
-    common = ["ro", "_netdev", "nofail", "x-systemd.automount", "x-systemd.mount-timeout=20"]
+    common = ["ro", "hard", "_netdev", "nofail"]
+    common += ["x-systemd.automount", "x-systemd.mount-timeout=20"]
     if protocol == "smb":
-        who = [f"uid={machine['uid']}", f"gid={machine['gid']}", "file_mode=0444", "dir_mode=0555"]
+        uid, gid = re.match(r"uid=(\d+)\S* gid=(\d+)", machine["ids"]).groups()
+        who = [f"uid={uid}", f"gid={gid}", "file_mode=0444", "dir_mode=0555"]
         secret = "credentials=/etc/tandem/share.credentials"  # noqa: S105 - a path, no password
         return ",".join([*common, secret, "vers=3.1.1", *who])
     several = _kernel(machine["kernel"]) >= (5, 3) and machine["speed"] > 1000
@@ -54,12 +167,38 @@ def _kernel(release: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def share_unit(path: str) -> str:
+    """Give systemd's name of a mount point, without .mount, as systemd-escape(1) makes it."""
+    found = ""
+    for number, byte in enumerate(path.strip("/").encode()):
+        letter = chr(byte)
+        kept = re.fullmatch(r"[A-Za-z0-9:_.]", letter) and (letter != "." or number)
+        found += letter if kept else "-" if letter == "/" else f"\\x{byte:02x}"
+    return found
+
+
+def share_failure(protocol: str, journal: str, said: str) -> str:
+    """Say in a sentence why a share could not be read.
+
+    journal: the last lines of the mount unit; said: what the reader got.
+    """
+    for pattern, where, sentence in FAILURES:
+        if where in ("", protocol) and re.search(pattern, journal):
+            return sentence
+    last = (journal.strip().splitlines() or ["nothing"])[-1]
+    return f"{said.strip()} (the journal's last word: {last})"
+
+
 class FilterModule:
     """Filters of the roles `share_server` and `share_client`."""
 
     def filters(self) -> dict:
         return {
+            "share_disk": share_disk,
+            "share_failure": share_failure,
+            "share_missing": share_missing,
+            "share_options": share_options,
             "share_refusal": share_refusal,
             "share_source": share_source,
-            "share_options": share_options,
+            "share_unit": share_unit,
         }

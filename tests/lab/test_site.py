@@ -63,7 +63,7 @@ def test_check_of_a_finished_machine_predicts_nothing(provisioned):
 def test_members_know_each_other(provisioned):
     for node in (1, 4):
         hosts = provisioned.ssh(node, "cat /etc/hosts")
-        assert "127.0.1.1" not in hosts
+        assert "\n127.0.1.1" not in hosts
         for member in range(1, 6):
             assert f"192.168.56.{110 + member}\tnode{member}\n" in hosts
         assert provisioned.ssh(node, "hostname").strip() == f"node{node}"

@@ -1,5 +1,7 @@
 """/etc/hosts and ssh_known_hosts: members' lines are right, everybody else's stay."""
 
+import pytest
+
 from tests.unit.ansible.provision_machines import load
 
 members = load("ansible/filter_plugins/members.py")
@@ -27,7 +29,17 @@ def test_own_name_leaves_the_loopback_line_and_other_lines_stay():
 
 
 def test_a_loopback_line_of_members_alone_goes():
-    assert "127.0.1.1" not in members.hosts_file("127.0.1.1 node1\n", ADDRESSES)
+    made = members.hosts_file("127.0.1.1 node1\n", ADDRESSES).splitlines()
+    assert not [line for line in made if line.startswith("127.0.1.1")]
+
+
+@pytest.mark.parametrize(
+    "text", [DEBIAN, "", "\n127.0.0.1 node1\n127.0.0.1 node2 localhost # x\n\n"]
+)
+def test_the_hosts_file_comes_back_with_what_others_added(text):
+    ours = members.hosts_file(members.hosts_file(text, ADDRESSES), ADDRESSES)
+    assert members.former_hosts_file(ours) == text
+    assert members.former_hosts_file(ours + "10.9.9.9 new\n") == text + "10.9.9.9 new\n"
 
 
 def test_hosts_file_is_stable_and_follows_the_inventory():
