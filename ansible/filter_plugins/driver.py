@@ -1,0 +1,193 @@
+"""What to do about a machine's NVIDIA driver: a pure function of facts, wishes and stacks.yml.
+
+Facts are those of ansible/library/machine_facts.py and driver_facts.py together, with the inventory
+name as "host". roles/driver only carries the plan out.
+"""
+
+import dataclasses
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import driver_offers as offers
+import stacks
+
+ADD_SOURCES = (
+    "add the components contrib and non-free (Debian) or restricted and multiverse (Ubuntu) to "
+    "/etc/apt/sources.list"
+)
+# Packages whose version is that of the distribution's driver.
+PACKAGED = re.compile(
+    r"nvidia-((open-)?kernel-(open-)?dkms$|dkms-\d|driver(-\d|$)|headless-\d|headless-no-dkms-)"
+)
+REMOVAL = {"package": "sudo apt purge '*nvidia*'", "runfile": "sudo nvidia-uninstall"}
+
+
+def driver_plan(facts, wish, stack, table):
+    """The plan for one machine.
+
+    wish: {"policy": keep, install or upgrade; "source": auto, package or runfile;
+    "allow_stop_display": bool; "runfile", "runfile_sha256": instead of the table's, or "";
+    "offline": bool; "at_hand": names of installers that the control machine has}.
+    stack: a row of table["rows"] with "name". table: stacks.yml's "stacks".
+    """
+    try:
+        plan = _plan(facts, wish, stack, table)
+        if plan.action != "nothing":
+            plan = _with_display(plan, facts, wish)
+    except offers.Refusal as refusal:
+        plan = offers.Plan("refuse", *refusal.args)
+    except stacks.StackError as error:
+        reason = str(error).removeprefix(f"{facts['host']}: ")
+        plan = offers.Plan("refuse", reason, "see docs/stacks.md")
+    return dataclasses.asdict(plan)
+
+
+def _plan(facts, wish, stack, table):
+    rows = [row for _, row in stacks.cards(facts, table)]
+    if not rows or stack["cuda"] is None:
+        why = "no NVIDIA card" if not rows else f"stack {stack['name']} needs no driver"
+        return offers.Plan("nothing", why)
+    loaded, needed = facts["driver"], stack["driver"]
+    enough = loaded and stacks.version(loaded) >= stacks.version(needed)
+    consistent = facts["driver_library"] in (None, loaded)
+    if wish["policy"] == "keep":
+        if enough and consistent:
+            return offers.Plan("nothing", f"driver {loaded} is loaded, {needed} or newer is needed")
+        raise offers.Refusal(
+            f"{_state(facts)}, and stack {stack['name']} needs {needed} or newer; driver_policy: "
+            "keep forbids a change",
+            "set driver_policy: install (or upgrade) in group_vars/all.yml",
+        )
+    installed = _installed(facts)
+    if facts["pending"]:  # an earlier run was cut off: the same way again
+        source = installed[0] if installed else wish["source"]
+        return _fresh(facts, {**wish, "source": source}, stack, table, rows)
+    if installed is not None:
+        return _present(facts, wish, stack, table, rows, installed)
+    if loaded is None:
+        return _fresh(facts, wish, stack, table, rows)
+    came = f"driver {loaded} is loaded, and came neither by packages nor by NVIDIA's installer"
+    if enough and consistent:
+        return offers.Plan("nothing", came)
+    raise offers.Refusal(f"{came}; {needed} is needed", "remove it by hand, then run again")
+
+
+def _installed(facts):
+    """(package or runfile, version) of the driver on the disk; None: there is none."""
+    names = [name for name in facts["packages"] if PACKAGED.match(name)]
+    if names and facts["runfile"]:
+        raise offers.Refusal(
+            f"it has two drivers, one over the other: {', '.join(sorted(names))} and NVIDIA's own "
+            f"installer's {facts['runfile']}",
+            "take both away: sudo nvidia-uninstall; sudo apt purge '*nvidia*'; then run again",
+        )
+    if facts["runfile"]:
+        return "runfile", facts["runfile"]
+    return ("package", offers.upstream(facts["packages"][min(names)])) if names else None
+
+
+def _present(facts, wish, stack, table, rows, installed):
+    """The plan where a driver is on the disk."""
+    kind, version = installed
+    if wish["source"] not in ("auto", kind):
+        raise offers.Refusal(
+            f"driver {version} came by {_by(kind)}, and driver_source is {wish['source']}: one "
+            "never goes over the other",
+            f"set driver_source: auto, or take it away first: {REMOVAL[kind]}",
+        )
+    newer = _newer(facts, wish, stack, table, rows, installed)
+    if newer is not None:
+        if wish["policy"] == "upgrade":
+            return newer
+        if stacks.version(version) < stacks.version(stack["driver"]):
+            raise offers.Refusal(
+                f"driver {version} is installed, and stack {stack['name']} needs {stack['driver']}",
+                f"set driver_policy: upgrade, which installs {newer.version}",
+            )
+    hold = {"version": version, "hold": True}
+    if facts["module"] is None:
+        reason = f"driver {version} has no module for the running kernel {facts['kernel']}"
+        return offers.Plan("build", reason, tools=offers.tools(facts), **hold)
+    if facts["driver"] == version and facts["driver_library"] in (None, version):
+        return offers.Plan("nothing", f"driver {version} is installed and loaded", **hold)
+    return offers.Plan("load", f"driver {version} is installed, but {_state(facts)}", **hold)
+
+
+def _newer(facts, wish, stack, table, rows, installed):
+    """The plan for a newer driver that comes in the same way; None: there is none to be had."""
+    kind, version = installed
+    try:
+        target = _fresh(facts, {**wish, "source": kind}, stack, table, rows)
+    except (offers.Refusal, stacks.StackError) as error:
+        if stacks.version(version) >= stacks.version(stack["driver"]):
+            return None
+        raise offers.Refusal(
+            f"driver {version} came by {_by(kind)}, stack {stack['name']} needs "
+            f"{stack['driver']}, and nothing newer comes that way: {error.args[0]}",
+            f"take it away ({REMOVAL[kind]}) and run again, which finds another way; or choose "
+            "a stack that needs less",
+        ) from None
+    return target if stacks.version(target.version) > stacks.version(version) else None
+
+
+def _fresh(facts, wish, stack, table, rows):
+    """The plan to install: by packages where they will do, else by NVIDIA's runfile."""
+    if wish["source"] == "runfile" or (wish["source"] == "auto" and wish["runfile"]):
+        return offers.runfile(facts, wish, stack, table, rows)
+    found = offers.packages(facts, stack, table, rows)
+    if found is not None:
+        return found
+    if wish["source"] == "auto":
+        return offers.runfile(facts, wish, stack, table, rows)
+    raise offers.Refusal(
+        f"its package archive offers no driver for its cards that stack {stack['name']} could use "
+        f"({stack['driver']} or newer)",
+        f"{ADD_SOURCES}; or set driver_source: auto, or a stack that needs less",
+    )
+
+
+def _with_display(plan, facts, wish):
+    """The plan with what has to stand still; Refusal without consent."""
+    users = [f"{row['command']} (process {row['pid']})" for row in facts["gpu_processes"]]
+    if users:
+        raise offers.Refusal(f"{', '.join(users)} uses the card", "end it, then run again")
+    shown = [f"{row['command']} (process {row['pid']})" for row in facts["displays"]]
+    unit = facts["display_manager"] if facts["display_manager_active"] else ""
+    if not shown and not unit:
+        return plan
+    if not wish["allow_stop_display"]:
+        raise offers.Refusal(
+            f"{plan.reason}, which cannot be changed under a running display: "
+            f"{', '.join(shown + [unit] * bool(unit))}",
+            "save what is open there, then run again with -e allow_stop_display=true",
+        )
+    if not unit:
+        raise offers.Refusal(
+            f"{', '.join(shown)} was not started by a display manager",
+            "log out there, then run again",
+        )
+    return dataclasses.replace(plan, stop=unit)
+
+
+def _state(facts):
+    if facts["driver"] is None:
+        return "no driver is loaded"
+    if facts["driver_library"] not in (None, facts["driver"]):
+        return (
+            f"the loaded driver is {facts['driver']} and the library {facts['driver_library']} "
+            "(driver/library version mismatch)"
+        )
+    return f"driver {facts['driver']} is loaded"
+
+
+def _by(kind):
+    return "packages" if kind == "package" else "NVIDIA's own installer"
+
+
+class FilterModule:
+    """Names of these functions in playbooks."""
+
+    def filters(self):
+        return {"driver_plan": driver_plan}

@@ -1,0 +1,117 @@
+"""What came of a driver's installation, and what is held so that it stays: pure functions."""
+
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import driver_offers as offers
+
+# A kernel's packages name a release ("linux-image-6.1.0-50-amd64"); the metapackages, which bring
+# the next kernel, do not.
+KERNEL = re.compile(
+    r"linux-(image|headers|modules|modules-extra|generic|lowlatency|virtual|oem|cloud)(-|$)"
+)
+RELEASE = re.compile(r"-\d+\.\d+\.\d+")
+DRIVER = re.compile(
+    r"(lib)?nvidia-|libcuda1$|xserver-xorg-video-nvidia|firmware-nvidia|cuda-drivers"
+)
+MODULES = "linux-modules-nvidia-"
+
+
+def driver_hold(facts, version):
+    """What keeps driver `version` (NVIDIA's) and the kernel it was built for from moving.
+
+    Returns {"packages": those to hold, "preferences": text for apt, "unattended": text for
+    unattended-upgrades}. Packages: the driver's (by their version, so that nvidia-container-toolkit
+    and other neighbours stay free), the kernel's metapackages, and linux-modules-nvidia-*.
+    """
+    held = {}
+    for name, found in sorted(facts["packages"].items()):
+        own = DRIVER.match(name) and offers.upstream(found).startswith(version)
+        meta = KERNEL.match(name) and not RELEASE.search(name)
+        if own or meta or name.startswith(MODULES):
+            held[name] = found
+    stanzas = [
+        f"Package: {' '.join(name for name in held if held[name] == found)}\n"
+        f"Pin: version {found}\nPin-Priority: 999\n"
+        for found in sorted(set(held.values()))
+    ]
+    patterns = [f'    "{name}$";\n' for name in held] + [f'    "{MODULES}";\n']
+    block = "Unattended-Upgrade::Package-Blacklist {\n" + "".join(patterns) + "};\n"
+    return {"packages": list(held), "preferences": "\n".join(stanzas), "unattended": block}
+
+
+def driver_outcome(facts, loading, smi):
+    """What to do next: {"state": done, reboot or refuse; "reason"; "remedy"}.
+
+    facts: read after the driver was installed. loading, smi: {"rc", "text"} of `modprobe nvidia`
+    and of `nvidia-smi --query-gpu=driver_version --format=csv,noheader`.
+    """
+    loaded, kernel = facts["driver"], facts["kernel"]
+    said = set(re.findall(r"\d+\.\d+[.\d]*", smi["text"])) if smi["rc"] == 0 else set()
+    if loaded and said == {loaded}:
+        return _next("done", f"module and nvidia-smi agree: {loaded}")
+    if facts["nouveau"]:
+        return _next("reboot", "nouveau drives the card until the next boot")
+    apart = loaded and facts["driver_library"] not in (None, loaded)
+    if "version mismatch" in smi["text"] or apart:
+        return _next(
+            "reboot",
+            f"driver/library version mismatch: the kernel has {loaded}, the library is "
+            f"{facts['driver_library']}",
+        )
+    if facts["module"] is None:
+        return _next(
+            "refuse",
+            f"there is no nvidia module for the running kernel {kernel}",
+            "see /var/lib/dkms/nvidia*/*/build/make.log and /var/log/nvidia-installer.log there",
+        )
+    if loaded is None:
+        return _not_loaded(facts, loading)
+    return _next(
+        "refuse",
+        f"module {loaded} is loaded, and nvidia-smi fails: {_line(smi['text'])}",
+        "see `sudo dmesg | grep -i nvrm` there",
+    )
+
+
+def _not_loaded(facts, loading):
+    text, ready = loading["text"], f"module {facts['module']} is built for {facts['kernel']}"
+    if re.search(r"[Kk]ey was rejected|Required key|Operation not permitted", text):
+        return _next("refuse", f"{ready}, and Secure Boot does not trust its key", mok_steps(facts))
+    if "No such device" in text:
+        return _next(
+            "refuse",
+            f"{ready}, but cannot be loaded: the kernel finds no card for it (No such device)",
+            "is the card seated and powered? lspci -d 10de: and sudo dmesg | grep -i nvrm say more",
+        )
+    return _next(
+        "refuse", f"{ready}, but cannot be loaded: {_line(text)}", "see `sudo dmesg` there"
+    )
+
+
+def mok_steps(facts):
+    """What a person does at the machine, since the firmware asks there and nowhere else."""
+    key = facts["signing_key"] or "/var/lib/dkms/mok.pub"
+    return (
+        f"at that machine: 1. sudo apt install mokutil && sudo mokutil --import {key} (choose a "
+        "password, needed once). 2. sudo reboot; in the blue screen choose Enroll MOK, Continue, "
+        "Yes, and give that password. 3. Run the same command here again, which goes on from there"
+    )
+
+
+def _next(state, reason, remedy=""):
+    return {"state": state, "reason": reason, "remedy": remedy}
+
+
+def _line(text):
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "it says nothing"
+
+
+class FilterModule:
+    """Names of these functions in playbooks."""
+
+    def filters(self):
+        return {"driver_hold": driver_hold, "driver_outcome": driver_outcome}

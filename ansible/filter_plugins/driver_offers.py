@@ -1,0 +1,195 @@
+"""Which NVIDIA driver can be had for a machine's cards: packages of its archive, or the runfile."""
+
+import dataclasses
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import stacks
+
+OPEN, PROPRIETARY = "open", "proprietary"
+# The branch from which NVIDIA recommends its open modules for Turing and newer, and from which
+# its installer has --kernel-module-type.
+OPEN_SINCE = 560
+RUNFILE = re.compile(r"NVIDIA-Linux-x86_64-(\d+\.\d+(?:\.\d+)?)\.run$")
+UBUNTU = re.compile(r"nvidia-driver-(\d+)(-server)?(-open)?$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """`action` is one of
+
+    nothing; refuse (`reason`, `remedy`); package (`packages`: apt's name=version); runfile (`url`,
+    `sha256`, `flags`); build (make the module for the running kernel: dkms autoinstall); load.
+    """
+
+    action: str
+    reason: str
+    remedy: str = ""
+    version: str = ""
+    module: str = ""  # open or proprietary
+    packages: tuple = ()
+    tools: tuple = ()  # packages that building the module needs
+    url: str = ""
+    sha256: str = ""
+    flags: tuple = ()
+    stop: str = ""  # the display manager that stands still meanwhile
+    reboot_first: bool = False  # nouveau has to go before
+    hold: bool = False
+
+
+class Refusal(Exception):
+    """(reason, remedy) why nothing is done."""
+
+
+def packages(facts, stack, table, rows):
+    """The newest branch of packages up to the table's that fits; None: no such branch."""
+    fitting = []
+    for branch, version, choice in _offers(facts):
+        if stacks.version(version) < stacks.version(stack["driver"]):
+            continue
+        if branch <= max(row["branch"] for row in table["drivers"]) and _knows(branch, rows):
+            kinds = modules(rows, branch)
+            if choice["module"] in kinds:
+                # The recommended module first, a desktop's branch before a server's.
+                rank = (branch, -kinds.index(choice["module"]), not choice["server"])
+                fitting.append((rank, version, choice))
+    if not fitting:
+        return None
+    _, version, choice = max(fitting, key=lambda row: row[0])
+    names, tools = _debian(facts, choice) if choice["debian"] else _ubuntu(facts, choice)
+    packages = tuple(f"{name}={facts['offered'][name]}" for name in names)
+    reason = f"driver {upstream(version)} by packages"
+    shape = {"version": upstream(version), "module": choice["module"], "hold": True}
+    return Plan("package", reason, packages=packages, tools=tools, **shape)
+
+
+def _offers(facts):
+    """(branch, version, choice) of each driver that the archive has."""
+    for name, version in sorted(facts["offered"].items()):
+        ubuntu = UBUNTU.match(name)
+        if ubuntu:
+            kind = OPEN if ubuntu[3] else PROPRIETARY
+            choice = {"name": name, "module": kind, "server": bool(ubuntu[2]), "debian": False}
+            yield int(ubuntu[1]), version, choice
+        elif name in ("nvidia-kernel-dkms", "nvidia-open-kernel-dkms"):
+            kind = OPEN if "open" in name else PROPRIETARY
+            choice = {"name": name, "module": kind, "server": False, "debian": True}
+            yield stacks.version(upstream(version))[0], version, choice
+
+
+def _debian(facts, choice):
+    wanted = [choice["name"], "nvidia-smi", "libcuda1"]
+    if facts["display_manager"]:  # a desktop needs the drawing half too
+        wanted.append("nvidia-driver")
+    return [name for name in wanted if name in facts["offered"]], tools(facts)
+
+
+def _ubuntu(facts, choice):
+    suffix = choice["name"].removeprefix("nvidia-driver-")
+    utilities = f"nvidia-utils-{suffix.removesuffix('-open')}"
+    signed = f"linux-modules-nvidia-{suffix}-{facts['kernel']}"
+    prebuilt = bool(facts["secure_boot"]) and signed in facts["offered"]
+    if facts["display_manager"]:
+        wanted = [choice["name"]]
+    else:
+        wanted = [f"nvidia-headless-{'no-dkms-' if prebuilt else ''}{suffix}", utilities]
+    names = [name for name in wanted if name in facts["offered"]]
+    return ([signed, *names], ()) if prebuilt else (names, tools(facts))
+
+
+def runfile(facts, wish, stack, table, rows):
+    row = dict(stacks.resolve_driver(facts, stack, table))
+    if wish["runfile"]:
+        row.update(url=wish["runfile"], sha256=wish["runfile_sha256"])
+    found = RUNFILE.search(row["url"])
+    if found is None:
+        raise Refusal(
+            f"{row['url']} is no runfile of a driver alone: its name is not "
+            "NVIDIA-Linux-x86_64-VERSION.run",
+            "set driver_runfile and driver_runfile_sha256",
+        )
+    version = found[1]
+    if stacks.version(version) < stacks.version(stack["driver"]):
+        raise Refusal(
+            f"the runfile's driver {version} is older than the {stack['driver']} that stack "
+            f"{stack['name']} needs",
+            "name a newer one in driver_runfile",
+        )
+    name = row["url"].rpartition("/")[2]
+    if wish["offline"] and "://" in row["url"] and name not in wish["at_hand"]:
+        raise Refusal(
+            f"offline is true, and bundle/installers/{stack['name']}/{name} is missing",
+            "on a machine with internet: make bundle",
+        )
+    branch = stacks.version(version)[0]
+    kinds = modules(rows, branch)
+    if not kinds or not _knows(branch, rows):
+        raise Refusal(f"no one driver serves {_names(rows)}", "take one of these cards out")
+    flags = ["--silent", "--dkms", "--disable-nouveau"]
+    if branch >= OPEN_SINCE:
+        flags.append(f"--kernel-module-type={kinds[0]}")
+    return Plan("runfile", f"driver {version} by NVIDIA's installer", version=version,
+                module=kinds[0], tools=tools(facts), url=row["url"], sha256=row["sha256"],
+                flags=tuple(flags), reboot_first=facts["nouveau"], hold=True)  # fmt: skip
+
+
+def modules(rows, branch):
+    """Kinds of kernel modules that can drive all these cards, the recommended one first.
+
+    Open ones know Turing and newer; Blackwell has no others (NVIDIA's open-gpu-kernel-modules).
+    """
+    sms = [row["sm"] for row in rows]
+    if max(sms) >= 100:
+        return (OPEN,) if min(sms) >= 75 else ()
+    if min(sms) < 75 or branch < OPEN_SINCE:
+        return (PROPRIETARY,)
+    return (OPEN, PROPRIETARY)
+
+
+def _knows(branch, rows):
+    return all(
+        row["oldest_driver"] <= branch and branch <= (row["newest_driver"] or branch)
+        for row in rows
+    )
+
+
+def tools(facts):
+    """Packages to build a module with, for the *running* kernel; Refusal where they are not had."""
+    headers = f"linux-headers-{facts['kernel']}"
+    if facts["secure_boot"] and (facts["distribution"], facts["release"]) == ("debian", "11"):
+        raise Refusal(
+            "Secure Boot is on, and DKMS of Debian 11 cannot sign the module that it builds",
+            "switch Secure Boot off in the firmware's setup, then run again",
+        )
+    wanted = ["dkms", "gcc", "make"] + ([] if facts["kernel_headers"] else [headers])
+    missing = [n for n in wanted if n not in facts["packages"] and n not in facts["offered"]]
+    if headers in missing:
+        raise Refusal(
+            f"its package archive has no headers ({headers}) for the running kernel",
+            "install the newest kernel and reboot into it (sudo apt update && sudo apt "
+            "full-upgrade && sudo reboot), then run again",
+        )
+    if missing:
+        raise Refusal(
+            f"building the module needs {', '.join(missing)}, which its package archive lacks",
+            "correct /etc/apt/sources.list, then run again",
+        )
+    return tuple(wanted)
+
+
+def _names(rows):
+    return " and ".join(sorted({row["name"] for row in rows}))
+
+
+def upstream(version):
+    """NVIDIA's version in a package's: "2:535.261.03-1" -> "535.261.03"."""
+    return re.match(r"(?:\d+:)?(\d+(?:\.\d+)*)", version)[1]
+
+
+class FilterModule:
+    """No filter of its own: driver.py uses these functions."""
+
+    def filters(self):
+        return {}

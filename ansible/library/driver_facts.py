@@ -1,0 +1,189 @@
+#!/usr/bin/python
+"""Collects what the role driver decides upon. Reads only. Python >= 3.6, standard library."""
+
+import glob
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+---
+module: driver_facts
+short_description: Collects what the role driver decides upon
+description:
+  - Reads packages, a runfile's traces, the kernel's module, displays and processes on the card.
+  - Changes nothing.
+options:
+  pin:
+    description: The role's own file of apt preferences; what the archive offers is read without it.
+    type: path
+    required: true
+author: Tandem
+"""
+
+EXAMPLES = r"""
+- name: Collect
+  driver_facts:
+    pin: /etc/apt/preferences.d/tandem-driver
+"""
+
+RETURN = r"""
+facts:
+  description: What was read; None where a machine does not say.
+  returned: always
+  type: dict
+"""
+
+# Packages that may matter: the driver's, and the kernel's that must not move without it.
+MATTER = re.compile(
+    r"^(nvidia-|libnvidia-|libcuda1$|xserver-xorg-video-nvidia|firmware-nvidia|cuda-drivers"
+    r"|linux-(image|headers|modules|generic|lowlatency|virtual|aws|azure|gcp|oem|cloud)|dkms$|gcc$|make$"
+    r"|initramfs-tools$|unattended-upgrades$)"
+)
+OFFERED = re.compile(
+    r"^(nvidia-(driver|headless|kernel|open-kernel|utils|smi)|linux-(modules-nvidia|headers)-"
+    r"|libcuda1$|dkms$|gcc$|make$)"
+)
+DISPLAYS = ("Xorg", "X", "Xwayland", "gnome-shell", "kwin_wayland", "weston", "sway", "labwc")
+# The keys by which DKMS signs modules: Ubuntu's, then DKMS's own from 3.0 on.
+KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
+
+
+def read(path):
+    """A small file's text without surrounding blanks; None where it cannot be read."""
+    try:
+        with open(path, errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def run(*argv):
+    """(exit code, output) of a command; (127, "") where it is missing."""
+    try:
+        done = subprocess.run(
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            env=dict(os.environ, LC_ALL="C"),
+            check=False,
+        )
+    except OSError:
+        return 127, ""
+    return done.returncode, done.stdout.decode(errors="replace")
+
+
+def packages():
+    """Installed packages by name, those that are half installed, and those that are held."""
+    layout = "${db:Status-Abbrev}\t${Package}\t${Version}\n"
+    found, half, held = {}, [], []
+    for line in run("dpkg-query", "--show", "--showformat", layout)[1].splitlines():
+        status, name, version = line.split("\t")
+        if status[1] in "HUFWt":  # half-installed, unpacked, half-configured, triggers
+            half.append(name)
+        if MATTER.match(name) and status[1] in "iWt":
+            found[name] = version
+        if status[0] == "h":
+            held.append(name)
+    return {"packages": found, "half_installed": half, "held": held}
+
+
+def offered(pin):
+    """{package: version} that apt would install, were it not for the pin of ours."""
+    names = [name for name in run("apt-cache", "pkgnames")[1].split() if OFFERED.match(name)]
+    with tempfile.TemporaryDirectory() as folder:
+        for path in glob.glob("/etc/apt/preferences.d/*"):
+            if path != pin:
+                shutil.copy(path, folder)
+        option = "Dir::Etc::preferencesparts=" + folder
+        text = run("apt-cache", "-o", option, "policy", *names)[1] if names else ""
+    pairs = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (\S+)", text, re.MULTILINE)
+    return {name: version for name, version in pairs if version != "(none)"}
+
+
+def runfile():
+    """The version that NVIDIA's own installer has put here; None: it has not been here."""
+    text = read("/var/lib/nvidia/log")
+    if text is None:
+        return None
+    found = re.search(r"\d{3}\.\d+(\.\d+)?", text.split("\n")[0])
+    return found.group() if found else "0"
+
+
+def module(kernel):
+    """The version of the kernel module that lies ready for `kernel`; None: there is none."""
+    for name in ("nvidia", "nvidia-current"):
+        code, text = run("modinfo", "-k", kernel, "-F", "version", name)
+        if code == 0 and text.strip():
+            return text.strip()
+    return None
+
+
+def signing():
+    """The key that DKMS signs with, and whether the firmware trusts it (None: not to be known)."""
+    key = next((path for path in KEYS if os.path.exists(path)), None)
+    trusted = None
+    if key is not None:
+        code, text = run("mokutil", "--test-key", key)
+        trusted = None if code == 127 else "already enrolled" in text
+    return {"signing_key": key, "signing_key_trusted": trusted}
+
+
+def processes():
+    """Who draws on a screen, and who else has the NVIDIA device open."""
+    displays, users = [], []
+    for folder in glob.glob("/proc/[0-9]*"):
+        pid, command = int(os.path.basename(folder)), read(folder + "/comm")
+        row = {"pid": pid, "command": command}
+        if command in DISPLAYS:
+            displays.append(row)
+        elif command != "nvidia-persiste" and opens(folder + "/fd", "/dev/nvidia"):
+            users.append(row)
+    return {"displays": displays, "gpu_processes": users}
+
+
+def opens(folder, prefix):
+    """Whether a process has a file open whose path starts with `prefix`."""
+    try:
+        return any(os.readlink(path).startswith(prefix) for path in glob.glob(folder + "/*"))
+    except OSError:  # it has ended meanwhile
+        return False
+
+
+def display_manager():
+    """The unit that shows the login screen, e.g. "gdm.service"; whether it runs."""
+    text = run(
+        "systemctl", "show", "--property=Id,ActiveState,LoadState", "display-manager.service"
+    )
+    values = dict(line.split("=", 1) for line in text[1].splitlines() if "=" in line)
+    there = values.get("LoadState") == "loaded"
+    return {
+        "display_manager": values["Id"] if there else None,
+        "display_manager_active": there and values.get("ActiveState") == "active",
+    }
+
+
+def main():
+    module_ = AnsibleModule(
+        argument_spec={"pin": {"type": "path", "required": True}}, supports_check_mode=True
+    )
+    kernel = platform.release()
+    facts = {
+        "offered": offered(module_.params["pin"]),
+        "runfile": runfile(),
+        "module": module(kernel),
+        "pending": os.path.exists("/var/lib/tandem/driver/before"),
+    }
+    for part in (packages(), signing(), processes(), display_manager()):
+        facts.update(part)
+    module_.exit_json(changed=False, facts=facts)
+
+
+if __name__ == "__main__":
+    main()
