@@ -19,7 +19,7 @@ launch_options = $(call option,--inventory,INVENTORY) $(call option,--nodes,NODE
 	$(if $(ARGS),-- $(ARGS))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo data/digits provision check bootstrap bundle accept plan train dry-run slurm status attach stop runs report test test-legacy test-long chaos lint bench lock
+.PHONY: help env demo data/digits provision dry-provision check bootstrap bundle accept plan train dry-run slurm status attach stop runs report test test-legacy test-long chaos lint bench lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
@@ -44,6 +44,9 @@ bootstrap: env ## let this control machine into new machines (LOGIN=a user there
 
 provision: data/digits ## make the machines of inventory.ini a cluster
 	ansible-playbook $(call option,--inventory,INVENTORY) site.yml
+
+dry-provision: env ## print what `make provision` would install where (FACTS=examples/machines/... or the inventory)
+	@$(PYTHON_ENV) ansible/dry_provision.py $(call option,--inventory,INVENTORY) $(call option,--facts,FACTS)
 
 accept: env ## measure every pair of machines: bandwidth, latency, MTU, disks
 	ansible-playbook $(call option,--inventory,INVENTORY) ansible/playbooks/accept.yml

@@ -86,8 +86,8 @@ def _has_toolkit(machine, stack, wish, table):
         return bool(stack.get("toolkit_default") and stacks.cards(machine, table))
     if wish["toolkit"] == "true" and not stack.get("toolkit"):
         raise stacks.StackError(
-            f"toolkit is true, and stack {stack['name']} has no CUDA; set toolkit: auto, or a stack "
-            "with CUDA"
+            f"toolkit is true, and stack {stack['name']} has no CUDA; set toolkit: auto, or name a "
+            "stack with CUDA"
         )
     return wish["toolkit"] == "true"
 

@@ -1,0 +1,251 @@
+"""Prints what site.yml would install on which machine, and changes nothing: `make dry-provision`.
+
+The machines are those of the inventory, or of a file of facts (--facts, examples/machines/), which
+--save writes. The list is made by the functions that the roles carry out.
+
+Exit code 0: it could be planned; 1: a machine would be refused; 2: it could not look.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "filter_plugins"))
+import driver
+import stacks
+import toolkit
+
+ANSIBLE = Path(__file__).resolve().parent
+ROOT = ANSIBLE.parent
+PLAYBOOK = ANSIBLE / "playbooks" / "facts.yml"
+WIDTH = 80
+# Settings by the names that driver_plan knows them by, and those of the other roles.
+DRIVER_WISH = {
+    "policy": "driver_policy",
+    "source": "driver_source",
+    "runfile": "driver_runfile",
+    "runfile_sha256": "driver_runfile_sha256",
+    "allow_stop_display": "allow_stop_display",
+    "offline": "offline",
+}
+SETTINGS = (
+    *("stack", "env_manager", "conda_installer", "pip_index_url"),
+    *("toolkit", "apex", "apex_extensions"),
+)
+# What a machine's facts hold of role driver's own questions, where nothing else was recorded.
+NO_DRIVER_FACTS = {
+    "packages": {}, "offered": {}, "runfile": None, "module": None, "pending": False,
+    "displays": [], "display_manager": None, "display_manager_active": False, "gpu_processes": [],
+}  # fmt: skip
+
+
+class CannotLook(Exception):
+    """A sentence for the user."""
+
+
+def rows(entries, table, bundle):
+    """[{"host", "what", "lines"}]: everything that would be installed, machine by machine.
+
+    entries: [{"facts", "settings"}], one a machine; `stack` and the wishes on toolkit and apex are
+    the cluster's and taken from the first. bundle: the folder in which files are looked for.
+    Raises StackError where no stack fits.
+    """
+    machines = [entry["facts"] for entry in entries]
+    wishes = entries[0]["settings"]
+    stack = stacks.resolve(machines, wishes["stack"], table)
+    wish = {name: wishes[name] for name in ("toolkit", "apex", "apex_extensions")}
+    plans = toolkit.toolkit_plan(machines, stack, wish, table)
+    found = []
+    for entry in entries:
+        facts = entry["facts"]
+        own = plans[facts["host"]]
+        parts = [
+            ("cards", _cards(facts, table)),
+            ("stack", [f"{stack['name']}: {stack['reason']}"]),
+            ("driver", _driver(entry, stack, table)),
+            *_toolkit(own["toolkit"], bundle),
+            *_environment(entry, stack),
+            *_apex(own["apex"], facts["host"], bundle),
+        ]
+        found += [{"host": facts["host"], "what": what, "lines": lines} for what, lines in parts]
+    return found
+
+
+def _cards(facts, table):
+    names = [
+        f"{row['name']} {device}, compute capability {row['sm'] // 10}.{row['sm'] % 10}"
+        for device, row in stacks.cards(facts, table)
+    ]
+    system = f"{facts['distribution'].capitalize()} {facts['release']}, kernel {facts['kernel']}"
+    gcc = f"gcc {facts['gcc']}" if facts["gcc"] else "no gcc"
+    return [*(names or ["none of NVIDIA's"]), f"{system}, {gcc}"]
+
+
+def _driver(entry, stack, table):
+    wish = {name: entry["settings"][setting] for name, setting in DRIVER_WISH.items()}
+    wish["at_hand"] = ()  # of the bundle: make bundle says what is missing there
+    plan = driver.driver_plan({**NO_DRIVER_FACTS, **entry["facts"]}, wish, stack, table)
+    if plan["action"] == "refuse":
+        return [f"REFUSED: {plan['reason']}", f"remedy: {plan['remedy']}"]
+    lines = [plan["reason"]]
+    if plan["module"]:
+        lines[0] += f", {plan['module']} kernel module"
+    if plan["url"]:
+        lines += [f"file {plan['url'].rsplit('/')[-1]}", *_from(plan["url"])]
+    if plan["packages"]:
+        lines += ["from the distribution's archive:", *plan["packages"]]
+    if plan["tools"]:
+        lines.append(f"and to build the module: {', '.join(plan['tools'])}")
+    if plan["reboot_first"]:
+        lines.append("after a reboot without nouveau")
+    return lines
+
+
+def _toolkit(plan, bundle):
+    if plan is None:
+        return [("toolkit", ["none: torch brings its own CUDA, cuDNN and NCCL"])]
+    found = []
+    for part in plan["parts"]:
+        where = plan["folder"] if part["name"] == "cuda" else f"inside {plan['folder']}"
+        found.append((part["name"], [f"{part['version']}, {where}", *_file(part, plan, bundle)]))
+    return found
+
+
+def _file(part, plan, bundle):
+    """Lines that say which file a part comes from, and who has to fetch it."""
+    folder = f"bundle/installers/{plan['bundle']}"
+    lines = [f"file {part['file']}"]
+    lines += _from(part["url"]) if part["url"] else ["by hand from", part["page"]]
+    there = (bundle / "installers" / plan["bundle"] / part["file"]).is_file()
+    return [*lines, f"{'in' if there else 'not yet in'} {folder}"]
+
+
+def _from(url):
+    return [f"from {url.split('/')[2]}"]
+
+
+def _environment(entry, stack):
+    facts, settings = entry["facts"], entry["settings"]
+    try:
+        manager, python = stacks.python_for(stack, facts, settings["env_manager"])
+    except stacks.StackError as error:
+        return [("python", [f"REFUSED: {error}"])]
+    lock = ANSIBLE / "locks" / f"{stack['lock']}-py{python}.txt"
+    digest = hashlib.sha256(lock.read_bytes()).hexdigest()[:12]
+    folder = f"/opt/tandem/envs/{stack['name']}-{digest}"
+    source = {
+        "venv": "the machine's own",
+        "conda": f"from {settings['conda_installer'] or 'conda_installer, which is not set'}",
+        "uv": "from uv",
+    }[manager]
+    index = "the bundle" if settings["offline"] else settings["pip_index_url"]
+    return [
+        ("python", [f"{python} by {manager}, {folder}", source]),
+        ("torch", [stack["torch"], f"{lock.relative_to(ROOT)}", f"wheels from {index}"]),
+        ("torchvision", [stack["torchvision"], "as torch"]),
+    ]
+
+
+def _apex(plan, host, bundle):
+    if plan is None:
+        return [("apex", ["none: O1 to O3 run on torch.amp"])]
+    kind = f"with CUDA extensions for {plan['arch_list']}" if plan["extensions"] else "Python only"
+    lines = [f"{plan['part']['version']}, {kind} ({plan['reason']})"]
+    if plan["build_host"] != host:
+        return [("apex", [*lines, f"wheel from {plan['build_host']}"])]
+    return [("apex", [*lines, *_file(plan["part"], plan, bundle), "built here, for all"])]
+
+
+def text(found):
+    """What people read: a paragraph a machine, at most 80 columns."""
+    lines, host = [], None
+    for row in found:
+        if row["host"] != host:
+            host = row["host"]
+            lines += ["", host] if lines else [host]
+        for number, line in enumerate(row["lines"]):
+            first = f"  {row['what'] if number == 0 else '':<12}"
+            lines += textwrap.wrap(
+                line, WIDTH, initial_indent=first, subsequent_indent=" " * 16,
+                break_long_words=False, break_on_hyphens=False,
+            )  # fmt: skip
+    return "\n".join(lines)
+
+
+def settings():
+    """The settings as they stand in group_vars/all.yml, for facts from a file."""
+    values = yaml.safe_load((ROOT / "group_vars" / "all.yml").read_text())
+    index = values["mirrors"][values["mirror"]]["pip"]
+    return {**_driver_defaults(), **values, "pip_index_url": index}
+
+
+def _driver_defaults():
+    return yaml.safe_load((ANSIBLE / "roles/driver/defaults/main.yml").read_text())
+
+
+def look(inventory, extra):
+    """[{"facts", "settings"}] of the machines that answer. Raises CannotLook."""
+    with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
+        output = Path(folder) / "facts.json"
+        argv = [str(Path(sys.executable).parent / "ansible-playbook"), str(PLAYBOOK)]
+        named = {"facts_output": str(output), "facts_names": [*DRIVER_WISH.values(), *SETTINGS]}
+        argv += ["--extra-vars", json.dumps(named)]
+        argv += ["--inventory", inventory] if inventory else []
+        environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+        done = subprocess.run(
+            argv + extra, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        if not output.exists():
+            raise CannotLook(f"{done.stdout}\ntandem: ansible-playbook could not look (above)")
+        entries = json.loads(output.read_text())
+    return [
+        {"facts": entry["facts"], "settings": {**_driver_defaults(), **entry["settings"]}}
+        for entry in entries
+    ]
+
+
+def read(path):
+    """[{"facts", "settings"}] of a file that --save wrote. Raises CannotLook."""
+    try:
+        entries = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise CannotLook(f"tandem: {path} cannot be read as a file of facts: {error}") from None
+    return [
+        {"facts": entry["facts"], "settings": {**settings(), **entry.get("settings", {})}}
+        for entry in entries
+    ]
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description="Print what site.yml would install where.")
+    parser.add_argument("--inventory", help="default: inventory.ini")
+    parser.add_argument("--facts", help="a file of facts instead of asking machines")
+    parser.add_argument("--save", help="write the facts to this file, for --facts")
+    args, extra = parser.parse_known_args(argv)
+    table = yaml.safe_load((ANSIBLE / "stacks.yml").read_text())["stacks"]
+    try:
+        entries = read(args.facts) if args.facts else look(args.inventory, extra)
+        if args.save:
+            Path(args.save).write_text(json.dumps(entries, indent=1) + "\n")
+        found = rows(entries, table, ROOT / "bundle")
+    except CannotLook as error:
+        print(error, file=sys.stderr)
+        return 2
+    except stacks.StackError as error:
+        print(f"tandem: {error}", file=sys.stderr)
+        return 1
+    print(text(found))
+    refused = any(line.startswith("REFUSED") for row in found for line in row["lines"])
+    return 1 if refused else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Writes the tables of docs/stacks.md from ansible/stacks.yml; run it after changing that file."""
+
+from pathlib import Path
+
+import yaml
+
+ANSIBLE = Path(__file__).resolve().parent
+PAGE = ANSIBLE.parent / "docs" / "stacks.md"
+BEGIN, END = "<!-- from ansible/stacks.yml: {} -->", "<!-- end -->"
+
+
+def stacks(table):
+    """What belongs together, a row a stack."""
+    lines = [
+        "| stack | torch | torchvision | Python | glibc | driver | CUDA toolkit | cuDNN | NCCL | apex "
+        "| cards |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in table["rows"].items():
+        versions = {part["name"]: part["version"] for part in _parts(row, table)}
+        kit = "" if row.get("toolkit_default") or not versions else " (on request)"
+        cells = [
+            f"`{name}`",
+            row["torch"],
+            row["torchvision"],
+            _range(row["python"]),
+            row["glibc"],
+            f">= {row['driver']}" if row.get("driver") else "none",
+            versions.get("cuda", "none") + kit,
+            versions.get("cudnn", "none"),
+            versions.get("nccl", "none"),
+            row.get("apex", "none"),
+            _cards(row, table),
+        ]
+        lines.append(f"| {' | '.join(str(cell) for cell in cells)} |")
+    return lines
+
+
+def _parts(row, table):
+    return table["toolkits"].get(row.get("toolkit"), [])
+
+
+def _range(pythons):
+    ordered = sorted(pythons, key=lambda text: [int(part) for part in text.split(".")])
+    return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
+
+
+def _cards(row, table):
+    """Oldest and newest generation that the row's torch has code for."""
+    if "sm" not in row:
+        return "none"
+    generations = {entry["sm"]: entry["name"] for entry in table["gpus"]["generations"]}
+    runs = [
+        sm for sm in sorted(generations) if any(b // 10 == sm // 10 and b <= sm for b in row["sm"])
+    ]
+    return f"{generations[runs[0]]} (sm_{runs[0]}) to {generations[runs[-1]]} (sm_{runs[-1]})"
+
+
+def drivers(table):
+    lines = ["| driver | compute capability | kernels |", "|---|---|---|"]
+    for row in table["drivers"]:
+        kernel = f"{row['kernel']['min']} or newer"
+        if row["kernel"]["below"]:
+            kernel = f"{row['kernel']['min']} to below {row['kernel']['below']}"
+        lines.append(
+            f"| {row['version']} | {row['sm']['min'] / 10} to {row['sm']['max'] / 10} | {kernel} |"
+        )
+    return lines
+
+
+def files(table):
+    """Where each file comes from."""
+    lines = ["| file | for | comes | SHA-256 |", "|---|---|---|---|"]
+    rows = [
+        (f"CUDA {name}", part) for name, parts in table["toolkits"].items() for part in parts
+    ] + [("`cu102`", part) for part in table["apex"].values()]
+    for purpose, part in rows:
+        comes = "by itself" if part["url"] else f"by hand from <{part['page']}>"
+        digest = f"`{part['sha256'][:12]}...`" if part["sha256"] else "that of the first use"
+        lines.append(f"| `{part['file']}` | {purpose} | {comes} | {digest} |")
+    return lines
+
+
+TABLES = {"stacks": stacks, "drivers": drivers, "files": files}
+
+
+def page(text, table):
+    """The page with its tables made anew."""
+    for name, make in TABLES.items():
+        head, found, rest = text.partition(BEGIN.format(name) + "\n")
+        if not found:
+            raise ValueError(f"docs/stacks.md has no line {BEGIN.format(name)}")
+        text = head + found + "\n".join(make(table)) + "\n" + rest[rest.index(END) :]
+    return text
+
+
+def main():
+    table = yaml.safe_load((ANSIBLE / "stacks.yml").read_text())["stacks"]
+    PAGE.write_text(page(PAGE.read_text(), table))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""What goes where: the plan of toolkit and apex, and the list that make dry-provision prints."""
+
+import json
+import re
+
+import pytest
+
+from tests.unit.ansible.provision_machines import ROOT, TABLE, load, machine
+
+dry = load("ansible/dry_provision.py")
+stacks = dry.stacks
+toolkit = dry.toolkit
+
+AUTO = {"toolkit": "auto", "apex": "auto", "apex_extensions": "auto"}
+MACHINES = sorted((ROOT / "examples/machines").glob("*.json"))
+EXPECTED = ROOT / "tests/unit/ansible/dry_provision"
+
+
+def plan(*machines, stack="cu102", **wish):
+    row = dict(TABLE["rows"][stack], name=stack)
+    return toolkit.toolkit_plan(machines, row, {**AUTO, **wish}, TABLE)
+
+
+def turing(host="node1", **changes):
+    return machine("ubuntu2204", ["1e07"], host=host, **changes)
+
+
+def test_cu102_gets_the_whole_toolkit_where_there_are_cards():
+    made = plan(turing(gcc="11.4.0"), machine(host="node2"))
+    assert [part["name"] for part in made["node1"]["toolkit"]["parts"]] == ["cuda", "cudnn", "nccl"]
+    assert made["node1"]["toolkit"]["folder"] == "/usr/local/cuda-10.2"
+    assert made["node2"] == {"toolkit": None, "apex": None}
+
+
+def test_newer_stacks_get_one_on_request_alone():
+    card = machine(cards=["2204"])
+    assert plan(card, stack="cu132")["node1"]["toolkit"] is None
+    asked = plan(card, stack="cu132", toolkit=True)["node1"]
+    assert asked["toolkit"]["folder"] == "/usr/local/cuda-13.2"
+    assert asked["apex"] is None
+    assert plan(turing(), toolkit=False)["node1"]["toolkit"] is None
+
+
+@pytest.mark.parametrize(
+    ("wish", "stack", "sentence"),
+    [
+        ({"toolkit": True}, "cpu", "stack cpu has no CUDA"),
+        ({"apex": True}, "cu132", "stack cu132 has none.*stack: cu102"),
+        ({"toolkit": "yes"}, "cu102", "toolkit is 'yes': write auto, true or false"),
+        ({"apex_extensions": True}, "cu102", "node1, which builds apex, cannot: gcc 11.4.0"),
+        ({"apex_extensions": True, "toolkit": False}, "cu102", "cannot: no CUDA toolkit"),
+    ],
+)
+def test_wishes_that_cannot_be_granted(wish, stack, sentence):
+    with pytest.raises(stacks.StackError, match=sentence):
+        plan(turing(gcc="11.4.0"), stack=stack, **wish)
+
+
+@pytest.mark.parametrize(
+    ("gcc", "wish", "extensions"),
+    [
+        ("7.5.0", "auto", True),
+        ("8.3.0", "auto", True),
+        ("9.4.0", "auto", False),
+        (None, "auto", False),
+        ("7.5.0", False, False),
+    ],
+)
+def test_apex_gets_cuda_extensions_where_gcc_is_old_enough(gcc, wish, extensions):
+    apex = plan(turing(gcc=gcc), apex_extensions=wish)["node1"]["apex"]
+    assert apex["extensions"] is extensions
+    assert apex["cuda_home"] == ("/usr/local/cuda-10.2" if extensions else "")
+
+
+def test_apex_is_built_with_the_oldest_c_library_for_all_cards():
+    old = machine("ubuntu1804", ["1b06"], host="node2", gcc="7.5.0")
+    made = plan(turing(gcc="11.4.0"), old, turing("node3", gcc="11.4.0"))
+    assert {made[host]["apex"]["build_host"] for host in made} == {"node2"}
+    assert made["node3"]["apex"]["arch_list"] == "6.1;7.5"
+
+
+def test_every_file_is_fetched_by_its_checksum_or_by_hand():
+    entries = [entry for parts in TABLE["toolkits"].values() for entry in parts]
+    for entry in [*entries, *TABLE["apex"].values()]:
+        assert entry["page"].startswith("https://")
+        if entry["url"]:
+            assert entry["url"].startswith("https://") and entry["url"].endswith("/")
+            assert re.fullmatch("[0-9a-f]{64}", entry["sha256"]), entry["file"]
+        assert entry["sha256"] is None or re.fullmatch("[0-9a-f]{64}", entry["sha256"])
+    for row in TABLE["rows"].values():
+        assert row["cuda"] is None or [part["name"] for part in TABLE["toolkits"][row["toolkit"]]]
+
+
+@pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
+def test_dry_provision_prints_the_whole_list(path, tmp_path):
+    found = dry.rows(dry.read(path), TABLE, tmp_path)
+    hosts = [entry["facts"]["host"] for entry in json.loads(path.read_text())]
+    for host in hosts:
+        names = {row["what"] for row in found if row["host"] == host}
+        assert {"cards", "stack", "driver", "python", "torch", "torchvision", "apex"} <= names
+        assert {"cuda", "cudnn", "nccl"} <= names or "toolkit" in names
+    printed = dry.text(found)
+    assert max(len(line) for line in printed.splitlines()) <= 80
+    expected = EXPECTED / f"{path.stem}.txt"
+    assert printed + "\n" == expected.read_text(), (
+        f"right? then: make dry-provision FACTS={path.relative_to(ROOT)} > {expected}"
+    )
+
+
+def test_a_file_of_facts_that_cannot_be_read_is_named(tmp_path, capsys):
+    (tmp_path / "facts.json").write_text("{")
+    assert dry.main(["--facts", str(tmp_path / "facts.json")]) == 2
+    assert "facts.json cannot be read as a file of facts" in capsys.readouterr().err
+
+
+def test_an_impossible_stack_ends_with_one_sentence(tmp_path, capsys):
+    entry = {"facts": machine("ubuntu1804", ["2204"], gcc=None), "settings": {"stack": "auto"}}
+    (tmp_path / "facts.json").write_text(json.dumps([entry]))
+    assert dry.main(["--facts", str(tmp_path / "facts.json")]) == 1
+    assert "glibc 2.28" in capsys.readouterr().err
