@@ -6,15 +6,18 @@ import yaml
 
 ANSIBLE = Path(__file__).resolve().parent
 PAGE = ANSIBLE.parent / "docs" / "stacks.md"
+COLUMNS = (
+    *("stack", "torch", "torchvision", "Python", "glibc", "driver"),
+    *("CUDA toolkit", "cuDNN", "NCCL", "apex", "cards"),
+)
 BEGIN, END = "<!-- from ansible/stacks.yml: {} -->", "<!-- end -->"
 
 
 def stacks(table):
     """What belongs together, a row a stack."""
     lines = [
-        "| stack | torch | torchvision | Python | glibc | driver | CUDA toolkit | cuDNN | NCCL | apex "
-        "| cards |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        f"| {' | '.join(COLUMNS)} |",
+        "|" + "---|" * len(COLUMNS),
     ]
     for name, row in table["rows"].items():
         versions = {part["name"]: part["version"] for part in _parts(row, table)}
