@@ -137,9 +137,9 @@ def driver():
     loaded = re.search(
         r"Kernel Module.*?\s(\d+\.\d+[.\d]*)", read("/proc/driver/nvidia/version") or ""
     )
-    library = None
-    for path in glob.glob("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.*.*"):
-        library = path.split(".so.")[1]
+    # What programs get: a link, on Debian through alternatives into a folder of its own.
+    path = os.path.realpath("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")
+    library = path.split(".so.")[1] if os.path.exists(path) else None
     secure = None
     for path in glob.glob("/sys/firmware/efi/efivars/SecureBoot-*"):
         with open(path, "rb") as file:
