@@ -124,6 +124,16 @@ def not_reached(variables):
     return f"NOT PROVISIONED: {name} ({address}) did not answer. ssh said: {said}"
 
 
+def wrong_name(answer):
+    """What is wrong with a name, from a loop's `getent ahostsv4` over {"key": name, "value": address}.
+
+    "" where its first address, which connections use, is the right one.
+    """
+    name, address = answer["item"]["key"], answer["item"]["value"]
+    found = (answer.get("stdout") or "nothing").split()[0]
+    return "" if found == address else f"{name} for {found} instead of {address}"
+
+
 class FilterModule:
     """Names of these functions in playbooks."""
 
@@ -135,4 +145,5 @@ class FilterModule:
             "tandem_member": member,
             "tandem_forgotten": forgotten,
             "tandem_not_reached": not_reached,
+            "tandem_wrong_name": wrong_name,
         }
