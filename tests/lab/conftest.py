@@ -20,8 +20,10 @@ LONG = {
     "test_guard_orphans.py",
     "test_lab_leftovers.py",
     "test_lab_vm.py",
+    "test_share_mounts.py",
     "test_site_share.py",
     "test_site_uninstall.py",
+    "test_site_whole.py",
     "test_slurm.py",
 }
 
