@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from tests.lab.knock import answering
 from tests.lab.site_plays import changes, failures, play, reboot, write_inventory, write_play
 
 HOSTS = {f"node{n}": f"ansible_host=192.168.56.{110 + n}" for n in (1, 2)}
@@ -31,28 +32,6 @@ while True:
             one.accept()[0].close()
         else:
             one.sendto(b"x", one.recvfrom(9)[1])
-"""
-# Prints which ports answer.
-KNOCK = """
-import json, socket, sys
-tcp, udp = eval(sys.argv[1])
-found = []
-for port in tcp:
-    try:
-        socket.create_connection(("192.168.56.111", port), timeout=0.5).close()
-        found.append(f"tcp {port}")
-    except OSError:
-        pass
-for port in udp:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
-        one.settimeout(0.5)
-        one.sendto(b"x", ("192.168.56.111", port))
-        try:
-            one.recv(9)
-            found.append(f"udp {port}")
-        except OSError:
-            pass
-print(json.dumps(found))
 """
 ALL = [f"tcp {port}" for port in TCP] + [f"udp {port}" for port in UDP]
 
@@ -83,13 +62,8 @@ class Listener:
 
 
 def reached(lab, place: str) -> list[str]:
-    """The ports of node 1 that answer at a place (control, stranger) or from node 2."""
-    ports = str((TCP, UDP))
-    if place == "node2":
-        printed = lab.ssh(2, f"python3 -c '{KNOCK}' \"{ports}\"")
-    else:
-        printed = lab("exec", "--from", place, "--", "python3", "-c", KNOCK, ports).stdout
-    return json.loads(printed)
+    """The ports of node 1 that answer at a place (control, stranger, an address)."""
+    return answering(lab, place, "192.168.56.111", TCP, UDP)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +91,7 @@ def test_members_reach_every_port_and_a_stranger_none(guarded, rebooted):
     if rebooted:
         reboot(lab, 1)
     with Listener(lab):
-        assert reached(lab, "node2") == ALL
+        assert reached(lab, "192.168.56.112") == ALL
         assert reached(lab, "stranger") == []
         assert reached(lab, "control") == ["tcp 22"]
 

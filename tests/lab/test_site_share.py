@@ -1,48 +1,14 @@
 """A Samba server set up by its role, read by smbclient: who gets in, and what leaks."""
 
-import hashlib
-import subprocess
-from pathlib import Path
-
 import pytest
 
+from tests.lab.apt_archive import give_packages
 from tests.lab.site_plays import changes, failures, play, write_inventory, write_play
 
-CACHE = Path("/var/cache/tandem-lab/archives")
 VARIABLES = (
     "share_protocol=smb share_host=node1 share_path=/mnt/disk/set data_root=/srv/tandem/data"
 )
 HOSTS = {f"node{n}": f"ansible_host=192.168.56.{110 + n} {VARIABLES}" for n in (1, 2)}
-
-
-def archive(status: Path, *packages: str) -> Path:
-    """A folder that apt reads: `packages` and what a machine lacks for them.
-
-    status: a copy of the machine's /var/lib/dpkg/status.
-    Nodes have no way out, so this machine downloads; what was downloaded before is kept.
-    """
-    options = ["-o", f"Dir::State::status={status}", "-o", "APT::Install-Recommends=false"]
-    plan = ["apt-get", "--simulate", *options, "install", *packages]
-    lines = subprocess.run(plan, check=True, capture_output=True, text=True).stdout.splitlines()
-    wanted = [line.split()[1] for line in lines if line.startswith("Inst ")]
-    folder = CACHE / hashlib.sha256(" ".join(lines).encode()).hexdigest()[:12]
-    if not (folder / "Packages").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        download = ["apt-get", "-o", "APT::Sandbox::User=root", "download", *wanted]
-        subprocess.run(download, check=True, cwd=folder, capture_output=True)
-        stanzas = [stanza(deb) for deb in sorted(folder.glob("*.deb"))]
-        (folder / "Packages").write_text("\n".join(stanzas))
-    return folder
-
-
-def stanza(deb: Path) -> str:
-    """A package's entry in the index of an archive."""
-    fields = subprocess.run(
-        ["dpkg-deb", "--field", deb], check=True, capture_output=True, text=True
-    )
-    digest = hashlib.sha256(deb.read_bytes()).hexdigest()
-    place = f"Filename: ./{deb.name}\nSize: {deb.stat().st_size}\nSHA256: {digest}\n"
-    return fields.stdout.rstrip("\n") + "\n" + place
 
 
 # Asks port 445 which protocol it speaks, and prints the answer's first byte: 00 is a message.
@@ -64,11 +30,6 @@ echo picture | sudo tee /mnt/disk/set/a.png
 sudo chown -R somebody /mnt/disk
 sudo chmod -R go= /mnt/disk
 """
-APT = """
-echo 'deb [trusted=yes] file:/home/tandem/debs ./' | sudo tee /etc/apt/sources.list
-sudo chmod 755 /home/tandem
-sudo apt-get -q update
-"""
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +37,7 @@ def shared(start_lab, tmp_path_factory):
     """Node 1 serves another user's folder, node 2 has smbclient: lab, words, output, password."""
     folder = tmp_path_factory.mktemp("share")
     lab = start_lab("share", "--nodes", "2", "--no-bundle")
-    status = folder / "status"
-    status.write_text(lab.ssh(1, "cat /var/lib/dpkg/status"))
-    packages = archive(status, "samba", "smbclient")
-    for node in (1, 2):
-        unpack = f"ssh tandem@192.168.56.11{node} 'mkdir -p debs && tar -x -C debs'"
-        lab.control("sh", "-c", f"tar -C {packages} -c . | {unpack}")
-        lab.ssh(node, APT)
+    give_packages(lab, [1, 2], "samba", "smbclient")
     lab.ssh(2, "sudo apt-get -q -y install smbclient")
     lab.ssh(1, DISK)
     words = [write_play(folder, ["share_server"], hosts="node1"), "-vvv"]

@@ -1,35 +1,12 @@
 """uninstall.yml leaves a machine's disk as it was before the roles came."""
 
-import hashlib
-from pathlib import Path
-
+from tests.lab.disks import changed_files
 from tests.lab.site_plays import changes, play, write_inventory, write_play
 
-# What any machine changes by itself, and what Ansible leaves in its user's home for its own use.
-RESTLESS = ("var/log/", "var/lib/systemd/", "var/lib/chrony/", "var/cache/", "var/tmp/", "tmp/",
-            "run/", "root/", "home/tandem/.ansible/", "etc/.updated", "var/.updated")  # fmt: skip
 HOSTS = {
     "node1": "ansible_host=192.168.56.111 address=192.168.56.121",
     "node2": "ansible_host=192.168.56.112 address=192.168.56.122/24 network_mode=replace",
 }
-
-
-def changed_files(lab, node: int) -> dict[str, str]:
-    """What a disk holds besides the base: {path: digest}, by the overlay's upper folder."""
-    upper = Path("/var/lib/tandem-lab") / lab.name / f"node{node}" / "upper"
-    assert upper.is_dir()
-    found = {}
-    for path in upper.rglob("*"):
-        name = str(path.relative_to(upper))
-        if name.startswith(RESTLESS) or (path.is_dir() and not path.is_symlink()):
-            continue
-        if path.is_symlink():
-            found[name] = str(path.readlink())
-        elif path.is_file():
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-        else:
-            found[name] = "removed"
-    return found
 
 
 def test_the_disk_is_as_it_was(pair, tmp_path):

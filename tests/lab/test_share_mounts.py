@@ -1,0 +1,182 @@
+"""Shares mounted by their roles on machines with a kernel of their own: NFS first, then SMB.
+
+One order of events for both, since an emulated machine needs seconds for what others do at once.
+"""
+
+import subprocess
+import time
+
+import pytest
+
+from tests.lab.site_plays import play, write_inventory
+
+DATA = "/srv/tandem/data"
+TREE = "/srv/images"  # a path of the server's own, not under any home
+# 200 files of 1 MB that another user owns and nobody else reads.
+MAKE_TREE = f"""
+sudo useradd somebody
+sudo mkdir -p {TREE}/train
+cd {TREE}
+head --bytes=200000000 /dev/urandom | sudo split --bytes=1000000 --suffix-length=3 - train/
+sudo chown -R somebody {TREE}
+sudo chmod -R u=rwX,go= {TREE}
+"""
+DIGEST = "cd {}/train && cat * | md5sum"
+# By the server's eyes a machine that is no member: node2 asks from another address of its card.
+AS_NO_MEMBER = """
+sudo ip address add 192.168.56.99/24 dev eth0
+sudo ip route replace 192.168.56.111/32 dev eth0 src 192.168.56.99
+"""
+AS_MEMBER = """
+sudo ip route delete 192.168.56.111/32 dev eth0
+sudo ip address delete 192.168.56.99/24 dev eth0
+"""
+PLAY = """
+- name: Server and client side by side
+  hosts: cluster
+  strategy: ansible.builtin.free
+  gather_facts: true
+  roles: [share_client, share_server]
+
+- name: The first reader
+  hosts: node2
+  gather_facts: false
+  tasks:
+    - name: See that the share can be read
+      ansible.builtin.import_role:
+        name: share_client
+        tasks_from: verify
+"""
+
+
+class Pair:
+    """node1 serves, node2 reads."""
+
+    def __init__(self, lab, folder):
+        self.lab, self.folder = lab, folder
+        (folder / "play.yml").write_text(PLAY)
+        lab.ssh(1, MAKE_TREE)
+        # As on a desktop: the packages' own configuration is there, and no server of somebody's.
+        lab.ssh(1, "sudo rm -f /etc/samba/smb.conf")
+        self.digest = self.read(1, TREE)
+
+    def share(self, protocol: str) -> None:
+        """One play of both roles."""
+        variables = f"share_protocol={protocol} share_host=node1 share_path={TREE}"
+        hosts = {
+            f"node{n}": f"ansible_host=192.168.56.{110 + n} data_root={DATA} {variables}"
+            for n in (1, 2)
+        }
+        secret = f"share_secret_folder={self.folder / 'secret'}"
+        play(self.lab, str(self.folder / "play.yml"), "-e", secret,
+             "--inventory", write_inventory(self.folder, hosts))  # fmt: skip
+
+    def read(self, node: int, folder: str = DATA) -> str:
+        """The digest of all 200 MB, as the user who trains reads them, or root on the server."""
+        line = DIGEST.format(folder)
+        return self.lab.ssh(node, f"sudo sh -c '{line}'" if node == 1 else line)
+
+    def refusal(self, line: str) -> str:
+        """What a command line on node2 says that has to fail."""
+        done = self.lab("ssh", "2", "--", line, check=False)
+        assert done.returncode != 0, done.stdout
+        return done.stderr
+
+    def forget(self) -> None:
+        """Unmounts and empties the cache, so that the next reader asks the server."""
+        self.lab.ssh(2, f"sudo umount {DATA}; echo 3 | sudo tee /proc/sys/vm/drop_caches")
+
+
+@pytest.fixture(scope="module")
+def pair(start_lab, tmp_path_factory):
+    lab = start_lab("mounts", "--nodes", "2", "--vm", "--no-bundle")
+    yield Pair(lab, tmp_path_factory.mktemp("mounts"))
+    lab("down")
+
+
+@pytest.fixture(scope="module", params=["nfs", "smb"])
+def shared(pair, request):
+    pair.share(request.param)
+    return pair, request.param
+
+
+def test_every_byte_is_read(shared):
+    pair, protocol = shared
+    assert pair.read(2) == pair.digest
+    kind = pair.lab.ssh(2, f"findmnt --noheadings --output FSTYPE {DATA} | tail -1").strip()
+    assert kind == {"nfs": "nfs4", "smb": "cifs"}[protocol]
+
+
+def test_nothing_is_written_not_even_by_root(shared):
+    pair, protocol = shared
+    assert "Read-only file system" in pair.refusal(f"sudo touch {DATA}/train/new")
+    # Nor by a client that mounts for writing: it is the server that refuses.
+    source = {"nfs": f"192.168.56.111:{TREE}", "smb": "//192.168.56.111/tandem"}[protocol]
+    options = {"nfs": "-t nfs4 -o rw,vers=4.2",
+               "smb": "-t cifs -o rw,credentials=/etc/tandem/share.credentials"}[protocol]  # fmt: skip
+    mount = f"sudo mount {options} {source} /mnt"
+    said = pair.refusal(f"{mount} && sudo touch /mnt/train/new")
+    assert "Read-only file system" in said or "Permission denied" in said
+    pair.lab.ssh(2, "sudo umount /mnt")
+
+
+def test_a_machine_that_is_no_member_is_refused(shared):
+    pair, protocol = shared
+    pair.forget()
+    pair.lab.ssh(2, AS_NO_MEMBER)
+    try:
+        began = time.monotonic()
+        assert pair.refusal(f"ls {DATA}/train")
+        assert time.monotonic() - began < 60
+    finally:
+        pair.lab.ssh(2, AS_MEMBER)
+    assert pair.lab.ssh(2, f"ls {DATA}/train | wc -l") == "200\n"
+
+
+def test_a_wrong_password_is_refused(shared):
+    pair, protocol = shared
+    if protocol == "nfs":
+        pytest.skip("NFS knows machines, not passwords")
+    pair.forget()
+    file = "/etc/tandem/share.credentials"
+    assert pair.lab.ssh(2, f"stat --format '%a %U' {file}") == "600 root\n"
+    pair.lab.ssh(2, f"sudo sed -i.kept s/password=./password=x/ {file}")
+    assert pair.refusal(f"ls {DATA}")
+    journal = pair.lab.ssh(2, "sudo journalctl --unit=srv-tandem-data.mount --output=cat")
+    assert "error(13): Permission denied" in journal
+    pair.lab.ssh(2, f"sudo mv {file}.kept {file}")
+    assert pair.lab.ssh(2, f"ls {DATA}") == "train\n"
+
+
+def test_a_reader_waits_for_a_server_that_restarts(shared):
+    """What docs/shares.md states: a minute after the server is back at most."""
+    pair, _ = shared
+    pair.forget()
+    line = f"cd {DATA}/train && for file in *; do cat $file; sleep 0.1; done | md5sum"
+    reading = subprocess.Popen(pair.lab.argv("ssh", "2", "--", line), stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, text=True, cwd=pair.lab.checkout)  # fmt: skip
+    pair.lab.ssh(
+        2, f"until mountpoint --quiet {DATA} && findmnt --types nfs4,cifs; do sleep 1; done"
+    )
+    pair.lab("reboot", "1")
+    back = time.monotonic()
+    assert reading.poll() is None, "the reader was done before the server was down"
+    digest, _ = reading.communicate(timeout=120)
+    assert digest == pair.digest
+    # 20 s of them are the reader's own.
+    assert time.monotonic() - back < 60 + 20
+
+
+def test_no_boot_waits_for_a_server_that_is_off_and_the_data_come_with_it(shared):
+    """docs/shares.md: a first read fails within half a minute instead of hanging."""
+    pair, _ = shared
+    pair.lab.ssh(1, "sync")
+    pair.lab("kill", "1")
+    pair.lab("reboot", "2")
+    state = pair.lab.ssh(2, "systemctl is-system-running --wait || true").strip()
+    assert state in ("running", "degraded")
+    began = time.monotonic()
+    pair.refusal(f"ls {DATA}/train")
+    assert time.monotonic() - began < 30
+    pair.lab("mend", "1")
+    assert pair.read(2) == pair.digest

@@ -1,0 +1,192 @@
+"""All of site.yml with addresses, firewall and Samba on four machines: used and taken back."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.lab.apt_archive import give_packages
+from tests.lab.conftest import CHECKOUT
+from tests.lab.disks import changed_files
+from tests.lab.knock import answering
+from tests.lab.site_plays import changes, play, reboot, write_inventory
+
+NODES = (1, 2, 3, 4)
+SMB = "share_protocol=smb share_host=node1"
+# Only node1 shares: the lab's kernel cannot mount. The mounts: test_share_mounts.py.
+HOSTS = {
+    "node1": f"ansible_host=192.168.56.111 address=192.168.56.121/24 {SMB}",
+    "node2": "ansible_host=192.168.56.112 address=192.168.56.122/24",
+    "node3": "ansible_host=192.168.56.113 address=192.168.56.123/24",
+    "node4": "ansible_host=192.168.56.114 address=192.168.56.124/24 network_mode=replace",
+}
+# Rendezvous and store, SMB, NFS, clock, the pairwise check.
+PORTS = [22, 111, 123, 139, 445, 2049, 29400, 29470, 29471, 29500]
+# Code and runs stay; dpkg and apt write into their own books whatever comes and goes; users and
+# groups that Debian's packages make stay by Debian's rules, and are looked at by themselves.
+OF_OTHERS = ("home/tandem/tandem/", "var/lib/dpkg/", "var/lib/apt/", "var/lib/ucf/",
+             "etc/ld.so.cache", "etc/passwd", "etc/group", "etc/shadow", "etc/gshadow",
+             "etc/subuid", "etc/subgid")  # fmt: skip
+USERS = "cut -d: -f1 /etc/passwd"
+
+
+def address(node: int) -> str:
+    return f"192.168.56.{120 + node}"
+
+
+def at(lab, node: int, line: str, **options) -> str:
+    """A command line on a node by its new address."""
+    return lab.control("ssh", "-o", "ConnectTimeout=5", f"tandem@{address(node)}", line,
+                       **options).stdout  # fmt: skip
+
+
+class Cluster:
+    """The lab, the inventory, what every play said, and what was on the disks before."""
+
+    def __init__(self, lab, folder):
+        self.lab = lab
+        self.folder = folder
+        self.inventory = write_inventory(folder, HOSTS)
+        self.said: list[str] = []
+        self.before = {node: changed_files(lab, node, OF_OTHERS) for node in NODES}
+        self.users = {node: set(lab.ssh(node, USERS).split()) for node in NODES}
+
+    def play(self, playbook: str, *words: str, check: bool = True):
+        secret = f"share_secret_folder={self.folder / 'secret'}"
+        done = play(self.lab, playbook, "-vvv", "--inventory", self.inventory, "-e", secret, *words,
+                    check=check)  # fmt: skip
+        self.said += [done.stdout, done.stderr]
+        return done
+
+    def secrets(self) -> list[str]:
+        """The vault's key and the password in it."""
+        key, sealed = self.folder / "secret/vault-pass", self.folder / "secret/share.vault"
+        view = ["ansible-vault", "view", "--vault-password-file", str(key), str(sealed)]
+        found = [self.lab.control(*view).stdout.strip(), key.read_text().strip()]
+        assert [len(secret) for secret in found] == [32, 32]
+        return found
+
+
+@pytest.fixture(scope="module")
+def cluster(start_lab, tmp_path_factory):
+    if not (CHECKOUT / "data/digits").is_dir():
+        subprocess.run([sys.executable, "examples/digits.py", "data/digits"], cwd=CHECKOUT,
+                       check=True)  # fmt: skip
+    lab = start_lab("whole", "--nodes", "4", "--rate", "1gbit")
+    give_packages(lab, [1, 2], "samba", "smbclient")
+    lab.ssh(2, "sudo apt-get -q -y install smbclient")
+    made = Cluster(lab, tmp_path_factory.mktemp("whole"))
+    made.play("site.yml", "-e", "network_update_inventory=true")
+    return made
+
+
+def test_a_second_run_changes_nothing(cluster):
+    again = cluster.play("site.yml", "-e", "network_update_inventory=true")
+    assert changes(again) == {f"node{node}": 0 for node in NODES}
+
+
+def test_the_share_is_read_by_a_member_with_the_password(cluster):
+    password, _ = cluster.secrets()
+    command = f"smbclient //{address(1)}/tandem -U tandem-data -c 'ls digits/*'"
+    assert "train" in at(cluster.lab, 2, f"PASSWD='{password}' {command}")
+    assert "LOGON_FAILURE" in at(cluster.lab, 2, f"PASSWD=wrong {command} || true")
+
+
+def test_a_stranger_reaches_nothing_before_a_run(cluster):
+    for node in NODES:
+        assert answering(cluster.lab, "stranger", address(node), PORTS, [111, 123, 2049]) == []
+        assert answering(cluster.lab, "control", address(node), PORTS, []) == ["tcp 22"]
+    assert answering(cluster.lab, address(2), address(1), PORTS, []) == ["tcp 22", "tcp 445"]
+
+
+def test_a_stranger_reaches_nothing_during_a_run(cluster):
+    """Every port that listens while four machines train: torch chooses most of them at random."""
+    lab = cluster.lab
+    argv = ["python", "-m", "launcher", "train", "--inventory", cluster.inventory]
+    argv += ["--nodes", "4", "--epochs", "6"]
+    running = subprocess.Popen(lab.argv("exec", "--", *argv), stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, text=True, cwd=lab.checkout)  # fmt: skip
+    for line in running.stdout:
+        if re.search(r"epoch +1\b", line):
+            break
+    open_to_members = 0
+    for node in NODES:
+        listed = at(lab, node, "ss --no-header --listening --tcp --numeric | awk '{print $4}'")
+        ports = sorted({int(local.rpartition(":")[2]) for local in listed.split()
+                        if not local.startswith(("127.", "[::1]"))})  # fmt: skip
+        assert answering(lab, "stranger", address(node), ports, []) == []
+        open_to_members += len(answering(lab, address(node % 4 + 1), address(node), ports, []))
+    assert running.poll() is None, "the run was over before the stranger had knocked"
+    rest = running.stdout.read()
+    assert running.wait() == 0, rest
+    # sshd on each, Samba, the store of the first and a listener of Gloo's on each, at least.
+    assert open_to_members >= 4 + 1 + 1 + 4
+
+
+def test_the_check_of_every_pair_and_an_all_reduce_over_all(cluster):
+    figures = cluster.folder / "figures"
+    done = cluster.play("ansible/playbooks/accept.yml", "-e", f"accept_output={figures}",
+                        check=False)  # fmt: skip
+    found = json.loads((figures / "node3.json").read_text())
+    assert len(found["pairs"]) == 3 and not [pair for pair in found["pairs"] if "error" in pair]
+    total = found["allreduce"]
+    assert total["bytes"] == 102_228_128
+    # 2 (N - 1) / N of the buffer by a cable of 1 Gbit/s; the processors of a lab are shared.
+    assert total["seconds"] > 0.95 * 2 * 3 / 4 * 102_228_128 * 8 / 1e9
+    assert total["floor_seconds"] == pytest.approx(1.28, rel=0.05)
+    lines = (figures / "table.txt").read_text().splitlines()
+    assert re.match(r"all-reduce of 102 MB over 4 machines: [\d.]+ s, floor 1\.\d+ s", lines[-1])
+    assert done.returncode == 0 or "The all-reduce over all machines takes" in done.stdout
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_a_reboot_keeps_address_rules_names_and_share(cluster, node):
+    lab = cluster.lab
+    state = "ip -4 -o address show eth0 | awk '{print $4}'; sudo nft list ruleset; cat /etc/hosts; "
+    state += "hostname; systemctl is-enabled smbd 2>&1"
+    before = at(lab, node, state)
+    assert address(node) in before and "chain input" in before
+    reboot(lab, node, address(node))
+    assert at(lab, node, state) == before
+    for other in NODES:
+        resolved = at(lab, node, f"getent ahostsv4 node{other}").split()
+        assert resolved[0] == address(other)
+    services = {"tcp 22", "tcp 445"} if node == 1 else {"tcp 22"}
+    deadline = time.monotonic() + 60
+    while set(answering(lab, address(node % 4 + 1), address(node), PORTS, [])) != services:
+        assert time.monotonic() < deadline
+    assert answering(lab, "stranger", address(node), PORTS, []) == []
+
+
+def test_uninstall_leaves_the_disks_as_they_were(cluster):
+    lab = cluster.lab
+    cluster.play("ansible/playbooks/uninstall.yml", "--tags", "all,network")
+    for node in NODES:
+        assert changed_files(lab, node, OF_OTHERS) == cluster.before[node], node
+        left = set(lab.ssh(node, USERS).split()) - cluster.users[node]
+        assert left <= {"_chrony"}, left
+        assert lab.ssh(node, "sudo nft list tables") == ""
+    assert "rc" not in lab.ssh(1, "dpkg-query -W -f '${db:Status-Abbrev}\n'").split()
+    assert lab.ssh(1, "dpkg -s samba 2>&1 || true").startswith("dpkg-query: package 'samba' is not")
+
+
+def test_no_secret_is_in_any_output_log_or_file_of_the_repository(cluster):
+    """Of full runs with -vvv, uninstalling included: this test is the last one."""
+    secrets = cluster.secrets()
+    assert len(cluster.said) >= 6
+    for text in cluster.said:
+        assert not [secret for secret in secrets if secret in text]
+    patterns = "".join(f"{secret}\n" for secret in secrets)
+    tracked = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    search = f"{' '.join(tracked)} | xargs -0 grep -lF -f {cluster.folder}/patterns"
+    (cluster.folder / "patterns").write_text(patterns)
+    found = subprocess.run(["sh", "-c", search], cwd=CHECKOUT, capture_output=True, text=True)
+    assert found.stdout == ""
+    # By its input, since sudo logs its command line.
+    line = "cat >/tmp/patterns; sudo journalctl --quiet --output=cat >/tmp/journal; "
+    line += "sudo grep -rlF -f /tmp/patterns /etc /var/log /home /tmp/journal; true"
+    for node in NODES:
+        assert cluster.lab.ssh(node, line, input=patterns) == ""
