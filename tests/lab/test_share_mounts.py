@@ -32,6 +32,11 @@ sudo ip route delete 192.168.56.111/32 dev eth0
 sudo ip address delete 192.168.56.99/24 dev eth0
 """
 PLAY = """
+- name: One password before both need it
+  hosts: node1
+  gather_facts: false
+  roles: [{role: share_secret, when: share_protocol == 'smb'}]
+
 - name: Server and client side by side
   hosts: cluster
   strategy: ansible.builtin.free
@@ -112,8 +117,10 @@ def test_nothing_is_written_not_even_by_root(shared):
     assert "Read-only file system" in pair.refusal(f"sudo touch {DATA}/train/new")
     # Nor by a client that mounts for writing: it is the server that refuses.
     source = {"nfs": f"192.168.56.111:{TREE}", "smb": "//192.168.56.111/tandem"}[protocol]
-    options = {"nfs": "-t nfs4 -o rw,vers=4.2",
-               "smb": "-t cifs -o rw,credentials=/etc/tandem/share.credentials"}[protocol]  # fmt: skip
+    options = {
+        "nfs": "-t nfs4 -o rw,vers=4.2",
+        "smb": "-t cifs -o rw,credentials=/etc/tandem/share.credentials",
+    }[protocol]
     mount = f"sudo mount {options} {source} /mnt"
     said = pair.refusal(f"{mount} && sudo touch /mnt/train/new")
     assert "Read-only file system" in said or "Permission denied" in said
@@ -121,7 +128,7 @@ def test_nothing_is_written_not_even_by_root(shared):
 
 
 def test_a_machine_that_is_no_member_is_refused(shared):
-    pair, protocol = shared
+    pair, _ = shared
     pair.forget()
     pair.lab.ssh(2, AS_NO_MEMBER)
     try:
@@ -140,7 +147,7 @@ def test_a_wrong_password_is_refused(shared):
     pair.forget()
     file = "/etc/tandem/share.credentials"
     assert pair.lab.ssh(2, f"stat --format '%a %U' {file}") == "600 root\n"
-    pair.lab.ssh(2, f"sudo sed -i.kept s/password=./password=x/ {file}")
+    pair.lab.ssh(2, f"sudo sed -i.kept s/password=/password=wrong/ {file}")
     assert pair.refusal(f"ls {DATA}")
     journal = pair.lab.ssh(2, "sudo journalctl --unit=srv-tandem-data.mount --output=cat")
     assert "error(13): Permission denied" in journal
@@ -153,11 +160,14 @@ def test_a_reader_waits_for_a_server_that_restarts(shared):
     pair, _ = shared
     pair.forget()
     line = f"cd {DATA}/train && for file in *; do cat $file; sleep 0.1; done | md5sum"
-    reading = subprocess.Popen(pair.lab.argv("ssh", "2", "--", line), stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, text=True, cwd=pair.lab.checkout)  # fmt: skip
-    pair.lab.ssh(
-        2, f"until mountpoint --quiet {DATA} && findmnt --types nfs4,cifs; do sleep 1; done"
+    reading = subprocess.Popen(
+        pair.lab.argv("ssh", "2", "--", line),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=pair.lab.checkout,
     )
+    pair.lab.ssh(2, "until findmnt --types nfs4,cifs; do sleep 1; done")
     pair.lab("reboot", "1")
     back = time.monotonic()
     assert reading.poll() is None, "the reader was done before the server was down"
