@@ -1,0 +1,277 @@
+#!/usr/bin/python
+"""Puts cuDNN or NCCL inside a CUDA toolkit, and takes it out again. Python >= 3.6."""
+
+import errno
+import hashlib
+import json
+import os
+import posixpath
+import shutil
+import subprocess
+import tarfile
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+---
+module: toolkit_archive
+short_description: Puts cuDNN or NCCL inside a CUDA toolkit
+description:
+  - Unpacks headers and libraries of NVIDIA's archives (tgz, tar.xz, txz, or a local-repository
+    deb) into C(include) and C(lib64) of a toolkit. Links are kept.
+  - Unpacked beside first, moved after; a list of the files is kept, by which they are taken out.
+  - In check mode it says whether the archive is needed, and needs no C(src).
+options:
+  name:
+    description: What it is, for example cudnn.
+    type: str
+    required: true
+  toolkit:
+    description: The toolkit's folder.
+    type: path
+    required: true
+  state:
+    description: Whether it shall be there.
+    type: str
+    choices: [present, absent]
+    default: present
+  src:
+    description: The archive, on the machine.
+    type: path
+  sha256:
+    description: Its SHA-256.
+    type: str
+author: Tandem
+"""
+
+EXAMPLES = r"""
+- name: Put cuDNN into the toolkit
+  toolkit_archive:
+    name: cudnn
+    toolkit: /usr/local/cuda-10.2
+    src: /var/tmp/cudnn-10.2-linux-x64-v8.0.5.39.tgz
+    sha256: 21f84c05c67bf1ec859e77c38ccd5bf154964fa1c308f449959be4c356e382f3
+"""
+
+RETURN = r"""
+files:
+  description: Files that are there now, relative to the toolkit.
+  returned: always
+  type: list
+wanted:
+  description: Whether the archive was needed, or would be.
+  returned: state is present
+  type: bool
+"""
+
+# Folders of the archives and of the deb, by where their files go.
+PLACES = {"include": "include", "lib": "lib64", "lib64": "lib64", "x86_64-linux-gnu": "lib64"}
+
+
+class Refused(Exception):
+    """A sentence for the user."""
+
+
+def sha256(path):
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def record_of(toolkit, name):
+    return os.path.join(toolkit, ".tandem", name + ".json")
+
+
+def read_record(toolkit, name):
+    """{"sha256", "files"}; sha256 is None where an installation was cut short."""
+    try:
+        with open(record_of(toolkit, name)) as file:
+            return json.load(file)
+    except OSError:
+        return {"sha256": None, "files": []}
+
+
+def write_record(toolkit, name, digest, files):
+    path = record_of(toolkit, name)
+    with open(path + ".new", "w") as file:
+        json.dump({"sha256": digest, "files": sorted(files)}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(path + ".new", path)
+
+
+def tars(src, work):
+    """Tar archives of what `src` holds; for a local-repository deb those of the debs inside."""
+    if not src.endswith(".deb"):
+        yield src
+        return
+    outer = data_of(src, os.path.join(work, "repository.tar"))
+    with tarfile.open(outer) as archive:
+        inner = [m for m in archive.getmembers() if m.isfile() and m.name.endswith(".deb")]
+        for number, member in enumerate(inner):
+            deb = os.path.join(work, "%d.deb" % number)
+            with archive.extractfile(member) as source, open(deb, "wb") as target:
+                shutil.copyfileobj(source, target)
+            yield data_of(deb, os.path.join(work, "%d.tar" % number))
+    if not inner:
+        yield outer
+
+
+def data_of(deb, tar):
+    """The files of a package, as a tar archive. Raises Refused for a file that is no package."""
+    with open(tar, "wb") as output:
+        done = subprocess.run(
+            ["dpkg-deb", "--fsys-tarfile", deb], stdout=output, stderr=subprocess.PIPE, check=False
+        )
+    if done.returncode:
+        if b"No space left" in done.stderr:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        raise Refused("it is no package: %s" % done.stderr.decode(errors="replace").strip())
+    return tar
+
+
+def place_of(member):
+    """Where a member of an archive goes, relative to the toolkit; None: it is not wanted.
+
+    ".../include/x.h" and ".../lib64/liby.so": the folder right above, or folders below it.
+    """
+    parts = posixpath.normpath(member.name).split("/")
+    if member.name.startswith("/") or ".." in parts:
+        raise Refused("it has a path that leads out of it: %s" % member.name)
+    if not (member.isfile() or member.issym()):
+        return None
+    for index, folder in enumerate(parts[:-1]):
+        if folder == "lib" and parts[index + 1] == "x86_64-linux-gnu":
+            continue
+        if folder in PLACES:
+            return posixpath.join(PLACES[folder], *parts[index + 1 :])
+    return None
+
+
+def unpack(src, folder):
+    """Unpack what is wanted into `folder`; the files, relative to it."""
+    found = []
+    work = folder + ".work"
+    os.makedirs(work)
+    for tar in tars(src, work):
+        with tarfile.open(tar) as archive:
+            for member in archive:
+                place = place_of(member)
+                if place is None:
+                    continue
+                target = os.path.join(folder, place)
+                if not os.path.isdir(os.path.dirname(target)):
+                    os.makedirs(os.path.dirname(target))
+                write_member(archive, member, target)
+                found.append(place)
+    return found
+
+
+def write_member(archive, member, target):
+    if member.issym():
+        if os.path.isabs(member.linkname) or ".." in member.linkname.split("/"):
+            raise Refused("a link in it leads out of it: %s" % member.name)
+        os.symlink(member.linkname, target)
+        return
+    with archive.extractfile(member) as source, open(target, "wb") as output:
+        shutil.copyfileobj(source, output)
+    os.chmod(target, 0o755 if member.mode & 0o100 else 0o644)
+
+
+def install(toolkit, name, src, digest):
+    """The files; raises Refused, OSError or tarfile's errors, and the toolkit is as before."""
+    folder = os.path.join(toolkit, ".tandem", name + ".new")
+    clean(folder)
+    try:
+        files = unpack(src, folder)
+        if not any(file.startswith("lib64/lib" + name) for file in files):
+            raise Refused("it holds no library of %s: is it another archive?" % name)
+        before = read_record(toolkit, name)["files"]
+        for file in sorted(set(files) - set(before)):
+            if os.path.lexists(os.path.join(toolkit, file)):
+                raise Refused("%s/%s is there already, and not from here" % (toolkit, file))
+        # From here on whatever is moved is listed: a kill leaves a list that covers it.
+        write_record(toolkit, name, None, set(files) | set(before))
+        for file in files:
+            target = os.path.join(toolkit, file)
+            if not os.path.isdir(os.path.dirname(target)):
+                os.makedirs(os.path.dirname(target))
+            os.replace(os.path.join(folder, file), target)
+        delete(toolkit, set(before) - set(files))
+        write_record(toolkit, name, digest, files)
+        return files
+    finally:
+        clean(folder)
+
+
+def clean(folder):
+    for left in (folder, folder + ".work"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def delete(toolkit, files):
+    for file in files:
+        path = os.path.join(toolkit, file)
+        if os.path.lexists(path):
+            os.unlink(path)
+
+
+def remove(toolkit, name):
+    """Whether there was anything to take out."""
+    record = record_of(toolkit, name)
+    clean(os.path.join(toolkit, ".tandem", name + ".new"))
+    if not os.path.exists(record):
+        return False
+    delete(toolkit, read_record(toolkit, name)["files"])
+    os.unlink(record)
+    return True
+
+
+def present(module):
+    """The answer of state=present."""
+    asked = module.params
+    toolkit, name, digest = asked["toolkit"], asked["name"], asked["sha256"]
+    record = read_record(toolkit, name)
+    whole = all(os.path.lexists(os.path.join(toolkit, file)) for file in record["files"])
+    wanted = record["sha256"] is None or record["sha256"] != digest or not whole
+    if module.check_mode or not wanted:
+        return {"changed": wanted, "wanted": wanted, "files": record["files"]}
+    found = sha256(asked["src"])
+    if found != digest:
+        raise Refused("its SHA-256 is %s and should be %s: it is broken" % (found, digest))
+    files = install(toolkit, name, asked["src"], digest)
+    return {"changed": True, "wanted": True, "files": files}
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "str", "required": True},
+            "toolkit": {"type": "path", "required": True},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            "src": {"type": "path"},
+            "sha256": {"type": "str"},
+        },
+        required_if=[("state", "present", ["sha256"])],
+        supports_check_mode=True,
+    )
+    asked = module.params
+    try:
+        if asked["state"] == "present":
+            module.exit_json(**present(module))
+        there = os.path.exists(record_of(asked["toolkit"], asked["name"]))
+        changed = there if module.check_mode else remove(asked["toolkit"], asked["name"])
+        module.exit_json(changed=changed, files=[])
+    except (Refused, tarfile.TarError, EOFError) as error:
+        module.fail_json(msg="%s could not be used: %s." % (asked["src"], error))
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            module.fail_json(msg="No space is left in %s for %s. Nothing was changed: make room, "
+                             "and run again." % (asked["toolkit"], asked["name"]))  # fmt: skip
+        module.fail_json(msg="%s could not be used: %s." % (asked["src"], error))
+
+
+if __name__ == "__main__":
+    main()

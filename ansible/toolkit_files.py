@@ -1,0 +1,79 @@
+"""Gathers the files of the CUDA toolkit and of apex into bundle/, on the control machine.
+
+Run by the roles cuda and apex with their plan, as JSON; prints {"changed": ..., "sha256": {file:
+figure}}. What may be fetched is fetched once; what a person has to get is named with its page.
+
+Exit code 2: something is missing or is not the file that is meant.
+"""
+
+import argparse
+import io
+import json
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from bundling import installers, manifest, wheels
+from bundling.fetch import Progress
+from bundling.manifest import BundleError
+
+ANSIBLE = Path(__file__).resolve().parent
+BUNDLE = ANSIBLE.parent / "bundle"
+
+
+def order(folder, parts, bundle=BUNDLE):
+    """What goes into bundle/installers/`folder`. `parts`: as in filter_plugins/toolkit.py."""
+    files = tuple(
+        installers.Installer(part["file"], part["url"], part["page"], part["sha256"])
+        for part in parts
+    )
+    return installers.Installers(stack=folder, files=files, folder=bundle / "installers" / folder)
+
+
+def build_tools(python, index_url, bundle=BUNDLE):
+    """setuptools and wheel for building apex, of versions that torch 1.12 still builds with."""
+    return wheels.Wheels(
+        lock=ANSIBLE / "locks" / "apex-build.txt",
+        python=python,
+        glibc="2.17",
+        folder=bundle / "wheels" / "apex-build",
+        index_url=index_url,
+    )
+
+
+def gather(made, module, progress):
+    """Carries an order out. Returns whether there was anything to do. Raises BundleError."""
+    if manifest.is_complete(made.folder, made.purpose()):
+        return False
+    module.gather(made, progress)
+    return True
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", help="in bundle/installers")
+    parser.add_argument("parts", type=json.loads, help="the plan's parts, as JSON")
+    parser.add_argument("--python", help="gather the tools to build apex for this Python, too")
+    parser.add_argument("--index-url", default="https://pypi.org/simple")
+    args = parser.parse_args(argv)
+    made = order(args.folder, args.parts)
+    progress = Progress()
+    try:
+        # Its lines are for people; ours is for Ansible.
+        with redirect_stdout(io.StringIO()):
+            changed = gather(made, installers, progress)
+            if args.python:
+                tools = build_tools(args.python, args.index_url)
+                changed = gather(tools, wheels, progress) or changed
+    except BundleError as error:
+        print(error, file=sys.stderr)
+        return 2
+    _, digests = manifest.read(made.folder)
+    print(json.dumps({"changed": changed, "sha256": digests}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

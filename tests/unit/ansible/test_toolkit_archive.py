@@ -1,0 +1,176 @@
+"""cuDNN and NCCL go inside a toolkit and out again, whatever happens in between."""
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import tarfile
+
+import pytest
+
+from tests.unit.ansible.provision_machines import load
+
+archive = load("ansible/library/toolkit_archive.py")
+
+LAYOUTS = {
+    "cudnn-8.0.tgz": ("cuda/include/cudnn.h", "cuda/lib64/libcudnn.so.8.0.5", "libcudnn"),
+    "cudnn-8.7.tar.xz": ("x-archive/include/cudnn.h", "x-archive/lib/libcudnn.so.8.7", "libcudnn"),
+    "nccl.txz": ("nccl_2/include/nccl.h", "nccl_2/lib/libnccl.so.2.12.7", "libnccl"),
+}  # fmt: skip
+
+
+def make_tar(path, names, text="standin"):
+    """An archive in a vendor's layout: files, and the links of each library."""
+    with tarfile.open(path, "w:gz" if str(path).endswith("gz") else "w:xz") as tar:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            content = f"{text} {name}".encode()
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+            if ".so." in name:
+                link = tarfile.TarInfo(name.split(".so.")[0] + ".so")
+                link.type, link.linkname = tarfile.SYMTYPE, name.rsplit("/")[-1]
+                tar.addfile(link)
+    return path
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def toolkit(tmp_path):
+    """A toolkit as NVIDIA's installer leaves it: include and lib64 are links."""
+    folder = tmp_path / "cuda-10.2"
+    for name, link in (("include", "include"), ("lib", "lib64")):
+        (folder / "targets/x86_64-linux" / name).mkdir(parents=True)
+        (folder / link).symlink_to(f"targets/x86_64-linux/{name}")
+    (folder / "include/cuda.h").write_text("theirs")
+    (folder / ".tandem").mkdir()
+    return folder
+
+
+def tree(folder):
+    return {
+        str(path.relative_to(folder)): str(path.readlink())
+        if path.is_symlink()
+        else path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+@pytest.mark.parametrize("file", LAYOUTS)
+def test_each_layout_goes_in_with_its_links_and_out_again(toolkit, tmp_path, file):
+    header, library, name = LAYOUTS[file]
+    src = make_tar(tmp_path / file, [header, library, "x/LICENSE"])
+    before = tree(toolkit)
+    files = archive.install(str(toolkit), name[3:], str(src), digest(src))
+    lib = library.rsplit("/")[-1]
+    assert sorted(files) == [f"include/{name[3:]}.h", f"lib64/{name}.so", f"lib64/{lib}"]
+    assert str((toolkit / f"lib64/{name}.so").readlink()) == lib
+    assert archive.remove(str(toolkit), name[3:])
+    assert tree(toolkit) == before
+    assert not archive.remove(str(toolkit), name[3:])
+
+
+def test_a_local_repository_deb(toolkit, tmp_path):
+    def deb(name, files):
+        root = tmp_path / name
+        for file, content in {**files, "DEBIAN/control": control(name)}.items():
+            (root / file).parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(content, bytes):
+                (root / file).write_bytes(content)
+            else:
+                (root / file).write_text(content)
+        subprocess.run(["dpkg-deb", "--build", "--root-owner-group", root, f"{root}.deb"],
+                       check=True, capture_output=True)  # fmt: skip
+        return (tmp_path / f"{name}.deb").read_bytes()
+
+    def control(name):
+        return (
+            f"Package: {name}\nVersion: 2.7.5\nArchitecture: amd64\n"
+            "Maintainer: standin <standin@example.org>\nDescription: standin\n"
+        )
+
+    libraries = "usr/lib/x86_64-linux-gnu"
+    inner = {
+        "var/nccl-repo/libnccl2.deb": deb("libnccl2", {f"{libraries}/libnccl.so.2.7.5": "x"}),
+        "var/nccl-repo/libnccl-dev.deb": deb("libnccl-dev", {"usr/include/nccl.h": "x"}),
+    }
+    deb("nccl-repo-ubuntu1804-2.7.5-ga-cuda10.2", inner)
+    src = tmp_path / "nccl-repo-ubuntu1804-2.7.5-ga-cuda10.2.deb"
+    files = archive.install(str(toolkit), "nccl", str(src), digest(src))
+    assert sorted(files) == ["include/nccl.h", "lib64/libnccl.so.2.7.5"]
+
+
+def test_a_newer_archive_takes_the_files_of_the_older_away(toolkit, tmp_path):
+    for version in ("8.0.5", "8.0.9"):
+        library = f"cuda/lib64/libcudnn.so.{version}"
+        src = make_tar(tmp_path / f"{version}.tgz", [library, "cuda/include/cudnn.h"], version)
+        archive.install(str(toolkit), "cudnn", str(src), digest(src))
+    assert sorted(path.name for path in (toolkit / "lib64").iterdir()) == [
+        "libcudnn.so",
+        "libcudnn.so.8.0.9",
+    ]
+    assert (toolkit / "include/cudnn.h").read_text().startswith("8.0.9")
+
+
+@pytest.mark.parametrize("moved", [0, 1, 2])
+def test_a_kill_in_the_middle_is_finished_by_the_next_run_or_taken_out(
+    toolkit, tmp_path, monkeypatch, moved
+):
+    header, library, _ = LAYOUTS["cudnn-8.0.tgz"]
+    src = make_tar(tmp_path / "cudnn.tgz", [header, library])
+    before, replace, done = tree(toolkit), os.replace, []
+
+    def killed(source, target):
+        if not str(target).endswith(".json"):
+            if len(done) == moved:
+                raise KeyboardInterrupt
+            done.append(target)
+        replace(source, target)
+
+    monkeypatch.setattr(archive.os, "replace", killed)
+    monkeypatch.setattr(archive, "clean", lambda folder: None)  # a kill cleans nothing up
+    with pytest.raises(KeyboardInterrupt):
+        archive.install(str(toolkit), "cudnn", str(src), digest(src))
+    monkeypatch.undo()
+    assert archive.read_record(str(toolkit), "cudnn")["sha256"] is None
+    files = archive.install(str(toolkit), "cudnn", str(src), digest(src))
+    assert all(os.path.lexists(toolkit / file) for file in files)
+    monkeypatch.undo()
+    assert archive.remove(str(toolkit), "cudnn")
+    assert tree(toolkit) == before
+
+
+def test_a_full_disk_leaves_the_toolkit_as_it_was(toolkit, tmp_path, monkeypatch):
+    header, library, _ = LAYOUTS["cudnn-8.0.tgz"]
+    src = make_tar(tmp_path / "cudnn.tgz", [header, library])
+    before = tree(toolkit)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(archive.shutil, "copyfileobj", full)
+    with pytest.raises(OSError, match="No space"):
+        archive.install(str(toolkit), "cudnn", str(src), digest(src))
+    assert tree(toolkit) == before
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (["cuda/include/../../../../etc/passwd"], "leads out of it"),
+        (["cuda/include/cudnn.h"], "no library of cudnn"),
+        (["cuda/lib64/libcudnn.so.8", "cuda/include/cuda.h"], "is there already"),
+    ],
+)
+def test_archives_that_are_refused(toolkit, tmp_path, names, sentence):
+    src = make_tar(tmp_path / "x.tgz", names)
+    before = tree(toolkit)
+    with pytest.raises(archive.Refused, match=sentence):
+        archive.install(str(toolkit), "cudnn", str(src), digest(src))
+    assert tree(toolkit) == before
+    assert json.dumps(archive.read_record(str(toolkit), "cudnn")) == '{"sha256": null, "files": []}'
