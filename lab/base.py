@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,7 +72,8 @@ def ensure_folder(wanted: Path, lab: Lab, make: Callable[[Path], None]) -> Path:
     unfinished = wanted.with_name(f"{wanted.name}.{lab.name}.unfinished")
     wanted.parent.mkdir(parents=True, exist_ok=True)
     with (wanted.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        # One byte for each name, so that the making of one does not hinder another's.
+        fcntl.lockf(lock, fcntl.LOCK_EX, 1, zlib.crc32(wanted.name.encode()))
         if not wanted.is_dir():
             make(unfinished)
             os.sync()

@@ -5,6 +5,7 @@ import subprocess
 import time
 from pathlib import Path
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 RECAP = re.compile(r"^(\S+)\s+: ok=\d+\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.M)
 
 
@@ -26,6 +27,12 @@ def write_inventory(folder: Path, hosts: dict[str, str]) -> str:
         "\n".join(["[cluster]", *lines, "[cluster:vars]", "ansible_user=tandem", ""])
     )
     return str(inventory)
+
+
+def gather_bundle(stack: str) -> None:
+    """What site.yml will install, fetched on the host, since the lab has no way out."""
+    book = CHECKOUT / "ansible/playbooks/bundle.yml"
+    subprocess.run(["ansible-playbook", book, "-e", f"stack={stack}"], cwd=CHECKOUT, check=True)
 
 
 def play(lab, *words: str, check: bool = True) -> subprocess.CompletedProcess:

@@ -1,12 +1,11 @@
 """Machines of two Debians with two stacks: training is refused before anything begins."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.lab.site_plays import play
+from tests.lab.site_plays import gather_bundle, play
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -14,8 +13,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="module")
 def mixed(start_lab):
     """node1: Debian 12 and the newest torch; node2: Debian 11 and torch 1.12.1."""
-    book = CHECKOUT / "ansible/playbooks/bundle.yml"
-    subprocess.run(["ansible-playbook", book, "-e", "stack=cu102"], cwd=CHECKOUT, check=True)
+    gather_bundle("cu102")  # `up` gathers the other
     lab = start_lab("mixed", "--nodes", "2", "--release", "bookworm,bullseye")
     for node, stack in (("node1", "cpu"), ("node2", "cu102")):
         play(lab, "site.yml", "--limit", node, "-e", f"stack={stack}", "--skip-tags", "firewall")

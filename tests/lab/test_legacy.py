@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests import run_directory
+from tests.lab.site_plays import gather_bundle, play
 from tests.trainer_models import plain
 from tests.trainer_ranks import make_images
 
@@ -40,13 +41,9 @@ def gather_pytest(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def legacy(start_lab):
     """Three machines of Debian 11 that site.yml has given the cu102 stack."""
-    stack = ("-e", "stack=cu102")
-    book = CHECKOUT / "ansible/playbooks/bundle.yml"
-    subprocess.run(["ansible-playbook", book, *stack], cwd=CHECKOUT, check=True)
-    lab = start_lab(
-        "legacy", "--nodes", "3", "--rate", "1gbit", "--release", "bullseye", "--no-bundle"
-    )
-    lab.control("ansible-playbook", "site.yml", *stack)
+    gather_bundle("cu102")
+    lab = start_lab("legacy", "--nodes", "3", "--release", "bullseye", "--no-bundle")
+    play(lab, "site.yml", "-e", "stack=cu102")
     return lab
 
 
