@@ -2,10 +2,13 @@
 #
 #   NODES=4 MODEL=resnet50 DATA=imagenet EPOCHS=90 BATCH=64 (per node) PRECISION=O1 SYNC=allreduce
 #   INVENTORY=inventory.ini LOGIN=anna (bootstrap) ARGS="any option of: .venv/bin/python -m trainer --help"
+#   CORE=2.16 (an older Ansible, for check, bootstrap and provision of machines with Python 3.6: Ubuntu 18.04)
 #   RUN=latest RESUME=<run> MAX_RESTARTS=3 MIN_NODES=2 DETACH=1 QUEUE=1 FORCE=1
 
 PYTHON_ENV := .venv/bin/python
-export PATH := $(CURDIR)/.venv/bin:$(PATH)
+# Where Ansible is: .venv, or beside it the environment of an older one.
+ANSIBLE_ENV := .venv$(if $(CORE),-core$(CORE))
+export PATH := $(CURDIR)/$(ANSIBLE_ENV)/bin:$(CURDIR)/.venv/bin:$(PATH)
 
 RUN ?= latest
 # An option is passed on only when its variable was given: the tools own the defaults.
@@ -19,13 +22,16 @@ launch_options = $(call option,--inventory,INVENTORY) $(call option,--nodes,NODE
 	$(if $(ARGS),-- $(ARGS))
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo data/digits provision dry-provision check bootstrap bundle accept plan train dry-run slurm status attach stop runs report test test-legacy test-long chaos lint bench lock
+.PHONY: help env ansible-env demo data/digits provision verify dry-provision check bootstrap bundle accept plan train dry-run slurm status attach stop runs report test test-legacy test-long test-cores chaos lint bench lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
 
 env: ## .venv with everything the control machine needs
 	@tools/venv.sh control
+
+ansible-env: env
+	@$(if $(CORE),tools/venv.sh core$(CORE),:)
 
 data/digits: env
 	@$(PYTHON_ENV) examples/digits.py data/digits
@@ -36,17 +42,20 @@ demo: data/digits ## four local nodes train the digits: no root, no other machin
 bundle: env ## gather what machines without internet need
 	ansible-playbook ansible/playbooks/bundle.yml
 
-check: env ## say all that is wrong with the machines; changes nothing
-	@$(PYTHON_ENV) ansible/check.py $(call option,--inventory,INVENTORY) $(call flag,--json,JSON)
+check: ansible-env ## say all that is wrong with the machines; changes nothing
+	@$(ANSIBLE_ENV)/bin/python ansible/check.py $(call option,--inventory,INVENTORY) $(call flag,--json,JSON)
 
-bootstrap: env ## let this control machine into new machines (LOGIN=a user there with sudo)
-	@$(PYTHON_ENV) ansible/bootstrap.py $(call option,--inventory,INVENTORY) $(call option,--login,LOGIN)
+bootstrap: ansible-env ## let this control machine into new machines (LOGIN=a user there with sudo)
+	@$(ANSIBLE_ENV)/bin/python ansible/bootstrap.py $(call option,--inventory,INVENTORY) $(call option,--login,LOGIN)
 
-provision: data/digits ## make the machines of inventory.ini a cluster
+provision: ansible-env data/digits ## make the machines of inventory.ini a cluster
 	ansible-playbook $(call option,--inventory,INVENTORY) site.yml
 
 dry-provision: env ## print what `make provision` would install where (FACTS=examples/machines/... or the inventory)
 	@$(PYTHON_ENV) ansible/dry_provision.py $(call option,--inventory,INVENTORY) $(call option,--facts,FACTS)
+
+verify: ansible-env ## is what `make provision` made still so? changes nothing
+	ansible-playbook $(call option,--inventory,INVENTORY) ansible/playbooks/verify.yml
 
 accept: env ## measure every pair of machines: bandwidth, latency, MTU, disks
 	ansible-playbook $(call option,--inventory,INVENTORY) ansible/playbooks/accept.yml
@@ -82,6 +91,10 @@ test-legacy: ## the CUDA 10.2 stack on Debian 11: trainer's tests and whole runs
 test-long: ## lab tests of several minutes a file (root)
 	@tools/test.sh long
 
+test-cores: ## every playbook and its unit tests by both Ansibles
+	@tools/venv.sh dev
+	@tools/cores.sh
+
 chaos: ## 40 faults in random order on a lab of four machines (root)
 	@tools/venv.sh dev
 	TANDEM_CHAOS_TRIALS=40 $(PYTHON_ENV) -m pytest --quiet tests/lab/test_chaos.py
@@ -97,3 +110,4 @@ bench: ## figures with their method: tests/bench/README.md
 lock: ## make requirements/*.txt anew from *.in (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header requirements/control.in --output-file requirements/control.txt
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header requirements/dev.in --output-file requirements/dev.txt --constraint requirements/control.txt
+	uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate --no-header requirements/core2.16.in --output-file requirements/core2.16.txt

@@ -38,6 +38,7 @@ long)
 esac
 part "lint" tools/lint.sh
 check "unit tests" tests/unit
+part "both Ansibles" tools/cores.sh
 check "training tests" tests/train
 if [ "$(id -u)" = 0 ]; then
     check "lab tests" -m "not long" tests/lab

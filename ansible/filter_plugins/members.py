@@ -125,7 +125,7 @@ def not_reached(variables):
 
 
 def wrong_name(answer):
-    """What is wrong with a name, from a loop's `getent ahostsv4` over {"key": name, "value": address}.
+    """What is wrong with a name, from a loop of `getent ahostsv4` over {"key": name, "value"}.
 
     "" where its first address, which connections use, is the right one.
     """

@@ -73,6 +73,20 @@ class RunningLab:
         """Standard output of a command line on a node."""
         return self("ssh", str(node), "--", line, **options).stdout
 
+    def member(self, node: int, line: str, **options) -> str:
+        """The same as the user that trains, whom only bootstrap lets into a bare machine."""
+        return self.control("ssh", f"tandem@192.168.56.{110 + node}", line, **options).stdout
+
+
+def bootstrap(lab: RunningLab, folder: Path, nodes: list[int], fingerprint: str = ""):
+    """`make bootstrap` with the nodes' own fingerprints, or another one, compared by a file."""
+    own = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
+    rows = [f"node{node} {fingerprint or lab.ssh(node, own).split()[1]}\n" for node in nodes]
+    (folder / "fingerprints").write_text("".join(rows))
+    (folder / "password").write_text("lab\n")
+    files = [f"--fingerprints={folder / 'fingerprints'}", f"--password-file={folder / 'password'}"]
+    return lab.control("python", "ansible/bootstrap.py", "--login=student", *files, check=False)
+
 
 @pytest.fixture(scope="session")
 def new_lab():
@@ -105,6 +119,30 @@ def start_lab(new_lab):
 def lab(start_lab) -> RunningLab:
     """Four machines at 1 Gbit/s, shared by all tests of the session: leave them as they were."""
     return start_lab("main", "--nodes", "4", "--rate", "1gbit")
+
+
+@pytest.fixture(scope="session")
+def bare(start_lab) -> RunningLab:
+    """Four machines as an installer leaves them: a user with a password, and no key of ours."""
+    return start_lab("bare", "--nodes", "4", "--bare")
+
+
+@pytest.fixture(scope="session")
+def let_in(bare, tmp_path_factory) -> RunningLab:
+    """The bare machines after `make bootstrap`."""
+    done = bootstrap(bare, tmp_path_factory.mktemp("bootstrap"), [1, 2, 3, 4])
+    assert done.returncode == 1, done.stdout + done.stderr  # node5 is in the inventory, and is off
+    return bare
+
+
+@pytest.fixture(scope="session")
+def provisioned(let_in) -> RunningLab:
+    """The bare machines after bootstrap and site.yml."""
+    digits = CHECKOUT / "data" / "digits"
+    if not digits.is_dir():
+        subprocess.run([sys.executable, "examples/digits.py", digits], cwd=CHECKOUT, check=True)
+    let_in.control("ansible-playbook", "site.yml")
+    return let_in
 
 
 @pytest.fixture

@@ -33,10 +33,10 @@ def checkout_without_python(tmp_path):
     return tmp_path
 
 
-def run_venv(checkout, *extra_path):
+def run_venv(checkout, *extra_path, environment="control"):
     path = os.pathsep.join([*map(str, extra_path), str(checkout / "bin")])
     return subprocess.run(
-        [checkout / "tools" / "venv.sh", "control"],
+        [checkout / "tools" / "venv.sh", environment],
         env={"PATH": path},
         capture_output=True,
         text=True,
@@ -65,6 +65,20 @@ def test_only_given_variables_become_options():
     assert "--nodes '3'" in line
     assert "--data '/a folder/b'" in line
     assert line.rstrip().endswith("-- --lr 0.2")
+
+
+def test_the_older_ansible_runs_what_talks_to_machines():
+    assert "tools/venv.sh core2.16" in make("provision", "CORE=2.16")
+    assert "\n.venv-core2.16/bin/python ansible/check.py" in make("check", "CORE=2.16")
+    assert "core2.16" not in make("provision")
+
+
+def test_another_core_is_refused(checkout_without_python):
+    done = run_venv(checkout_without_python, environment="core2.17")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "tandem: there is no environment core2.17: CORE may be 2.16, or not be given\n"
+    )
 
 
 def test_dry_run_and_train_get_the_same_options():

@@ -1,0 +1,122 @@
+"""What a role made is broken on a machine, and the role's own verification says what is wrong."""
+
+import shlex
+
+import pytest
+import yaml
+
+CLOCK = "/etc/chrony/conf.d/tandem.conf"
+IMAGES = "/srv/tandem/data/digits/val/7"
+# role: (what breaks its work on node 1, as root; what its verification says; what mends it).
+BREAKS = {
+    "identity": (
+        "sed -i '1i 127.0.1.1 node4' /etc/hosts",
+        "node4 for 127.0.1.1 instead of 192.168.56.114",
+        "sed -i 1d /etc/hosts",
+    ),
+    "base": (
+        "systemctl unmask suspend.target",
+        "may fall asleep in the middle of a run",
+        "systemctl mask suspend.target",
+    ),
+    "clock": (
+        "systemctl stop chrony",
+        "is chrony running on both",
+        "systemctl start chrony",
+    ),
+    "sysstat": (
+        "chmod -x /usr/bin/iostat",
+        "does not write JSON",
+        "chmod +x /usr/bin/iostat",
+    ),
+    "python_env": (
+        "ln -sfn /usr /opt/tandem/env",
+        "/opt/tandem/env on node1 leads to /usr",
+        "ln -sfn $(ls -d /opt/tandem/envs/cpu-* | head -1) /opt/tandem/env",
+    ),
+    "firewall": (
+        "nft delete table inet tandem",
+        "no table inet tandem that drops what comes from strangers",
+        "systemctl restart tandem-firewall",
+    ),
+    "data": (
+        f"truncate -s 1 {IMAGES}/$(ls {IMAGES} | head -1)",
+        "differs from the control machine's data/digits in 1 places, first <f",
+        "true",
+    ),
+    "access": (
+        "echo 'tandem ALL=(ALL:ALL) PASSWD: ALL' >/etc/sudoers.d/zz-lab",
+        "sudo on node1 asks tandem for a password",
+        "rm /etc/sudoers.d/zz-lab",
+    ),
+}
+BY_ROOT = ("identity", "base", "clock", "sysstat", "python_env")
+BY_USER = ("firewall", "data")
+# Its break takes the right from the user that trains to look.
+BY_STUDENT = ("access",)
+
+
+def play(roles, become):
+    """A play in which every role looks, and what one of them says does not stop the others."""
+    tasks = [
+        {
+            "name": role,
+            "block": [{"include_role": {"name": role, "tasks_from": "verify"}}],
+            "rescue": [{"debug": {"msg": f"FOUND {role} {{{{ ansible_failed_result.msg }}}}"}}],
+        }
+        for role in roles
+    ]
+    # A loop's message is that of its items.
+    said = "{{ ansible_failed_result.results | default([ansible_failed_result])"
+    said += " | map(attribute='msg', default='') | select | join(' ') }}"
+    for role, task in zip(roles, tasks):
+        task["rescue"][0]["debug"]["msg"] = f"FOUND {role} {said}"
+    return {"hosts": "node1", "gather_facts": True, "become": become, "tasks": tasks}
+
+
+def verify(lab, folder):
+    """{role: what its verification said}; those that are content are not in it."""
+    facts = {"hosts": "node1", "gather_facts": True, "roles": ["preflight"]}
+    (folder / "members.yml").write_text(
+        yaml.safe_dump([facts, play(BY_ROOT, True), play(BY_USER, False)])
+    )
+    (folder / "student.yml").write_text(yaml.safe_dump([play(BY_STUDENT, True)]))
+    words = ["ansible-playbook", "-i", "inventory.ini"]
+    student = {
+        "ansible_user": "student",
+        "ansible_password": "lab",
+        "ansible_become_password": "lab",
+    }
+    student |= {"access_user": "tandem", "access_sudo": "nopasswd"}
+    said = lab.control(*words, str(folder / "members.yml")).stdout
+    said += lab.control(*words, "-e", yaml.safe_dump(student), str(folder / "student.yml")).stdout
+    found = {}
+    for piece in " ".join(said.split()).split("FOUND ")[1:]:
+        role, _, rest = piece.partition(" ")
+        found[role] = rest.partition(" TASK [")[0]
+    return found
+
+
+def as_root(lab, line):
+    lab.ssh(1, f"echo lab | sudo -S sh -c {shlex.quote(line)}")
+
+
+@pytest.fixture(scope="module")
+def found(provisioned, tmp_path_factory):
+    """(what was said of the machine as site.yml left it, and with everything broken)."""
+    folder = tmp_path_factory.mktemp("verify")
+    clean = verify(provisioned, folder)
+    try:
+        as_root(provisioned, "; ".join(plant for plant, _, _ in BREAKS.values()))
+        return clean, verify(provisioned, folder)
+    finally:
+        as_root(provisioned, "; ".join(mend for _, _, mend in reversed(BREAKS.values())))
+
+
+def test_what_site_made_is_found_in_order(found):
+    assert found[0] == {}
+
+
+@pytest.mark.parametrize("role", BREAKS)
+def test_the_break_is_named(found, role):
+    assert BREAKS[role][1] in found[1].get(role, "nothing")
