@@ -1,12 +1,19 @@
-"""The bundle's plan, its locks and its manifest; a stand-in for pip writes what is asked for."""
+"""The bundle's wheels (by a stand-in for pip), installers, manifest and command line."""
 
 import hashlib
+import json
+import os
 
 import pytest
 
 from tests.unit.ansible.provision_machines import load
 
 bundle = load("ansible/bundle.py")
+installers, manifest, wheels = bundle.installers, bundle.manifest, bundle.wheels
+Progress, BundleError = bundle.fetch.Progress, bundle.BundleError
+
+WISH = {"wheels": [], "releases": {}, "stacks": [], "index_url": "", "mirrors": {}}
+PAGE = "https://vendor.invalid/login"
 
 
 def order(tmp_path, contents):
@@ -19,27 +26,37 @@ def order(tmp_path, contents):
     ]
     lock = tmp_path / "lock.txt"
     lock.write_text("\n".join(lines) + "\n")
-    return bundle.Plan(lock, "3.11", "2.28", tmp_path / "wheels", "https://index.invalid/simple")
+    return wheels.Wheels(lock, "3.11", "2.28", tmp_path / "wheels", "https://index.invalid/simple")
+
+
+def complete(plan):
+    return manifest.is_complete(plan.folder, plan.purpose())
 
 
 def test_plan_follows_the_table(tmp_path):
-    made = bundle.plan("cu102", "", "https://index.invalid/simple", tmp_path)
+    made = wheels.plan("cu102", "", "https://index.invalid/simple", tmp_path)
     assert (made.python, made.glibc) == ("3.9", "2.17")
     assert made.folder == tmp_path / "wheels/cu102-py3.9"
-    with pytest.raises(bundle.BundleError, match=r"no lock for Python 2\.7"):
-        bundle.plan("cpu", "2.7", "", tmp_path)
-    with pytest.raises(bundle.BundleError, match="'cu1' is not in"):
-        bundle.plan("cu1", "", "", tmp_path)
+    with pytest.raises(BundleError, match=r"no lock for Python 2\.7"):
+        wheels.plan("cpu", "2.7", "", tmp_path)
+    with pytest.raises(BundleError, match="'cu1' is not in"):
+        wheels.plan("cu1", "", "", tmp_path)
+
+
+def test_a_folder_asked_for_twice_is_gathered_once(tmp_path):
+    wish = {**WISH, "wheels": [["cpu", ""], ["cpu", "3.11"], ["cpu", "3.12"]]}
+    names = [made.folder.name for made in bundle.plan(wish, tmp_path)]
+    assert names == ["cpu-py3.11", "cpu-py3.12"]
 
 
 def test_platforms_stop_at_the_c_library():
-    tags = bundle.platforms("2.17")
+    tags = wheels.platforms("2.17")
     assert tags[0] == "manylinux_2_17_x86_64" and "manylinux_2_18_x86_64" not in tags
     assert "manylinux2014_x86_64" in tags
-    assert "manylinux2014_x86_64" not in bundle.platforms("2.12")
+    assert "manylinux2014_x86_64" not in wheels.platforms("2.12")
 
 
-def test_gathering_is_resumed_and_completed_once(tmp_path, monkeypatch):
+def test_gathering_is_resumed_and_completed_once(tmp_path, monkeypatch, capsys):
     contents = {"a": b"wheel a", "b": b"wheel b"}
     plan = order(tmp_path, contents)
     fetched = []
@@ -50,15 +67,17 @@ def test_gathering_is_resumed_and_completed_once(tmp_path, monkeypatch):
             contents[requirement.name]
         )
 
-    monkeypatch.setattr(bundle, "fetch", fetch)
+    monkeypatch.setattr(wheels, "fetch", fetch)
     plan.folder.mkdir()
     (plan.folder / "a-1.0-py3-none-any.whl").write_bytes(b"wheel a")
     (plan.folder / "old-0.1-py3-none-any.whl").write_bytes(b"of an older lock")
-    assert not bundle.is_complete(plan)
-    bundle.gather(plan, say=lambda line: None)
+    assert not complete(plan)
+    assert bundle.gather([plan], Progress())
     assert fetched == ["b"]
-    assert bundle.is_complete(plan)
+    assert capsys.readouterr().out == "wheels: 2/2 b 1.0\n"
+    assert complete(plan)
     assert sorted(path.name[0] for path in plan.folder.glob("*.whl")) == ["a", "b"]
+    assert not bundle.gather([plan], Progress())
 
 
 def test_a_broken_wheel_is_fetched_again_and_another_lock_is_not_complete(tmp_path, monkeypatch):
@@ -66,8 +85,107 @@ def test_a_broken_wheel_is_fetched_again_and_another_lock_is_not_complete(tmp_pa
     plan.folder.mkdir()
     wheel = plan.folder / "a-1.0-py3-none-any.whl"
     wheel.write_bytes(b"half")
-    monkeypatch.setattr(bundle, "fetch", lambda *_: wheel.write_bytes(b"wheel a"))
-    bundle.gather(plan, say=lambda line: None)
-    assert wheel.read_bytes() == b"wheel a" and bundle.is_complete(plan)
+    monkeypatch.setattr(wheels, "fetch", lambda *_: wheel.write_bytes(b"wheel a"))
+    wheels.gather(plan, Progress())
+    assert wheel.read_bytes() == b"wheel a" and complete(plan)
     plan.lock.write_text(plan.lock.read_text() + "# newer\n")
-    assert not bundle.is_complete(plan)
+    assert not complete(plan)
+
+
+def folder_with(tmp_path, **contents):
+    for name, text in contents.items():
+        (tmp_path / name).write_bytes(text)
+    digests = {name: hashlib.sha256(text).hexdigest() for name, text in contents.items()}
+    manifest.write(tmp_path, "test", digests)
+    return tmp_path
+
+
+def test_every_missing_or_broken_file_is_named_at_once(tmp_path):
+    folder = folder_with(tmp_path, a=b"aaa", b=b"bbb", c=b"ccc")
+    assert manifest.problems(folder, "test") == []
+    (folder / "a").write_bytes(b"aab")
+    os.utime(folder / "a", ns=(0, 0))  # what a failing disk does is no later change
+    (folder / "b").unlink()
+    broken, missing = manifest.problems(folder, "test")
+    assert (
+        broken.startswith(f"{folder}/a is broken") and "Delete it, then run: make bundle" in broken
+    )
+    assert missing == f"{folder}/b is missing. Run: make bundle"
+    assert "gathered for something else" in manifest.problems(folder, "other")[0]
+    assert "missing or was not completed" in manifest.problems(folder / "none", "test")[0]
+
+
+def test_a_changed_file_makes_a_folder_incomplete(tmp_path):
+    folder = folder_with(tmp_path, a=b"aaa")
+    assert manifest.is_complete(folder, "test")
+    later = (folder / manifest.NAME).stat().st_mtime_ns + 1
+    os.utime(folder / "a", ns=(later, later))
+    assert not manifest.is_complete(folder, "test")
+
+
+def table(**row):
+    return {
+        "rows": {"cu": {"driver": "440.33", "toolkit": "10.2", "toolkit_default": True, **row}},
+        "drivers": [
+            {"version": "580.1", "url": "https://vendor.invalid/580.run", "sha256": "5" * 64}
+        ],
+        "toolkits": {
+            "10.2": [
+                {"file": "cudnn.tgz", "url": None, "page": PAGE, "sha256": None},
+                {"file": "nccl.txz", "url": None, "page": PAGE, "sha256": "6" * 64},
+            ]
+        },
+    }
+
+
+def by_hand(tmp_path):
+    wish = {"toolkit": "true", "apex": "auto"}
+    return installers.plan("cu", wish, tmp_path, table(driver=None))[0]
+
+
+def test_installers_follow_the_wishes(tmp_path):
+    def names(toolkit, **row):
+        wish = {"toolkit": toolkit, "apex": "auto"}
+        return [made.folder.name for made in installers.plan("cu", wish, tmp_path, table(**row))]
+
+    assert names("auto") == ["cu", "toolkit-10.2"]
+    assert names("auto", toolkit_default=False) == names("false") == ["cu"]
+    with pytest.raises(BundleError, match=r"no driver of version 590\.1 or newer"):
+        names("auto", driver="590.1")
+
+
+def test_files_behind_a_login_are_named_with_page_name_and_folder(tmp_path):
+    plan = by_hand(tmp_path)
+    with pytest.raises(BundleError) as refused:
+        installers.gather(plan, Progress())
+    assert str(refused.value).splitlines() == [
+        f"{name} needs a login: get it from {PAGE} and put it into {plan.folder}"
+        for name in ("cudnn.tgz", "nccl.txz")
+    ]
+    (plan.folder / "cudnn.tgz").write_bytes(b"cudnn")
+    (plan.folder / "nccl.txz").write_bytes(b"an error page")
+    with pytest.raises(BundleError, match=r"nccl\.txz is not the file that is meant"):
+        installers.gather(plan, Progress())
+
+
+def test_a_file_without_a_known_checksum_keeps_that_of_its_first_use(tmp_path):
+    made = by_hand(tmp_path)
+    plan = installers.Installers(made.files[:1], made.folder)
+    plan.folder.mkdir(parents=True)
+    (plan.folder / "cudnn.tgz").write_bytes(b"first")
+    installers.gather(plan, Progress())
+    assert complete(plan)
+    (plan.folder / "cudnn.tgz").write_bytes(b"second")
+    for _ in range(2):  # refused again, not taken for the first
+        with pytest.raises(BundleError, match=hashlib.sha256(b"first").hexdigest()):
+            installers.gather(plan, Progress())
+
+
+def test_verify_prints_what_is_wrong_and_a_bad_wish_is_a_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bundle, "BUNDLE", tmp_path)
+    monkeypatch.setattr(bundle.plan, "__defaults__", (tmp_path,))
+    wish = {**WISH, "wheels": [["cpu", "3.11"]]}
+    assert bundle.main(["--verify", json.dumps(wish)]) == 1
+    assert "wheels/cpu-py3.11 is missing or was not completed" in capsys.readouterr().out
+    assert bundle.main([json.dumps({**wish, "releases": {"etch": []}})]) == 2
+    assert "tandem: release 'etch' is not in ansible/releases.yml" in capsys.readouterr().err

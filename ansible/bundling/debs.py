@@ -1,0 +1,215 @@
+"""A repository of Debian packages with all that they need, for a release that need not be ours.
+
+apt resolves them with a configuration, sources and state of its own, so that nothing of this
+machine's apt is read or changed but how it reaches the internet. The target is taken to have no
+package at all: what fits every installation of the release is complete.
+"""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+import yaml
+from bundling import manifest
+from bundling.fetch import File, fetch_all
+from bundling.manifest import BundleError
+
+ANSIBLE = Path(__file__).resolve().parents[1]
+ARCHITECTURE = "amd64"
+INDEX = "Packages"
+APT_CONF = """\
+Dir::Etc::parts "/dev/null";
+Dir::Etc::main "/dev/null";
+Dir::Etc::sourcelist "{root}/sources.list";
+Dir::Etc::sourceparts "/dev/null";
+Dir::Etc::preferences "/dev/null";
+Dir::Etc::preferencesparts "/dev/null";
+Dir::State "{root}";
+Dir::State::status "{root}/status";
+Dir::State::lists "{root}/lists";
+Dir::Cache "{root}/cache";
+Acquire::Languages "none";
+APT::Architecture "amd64";
+APT::Architectures {{ "amd64"; }};
+APT::Install-Recommends "false";
+APT::Sandbox::User "";
+"""
+
+
+@dataclass(frozen=True)
+class Debs:
+    """Which packages, from which sources, into which folder."""
+
+    release: str
+    packages: tuple[str, ...]
+    sources: tuple[str, ...]
+    keyring: Path
+    keyring_package: str
+    folder: Path
+    # What apt keeps between two calls.
+    state: Path
+
+    def purpose(self):
+        wanted = "\n".join([*self.packages, *self.sources])
+        return f"debs {hashlib.sha256(wanted.encode()).hexdigest()}"
+
+
+def plan(release, packages, mirrors, bundle):
+    """The plan for a code name. `mirrors`: {name in releases.yml: URL}. Raises BundleError."""
+    table = yaml.safe_load((ANSIBLE / "releases.yml").read_text())
+    if release not in table["releases"]:
+        raise BundleError(
+            f"release {release!r} is not in ansible/releases.yml, which has "
+            f"{', '.join(table['releases'])}. A machine says its own by: "
+            ". /etc/os-release; echo $VERSION_CODENAME"
+        )
+    distribution = table["distributions"][table["releases"][release]["distribution"]]
+    options = f"[arch={ARCHITECTURE} signed-by={distribution['keyring']}]"
+    components = " ".join(distribution["components"])
+    return Debs(
+        release=release,
+        packages=tuple(sorted(packages)),
+        sources=tuple(
+            f"deb {options} {mirrors[row['mirror']]} {row['suite'].format(release=release)} "
+            f"{components}"
+            for row in distribution["suites"]
+        ),
+        keyring=Path(distribution["keyring"]),
+        keyring_package=distribution["keyring_package"],
+        folder=bundle / "debs" / f"{release}-{ARCHITECTURE}",
+        state=bundle / "apt" / release,
+    )
+
+
+def role_packages(roles=ANSIBLE / "roles"):
+    """The names in each role's list `<role>_packages`, in its defaults or vars.
+
+    Literal, since no machine is asked: a list, or a mapping of lists. Raises BundleError.
+    """
+    found = set()
+    for path in sorted([*roles.glob("*/defaults/main.yml"), *roles.glob("*/vars/main.yml")]):
+        role = path.parents[1].name
+        listed = (yaml.safe_load(path.read_text()) or {}).get(f"{role}_packages", [])
+        lists = listed.values() if isinstance(listed, dict) else [listed]
+        names = [name for names in lists for name in names]
+        if isinstance(listed, str) or any("{{" in name for name in names):
+            raise BundleError(
+                f"{role}_packages in {path} is not literal: `make bundle` could not know the names"
+            )
+        found.update(names)
+    return found
+
+
+def gather(order, progress):
+    """Carries the plan out, unless it was carried out before. Raises BundleError."""
+    if manifest.is_complete(order.folder, order.purpose()):
+        return
+    (order.folder / manifest.NAME).unlink(missing_ok=True)
+    order.folder.mkdir(parents=True, exist_ok=True)
+    environment = _private_apt(order)
+    _apt(order, environment, "update", "--error-on=any")
+    files = _resolve(order, environment)
+    fetch_all(files, f"packages {order.release}", progress, _proxy(environment))
+    kept = {file.path.name for file in files}
+    for path in order.folder.iterdir():
+        if path.name not in kept:
+            path.unlink()
+    (order.folder / INDEX).write_text(_index(order, environment, files))
+    digests = {path.name: manifest.sha256(path) for path in order.folder.iterdir()}
+    manifest.write(order.folder, order.purpose(), digests)
+
+
+def _private_apt(order):
+    """The environment in which apt sees the target's release alone."""
+    if shutil.which("apt-get") is None:
+        raise BundleError(
+            "packages are gathered by apt-get, which this machine lacks: run `make bundle` on "
+            "Debian or Ubuntu and copy the folder bundle/ here"
+        )
+    if not order.keyring.is_file():
+        raise BundleError(
+            f"the keys of {order.release}'s archive are missing here ({order.keyring}): "
+            f"sudo apt install {order.keyring_package}"
+        )
+    for folder in ("lists/partial", "cache/archives/partial"):
+        (order.state / folder).mkdir(parents=True, exist_ok=True)
+    (order.state / "status").write_text("")
+    (order.state / "sources.list").write_text("\n".join(order.sources) + "\n")
+    # How this machine reaches the internet stays: proxies, certificates.
+    dumped = subprocess.run(["apt-config", "dump"], stdout=subprocess.PIPE, text=True, check=True)
+    ours = [line for line in dumped.stdout.splitlines() if line.startswith("Acquire::")]
+    configuration = order.state / "apt.conf"
+    configuration.write_text("\n".join(ours) + "\n" + APT_CONF.format(root=order.state.resolve()))
+    return {**os.environ, "APT_CONFIG": str(configuration.resolve()), "LC_ALL": "C"}
+
+
+def _apt(order, environment, *words):
+    done = subprocess.run(
+        ["apt-get", "--quiet", *words], env=environment, capture_output=True, text=True
+    )
+    if done.returncode:
+        said = [line[3:] for line in done.stderr.splitlines() if line.startswith("E: ")]
+        raise BundleError(
+            f"apt-get could not do {words[0]!r} for {order.release}: "
+            f"{' '.join(said) or done.stderr.strip()}"
+        )
+    return done.stdout
+
+
+def _resolve(order, environment):
+    """The files that `apt-get install` would fetch, with the archive's own SHA-256 of each."""
+    printed = _apt(order, environment, "install", "--yes", "--print-uris", *order.packages)
+    rows = re.findall(r"^'(\S+)' (\S+) (\d+) ", printed, re.MULTILINE)
+    by_name = {unquote(url.rsplit("/", 1)[1]): (url, int(size)) for url, _, size in rows}
+    digests = {
+        Path(stanza["Filename"]).name: stanza["SHA256"]
+        for stanza in _stanzas(environment, [name.split("_")[0] for name in by_name])
+    }
+    return [
+        File(url, order.folder / name, digests[name], size) for name, (url, size) in by_name.items()
+    ]
+
+
+def _stanzas(environment, packages):
+    """What the archive says of each version of these packages: dictionaries, with the "text"."""
+    done = subprocess.run(
+        ["apt-cache", "show", *packages],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    for text in done.stdout.strip().split("\n\n"):
+        yield {**dict(re.findall(r"^(\S+): (.+)$", text, re.MULTILINE)), "text": text}
+
+
+def _index(order, environment, files):
+    """The repository's index: the archive's own words, but for where the file lies."""
+    wanted = {file.sha256: file.path.name for file in files}
+    names = [file.path.name.split("_")[0] for file in files]
+    found = {
+        stanza["SHA256"]: re.sub(
+            r"^Filename: .*$", f"Filename: ./{wanted[stanza['SHA256']]}", stanza["text"], flags=re.M
+        )
+        for stanza in _stanzas(environment, names)
+        if stanza["SHA256"] in wanted
+    }
+    return "\n\n".join(found[digest] for digest in wanted) + "\n"
+
+
+def _proxy(environment):
+    """The proxy that this machine's apt uses; empty: none."""
+    done = subprocess.run(
+        ["apt-config", "shell", "PROXY", "Acquire::http::Proxy"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    match = re.search(r"PROXY='(.*)'", done.stdout)
+    return match[1] if match else ""

@@ -1,0 +1,111 @@
+"""Downloads: what is whole is not fetched again, what is half is finished."""
+
+import os
+import sys
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from bundling.manifest import BundleError, sha256
+from tqdm import tqdm
+
+SECONDS = 60
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a publisher: where it is, and what it must be."""
+
+    url: str
+    path: Path
+    sha256: str
+    size: int | None = None
+
+
+class Progress:
+    """A bar on a terminal (its path, since Ansible hides ours); elsewhere a line a file."""
+
+    def __init__(self, terminal=""):
+        self.stream = _open_terminal(terminal) if terminal else sys.stderr
+        self.is_terminal = self.stream.isatty()
+
+    def say(self, line):
+        if not self.is_terminal:
+            print(line, flush=True)
+
+    @contextmanager
+    def bar(self, what, total, unit="B"):
+        """Yields a function that is told how much was done."""
+        with tqdm(
+            total=total,
+            desc=what,
+            unit=unit,
+            unit_scale=unit == "B",
+            file=self.stream,
+            disable=not self.is_terminal,
+            dynamic_ncols=True,
+        ) as bar:
+            yield bar.update
+
+
+def _open_terminal(path):
+    # NOCTTY: a process without a terminal of its own must not make this one its own.
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "w")
+
+
+def fetch_all(files, what, progress, proxy=""):
+    """Each of `files` to its path. Raises BundleError at the first that cannot be had."""
+    handler = urllib.request.ProxyHandler({"http": proxy, "https": proxy} if proxy else None)
+    opener = urllib.request.build_opener(handler)
+    missing = [file for file in files if not _is_whole(file)]
+    size = sum(file.size or 0 for file in missing) or None
+    with progress.bar(what, size) as advance:
+        for number, file in enumerate(missing, 1):
+            progress.say(f"{what}: {number}/{len(missing)} {file.path.name}")
+            fetch(file, opener, advance)
+
+
+def _is_whole(file):
+    return file.path.is_file() and sha256(file.path) == file.sha256
+
+
+def fetch(file, opener, advance):
+    """One file by way of `<name>.part`, which is kept where the connection ends early."""
+    part = file.path.with_name(file.path.name + ".part")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        _continue(file, part, opener, advance)
+    except urllib.error.HTTPError as error:
+        if error.code != 416:  # 416: nothing is left to fetch
+            raise _not_fetched(file, f"the server said {error.code} {error.reason}") from None
+    except (OSError, urllib.error.URLError) as error:
+        raise _not_fetched(file, error) from None
+    if sha256(part) != file.sha256:
+        part.unlink()
+        raise BundleError(
+            f"{file.url} is not the file that was expected: its SHA-256 differs. It was deleted. "
+            "Run the same command again; if it happens again, ask its publisher or another mirror"
+        )
+    part.rename(file.path)
+
+
+def _continue(file, part, opener, advance):
+    there = part.stat().st_size if part.exists() else 0
+    headers = {"Range": f"bytes={there}-"} if there else {}
+    request = urllib.request.Request(file.url, headers=headers)  # noqa: S310 (of stacks.yml and apt)
+    with opener.open(request, timeout=SECONDS) as answer:
+        goes_on = answer.status == 206
+        advance(there if goes_on else 0)
+        with part.open("ab" if goes_on else "wb") as output:
+            while block := answer.read(1 << 18):
+                output.write(block)
+                advance(len(block))
+
+
+def _not_fetched(file, reason):
+    return BundleError(
+        f"{file.url} could not be fetched: {reason}. Run the same command again: what is there "
+        "already is kept"
+    )

@@ -1,0 +1,126 @@
+"""Installers of a stack: NVIDIA's driver, CUDA toolkit and apex, as stacks.yml names them.
+
+A file behind a login cannot be fetched: its page, name and folder are named, and the user puts it
+there. Where its publisher gives no SHA-256, the one of its first use is kept in the manifest.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from bundling import manifest
+from bundling.fetch import File, fetch_all
+from bundling.manifest import BundleError
+
+ANSIBLE = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Installer:
+    """`url` is empty where a person has to go to `page`; `sha256` where none is known."""
+
+    name: str
+    url: str
+    page: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Installers:
+    """Which files, into which folder."""
+
+    files: tuple[Installer, ...]
+    folder: Path
+
+    def purpose(self):
+        wanted = json.dumps([vars(file) for file in self.files])
+        return f"installers {hashlib.sha256(wanted.encode()).hexdigest()}"
+
+
+def plan(stack, wish, bundle, table=None):
+    """The folders for a row of stacks.yml. Raises BundleError.
+
+    `wish`: {"toolkit", "apex"}, each auto, true or false as in group_vars; auto is what a machine
+    with a card gets. `table` replaces stacks.yml in tests.
+    """
+    table = table or yaml.safe_load((ANSIBLE / "stacks.yml").read_text())["stacks"]
+    if stack not in table["rows"]:
+        raise BundleError(f"stack {stack!r} is not in ansible/stacks.yml")
+    row = table["rows"][stack]
+    entries = {}
+    if row.get("driver"):
+        entries[stack] = [_newest_driver(row["driver"], table["drivers"])]
+    if row.get("toolkit") and _wished(wish["toolkit"], row.get("toolkit_default")):
+        entries[f"toolkit-{row['toolkit']}"] = table["toolkits"][row["toolkit"]]
+    if row.get("apex") and _wished(wish["apex"], True):
+        entries[f"apex-{row['apex']}"] = [table["apex"][row["apex"]]]
+    return [
+        Installers(tuple(_installer(entry) for entry in listed), bundle / "installers" / name)
+        for name, listed in entries.items()
+    ]
+
+
+def _wished(word, default):
+    word = str(word).lower()
+    return word == "true" or (word == "auto" and bool(default))
+
+
+def _newest_driver(oldest, drivers):
+    newest = drivers[0]
+    if _numbers(newest["version"]) < _numbers(oldest):
+        raise BundleError(f"ansible/stacks.yml has no driver of version {oldest} or newer")
+    return newest
+
+
+def _numbers(version):
+    return [int(part) for part in str(version).split(".")]
+
+
+def _installer(entry):
+    """A driver's `url` is that of the file; where there is a `file`, it is that of its folder."""
+    name, url = entry.get("file"), entry.get("url") or ""
+    return Installer(
+        name=name or url.rsplit("/", 1)[1],
+        url=url + name if url and name else url,
+        page=entry.get("page") or "",
+        sha256=entry.get("sha256") or "",
+    )
+
+
+def gather(order, progress):
+    """Carries the plan out. Raises BundleError that names every file behind a login at once."""
+    order.folder.mkdir(parents=True, exist_ok=True)
+    _, known = manifest.read(order.folder)
+    public = [file for file in order.files if file.url and file.sha256]
+    fetch_all(
+        [File(file.url, order.folder / file.name, file.sha256) for file in public],
+        f"installers {order.folder.name}",
+        progress,
+    )
+    problems = [
+        problem
+        for file in order.files
+        if file not in public
+        and (problem := _by_hand(file, order.folder, known.get(file.name, "")))
+    ]
+    if problems:
+        raise BundleError("\n".join(problems))
+    names = [file.name for file in order.files]
+    digests = {name: manifest.sha256(order.folder / name) for name in names}
+    manifest.write(order.folder, order.purpose(), digests)
+
+
+def _by_hand(file, folder, recorded):
+    """What is wrong with a file that a person has to put there; empty: nothing."""
+    path = folder / file.name
+    if not path.is_file():
+        return f"{file.name} needs a login: get it from {file.page} and put it into {folder}"
+    expected = file.sha256 or recorded
+    if expected and manifest.sha256(path) != expected:
+        return (
+            f"{path} is not the file that is meant: its SHA-256 is not {expected}. Get it again "
+            f"from {file.page}"
+        )
+    return ""

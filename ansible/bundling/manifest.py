@@ -1,0 +1,67 @@
+"""The list of a bundle folder's files and their SHA-256, as `sha256sum --check` reads it too.
+
+It is written last, so that a folder with one was complete; its first line names what it was
+gathered for.
+"""
+
+import hashlib
+
+NAME = "MANIFEST.sha256"
+
+
+class BundleError(Exception):
+    """A sentence for the user."""
+
+
+def sha256(path):
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def write(folder, purpose, digests):
+    """`digests`: {file name: SHA-256}; `purpose`: a line, for example "lock <sha>"."""
+    lines = [f"# {purpose}", *(f"{digest}  {name}" for name, digest in sorted(digests.items()))]
+    (folder / NAME).write_text("\n".join(lines) + "\n")
+
+
+def read(folder):
+    """(purpose, digests); ("", {}) where nothing was completed."""
+    path = folder / NAME
+    if not path.is_file():
+        return "", {}
+    first, *lines = path.read_text().splitlines()
+    digests = dict(reversed(line.split("  ", 1)) for line in lines)
+    return first.removeprefix("# "), digests
+
+
+def is_complete(folder, purpose):
+    """Whether it was gathered for this, and no file has been touched since."""
+    found, digests = read(folder)
+    if found != purpose:
+        return False
+    finished = (folder / NAME).stat().st_mtime_ns
+    paths = [folder / name for name in digests]
+    return all(path.is_file() and path.stat().st_mtime_ns <= finished for path in paths)
+
+
+def problems(folder, purpose):
+    """Sentences that say what is wrong with the folder, every file read; empty: nothing."""
+    found, digests = read(folder)
+    if not found:
+        return [f"{folder} is missing or was not completed. Run: make bundle"]
+    if found != purpose:
+        return [f"{folder} was gathered for something else than is needed now. Run: make bundle"]
+    sentences = []
+    for name, digest in digests.items():
+        path = folder / name
+        if not path.is_file():
+            sentences.append(f"{path} is missing. Run: make bundle")
+        elif sha256(path) != digest:
+            sentences.append(
+                f"{path} is broken: its SHA-256 is not that of the manifest. Delete it, then run: "
+                "make bundle"
+            )
+    return sentences

@@ -1,0 +1,135 @@
+"""Wheels for a lock: pip fetches each for the target's Python and C library, and checks it."""
+
+import hashlib
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from bundling import manifest
+from bundling.manifest import BundleError
+
+ANSIBLE = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One line of a lock: a package, its version, and the SHA-256 of each file that may be it."""
+
+    name: str
+    version: str
+    hashes: frozenset
+
+    def line(self):
+        hashes = " ".join(f"--hash=sha256:{digest}" for digest in sorted(self.hashes))
+        return f"{self.name}=={self.version} {hashes}\n"
+
+
+@dataclass(frozen=True)
+class Wheels:
+    """Which wheels, for which Python and C library, into which folder."""
+
+    lock: Path
+    python: str
+    glibc: str
+    folder: Path
+    index_url: str
+
+    def purpose(self):
+        return f"lock {hashlib.sha256(self.lock.read_bytes()).hexdigest()}"
+
+
+def plan(stack, python, index_url, bundle):
+    """The plan for a row of stacks.yml; an empty `python`: the row's first. Raises BundleError."""
+    rows = yaml.safe_load((ANSIBLE / "stacks.yml").read_text())["stacks"]["rows"]
+    if stack not in rows:
+        raise BundleError(
+            f"stack {stack!r} is not in ansible/stacks.yml, which has {', '.join(rows)}"
+        )
+    row = rows[stack]
+    python = python or row["python"][0]
+    if python not in row["python"]:
+        raise BundleError(
+            f"stack {stack} has no lock for Python {python}, only for {', '.join(row['python'])}"
+        )
+    name = f"{row['lock']}-py{python}"
+    return Wheels(
+        lock=ANSIBLE / "locks" / f"{name}.txt",
+        python=python,
+        glibc=row["glibc"],
+        folder=bundle / "wheels" / name,
+        index_url=index_url,
+    )
+
+
+def parse_lock(text):
+    """The requirements of a lock as `uv pip compile --generate-hashes` writes it."""
+    joined = text.replace("\\\n", " ")
+    found = []
+    for line in joined.splitlines():
+        match = re.match(r"([A-Za-z0-9._-]+)==(\S+)", line)
+        if match:
+            hashes = frozenset(re.findall(r"--hash=sha256:([0-9a-f]{64})", line))
+            found.append(Requirement(match[1], match[2], hashes))
+    return found
+
+
+def platforms(glibc):
+    """pip's platform tags for a C library, "2.28" -> manylinux_2_28 ... manylinux1."""
+    newest = int(glibc.split(".")[1])
+    tags = [f"manylinux_2_{minor}_x86_64" for minor in range(newest, 4, -1)]
+    older = {"manylinux2014_x86_64": 17, "manylinux2010_x86_64": 12, "manylinux1_x86_64": 5}
+    return tags + [tag for tag, minor in older.items() if minor <= newest]
+
+
+def fetch(requirement, order):
+    """One wheel by pip, which checks its hash. Raises BundleError with pip's last words."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write(requirement.line())
+        file.flush()
+        argv = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+        argv += ["--no-deps", "--require-hashes", "--only-binary", ":all:"]
+        argv += ["--python-version", order.python, "--implementation", "cp"]
+        for tag in platforms(order.glibc):
+            argv += ["--platform", tag]
+        argv += ["--index-url", order.index_url, "--dest", str(order.folder), "-r", file.name]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        said = [line for line in done.stdout.splitlines() if line.strip()] or ["nothing"]
+        raise BundleError(
+            f"{requirement.name} {requirement.version} could not be fetched from "
+            f"{order.index_url}; pip said: {said[-1]}. Run the same command again: what is there "
+            "already is kept"
+        )
+
+
+def gather(order, progress):
+    """Carries the plan out, unless it was carried out before."""
+    if manifest.is_complete(order.folder, order.purpose()):
+        return
+    order.folder.mkdir(parents=True, exist_ok=True)
+    (order.folder / manifest.NAME).unlink(missing_ok=True)
+    there = {manifest.sha256(path): path.name for path in sorted(order.folder.glob("*.whl"))}
+    requirements = parse_lock(order.lock.read_text())
+    with progress.bar(f"wheels {order.folder.name}", len(requirements), "wheel") as advance:
+        for number, requirement in enumerate(requirements, 1):
+            if not requirement.hashes & set(there):
+                progress.say(
+                    f"wheels: {number}/{len(requirements)} {requirement.name} {requirement.version}"
+                )
+                fetch(requirement, order)
+            advance(1)
+    wanted = frozenset().union(*(requirement.hashes for requirement in requirements))
+    _finish(order, wanted)
+
+
+def _finish(order, wanted):
+    """Old wheels away, and the manifest."""
+    digests = {path.name: manifest.sha256(path) for path in sorted(order.folder.glob("*.whl"))}
+    for name in [name for name, digest in digests.items() if digest not in wanted]:
+        (order.folder / name).unlink()
+        del digests[name]
+    manifest.write(order.folder, order.purpose(), digests)

@@ -1,0 +1,85 @@
+"""What machines without internet need from the bundle: functions of the inventory and of facts."""
+
+from pathlib import Path
+
+import yaml
+from ansible.errors import AnsibleFilterError
+from ansible.module_utils.parsing.convert_bool import boolean
+
+ANSIBLE = Path(__file__).resolve().parents[1]
+
+
+def offline_hosts(hostvars, hosts):
+    """Those of `hosts` that have offline=true."""
+    return [host for host in hosts if boolean(hostvars[host].get("offline", False), strict=False)]
+
+
+def bundle_wish(hostvars, hosts, stack, python=""):
+    """What `make bundle` gathers, before any machine was asked: see plan() in ansible/bundle.py.
+
+    Each offline machine's `release`, and `kernel` where it has a GPU, are variables of the
+    inventory. Without offline machines: the wheels of the stack for the Python that it prefers.
+    """
+    table = _table("releases.yml")["releases"]
+    row = _table("stacks.yml")["stacks"]["rows"].get(stack, {})
+    offline = offline_hosts(hostvars, hosts)
+    nameless = [host for host in offline if not hostvars[host].get("release")]
+    if nameless:
+        raise AnsibleFilterError(
+            f"{', '.join(nameless)} has offline=true, and its packages depend on its release: in "
+            "its line of inventory.ini write, for example, release=bookworm. The machine says its "
+            "own by: . /etc/os-release; echo $VERSION_CODENAME"
+        )
+    releases = offline_releases(hostvars, offline)
+    own = {table[release]["python"] for release in releases if release in table}
+    pythons = sorted({python} | (own & set(row.get("python", []))))
+    return {
+        "wheels": [[stack, each] for each in pythons],
+        "releases": releases,
+        "stacks": [stack] if offline else [],
+    }
+
+
+def offline_releases(hostvars, offline):
+    """{code name: further packages}: the headers of the kernels that the inventory names."""
+    found = {}
+    for host in offline:
+        headers = found.setdefault(hostvars[host]["release"], set())
+        if hostvars[host].get("kernel"):
+            headers.add(f"linux-headers-{hostvars[host]['kernel']}")
+    return {release: sorted(headers) for release, headers in sorted(found.items())}
+
+
+def bundle_needed(hostvars, offline, machines, stack):
+    """What these machines need, now that they were asked: the same shape as `bundle_wish`.
+
+    `machines`: {host: {"release": code name, "python": of its environment, "gpus": whether any}}.
+    """
+    for host in offline:
+        said, found = hostvars[host].get("release"), machines[host]["release"]
+        if said != found:
+            raise AnsibleFilterError(
+                f"{host} is {found}, and its line of inventory.ini says release={said or ''}: write "
+                f"release={found}, then run `make bundle`"
+            )
+    pythons = {machines[host]["python"] for host in offline}
+    return {
+        "wheels": [[stack, each] for each in sorted(pythons)],
+        "releases": offline_releases(hostvars, offline),
+        "stacks": [stack] if any(machines[host]["gpus"] for host in offline) else [],
+    }
+
+
+def _table(name):
+    return yaml.safe_load((ANSIBLE / name).read_text())
+
+
+class FilterModule:
+    """Names of these functions in playbooks."""
+
+    def filters(self):
+        return {
+            "tandem_offline_hosts": offline_hosts,
+            "tandem_bundle_wish": bundle_wish,
+            "tandem_bundle_needed": bundle_needed,
+        }

@@ -1,0 +1,161 @@
+"""Packages for a release: the plan, and the real apt on a small archive that the test makes."""
+
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.unit.ansible.provision_machines import ROOT, load
+
+bundle = load("ansible/bundle.py")
+debs, manifest = bundle.debs, bundle.manifest
+Progress, BundleError = bundle.fetch.Progress, bundle.BundleError
+
+MIRRORS = yaml.safe_load((ROOT / "group_vars/all.yml").read_text())["mirrors"]
+RELEASES = yaml.safe_load((ROOT / "ansible/releases.yml").read_text())["releases"]
+
+
+@pytest.mark.parametrize("release", sorted(RELEASES))
+@pytest.mark.parametrize("mirror", sorted(MIRRORS))
+def test_every_release_has_its_sources_in_every_mirror(release, mirror, tmp_path):
+    plan = debs.plan(release, {"nftables"}, MIRRORS[mirror], tmp_path)
+    suites = [line.split()[4] for line in plan.sources]
+    assert suites[0] == release and f"{release}-security" in suites
+    distribution = RELEASES[release]["distribution"]
+    assert all(line.split()[3].startswith(MIRRORS[mirror][distribution]) for line in plan.sources)
+    assert all(f"signed-by=/usr/share/keyrings/{distribution}-archive-keyring.gpg" in line
+               for line in plan.sources)  # fmt: skip
+
+
+def test_a_missing_keyring_is_named_with_its_package(tmp_path):
+    plan = debs.plan("noble", {"nftables"}, MIRRORS["world"], tmp_path)
+    if plan.keyring.exists():
+        pytest.skip("this machine has Ubuntu's keys")
+    with pytest.raises(BundleError, match="sudo apt install ubuntu-keyring"):
+        debs.gather(plan, Progress())
+
+
+def roles_with(tmp_path, text):
+    defaults = tmp_path / "tool/defaults"
+    defaults.mkdir(parents=True)
+    (defaults / "main.yml").write_text(text)
+    return tmp_path
+
+
+def test_lists_of_roles_are_read(tmp_path):
+    assert debs.role_packages(roles_with(tmp_path, "tool_packages: {a: [x, y], b: [z]}")) == {
+        *("x", "y", "z")
+    }
+
+
+@pytest.mark.parametrize("value", ["['{{ name }}']", "'{{ names }}'"])
+def test_a_list_that_is_not_literal_is_refused(tmp_path, value):
+    with pytest.raises(BundleError, match=r"tool_packages in .* is not literal"):
+        debs.role_packages(roles_with(tmp_path, f"tool_packages: {value}"))
+
+
+def test_what_roles_install_is_in_their_lists():
+    """Each task that installs packages takes the names from lists that `make bundle` can read."""
+    found = debs.role_packages()
+    assert {"sysstat", "nftables", "python3-venv", "samba", "rsync"} <= found
+    tasks = (ROOT / "ansible/roles").glob("*/tasks/*.yml")
+    for path in sorted(path for path in tasks if "uninstall" not in path.name):
+        for task in _tasks(yaml.safe_load(path.read_text()) or []):
+            literal = {name for name in _installed(task) if "{{" not in name and "/" not in name}
+            assert literal <= found, f"{path}: {literal - found}"
+
+
+def _installed(task):
+    for module in ("ansible.builtin.package", "ansible.builtin.apt"):
+        if module in task and task[module].get("state") != "absent":
+            names = task[module].get("name", [])
+            return names if isinstance(names, list) else [names]
+    names = task.get("vars", {}).get("packages_wanted", [])
+    return names if isinstance(names, list) else [names]
+
+
+def _tasks(tasks):
+    for task in tasks:
+        yield task
+        for part in ("block", "rescue", "always"):
+            yield from _tasks(task.get(part, []))
+
+
+def make_package(archive: Path, name: str, depends: str = "") -> None:
+    root = archive / name
+    (root / "DEBIAN").mkdir(parents=True)
+    control = f"Package: {name}\nVersion: 1:1.0+1\nArchitecture: all\nMaintainer: nobody\n"
+    control += f"Depends: {depends}\n" if depends else ""
+    (root / "DEBIAN/control").write_text(control + f"Description: {name}\n")
+    file = archive / f"{name}_1.0+1_all.deb"
+    subprocess.run(["dpkg-deb", "--build", root, file], check=True, stdout=subprocess.DEVNULL)
+    stanza = control + textwrap.dedent(f"""\
+        Filename: ./{file.name}
+        Size: {file.stat().st_size}
+        SHA256: {manifest.sha256(file)}
+        Description: {name}
+        """)
+    with (archive / "Packages").open("a") as index:
+        index.write(stanza + "\n")
+
+
+@pytest.fixture
+def plan(tmp_path):
+    """`tool` depends on `library`; `other` is in the archive too."""
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    for name, depends in {"tool": "library", "library": "", "other": ""}.items():
+        make_package(archive, name, depends)
+    return debs.Debs(
+        release="test",
+        packages=("tool",),
+        sources=(f"deb [trusted=yes] file:{archive} ./",),
+        keyring=archive / "Packages",  # read by nobody: the source is trusted
+        keyring_package="none",
+        folder=tmp_path / "debs",
+        state=tmp_path / "apt",
+    )
+
+
+def test_a_package_comes_with_what_it_depends_on(plan):
+    debs.gather(plan, Progress())
+    names = sorted(path.name for path in plan.folder.iterdir())
+    assert names == [manifest.NAME, "Packages", "library_1.0+1_all.deb", "tool_1.0+1_all.deb"]
+    assert manifest.problems(plan.folder, plan.purpose()) == []
+
+
+def test_the_folder_is_an_archive_for_apt(plan, tmp_path):
+    debs.gather(plan, Progress())
+    target = debs.Debs(
+        *("test", ("tool",), (f"deb [trusted=yes] file:{plan.folder} ./",), plan.keyring),
+        *("none", tmp_path / "second", tmp_path / "second-apt"),
+    )
+    debs.gather(target, Progress())
+    assert manifest.read(target.folder)[1] == manifest.read(plan.folder)[1]
+
+
+def test_a_half_gathered_folder_is_finished_and_old_packages_go(plan, capsys):
+    debs.gather(plan, Progress())
+    capsys.readouterr()
+    (plan.folder / manifest.NAME).unlink()
+    (plan.folder / "tool_1.0+1_all.deb").unlink()
+    (plan.folder / "old_0.1_all.deb").write_bytes(b"")
+    debs.gather(plan, Progress())
+    assert capsys.readouterr().out == "packages test: 1/1 tool_1.0+1_all.deb\n"
+    assert not (plan.folder / "old_0.1_all.deb").exists()
+
+
+def test_a_package_that_the_release_lacks_is_named(plan):
+    wrong = debs.Debs(**{**vars(plan), "packages": ("missing-package",)})
+    with pytest.raises(BundleError, match=r"for test: Unable to locate package missing-package"):
+        debs.gather(wrong, Progress())
+
+
+def test_apt_of_this_machine_is_left_alone(plan):
+    before = sorted(Path("/var/lib/apt/lists").rglob("*"))
+    debs.gather(plan, Progress())
+    assert sorted(Path("/var/lib/apt/lists").rglob("*")) == before
+    configuration = (plan.state / "apt.conf").read_text()
+    assert "Post-Invoke" not in configuration

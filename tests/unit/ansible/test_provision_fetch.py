@@ -1,0 +1,116 @@
+"""Downloads that go on where they ended, from a server of the test that counts what it sends."""
+
+import hashlib
+import http.server
+import threading
+import typing
+import urllib.request
+
+import pytest
+
+from tests.unit.ansible.provision_machines import load
+
+fetch = load("ansible/bundle.py").fetch
+BundleError = fetch.BundleError
+
+CONTENT = bytes(range(256)) * 4096
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """CONTENT, from the byte that is asked for; under /plain always from the first."""
+
+    sent: typing.ClassVar = []
+
+    def do_GET(self):
+        first = int(self.headers.get("Range", "bytes=0-")[6:-1])
+        if self.path == "/plain":
+            first = 0
+        if first >= len(CONTENT):
+            self.send_error(416)
+            return
+        self.send_response(206 if first else 200)
+        self.end_headers()
+        self.wfile.write(CONTENT[first:])
+        self.sent.append(len(CONTENT) - first)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def url(monkeypatch):
+    monkeypatch.setattr(Server, "sent", [])
+    server = http.server.HTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def wanted(url, tmp_path, digest=DIGEST):
+    return fetch.File(url, tmp_path / "file", digest, len(CONTENT))
+
+
+def get(file):
+    fetch.fetch_all([file], "test", fetch.Progress())
+
+
+@pytest.mark.parametrize(
+    ("path", "there", "sent"),
+    [
+        ("/ranges", 0, [len(CONTENT)]),
+        ("/ranges", 1000, [len(CONTENT) - 1000]),
+        ("/ranges", len(CONTENT), []),
+        ("/plain", 1000, [len(CONTENT)]),
+    ],
+)
+def test_half_a_file_is_finished(url, tmp_path, path, there, sent):
+    (tmp_path / "file.part").write_bytes(CONTENT[:there])
+    get(wanted(url + path, tmp_path))
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert Server.sent == sent
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_whole_file_is_not_fetched_again_and_a_broken_one_is(url, tmp_path):
+    (tmp_path / "file").write_bytes(CONTENT)
+    get(wanted(url, tmp_path))
+    assert Server.sent == []
+    (tmp_path / "file").write_bytes(CONTENT[:-1] + b"x")
+    get(wanted(url, tmp_path))
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_another_file_than_expected_is_refused_and_deleted(url, tmp_path):
+    with pytest.raises(BundleError, match="its SHA-256 differs"):
+        get(wanted(url, tmp_path, "0" * 64))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_is_not_there_is_a_sentence(tmp_path):
+    with pytest.raises(BundleError, match=r"could not be fetched: .*Run the same command again"):
+        get(wanted("http://127.0.0.1:9/file", tmp_path))
+
+
+def test_lines_without_a_terminal(url, tmp_path, capsys):
+    get(wanted(url, tmp_path))
+    assert capsys.readouterr().out == "test: 1/1 file\n"
+
+
+def test_proxies_of_the_environment_are_used_unless_apt_has_one(monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://environment.invalid:1")
+    monkeypatch.setattr(fetch, "_is_whole", lambda file: True)
+    made = []
+    build = urllib.request.build_opener
+    monkeypatch.setattr(
+        urllib.request,
+        "build_opener",
+        lambda handler: made.append(handler.proxies) or build(handler),
+    )
+    fetch.fetch_all([], "test", fetch.Progress())
+    fetch.fetch_all([], "test", fetch.Progress(), "http://apt.invalid:2")
+    assert [proxies["http"] for proxies in made] == [
+        "http://environment.invalid:1",
+        "http://apt.invalid:2",
+    ]
