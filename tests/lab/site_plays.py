@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -31,8 +32,9 @@ def write_inventory(folder: Path, hosts: dict[str, str]) -> str:
 
 def gather_bundle(stack: str) -> None:
     """What site.yml will install, fetched on the host, since the lab has no way out."""
+    tool = Path(sys.executable).with_name("ansible-playbook")
     book = CHECKOUT / "ansible/playbooks/bundle.yml"
-    subprocess.run(["ansible-playbook", book, "-e", f"stack={stack}"], cwd=CHECKOUT, check=True)
+    subprocess.run([tool, book, "-e", f"stack={stack}"], cwd=CHECKOUT, check=True)
 
 
 def play(lab, *words: str, check: bool = True) -> subprocess.CompletedProcess:
