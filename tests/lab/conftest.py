@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.site_plays import gather_bundle
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 # Not the lab that somebody may have up by hand, nor that of another checkout's tests.
 PREFIX = f"test-{os.getpid()}"
@@ -138,6 +140,7 @@ def let_in(bare, tmp_path_factory) -> RunningLab:
 @pytest.fixture(scope="session")
 def provisioned(let_in) -> RunningLab:
     """The bare machines after bootstrap and site.yml."""
+    gather_bundle("cpu")
     digits = CHECKOUT / "data" / "digits"
     if not digits.is_dir():
         subprocess.run([sys.executable, "examples/digits.py", digits], cwd=CHECKOUT, check=True)
