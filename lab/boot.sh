@@ -20,6 +20,9 @@ mount --no-mtab --move "$run" /run
 
 mount -t overlay -o "lowerdir=$base,upperdir=$disk/upper,workdir=$disk/work" overlay "$disk/root"
 
+# A machine may set its own network's parameters, /proc/sys/net, and nothing else of the kernel.
+export SYSTEMD_NSPAWN_API_VFS_WRITABLE=network
+
 # 133 is how the manager says that the machine wants to be booted again.
 code=133
 while [ "$code" = 133 ]; do
