@@ -21,6 +21,14 @@ ADD_SOURCES = (
 PACKAGED = re.compile(
     r"nvidia-((open-)?kernel-(open-)?dkms$|dkms-\d|driver(-\d|$)|headless-\d|headless-no-dkms-)"
 )
+# Bytes that an installation needs: libraries and firmware, DKMS and its build, the installer, the
+# initial RAM disk.
+SPACE = {
+    "/usr": 1_500_000_000,
+    "/var/lib": 800_000_000,
+    "/var/tmp": 1_000_000_000,  # noqa: S108
+    "/boot": 150_000_000,
+}
 REMOVAL = {"package": "sudo apt purge '*nvidia*'", "runfile": "sudo nvidia-uninstall"}
 
 
@@ -34,6 +42,8 @@ def driver_plan(facts, wish, stack, table):
     """
     try:
         plan = _plan(facts, wish, stack, table)
+        if plan.action not in ("nothing", "load"):
+            _refuse_full_disks(facts)
         if plan.action != "nothing":
             plan = _with_display(plan, facts, wish)
     except offers.Refusal as refusal:
@@ -146,6 +156,17 @@ def _fresh(facts, wish, stack, table, rows):
         f"({stack['driver']} or newer)",
         f"{ADD_SOURCES}; or set driver_source: auto, or a stack that needs less",
     )
+
+
+def _refuse_full_disks(facts):
+    full = [
+        f"{folder} has {facts['free'][folder] / 1e9:.1f} GB free, and the driver needs "
+        f"{needed / 1e9:.1f} GB"
+        for folder, needed in SPACE.items()
+        if facts["free"][folder] < needed
+    ]
+    if full:
+        raise offers.Refusal("; ".join(full), "make room there, then run again")
 
 
 def _with_display(plan, facts, wish):

@@ -45,8 +45,8 @@ def driver_hold(facts, version):
 def driver_outcome(facts, loading, smi):
     """What to do next: {"state": done, reboot or refuse; "reason"; "remedy"}.
 
-    facts: read after the driver was installed. loading, smi: {"rc", "text"} of `modprobe nvidia`
-    and of `nvidia-smi --query-gpu=driver_version --format=csv,noheader`.
+    facts: read after the driver was installed. loading: what `modprobe nvidia` complained about.
+    smi: {"rc", "text"} of `nvidia-smi --query-gpu=driver_version --format=csv,noheader`.
     """
     loaded, kernel = facts["driver"], facts["kernel"]
     said = set(re.findall(r"\d+\.\d+[.\d]*", smi["text"])) if smi["rc"] == 0 else set()
@@ -77,17 +77,17 @@ def driver_outcome(facts, loading, smi):
 
 
 def _not_loaded(facts, loading):
-    text, ready = loading["text"], f"module {facts['module']} is built for {facts['kernel']}"
-    if re.search(r"[Kk]ey was rejected|Required key|Operation not permitted", text):
+    ready = f"module {facts['module']} is built for {facts['kernel']}"
+    if re.search(r"[Kk]ey was rejected|Required key|Operation not permitted", loading):
         return _next("refuse", f"{ready}, and Secure Boot does not trust its key", mok_steps(facts))
-    if "No such device" in text:
+    if "No such device" in loading:
         return _next(
             "refuse",
             f"{ready}, but cannot be loaded: the kernel finds no card for it (No such device)",
             "is the card seated and powered? lspci -d 10de: and sudo dmesg | grep -i nvrm say more",
         )
     return _next(
-        "refuse", f"{ready}, but cannot be loaded: {_line(text)}", "see `sudo dmesg` there"
+        "refuse", f"{ready}, but cannot be loaded: {_line(loading)}", "see `sudo dmesg` there"
     )
 
 

@@ -50,6 +50,8 @@ OFFERED = re.compile(
     r"|libcuda1$|dkms$|gcc$|make$)"
 )
 DISPLAYS = ("Xorg", "X", "Xwayland", "gnome-shell", "kwin_wayland", "weston", "sway", "labwc")
+# Where an installation writes: libraries, DKMS and records, the installer, the initial RAM disk.
+FOLDERS = ("/usr", "/var/lib", "/var/tmp", "/boot")  # noqa: S108
 # The keys by which DKMS signs modules: Ubuntu's, then DKMS's own from 3.0 on.
 KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 
@@ -169,6 +171,12 @@ def display_manager():
     }
 
 
+def free(folder):
+    """Free bytes of the file system that holds a folder."""
+    state = os.statvfs(folder)
+    return state.f_bavail * state.f_frsize
+
+
 def main():
     module_ = AnsibleModule(
         argument_spec={"pin": {"type": "path", "required": True}}, supports_check_mode=True
@@ -178,6 +186,7 @@ def main():
         "offered": offered(module_.params["pin"]),
         "runfile": runfile(),
         "module": module(kernel),
+        "free": {folder: free(folder) for folder in FOLDERS},
         "pending": os.path.exists("/var/lib/tandem/driver/before"),
     }
     for part in (packages(), signing(), processes(), display_manager()):

@@ -50,6 +50,7 @@ def facts(release="debian12", cards=("2080 Ti",), offered=None, **changes):
         gpu_processes=[],
         display_manager=None,
         display_manager_active=False,
+        free=dict.fromkeys(driver.SPACE, 9e10),
     )
     made.update(changes)
     return made
@@ -280,6 +281,16 @@ def test_secure_boot_without_signed_packages_goes_by_dkms_where_it_can_sign():
     assert plan(facts(offered=DEBIAN12, secure_boot=True))["action"] == "package"
     bullseye = facts("debian11", secure_boot=True)
     assert "cannot sign" in refused(bullseye)
+
+
+# --- disks --------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_named_before_anything_is_changed():
+    full = facts(offered=DEBIAN12)
+    full["free"]["/boot"] = 4e7
+    assert "/boot has 0.0 GB free, and the driver needs 0.1 GB" in refused(full)
+    assert plan(packaged(free=full["free"]))["action"] == "nothing"
 
 
 # --- displays and processes on the card ---------------------------------------------------------

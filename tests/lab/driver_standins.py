@@ -1,0 +1,183 @@
+"""Machines of the lab with stand-ins for a card, its kernel and its driver's packages."""
+
+import hashlib
+import io
+import platform
+import subprocess
+import tarfile
+from pathlib import Path
+
+from tests.lab.site_plays import write_inventory
+
+STANDINS = Path(__file__).parent / "standins"
+KERNEL = platform.release()  # the lab's machines have the host's
+TURING = "1e07"
+MODULE = f"/lib/modules/{KERNEL}/updates/dkms/nvidia.ko"
+TEMPLATE = "Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: Tandem's tests\n"
+APT = """\
+echo 'deb [trusted=yes] copy:/opt/standin/archive ./' > /etc/apt/sources.list
+rm -f /etc/apt/sources.list.d/*
+"""
+# What preflight leaves behind, and the role.
+PLAY = """\
+- name: The driver
+  hosts: cluster
+  become: true
+  gather_facts: false
+  vars:
+    offline: false
+    table: "{{ lookup('ansible.builtin.file', checkout ~ '/ansible/stacks.yml') | from_yaml }}"
+    preflight_facts: "{{ collected.facts | combine({'host': inventory_hostname}) }}"
+    preflight_stack: "{{ [preflight_facts] | tandem_stack(stack, table.stacks) }}"
+  pre_tasks:
+    - name: Collect
+      machine_facts:
+        address: "{{ ansible_host }}"
+      register: collected
+  roles: [driver]
+"""
+UNINSTALL = """- name: Take the driver away
+  hosts: cluster
+  gather_facts: false
+  become: true
+  tasks:
+    - name: Take it away
+      ansible.builtin.include_role:
+        name: driver
+        tasks_from: uninstall
+"""
+LIBRARIES = "usr/lib/x86_64-linux-gnu"
+
+
+def write_runfile(folder: Path, version: str = "580.126.20") -> tuple[Path, str]:
+    """A stand-in for NVIDIA's installer of `version`, and its SHA-256."""
+    text = (STANDINS / "standin-runfile").read_text().replace("@VERSION@", version)
+    path = folder / f"standin-NVIDIA-Linux-x86_64-{version}.run"
+    path.write_text(text)
+    return path, hashlib.sha256(text.encode()).hexdigest()
+
+
+def build_deb(
+    folder: Path,
+    name: str,
+    version: str,
+    depends: str = "",
+    files: dict[str, str] | None = None,
+    postinst: str = "",
+    prerm: str = "",
+) -> None:
+    """A stand-in package; `files`: {path: text}, those of usr/bin executable."""
+    tree = folder / "tree"
+    control = TEMPLATE.format(name=name, version=version)
+    control += f"Depends: {depends}\n" if depends else ""
+    (tree / "DEBIAN").mkdir(parents=True)
+    (tree / "DEBIAN/control").write_text(control + "Description: stand-in of the lab's tests\n")
+    for script, text in (("postinst", postinst), ("prerm", prerm)):
+        if text:
+            (tree / "DEBIAN" / script).write_text(f"#!/bin/sh\nset -e\n{text}")
+            (tree / "DEBIAN" / script).chmod(0o755)
+    for path, text in (files or {}).items():
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_text(text)
+        (tree / path).chmod(0o755 if path.startswith("usr/bin") else 0o644)
+    target = folder / f"standin-{name}_{version.replace(':', '%3a')}.deb"
+    build = ["dpkg-deb", "--root-owner-group", "-Znone", "--build", tree, target]
+    subprocess.run(build, check=True, capture_output=True)
+    subprocess.run(["rm", "-r", tree], check=True)
+
+
+def build_driver(folder: Path, version: str) -> None:
+    """The distribution's packages of a driver, as Debian cuts them."""
+    deb, short = f"{version}-1", version
+    module = f"mkdir -p {MODULE.rpartition('/')[0]}\necho {short} >{MODULE}\n"
+    slow = "while [ -e /opt/standin/slow ]; do : >/run/standin-half; sleep 0.1; done\n"
+    register = f"echo {short} >/opt/standin/registered\n"
+    build_deb(folder, "nvidia-kernel-dkms", deb, "dkms", postinst=slow + register + module,
+              prerm=f"rm -f {MODULE} /opt/standin/registered\n")  # fmt: skip
+    library = {f"{LIBRARIES}/libnvidia-ml.so.{short}": ""}
+    link = f"ln -sf libnvidia-ml.so.{short} /{LIBRARIES}/libnvidia-ml.so.1\n"
+    build_deb(folder, "libnvidia-ml1", deb, files=library, postinst=link,
+              prerm=f"rm -f /{LIBRARIES}/libnvidia-ml.so.1\n")  # fmt: skip
+    smi = {"usr/bin/nvidia-smi": (STANDINS / "standin-nvidia-smi").read_text()}
+    build_deb(folder, "nvidia-smi", deb, f"libnvidia-ml1 (= {deb})", files=smi)
+    build_deb(folder, "libcuda1", deb)
+
+
+def build_tools(folder: Path) -> None:
+    """What building a module takes, and a kernel's metapackage."""
+    for name in ("dkms", "gcc", "make"):
+        build_deb(folder, name, "1")
+    build = {f"lib/modules/{KERNEL}/build/Makefile": ""}
+    build_deb(folder, f"linux-headers-{KERNEL}", "1", files=build)
+    build_deb(folder, "linux-image-amd64", "6.1.1-1")
+
+
+def build_archive(folder: Path, version: str = "") -> Path:
+    """A folder that apt reads: what building takes, and the packages of a driver, if wanted."""
+    archive = folder / "archive"
+    archive.mkdir()
+    build_tools(archive)
+    if version:
+        build_driver(archive, version)
+    index(archive)
+    return archive
+
+
+def write_words(folder: Path, nodes: int = 1) -> list[str]:
+    """The words of ansible-playbook that give the first `nodes` machines their driver."""
+    (folder / "play.yml").write_text(PLAY)
+    more = f"stack=cu102 checkout={STANDINS.parents[2]}"
+    hosts = {f"node{n}": f"ansible_host=192.168.56.{110 + n} {more}" for n in range(1, nodes + 1)}
+    return [str(folder / "play.yml"), "--inventory", write_inventory(folder, hosts)]
+
+
+def index(folder: Path) -> None:
+    """The archive's Packages, for all packages of `folder`."""
+    stanzas = []
+    for deb in sorted(folder.glob("*.deb")):
+        fields = subprocess.run(["dpkg-deb", "--field", deb], check=True, capture_output=True)
+        digest = hashlib.sha256(deb.read_bytes()).hexdigest()
+        place = f"Filename: ./{deb.name}\nSize: {deb.stat().st_size}\nSHA256: {digest}\n"
+        stanzas.append(fields.stdout.decode() + place)
+    (folder / "Packages").write_text("\n".join(stanzas))
+
+
+def send(lab, node: int, files: dict[str, bytes]) -> None:
+    """Files to a machine, as root, by absolute path."""
+    memory = io.BytesIO()
+    with tarfile.open(fileobj=memory, mode="w") as tar:
+        for path, content in files.items():
+            entry = tarfile.TarInfo(path.lstrip("/"))
+            entry.size, entry.mode = len(content), 0o755
+            tar.addfile(entry, io.BytesIO(content))
+    target = f"tandem@192.168.56.{110 + node}"
+    lab.control("ssh", target, "sudo tar -C / -xf -", input=memory.getvalue(), text=False)
+
+
+def send_archive(lab, node: int, archive: Path) -> None:
+    """What apt on a machine may install."""
+    place = "/opt/standin/archive"
+    send(lab, node, {f"{place}/{path.name}": path.read_bytes() for path in archive.iterdir()})
+
+
+def install(lab, node: int, archive: Path, card: str = TURING) -> None:
+    """Gives a machine its card, its kernel, and an archive of packages instead of its own."""
+    device = "/opt/standin/pci/0000:01:00.0"
+    files = {
+        f"{device}/class": b"0x030000\n",
+        f"{device}/vendor": b"0x10de\n",
+        f"{device}/device": f"0x{card}\n".encode(),
+        "/etc/systemd/system/standin-kernel.service": (
+            STANDINS / "standin-kernel.service"
+        ).read_bytes(),
+    }
+    for name in ("standin-kernel", "standin-nvidia-smi"):
+        files[f"/opt/standin/{name}"] = (STANDINS / name).read_bytes()
+    send(lab, node, files)
+    send_archive(lab, node, archive)
+    links = "; ".join(
+        f"ln -s /opt/standin/standin-kernel /usr/local/sbin/{name}"
+        for name in ("modprobe", "modinfo", "mokutil", "dkms")
+    )
+    line = f"{APT}{links}; systemctl -q enable --now standin-kernel.service"
+    lab.ssh(node, f'sudo sh -ec "{line}"')

@@ -1,0 +1,125 @@
+"""What came of an installation, and what is held: over what modprobe, nvidia-smi and dpkg say."""
+
+import re
+
+import pytest
+
+from tests.unit.ansible.provision_machines import load
+
+after = load("ansible/filter_plugins/driver_after.py")
+
+STATE = {
+    "driver": "535.261.03",
+    "driver_library": "535.261.03",
+    "module": "535.261.03",
+    "kernel": "6.1.0-31-amd64",
+    "nouveau": False,
+    "signing_key": "/var/lib/dkms/mok.pub",
+}
+
+
+def outcome(loading="", smi=None, **changes):
+    smi = smi or {"rc": 9, "text": "NVIDIA-SMI has failed because it couldn't communicate"}
+    return after.driver_outcome(STATE | changes, loading, smi)
+
+
+def test_done_is_when_module_and_nvidia_smi_agree_on_every_card():
+    assert outcome(smi={"rc": 0, "text": "535.261.03\n535.261.03\n"})["state"] == "done"
+    assert outcome(smi={"rc": 0, "text": "No devices were found"})["state"] == "refuse"
+    assert outcome(smi={"rc": 0, "text": "535.300.01\n"})["state"] == "refuse"
+
+
+@pytest.mark.parametrize(
+    ("changes", "smi"),
+    [
+        ({}, {"rc": 18, "text": "Failed to initialize NVML: Driver/library version mismatch\n"}),
+        ({"driver_library": "535.300.01"}, None),
+        ({"nouveau": True, "driver": None}, None),
+    ],
+)
+def test_what_only_a_reboot_cures(changes, smi):
+    assert outcome(smi=smi, **changes)["state"] == "reboot"
+
+
+@pytest.mark.parametrize("word", ["Key was rejected by service", "Required key not available"])
+def test_secure_boot_gives_the_steps_at_the_machine(word):
+    said = outcome(f"could not insert 'nvidia': {word}", driver=None)
+    assert said["state"] == "refuse"
+    for step in ("mokutil --import /var/lib/dkms/mok.pub", "Enroll MOK", "goes on from there"):
+        assert step in said["remedy"]
+
+
+def test_a_module_without_a_card_says_exactly_that():
+    said = outcome("could not insert 'nvidia': No such device", driver=None)
+    assert "module 535.261.03 is built for 6.1.0-31-amd64" in said["reason"]
+    assert "finds no card" in said["reason"]
+
+
+def test_no_module_for_the_running_kernel_names_the_logs():
+    said = outcome("not found", driver=None, module=None)
+    assert "no nvidia module for the running kernel 6.1.0-31-amd64" in said["reason"]
+    assert "make.log" in said["remedy"]
+
+
+# --- holding ------------------------------------------------------------------------------------
+
+DEBIAN = {
+    "nvidia-kernel-dkms": "535.261.03-1",
+    "libnvidia-ml1": "535.261.03-1",
+    "nvidia-container-toolkit": "1.17.4-1",
+    "nvidia-cuda-toolkit": "11.8.89~11.8.0-5~deb12u1",
+    "linux-image-amd64": "6.1.129-1",
+    "linux-headers-amd64": "6.1.129-1",
+    "linux-image-6.1.0-31-amd64": "6.1.128-1",
+    "linux-headers-6.1.0-31-common": "6.1.128-1",
+    "unattended-upgrades": "2.9.1",
+    "dkms": "3.0.10-8",
+}
+UBUNTU = {
+    "nvidia-driver-580-open": "580.126.20-0ubuntu0.22.04.1",
+    "linux-modules-nvidia-580-open-6.8.0-60-generic": "6.8.0-60.63~22.04.1",
+    "linux-modules-nvidia-580-open-generic-hwe-22.04": "6.8.0-60.63~22.04.1",
+    "linux-generic-hwe-22.04": "6.8.0-60.63~22.04.1",
+    "linux-image-generic-hwe-22.04": "6.8.0-60.63~22.04.1",
+    "linux-image-6.8.0-60-generic": "6.8.0-60.63~22.04.1",
+    "linux-modules-extra-6.8.0-60-generic": "6.8.0-60.63~22.04.1",
+}
+
+
+def test_held_are_the_driver_and_the_kernels_metapackages_and_no_neighbours():
+    held = after.driver_hold({"packages": DEBIAN}, "535.261.03")["packages"]
+    assert held == [
+        "libnvidia-ml1",
+        "linux-headers-amd64",
+        "linux-image-amd64",
+        "nvidia-kernel-dkms",
+    ]
+    held = after.driver_hold({"packages": UBUNTU}, "580.126.20")["packages"]
+    assert held == [
+        "linux-generic-hwe-22.04",
+        "linux-image-generic-hwe-22.04",
+        "linux-modules-nvidia-580-open-6.8.0-60-generic",
+        "linux-modules-nvidia-580-open-generic-hwe-22.04",
+        "nvidia-driver-580-open",
+    ]
+
+
+def test_pins_name_each_version_once():
+    text = after.driver_hold({"packages": DEBIAN}, "535.261.03")["preferences"]
+    stanzas = text.split("\n\n")
+    assert "Package: libnvidia-ml1 nvidia-kernel-dkms\nPin: version 535.261.03-1\n" in text
+    assert len(stanzas) == 2
+    assert all(stanza.count("Pin-Priority: 999") == 1 for stanza in stanzas)
+
+
+def test_unattended_upgrades_are_told_every_held_package_and_modules_to_come():
+    made = after.driver_hold({"packages": UBUNTU}, "580.126.20")
+    patterns = re.findall(r'"(.*)";', made["unattended"])
+    for name in [*made["packages"], "linux-modules-nvidia-590-generic"]:
+        assert any(re.match(pattern, name) for pattern in patterns), name
+    assert not any(re.match(pattern, "linux-image-6.8.0-60-generic") for pattern in patterns)
+
+
+def test_a_runfiles_machine_holds_its_kernel_alone():
+    held = after.driver_hold({"packages": {"linux-image-amd64": "6.1.129-1"}}, "580.126.20")
+    assert held["packages"] == ["linux-image-amd64"]
