@@ -1,0 +1,78 @@
+"""What a second run of site.yml costs on 4 and on 16 machines, as shipped and with mitogen."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+NAME = f"bench-{os.getpid()}"
+MITOGEN = "mitogen==0.3.54"  # measured only: it is no part of the project
+RESULTS = re.compile(r"^node\d+\s+: ok=(\d+)\s+changed=(\d+)\s+unreachable=0\s+failed=0", re.M)
+COLD = {  # every task opens a connection of its own, and sends its module as a file
+    "ANSIBLE_PIPELINING": "false",
+    "ANSIBLE_SSH_ARGS": "-o ControlMaster=no -o ControlPath=none -o StrictHostKeyChecking=yes",
+}
+
+
+def lab(verb, *words, **variables):
+    argv = [sys.executable, "-m", "lab", verb, "--name", NAME, *words]
+    environment = {**os.environ, **variables}
+    done = subprocess.run(argv, cwd=CHECKOUT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def inventory(folder, count):
+    """The first `count` machines of the lab."""
+    file = folder / f"{count}.ini"
+    hosts = "".join(f"node{n} ansible_host=192.168.56.{110 + n}\n" for n in range(1, count + 1))
+    file.write_text(f"[cluster]\n{hosts}\n[cluster:vars]\nansible_user=tandem\n")
+    return str(file)
+
+
+def site(folder, count, **variables):
+    """(wall seconds, task results, changes) of one run of site.yml on `count` machines."""
+    begin = time.monotonic()
+    argv = ["ansible-playbook", "--inventory", inventory(folder, count), "site.yml"]
+    said = lab("exec", "--", *argv, **variables)
+    wall = time.monotonic() - begin
+    rows = [[int(figure) for figure in row] for row in RESULTS.findall(said)]
+    assert len(rows) == count, said
+    return wall, sum(ok for ok, _ in rows), sum(changed for _, changed in rows)
+
+
+def mitogen(folder):
+    """The variables by which Ansible takes mitogen, fetched into a folder that goes afterwards."""
+    argv = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), MITOGEN]
+    subprocess.run(argv, check=True)
+    plugins = folder / "ansible_mitogen/plugins/strategy"
+    return {
+        "PYTHONPATH": str(folder),
+        "ANSIBLE_STRATEGY_PLUGINS": str(plugins),
+        "ANSIBLE_STRATEGY": "mitogen_linear",
+    }
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the lab needs root")
+def test_a_second_run(figure, tmp_path):
+    ways = {"as shipped": {}, "mitogen": mitogen(tmp_path / "mitogen"), "cold": COLD}
+    try:
+        lab("up", "--nodes", "16")
+        site(tmp_path, 16)
+        for way, variables in ways.items():
+            walls = {}
+            for count in (4, 16):
+                walls[count], results, changes = site(tmp_path, count, **variables)
+                assert changes == 0
+                figure(f"second run, {count} machines, {way}", walls[count], "s")
+                each = 1000 * walls[count] / results
+                figure(f"a task on a machine, {count} machines, {way}", each, "ms")
+            aim = "3" if way == "as shipped" else ""
+            figure(f"16 machines over 4, {way}", walls[16] / walls[4], "", aim)
+    finally:
+        lab("down")

@@ -1,0 +1,128 @@
+"""The Python environment by conda on a machine, with stand-ins for its installer and for torch."""
+
+import base64
+import hashlib
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.lab.site_plays import changes, play, write_play
+
+INSTALLER = Path(__file__).with_name("standin-miniforge.sh")
+ROOT = "/opt/standin"  # not /opt/tandem/envs, which all labs share
+VERSIONS = {"torch": "2.15.0", "torchvision": "0.29.2"}  # of the stack `cpu`
+
+
+def write_wheel(folder, name, version):
+    """An installable package with nothing in it. Returns its file."""
+    wheel, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
+    files = {
+        f"{name}/__init__.py": "",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    rows = []
+    for path, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        rows.append(f"{path},sha256={digest.rstrip('=')},{len(text)}\n")
+    files[f"{info}/RECORD"] = "".join(rows) + f"{info}/RECORD,,\n"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+    return wheel
+
+
+def write_bundle(folder):
+    """A lock and its wheels, as `make bundle` leaves them. Returns (lock, wheels)."""
+    wheels, lock = folder / "wheels", folder / "standin.txt"
+    wheels.mkdir()
+    made = {write_wheel(wheels, *each): "{}=={}".format(*each) for each in VERSIONS.items()}
+    digests = {wheel: hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in made}
+    lock.write_text("".join(f"{made[w]} --hash=sha256:{digests[w]}\n" for w in made))
+    rows = [f"# lock {hashlib.sha256(lock.read_bytes()).hexdigest()}"]
+    rows += [f"{digest}  {wheel.name}" for wheel, digest in digests.items()]
+    (wheels / "MANIFEST.sha256").write_text("\n".join(rows) + "\n")
+    return lock, wheels
+
+
+@pytest.fixture(scope="module")
+def provision(start_lab, tmp_path_factory):
+    """provision(variable=value, ...) runs the role on the one machine; it has the lab as `.lab`."""
+    lab = start_lab("python", "--nodes", "1", "--no-bundle")
+    folder = tmp_path_factory.mktemp("python")
+    lock, wheels = write_bundle(folder)
+    made = write_play(folder, ["preflight", "python_env"], hosts="node1", become=True)
+    installer = folder / "standin-miniforge.sh"
+    installer.write_text(INSTALLER.read_text())
+    settings = {
+        "env_manager": "conda",
+        "conda_installer": str(installer),
+        "python_env_root": ROOT,
+        "python_env_lock": str(lock),
+        "python_env_bundle": str(wheels),
+        "python_env_seen": str(folder / "seen"),
+        "env_python": f"{ROOT}/env/bin/python",
+    }
+
+    def run(check=True, **more):
+        return play(lab, made, "-e", json.dumps({**settings, **more}), check=check)
+
+    run.lab, run.installer, run.seen = lab, installer, folder / "seen"
+    return run
+
+
+def said(done):
+    return " ".join(done.stdout.split())
+
+
+def test_no_installer_is_said_before_anything_is_changed(provision):
+    done = provision(conda_installer="", check=False)
+    assert "Python 3.11 is to come by conda, and no installer of conda is named" in said(done)
+    assert provision.lab.ssh(1, f"ls {ROOT} 2>&1 || true").count("No such file") == 1
+
+
+def test_condas_own_python_needs_no_channel(provision):
+    provision(offline=True)
+    environment = provision.lab.ssh(1, f"readlink {ROOT}/env").strip()
+    assert environment.startswith(f"{ROOT}/envs/cpu-")
+    assert provision.lab.ssh(1, f"{ROOT}/env/bin/python -c 'import torch, torchvision'") == ""
+    assert "No such file" in provision.lab.ssh(1, f"ls {ROOT}/conda/standin-calls 2>&1 || true")
+    assert changes(provision(offline=True)) == {"node1": 0}
+
+
+def test_pypis_apex_is_refused_by_name(provision):
+    apex = f"$({ROOT}/env/bin/python -c 'import torch; print(torch.__path__[0])')/../apex"
+    provision.lab.ssh(1, f"sudo mkdir {apex} && sudo touch {apex}/__init__.py")
+    done = provision(check=False)
+    assert "another project that only shares its name with NVIDIA's" in said(done)
+    provision.lab.ssh(1, f"sudo rm -r {apex}")
+
+
+def test_another_python_comes_from_the_channel_or_is_refused_offline(provision):
+    remove = f"sudo rm -rf {ROOT}/envs {ROOT}/env"
+    provision.lab.ssh(1, f"{remove}; echo 3.10 | sudo tee /etc/standin-python")
+    done = provision(offline=True, check=False)
+    assert "the installed conda has Python 3.10, while stack cpu needs 3.11" in said(done)
+    provision()
+    call = provision.lab.ssh(1, f"cat {ROOT}/conda/standin-calls").split()
+    assert call[:6] == [
+        "create",
+        "--yes",
+        "--quiet",
+        "--override-channels",
+        "--channel",
+        "conda-forge",
+    ]
+    assert call[-2:] == ["python=3.11", "pip"]
+
+
+def test_another_installer_than_the_first_is_refused(provision):
+    digest = hashlib.sha256(provision.installer.read_bytes()).hexdigest()
+    assert provision.seen.read_text() == f"{digest}  {provision.installer}\n"
+    provision.installer.write_text(INSTALLER.read_text() + "# changed\n")
+    provision.lab.ssh(1, f"sudo rm -rf {ROOT}")
+    done = provision(check=False)
+    assert f"not {digest} as at its first use" in said(done)
+    assert "No such file" in provision.lab.ssh(1, f"ls {ROOT}/conda 2>&1 || true")
