@@ -146,7 +146,7 @@ def detach(argv: list[str]) -> int:
     for line in child.stdout:
         print(line, end="", flush=True)
         if line.startswith("tandem: run "):
-            folder = folders.find("latest")
+            folder = folders.find(line.split()[2].rstrip(","))
             print(
                 f"tandem: detached; {relative(folder)}: `make attach`, `make status`, `make stop`"
             )

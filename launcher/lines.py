@@ -42,6 +42,8 @@ class Assembler:
 
 def _visible(line: bytes) -> bytes:
     """What is left on a terminal after the carriage returns of a line."""
+    if b"\r" not in line:
+        return line
     pieces = [piece for piece in line.split(b"\r") if piece]
     return pieces[-1] if pieces else b""
 
@@ -66,6 +68,11 @@ class Terminal:
         self.line(f"tandem: {text}")
 
     def line(self, text: str) -> None:
+        self.lines([text])
+
+    def lines(self, texts: list[str]) -> None:
+        """All at once: at thousands of lines a second each write counts."""
+        text = "\n".join(texts)
         if self._kept:
             with contextlib.suppress(OSError):  # a full disk is told by the guards
                 self._kept.write(text + "\n")
@@ -119,17 +126,17 @@ class RankLog:
         lines, bar = self._streams.setdefault(stream, Assembler()).feed(data)
         if self._terminal and self._live_bar and lines:
             self._terminal.bar("")
-        for line in lines:
-            self._line(line)
+        self._lines(lines)
         if bar is not None and self._terminal and self._live_bar:
             self._terminal.bar(f"{self._label} {bar}")
 
-    def _line(self, line: str) -> None:
-        self._file.write(line + "\n")
-        if line.strip():
-            self.last.append(line)
+    def _lines(self, lines: list[str]) -> None:
+        if not lines:
+            return
+        self._file.write("\n".join(lines) + "\n")
+        self.last.extend(line for line in lines if line.strip())
         if self._terminal:
-            self._terminal.line(f"{self._label} {line}")
+            self._terminal.lines([f"{self._label} {line}" for line in lines])
 
     def flush(self) -> None:
         self._file.flush()
@@ -138,7 +145,7 @@ class RankLog:
         for assembler in self._streams.values():
             rest = assembler.rest()
             if rest:
-                self._line(rest)
+                self._lines([rest])
         self._file.close()
 
 

@@ -109,7 +109,8 @@ def trainer_help() -> int:
 def trainer_settings(options: Options) -> dict:
     """Every option of the trainer as it will read them. Raises UserError in the trainer's own
     words."""
-    argv = [sys.executable, "-c", _ASK_TRAINER, *options.trainer_args()]
+    # Some options need a folder for what they write: each node gets one of its own.
+    argv = [sys.executable, "-c", _ASK_TRAINER, "--output", ".", *options.trainer_args()]
     done = subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise UserError(

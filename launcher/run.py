@@ -11,6 +11,7 @@ from pathlib import Path
 from launcher import collect, folders, preflight, restart
 from launcher import plan as planning
 from launcher.attempts import Attempts, write_json
+from launcher.cause import Failure
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT
 from launcher.lines import RunLogs, Terminal
@@ -43,12 +44,20 @@ def train(options: Options) -> int:
         run = new_id(prepared)
         plan = make_plan(prepared, prepared.machines, run=run, bar=terminal.columns)
         folder = folders.RUNS / run
-        folder.mkdir(parents=True)
+        begin(folder)
         write_json(folder / "plan.json", plan.document())
         return Run(prepared, folder, terminal).carry_out(plan, "first attempt")
     except BaseException:
         prepared.machines.close()
         raise
+
+
+def begin(folder: Path) -> None:
+    """Make the folder of a new run. Raises UserError."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise UserError(f"run {folder.name} began this very second: start yours again.") from None
 
 
 def resume(name: str, changes: dict) -> int:
@@ -107,9 +116,11 @@ class Run:
         while True:
             try:
                 outcome = self._attempt(plan, reason, stopper)
-            except UserError:
-                self.attempts.close("failed")
-                raise
+            except UserError as error:
+                if plan.attempt == 1 or stopper.asked:
+                    self.attempts.close("failed")
+                    raise
+                outcome = self._lost(plan, reason, error)
             self._tell(outcome)
             decision = restart.decide(outcome, limits)
             if decision is None or stopper.asked:
@@ -122,6 +133,17 @@ class Run:
                 for problem in error.problems:
                     self.terminal.say(problem)
                 return outcome
+
+    def _lost(self, plan: Plan, reason: str, error: UserError) -> Outcome:
+        """A machine that answered a moment ago does not any more: an attempt that failed."""
+        named = [node.host for node in plan.nodes if str(error).startswith(node.host)]
+        host = named[0] if named else plan.nodes[0].host
+        failure = Failure(host=host, kind="gone", order=0, message=" ".join(error.problems))
+        outcome = Outcome("failed", failure, 0.0, [host], {})
+        if self.attempts.list[-1]["attempt"] != plan.attempt:
+            self.attempts.begin(plan, reason, time.time())
+        self.attempts.end(outcome)
+        return outcome
 
     def _next(self, old: Plan, limits: restart.Limits, stopper: Stopper) -> Plan:
         """The plan of the next attempt, on the machines that answer. Raises UserError."""

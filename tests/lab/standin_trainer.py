@@ -116,6 +116,7 @@ def train(options, group, files):
         if at["sample"] == IMAGES:
             at.update(epoch=at["epoch"] + 1, sample=0)
         if at["step"] % options.checkpoint_every == 0 or at["sample"] == 0:
+            group.gather("saving")  # whoever saves knows that all have done and logged this step
             files.save(at)
     files.line("end", mono=time.monotonic(), status="finished", seconds={})
 

@@ -93,7 +93,7 @@ def test_a_worker_dies_and_the_run_ends_everywhere_within_5_seconds(run):
     begin = time.monotonic()
     kill(run.workers[2])
     told = run.told()
-    assert time.monotonic() - begin < 5
+    assert told["over"] - begin < 5
     cause = {"host": "node2", "kind": "worker", "rank": 1, "signal": "SIGKILL"}
     assert (told["status"], told["cause"], told["left"]) == ("failed", cause, [])
     assert wait_until_gone(run.mark, 0) == []
@@ -104,7 +104,7 @@ def test_a_node_that_is_gone_is_noticed_within_20_seconds(run, machines, fault):
     begin = time.monotonic()
     machines(fault, "3")
     told = run.told()
-    assert time.monotonic() - begin < 25  # 20 to notice it, then the others' end
+    assert told["over"] - begin < 20
     assert (told["status"], told["gone"]) == ("failed", ["node3"])
     assert told["cause"]["host"] == "node3"
     assert len(alive(run.mark)) == (4 if fault == "freeze" else 0)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import attempts, folders, plan, preflight, prepare
+from launcher import attempts, folders, plan, preflight, prepare, run
+from launcher.errors import UserError
 from launcher.lines import Terminal
 from launcher.options import Options
 from launcher.prepare import Prepared
@@ -113,6 +114,26 @@ def test_a_restart_has_a_new_port_and_resumes(start):
     assert "failed: exit code 9" in second["reason"]
 
 
+def test_a_machine_lost_at_a_restart_is_one_more_failure(start, monkeypatch):
+    """Between looking and starting; the run goes on without asking anybody."""
+    seen, lost = run.start_guards, []
+
+    def start_guards(plan, machines):
+        if plan.attempt == 2 and not lost:
+            lost.append(UserError("node2 (127.0.0.1): cannot be reached: No route to host"))
+            raise lost[0]
+        return seen(plan, machines)
+
+    monkeypatch.setattr(run, "start_guards", start_guards)
+    script = "if os.environ['TANDEM_ATTEMPT'] == '1': sys.exit(9)"
+    code, said, folder = start(script, nodes=2, max_restarts=2)
+    assert code == 0
+    assert [one["status"] for one in told(folder)["attempts"]] == ["failed", "failed", "finished"]
+    cause = told(folder)["attempts"][1]["first_cause"]
+    assert (cause["host"], "No route to host" in cause["message"]) == ("node2", True)
+    assert "starting again: node2 gone: node2 (127.0.0.1): cannot be reached" in said
+
+
 def test_environment_survives_every_character(start):
     odd = "a b'c\"d$HOME\n`e`\\ü"
     code, said, _ = start("print(repr(os.environ['ODD']))", nodes=1, env={"ODD": odd})
@@ -177,15 +198,15 @@ def test_stop_asks_the_workers_to_save(start, monkeypatch):
         "print('ready', flush=True)\n"
         "time.sleep(600)"
     )
-    seen = Terminal.line
+    seen = Terminal.lines
 
-    def line(self, text):
-        seen(self, text)
-        if "ready" in text and not getattr(self, "asked", False):
+    def lines(self, texts):
+        seen(self, texts)
+        if "ready" in texts[0] and not getattr(self, "asked", False):
             self.asked = True
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(Terminal, "line", line)
+    monkeypatch.setattr(Terminal, "lines", lines)
     code, said, folder = start(script, nodes=1)
     assert (code, told(folder)["status"]) == (75, "stopped")
     assert "[node1 0] saved" in said

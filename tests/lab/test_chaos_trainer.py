@@ -1,0 +1,65 @@
+"""Faults in runs of the real trainer on machines that site.yml made: three nodes, the digits."""
+
+import time
+import uuid
+
+import pytest
+
+from tests.lab import chaos_trial
+from tests.lab.chaos_run import PATIENCE
+from tests.lab.chaos_trial import Trial
+from tests.lab.site_plays import play, write_inventory
+
+NODES, EPOCHS = 3, 2
+FAULTS = [
+    (chaos_trial.kill_controller, 1),
+    (chaos_trial.kill_node_0, 1),
+    (chaos_trial.kill_rank, 3),
+    (chaos_trial.freeze_and_thaw, 2),
+    (chaos_trial.full_disk, 2),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(start_lab, tmp_path_factory, request):
+    lab = start_lab("trainer", "--nodes", str(NODES), "--rate", "1gbit")
+    addresses = {f"node{n}": f"ansible_host=192.168.56.{110 + n}" for n in range(1, NODES + 1)}
+    inventory = write_inventory(tmp_path_factory.mktemp("inventory"), addresses)
+    play(lab, "-i", inventory, "site.yml", "--skip-tags", "firewall")
+    yield lab
+    for line in chaos_trial.figures():
+        request.config.pluginmanager.get_plugin("terminalreporter").write_line(line)
+
+
+@pytest.fixture
+def trial(cluster, tmp_path, fault, node):
+    value = uuid.uuid4().hex
+    variables = f"""run_env='{{"TANDEM_TEST_MARK": "{value}"}}'"""
+    hosts = {f"node{n}": f"ansible_host=192.168.56.{110 + n} {variables}" for n in (1, 2, 3)}
+    words = ("--inventory", write_inventory(tmp_path, hosts), "--epochs", str(EPOCHS))
+    made = Trial(cluster, tmp_path, f"TANDEM_TEST_MARK={value}", NODES, node, words)
+    if fault is chaos_trial.full_disk:
+        chaos_trial.small_disk(cluster, node)
+    made.begin()
+    wait_for_a_checkpoint(made)
+    yield made
+    made.close()
+    if fault is chaos_trial.full_disk:
+        cluster.ssh(node, "sudo umount -l tandem")
+
+
+def wait_for_a_checkpoint(trial):
+    """Until the run has something to go on from: a third of its first epoch."""
+    trial.run.wait_for("attempt 1: ")
+    folder = f"tandem/runs/{trial.run.name}/checkpoints/node{NODES}"
+    limit = time.monotonic() + PATIENCE
+    while "step-" not in trial.lab.ssh(NODES, f"ls {folder} 2>/dev/null || true"):
+        assert trial.run.process.poll() is None and time.monotonic() < limit, trial.run.said()
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize(
+    ("fault", "node"), FAULTS, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_the_real_trainer_goes_on(trial, fault):
+    trial.survive(fault, EPOCHS)

@@ -1,0 +1,152 @@
+"""Runs of several people and without a terminal: refused, queued, detached, shown, ended.
+
+The trainer is a stand-in; machines and ssh are real.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import time
+import uuid
+
+import pytest
+
+from tests.lab import chaos_standin
+from tests.lab.chaos_run import CHECKOUT, PATIENCE, Running, ended
+
+NODES = 2
+LAUNCHER = ("python", "-m", "launcher")
+
+
+@pytest.fixture(scope="module")
+def pair_of_nodes(start_lab):
+    lab = start_lab("control", "--nodes", str(NODES), "--no-bundle")
+    for node in range(1, NODES + 1):
+        chaos_standin.install(lab, node)
+    return lab
+
+
+@pytest.fixture
+def mark():
+    return f"TANDEM_TEST_MARK={uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def start(pair_of_nodes, tmp_path, mark):
+    """start(epochs, *words) -> a run under way, or about to be."""
+    runs = []
+
+    def begin(epochs, *words):
+        folder = tmp_path / str(len(runs))
+        folder.mkdir()
+        runs.append(Running(pair_of_nodes, folder, mark, *asked(folder, mark, epochs), *words))
+        return runs[-1]
+
+    yield begin
+    pair_of_nodes("mend", str(NODES))
+    for run in runs:
+        run.close()
+
+
+def asked(folder, mark, epochs):
+    """What is asked of a run whose steps take a tenth of a second."""
+    file = chaos_standin.inventory(folder, NODES, mark, step_seconds=0.1)
+    return ("--inventory", str(file), "--data", "d", "--epochs", str(epochs))
+
+
+def names():
+    return {path.name for path in (CHECKOUT / "runs").glob("*Z-*")}
+
+
+def control(lab, *words, check=True):
+    return lab.control(*LAUNCHER, *words, check=check)
+
+
+def test_a_second_run_is_refused_by_name_or_waits(pair_of_nodes, start):
+    first = start(100)
+    first.wait_for(r"\] step 3\n", NODES)
+    before = names()
+    second = start(1)
+    assert second.end() == 2
+    for node in range(1, NODES + 1):
+        told = rf"node{node} \(192.168.56.11{node}\): it is in use by root@\S+: run {first.name}: "
+        assert re.search(told, second.said()), second.said()
+    assert "QUEUE=1" in second.said() and "FORCE=1" in second.said()
+    assert names() == before and len(first.guards()) > 0
+    third = start(1, "--queue")
+    third.wait_for("tandem: waiting: node1")
+    assert first.process.poll() is None
+    done = control(pair_of_nodes, "stop", first.name)
+    assert (done.returncode, first.end()) == (0, 75)
+    for node in range(1, NODES + 1):
+        assert f"tandem: node{node}: nothing left" in done.stdout
+    assert third.end() == 0, third.said()
+    assert third.name != first.name
+
+
+def test_a_detached_run_is_shown_without_losing_a_line(pair_of_nodes, tmp_path, mark):
+    lab = pair_of_nodes
+    words = asked(tmp_path, mark, 10)
+    said = control(lab, "train", "--detach", *words).stdout
+    name = re.search(r"^tandem: run (\S+), attempt 1", said, re.M).group(1)
+    assert said.endswith("`make attach`, `make status`, `make stop`\n")
+    folder = CHECKOUT / "runs" / name
+    assert f"run {name}: running, carried out by process " in control(lab, "status", name).stdout
+    assert re.search(rf"^{name} +running +2 ", control(lab, "runs").stdout, re.M)
+    early = attach(lab, name)
+    impatient = attach(lab, name)
+    assert impatient.stdout.readline()  # it shows something: now Ctrl-C
+    impatient.send_signal(signal.SIGINT)
+    assert f"run {name} goes on" in impatient.communicate(timeout=PATIENCE)[0]
+    assert f"run {name}: running" in control(lab, "status", name).stdout
+    seen = early.communicate(timeout=PATIENCE)[0]
+    late = control(lab, "attach", name).stdout
+    assert seen == late == (folder / "controller.log").read_text()
+    for rank in range(NODES):
+        kept = (folder / f"nodes/node{rank + 1}/rank{rank}.log").read_text().splitlines()
+        shown = [line for line in seen.splitlines() if line.startswith(f"[node{rank + 1} {rank}] ")]
+        assert shown == [f"[node{rank + 1} {rank}] {line}" for line in kept]
+        assert [line for line in kept if line.startswith("step")] == [
+            f"step {number}" for number in range(1, len(kept))
+        ]
+    assert f"run {name}: finished" in control(lab, "status", name).stdout
+    refused = control(lab, "stop", name, check=False)
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        f"tandem: run {name} is not under way: it is finished.\n",
+    )
+
+
+def attach(lab, name):
+    """`make attach`, from a terminal of its own."""
+    return subprocess.Popen(
+        lab.argv("exec", "--", *LAUNCHER, "attach", name),
+        cwd=CHECKOUT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_a_closed_terminal_ends_a_run_in_order(start):
+    run = start(100)
+    run.wait_for(r"\] step 3\n", NODES)
+    os.kill(run.controller, signal.SIGHUP)
+    assert run.end() == 75
+    assert len(re.findall(r"\[node\d \d\] saved\n", run.said())) == NODES
+    assert run.processes() == []
+
+
+def test_ctrl_c_twice_kills_at_once(start, tmp_path):
+    """Also workers that cannot heed the first one: they wait for a frozen peer."""
+    run = start(100)
+    run.wait_for(r"\] step 3\n", NODES)
+    run.lab("freeze", str(NODES))
+    os.kill(run.controller, signal.SIGINT)
+    run.wait_for("tandem: stopping")
+    again = time.monotonic()
+    os.kill(run.controller, signal.SIGINT)
+    assert run.end() == 75
+    assert ended(run.fetch([1], tmp_path), attempt=1)["node1"] - again < 5
+    run.lab("mend", str(NODES))
