@@ -41,6 +41,7 @@ PLAY = """
   hosts: cluster
   strategy: ansible.builtin.free
   gather_facts: true
+  gather_subset: ["!all", network]
   roles: [share_client, share_server]
 
 - name: The first reader
