@@ -21,8 +21,11 @@ launch_options = $(call option,--inventory,INVENTORY) $(call option,--nodes,NODE
 	$(call flag,--detach,DETACH) $(call flag,--queue,QUEUE) $(call flag,--force,FORCE) \
 	$(if $(ARGS),-- $(ARGS))
 
+# Ansible hides the terminal from what it runs, so a progress bar needs its path.
+terminal = "$$(tty | grep ^/dev/)"
+
 .DEFAULT_GOAL := help
-.PHONY: help env ansible-env demo data/digits provision verify dry-provision check bootstrap bundle accept plan train dry-run slurm status attach stop runs report test test-legacy test-long test-cores chaos lint bench lock
+.PHONY: help env ansible-env demo data/digits provision verify dry-provision check bootstrap bundle usb imagenet accept plan train dry-run slurm status attach stop runs report test test-legacy test-long test-cores chaos lint bench lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z -]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' Makefile
@@ -40,7 +43,14 @@ demo: data/digits ## four local nodes train the digits: no root, no other machin
 	@$(PYTHON_ENV) -m launcher train --inventory examples/demo.ini --nodes 4 $(if $(ARGS),-- $(ARGS))
 
 bundle: env ## gather what machines without internet need
-	ansible-playbook ansible/playbooks/bundle.yml
+	ansible-playbook $(call option,--inventory,INVENTORY) ansible/playbooks/bundle.yml -e bundle_terminal=$(terminal)
+
+usb: env ## an ssh server on a stick (TO=/media/anna/STICK RELEASES=jammy)
+	ansible-playbook $(call option,--inventory,INVENTORY) ansible/playbooks/usb.yml -e usb_terminal=$(terminal) \
+		$(if $(TO),-e usb_folder="\"$$(realpath -m '$(TO)')\"") -e usb_releases='"$(RELEASES)"'
+
+imagenet: env ## class folders of ILSVRC2012 (SRC=folder of its archives)
+	@$(PYTHON_ENV) tools/imagenet.py $(call option,--source,SRC) $(call option,--to,TO)
 
 check: ansible-env ## say all that is wrong with the machines; changes nothing
 	@$(ANSIBLE_ENV)/bin/python ansible/check.py $(call option,--inventory,INVENTORY) $(call flag,--json,JSON)
@@ -95,9 +105,9 @@ test-cores: ## every playbook and its unit tests by both Ansibles
 	@tools/venv.sh dev
 	@tools/cores.sh
 
-chaos: ## 40 faults in random order on a lab of four machines (root)
+chaos: ## 40 faults in random order on a lab of four machines, five more with the real trainer (root)
 	@tools/venv.sh dev
-	TANDEM_CHAOS_TRIALS=40 $(PYTHON_ENV) -m pytest --quiet tests/lab/test_chaos.py
+	TANDEM_CHAOS_TRIALS=40 $(PYTHON_ENV) -m pytest --quiet tests/lab/test_chaos.py tests/lab/test_chaos_trainer.py
 
 lint: ## every linter
 	@tools/venv.sh dev

@@ -1,7 +1,7 @@
 """Gathers into bundle/ what machines without internet need, or says what is broken there.
 
-Run by ansible/playbooks/bundle.yml, which knows the inventory, and by the role bundle, which has
-it verified before any machine is touched. Resumable: what is whole is not fetched again.
+Run by ansible/playbooks/bundle.yml and usb.yml, which know the inventory, and by the role bundle,
+which has it verified before any machine is touched. Resumable: what is whole is not fetched again.
 """
 
 import argparse
@@ -18,17 +18,18 @@ BUNDLE = Path(__file__).resolve().parents[1] / "bundle"
 ROOMS = {wheels.Wheels: wheels, debs.Debs: debs, installers.Installers: installers}
 
 
-def plan(wish, bundle=BUNDLE):
+def plan(wish, bundle):
     """Orders, one a folder of the bundle. Raises BundleError.
 
     `wish`: {"wheels": [[stack, Python or ""], ...], "releases": {code name: [further packages]},
     "stacks": [names of those whose installers are needed], "toolkit": and "apex": as in group_vars,
-    "index_url": ..., "mirrors": {name in releases.yml: URL}}.
+    "index_url": ..., "mirrors": {name in releases.yml: URL}}, and "packages" instead of those of
+    all roles.
     """
     made = [
         wheels.plan(stack, python, wish["index_url"], bundle) for stack, python in wish["wheels"]
     ]
-    packages = debs.role_packages()
+    packages = set(wish["packages"]) if "packages" in wish else debs.role_packages()
     made += [
         debs.plan(release, packages | set(more), wish["mirrors"], bundle)
         for release, more in wish["releases"].items()
@@ -59,13 +60,14 @@ def verify(orders):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("wish", type=json.loads, help="what is needed, as JSON: see plan()")
+    parser.add_argument("--folder", type=Path, default=BUNDLE, help="where to, default: bundle/")
     parser.add_argument("--verify", action="store_true", help="fetch nothing: read every file")
     parser.add_argument(
         "--terminal", default="", help="where to show the bar, for example /dev/pts/1"
     )
     args = parser.parse_args(argv)
     try:
-        orders = plan(args.wish)
+        orders = plan(args.wish, args.folder)
         if args.verify:
             found = verify(orders)
             print("\n".join(found))

@@ -1,7 +1,7 @@
 """Gathers the files of the CUDA toolkit and of apex into bundle/, on the control machine.
 
-Run by the roles cuda and apex with their plan, as JSON; prints {"changed": ..., "sha256": {file:
-figure}}. What may be fetched is fetched once; what a person has to get is named with its page.
+Run by the roles cuda and apex with their plan, as JSON; prints {"sha256": {file: figure}}. What may
+be fetched is fetched once; what a person has to get is named with its page.
 
 Exit code 2: something is missing or is not the file that is meant.
 """
@@ -29,7 +29,7 @@ def order(folder, parts, bundle=BUNDLE):
         installers.Installer(part["file"], part["url"], part["page"], part["sha256"])
         for part in parts
     )
-    return installers.Installers(stack=folder, files=files, folder=bundle / "installers" / folder)
+    return installers.Installers(files=files, folder=bundle / "installers" / folder)
 
 
 def build_tools(python, index_url, bundle=BUNDLE):
@@ -43,12 +43,10 @@ def build_tools(python, index_url, bundle=BUNDLE):
     )
 
 
-def gather(made, module, progress):
-    """Carries an order out. Returns whether there was anything to do. Raises BundleError."""
-    if manifest.is_complete(made.folder, made.purpose()):
-        return False
-    module.gather(made, progress)
-    return True
+def gather(made, module):
+    """Carries an order out, unless it was carried out before. Raises BundleError."""
+    if not manifest.is_complete(made.folder, made.purpose()):
+        module.gather(made, Progress())
 
 
 def main(argv=None):
@@ -57,21 +55,22 @@ def main(argv=None):
     parser.add_argument("parts", type=json.loads, help="the plan's parts, as JSON")
     parser.add_argument("--python", help="gather the tools to build apex for this Python, too")
     parser.add_argument("--index-url", default="https://pypi.org/simple")
+    parser.add_argument("--bundle", type=Path, default=BUNDLE)
+    parser.add_argument("--look", action="store_true", help="gather nothing: say what is there")
     args = parser.parse_args(argv)
-    made = order(args.folder, args.parts)
-    progress = Progress()
+    made = order(args.folder, args.parts, args.bundle)
     try:
         # Its lines are for people; ours is for Ansible.
         with redirect_stdout(io.StringIO()):
-            changed = gather(made, installers, progress)
-            if args.python:
-                tools = build_tools(args.python, args.index_url)
-                changed = gather(tools, wheels, progress) or changed
+            if not args.look:
+                gather(made, installers)
+            if args.python and not args.look:
+                gather(build_tools(args.python, args.index_url, args.bundle), wheels)
     except BundleError as error:
         print(error, file=sys.stderr)
         return 2
     _, digests = manifest.read(made.folder)
-    print(json.dumps({"changed": changed, "sha256": digests}))
+    print(json.dumps({"sha256": digests}))
     return 0
 
 

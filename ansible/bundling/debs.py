@@ -20,6 +20,8 @@ from bundling.fetch import File, fetch_all
 from bundling.manifest import BundleError
 
 ANSIBLE = Path(__file__).resolve().parents[1]
+# What apt keeps between two calls.
+STATE = ANSIBLE.parent / "bundle" / "apt"
 ARCHITECTURE = "amd64"
 INDEX = "Packages"
 APT_CONF = """\
@@ -51,7 +53,6 @@ class Debs:
     keyring: Path
     keyring_package: str
     folder: Path
-    # What apt keeps between two calls.
     state: Path
 
     def purpose(self):
@@ -82,7 +83,7 @@ def plan(release, packages, mirrors, bundle):
         keyring=Path(distribution["keyring"]),
         keyring_package=distribution["keyring_package"],
         folder=bundle / "debs" / f"{release}-{ARCHITECTURE}",
-        state=bundle / "apt" / release,
+        state=STATE / release,
     )
 
 

@@ -59,7 +59,7 @@ def bundle_needed(hostvars, offline, machines, stack):
         said, found = hostvars[host].get("release"), machines[host]["release"]
         if said != found:
             raise AnsibleFilterError(
-                f"{host} is {found}, and its line of inventory.ini says release={said or ''}: write "
+                f"{host} is {found}, and inventory.ini says release={said or ''} for it: write "
                 f"release={found}, then run `make bundle`"
             )
     pythons = {machines[host]["python"] for host in offline}

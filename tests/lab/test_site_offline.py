@@ -56,7 +56,8 @@ def lab(start_lab, inventory):
     assert attempts(lab) > 0, "the watch sees no name server being asked"
     lab.ssh(1, "timeout 2 bash -c '</dev/tcp/192.0.2.1/80' || true")
     assert attempts(lab) > 0, "the watch sees no connection to another network"
-    return lab
+    yield lab
+    lab("down")
 
 
 @pytest.fixture
@@ -102,4 +103,31 @@ def test_every_package_of_every_role_installs(lab, inventory, tmp_path):
     play(lab, str(book), "--inventory", inventory)
     lab.ssh(1, f"dpkg --status {' '.join(names)} >/dev/null")
     lab.ssh(1, "python3 -m venv /tmp/environment && /tmp/environment/bin/pip --version")
+    assert attempts(lab) == 0
+
+
+STICK = "/home/tandem/A STICK"
+# In one session, which outlives the server that it came by. Removed, not purged: this lab knows
+# the machine by its host key.
+WITHOUT_SERVER = f"""set -e
+sudo dpkg --remove --force-depends openssh-server openssh-client openssh-sftp-server rsync >/dev/null
+! ls /usr/sbin/sshd /usr/bin/rsync 2>/dev/null
+cd "{STICK}"
+sudo sh install.sh
+"""
+
+
+def test_a_stick_brings_an_ssh_server_to_a_machine_that_has_none(lab, tmp_path):
+    stick = tmp_path / "A STICK"
+    stick.mkdir()
+    made = subprocess.run(
+        ["make", "usb", f"TO={stick}", "RELEASES=bookworm"],
+        cwd=CHECKOUT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert made.returncode == 0, made.stdout + made.stderr
+    lab.control("rsync", "--recursive", str(stick), "tandem@192.168.56.111:")
+    attempts(lab)
+    said = lab.ssh(1, WITHOUT_SERVER)
+    assert "An ssh server is here. Its host key:\n256 SHA256:" in said
+    assert lab.ssh(1, "systemctl is-active ssh && rsync --version | head -1").startswith("active")
     assert attempts(lab) == 0

@@ -181,11 +181,9 @@ def test_a_file_without_a_known_checksum_keeps_that_of_its_first_use(tmp_path):
             installers.gather(plan, Progress())
 
 
-def test_verify_prints_what_is_wrong_and_a_bad_wish_is_a_sentence(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bundle, "BUNDLE", tmp_path)
-    monkeypatch.setattr(bundle.plan, "__defaults__", (tmp_path,))
+def test_verify_prints_what_is_wrong_and_a_bad_wish_is_a_sentence(tmp_path, capsys):
     wish = {**WISH, "wheels": [["cpu", "3.11"]]}
-    assert bundle.main(["--verify", json.dumps(wish)]) == 1
+    assert bundle.main(["--folder", str(tmp_path), "--verify", json.dumps(wish)]) == 1
     assert "wheels/cpu-py3.11 is missing or was not completed" in capsys.readouterr().out
     assert bundle.main([json.dumps({**wish, "releases": {"etch": []}})]) == 2
     assert "tandem: release 'etch' is not in ansible/releases.yml" in capsys.readouterr().err

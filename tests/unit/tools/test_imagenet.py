@@ -1,0 +1,208 @@
+"""`make imagenet` on archives of the official layout that the tests make."""
+
+import gzip
+import importlib.util
+import io
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy
+import pytest
+from scipy.io import savemat
+
+TOOL = Path(__file__).parents[3] / "tools/imagenet.py"
+spec = importlib.util.spec_from_file_location("imagenet", TOOL)
+imagenet = importlib.util.module_from_spec(spec)
+sys.modules["imagenet"] = imagenet  # its dataclass looks itself up there
+spec.loader.exec_module(imagenet)
+
+CLASSES = ["n01440764", "n01443537", "n02084071"]
+IMAGES = 4  # of each class, and of val: two a class
+
+
+def tar(files: dict[str, bytes], mode: str = "w") -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode=mode, format=tarfile.USTAR_FORMAT) as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def meta() -> bytes:
+    """As in the devkit: the classes, and above them a synset that has children."""
+    kinds = [("ILSVRC2012_ID", "O"), ("WNID", "O"), ("words", "O"), ("gloss", "O"),
+             ("num_children", "O")]  # fmt: skip
+    rows = [(number, wnid, "a, b", "gloss", 0) for number, wnid in enumerate(CLASSES, 1)]
+    rows.append((len(rows) + 1, "n00001740", "entity", "gloss", 3))
+    stream = io.BytesIO()
+    savemat(stream, {"synsets": numpy.array(rows, dtype=kinds)})
+    return stream.getvalue()
+
+
+def image(name: str) -> bytes:
+    chance = random.Random(name)
+    return chance.randbytes(chance.randrange(1, 3000))
+
+
+def expected() -> dict[str, bytes]:
+    """Every file that there must be in the end."""
+    files = {}
+    for number, wnid in enumerate(CLASSES):
+        for index in range(IMAGES):
+            files[f"train/{wnid}/{wnid}_{index}.JPEG"] = image(f"{wnid}_{index}")
+        for index in (number + 1, number + 1 + len(CLASSES)):
+            name = f"ILSVRC2012_val_{index:08}.JPEG"
+            files[f"val/{wnid}/{name}"] = image(name)
+    return files
+
+
+@pytest.fixture
+def source(tmp_path) -> Path:
+    folder = tmp_path / "archives"
+    folder.mkdir()
+    files = {Path(path).name: content for path, content in expected().items()}
+    val = {name: content for name, content in files.items() if "_val_" in name}
+    classes = {
+        f"{wnid}.tar": tar({name: files[name] for name in files if name.startswith(wnid)})
+        for wnid in CLASSES
+    }
+    truth = "".join(f"{number}\n" for number in [1, 2, 3, 1, 2, 3]).encode()
+    devkit = {
+        "ILSVRC2012_devkit_t12/readme.txt": b"",
+        "ILSVRC2012_devkit_t12/data/meta.mat": meta(),
+        "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt": truth,
+    }
+    (folder / imagenet.TRAIN).write_bytes(tar(classes))
+    (folder / imagenet.VAL).write_bytes(tar(val))
+    (folder / imagenet.DEVKIT).write_bytes(tar(devkit, "w:gz"))
+    return folder
+
+
+def found(target: Path) -> dict[str, bytes]:
+    paths = (path for part in ("train", "val") for path in (target / part).rglob("*"))
+    return {str(path.relative_to(target)): path.read_bytes() for path in paths if path.is_file()}
+
+
+def run(source: Path, target: Path) -> int:
+    return imagenet.main(["--source", str(source), "--to", str(target)])
+
+
+def test_archives_become_class_folders(source, tmp_path, capsys):
+    assert run(source, tmp_path / "to") == 0
+    assert found(tmp_path / "to") == expected()
+    printed = capsys.readouterr()
+    assert f"{tmp_path}/to/train: 3 classes, 12 images\n" in printed.out
+    assert f"{tmp_path}/to/val: 3 classes, 6 images\n" in printed.out
+    assert printed.err.count("is not the official archive: its MD5 is") == 3
+
+
+# The program that a test kills: itself, as a power cut would, when it has renamed `count` folders
+# or copied `count` images.
+KILLED = """
+import importlib.util, os, signal, sys
+spec = importlib.util.spec_from_file_location("imagenet", sys.argv[1])
+imagenet = importlib.util.module_from_spec(spec)
+sys.modules["imagenet"] = imagenet
+spec.loader.exec_module(imagenet)
+copy, left = imagenet._copy, [int(sys.argv[4])]
+def copy_or_die(file, path, size):
+    if not left[0]:
+        path.write_bytes(file.read(size // 2))
+        os.kill(os.getpid(), signal.SIGKILL)
+    left[0] -= 1
+    copy(file, path, size)
+imagenet._copy = copy_or_die
+imagenet.main(["--source", sys.argv[2], "--to", sys.argv[3]])
+"""
+
+
+@pytest.mark.parametrize("copied", [0, 6, 12, 15])
+def test_after_a_kill_the_same_command_goes_on(source, tmp_path, copied):
+    target = tmp_path / "to"
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, TOOL, source, target, str(copied)], capture_output=True
+    )
+    assert killed.returncode == -signal.SIGKILL
+    whole = {
+        path: path.stat().st_mtime_ns
+        for wnid in CLASSES[: copied // IMAGES]
+        for path in (target / "train" / wnid).iterdir()
+    }
+    assert len(whole) == min(copied // IMAGES * IMAGES, 12)
+    assert not (target / "val").exists()
+    assert run(source, target) == 0
+    assert found(target) == expected()
+    assert {path: path.stat().st_mtime_ns for path in whole} == whole
+    assert sorted(path.name for path in target.iterdir()) == [".archives.json", "train", "val"]
+    assert sorted(path.name for path in (target / "train").iterdir()) == CLASSES
+
+
+def test_a_second_run_copies_nothing_and_reads_no_archive_whole(source, tmp_path, monkeypatch):
+    run(source, tmp_path / "to")
+    for name in ("_copy", "_md5"):
+        monkeypatch.setattr(imagenet, name, lambda *_: pytest.fail("work is done again"))
+    assert run(source, tmp_path / "to") == 0
+
+
+def refused(source, tmp_path, capsys) -> str:
+    assert run(source, tmp_path / "to") == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("tandem: ") and "Traceback" not in printed
+    return printed
+
+
+def test_all_missing_archives_are_named_at_once(source, tmp_path, capsys):
+    (source / imagenet.TRAIN).unlink()
+    (source / imagenet.DEVKIT).unlink()
+    said = refused(source, tmp_path, capsys)
+    assert f"lacks {imagenet.TRAIN}, {imagenet.DEVKIT}. Get them" in said
+    assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize("name", [imagenet.TRAIN, imagenet.VAL, imagenet.DEVKIT])
+def test_half_an_archive_is_named(source, tmp_path, capsys, name):
+    content = (source / name).read_bytes()
+    (source / name).write_bytes(content[: len(content) // 2])
+    assert f"{source / name} cannot be read to its end" in refused(source, tmp_path, capsys)
+
+
+def test_a_devkit_of_another_shape_is_named(source, tmp_path, capsys):
+    (source / imagenet.DEVKIT).write_bytes(gzip.compress(tar({"readme.txt": b""})))
+    said = refused(source, tmp_path, capsys)
+    assert "has no meta.mat and no ILSVRC2012_validation_ground_truth.txt" in said
+
+
+def test_images_that_the_devkit_does_not_know_are_named(source, tmp_path, capsys):
+    (source / imagenet.VAL).write_bytes(tar({"ILSVRC2012_val_00000001.JPEG": b"x"}))
+    said = refused(source, tmp_path, capsys)
+    assert "ILSVRC2012_val_00000004.JPEG and 2 more" in said
+
+
+def test_an_archive_writes_nothing_beside_its_folder(source, tmp_path, capsys):
+    classes = {f"{wnid}.tar": tar({"../outside.JPEG": b"x"}) for wnid in CLASSES}
+    (source / imagenet.TRAIN).write_bytes(tar(classes))
+    assert "'../outside.JPEG', which is no image" in refused(source, tmp_path, capsys)
+    assert not list(tmp_path.rglob("outside*"))
+
+
+def test_a_disk_that_is_too_small_is_named_before_anything_is_copied(
+    source, tmp_path, capsys, monkeypatch
+):
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    assert "choose a folder on another disk" in refused(source, tmp_path, capsys)
+    assert list((tmp_path / "to").iterdir()) == []
+
+
+def test_without_a_source_it_says_what_to_type(capsys):
+    with pytest.raises(SystemExit) as ended:
+        imagenet.main([])
+    assert ended.value.code == 2
+    assert "make imagenet SRC=" in capsys.readouterr().err

@@ -1,0 +1,280 @@
+"""Turn the archives of ILSVRC2012 into class folders: `make imagenet SRC=folder-with-the-tars`.
+
+    ILSVRC2012_img_train.tar       a tar of 1,000 tars, one a class    -> TO/train/<wnid>/*.JPEG
+    ILSVRC2012_img_val.tar         50,000 images without classes       -> TO/val/<wnid>/*.JPEG
+    ILSVRC2012_devkit_t12.tar.gz   meta.mat and the validation images' classes
+
+Each image is copied once, straight from the archive to its place. A class folder appears when it is
+whole; so does val. Killed at any time, the same command goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import sys
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+PAGE = "https://image-net.org/challenges/LSVRC/2012/2012-downloads.php"
+TRAIN, VAL = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
+# Source: torchvision.datasets.imagenet.ARCHIVE_META.
+MD5 = {
+    TRAIN: "1d675b47d978889d74fa0da5fadfb00e",
+    VAL: "29b22e2961454d5413ddabcf34fc5622",
+    DEVKIT: "fa75699e90414af021442c21a62c3abf",
+}
+# File systems need more than the bytes of the images.
+SPARE = 1.02
+CHECKED = ".archives.json"
+PIECE = 1 << 20
+
+
+class ImagenetError(Exception):
+    """A sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is in the archives, and what of it is still to be copied to `target`."""
+
+    source: Path
+    target: Path
+    classes: tuple[tuple[str, int], ...]  # (wnid, bytes of its tar) that are not there yet
+    val: tuple[tuple[str, str, int], ...]  # (image, wnid, bytes), all of them; empty: val is there
+    wnids: tuple[str, ...]
+
+    def train_size(self) -> int:
+        return sum(size for _, size in self.classes)
+
+    def val_size(self) -> int:
+        part = self.target / "val.part"
+        return sum(size for name, wnid, size in self.val if not _has(part / wnid / name, size))
+
+
+def read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
+    """({class number: wnid}, the class number of each validation image).
+
+    Raises ImagenetError for an archive of another shape. meta.mat has one row a synset: its number,
+    WordNet id, words, gloss and number of children; classes are those without children.
+    """
+    from scipy.io import loadmat
+
+    wanted = {"meta.mat": None, "ILSVRC2012_validation_ground_truth.txt": None}
+    with _tar(path, "r:gz") as archive:
+        for member in archive:
+            name = Path(member.name).name
+            if name in wanted and member.isfile():
+                wanted[name] = archive.extractfile(member).read()
+    missing = [name for name, content in wanted.items() if content is None]
+    if missing:
+        raise ImagenetError(f"{path} has no {' and no '.join(missing)}: is it the devkit? {PAGE}")
+    meta, truth = wanted.values()
+    rows = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
+    leaves = {int(row[0]): str(row[1]) for row in rows if int(row[4]) == 0}
+    return leaves, [int(line) for line in truth.split()]
+
+
+@contextmanager
+def _tar(path: Path, mode: str) -> Iterator[tarfile.TarFile]:
+    """An open archive, whose damage is a sentence."""
+    try:
+        with tarfile.open(path, mode) as archive:
+            yield archive
+    except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
+        raise ImagenetError(
+            f"{path} cannot be read to its end ({error}): fetch it again from {PAGE}"
+        ) from None
+
+
+def make_plan(source: Path, target: Path) -> Plan:
+    """Read the archives' tables of contents. Raises ImagenetError, all missing archives at once."""
+    absent = [name for name in MD5 if not (source / name).is_file()]
+    if absent:
+        raise ImagenetError(
+            f"{source} lacks {', '.join(absent)}. Get them, with an account, from {PAGE}"
+        )
+    wnid_of, truth = read_devkit(source / DEVKIT)
+    with _tar(source / TRAIN, "r:") as archive:
+        train = [(member.name.removesuffix(".tar"), member.size) for member in archive]
+    unlike = sorted({name for name, _ in train} ^ set(wnid_of.values()))
+    if unlike:
+        raise ImagenetError(
+            f"{source / TRAIN} and the devkit do not have the same classes: {_some(unlike)}"
+        )
+    with _tar(source / VAL, "r:") as archive:
+        val = sorted((member.name, member.size) for member in archive if member.isfile())
+    expected = [f"ILSVRC2012_val_{number:08}.JPEG" for number in range(1, len(truth) + 1)]
+    unlike = sorted({name for name, _ in val} ^ set(expected))
+    if unlike:
+        raise ImagenetError(
+            f"{source / VAL} and the devkit do not have the same images: {_some(unlike)}"
+        )
+    places = ((name, wnid_of[number], size) for (name, size), number in zip(val, truth))
+    return Plan(
+        source=source,
+        target=target,
+        classes=tuple(row for row in train if not (target / "train" / row[0]).is_dir()),
+        val=tuple(places) if not (target / "val").is_dir() else (),
+        wnids=tuple(sorted(wnid_of.values())),
+    )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _has(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
+
+
+def check_space(plan: Plan) -> None:
+    """Raises ImagenetError where the target's disk is too small."""
+    needed = (plan.train_size() + plan.val_size()) * SPARE
+    free = shutil.disk_usage(plan.target).free
+    if needed > free:
+        raise ImagenetError(
+            f"{plan.target} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are needed: "
+            "choose a folder on another disk by TO="
+        )
+
+
+def check_archives(plan: Plan, bar: Callable) -> list[str]:
+    """Sentences about archives that are not the official ones. Each is read once for all calls."""
+    record = plan.target / CHECKED
+    known = json.loads(record.read_text()) if record.is_file() else {}
+    for name in MD5:
+        path = plan.source / name
+        size, changed = path.stat().st_size, path.stat().st_mtime_ns
+        if known.get(name, [])[:2] != [size, changed]:
+            with path.open("rb") as file, bar(f"checking {name}", size) as advance:
+                known[name] = [size, changed, _md5(file, advance)]
+            record.write_text(json.dumps(known))
+    return [
+        f"{plan.source / name} is not the official archive: its MD5 is {known[name][2]}, not {md5}"
+        for name, md5 in MD5.items()
+        if known[name][2] != md5
+    ]
+
+
+def _md5(file: io.BufferedIOBase, advance: Callable[[int], None]) -> str:
+    digest = hashlib.md5(usedforsecurity=False)
+    while piece := file.read(PIECE):
+        digest.update(piece)
+        advance(len(piece))
+    return digest.hexdigest()
+
+
+def extract_train(plan: Plan, advance: Callable[[int], None]) -> None:
+    sizes = dict(plan.classes)
+    with _tar(plan.source / TRAIN, "r:") as archive:
+        for member in archive:
+            wnid = member.name.removesuffix(".tar")
+            if wnid in sizes:
+                _extract_class(archive.extractfile(member), plan.target / "train" / wnid)
+                advance(member.size)
+
+
+def _extract_class(file: io.BufferedIOBase, folder: Path) -> None:
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    with tarfile.open(fileobj=file, mode="r:") as images:
+        for image in images:
+            # Nothing but plain names: an archive cannot write beside its folder.
+            if not image.isfile() or not re.fullmatch(r"[\w-]+\.JPEG", image.name):
+                raise ImagenetError(f"{folder.name}.tar has {image.name!r}, which is no image")
+            _copy(images.extractfile(image), part / image.name, image.size)
+    if not any(part.iterdir()):
+        raise ImagenetError(f"{folder.name}.tar has no images: fetch {TRAIN} again")
+    # The name says that it is whole, so the contents must not come to the disk after it.
+    os.sync()
+    part.rename(folder)
+
+
+def extract_val(plan: Plan, advance: Callable[[int], None]) -> None:
+    part = plan.target / "val.part"
+    for wnid in plan.wnids:
+        (part / wnid).mkdir(parents=True, exist_ok=True)
+    places = {name: (part / wnid / name, size) for name, wnid, size in plan.val}
+    with _tar(plan.source / VAL, "r:") as archive:
+        for member in archive:
+            path, size = places.get(member.name, (None, 0))
+            if path and not _has(path, size):
+                _copy(archive.extractfile(member), path, size)
+                advance(size)
+    os.sync()
+    part.rename(plan.target / "val")
+
+
+def _copy(file: io.BufferedIOBase, path: Path, size: int) -> None:
+    with path.open("wb") as output:
+        shutil.copyfileobj(file, output, PIECE)
+    if path.stat().st_size != size:
+        raise ImagenetError(f"{path} has {path.stat().st_size} bytes instead of {size}")
+
+
+def count(folder: Path) -> tuple[int, int]:
+    """(classes, images)"""
+    classes = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    return len(classes), sum(1 for path in classes for _ in path.iterdir())
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, else a line at the beginning."""
+    with tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=None) as bar:
+        if bar.disable:
+            print(f"{what}: {total / 1e9:.1f} GB", flush=True)
+        yield bar.update
+
+
+def run(source: Path, target: Path) -> None:
+    plan = make_plan(source, target)
+    target.mkdir(parents=True, exist_ok=True)
+    check_space(plan)
+    for warning in check_archives(plan, progress):
+        print(f"tandem: warning: {warning}", file=sys.stderr)
+    if plan.classes:
+        with progress("train", plan.train_size()) as advance:
+            extract_train(plan, advance)
+    if plan.val:
+        with progress("val", plan.val_size()) as advance:
+            extract_val(plan, advance)
+    for part in ("train", "val"):
+        classes, images = count(target / part)
+        print(f"{target / part}: {classes:,} classes, {images:,} images")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--source", type=Path, metavar="FOLDER", help="where the three archives are"
+    )
+    parser.add_argument("--to", type=Path, default=Path("data/imagenet"), metavar="FOLDER")
+    args = parser.parse_args(argv)
+    if args.source is None:
+        parser.error("say where the archives are: make imagenet SRC=/folder/with/the/tars")
+    try:
+        run(args.source, args.to)
+    except (ImagenetError, OSError) as error:
+        print(f"tandem: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
