@@ -5,6 +5,8 @@ import shlex
 
 import pytest
 
+from tests.lab.site_plays import write_inventory
+
 # A connection that is kept open from before would not see another host key.
 FRESH = "ANSIBLE_SSH_ARGS=-o ControlMaster=no -o ControlPath=none -o StrictHostKeyChecking=yes"
 CHECK = ("env", FRESH, "python", "ansible/check.py")
@@ -16,9 +18,26 @@ PLANTED = {
     "mount": "echo 'server:/data /data nfs4 defaults 0 0' >>/etc/fstab",
     "library_path": "echo LD_LIBRARY_PATH=/usr/lcoal/cuda/lib64 >>/etc/environment",
     "firewall": "mkdir -p /etc/ufw; echo ENABLED=yes >/etc/ufw/ufw.conf",
+    "disk_full": "mount -t tmpfs -o size=1m tmpfs /srv",
+    "inodes": "mount -t tmpfs -o nr_inodes=1000 tmpfs /var/tmp",
+    "read_only": "mkdir -p /opt/tandem; mount -t tmpfs -o ro tmpfs /opt/tandem",
+    "mtu": "ip link set eth0 mtu 1400",
+    "overlap": "ip link add docker0 type bridge; ip address add 192.168.0.1/16 dev docker0",
     "venv": "mv /usr/lib/python3.11/ensurepip /usr/lib/python3.11/away",
     "sudo": "rm /etc/sudoers.d/tandem",
 }
+# Machines as somebody might list them by mistake: {name: (its line, the fault)}. node4 has the
+# address of node3 too, and one more.
+MISTAKEN = {
+    "node1": ("ansible_host=192.168.56.111 env_python=/usr/bin/python3", "loopback_name"),
+    "node2": ("ansible_host=192.168.56.112 env_manager=uv", "uv"),
+    "node3": ("ansible_host=192.168.56.113", "duplicate_address"),
+    "node4": ("ansible_host=192.168.56.114 env_manager=conda", "installer"),
+    "other": ("ansible_host=192.168.56.150", "host_key_unknown"),
+    "closed": ("ansible_host=192.168.56.114 ansible_port=9", "no_sshd"),
+    "misspelt": ("ansible_host=no-such-machine.invalid", "name"),
+}
+TAKEN = ("192.168.56.113", "192.168.56.150")
 HOLD_THE_LOCK = """
 import fcntl, time
 lock = open("/var/lib/dpkg/lock-frontend", "w")
@@ -53,6 +72,19 @@ def test_clean_machines_have_no_fault_and_the_absent_one_is_named(machines):
 
 def test_an_inventory_that_cannot_be_read_is_not_a_clean_cluster(machines):
     assert machines.control(*CHECK, "--inventory", "/nowhere", check=False).returncode == 2
+
+
+def test_mistaken_lines_of_the_inventory_are_named(machines, tmp_path):
+    for address in TAKEN:
+        machines.ssh(4, f"sudo ip address add {address}/24 dev eth0")
+    lines = {name: line for name, (line, _) in MISTAKEN.items()}
+    code, found = check(machines, "--inventory", write_inventory(tmp_path, lines))
+    for address in TAKEN:
+        machines.ssh(4, f"sudo ip address del {address}/24 dev eth0")
+    assert code == 1
+    assert {host: set(faults) for host, faults in found.items()} == {
+        name: {fault} for name, (_, fault) in MISTAKEN.items()
+    }
 
 
 def test_planted_faults_are_all_said_at_once(machines):
