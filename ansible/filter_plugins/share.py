@@ -150,7 +150,8 @@ def share_options(protocol: str, machine: dict) -> str:
     ids (what `id` prints for who reads). Mounted at first use, so that no boot waits for the
     server; `hard`, so that a reader waits for a server that restarts instead of failing.
     """
-    common = ["ro", "hard", "_netdev", "nofail"]
+    # x-tandem says whose line it is; mount(8) leaves such words to their programs.
+    common = ["ro", "hard", "_netdev", "nofail", "x-tandem"]
     common += ["x-systemd.automount", "x-systemd.mount-timeout=20"]
     if protocol == "smb":
         uid, gid = re.match(r"uid=(\d+)\S* gid=(\d+)", machine["ids"]).groups()

@@ -70,8 +70,8 @@ class Pair:
         """One play of both roles."""
         variables = f"share_protocol={protocol} share_host=node1 share_path={TREE}"
         hosts = {
-            f"node{n}": f"ansible_host=192.168.56.{110 + n} data_root={DATA} {variables}"
-            for n in (1, 2)
+            "node1": f"ansible_host=192.168.56.111 data_root={TREE} {variables}",
+            "node2": f"ansible_host=192.168.56.112 data_root={DATA} {variables}",
         }
         secret = f"share_secret_folder={self.folder / 'secret'}"
         play(self.lab, str(self.folder / "play.yml"), "-e", secret,
