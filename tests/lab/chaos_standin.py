@@ -32,7 +32,7 @@ def install(lab, node: int) -> None:
         lab.ssh(node, f"mkdir -p /srv/standin/d/{split}/a && touch /srv/standin/d/{split}/a/1.png")
 
 
-def inventory(folder: Path, nodes: int, mark: str, step_seconds: float = 0.2) -> Path:
+def inventory(folder: Path, nodes: int, mark: str, step_seconds: float) -> Path:
     """An inventory of stand-in nodes whose runs carry the variable `mark`."""
     name, _, value = mark.partition("=")
     settings = (

@@ -81,8 +81,9 @@ class Trial:
         if self.run is not None:
             self.run.close()
 
-    def others(self):
-        return [n for n in self.all if n != self.node]
+    def others(self, than=None):
+        """All nodes but the one that is hurt, or another."""
+        return [n for n in self.all if n != (than or self.node)]
 
     def finished_on(self, nodes, attempts=2):
         """The run has ended well, its last attempt on these nodes."""
@@ -123,6 +124,21 @@ def kill_node(trial):
 def kill_node_0(trial):
     trial.node = 1
     kill_node(trial)
+
+
+def leave_and_return(trial):
+    """A machine is gone for one attempt; what it had trained on by then counts no more."""
+    trial.hurt("kill", str(trial.node))
+    trial.run.wait_for("attempt 2: ")
+    trial.lab("mend", str(trial.node))
+    count = len(trial.all)
+    trial.run.wait_for(r"\] training\n", count + count - 1)
+    trial.node, gone = trial.others()[0], trial.node
+    trial.kill("worker")
+    trial.finished_on(trial.all, attempts=3)
+    trial.cause(host=f"node{gone}")
+    assert f"node{gone}" not in trial.run.attempts()[1]["nodes"]
+    trial.measure("rank killed: over everywhere", trial.others(than=gone), DEATH, attempt=2)
 
 
 def freeze_and_thaw(trial):

@@ -18,7 +18,7 @@ PAIRS = itertools.count(1)
 # Files of several minutes each, beyond what `make test` may take: `make test-long` runs them.
 LONG = {
     "test_accept.py",
-    "test_chaos.py",
+    "test_chaos_trainer.py",
     "test_guard_orphans.py",
     "test_lab_leftovers.py",
     "test_lab_vm.py",

@@ -1,7 +1,7 @@
 """Stands in for the trainer without torch: same options, files, exit codes, order of images.
 
 All ranks do each step together by way of rank 0, as a collective would: who loses a peer fails,
-who waits for a frozen one waits for ever. A step takes $STEP_SECONDS, in later attempts a tenth.
+who waits for a frozen one waits for ever. A step takes $STEP_SECONDS, in later attempts a third.
 Standard library only.
 """
 
@@ -131,7 +131,7 @@ def step(at, group, files):
         files.save(at)
         print("saved", flush=True)
         sys.exit(75)
-    time.sleep(float(os.environ["STEP_SECONDS"]) / (1 if ATTEMPT == 1 else 10))
+    time.sleep(float(os.environ["STEP_SECONDS"]) / (1 if ATTEMPT == 1 else 3))
     count = min(WORLD * RANK_BATCH, IMAGES - at["sample"])
     sizes = [count // WORLD + (rank < count % WORLD) for rank in range(WORLD)]
     begin = at["sample"] + sum(sizes[:RANK])

@@ -15,7 +15,7 @@ from tests.lab import chaos_standin, chaos_trial
 from tests.lab.chaos_run import Running
 from tests.lab.chaos_trial import Trial
 
-NODES, EPOCHS = 4, 3
+NODES, EPOCHS = 4, 4
 TRIALS = int(os.environ.get("TANDEM_CHAOS_TRIALS", "4"))
 
 
@@ -62,7 +62,7 @@ FAULTS = [
     *(chaos_trial.kill_rank, chaos_trial.kill_guard, chaos_trial.kill_launch),
     *(chaos_trial.kill_controller, chaos_trial.freeze_and_thaw, chaos_trial.cut_and_mend),
     *(chaos_trial.kill_node, chaos_trial.kill_node_0, chaos_trial.stall_of_8_seconds),
-    *(chaos_trial.full_disk, busy_gpu),
+    *(chaos_trial.leave_and_return, chaos_trial.full_disk, busy_gpu),
 ]
 
 
@@ -77,7 +77,9 @@ def trials() -> list:
 @pytest.fixture
 def trial(arena, tmp_path, fault, node, step):
     mark = f"TANDEM_TEST_MARK={uuid.uuid4().hex}"
-    file = chaos_standin.inventory(tmp_path, NODES, mark)
+    # A machine that returns boots while the others train.
+    pace = 1.0 if fault is chaos_trial.leave_and_return else 0.3
+    file = chaos_standin.inventory(tmp_path, NODES, mark, pace)
     words = ("--inventory", str(file), "--data", "d", "--epochs", str(EPOCHS))
     made = Trial(arena, tmp_path, mark, NODES, node, words)
     if fault is chaos_trial.full_disk:
