@@ -12,12 +12,13 @@ from tests.lab.site_plays import play, write_inventory
 
 DATA = "/srv/tandem/data"
 TREE = "/srv/images"  # a path of the server's own, not under any home
-# 200 files of 1 MB that another user owns and nobody else reads.
+# 200 files of 1 MB that another user owns and nobody else reads, each of its own content.
 MAKE_TREE = f"""
 sudo useradd somebody
 sudo mkdir -p {TREE}/train
 cd {TREE}
-head --bytes=200000000 /dev/urandom | sudo split --bytes=1000000 --suffix-length=3 - train/
+head --bytes=1000000 /dev/urandom >/tmp/block
+for number in $(seq 200); do (echo $number; cat /tmp/block) | sudo tee train/$number >/dev/null; done
 sudo chown -R somebody {TREE}
 sudo chmod -R u=rwX,go= {TREE}
 """
