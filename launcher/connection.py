@@ -24,7 +24,8 @@ from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
 
 CONNECT_SECONDS = 8.0
-LOGIN_SECONDS = 15.0
+BANNER_SECONDS = 12.0
+LOGIN_SECONDS = 20.0
 STATUS_SECONDS = 5.0
 # paramiko's reader threads wake ten times a second to see whether they were closed; with hundreds
 # of hosts that
@@ -169,7 +170,7 @@ class SshNode:
             config=_config(),
             connect_timeout=CONNECT_SECONDS,
             # A frozen machine's kernel still takes connections.
-            connect_kwargs={"banner_timeout": CONNECT_SECONDS, "auth_timeout": LOGIN_SECONDS},
+            connect_kwargs={"banner_timeout": BANNER_SECONDS, "auth_timeout": LOGIN_SECONDS},
         )
 
     def open(self) -> None:
@@ -291,7 +292,7 @@ def _network_reason(error: Exception) -> str:
     if "No route" in text or "unreachable" in text:
         return f"{text}: is it switched on, and in the same network?"
     if "protocol banner" in text:
-        return f"its ssh did not answer within {CONNECT_SECONDS:.0f} s: is it frozen?"
+        return f"its ssh did not answer within {BANNER_SECONDS:.0f} s: is it frozen?"
     if "refused" in text:
         return f"{text}: is sshd running there, on this port?"
     return text

@@ -29,7 +29,7 @@ class Trial:
 
     def __init__(self, lab, folder: Path, mark: str, nodes: int, node: int, words: tuple):
         self.lab, self.folder, self.mark, self.words = lab, folder, mark, words
-        self.all, self.node = range(1, nodes + 1), node
+        self.all, self.node, self.hurt_first = range(1, nodes + 1), node, node
         self.run, self.hurt_at = None, None
 
     def begin(self):
@@ -77,7 +77,8 @@ class Trial:
         return assert_exact(self.run.fetch(self.all, self.folder), epochs)
 
     def close(self):
-        self.lab("mend", str(self.node))
+        for node in {self.node, self.hurt_first}:
+            self.lab("mend", str(node))
         if self.run is not None:
             self.run.close()
 
