@@ -73,3 +73,12 @@ def test_sentence_on_a_machine_that_did_not_answer():
         }
     )
     assert said == "NOT PROVISIONED: node5 (10.0.0.5) did not answer. ssh said: No route to host"
+
+
+def test_a_name_that_leads_elsewhere_is_named():
+    item = {"key": "node4", "value": "192.168.56.114"}
+    right = "192.168.56.114  STREAM node4\n192.168.56.114  DGRAM\n"
+    assert members.wrong_name({"item": item, "stdout": right}) == ""
+    wrong = {"item": item, "stdout": "127.0.1.1  STREAM node4\n" + right}
+    assert members.wrong_name(wrong) == "node4 for 127.0.1.1 instead of 192.168.56.114"
+    assert members.wrong_name({"item": item, "stdout": ""}).startswith("node4 for nothing")

@@ -1,0 +1,22 @@
+"""Who gives the others the time."""
+
+import pytest
+
+from tests.unit.ansible.provision_machines import load
+
+clock = load("ansible/filter_plugins/clock.py")
+MEMBERS = {"pc1": "10.0.0.1", "pc2": "10.0.0.2"}
+
+
+@pytest.mark.parametrize(
+    ("wish", "own_addresses", "address", "host"),
+    [
+        ("auto", ["127.0.0.1", "10.0.0.9"], "10.0.0.1", "pc1"),
+        ("auto", ["127.0.0.1", "10.0.0.2"], "10.0.0.2", "pc2"),  # the control machine is a member
+        ("pc2", [], "10.0.0.2", "pc2"),
+        ("10.0.0.2", [], "10.0.0.2", "pc2"),
+        ("10.0.0.254", [], "10.0.0.254", ""),  # a router that serves time
+    ],
+)
+def test_the_server(wish, own_addresses, address, host):
+    assert clock.clock_server(MEMBERS, wish, own_addresses) == {"address": address, "host": host}
