@@ -36,7 +36,7 @@ def driver_plan(facts, wish, stack, table):
     """The plan for one machine.
 
     wish: {"policy": keep, install or upgrade; "source": auto, package or runfile;
-    "allow_stop_display": bool; "runfile", "runfile_sha256": instead of the table's, or "";
+    "version": auto or one of the table's; "allow_stop_display": bool; "runfile", "runfile_sha256": instead of the table's, or "";
     "offline": bool; "at_hand": names of installers that the control machine has}.
     stack: a row of table["rows"] with "name". table: stacks.yml's "stacks".
     """
@@ -146,7 +146,7 @@ def _fresh(facts, wish, stack, table, rows):
     """The plan to install: by packages where they will do, else by NVIDIA's runfile."""
     if wish["source"] == "runfile" or (wish["source"] == "auto" and wish["runfile"]):
         return offers.runfile(facts, wish, stack, table, rows)
-    found = offers.packages(facts, stack, table, rows)
+    found = offers.packages(facts, wish, stack, table, rows)
     if found is not None:
         return found
     if wish["source"] == "auto":

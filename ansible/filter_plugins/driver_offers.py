@@ -43,11 +43,13 @@ class Refusal(Exception):
     """(reason, remedy) why nothing is done."""
 
 
-def packages(facts, stack, table, rows):
+def packages(facts, wish, stack, table, rows):
     """The newest branch of packages up to the table's that fits; None: no such branch."""
     fitting = []
     for branch, version, choice in _offers(facts):
         if stacks.version(version) < stacks.version(stack["driver"]):
+            continue
+        if wish["version"] not in ("auto", upstream(version)):
             continue
         if branch <= max(row["branch"] for row in table["drivers"]) and _knows(branch, rows):
             kinds = modules(rows, branch)
@@ -100,7 +102,7 @@ def _ubuntu(facts, choice):
 
 
 def runfile(facts, wish, stack, table, rows):
-    row = dict(stacks.resolve_driver(facts, stack, table))
+    row = dict(stacks.resolve_driver(facts, stack, table, wish["version"]))
     if wish["runfile"]:
         row.update(url=wish["runfile"], sha256=wish["runfile_sha256"])
     found = RUNFILE.search(row["url"])

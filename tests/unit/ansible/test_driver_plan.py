@@ -25,6 +25,7 @@ PCI = {"1080 Ti": "1b06", "2080 Ti": "1e07", "3090": "2204", "4090": "2684", "50
 WISH = {
     "policy": "install",
     "source": "auto",
+    "version": "auto",
     "allow_stop_display": False,
     "runfile": "",
     "runfile_sha256": "",
@@ -203,6 +204,13 @@ def test_an_offline_machine_needs_the_runfile_from_the_bundle():
     name = TABLE["drivers"][0]["url"].rpartition("/")[2]
     assert f"bundle/installers/cu102/{name} is missing" in refused(facts(), offline=True)
     assert plan(facts(), offline=True, at_hand=[name])["action"] == "runfile"
+
+
+def test_a_named_version_is_that_version_or_refused():
+    for offered in (DEBIAN12, UBUNTU):
+        assert plan(facts(offered=offered), version="580.126.20")["version"] == "580.126.20"
+    assert "builds on kernels below 5.6 only" in refused(facts(), version="440.33.01")
+    assert "is not in ansible/stacks.yml" in refused(facts(), version="999.1")
 
 
 def test_nouveau_goes_before_the_runfile_but_not_before_packages():
