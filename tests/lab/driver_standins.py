@@ -139,7 +139,24 @@ def index(folder: Path) -> None:
         digest = hashlib.sha256(deb.read_bytes()).hexdigest()
         place = f"Filename: ./{deb.name}\nSize: {deb.stat().st_size}\nSHA256: {digest}\n"
         stanzas.append(fields.stdout.decode() + place)
-    (folder / "Packages").write_text("\n".join(stanzas))
+    text = "\n".join(stanzas)
+    (folder / "Packages").write_text(text)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    entry = f" {digest} {len(text.encode())} Packages\n"
+    (folder / "Release").write_text(f"Origin: standin\nSuite: standin\nSHA256:\n{entry}")
+
+
+def start_play(lab, *words: str) -> subprocess.Popen:
+    """ansible-playbook from the control machine, under way."""
+    argv = lab.argv("exec", "--", "ansible-playbook", *words)
+    return subprocess.Popen(
+        argv, cwd=lab.checkout, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    )
+
+
+def wait_for(lab, node: int, path: str) -> None:
+    """Returns when a file is there; fails after two minutes."""
+    lab.ssh(node, f"timeout 120 sh -c 'until [ -e {path} ]; do sleep 0.1; done'")
 
 
 def send(lab, node: int, files: dict[str, bytes]) -> None:
@@ -157,27 +174,33 @@ def send(lab, node: int, files: dict[str, bytes]) -> None:
 def send_archive(lab, node: int, archive: Path) -> None:
     """What apt on a machine may install."""
     place = "/opt/standin/archive"
-    send(lab, node, {f"{place}/{path.name}": path.read_bytes() for path in archive.iterdir()})
+    files = [path for path in archive.iterdir() if path.is_file()]
+    send(lab, node, {f"{place}/{path.name}": path.read_bytes() for path in files})
 
 
-def install(lab, node: int, archive: Path, card: str = TURING) -> None:
-    """Gives a machine its card, its kernel, and an archive of packages instead of its own."""
+def install(lab, node: int, archive: Path, card: str = TURING, kernel: bool = True) -> None:
+    """Gives a machine its card and an archive of packages instead of its own.
+
+    kernel: also stand-ins for its kernel and for the tools that ask it; a virtual machine has real
+    ones, and only the list of its cards is made up.
+    """
     device = "/opt/standin/pci/0000:01:00.0"
     files = {
         f"{device}/class": b"0x030000\n",
         f"{device}/vendor": b"0x10de\n",
         f"{device}/device": f"0x{card}\n".encode(),
-        "/etc/systemd/system/standin-kernel.service": (
-            STANDINS / "standin-kernel.service"
-        ).read_bytes(),
     }
-    for name in ("standin-kernel", "standin-nvidia-smi"):
-        files[f"/opt/standin/{name}"] = (STANDINS / name).read_bytes()
+    if kernel:
+        unit = "standin-kernel.service"
+        files[f"/etc/systemd/system/{unit}"] = (STANDINS / unit).read_bytes()
+        for name in ("standin-kernel", "standin-nvidia-smi"):
+            files[f"/opt/standin/{name}"] = (STANDINS / name).read_bytes()
     send(lab, node, files)
     send_archive(lab, node, archive)
     links = "; ".join(
         f"ln -s /opt/standin/standin-kernel /usr/local/sbin/{name}"
         for name in ("modprobe", "modinfo", "mokutil", "dkms")
     )
-    line = f"{APT}{links}; systemctl -q enable --now standin-kernel.service"
-    lab.ssh(node, f'sudo sh -ec "{line}"')
+    start = f"{links}; systemctl -q enable --now standin-kernel.service"
+    bind = "mount --bind /opt/standin/pci /sys/bus/pci/devices"
+    lab.ssh(node, f'sudo sh -ec "{APT}{start if kernel else bind}"')

@@ -1,4 +1,4 @@
-"""The driver by packages, installed, held, upgraded, taken away; card and kernel are stand-ins."""
+"""The driver by packages: installed, held, upgraded, taken away (card and kernel: stand-ins)."""
 
 import pytest
 
@@ -74,10 +74,8 @@ def test_never_a_runfile_over_packages(machine, tmp_path):
 
 def test_a_mismatch_is_recognised_and_cured_by_a_reboot(machine):
     lab, words, _ = machine
-    lab.ssh(
-        1,
-        f"sudo sed -i s/{NEW}/535.200.01/ /proc/driver/nvidia/version; sudo touch /opt/standin/busy",
-    )
+    lab.ssh(1, f"sudo sed -i s/{NEW}/535.200.01/ /proc/driver/nvidia/version")
+    lab.ssh(1, "sudo touch /opt/standin/busy")
     assert "Driver/library version mismatch" in lab.ssh(1, "nvidia-smi || true")
     kept = play(lab, *words, "-e", "driver_policy=keep", check=False)
     assert "driver/library version mismatch" in said(kept)

@@ -1,0 +1,121 @@
+"""What only a boot or a firmware decides: reboots, nouveau, Secure Boot, upgrades of the night."""
+
+import subprocess
+
+import pytest
+
+from lab import base
+from lab.plan import System
+from tests.lab import driver_standins as standins
+from tests.lab.site_plays import changes, failures, play
+
+OLD, NEW = "535.261.03", "535.300.01"
+STEPS = ("mokutil --import /var/lib/dkms/mok.pub", "Enroll MOK", "Run the same command here again")
+ORIGIN = 'Unattended-Upgrade::Origins-Pattern { "origin=standin"; };'
+
+
+def said(done):
+    return " ".join(done.stdout.split())
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    return standins.build_archive(tmp_path_factory.mktemp("boot"), OLD)
+
+
+def test_machines_are_rebooted_one_at_a_time(pair, archive, tmp_path):
+    for node in (1, 2):
+        standins.install(pair, node, archive)
+        pair.ssh(node, "sudo touch /opt/standin/nouveau; sudo systemctl restart standin-kernel")
+    words = standins.write_words(tmp_path, nodes=2)
+    done = play(pair, *words)
+    assert said(done).count(f"module and nvidia-smi agree: {OLD}") == 2
+    # The stand-in kernel writes when it goes and when it comes.
+    (off1, on1), (off2, on2) = (
+        [float(pair.ssh(node, f"cat /opt/standin/{what}")) for what in ("off", "on")]
+        for node in (1, 2)
+    )
+    assert off1 < on1 and off2 < on2
+    assert on1 <= off2 or on2 <= off1
+    assert changes(play(pair, *words)) == {"node1": 0, "node2": 0}
+
+
+@pytest.fixture
+def machine(start_lab, archive, tmp_path):
+    lab = start_lab("boot", "--nodes", "1", "--no-bundle")
+    standins.install(lab, 1, archive)
+    yield lab, standins.write_words(tmp_path)
+    lab("down")
+
+
+def test_secure_boot_prints_the_steps_and_goes_on_after_them(machine):
+    lab, words = machine
+    lab.ssh(1, "sudo touch /opt/standin/secure-boot; sudo systemctl restart standin-kernel")
+    lab.ssh(1, "sudo mkdir -p /var/lib/dkms; sudo touch /var/lib/dkms/mok.pub")
+    for _ in range(2):  # before the steps, a second run says the same
+        done = play(lab, *words, check=False)
+        assert failures(done) == {"node1"}
+        assert all(step in said(done) for step in STEPS), done.stdout
+    lab.ssh(1, "sudo touch /opt/standin/trusted")  # a person's part
+    assert f"module and nvidia-smi agree: {OLD}" in said(play(lab, *words))
+    assert changes(play(lab, *words)) == {"node1": 0}
+
+
+def test_power_lost_while_packages_are_unpacked_is_finished_by_the_next_run(machine):
+    lab, words = machine
+    lab.ssh(1, "sudo touch /opt/standin/slow")
+    cut_off = standins.start_play(lab, *words)
+    standins.wait_for(lab, 1, "/run/standin-half")
+    lab("kill", "1")
+    cut_off.communicate(timeout=120)
+    assert cut_off.returncode != 0
+    lab("mend", "1")
+    assert "nvidia-kernel-dkms" in lab.ssh(1, "dpkg --audit")
+    lab.ssh(1, "sudo rm /opt/standin/slow")
+    assert f"module and nvidia-smi agree: {OLD}" in said(play(lab, *words))
+    assert lab.ssh(1, "dpkg --audit") == ""
+    assert changes(play(lab, *words)) == {"node1": 0}
+
+
+def add_unattended_upgrades(folder):
+    """Debian's unattended-upgrades and what the machines lack for it, downloaded here."""
+    (folder / "partial").mkdir()
+    status = f"Dir::State::status={base.folder(System())}/var/lib/dpkg/status"
+    argv = ["apt-get", "install", "--download-only", "--yes", "--no-install-recommends"]
+    argv += ["-o", status, "-o", f"Dir::Cache::archives={folder}", "unattended-upgrades"]
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
+    for left in ("partial", "lock"):
+        subprocess.run(["rm", "-rf", folder / left], check=True)
+
+
+def test_unattended_upgrades_move_neighbours_and_neither_driver_nor_kernel(
+    machine, archive, tmp_path
+):
+    lab, words = machine
+    own = tmp_path / "archive"
+    subprocess.run(["cp", "-r", archive, own], check=True)
+    add_unattended_upgrades(own)
+    modules = "linux-modules-nvidia-535-generic"
+    for name in (modules, "standin-neighbour"):
+        standins.build_deb(own, name, "1")
+    standins.index(own)
+    standins.send_archive(lab, 1, own)
+    packages = f"unattended-upgrades linux-image-amd64 {modules} standin-neighbour"
+    install = "DEBIAN_FRONTEND=noninteractive apt-get -q -y install --no-install-recommends"
+    lab.ssh(1, f"sudo apt-get -q update; sudo {install} {packages}")
+    play(lab, *words)
+    standins.build_driver(own, NEW)
+    standins.build_deb(own, "linux-image-amd64", "6.1.2-1")
+    for name in (modules, "standin-neighbour"):
+        standins.build_deb(own, name, "2")
+    standins.index(own)
+    standins.send_archive(lab, 1, own)
+    lab.ssh(1, f"echo '{ORIGIN}' | sudo tee /etc/apt/apt.conf.d/60standin; sudo apt-get -q update")
+    show = "dpkg-query --show 'nvidia-*' 'libnvidia-*' libcuda1 linux-image-amd64 'linux-modules-*'"
+    before = lab.ssh(1, show)
+    lab.ssh(1, "sudo unattended-upgrade --verbose 2>&1 | sudo tee /opt/standin/night")
+    assert lab.ssh(1, "dpkg-query --show standin-neighbour").split()[1] == "2"
+    assert lab.ssh(1, show) == before
+    assert f"module and nvidia-smi agree: {NEW}" in said(
+        play(lab, *words, "-e", "driver_policy=upgrade")
+    )

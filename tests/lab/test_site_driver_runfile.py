@@ -1,0 +1,129 @@
+"""The driver by NVIDIA's installer: its flags, what stands in its way, and what cuts it off."""
+
+import pytest
+
+from tests.lab import driver_standins as standins
+from tests.lab.site_plays import changes, failures, play, reboot
+
+VERSION, NEWER = "570.10.01", "580.126.20"
+FOLDERS = "/etc/apt /etc/modprobe.d /var/lib/tandem /var/lib/nvidia"
+STATE = f"dpkg-query --show; ls -R {FOLDERS} 2>&1; ls /usr/bin"
+UNIT = "/etc/systemd/system/standin-display.service"
+DISPLAY = f"""\
+cp /bin/sleep /usr/bin/Xorg
+printf "[Service]\\nExecStart=/usr/bin/Xorg infinity\\n" > {UNIT}
+ln -s standin-display.service /etc/systemd/system/display-manager.service
+systemctl daemon-reload
+systemctl start standin-display
+"""
+
+
+@pytest.fixture
+def machine(start_lab, tmp_path):
+    """A machine with a card and no driver in its archive: the lab, and the words of a play."""
+    lab = start_lab("runfile", "--nodes", "1", "--no-bundle")
+    standins.install(lab, 1, standins.build_archive(tmp_path))
+    yield lab, standins.write_words(tmp_path)
+    lab("down")
+
+
+def runfile(folder, version=VERSION):
+    path, digest = standins.write_runfile(folder, version)
+    return ["-e", f"driver_runfile={path}", "-e", f"driver_runfile_sha256={digest}"]
+
+
+def said(done):
+    return " ".join(done.stdout.split())
+
+
+def test_installed_kept_upgraded_and_taken_away(machine, tmp_path):
+    lab, words = machine
+    fresh = lab.ssh(1, STATE)
+    done = play(lab, *words, *runfile(tmp_path))
+    assert f"module and nvidia-smi agree: {VERSION}" in said(done)
+    assert lab.ssh(1, "cat /var/lib/nvidia/type") == "open\n"
+    assert "linux-image-amd64" in lab.ssh(
+        1, "cat /etc/apt/apt.conf.d/52tandem-driver; dpkg-query --show"
+    )
+    for more in ([], ["-e", "driver_policy=keep"], ["--check"]):
+        assert changes(play(lab, *words, *runfile(tmp_path), *more)) == {"node1": 0}
+    assert changes(play(lab, *words, *runfile(tmp_path, NEWER))) == {"node1": 0}
+    upgrade = [*words, *runfile(tmp_path, NEWER), "-e", "driver_policy=upgrade"]
+    assert f"module and nvidia-smi agree: {NEWER}" in said(play(lab, *upgrade))
+    assert changes(play(lab, *upgrade)) == {"node1": 0}
+    wrong = play(lab, *words, "-e", "driver_source=package", check=False)
+    assert "came by NVIDIA's own installer" in said(wrong)
+    (tmp_path / "uninstall.yml").write_text(standins.UNINSTALL)
+    play(lab, str(tmp_path / "uninstall.yml"), *words[1:])
+    assert lab.ssh(1, STATE) == fresh
+
+
+def test_a_wrong_file_leaves_the_machine_as_it_was(machine, tmp_path):
+    lab, words = machine
+    before = lab.ssh(1, STATE)
+    path, _ = standins.write_runfile(tmp_path)
+    wrong = ["-e", f"driver_runfile={path}", "-e", f"driver_runfile_sha256={'0' * 64}"]
+    done = play(lab, *words, *wrong, check=False)
+    assert "it is damaged, or not the file that was named" in said(done)
+    assert lab.ssh(1, STATE) == before
+    full = "sudo mount -t tmpfs -o size=1m full /var/tmp"
+    lab.ssh(1, full)
+    done = play(lab, *words, *runfile(tmp_path), check=False)
+    assert "/var/tmp has 0.0 GB free, and the driver needs 1.0 GB" in said(done)
+    assert lab.ssh(1, STATE) == before
+
+
+def test_half_a_file_a_power_cut_and_a_failing_installer_are_finished_by_the_next_run(
+    machine, tmp_path
+):
+    lab, words = machine
+    words += runfile(tmp_path)
+    name = f"standin-NVIDIA-Linux-x86_64-{VERSION}.run"
+    half = f"/var/tmp/tandem-driver/{name}"
+    lab.ssh(1, f"sudo mkdir {half.rpartition('/')[0]}; echo half | sudo tee {half}")
+    lab.ssh(1, "sudo touch /opt/standin/full")
+    done = play(lab, *words, check=False)
+    assert "No space left on device" in said(done)
+    lab.ssh(1, "sudo rm /opt/standin/full; sudo touch /opt/standin/slow")
+    cut_off = standins.start_play(lab, *words)
+    standins.wait_for(lab, 1, "/run/standin-half")
+    lab("kill", "1")
+    cut_off.communicate(timeout=120)
+    assert cut_off.returncode != 0
+    lab("mend", "1")
+    lab.ssh(1, "sudo rm /opt/standin/slow")
+    assert f"module and nvidia-smi agree: {VERSION}" in said(play(lab, *words))
+    assert changes(play(lab, *words)) == {"node1": 0}
+
+
+def test_a_running_display_is_named_and_stopped_only_with_consent(machine, tmp_path):
+    lab, words = machine
+    words += runfile(tmp_path)
+    lab.ssh(1, f"sudo sh -ec '{DISPLAY}'")
+    before = lab.ssh(1, STATE)
+    done = play(lab, *words, check=False)
+    assert "Xorg (process" in said(done) and "standin-display.service" in said(done)
+    assert "allow_stop_display=true" in said(done)
+    assert lab.ssh(1, STATE) == before
+    assert lab.ssh(1, "systemctl is-active standin-display") == "active\n"
+    first = lab.ssh(1, "systemctl show --property=MainPID standin-display")
+    done = play(lab, *words, "-e", "allow_stop_display=true")
+    assert f"module and nvidia-smi agree: {VERSION}" in said(done)
+    assert lab.ssh(1, "systemctl is-active standin-display") == "active\n"
+    assert lab.ssh(1, "systemctl show --property=MainPID standin-display") != first
+
+
+def test_the_control_machine_itself_ends_with_reboot_then_run_again(machine, tmp_path):
+    lab, words = machine
+    words += [
+        *runfile(tmp_path),
+        "-e",
+        "driver_control_machine_id=" + lab.ssh(1, "cat /etc/machine-id").strip(),
+    ]
+    lab.ssh(1, "sudo touch /opt/standin/nouveau; sudo systemctl restart standin-kernel")
+    done = play(lab, *words, check=False)
+    assert failures(done) == {"node1"}
+    assert "reboot, then run the same command again" in said(done)
+    assert "nouveau" in lab.ssh(1, "ls /sys/module")
+    reboot(lab, 1)
+    assert f"module and nvidia-smi agree: {VERSION}" in said(play(lab, *words))
