@@ -23,6 +23,7 @@ def plan(wish, bundle):
 
     `wish`: {"wheels": [[stack, Python or ""], ...], "releases": {code name: [further packages]},
     "stacks": [names of those whose installers are needed], "toolkit": and "apex": as in group_vars,
+    "conda": [URL, SHA-256] or [],
     "index_url": ..., "mirrors": {name in releases.yml: URL}}, and "packages" instead of those of
     all roles.
     """
@@ -37,6 +38,8 @@ def plan(wish, bundle):
     # Last: what must come by hand holds up nothing else.
     for stack in wish["stacks"]:
         made += installers.plan(stack, wish, bundle)
+    if wish["conda"]:
+        made.append(installers.plan_conda(*wish["conda"], bundle))
     return list(dict.fromkeys(made))
 
 

@@ -89,35 +89,37 @@ def _installer(entry):
     )
 
 
+def plan_conda(url, sha256, bundle):
+    """conda's installer, where it is a URL: a machine without internet cannot fetch it."""
+    file = Installer(name=url.rsplit("/", 1)[1], url=url, page=url, sha256=sha256)
+    return Installers((file,), bundle / "installers" / "conda")
+
+
 def gather(order, progress):
     """Carries the plan out. Raises BundleError that names every file behind a login at once."""
     order.folder.mkdir(parents=True, exist_ok=True)
+    # The manifest stays until the next one: it may hold the only record of a first use.
     _, known = manifest.read(order.folder)
-    public = [file for file in order.files if file.url and file.sha256]
-    fetch_all(
-        [File(file.url, order.folder / file.name, file.sha256) for file in public],
-        f"installers {order.folder.name}",
-        progress,
-    )
-    problems = [
-        problem
+    expected = {file.name: file.sha256 or known.get(file.name, "") for file in order.files}
+    public = [
+        File(file.url, order.folder / file.name, expected[file.name])
         for file in order.files
-        if file not in public
-        and (problem := _by_hand(file, order.folder, known.get(file.name, "")))
+        if file.url
     ]
-    if problems:
-        raise BundleError("\n".join(problems))
-    names = [file.name for file in order.files]
-    digests = {name: manifest.sha256(order.folder / name) for name in names}
+    fetch_all(public, f"installers {order.folder.name}", progress)
+    by_hand = [file for file in order.files if not file.url]
+    problems = [_problem(file, order.folder, expected[file.name]) for file in by_hand]
+    if any(problems):
+        raise BundleError("\n".join(filter(None, problems)))
+    digests = {name: manifest.sha256(order.folder / name) for name in expected}
     manifest.write(order.folder, order.purpose(), digests)
 
 
-def _by_hand(file, folder, recorded):
+def _problem(file, folder, expected):
     """What is wrong with a file that a person has to put there; empty: nothing."""
     path = folder / file.name
     if not path.is_file():
         return f"{file.name} needs a login: get it from {file.page} and put it into {folder}"
-    expected = file.sha256 or recorded
     if expected and manifest.sha256(path) != expected:
         return (
             f"{path} is not the file that is meant: its SHA-256 is not {expected}. Get it again "

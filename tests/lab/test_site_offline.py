@@ -110,8 +110,9 @@ STICK = "/home/tandem/A STICK"
 # In one session, which outlives the server that it came by. Removed, not purged: this lab knows
 # the machine by its host key.
 WITHOUT_SERVER = f"""set -e
-sudo dpkg --remove --force-depends openssh-server openssh-client openssh-sftp-server rsync >/dev/null
-! ls /usr/sbin/sshd /usr/bin/rsync 2>/dev/null
+sudo dpkg --remove --force-depends openssh-server openssh-sftp-server openssh-client rsync
+[ ! -e /usr/sbin/sshd ]
+[ ! -e /usr/bin/rsync ]
 cd "{STICK}"
 sudo sh install.sh
 """

@@ -12,7 +12,7 @@ bundle = load("ansible/bundle.py")
 installers, manifest, wheels = bundle.installers, bundle.manifest, bundle.wheels
 Progress, BundleError = bundle.fetch.Progress, bundle.BundleError
 
-WISH = {"wheels": [], "releases": {}, "stacks": [], "index_url": "", "mirrors": {}}
+WISH = {"wheels": [], "releases": {}, "stacks": [], "index_url": "", "mirrors": {}, "conda": []}
 PAGE = "https://vendor.invalid/login"
 
 
@@ -179,6 +179,18 @@ def test_a_file_without_a_known_checksum_keeps_that_of_its_first_use(tmp_path):
     for _ in range(2):  # refused again, not taken for the first
         with pytest.raises(BundleError, match=hashlib.sha256(b"first").hexdigest()):
             installers.gather(plan, Progress())
+
+
+def test_a_url_without_a_known_checksum_keeps_that_of_its_first_use(tmp_path):
+    source = tmp_path / "Miniforge.sh"
+    source.write_bytes(b"first")
+    made = installers.plan_conda(source.as_uri(), "", tmp_path)
+    installers.gather(made, Progress())
+    assert (made.folder / "Miniforge.sh").read_bytes() == b"first" and complete(made)
+    (made.folder / "Miniforge.sh").unlink()
+    source.write_bytes(b"second")
+    with pytest.raises(BundleError, match="its SHA-256 differs"):
+        installers.gather(made, Progress())
 
 
 def test_verify_prints_what_is_wrong_and_a_bad_wish_is_a_sentence(tmp_path, capsys):
