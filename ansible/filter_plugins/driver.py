@@ -36,8 +36,9 @@ def driver_plan(facts, wish, stack, table):
     """The plan for one machine.
 
     wish: {"policy": keep, install or upgrade; "source": auto, package or runfile;
-    "version": auto or one of the table's; "allow_stop_display": bool; "runfile", "runfile_sha256": instead of the table's, or "";
-    "offline": bool; "at_hand": names of installers that the control machine has}.
+    "version": auto or one of the table's; "allow_stop_display": bool; "runfile", "runfile_sha256":
+    instead of the table's, or ""; "offline": bool; "at_hand": names of installers that the control
+    machine has}.
     stack: a row of table["rows"] with "name". table: stacks.yml's "stacks".
     """
     try:
