@@ -23,6 +23,7 @@ DEAF_WORKER = (
     "    time.sleep(600)\n"
     "time.sleep(600)\n"
 )
+LAUNCH = str(Path(__file__).with_name("guard_launch.py"))
 PATIENCE = 20.0  # seconds; a test that waits longer has failed
 
 
@@ -100,6 +101,16 @@ class Client:
             self.process.wait(15)
         finally:
             self.process.stdout.close()
+
+
+def workers(script, number=1):
+    """argv of the stand-in for launch."""
+    return [sys.executable, LAUNCH, str(number), script]
+
+
+def environment(mark, **more):
+    name, _, value = mark.partition("=")
+    return dict(more, **{name: value})
 
 
 def alive(mark):

@@ -1,4 +1,4 @@
-"""What the recorders read, from samples of the kernel's and of other tools' own texts."""
+"""The recorders' files: whole lines, also after a kill or on a full disk."""
 
 import errno
 import json
@@ -10,145 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.node import counters, disks
+from launcher.node import disks
 from launcher.node.recorder import JsonLines, NetworkRecorder, Recorder
 from launcher.node.task import read_task
 
-NET_DEV = """\
-Inter-|   Receive                                                |  Transmit
- face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
-    lo:    9236      92    0    0    0     0          0         0     9236      92    0    0    0     0       0          0
-  eth0:4017486868 2736425    0    7    0     0          0         0  4697720   69861    0    3    0     0       0          0
-wlp3s0f0u1: 12 1 0 0 0 0 0 0 34 1 0 0 0 0 0 0
-"""  # noqa: E501
-NET_SNMP = """\
-Ip: Forwarding DefaultTTL InReceives
-Ip: 1 64 2812
-Tcp: RtoAlgorithm RtoMin RtoMax MaxConn ActiveOpens PassiveOpens AttemptFails EstabResets CurrEstab InSegs OutSegs RetransSegs InErrs OutRsts InCsumErrors
-Tcp: 1 200 120000 -1 81 64 6 7 6 2713 2805 41 0 22 0
-Udp: InDatagrams NoPorts
-Udp: 12 0
-"""  # noqa: E501
-ROUTE = """\
-Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT
-docker0\t000011AC\t00000000\t0001\t0\t0\t0\t0000FFFF\t0\t0\t0
-eno1\t00000000\t0138A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0
-"""
-ROUTE6 = """\
-fe800000000000000000000000000000 40 00000000000000000000000000000000 00 00000000000000000000000000000000 00000100 00000001 00000000 00000001     eno1
-00000000000000000000000000000000 00 00000000000000000000000000000000 00 fe800000000000000000000000000001 00000400 00000002 00000000 00000003     eno2
-00000000000000000000000000000000 00 00000000000000000000000000000000 00 00000000000000000000000000000000 ffffffff 00000001 00000000 00200200       lo
-"""  # noqa: E501
-MOUNTS = """\
-/dev/sda2 / ext4 rw,relatime 0 0
-192.168.56.111:/srv/tandem/data /srv/tandem/my\\040data nfs4 rw,relatime,vers=4.2 0 0
-//NAS/Images /mnt/images cifs rw,relatime,vers=3.1.1 0 0
-"""
-MOUNTSTATS = """\
-device /dev/sda2 mounted on / with fstype ext4
-device 192.168.56.111:/srv/tandem/data mounted on /srv/tandem/my\\040data with fstype nfs4 statvers=1.1
-\topts:\trw,vers=4.2,rsize=1048576
-\tage:\t1234
-\tevents:\t52 1034 0 0
-\tbytes:\t84022 0 0 0 52428800 17 12800 0
-\tRPC iostats version: 1.1  p/v: 100003/4 (nfs)
-\t\tREAD: 51 51 0 10812 52436000 3 991 1001 0
-"""  # noqa: E501
-CIFS_NEW = """\
-Resources in use
-CIFS Session: 1
-Share (unique mount targets): 2
-0 session 0 share reconnects
-Total vfs operations: 16 maximum at one time: 2
-
-Max requests in flight: 9
-1) \\\\nas\\Images
-SMBs: 20
-Bytes read: 41943040  Bytes written: 1000
-Open files: 0 total (local), 0 open on server
-Reads: 12 total 0 failed
-"""
-CIFS_OLD = """\
-1) \\\\nas\\Images
-SMBs: 9 Oplocks breaks: 0
-Reads:  4 Bytes: 4096
-Writes: 0 Bytes: 0
-"""
-DISKSTATS_1 = """\
-   7       0 loop0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0
- 259       0 nvme0n1 1000 10 20480 500 100 0 800 40 0 300 540 0 0 0 0 0 0
- 259       1 nvme0n1p1 1000 10 20480 500 100 0 800 40 0 300 540
-"""
-DISKSTATS_2 = """\
-   7       0 loop0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0
- 259       0 nvme0n1 1200 10 61440 900 100 0 800 40 0 1300 1540 0 0 0 0 0 0
- 259       1 nvme0n1p1 1200 10 61440 900 100 0 800 40 0 1300 1540
-"""
 IOSTAT = Path(__file__).with_name("iostat.json").read_text()  # sysstat 12.6.1, -o JSON -d -x -y 1
-
-
-def test_network_counters():
-    assert counters.network(NET_DEV, NET_SNMP, "eth0") == {
-        "rx_bytes": 4017486868,
-        "tx_bytes": 4697720,
-        "rx_dropped": 7,
-        "tx_dropped": 3,
-        "tcp_retransmits": 41,
-    }
-    assert counters.network(NET_DEV, NET_SNMP, "wlp3s0f0u1")["tx_bytes"] == 34
-    assert counters.network(NET_DEV, NET_SNMP, "eth") is None
-
-
-def test_the_interface_of_the_default_route():
-    assert counters.default_interface(ROUTE, ROUTE6) == "eno1"
-    assert counters.default_interface("", ROUTE6) == "eno2"
-    assert counters.default_interface("Iface\n", "") == ""
-
-
-def test_bytes_read_from_shares():
-    assert counters.shares(MOUNTS) == {
-        "/srv/tandem/my data": ("192.168.56.111:/srv/tandem/data", "nfs4"),
-        "/mnt/images": ("//NAS/Images", "cifs"),
-    }
-    assert counters.nfs_read_bytes(MOUNTSTATS) == {"/srv/tandem/my data": 52428800}
-    assert counters.cifs_read_bytes(CIFS_NEW) == {"//nas/images": 41943040}
-    assert counters.cifs_read_bytes(CIFS_OLD) == {"//nas/images": 4096}
-    assert counters.share_of("//NAS/Images/train/2012") == "//nas/images"
-
-
-def test_disk_rates_are_those_of_iostat():
-    old, new = counters.disks(DISKSTATS_1), counters.disks(DISKSTATS_2)
-    assert set(old) == {"nvme0n1", "nvme0n1p1"}
-    rates = counters.disk_rates(old["nvme0n1"], new["nvme0n1"], 2.0)
-    assert rates == {
-        "r/s": 100.0,
-        "w/s": 0.0,
-        "rkB/s": 10240.0,  # 40960 sectors of 512 bytes in 2 s
-        "wkB/s": 0.0,
-        "rrqm/s": 0.0,
-        "wrqm/s": 0.0,
-        "r_await": 2.0,
-        "w_await": 0.0,
-        "rareq-sz": 102.4,
-        "wareq-sz": 0.0,
-        "aqu-sz": 0.5,
-        "util": 50.0,
-    }
-
-
-def test_gpu_lines():
-    line = counters.gpu("1, 97, 10842, 74, 249.81, 1905", 5.5)
-    assert line == {
-        "mono": 5.5,
-        "index": 1,
-        "utilization": 97.0,
-        "memory_used": 10842 * 1024 * 1024,
-        "temperature": 74.0,
-        "power": 249.81,
-        "clock_sm": 1905.0,
-    }
-    assert counters.gpu("0, 3, 5, 40, [N/A], [Not Supported]", 1.0)["power"] is None
-    assert counters.gpu("Unable to determine the device handle", 1.0) is None
 
 
 def test_a_whole_iostat_document_is_taken_as_it_is():

@@ -9,9 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.launcher.guard_client import DEAF_WORKER, Client, alive, kill, wait_until_gone
+from tests.unit.launcher.guard_client import (
+    DEAF_WORKER,
+    LAUNCH,
+    Client,
+    alive,
+    kill,
+    wait_until_gone,
+)
 
-LAUNCH = str(Path(__file__).with_name("guard_launch.py"))
 pytestmark = pytest.mark.skipif(
     Path("/run/systemd/system").is_dir(), reason="this machine runs systemd: see tests/lab"
 )

@@ -1,0 +1,96 @@
+"""How a guard ends a run: stopped, killed, silent too long, its connection gone."""
+
+import os
+import signal
+import time
+
+from tests.unit.launcher.guard_client import environment, wait_until_gone, workers
+
+SAVES = (
+    "import signal, sys, time\n"
+    "def save(*_): print('saved'); sys.exit(75)\n"
+    "signal.signal(signal.SIGTERM, save)\n"
+    "print('ready\\n', end='')\n"
+    "time.sleep(600)\n"
+)
+DEAF = (
+    "import signal, time\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "print('ready\\n', end='')\n"
+    "time.sleep(600)\n"
+)
+
+
+def test_stop_lets_the_workers_save(guards, tmp_path, mark):
+    guard = guards()
+    guard.start(tmp_path, workers(SAVES), env=environment(mark))
+    guard.wait_for_output(b"ready")
+    guard.send(type="stop", grace=15)
+    end = guard.wait_for("exit")
+    assert (end["reason"], end["workers"]["0"]["exit_code"]) == ("stopped", 75)
+    assert guard.output[0, "stdout"] == b"ready\nsaved\n"
+    assert not any(f["first"] for f in guard.frames if f["type"] == "worker_exit")
+
+
+def test_stop_ends_those_who_do_not_leave(guards, tmp_path, mark):
+    guard = guards()
+    guard.start(tmp_path, workers(DEAF), env=environment(mark))
+    guard.wait_for_output(b"ready")
+    guard.send(type="stop", grace=0.3)
+    end = guard.wait_for("exit")
+    assert (end["reason"], end["left"]) == ("stopped", [])
+    assert any("time.sleep(600)" in process["command"] for process in end["ended"])
+    assert wait_until_gone(mark, 0) == []
+
+
+def test_kill_is_at_once(guards, tmp_path, mark):
+    guard = guards()
+    guard.start(tmp_path, workers(DEAF), env=environment(mark))
+    guard.wait_for_output(b"ready")
+    guard.send(type="kill")
+    assert guard.wait_for("exit")["reason"] == "killed"
+    assert wait_until_gone(mark, 0) == []
+
+
+def test_the_end_of_stdin_ends_everything(guards, tmp_path, mark):
+    guard = guards()
+    guard.start(tmp_path, workers(DEAF), env=environment(mark))
+    guard.wait_for_output(b"ready")
+    guard.process.stdin.close()
+    assert guard.wait_for("exit", renew=False)["reason"] == "eof"
+    assert wait_until_gone(mark, 0) == []
+
+
+def test_silence_ends_everything(guards, tmp_path, mark):
+    guard = guards()
+    guard.start(tmp_path, workers(DEAF), env=environment(mark), lease=1.0)
+    guard.wait_for_output(b"ready")
+    end = guard.wait_for("exit", renew=False)
+    assert end["reason"] == "lease"
+    assert end["mono_end"] - end["mono_start"] < 10
+    assert wait_until_gone(mark, 0) == []
+
+
+def test_a_stall_shorter_than_the_lease_ends_nothing(guards, tmp_path, mark):
+    guard = guards()
+    guard.start(tmp_path, workers(SAVES), env=environment(mark), lease=8.0)
+    guard.wait_for_output(b"ready")
+    time.sleep(3)
+    guard.send(type="stop", grace=15)
+    assert guard.wait_for("exit")["reason"] == "stopped"
+
+
+def test_a_guard_that_slept_does_not_believe_renewals_that_waited(guards, tmp_path, mark):
+    guard = guards()
+    guard.start(tmp_path, workers(DEAF), env=environment(mark), lease=3.0)
+    guard.wait_for_output(b"ready")
+    pid = guard.wait_for("hello")["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    for _ in range(8):
+        guard.send(type="lease")
+        time.sleep(0.5)
+    os.kill(pid, signal.SIGCONT)
+    thawed = time.monotonic()
+    assert guard.wait_for("exit", renew=False)["reason"] == "lease"
+    assert time.monotonic() - thawed < 2.5  # it did not begin a new lease
+    assert wait_until_gone(mark, 0) == []
