@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
+from collections import Counter
 
 from ansible.errors import AnsibleFilterError
 
@@ -71,12 +72,23 @@ def by_family(addresses: list[str]) -> dict[str, list[str]]:
 
 
 def member_addresses(hosts: list[str], hostvars: dict) -> list[str]:
-    """List the addresses of members: `ansible_host` and, where set, the static `address`."""
-    found = []
+    """List the addresses by which members' packets come.
+
+    `ansible_host`, the static `address`, and what else the machine said that it has: where an
+    address was added, Linux sends from the older one of the same network. Addresses that several
+    machines have are those of bridges for containers, and no member's own.
+    """
+    own: dict[str, set[str]] = {}
+    seen: Counter = Counter()
     for host in hosts:
         variables = hostvars[host]
-        found += [variables.get("ansible_host", host), variables.get("address", "").split("/")[0]]
-    return sorted({address for address in found if address})
+        static = variables.get("address", "").split("/")[0]
+        own[host] = {variables.get("ansible_host", host), static} - {""}
+        if not (static and variables.get("network_mode") == "replace"):
+            facts = variables.get("ansible_facts", {}).get("all_ipv4_addresses", [])
+            own[host] |= set(facts)
+        seen.update(own[host])
+    return sorted({address for each in own.values() for address in each if seen[address] == 1})
 
 
 class FilterModule:

@@ -92,3 +92,18 @@ def test_members_are_known_by_todays_and_by_the_static_address():
     }
     found = firewall.member_addresses(["a", "b"], hostvars)
     assert found == ["10.0.0.5", "10.0.0.6", "192.168.56.111"]
+
+
+def test_members_are_known_by_the_addresses_that_they_send_from():
+    """a was given a second address, and Linux sends from the first; c has only its new one."""
+    facts = {host: [f"10.0.0.{n}", "172.17.0.1"] for n, host in enumerate("abc", start=1)}
+    hostvars = {
+        "a": {"ansible_host": "10.0.0.11", "address": "10.0.0.11/24", "network_mode": "add"},
+        "b": {"ansible_host": "10.0.0.2"},
+        "c": {"ansible_host": "10.0.0.13", "address": "10.0.0.13", "network_mode": "replace"},
+        "off": {"ansible_host": "10.0.0.4"},
+    }
+    for host, addresses in facts.items():
+        hostvars[host]["ansible_facts"] = {"all_ipv4_addresses": addresses}
+    found = firewall.member_addresses([*"abc", "off"], hostvars)
+    assert found == ["10.0.0.1", "10.0.0.11", "10.0.0.13", "10.0.0.2", "10.0.0.4"]
