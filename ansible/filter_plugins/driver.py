@@ -120,6 +120,9 @@ def _present(facts, wish, stack, table, rows, installed):
     hold = {"version": version, "hold": True}
     if facts["module"] is None:
         reason = f"driver {version} has no module for the running kernel {facts['kernel']}"
+        signed = offers.signed_modules(facts)
+        if signed:
+            return offers.Plan("package", reason, packages=signed, **hold)
         return offers.Plan("build", reason, tools=offers.tools(facts), **hold)
     if facts["driver"] == version and facts["driver_library"] in (None, version):
         return offers.Plan("nothing", f"driver {version} is installed and loaded", **hold)

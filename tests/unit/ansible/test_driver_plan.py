@@ -285,6 +285,17 @@ def test_secure_boot_takes_signed_modules_where_the_distribution_has_them():
     assert plan(made | {"secure_boot": False})["tools"] != ()
 
 
+def test_a_new_kernel_gets_signed_modules_where_the_old_one_had_them():
+    had = {"nvidia-headless-no-dkms-580-open": "580.126.20-0ubuntu1",
+           "linux-modules-nvidia-580-open-6.8.0-50-generic": "6.8.0-50.51"}  # fmt: skip
+    made = facts("ubuntu2204", ["2080 Ti"], UBUNTU, packages=had)
+    assert plan(made)["action"] == "build"
+    made["offered"]["linux-modules-nvidia-580-open-6.8.0-60-generic"] = "6.8.0-60.63"
+    chosen = plan(made)
+    assert chosen["action"] == "package"
+    assert chosen["packages"] == ("linux-modules-nvidia-580-open-6.8.0-60-generic=6.8.0-60.63",)
+
+
 def test_secure_boot_without_signed_packages_goes_by_dkms_where_it_can_sign():
     assert plan(facts(offered=DEBIAN12, secure_boot=True))["action"] == "package"
     bullseye = facts("debian11", secure_boot=True)
