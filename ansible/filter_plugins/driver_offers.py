@@ -13,6 +13,7 @@ OPEN, PROPRIETARY = "open", "proprietary"
 # its installer has --kernel-module-type.
 OPEN_SINCE = 560
 RUNFILE = re.compile(r"NVIDIA-Linux-x86_64-(\d+\.\d+(?:\.\d+)?)\.run$")
+SIGNED = re.compile(r"linux-modules-nvidia-(\d+(?:-server)?(?:-open)?)-")
 UBUNTU = re.compile(r"nvidia-driver-(\d+)(-server)?(-open)?$")
 
 
@@ -99,6 +100,16 @@ def _ubuntu(facts, choice):
         wanted = [f"nvidia-headless-{'no-dkms-' if prebuilt else ''}{suffix}", utilities]
     names = [name for name in wanted if name in facts["offered"]]
     return ([signed, *names], ()) if prebuilt else (names, tools(facts))
+
+
+def signed_modules(facts):
+    """The signed module for the running kernel, where the present driver came with such ones."""
+    for name in sorted(facts["packages"]):
+        found = SIGNED.match(name)
+        wanted = found and f"linux-modules-nvidia-{found[1]}-{facts['kernel']}"
+        if wanted and wanted in facts["offered"]:
+            return (f"{wanted}={facts['offered'][wanted]}",)
+    return ()
 
 
 def runfile(facts, wish, stack, table, rows):
