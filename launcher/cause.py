@@ -51,6 +51,12 @@ class Failure:
             return True
         return bool(PEER_LOST.search(self.exception or "\n".join(self.last_lines[-3:])))
 
+    @property
+    def disk_full(self) -> bool:
+        """Whether only this machine is to blame, and others can go on without it."""
+        text = "\n".join([self.exception or "", *self.last_lines[-3:]])
+        return bool(re.search(r"No space left on device|Disk quota exceeded", text))
+
 
 def first_of(failures: list[Failure]) -> Failure | None:
     """The one that explains the others."""

@@ -60,7 +60,8 @@ def decide(outcome: Outcome, limits: Limits) -> tuple[Limits, str] | None:
         fewer = replace(limits, divisor=limits.divisor * 2)
         return fewer, f"{cause.host} ran out of memory; micro-batches are 1/{fewer.divisor} now"
     # Bad input stays bad: a second attempt would say the same sentence.
-    if cause.exit_code == BAD_INPUT or limits.restarts < 1:
+    bad_input = cause.exit_code == BAD_INPUT and not cause.disk_full
+    if bad_input or limits.restarts < 1:
         return None
     return replace(limits, restarts=limits.restarts - 1), reason(outcome)
 

@@ -27,6 +27,12 @@ def test_no_second_attempt_when_it_could_not_help(outcome):
     assert restart.decide(outcome, Limits(5, 1)) is None
 
 
+def test_a_full_disk_is_one_machine_s_trouble_not_bad_input():
+    said = ("trainer: /x/checkpoints/node3: no checkpoint written: No space left on device.",)
+    limits, _ = restart.decide(ended(exit_code=2, last_lines=said), Limits(1, 1))
+    assert limits.restarts == 0
+
+
 def test_out_of_memory_halves_the_micro_batch_without_using_up_restarts():
     limits, _ = restart.decide(ended(exit_code=76), Limits(0, 1))
     limits, _ = restart.decide(ended(exit_code=76), limits)
