@@ -17,6 +17,7 @@ TEMPLATE = "Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: 
 APT = """\
 echo 'deb [trusted=yes] copy:/opt/standin/archive ./' > /etc/apt/sources.list
 rm -f /etc/apt/sources.list.d/*
+apt-get -q update
 """
 # What preflight leaves behind, and the role.
 PLAY = """\
