@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from lab import cgroup
+
 CGROUPS = Path("/sys/fs/cgroup")
 CHECKOUT = Path(__file__).resolve().parents[2]
 BASES = Path("/var/cache/tandem-lab/bases")
@@ -112,10 +114,11 @@ def test_down_twice_says_that_there_is_nothing(before, start_lab):
     assert lab("down").stderr == f"lab: there is no lab {lab.name}: nothing to end\n"
 
 
-def interrupt(lab, number: int, begun) -> tuple[int, str]:
+def interrupt(lab, number: int, begun, *options: str) -> tuple[int, str]:
     """Sends `up` a signal as soon as `begun()`; its exit code and all that it said, to the end."""
     process = subprocess.Popen(
-        lab.argv("up", "--nodes", "2", "--no-bundle"),
+        # What runs in the background of a script was told to ignore Ctrl-C.
+        ["env", "--default-signal=INT", *lab.argv("up", "--nodes", "2", "--no-bundle", *options)],
         cwd=lab.checkout,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -132,7 +135,7 @@ STAGES = {
     "state": "/run/tandem-lab/{}",
     "disk": "/var/lib/tandem-lab/{}/node2",
     "namespace": "/run/netns/{}-control",
-    "group": "/sys/fs/cgroup/unified/tandem-lab/{}/node2",
+    "group": f"{cgroup.mount_point()}/tandem-lab/{{}}/node2",
     "console": "/run/tandem-lab/{}/node2.console",
 }
 
@@ -141,12 +144,22 @@ STAGES = {
 @pytest.mark.parametrize("stage", STAGES)
 def test_up_that_is_ended_leaves_nothing(before, new_lab, stage, number):
     lab = new_lab("ends")
-    trace = Path(STAGES[stage].format(lab.name))
-    if not Path("/sys/fs/cgroup/unified").exists():
-        trace = Path(str(trace).replace("/unified", ""))
-    code, said = interrupt(lab, number, trace.exists)
+    code, said = interrupt(lab, number, Path(STAGES[stage].format(lab.name)).exists)
     assert code == (130 if number == signal.SIGINT else -number)
     assert said == ("lab: interrupted\n" if number == signal.SIGINT else "")
+    assert before.left() == []
+
+
+def test_emulated_machines_that_boot_are_ended_too(before, new_lab):
+    lab = new_lab("ends")
+    processes = cgroup.of(lab.name, "node2") / "cgroup.procs"
+
+    def emulating():
+        pids = processes.read_text().split() if processes.exists() else []
+        return any("qemu" in command_of(Path("/proc", pid)) for pid in pids)
+
+    code, _ = interrupt(lab, signal.SIGKILL, emulating, "--vm")
+    assert code == -signal.SIGKILL
     assert before.left() == []
 
 
@@ -164,11 +177,13 @@ def test_up_that_fails_says_why_and_leaves_nothing(before, new_lab, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_making_the_base_that_is_ended_leaves_nothing(before, new_lab, tmp_path, number):
-    """A base with another list of packages is another base, so it has to be made first."""
+    """A base that is made in another way is another base, so it has to be made first."""
     lab = new_lab("ends", checkout=tmp_path)
     shutil.copytree(CHECKOUT / "lab", tmp_path / "lab")
     recipe = tmp_path / "lab/base.py"
-    recipe.write_text(recipe.read_text().replace('"nano"', '"nano", "bc"'))
+    recipe.write_text(
+        recipe.read_text().replace("apt-get clean\n", f"apt-get clean # {lab.name}\n")
+    )
 
     def downloading():
         return any(BASES.glob(f"*.{lab.name}.unfinished/var/cache/apt/archives/partial"))
