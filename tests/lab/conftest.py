@@ -27,6 +27,8 @@ LONG = {
     "test_site_driver_runfile.py",
     "test_site_driver_vm.py",
     "test_site_share.py",
+    "test_site_toolkit.py",
+    "test_site_toolkit_apex.py",
     "test_site_uninstall.py",
     "test_site_whole.py",
     "test_slurm.py",

@@ -1,0 +1,31 @@
+"""Fails, with the cause in its last line, where NVIDIA's apex.amp is not usable."""
+
+import importlib.util
+
+import apex
+from apex import amp
+
+for name in ("initialize", "scale_loss"):
+    if not callable(getattr(amp, name, None)):
+        raise SystemExit("%s has no amp.%s" % (apex.__file__, name))
+
+
+def step():
+    """One step of a small model in O1, where there is a card."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    model = torch.nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
+    loss = model(torch.randn(8, 64, device="cuda")).float().square().mean()
+    with amp.scale_loss(loss, optimizer) as scaled:
+        scaled.backward()
+    optimizer.step()
+    if not all(torch.isfinite(weight).all() for weight in model.parameters()):
+        raise SystemExit("one step of amp gave weights that are no numbers")
+
+
+if importlib.util.find_spec("torch"):
+    step()

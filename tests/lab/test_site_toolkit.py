@@ -1,0 +1,233 @@
+"""CUDA toolkit, cuDNN and NCCL from stand-ins in NVIDIA's layout: installed, damaged, removed."""
+
+import json
+import subprocess
+import time
+from typing import ClassVar
+
+import pytest
+import yaml
+
+from tests.lab.conftest import CHECKOUT
+from tests.lab.site_plays import changes, failures, play, write_inventory
+from tests.lab.standins import standin_toolkit
+from tests.lab.test_site_uninstall import changed_files
+
+HOSTS = {f"node{n}": f"ansible_host=192.168.56.{110 + n}" for n in (1, 2)}
+HOME = "/usr/local/cuda-10.2"
+# What preflight would leave: the machine's facts and the stack, which is named.
+PLAY = """
+- name: Roles under test
+  hosts: cluster
+  gather_facts: false
+  become: true
+  pre_tasks:
+    - name: Collect
+      machine_facts: {address: "{{ ansible_host }}"}
+      become: false
+      register: collected
+    - name: Keep
+      ansible.builtin.set_fact:
+        preflight_facts: "{{ collected.facts | combine({'host': inventory_hostname}) }}"
+  roles: [cuda, cudnn, nccl]
+"""
+UNINSTALL = """
+- name: Take it away again
+  hosts: cluster
+  gather_facts: false
+  become: true
+  tasks:
+    - name: Roles under test
+      ansible.builtin.include_role: {name: "{{ item }}", tasks_from: uninstall}
+      loop: [nccl, cudnn, cuda]
+"""
+
+
+class Toolkit:
+    """Two machines, stand-ins in a bundle of their own, and the play that installs them."""
+
+    wishes: ClassVar = {}
+
+    def __init__(self, lab, folder):
+        self.lab, self.folder = lab, folder
+        (folder / "play.yml").write_text(PLAY)
+        (folder / "uninstall.yml").write_text(UNINSTALL)
+        self.bundle = folder / "bundle"
+        self.settings()
+        self.words = ["--inventory", write_inventory(folder, HOSTS), "-e", f"@{folder}/vars.json"]
+
+    def settings(self):
+        """Stand-ins anew, and the variables that name them."""
+        table = yaml.safe_load((CHECKOUT / "ansible/stacks.yml").read_text())["stacks"]
+        if not self.bundle.exists():
+            self.standins = standin_toolkit.write_all(self.bundle)
+        variables = {
+            "toolkit": True, "apex": False, "apex_extensions": "auto", "cuda_home": "",
+            "cuda_table": {**table, **self.standins}, "cuda_bundle": str(self.bundle),
+            "cuda_packages": [], "preflight_stack": {**table["rows"]["cu102"], "name": "cu102"},
+            **self.wishes,
+        }  # fmt: skip
+        (self.folder / "vars.json").write_text(json.dumps(variables))
+
+    def play(self, *words, **options):
+        return play(self.lab, str(self.folder / "play.yml"), *self.words, *words, **options)
+
+    def uninstall(self):
+        return play(self.lab, str(self.folder / "uninstall.yml"), *self.words)
+
+    def file(self, name):
+        return self.bundle / "installers/toolkit-10.2" / name
+
+
+@pytest.fixture(scope="module")
+def toolkit(start_lab, tmp_path_factory):
+    return Toolkit(
+        start_lab("toolkit", "--nodes", "2", "--no-bundle"), tmp_path_factory.mktemp("toolkit")
+    )
+
+
+@pytest.fixture
+def clean(toolkit):
+    """Both machines without a toolkit, and how their disks are then."""
+    toolkit.uninstall()
+    return {node: changed_files(toolkit.lab, node) for node in (1, 2)}
+
+
+def one_line(done):
+    return " ".join(done.stdout.split())
+
+
+def test_installed_once_and_taken_away_without_a_trace(toolkit, clean):
+    lab = toolkit.lab
+    lab.ssh(2, "sudo ln -sfn /usr/local/share /usr/local/cuda")  # somebody's own
+    before = {**clean, 2: changed_files(lab, 2)}
+    predicted = toolkit.play("--check")
+    assert "CUDA 10.2.89 would be installed" in one_line(predicted)
+    assert changed_files(lab, 1) == before[1]
+    toolkit.play()
+    assert changes(toolkit.play()) == {"node1": 0, "node2": 0}
+    assert changes(toolkit.play("--check")) == {"node1": 0, "node2": 0}
+    for node in (1, 2):
+        shell = "bash -lc 'nvcc --version; echo $CUDA_HOME [$LD_LIBRARY_PATH]'"
+        assert "release 10.2" in lab.ssh(node, shell)
+        assert lab.ssh(node, shell).endswith("/usr/local/cuda []\n")
+        listed = lab.ssh(node, f"cd {HOME} && ls include lib64 && readlink -f /usr/local/cuda")
+        assert {"cudnn.h", "nccl.h", "libcudnn.so", "libnccl.so.2.12.7"} <= set(listed.split())
+        assert listed.endswith(f"{HOME}\n")
+        assert lab.ssh(node, f"cat {HOME}/pkgconfig/cuda.pc") == f"cudaroot={HOME}\n"
+        assert lab.ssh(node, f"readlink {HOME}/absolute-link") == f"{HOME}/include\n"
+        assert "cudnn" not in lab.ssh(node, "ldconfig -p")
+        left = lab.ssh(node, "ls -A /tmp /var/tmp /usr/local")
+        assert "cuda-installer.log" not in left and "tandem-" not in left
+    toolkit.uninstall()
+    for node in (1, 2):
+        assert changed_files(lab, node) == before[node]
+    assert changes(toolkit.uninstall()) == {"node1": 0, "node2": 0}
+    lab.ssh(2, "sudo rm /usr/local/cuda")
+
+
+def test_files_that_a_person_has_to_get_are_named_at_once(toolkit, clean):
+    moved = [toolkit.file(f"standin-{name}") for name in ("cudnn.tgz", "nccl.txz")]
+    for path in moved:
+        path.rename(f"{path}.away")
+    done = toolkit.play(check=False)
+    for path in moved:
+        path.with_name(f"{path.name}.away").rename(path)
+    assert failures(done) == {"node1", "node2"}
+    said = one_line(done)
+    for path in moved:
+        assert f"{path.name} needs a login: get it from https://developer.invalid/standin" in said
+    assert str(toolkit.bundle) in said and "toolkit: false" in said
+    assert {node: changed_files(toolkit.lab, node) for node in (1, 2)} == clean
+
+
+@pytest.mark.parametrize("name", ["cuda_10.2.89_linux.run", "cudnn.tgz"])
+def test_another_file_than_the_one_that_was_used_is_refused(toolkit, clean, name):
+    toolkit.play()  # the first use: from here on their checksums count
+    toolkit.uninstall()
+    path = toolkit.file(f"standin-{name}")
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    done = toolkit.play(check=False)
+    path.write_bytes(whole)
+    assert failures(done) == {"node1", "node2"}
+    assert f"{path.name} is not the file that is meant" in one_line(done)
+    assert {node: changed_files(toolkit.lab, node) for node in (1, 2)} == clean
+    toolkit.play()
+
+
+def test_a_half_copied_file_is_completed(toolkit, clean):
+    whole = toolkit.file("standin-cuda_10.2.89_linux.run").read_bytes()
+    half = "/var/tmp/tandem-toolkit/standin-cuda_10.2.89_linux.run"
+    toolkit.lab.ssh(1, f"mkdir -p -m 700 /var/tmp/tandem-toolkit && head -c {len(whole) // 2} "
+                       f"/dev/zero > {half}")  # fmt: skip
+    toolkit.play("--limit", "node1")
+    assert "release 10.2" in toolkit.lab.ssh(1, f"{HOME}/bin/nvcc --version")
+
+
+def test_a_full_disk_leaves_the_machine_as_it_was(toolkit, clean):
+    lab, path = toolkit.lab, toolkit.file("standin-cuda_10.2.89_linux.run")
+    small = path.read_bytes()
+    standin_toolkit.runfile(path, big=24 << 20)
+    toolkit.standins["toolkits"]["10.2"][0]["sha256"] = None
+    toolkit.settings()
+    (path.parent / "MANIFEST.sha256").unlink(missing_ok=True)
+    lab.ssh(1, "sudo mount -t tmpfs -o size=16m tmpfs /usr/local")
+    try:
+        done = toolkit.play("--limit", "node1", check=False)
+        assert failures(done) == {"node1"}
+        assert "was not installed on node1, which is as it was" in one_line(done)
+        assert "No space left" in done.stdout or "no space left" in done.stdout
+        assert lab.ssh(1, "ls -A /usr/local") == ""
+        lab.ssh(1, "sudo mount -o remount,size=160m /usr/local")
+        toolkit.play("--limit", "node1")
+        assert "release 10.2" in lab.ssh(1, f"{HOME}/bin/nvcc --version")
+        toolkit.uninstall()
+    finally:
+        lab.ssh(1, "sudo umount /usr/local")
+        path.write_bytes(small)
+        toolkit.standins["toolkits"]["10.2"][0]["sha256"] = standin_toolkit.entry("", "", path)[
+            "sha256"
+        ]
+        toolkit.settings()
+        (path.parent / "MANIFEST.sha256").unlink(missing_ok=True)
+    assert changed_files(lab, 1) == clean[1]
+
+
+def test_a_kill_in_the_middle_is_finished_by_the_next_run(toolkit, clean):
+    lab = toolkit.lab
+    lab.ssh(1, "sudo mkdir /run/standin-waits")
+    words = [str(toolkit.folder / "play.yml"), *toolkit.words, "--limit", "node1"]
+    running = subprocess.Popen(
+        lab.argv("exec", "--", "ansible-playbook", *words),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd=lab.checkout,
+    )
+    deadline = time.monotonic() + 60
+    while lab.ssh(1, "ls /run/standin-waits") == "":
+        assert time.monotonic() < deadline and running.poll() is None
+        time.sleep(0.2)
+    lab("kill", "1")  # the power goes while NVIDIA's installer runs
+    running.kill()
+    running.wait()
+    lab("mend", "1")
+    assert lab.ssh(1, "ls -A /usr/local | grep tandem") == ".tandem-cuda-10.2\n" * 1 + (
+        ".tandem-cuda-10.2.tmp\n"
+    )
+    toolkit.play("--limit", "node1")
+    assert "release 10.2" in lab.ssh(1, f"{HOME}/bin/nvcc --version")
+    assert lab.ssh(1, "ls -A /usr/local | grep -c tandem || true") == "0\n"
+    toolkit.uninstall()
+    assert changed_files(lab, 1) == clean[1]
+
+
+def test_what_others_installed_is_left_alone(toolkit, clean):
+    toolkit.lab.ssh(2, f"sudo mkdir {HOME}; sudo touch {HOME}/theirs")
+    done = toolkit.play(check=False)
+    assert failures(done) == {"node2"}
+    assert f"{HOME} on node2 is not from here: move it away" in one_line(done)
+    assert toolkit.lab.ssh(2, f"ls {HOME}; ls /usr/local | grep -c cuda") == "theirs\n1\n"
+    toolkit.uninstall()
+    assert toolkit.lab.ssh(2, f"ls {HOME} && sudo rm -r {HOME}") == "theirs\n"

@@ -1,0 +1,102 @@
+"""apex from a stand-in of its source: built on one machine, installed on all, others refused."""
+
+import subprocess
+import sys
+from typing import ClassVar
+
+import pytest
+
+from tests.lab.conftest import CHECKOUT
+from tests.lab.site_plays import changes, failures
+from tests.lab.standins import standin_toolkit
+from tests.lab.test_site_toolkit import PLAY, UNINSTALL, Toolkit, one_line
+
+ENV = "/opt/standin-env"
+CODE = 'import apex, importlib.metadata as m; print(m.version("apex"), apex.STANDIN)'
+SHOW = f"{ENV}/bin/python -c '{CODE}'"
+
+
+class Apex(Toolkit):
+    """The same machines and stand-ins, with an environment without torch and apex wanted."""
+
+    wishes: ClassVar = {
+        "toolkit": False,
+        "apex": True,
+        "env_python": f"{ENV}/bin/python",
+        "pip_index_url": "https://pypi.org/simple",
+    }
+
+    @property
+    def source(self):
+        return self.bundle / "installers/apex-22.04-dev/standin-apex-22.04-dev.tar.gz"
+
+
+@pytest.fixture(scope="module")
+def apex(start_lab, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("apex")
+    made = Apex(start_lab("apex", "--nodes", "2", "--no-bundle"), folder)
+    (folder / "play.yml").write_text(PLAY.replace("[cuda, cudnn, nccl]", "[cuda, apex]"))
+    (folder / "uninstall.yml").write_text(UNINSTALL.replace("[nccl, cudnn, cuda]", "[apex]"))
+    # What builds it is real and comes from the package index, which the lab cannot reach.
+    gather = [sys.executable, CHECKOUT / "ansible/toolkit_files.py", "--bundle", made.bundle]
+    subprocess.run([*gather, "--python", "3.11", "standin-none", "[]"], check=True)
+    for node in (1, 2):
+        made.lab.ssh(node, f"sudo python3 -m venv {ENV}")
+    return made
+
+
+def test_built_once_installed_everywhere_and_taken_away(apex):
+    predicted = apex.play("--check")
+    assert "apex 22.04-dev would be installed" in one_line(predicted)
+    done = apex.play()
+    assert done.stdout.count("TASK [apex : Build a wheel]") == 1
+    wheels = list(apex.bundle.glob("apex/*/apex-*.whl"))
+    assert [wheel.name for wheel in wheels] == ["apex-0.1+standin-py3-none-any.whl"]
+    for node in (1, 2):
+        assert apex.lab.ssh(node, SHOW) == "0.1+standin True\n"
+        assert "tandem-apex" not in apex.lab.ssh(node, "ls /var/tmp")
+    again = apex.play()
+    assert changes(again) == {"node1": 0, "node2": 0}
+    assert changes(apex.play("--check")) == {"node1": 0, "node2": 0}
+    apex.uninstall()
+    for node in (1, 2):
+        assert "apex" not in apex.lab.ssh(node, f"{ENV}/bin/python -m pip list; ls -A {ENV}")
+    assert changes(apex.uninstall()) == {"node1": 0, "node2": 0}
+
+
+def test_a_machine_that_comes_later_gets_the_same_wheel(apex):
+    apex.play("--limit", "node1")
+    apex.lab.ssh(
+        1, f"sudo touch {ENV}/.tandem-apex && sudo rm {ENV}/.tandem-apex"
+    )  # half installed
+    done = apex.play()
+    assert "TASK [apex : Build a wheel]" not in done.stdout
+    for node in (1, 2):
+        assert apex.lab.ssh(node, SHOW) == "0.1+standin True\n"
+
+
+def test_an_apex_without_amp_is_refused(apex):
+    whole = apex.source.read_bytes()
+    manifest = apex.source.with_name("MANIFEST.sha256")
+    standin_toolkit.apex(apex.source, amp=False)
+    changed = apex.play(check=False)
+    assert failures(changed) == {"node1", "node2"}
+    assert "standin-apex-22.04-dev.tar.gz is not the file that is meant" in one_line(changed)
+    manifest.unlink(missing_ok=True)  # as if it were the first use
+    refused = apex.play(check=False)
+    assert failures(refused) >= {"node1"}
+    assert "has no apex/amp: it is PyPI's apex, another project" in one_line(refused)
+    assert "tandem-apex" not in apex.lab.ssh(1, "ls /var/tmp")
+    apex.source.write_bytes(whole)
+    manifest.unlink(missing_ok=True)
+
+
+def test_a_foreign_apex_in_the_environment_is_named(apex):
+    apex.play()
+    folder = apex.lab.ssh(
+        2, f"dirname $({ENV}/bin/python -c 'import apex; print(apex.__file__)')"
+    ).strip()
+    apex.lab.ssh(2, f"sudo rm -r {folder}/amp")
+    done = apex.play(check=False)
+    assert failures(done) == {"node2"}
+    assert "does not work on node2" in one_line(done) and "amp" in one_line(done)
