@@ -31,6 +31,7 @@ WIDTH = 80
 DRIVER_WISH = {
     "policy": "driver_policy",
     "source": "driver_source",
+    "version": "driver_version",
     "runfile": "driver_runfile",
     "runfile_sha256": "driver_runfile_sha256",
     "allow_stop_display": "allow_stop_display",
@@ -44,6 +45,7 @@ SETTINGS = (
 NO_DRIVER_FACTS = {
     "packages": {}, "offered": {}, "runfile": None, "module": None, "pending": False,
     "displays": [], "display_manager": None, "display_manager_active": False, "gpu_processes": [],
+    "free": {},
 }  # fmt: skip
 
 

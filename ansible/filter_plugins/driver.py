@@ -167,7 +167,7 @@ def _refuse_full_disks(facts):
         f"{folder} has {facts['free'][folder] / 1e9:.1f} GB free, and the driver needs "
         f"{needed / 1e9:.1f} GB"
         for folder, needed in SPACE.items()
-        if facts["free"][folder] < needed
+        if facts["free"].get(folder, needed) < needed
     ]
     if full:
         raise offers.Refusal("; ".join(full), "make room there, then run again")
