@@ -9,6 +9,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from .cli import parse
 from .errors import UserError, tell
 from .process import spawn, work
+from .world import place
 
 
 @record
@@ -20,7 +21,7 @@ def main(argv: Optional[List[str]] = None) -> int:
             return spawn(options)
         return work(options)
     except UserError as error:
-        return tell(error, int(os.environ.get("LOCAL_RANK", "0")))
+        return tell(error, place(os.environ).local_rank)
 
 
 if __name__ == "__main__":

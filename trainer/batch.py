@@ -13,10 +13,10 @@ def even_parts(count: int, parts: int) -> List[int]:
     return [count // parts + (part < count % parts) for part in range(parts)]
 
 
-def rank_batches(per_node: int, places: Sequence[Tuple[int, int]]) -> Tuple[int, ...]:
+def rank_batches(per_node: int, places: Sequence[Tuple[object, int]]) -> Tuple[int, ...]:
     """Samples of a step per rank: each node's batch over its ranks, remainders to the first ones.
 
-    `places[rank]` is (node rank, local rank). Raises UserError when a rank would get none, or one
+    `places[rank]` is (node, local rank). Raises UserError when a rank would get none, or one
     where there are several ranks.
     """
     ranks_of = {node: sum(other == node for other, _ in places) for node, _ in places}

@@ -10,8 +10,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from . import parallel, precision, syncbn
+from .apex_amp import choose
 from .data.augment import Normalise
-from .data.folder import ImageFolder, image_sizes
+from .data.folder import ImageFolder
 from .data.mix import Loss
 from .data.order import derive_seed, steps_per_epoch
 from .ema import Ema
@@ -26,14 +27,23 @@ from .world import World
 
 
 @dataclasses.dataclass
-class Job:
+class Materials:
+    """What can be refused as bad input, on this rank alone."""
+
+    train_set: ImageFolder
+    eval_set: ImageFolder
+    model: nn.Module  # the bare model: what is evaluated and saved
+
+    @property
+    def image_size(self) -> int:
+        return self.train_set.sizes.train
+
+
+@dataclasses.dataclass
+class Job(Materials):
     options: Options
     world: World
     clock: Clock
-    train_set: ImageFolder
-    eval_set: ImageFolder
-    image_size: int
-    model: nn.Module  # the bare model: what is evaluated and saved
     net: nn.Module  # what a training step calls: `model`, perhaps compiled and within DDP
     norms: List[nn.Module]
     optimizer: torch.optim.Optimizer
@@ -54,25 +64,10 @@ class Job:
         return sum(sizes)
 
 
-@dataclasses.dataclass
-class Materials:
-    """What can be refused as bad input, on this rank alone."""
-
-    train_set: ImageFolder
-    eval_set: ImageFolder
-    image_size: int
-    model: nn.Module
-
-
 def materials(options: Options, world: World) -> Materials:
     """Data sets and model. Raises UserError on all ranks when one of them lacks something."""
-    error, made = None, None
-    try:
+    with world.agreed():
         made = _materials(options, world)
-    except UserError as bad:
-        error = bad
-    world.agree(error)
-    assert made is not None
     counts = world.gather((len(made.train_set), len(made.eval_set)))
     if len(set(counts)) > 1:
         raise UserError(f"the ranks see different data sets (train, val images): {counts}.")
@@ -93,17 +88,16 @@ def _materials(options: Options, world: World) -> Materials:
     precision.check(options.precision, world.device)
     train_set = ImageFolder(options.data, "train", options)
     eval_set = ImageFolder(options.data, "val", options)
-    size = image_sizes(options, options.image_size or train_set.natural_size()).train
     # The same weights on all ranks: DDP would copy rank 0's, but one rank alone has no DDP.
     torch.manual_seed(derive_seed("weights", options.seed))
-    model = build_model(options.model, len(train_set.classes), options, size)
-    return Materials(train_set, eval_set, size, model)
+    model = build_model(options.model, len(train_set.classes), train_set.sizes.train)
+    return Materials(train_set, eval_set, model)
 
 
 def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
     """Put model, optimizer and everything around them together, on the device."""
     shape = torch.channels_last if options.channels_last else torch.contiguous_format
-    level = precision.Precision(options.precision, world.device)
+    level = choose(options, world)
     model = found.model.to(world.device, memory_format=shape)
     if options.sync_bn and world.size > 1:
         model = syncbn.convert(model, world.device)
@@ -126,6 +120,6 @@ def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
         normalise=Normalise(world.device, level.input_type, shape),
         loss=partial(cross_entropy, reduction="sum", label_smoothing=options.label_smoothing),
         sync=sync,
-        ema=Ema(model, options.ema) if options.ema else None,
+        ema=Ema(level.full_state(model), options.ema) if options.ema else None,
         micro_batches=options.accumulation,
     )

@@ -43,7 +43,7 @@ def snapshot(job: Job, position: Position) -> Dict[str, Any]:
     share_buffers(job)
     own = job.sync.state_dict() if job.sync is not None else None
     state = {
-        "model": job.model.state_dict(),
+        "model": job.precision.full_state(job.model),
         "optimizer": job.optimizer.state_dict(),
         "precision": job.precision.state_dict(),
         "ema": job.ema.state_dict() if job.ema is not None else None,
@@ -71,7 +71,7 @@ def _copied(value: Any) -> Any:
 
 def restore(job: Job, state: Dict[str, Any]) -> Position:
     """Take over a snapshot, in place: DDP and the optimizer hold these tensors."""
-    load_weights(job.model, state["model"])
+    job.precision.renew_masters(job.model, load_weights(job.model, state["model"]))
     job.optimizer.load_state_dict(state["optimizer"])
     job.precision.load_state_dict(state["precision"])
     if job.ema is not None and state["ema"] is not None:
@@ -84,29 +84,30 @@ def restore(job: Job, state: Dict[str, Any]) -> Position:
     return Position(**{field.name: state[field.name] for field in dataclasses.fields(Position)})
 
 
-def load_weights(model: torch.nn.Module, weights: Dict[str, torch.Tensor]) -> None:
-    """Load a state dict, whether it was saved within DDP (`module.`) or not. Raises UserError."""
+def load_weights(
+    model: torch.nn.Module, weights: Dict[str, torch.Tensor]
+) -> Dict[str, torch.Tensor]:
+    """Load a state dict, whether it was saved within DDP (`module.`) or not; returns it without.
+    Raises UserError."""
     plain = {key[7:] if key.startswith("module.") else key: v for key, v in weights.items()}
     try:
         model.load_state_dict(plain)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"these weights do not belong to this model: {reason}") from error
+    return plain
 
 
 def read_weights(job: Job) -> None:
     """Begin with the model of --weights: an exported state dict or a checkpoint. Collective."""
-    path, error = pathlib.Path(job.options.weights or ""), None
-    try:
-        with path.open("rb") as file:
-            state = load_tensors(file)
-        load_weights(job.model, state.get("model", state))
-        job.precision.renew_masters()
-    except UserError as bad:
-        error = bad
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as bad:
-        error = UserError(f"--weights {path}: {str(bad).splitlines()[0]}.")
-    job.world.agree(error)
+    path = pathlib.Path(job.options.weights or "")
+    with job.world.agreed():
+        try:
+            with path.open("rb") as file:
+                state = load_tensors(file)
+        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+            raise UserError(f"--weights {path}: {str(error).splitlines()[0]}.") from error
+        job.precision.renew_masters(job.model, load_weights(job.model, state.get("model", state)))
 
 
 class Found(NamedTuple):

@@ -3,6 +3,7 @@
 import collections
 import inspect
 import pickle
+import types
 from typing import Any, BinaryIO, Dict
 
 import torch
@@ -37,15 +38,10 @@ class _TensorsOnly(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} does not belong into a checkpoint")
 
 
-class _TensorsOnlyPickle:
-    """The part of the pickle module that torch.load asks for."""
-
-    Unpickler = _TensorsOnly
-    load = pickle.load
-
-
 def load_tensors(file: BinaryIO) -> Any:
     """Tensors and plain containers from a file, on the CPU; nothing in it is executed."""
     if "weights_only" in inspect.signature(torch.load).parameters:
         return torch.load(file, map_location="cpu", weights_only=True)
-    return torch.load(file, map_location="cpu", pickle_module=_TensorsOnlyPickle)
+    # The parts of the pickle module that torch.load asks for.
+    only = types.SimpleNamespace(Unpickler=_TensorsOnly, load=pickle.load)
+    return torch.load(file, map_location="cpu", pickle_module=only)

@@ -6,24 +6,27 @@ from typing import Any, Dict, Iterator
 import torch
 from torch import nn
 
+State = Dict[str, torch.Tensor]
+
 
 class Ema:
     """Averages of a model's floating-point state, in fp32 at least; other state is copied.
 
     Early on, `decay` is less: min(decay, (1 + n) / (10 + n)) at the n-th update, so that the
-    random initial weights are forgotten soon. `model` is the bare one, not DDP's wrapper.
+    random initial weights are forgotten soon. `state` is that of the bare model, not of DDP's
+    wrapper, with master weights in the place of half ones.
     """
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
+    def __init__(self, state: State, decay: float) -> None:
         self.decay, self.updates = decay, 0
-        self.average = {key: _wide(value).clone() for key, value in model.state_dict().items()}
+        self.average = {key: _wide(value).detach().clone() for key, value in state.items()}
 
     @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
+    def update(self, state: State) -> None:
         self.updates += 1
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         averages, values = [], []
-        for key, value in model.state_dict().items():
+        for key, value in state.items():
             if value.is_floating_point():
                 averages.append(self.average[key])
                 values.append(_wide(value))

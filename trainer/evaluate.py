@@ -48,9 +48,7 @@ def evaluate(job: Job) -> Result:
     job.model.eval()
     with averaged:
         for batch in eval_batches(job.eval_set, job.options, job.world):
-            images = batch.images.to(job.world.device, non_blocking=True)
-            targets = batch.targets.to(job.world.device, non_blocking=True)
-            sums += _sums(job, images, targets)
+            sums += _sums(job, *batch.on(job.world.device))
     job.model.train()
     if job.world.size > 1:
         dist.all_reduce(sums)

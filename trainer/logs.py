@@ -30,8 +30,11 @@ def quiet_others(world: World) -> None:
 
 def _opened(options: Options, name: str, mode: str) -> TextIO:
     path = pathlib.Path(options.output or "", name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open(mode, encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open(mode, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--output: cannot write {path}: {error.strerror}.") from error
 
 
 class Lines:

@@ -15,14 +15,14 @@ from .batch import SMALLEST, micro_batches
 from .build import Job
 from .compat import is_out_of_memory
 from .data.loader import Batch
-from .step import Tally, blank_pass, train_step, unchanged
+from .step import blank_pass, train_step, unchanged
 
 EXIT_OUT_OF_MEMORY = 76
 
 log = logging.getLogger(__name__)
 
 
-def guarded_step(job: Job, batch: Batch, step: int, lr: float) -> Optional[Tally]:
+def guarded_step(job: Job, batch: Batch, step: int, lr: float) -> Optional[torch.Tensor]:
     """A step; None where --skip_oom dropped it because it did not fit."""
     try:
         return train_step(job, batch, step, lr)

@@ -7,15 +7,13 @@ it, and weights stay exchangeable with torchvision's. examples/own_backbone.py s
 import difflib
 import importlib
 import inspect
-from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 import torchvision
 from torch import nn
 
 from .errors import UserError
-from .options import Options
 
 # Their auxiliary classifiers return tuples in training; `init_weights` unset warns.
 SPECIAL = ("googlenet", "inception_v3")
@@ -44,19 +42,19 @@ def names() -> List[str]:
     )
 
 
-def build(name: str, num_classes: int, options: Options, image_size: int) -> nn.Module:
+def build(name: str, num_classes: int, image_size: int) -> nn.Module:
     """A model with `num_classes` outputs, not trained. Raises UserError for unknown names and for
     models that do not take images of `image_size`."""
     model = _own(name, num_classes, image_size) if ":" in name else None
     if model is None:
-        model = _torchvision(name, num_classes, options, image_size)
+        model = _torchvision(name, num_classes, image_size)
     shape = _output_shape(model, name, image_size)
     if shape != (1, num_classes):
         raise UserError(f"--model {name}: gives {shape} for one image, not (1, {num_classes}).")
     return model
 
 
-def _torchvision(name: str, num_classes: int, options: Options, image_size: int) -> nn.Module:
+def _torchvision(name: str, num_classes: int, image_size: int) -> nn.Module:
     known = names()
     if name not in known:
         near = difflib.get_close_matches(name, known, 3) or known[:3]
@@ -69,8 +67,6 @@ def _torchvision(name: str, num_classes: int, options: Options, image_size: int)
         settings["image_size"] = image_size
     if name.startswith("maxvit"):
         settings["input_size"] = (image_size, image_size)
-    if options.zero_init_residual:
-        settings["zero_init_residual"] = True
     try:
         return getattr(torchvision.models, name)(weights=None, num_classes=num_classes, **settings)
     except (TypeError, ValueError, AssertionError) as error:
@@ -110,28 +106,18 @@ def _find(name: str) -> Callable[..., Any]:
     return function
 
 
-@contextmanager
-def _at_rest(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients: a forward changes nothing and draws nothing."""
-    training = [module for module in model.modules() if module.training]
+def _one_image(model: nn.Module, image_size: int) -> Any:
+    """The output for one blank image, in evaluation mode: nothing is changed or drawn."""
     model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def _one_image(model: nn.Module, image_size: int) -> torch.Tensor:
-    like = next(model.parameters(), torch.empty(0))
-    return torch.zeros(1, 3, image_size, image_size, dtype=like.dtype, device=like.device)
+    with torch.no_grad():
+        output = model(torch.zeros(1, 3, image_size, image_size))
+    model.train()
+    return output
 
 
 def _output_shape(model: nn.Module, name: str, image_size: int) -> Tuple[int, ...]:
     try:
-        with _at_rest(model):
-            output = model(_one_image(model, image_size))
+        output = _one_image(model, image_size)
     except (RuntimeError, AssertionError, ValueError) as error:
         raise UserError(
             f"--model {name}: does not take images of {image_size} x {image_size} pixels "
@@ -145,39 +131,29 @@ def _output_shape(model: nn.Module, name: str, image_size: int) -> Tuple[int, ..
 def describe(model: nn.Module, image_size: int) -> Tuple[int, Optional[int]]:
     """(number of parameters, floating-point operations of one image's forward or None).
 
-    A multiplication and an addition are two operations. The model's state, mode and the random
-    generators are left as they were.
+    Counted are convolutions, linear layers and nn.MultiheadAttention; a multiplication and an
+    addition are two. None where a layer was not called as a module (Swin takes its weights alone),
+    for then these are not nearly all. Model and random generators are left as they were.
     """
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    try:
-        from torch.utils.flop_counter import FlopCounterMode
-    except ImportError:  # before torch 2.1
-        return parameters, flops_by_hooks(model, image_size)
-    counter = FlopCounterMode(display=False)
-    # With gradients: without, attention takes a fused path that the counter does not see.
-    with _at_rest(model), torch.enable_grad(), counter:
-        model(_one_image(model, image_size))
-    return parameters, counter.get_total_flops()
-
-
-def flops_by_hooks(model: nn.Module, image_size: int) -> Optional[int]:
-    """Operations of convolutions and linear layers. None where a layer was not called as a module
-    (attention takes its weights only), for then these are not nearly all."""
     layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
     operations = dict.fromkeys(layers, 0)
 
-    def count(module: nn.Module, inputs: Tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        # A weight's first dimension is the output's channels; the rest make one output element.
-        operations[module] += 2 * output.numel() * module.weight[0].numel()
+    def count(module: nn.Module, inputs: Tuple[torch.Tensor, ...], output: Any) -> None:
+        if isinstance(module, nn.MultiheadAttention):
+            _, length, width = inputs[0].shape
+            # Four projections of each place; scores against, and sums of, all places.
+            operations[module.out_proj] += 2 * length * width * (4 * width + 2 * length)
+        else:
+            # A weight's first dimension is the output's channels; the rest make one element.
+            operations[module] += 2 * output.numel() * module.weight[0].numel()
 
-    hooks = [layer.register_forward_hook(count) for layer in layers]
-    try:
-        with _at_rest(model):
-            model(_one_image(model, image_size))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return sum(operations.values()) if all(operations.values()) else None
+    attentions = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
+    hooks = [module.register_forward_hook(count) for module in layers + attentions]
+    _one_image(model, image_size)
+    for hook in hooks:
+        hook.remove()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return parameters, sum(operations.values()) if all(operations.values()) else None
 
 
 def last_linear(model: nn.Module) -> Optional[nn.Module]:

@@ -41,7 +41,7 @@ def build_optimizer(model: nn.Module, options: Options, global_batch: int) -> to
     settings: Dict[str, Any] = {"lr": peak_lr(options, global_batch)}
     if options.optimizer == "sgd":
         kind: Any = torch.optim.SGD
-        settings.update(momentum=options.momentum, nesterov=options.nesterov)
+        settings["momentum"] = options.momentum
     else:
         kind = torch.optim.AdamW
         settings.update(betas=(options.momentum, options.beta2))

@@ -5,6 +5,7 @@ do not change what is learned.
 """
 
 import dataclasses
+import math
 import os
 import sys
 from typing import Any, Optional, Tuple
@@ -27,6 +28,14 @@ GROUPS = {
     "output": "checkpoints and results",
     "log_every": "logs",
 }
+
+# What must be 1 or more, what must be 1 or less, and what is written to --output.
+ONE_OR_MORE = (
+    *("epochs", "timeout", "image_size", "eval_size", "eval_resize", "per_node_batch_size"),
+    *("accumulate", "gpu0_batch", "ema_every", "bucket_mb", "keep", "evaluate_every", "log_every"),
+)
+SHARES = ("random_erase", "label_smoothing", "ema", "momentum", "beta2", "warmup_factor")
+WRITTEN = ("checkpoint_every", "sample_log", "tensorboard")
 
 
 def opt(default: Any, text: str, choices: Tuple[str, ...] = (), changes: bool = True) -> Any:
@@ -65,7 +74,6 @@ class Options:
     # model
     model: str = opt("resnet18", "a torchvision name, or package.module:function")
     weights: Optional[str] = free(None, "file of weights to begin with")
-    zero_init_residual: bool = opt(False, "residual branches start at zero (ResNets)")
     channels_last: bool = opt(False, "memory format that tensor cores prefer")
     compile: bool = opt(False, "torch.compile, where this torch has it")
     checkpoint_activations: bool = free(False, "less memory, about a third slower")
@@ -84,7 +92,6 @@ class Options:
     lr: float = opt(0.1, "peak learning rate")
     lr_batch: int = opt(0, "global batch that lr is meant for, scaled linearly; 0: not scaled")
     momentum: float = opt(0.9, "of SGD; the first beta of AdamW")
-    nesterov: bool = opt(False, "Nesterov's momentum (SGD)")
     beta2: float = opt(0.999, "decay of AdamW's second moment")
     weight_decay: float = opt(0.0001, "on weights")
     norm_weight_decay: float = opt(0.0, "on biases and normalisation layers")
@@ -143,9 +150,14 @@ class Options:
             choices, value = field.metadata["choices"], getattr(self, field.name)
             if choices and value not in choices:
                 raise UserError(f"--{field.name} {value}: choose one of {', '.join(choices)}.")
-        for name in ("epochs", "per_node_batch_size", "accumulate", "keep", "log_every", "timeout"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name} {getattr(self, name)}: must be at least 1.")
+            least, most = int(field.name in ONE_OR_MORE), 1 if field.name in SHARES else math.inf
+            if isinstance(value, (int, float)) and not least <= value <= most:
+                limit = f"at least {least}" if value < least else f"at most {most}"
+                raise UserError(f"--{field.name} {value}: must be {limit}.")
+        asked = ["resume auto"] if self.resume == "auto" else []
+        asked += [name for name in WRITTEN if getattr(self, name)]
+        if asked and self.output is None:
+            raise UserError(f"--{asked[0]} needs --output DIR.")
 
     @property
     def accumulation(self) -> int:

@@ -42,6 +42,8 @@ def balanced_sizes(count: int, gpus: int, gpu0_batch: int) -> List[int]:
 
 def check(options: Options, world: World) -> None:
     """Raise UserError for combinations that cannot work."""
+    if (options.gpu0_batch is None) == (options.parallel == "balanced-dp"):
+        raise UserError("--parallel balanced-dp and --gpu0_batch N (images for GPU 0) go together.")
     if options.parallel == "ddp":
         return
     gpus = torch.cuda.device_count() if world.device.type == "cuda" else 0
@@ -57,8 +59,6 @@ def check(options: Options, world: World) -> None:
             f"a micro-batch of {options.per_node_batch_size // options.accumulation} is smaller "
             f"than {gpus} GPUs: use --per_node_batch_size {gpus * options.accumulation} or more."
         )
-    if options.parallel == "balanced-dp" and options.gpu0_batch is None:
-        raise UserError("--parallel balanced-dp: say how many images GPU 0 gets: --gpu0_batch N.")
 
 
 def wrap(model: nn.Module, options: Options, world: World, sync: Optional[Sync]) -> nn.Module:

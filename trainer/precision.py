@@ -29,7 +29,7 @@ def refuse_other_apex() -> None:
     if found is not None and not any(pathlib.Path(f, "normalization").is_dir() for f in folders):
         raise UserError(
             "the installed package `apex` is another project than NVIDIA's: pip uninstall apex. "
-            "--precision O1 to O3 need no apex."
+            "--precision O0 to O3 work without apex too."
         )
 
 
@@ -70,8 +70,12 @@ def optimized(optimizer: torch.optim.Optimizer) -> List[nn.Parameter]:
 class Precision:
     """Our own levels, on torch's autocast."""
 
+    by = "torch"
+
     def __init__(self, level: str, device: torch.device) -> None:
         self.level, self.device = level, device
+        self.input_type = WEIGHTS.get(level, torch.float32)
+        self.autocast = AUTOCAST.get(level)
         self.scale = LossScale() if level in ("O1", "O2") else None
         # Half weights, and the fp32 copies that the optimizer steps in their place: in the weights
         # themselves small updates would round to nothing.
@@ -93,17 +97,14 @@ class Precision:
                     group["params"][position] = master
                     self.masters.append((weight, master))
 
-    @property
-    def input_type(self) -> torch.dtype:
-        return WEIGHTS.get(self.level, torch.float32)
-
     def computing(self) -> ContextManager[Any]:
         """Around each forward."""
-        if self.level in AUTOCAST:
-            return torch.autocast(self.device.type, dtype=AUTOCAST[self.level])
-        return contextlib.nullcontext()
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.autocast)
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: torch.Tensor, last: bool = True) -> None:
+        """`last`: `step` comes next, no other backward."""
         (loss if self.scale is None else loss * self.scale.value).backward()
 
     @torch.no_grad()
@@ -128,21 +129,24 @@ class Precision:
                 weight.copy_(master)
         return overflow
 
+    def full_state(self, model: nn.Module) -> Dict[str, torch.Tensor]:
+        """The model's state dict, with masters in the place of half weights."""
+        masters = dict(self.masters)
+        named = {name: masters.get(weight) for name, weight in model.named_parameters()}
+        return {**model.state_dict(), **{name: m for name, m in named.items() if m is not None}}
+
     @torch.no_grad()
-    def renew_masters(self) -> None:
-        """After the model's weights were loaded from elsewhere."""
-        for weight, master in self.masters:
-            master.copy_(weight)
+    def renew_masters(self, model: nn.Module, state: Dict[str, torch.Tensor]) -> None:
+        """After `state` was loaded into the model, whose half weights have rounded it."""
+        masters = dict(self.masters)
+        for name, weight in model.named_parameters():
+            if weight in masters:
+                masters[weight].copy_(state[name])
 
     def state_dict(self) -> Dict[str, Any]:
-        return {
-            "scale": None if self.scale is None else dataclasses.asdict(self.scale),
-            "masters": [master.detach() for _, master in self.masters],
-        }
+        """What `full_state` does not hold."""
+        return {"scale": None if self.scale is None else dataclasses.asdict(self.scale)}
 
-    @torch.no_grad()
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         if self.scale is not None:
             self.scale = LossScale(**state["scale"])
-        for (_, master), value in zip(self.masters, state["masters"]):
-            master.copy_(value)

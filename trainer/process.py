@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import sys
-from typing import Dict
 
 import torch
 import torch.distributed as dist
@@ -16,24 +15,25 @@ from .logs import quiet_others
 from .memory import EXIT_OUT_OF_MEMORY
 from .options import Options
 from .predict import infer
-from .stop import EXIT_STOPPED
 from .train import train
-from .world import start
+from .world import place, start
 
 
 def work(options: Options) -> int:
-    """Train, predict or extract as one rank. Raises UserError for bad input."""
-    world = start(options)
-    quiet_others(world)
+    """Train, predict or extract as one rank; returns its exit code."""
     try:
+        world = start(options)
+        quiet_others(world)
         todo = infer if options.predict or options.extract else train
         code = todo(options, world)
+    except UserError as error:
+        return tell(error, place(os.environ, options.local_rank).local_rank)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        print(f"trainer: rank {world.rank}: out of memory: {error}", file=sys.stderr)
+        print(f"trainer: rank {place(os.environ).rank}: out of memory: {error}", file=sys.stderr)
         return EXIT_OUT_OF_MEMORY
-    if world.size > 1 and code in (0, EXIT_STOPPED):
+    if world.size > 1:
         # All ranks are here: leave together, so that no peer sees a connection break.
         dist.barrier()
         dist.destroy_process_group()
@@ -48,13 +48,10 @@ def spawn(options: Options) -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    shared = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(options.spawn),
-        "LOCAL_WORLD_SIZE": str(options.spawn),
-    }
-    context = mp.spawn(_child, (options, shared), nprocs=options.spawn, join=False)
+    count = str(options.spawn)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count)
+    context = mp.spawn(_child, (options,), nprocs=options.spawn, join=False)
     signal.signal(signal.SIGTERM, lambda *_: [child.terminate() for child in context.processes])
     try:
         while not context.join():
@@ -64,12 +61,7 @@ def spawn(options: Options) -> int:
     return 0
 
 
-def _child(rank: int, options: Options, shared: Dict[str, str]) -> None:
-    os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
+def _child(rank: int, options: Options) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.spawn))
-    try:
-        code = work(options)
-    except UserError as error:
-        code = tell(error, rank)
-    if code:
-        sys.exit(code)
+    sys.exit(work(options))

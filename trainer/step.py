@@ -1,7 +1,7 @@
 """One optimizer step: forward and backward over micro-batches, gradients summed over ranks."""
 
 import contextlib
-from typing import ContextManager, Iterator, List, NamedTuple
+from typing import ContextManager, Iterator, List
 
 import torch
 from torch import nn
@@ -15,13 +15,6 @@ from .data.order import derive_seed
 from .errors import UserError
 
 
-class Tally(NamedTuple):
-    """Sums over this rank's samples of a step; they stay on the device: no wait, no graph."""
-
-    loss: torch.Tensor
-    correct: torch.Tensor
-
-
 def shape_of(job: Job, global_count: int) -> StepShape:
     """This rank's part of a step of `global_count` samples; all ranks compute the same sizes."""
     return step_shape(
@@ -29,12 +22,12 @@ def shape_of(job: Job, global_count: int) -> StepShape:
     )
 
 
-def train_step(job: Job, batch: Batch, step: int, lr: float) -> Tally:
-    """Train on this rank's share; `step` is the global number from 0."""
+def train_step(job: Job, batch: Batch, step: int, lr: float) -> torch.Tensor:
+    """Train on this rank's share; `step` is the global number from 0. Returns the sums of its
+    loss and of its hits (2), which stay on the device: no wait, no graph."""
     clock, options = job.clock, job.options
     clock.enter("h2d")
-    images = batch.images.to(job.world.device, non_blocking=True)
-    targets = batch.targets.to(job.world.device, non_blocking=True)
+    images, targets = batch.on(job.world.device)
     clock.enter("optimizer")
     seed_step(job, step)
     for group in job.optimizer.param_groups:
@@ -50,7 +43,7 @@ def train_step(job: Job, batch: Batch, step: int, lr: float) -> Tally:
     if job.sync is not None:
         job.sync.after_step(skipped)
     if job.ema is not None and not skipped and (step + 1) % options.ema_every == 0:
-        job.ema.update(job.model)
+        job.ema.update(job.precision.full_state(job.model))
     clock.enter("other")
     return tally
 
@@ -67,52 +60,45 @@ def _gradients(
     global_count: int,
     sizes: List[int],
     step: int,
-) -> Tally:
+) -> torch.Tensor:
     """Sum the gradients of loss / global count; ranks then sum theirs to the whole batch's."""
     if not sizes:
         return _take_part(job)
-    neighbours = targets.roll(1, 0)
     mix = plan_mix(job.options, job.image_size, step, job.world.rank)
-    inputs = job.normalise(images)
-    if mix is not None:
-        inputs = mix_images(inputs, mix)
-    share = 1.0 if mix is None else mix.share
-    losses, correct = [], []
-    parts = list(zip(inputs.split(sizes), targets.split(sizes), neighbours.split(sizes)))
-    for number, (part, target, neighbour) in enumerate(parts):
+    inputs = mix_images(job.normalise(images), mix)
+    tallies = []
+    parts = list(zip(inputs.split(sizes), targets.split(sizes), targets.roll(1, 0).split(sizes)))
+    for number, (part, *both) in enumerate(parts):
         with local_only(job.net, number < len(parts) - 1):
             job.clock.enter("forward")
             with job.precision.computing():
                 outputs = job.net(part)
             outputs = outputs.float() if outputs.dtype is not torch.float64 else outputs
-            if share < 1:
-                loss = mixed_loss(job.loss, outputs, target, neighbour, share)
-            else:
-                loss = job.loss(outputs, target)
+            loss = mixed_loss(job.loss, outputs, both, mix)
             job.clock.enter("backward")
-            job.precision.backward(loss / global_count)
-        losses.append(loss.detach())
-        correct.append((outputs.detach().argmax(1) == target).sum())
-    return Tally(torch.stack(losses).sum(), torch.stack(correct).sum())
+            job.precision.backward(loss / global_count, last=number == len(parts) - 1)
+        hits = (outputs.detach().argmax(1) == both[0]).sum()
+        tallies.append(torch.stack([loss.detach(), hits.to(loss.dtype)]))
+    return torch.stack(tallies).sum(0)
 
 
-def _take_part(job: Job) -> Tally:
+def _take_part(job: Job) -> torch.Tensor:
     """A rank without samples: the peers wait for its gradients, which are zero."""
     job.clock.enter("forward")
-    blank_pass(job, job.net, 1)
-    nothing = torch.zeros((), device=job.world.device)
-    return Tally(nothing, nothing)
+    blank_pass(job, job.net, 1, last=True)
+    return torch.zeros(2, device=job.world.device)
 
 
-def blank_pass(job: Job, net: nn.Module, count: int) -> None:
-    """Forward and backward of `count` blank images; all gradients are zero."""
+def blank_pass(job: Job, net: nn.Module, count: int, last: bool = False) -> None:
+    """Forward and backward of `count` blank images; all gradients are zero. `last`: of a step,
+    which the loss scale counts."""
     shape = (count, 3, job.image_size, job.image_size)
     blank = torch.zeros(shape, dtype=torch.uint8, device=job.world.device)
     with job.precision.computing():
         outputs = net(job.normalise(blank))
     job.clock.enter("backward")
     # A sum in fp16 could be infinite, and 0 times that is no number.
-    job.precision.backward(outputs.float().sum() * 0)
+    job.precision.backward(outputs.float().sum() * 0, last)
 
 
 @contextlib.contextmanager

@@ -14,30 +14,22 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def convert(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model with each batch normalisation replaced; parameters and buffers stay."""
+    """The model with each batch normalisation over all ranks; parameters and buffers stay."""
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(model)
     # A group of its own: DDP's gradients may be under way while statistics are summed.
-    return _replace(model, dist.new_group())
-
-
-def _replace(module: nn.Module, group: Any) -> nn.Module:
-    if isinstance(module, _BatchNorm):
-        return GlooBatchNorm(module, group)
-    for name, child in module.named_children():
-        setattr(module, name, _replace(child, group))
-    return module
+    group = dist.new_group()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            # Only how it computes is another: what it holds, and who holds it, stays.
+            module.__class__, module.group = GlooBatchNorm, group
+    return model
 
 
 class GlooBatchNorm(_BatchNorm):
-    """Takes over the parameters, buffers and mode of `source`. Input (n, channels, ...)."""
+    """What `convert` makes of a batch normalisation. Input (n, channels, ...)."""
 
-    def __init__(self, source: _BatchNorm, group: Any) -> None:
-        super().__init__(source.num_features, source.eps, source.momentum, source.affine)
-        self._parameters.update(source._parameters)
-        self._buffers.update(source._buffers)
-        self.track_running_stats, self.training = source.track_running_stats, source.training
-        self.group = group
+    group: Any
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         pass  # any number of dimensions: this stands for BatchNorm1d, 2d and 3d

@@ -16,7 +16,7 @@ from .logs import Lines, SampleLog, Screen
 from .models import describe
 from .optim import learning_rate
 from .options import Options
-from .step import Tally, settle_buckets
+from .step import settle_buckets
 from .stop import EXIT_STOPPED, Stop
 from .timing import Clock
 from .world import World
@@ -44,21 +44,23 @@ class Run:
     def __init__(self, options: Options, world: World) -> None:
         found = materials(options, world)
         self.clock = Clock(world.device)
+        # Before anything is cast or wrapped: apex would remember this forward's casted weights.
+        self.cost = describe(found.model, found.image_size)
         self.job = job(options, world, found, self.clock)
         self.options, self.world = options, world
-        self.lines = Lines(options, world, self.clock)
-        self.screen = Screen(options, world, self.job.steps_per_epoch)
-        self.sample_log = SampleLog(options, world)
+        with world.agreed():
+            self.lines = Lines(options, world, self.clock)
+            self.screen = Screen(options, world, self.job.steps_per_epoch)
+            self.sample_log = SampleLog(options, world)
         self.stop = Stop(world)
         folder = pathlib.Path(options.output or ".", "checkpoints", world.host)
         self.writer = Writer(folder, options.keep)
         self.saves = bool(options.output) and world.local_rank == 0
-        self.tallies: List[Tally] = []
+        self.tallies: List[torch.Tensor] = []
         self.tallied = 0
         self.train_loss = float("nan")
         memory.agree_micro_batches(self.job)
         settle_buckets(self.job)
-        self.cost = describe(self.job.model, self.job.image_size)
         self.clock.restart()
         self.clock.enter("checkpoint")
         state = checkpoint.find(self.job)
@@ -135,8 +137,7 @@ class Run:
         self.tallies, self.tallied = [], 0
         if count == 0:
             return {}
-        both = torch.stack([torch.stack([t.loss, t.correct]) for t in tallies])
-        loss, correct = both.double().sum(0).tolist()
+        loss, correct = torch.stack(tallies).double().sum(0).tolist()
         self.train_loss = loss / count
         total = len(self.job.train_set)
         left = self.options.epochs * total - self.position.samples(total)

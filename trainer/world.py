@@ -1,11 +1,12 @@
 """Who am I among whom: ranks, nodes, the device and the process group, however it was started."""
 
+import contextlib
 import dataclasses
 import os
 import socket
 import subprocess
 from datetime import timedelta
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import Any, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,15 @@ from .data.order import split_batch
 from .errors import RankError, UserError
 from .options import Options
 
+# Rank, size, rank and number of ranks on this machine, number of this machine: by torchrun and
+# torch.distributed.launch, Open MPI's mpirun, MPICH's and its kin's, srun.
+VARIABLES = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+    tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "")),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_NODEID"),
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Place:
@@ -25,13 +35,14 @@ class Place:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    node_rank: int = 0
+    node: Optional[int] = None  # its machine's number, where the launcher tells
 
 
 @dataclasses.dataclass(frozen=True)
 class World(Place):
     """Place, plus what is known once all ranks have met; `batches`: samples per rank and step."""
 
+    node_rank: int = 0
     host: str = "localhost"
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     batches: Tuple[int, ...] = (1,)
@@ -58,41 +69,31 @@ class World(Place):
         dist.all_gather_object(things, thing)
         return things
 
-    def agree(self, error: Optional[UserError]) -> None:
-        """Raise on all ranks when one of them met bad input, so that none waits for it."""
-        own = None if error is None else f"{self.host}: {error}" if self.size > 1 else str(error)
-        sentences = dict.fromkeys(sentence for sentence in self.gather(own) if sentence)
-        if sentences:
-            raise UserError(" ".join(sentences))
+    @contextlib.contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Bad input that a rank meets within is raised on all ranks, so that none waits for it."""
+        own = None
+        try:
+            yield
+        except UserError as error:
+            own = str(error)
+        told = self.gather((own, self.host))
+        if any(sentence for sentence, _ in told):
+            apart = [f"{host}: {sentence}" for sentence, host in dict.fromkeys(told) if sentence]
+            alike = len({sentence for sentence, _ in told}) == 1
+            raise UserError(own if alike else " ".join(apart))
 
 
 def place(environ: Mapping[str, str], local_rank: Optional[int] = None) -> Place:
-    """Coordinates from torchrun or torch.distributed.launch, srun, mpirun, or one plain process."""
+    """Coordinates from torchrun or torch.distributed.launch, mpirun, srun, or one plain process."""
     env = {name: int(value) for name, value in environ.items() if value.isdigit()}
-    if "RANK" in env and "WORLD_SIZE" in env:
-        local = env.get("LOCAL_RANK", local_rank or 0)
-        count = env.get("LOCAL_WORLD_SIZE", 1)
-        node = env.get("GROUP_RANK", env["RANK"] // count)
-        return Place(env["RANK"], env["WORLD_SIZE"], local, count, node)
-    if env.get("OMPI_COMM_WORLD_SIZE", 1) > 1:
-        rank, local = env["OMPI_COMM_WORLD_RANK"], env["OMPI_COMM_WORLD_LOCAL_RANK"]
-        count = env["OMPI_COMM_WORLD_LOCAL_SIZE"]
-        return Place(rank, env["OMPI_COMM_WORLD_SIZE"], local, count, rank // count)
-    if env.get("SLURM_NTASKS", 1) > 1 and "SLURM_PROCID" in env:
-        tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", environ.get("SLURM_TASKS_PER_NODE", "1"))
-        rank, node = env["SLURM_PROCID"], env.get("SLURM_NODEID", 0)
-        count = _slurm_tasks(tasks)[node]
-        return Place(rank, env["SLURM_NTASKS"], env.get("SLURM_LOCALID", 0), count, node)
+    for rank, size, local, count, node in VARIABLES:
+        # A shell within salloc has SLURM_NTASKS but no rank; srun may set PMI_RANK, but then
+        # without a local rank. torch.distributed.launch may give the latter as an argument.
+        if rank in env and env.get(size, 1) > 1 and (local in env or rank == "RANK"):
+            here = env.get(local, local_rank or 0)
+            return Place(env[rank], env[size], here, env.get(count, 1), env.get(node))
     return Place()
-
-
-def _slurm_tasks(text: str) -> List[int]:
-    """`2(x3),1` -> [2, 2, 2, 1]."""
-    counts: List[int] = []
-    for part in text.split(","):
-        count, _, times = part.partition("(x")
-        counts += [int(count)] * int(times.rstrip(")") or 1)
-    return counts
 
 
 def start(options: Options) -> World:
@@ -110,8 +111,15 @@ def start(options: Options) -> World:
     )
     if here.size > 1:
         world = dataclasses.replace(world, store=_meet(options, here, device))
-    places = world.gather((world.node_rank, world.local_rank))
-    return dataclasses.replace(world, batches=rank_batches(options.per_node_batch_size, places))
+    places = world.gather((world.host if here.node is None else here.node, here.local_rank))
+    nodes = [node for node, _ in places]
+    own = nodes[here.rank]
+    return dataclasses.replace(
+        world,
+        node_rank=list(dict.fromkeys(nodes)).index(own),
+        local_size=nodes.count(own),
+        batches=rank_batches(options.per_node_batch_size, places),
+    )
 
 
 def _device(options: Options, here: Place) -> torch.device:
@@ -138,8 +146,7 @@ def _meet(options: Options, here: Place, device: torch.device) -> dist.Store:
     patience = timedelta(seconds=options.timeout)
     backend = "nccl" if device.type == "cuda" else "gloo"
     try:
-        found = next(rendezvous("env://", here.rank, here.size, timeout=patience))
-        store = found[0]
+        store, *_ = next(rendezvous("env://", here.rank, here.size, timeout=patience))
         store.set_timeout(patience)
         dist.init_process_group(
             backend,
@@ -160,7 +167,7 @@ def _meet(options: Options, here: Place, device: torch.device) -> dist.Store:
 
 
 def _first_host(here: Place) -> str:
-    if here.local_size == here.size:
+    if here.local_size == here.size or os.environ.get("SLURM_NNODES") == "1":
         return "127.0.0.1"
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if not nodes:

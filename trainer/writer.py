@@ -8,6 +8,8 @@ from typing import Any, Dict, List, Optional
 
 import torch
 
+from .errors import RankError
+
 
 def checkpoints(folder: pathlib.Path) -> List[pathlib.Path]:
     """Of all hosts below an output folder; unfinished ones are named otherwise."""
@@ -50,16 +52,19 @@ class Writer:
 
     def save(self, payload: Dict[str, Any], best: bool) -> pathlib.Path:
         """Begin to write; `payload` must not change any more. Waits for the one before.
-        Raises what the one before met."""
+        Raises RankError where that could not be written."""
         self.finish()
         path = self.folder / f"step-{payload['step']:08d}.pt"
         self._pending = self._thread.submit(self._write, payload, path, best)
         return path
 
     def finish(self) -> None:
-        """Wait until the last one is on the disk; raise what it met."""
-        if self._pending is not None:
-            self._pending.result()
+        """Wait until the last one is on the disk. Raises RankError when it cannot be written."""
+        try:
+            if self._pending is not None:
+                self._pending.result()
+        except OSError as error:
+            raise RankError(f"{self.folder}: no checkpoint written: {error.strerror}.") from error
 
     def _write(self, payload: Dict[str, Any], path: pathlib.Path, best: bool) -> None:
         write_whole(payload, path)

@@ -6,7 +6,7 @@ used, since the others may draw differently in another version of Python.
 
 import math
 from random import Random
-from typing import Tuple
+from typing import Optional, Tuple
 
 import numpy as np
 import torch
@@ -101,39 +101,42 @@ def shift(image: Image.Image, rng: Random) -> Image.Image:
     return Image.fromarray(np.asarray(image)[rows[:, None], columns])
 
 
-def random_crop(image: Image.Image, size: int, rng: Random) -> Image.Image:
-    """A region of 8-100 % of the area and of aspect 3:4 to 4:3, scaled to `size` x `size`
-    (Szegedy et al., "Going deeper with convolutions", 2014)."""
-    left, top, width, height = crop_box(image.size, rng)
-    return image.resize((size, size), BILINEAR, box=(left, top, left + width, top + height))
+Box = Tuple[int, int, int, int]  # left, top, right, bottom
 
 
-def crop_box(of: Tuple[int, int], rng: Random) -> Tuple[int, int, int, int]:
-    """(left, top, width, height) of a random region; the middle where ten trials do not fit."""
+def random_box(
+    of: Tuple[int, int], rng: Random, least: float, most: float, aspect: float
+) -> Optional[Box]:
+    """`least` to `most` of the area of an image of size `of`, the longer side up to `aspect` times
+    the shorter one; None where ten trials do not fit."""
     for _ in range(10):
-        area = of[0] * of[1] * (0.08 + 0.92 * rng.random())
-        ratio = math.exp((2 * rng.random() - 1) * math.log(4 / 3))
+        area = of[0] * of[1] * (least + (most - least) * rng.random())
+        ratio = math.exp((2 * rng.random() - 1) * math.log(aspect))
         width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < width <= of[0] and 0 < height <= of[1]:
             left = int(rng.random() * (of[0] - width + 1))
-            return left, int(rng.random() * (of[1] - height + 1)), width, height
-    width, height = min(of[0], round(of[1] * 4 / 3)), min(of[1], round(of[0] * 4 / 3))
-    return (of[0] - width) // 2, (of[1] - height) // 2, width, height
+            top = int(rng.random() * (of[1] - height + 1))
+            return left, top, left + width, top + height
+    return None
+
+
+def random_crop(image: Image.Image, size: int, rng: Random) -> Image.Image:
+    """A region of 8-100 % of the area and of aspect 3:4 to 4:3, scaled to `size` x `size`
+    (Szegedy et al., "Going deeper with convolutions", 2014); of a very long image the middle."""
+    side = min(image.size)
+    left, top = ((length - side) // 2 for length in image.size)
+    middle = (left, top, left + side, top + side)
+    box = random_box(image.size, rng, 0.08, 1.0, 4 / 3) or middle
+    return image.resize((size, size), BILINEAR, box)
 
 
 def erase(pixels: np.ndarray, rng: Random) -> None:
     """Paint a rectangle of 2-33 % of the area with the mean colour, in place (Zhong et al.,
-    "Random Erasing Data Augmentation", 2017). `pixels`: (height, width, 3) uint8."""
-    rows, columns = pixels.shape[:2]
-    for _ in range(10):
-        area = rows * columns * (0.02 + 0.31 * rng.random())
-        ratio = math.exp((2 * rng.random() - 1) * math.log(1 / 0.3))
-        height, width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < height < rows and 0 < width < columns:
-            top = int(rng.random() * (rows - height + 1))
-            left = int(rng.random() * (columns - width + 1))
-            pixels[top : top + height, left : left + width] = GREY
-            return
+    "Random Erasing Data Augmentation", 2017). `pixels`: (size, size, 3) uint8."""
+    box = random_box(pixels.shape[:2], rng, 0.02, 0.33, 1 / 0.3)
+    if box is not None:
+        left, top, right, bottom = box
+        pixels[top:bottom, left:right] = GREY
 
 
 def _affine(image: Image.Image, *matrix: float) -> Image.Image:

@@ -5,19 +5,7 @@ from pathlib import Path
 
 from PIL import Image
 
-# What a suffix promises. (MPO: JPEGs with several pictures, as cameras and telephones make them.)
-FORMATS = {
-    ".jpg": ("JPEG", "MPO"),
-    ".jpeg": ("JPEG", "MPO"),
-    ".png": ("PNG",),
-    ".bmp": ("BMP",),
-    ".webp": ("WEBP",),
-    ".tif": ("TIFF",),
-    ".tiff": ("TIFF",),
-    ".gif": ("GIF",),
-    ".ppm": ("PPM",),
-    ".pgm": ("PPM",),
-}
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
 EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
 
 
@@ -52,7 +40,9 @@ def read_image(path: Path) -> Image.Image:
 
 
 def _check(image: Image.Image, path: Path) -> None:
-    if image.format not in FORMATS[path.suffix.lower()]:
+    # MPO: JPEGs with several pictures, as cameras and telephones make them.
+    found = "JPEG" if image.format == "MPO" else image.format
+    if found != Image.registered_extensions().get(path.suffix.lower()):
         raise BadImage(f"named {path.suffix} but is {image.format}: rename it")
     if image.mode not in EIGHT_BIT:
         raise BadImage(f"pixels are {image.mode}, not 8-bit grey or RGB: convert it")

@@ -1,20 +1,29 @@
 """A data set as folders: ROOT/{train,val}/<class>/<image>."""
 
 import os
+from functools import cached_property
 from pathlib import Path
 from statistics import median_low
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple
 
 from PIL import Image
 
 from ..errors import UserError
 from ..options import Options
-from .decode import FORMATS
+from .decode import SUFFIXES
 from .quarantine import Quarantine
 
 LAYOUT = "the layout is DATA/train/<class>/<image> and DATA/val/<class>/<image>"
 SMALL = 64  # pixels; images up to this size are taken whole and moved about, not cropped
 USUAL = 224
+
+
+class Sizes(NamedTuple):
+    """Pixels: the training crop, the evaluation crop, the short side before the latter."""
+
+    train: int
+    evaluate: int
+    resize: int
 
 
 class ImageFolder:
@@ -29,7 +38,7 @@ class ImageFolder:
         self.paths: List[str] = []
         self.targets: List[int] = []
         self.quarantine = Quarantine(options.bad_images)
-        self._natural: Optional[int] = None
+        self.options = options
         try:
             self.classes = _class_names(self.root, "train")
             self._scan(split)
@@ -53,14 +62,13 @@ class ImageFolder:
     def __len__(self) -> int:
         return len(self.paths)
 
+    @cached_property
+    def sizes(self) -> Sizes:
+        return image_sizes(self.options, self.options.image_size or self.natural_size())
+
     def natural_size(self) -> int:
         """The usual short side in pixels of the training images, whichever split this is, from
         the headers of about 64 of them, spread over the classes."""
-        if self._natural is None:
-            self._natural = median_low(self._short_sides() or [USUAL])
-        return self._natural
-
-    def _short_sides(self) -> List[int]:
         sides = []
         for name in self.classes[:: len(self.classes) // 64 + 1]:
             for path in _images(self.root, f"train/{name}")[: 64 // len(self.classes) + 1]:
@@ -69,15 +77,7 @@ class ImageFolder:
                         sides.append(min(image.size))
                 except Exception:  # noqa: S112 decode.py names bad images when they are used
                     continue
-        return sides
-
-
-class Sizes(NamedTuple):
-    """Pixels: the training crop, the evaluation crop, the short side before the latter."""
-
-    train: int
-    evaluate: int
-    resize: int
+        return median_low(sides or [USUAL])
 
 
 def image_sizes(options: Options, natural: int) -> Sizes:
@@ -112,11 +112,11 @@ def _images(root: Path, folder: str) -> List[str]:
         found += [
             f"{below}/{name}"
             for name in names
-            if os.path.splitext(name)[1].lower() in FORMATS and not name.startswith(".")  # noqa: PTH122
+            if os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith(".")  # noqa: PTH122
         ]
     if not found:
         raise UserError(
-            f"{root / folder} has no images ({', '.join(FORMATS)}); remove it or fill it."
+            f"{root / folder} has no images ({', '.join(SUFFIXES)}); remove it or fill it."
         )
     return sorted(found)
 

@@ -15,7 +15,7 @@ from ..options import Options
 from ..world import World
 from .augment import Evaluate, Train
 from .decode import BadImage, read_image
-from .folder import SMALL, ImageFolder, image_sizes
+from .folder import SMALL, ImageFolder
 from .order import derive_seed, epoch_order, rank_slice, step_size
 from .quarantine import Bad
 
@@ -34,6 +34,10 @@ class Batch:
     targets: torch.Tensor
     indices: torch.Tensor
     global_count: int
+
+    def on(self, device: torch.device) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Images and targets, on their way to the device."""
+        return self.images.to(device, non_blocking=True), self.targets.to(device, non_blocking=True)
 
 
 class Sample(NamedTuple):
@@ -75,8 +79,7 @@ def train_batches(
 
     Raises RankError when there are too many bad images.
     """
-    sizes = image_sizes(options, options.image_size or dataset.natural_size())
-    transform = Train(options.augment, sizes, options.random_erase)
+    transform = Train(options.augment, dataset.sizes, options.random_erase)
     samples = Samples(dataset, transform, options.seed, epoch)
     order = epoch_order(len(dataset), options.seed, epoch)
     shares, counts = [], []
@@ -85,7 +88,7 @@ def train_batches(
         mine = rank_slice(world.shares(counts[-1]), world.rank)
         shares.append(order[start : start + counts[-1]][mine].tolist())
         start += counts[-1]
-    loader = _loader(samples, shares, sizes.train, options, world)
+    loader = _loader(samples, shares, dataset.sizes.train, options, world)
     for (images, targets, indices, bad), count in zip(loader, counts):
         dataset.quarantine.add(bad)
         if len(images) < len(indices):
@@ -98,12 +101,11 @@ def train_batches(
 
 def eval_batches(dataset: ImageFolder, options: Options, world: World) -> Iterator[Batch]:
     """Every image exactly once over all ranks, in order within a rank; bad ones are left out."""
-    sizes = image_sizes(options, options.image_size or dataset.natural_size())
-    samples = Samples(dataset, Evaluate(sizes), options.seed, None)
+    samples = Samples(dataset, Evaluate(dataset.sizes), options.seed, None)
     mine = list(range(world.rank, len(dataset), world.size))
     step = max(world.batches)
     shares = [mine[begin : begin + step] for begin in range(0, len(mine), step)]
-    loader = _loader(samples, shares, sizes.evaluate, options, world)
+    loader = _loader(samples, shares, dataset.sizes.evaluate, options, world)
     for images, targets, indices, bad in loader:
         dataset.quarantine.add(bad)
         lost = {path for path, _ in bad}

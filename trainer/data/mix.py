@@ -7,14 +7,14 @@ index tensor on the device.
 import dataclasses
 import math
 from random import Random
-from typing import Callable, Optional, Tuple
+from typing import Callable, Optional, Sequence, Tuple
 
 import torch
 
 from ..options import Options
 from .order import derive_seed
 
-
+Pair = Sequence[torch.Tensor]
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of outputs and targets
 
 
@@ -48,8 +48,10 @@ def plan_mix(options: Options, size: int, step: int, rank: int) -> Optional[Mix]
     return Mix(1 - (bottom - top) * (right - left) / size**2, (top, bottom, left, right))
 
 
-def mix_images(images: torch.Tensor, mix: Mix) -> torch.Tensor:
-    """Apply to floating-point images (n, 3, size, size); returns new ones."""
+def mix_images(images: torch.Tensor, mix: Optional[Mix]) -> torch.Tensor:
+    """Apply to floating-point images (n, 3, size, size), which are left as they are."""
+    if mix is None:
+        return images
     neighbours = images.roll(1, 0)
     if mix.box is None:
         return torch.lerp(neighbours, images, mix.share)
@@ -59,9 +61,8 @@ def mix_images(images: torch.Tensor, mix: Mix) -> torch.Tensor:
     return mixed
 
 
-def mixed_loss(
-    loss: Loss, outputs: torch.Tensor, targets: torch.Tensor, neighbours: torch.Tensor, share: float
-) -> torch.Tensor:
-    """`loss` against both targets, by their shares. `neighbours` is `targets.roll(1, 0)`, taken
-    before a batch is split into micro-batches."""
-    return share * loss(outputs, targets) + (1 - share) * loss(outputs, neighbours)
+def mixed_loss(loss: Loss, outputs: torch.Tensor, targets: Pair, mix: Optional[Mix]) -> torch.Tensor:
+    """`loss` against both targets, by their shares. `targets` are the own ones and these rolled by
+    one, which is done before a batch is split into micro-batches."""
+    own = loss(outputs, targets[0])
+    return own if mix is None else mix.share * own + (1 - mix.share) * loss(outputs, targets[1])

@@ -57,13 +57,11 @@ def split_batch(count: int, weights: Sequence[int], minimum: int = 2) -> List[in
     shares = {rank: weights[rank] - minimum for rank in active}
     if not any(shares.values()):
         shares = dict.fromkeys(active, 1)
-    total = sum(shares.values())
+    total, upto = sum(shares.values()), 0
     for rank in active:
-        sizes[rank] = minimum + spare * shares[rank] // total
-    # Largest remainder first: integers, so that all machines agree.
-    by_remainder = sorted(active, key=lambda rank: (-(spare * shares[rank] % total), rank))
-    for rank in by_remainder[: count - sum(sizes)]:
-        sizes[rank] += 1
+        # Differences of sums, rounded up, add up to the whole. Integers: all machines agree.
+        before, upto = upto, upto + shares[rank]
+        sizes[rank] = minimum + -spare * before // total - -spare * upto // total
     return sizes
 
 

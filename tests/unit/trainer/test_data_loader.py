@@ -1,13 +1,14 @@
 """Batches of the ranks: exact shares, and the same pixels whatever rank or worker makes them."""
 
 import dataclasses
+from random import Random
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from trainer.data.augment import Normalise, crop_box
+from trainer.data.augment import GREY, Normalise, erase, random_box, random_crop
 from trainer.data.folder import ImageFolder
 from trainer.data.loader import eval_batches, train_batches, worker_count
 from trainer.errors import UserError
@@ -172,17 +173,46 @@ def test_small_images_need_no_workers():
     assert worker_count(Options(workers=5), here, 32) == 5
 
 
-def test_crops_stay_inside_and_cover_the_stated_range():
-    from random import Random
+@pytest.mark.parametrize("least, most, aspect", [(0.08, 1.0, 4 / 3), (0.02, 0.33, 1 / 0.3)])
+def test_boxes_stay_inside_and_cover_the_stated_range(least, most, aspect):
+    rng, shares, ratios = Random(0), [], []
+    for _ in range(3000):
+        left, top, right, bottom = random_box((500, 400), rng, least, most, aspect)
+        assert 0 <= left < right <= 500 and 0 <= top < bottom <= 400
+        shares.append((right - left) * (bottom - top) / 200_000)
+        ratios.append((right - left) / (bottom - top))
+    assert least - 0.002 < min(shares) < least * 1.2 and most * 0.95 < max(shares) < most + 0.002
+    assert 1 / aspect * 0.97 < min(ratios) < 1 / aspect * 1.1
+    assert aspect / 1.1 < max(ratios) < aspect * 1.03
 
-    rng = Random(0)
+
+def test_a_crop_of_a_very_long_image_is_its_middle():
+    pixels = np.zeros((4, 400, 3), dtype=np.uint8)
+    pixels[:, 198:202] = 200
+    assert random_box((400, 4), Random(0), 0.5, 1.0, 4 / 3) is None
+    crop = random_crop(Image.fromarray(pixels), 8, AlwaysMost())
+    assert crop.size == (8, 8)
+    assert (np.asarray(crop)[:, 1:-1] == 200).all()
+
+
+class AlwaysMost:
+    """Draws nothing that fits a very long image."""
+
+    def random(self):
+        return 1 - 2**-53
+
+
+def test_erasing_paints_a_rectangle_of_the_mean_colour():
     shares = []
-    for _ in range(2000):
-        left, top, width, height = crop_box((50, 40), rng)
-        assert left >= 0 and top >= 0 and left + width <= 50 and top + height <= 40
-        shares.append(width * height / 2000)
-    assert 0.07 < min(shares) < 0.1 and max(shares) > 0.9
-    assert crop_box((1000, 1), rng)[2:] == (1, 1)
+    for seed in range(50):
+        pixels = np.zeros((64, 64, 3), dtype=np.uint8)
+        erase(pixels, Random(seed))
+        painted = (pixels == GREY).all(2)
+        rows, columns = np.nonzero(painted)
+        assert painted[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1].all()
+        assert not pixels[~painted].any()
+        shares.append(painted.mean())
+    assert 0.01 < min(shares) < 0.1 and 0.25 < max(shares) < 0.35
 
 
 def test_normalise_is_torchvisions():

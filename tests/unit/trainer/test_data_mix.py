@@ -45,5 +45,5 @@ def test_mixup_blends_with_the_next_and_leaves_its_input():
 def test_the_loss_is_that_of_soft_targets():
     outputs, targets = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 0])
     soft = 0.7 * torch.eye(4)[targets] + 0.3 * torch.eye(4)[targets.roll(1, 0)]
-    ours = mixed_loss(cross_entropy, outputs, targets, targets.roll(1, 0), 0.7)
+    ours = mixed_loss(cross_entropy, outputs, (targets, targets.roll(1, 0)), Mix(0.7))
     torch.testing.assert_close(ours, cross_entropy(outputs, soft.double()))

@@ -52,7 +52,7 @@ def test_each_tail_is_divided_whole_and_no_rank_gets_one_sample(weights):
 
 
 def test_tails_keep_about_the_proportions_and_few_samples_go_to_the_largest_ranks():
-    assert split_batch(28, [8, 16, 32]) == [5, 8, 15]
+    assert split_batch(28, [8, 16, 32]) == [4, 8, 16]
     assert split_batch(5, [8, 16, 32]) == [0, 2, 3]
     assert split_batch(3, [8, 8, 8]) == [3, 0, 0]
     assert split_batch(3, [8, 8, 8], minimum=1) == [1, 1, 1]

@@ -7,15 +7,11 @@ from tests.trainer_ranks import make_images, run_ranks, trainer
 from trainer.compat import load_tensors
 
 EXACT = [
-    "--precision",
-    "fp64",
-    "--augment",
-    "none",
-    "--workers",
-    0,
-    "--model",
-    "tests.trainer_models:plain",
-]
+    "--precision", "fp64", "--augment", "none", "--workers", 0,
+    "--model", "tests.trainer_models:plain",
+    # At 0.1 the loss rises at first, and rounding errors with it.
+    "--lr", 0.02,
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -41,24 +37,24 @@ def distance(ours, theirs):
 
 @pytest.fixture(scope="module")
 def alone(images, tmp_path_factory):
-    """One process with batches of 32: 10 epochs of 6 steps, the last of them a tail of 4."""
+    """One process with batches of 24: 10 epochs of 7 steps, some of 23 and some of 24 images."""
     output = tmp_path_factory.mktemp("alone")
-    return trained(images, output, [1], "--per_node_batch_size", 32, "--epochs", 10)
+    return trained(images, output, [1], "--per_node_batch_size", 24, "--epochs", 10)
 
 
-@pytest.mark.parametrize("nodes, batch", [([1, 1, 1, 1], 8), ([1, 3], 16)])
+@pytest.mark.parametrize("nodes, batch", [([1, 1, 1, 1], 6), ([1, 2, 4], 8)])
 def test_ranks_equal_one_process(images, alone, tmp_path, nodes, batch):
     ours = trained(images, tmp_path, nodes, "--per_node_batch_size", batch, "--epochs", 10)
     assert distance(ours, alone) < 1e-9
 
 
 def test_accumulation_equals_the_big_batch(images, alone, tmp_path):
-    argv = ("--per_node_batch_size", 32, "--epochs", 10, "--accumulate", 5)
+    argv = ("--per_node_batch_size", 24, "--epochs", 10, "--accumulate", 5)
     assert distance(trained(images, tmp_path, [1], *argv), alone) < 1e-12
 
 
 def test_accumulation_on_ranks(images, alone, tmp_path):
-    argv = ("--per_node_batch_size", 16, "--epochs", 10, "--accumulate", 3)
+    argv = ("--per_node_batch_size", 12, "--epochs", 10, "--accumulate", 3)
     assert distance(trained(images, tmp_path, [1, 1], *argv), alone) < 1e-9
 
 

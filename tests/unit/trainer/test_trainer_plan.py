@@ -3,13 +3,14 @@
 import dataclasses
 
 import pytest
+import torch
 
 from trainer.batch import SMALLEST, even_parts, micro_batches, rank_batches, step_shape
 from trainer.cli import parse, parser
 from trainer.errors import UserError
 from trainer.options import Options
-from trainer.parallel import balanced_sizes
-from trainer.world import place
+from trainer.parallel import balanced_sizes, check
+from trainer.world import World, place
 
 
 def test_dashes_and_underscores_are_alike():
@@ -34,7 +35,16 @@ def test_both_spellings_of_local_rank(word):
         (["--batchsize", "3"], ["--batchsize"]),
         (["--lr", "much"], ["--lr", "much"]),
         (["--precision", "fp8"], ["--precision fp8", "bf16"]),
-        (["--epochs", "0"], ["--epochs 0"]),
+        (["--epochs", "0"], ["--epochs 0", "at least 1"]),
+        (["--ema_every", "0"], ["--ema_every 0", "at least 1"]),
+        (["--image_size", "0"], ["--image_size 0", "at least 1"]),
+        (["--workers", "-1"], ["--workers -1", "at least 0"]),
+        (["--lr", "-1"], ["--lr -1", "at least 0"]),
+        (["--label_smoothing", "3"], ["--label_smoothing 3", "at most 1"]),
+        (["--ema", "1.5"], ["--ema 1.5", "at most 1"]),
+        (["--resume", "auto"], ["--resume auto needs --output"]),
+        (["--sample_log"], ["--sample_log needs --output"]),
+        (["--checkpoint_every", "5"], ["--checkpoint_every needs --output"]),
         (["--sync_bn", "perhaps"], ["perhaps"]),
         (["--config", "/nowhere.yaml"], ["/nowhere.yaml"]),
     ],
@@ -73,37 +83,58 @@ def test_only_what_changes_learning_must_be_equal_to_resume():
     assert differing(state, Options(lr=0.2, seed=1), 8) == ["seed", "lr", "data set"]
 
 
+def numbered(prefix, **values):
+    return {prefix + name: str(value) for name, value in values.items()}
+
+
 @pytest.mark.parametrize(
     "environ, expected",
     [
-        ({}, (0, 1, 0, 1, 0)),
+        ({}, (0, 1, 0, None)),
         (
-            {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-            | {"GROUP_RANK": "1"},
-            (5, 8, 1, 4, 1),
+            numbered("", RANK=5, WORLD_SIZE=8, LOCAL_RANK=1, LOCAL_WORLD_SIZE=4, GROUP_RANK=1),
+            (5, 8, 1, 1),
+        ),
+        (numbered("SLURM_", PROCID=4, NTASKS=5, LOCALID=0, NODEID=2), (4, 5, 0, 2)),
+        # srun --mpi=pmi2 sets MPICH's names too, all but the local rank.
+        (
+            numbered("SLURM_", PROCID=4, NTASKS=5, LOCALID=1, NODEID=2)
+            | numbered("PMI_", RANK=4, SIZE=5),
+            (4, 5, 1, 2),
         ),
         (
-            {"SLURM_PROCID": "4", "SLURM_NTASKS": "5", "SLURM_LOCALID": "0", "SLURM_NODEID": "2"}
-            | {"SLURM_TASKS_PER_NODE": "2(x2),1"},
-            (4, 5, 0, 1, 2),
+            numbered("OMPI_COMM_WORLD_", RANK=3, SIZE=4, LOCAL_RANK=1, LOCAL_SIZE=2),
+            (3, 4, 1, None),
         ),
-        (
-            {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}
-            | {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
-            (3, 4, 1, 2, 1),
-        ),
+        (numbered("PMI_", RANK=3, SIZE=4) | numbered("MPI_", LOCALRANKID=2), (3, 4, 2, None)),
         # salloc's shell: Slurm's variables, but no task of srun's.
-        ({"SLURM_NTASKS": "5"}, (0, 1, 0, 1, 0)),
+        ({"SLURM_NTASKS": "5"}, (0, 1, 0, None)),
     ],
 )
 def test_places(environ, expected):
     ours = place(environ)
-    assert (ours.rank, ours.size, ours.local_rank, ours.local_size, ours.node_rank) == expected
+    assert (ours.rank, ours.size, ours.local_rank, ours.node) == expected
+
+
+def test_machines_are_told_apart_by_their_names_where_no_launcher_numbers_them(monkeypatch):
+    """mpirun deals ranks out by node or by slot, and unevenly: here a has 1, b has 3."""
+    from trainer import world
+
+    hosts = ["b", "a", "b", "b"]
+    monkeypatch.setattr(world, "_meet", lambda *_: None)
+    monkeypatch.setattr(world.World, "gather", lambda self, _: list(zip(hosts, (0, 0, 1, 2))))
+    monkeypatch.setenv("TANDEM_NODE", "b")
+    for name, value in numbered("OMPI_COMM_WORLD_", RANK=3, SIZE=4, LOCAL_RANK=2).items():
+        monkeypatch.setenv(name, value)
+    ours = world.start(Options(per_node_batch_size=9))
+    assert (ours.node_rank, ours.local_size, ours.batches) == (0, 3, (3, 9, 3, 3))
 
 
 def test_a_node_splits_its_batch_over_its_ranks():
     places = [(0, 0), (1, 0), (1, 1), (1, 2)]
     assert rank_batches(32, places) == (32, 11, 11, 10)
+    uneven = [(node, local) for node, count in enumerate((1, 2, 4)) for local in range(count)]
+    assert rank_batches(10, uneven) == (10, 5, 5, 3, 3, 2, 2)
     with pytest.raises(UserError, match="at least 6"):
         rank_batches(5, places)
     assert rank_batches(1, [(0, 0)]) == (1,)
@@ -131,3 +162,16 @@ def test_balanced_dp_gives_the_first_gpu_less():
     assert balanced_sizes(32, 4, 5) == [5, 9, 9, 9]
     assert balanced_sizes(3, 4, 1) == [1, 1, 1]
     assert even_parts(7, 3) == [3, 2, 2]
+
+
+@pytest.mark.parametrize("batch, refused", [(15, True), (16, False)])
+def test_dp_s_batch_is_at_least_the_gpus(monkeypatch, batch, refused):
+    """Pitfall 16: DataParallel leaves GPUs without samples otherwise."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    options = Options(parallel="dp", per_node_batch_size=batch, accumulate=2)
+    world = World(device=torch.device("cuda", 0), batches=(batch,))
+    if not refused:
+        check(options, world)
+        return
+    with pytest.raises(UserError, match="smaller than 8 GPUs: use --per_node_batch_size 16"):
+        check(options, world)

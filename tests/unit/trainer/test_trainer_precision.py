@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from trainer.ema import Ema
 from trainer.errors import UserError
 from trainer.precision import LossScale, Precision, check, refuse_other_apex
 
@@ -101,14 +102,18 @@ def test_a_scaled_backward_and_clipping_give_the_unscaled_gradients():
 
 
 def test_masters_follow_weights_that_are_loaded():
-    """Else the first step would bring the random initial weights back."""
+    """Else the first step would bring the random initial weights back. And they are not rounded."""
     net, precision, optimizer = prepared("O2")
-    with torch.no_grad():
-        net[0].weight.fill_(0.5)
-    precision.renew_masters()
+    state = {
+        name: torch.full_like(v, 0.4, dtype=torch.float32)
+        for name, v in model().state_dict().items()
+    }
+    net.load_state_dict(state)
+    precision.renew_masters(net, state)
+    assert torch.equal(precision.masters[0][1], torch.full((4, 4), 0.4))
     with_gradients(net, precision, 2**-13)
     precision.step(optimizer, clip=0)
-    assert torch.allclose(net[0].weight.float(), torch.full((4, 4), 0.5), atol=1e-3)
+    assert torch.allclose(net[0].weight.float(), torch.full((4, 4), 0.4), atol=1e-3)
 
 
 def test_state_returns_scale_and_masters():
@@ -116,11 +121,34 @@ def test_state_returns_scale_and_masters():
     with_gradients(net, precision, None)
     precision.step(optimizer, 0)
     precision.masters[0][1].data.add_(1e-7)
-    _, other, _ = prepared("O2")
+    other_net, other, _ = prepared("O2")
     other.load_state_dict(precision.state_dict())
-    assert other.scale.value == 2.0**15
+    full = precision.full_state(net)
+    other_net.load_state_dict(full)
+    other.renew_masters(other_net, full)
+    assert other.scale == LossScale(2.0**15, 0)
     for (_, ours), (_, theirs) in zip(precision.masters, other.masters):
         assert torch.equal(ours, theirs)
+    assert not torch.equal(other.masters[0][1], other.masters[0][1].half().float())
+
+
+def test_the_average_of_o2_is_that_of_its_masters():
+    """Half weights do not move by what one step changes; the average of them would not either."""
+    net, precision, optimizer = prepared("O2")
+    ema = Ema(precision.full_state(net), decay=0.5)
+    master = precision.masters[0][1]
+    before, half = master.detach().clone(), net[0].weight.detach().clone()
+    for update in (1, 2):
+        with_gradients(net, precision, 2**-14)
+        precision.step(optimizer, clip=0)
+        ema.update(precision.full_state(net))
+        decay = (1 + update) / (10 + update)
+        before = decay * before + (1 - decay) * master.detach()
+    assert (net[0].weight == half).float().mean() > 0.5
+    assert torch.allclose(ema.average["0.weight"], before, rtol=0, atol=1e-7)
+    assert not torch.equal(ema.average["0.weight"].half().float(), ema.average["0.weight"])
+    assert {value.dtype for value in ema.average.values()} == {torch.float32, torch.int64}
+    assert ema.average.keys() == net.state_dict().keys()
 
 
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])

@@ -41,6 +41,9 @@ def said(*argv):
         (["--resume", "/nowhere"], "/nowhere"),
         (["--weights", "/nowhere.pt"], "/nowhere.pt"),
         (["--predict", "x.csv"], "--weights"),
+        (["--predict", "/nowhere/x.csv", "--weights", "x.pt"], "/nowhere/x.csv"),
+        (["--output", "/dev/null/run"], "cannot write /dev/null/run"),
+        (["--gpu0_batch", 3], "go together"),
     ],
 )
 def test_bad_input_ends_all_ranks_with_a_sentence(images, more, word):
@@ -50,6 +53,15 @@ def test_bad_input_ends_all_ranks_with_a_sentence(images, more, word):
         assert word in text
         assert text.count("\n") == 1
         assert "Traceback" not in text
+
+
+def test_a_sentence_names_its_machine_where_others_have_none(images):
+    """One of three nodes has no data there."""
+    folders = [images, "/nowhere", images]
+    for code, text in run_ranks([1, 1, 1], said_with_own_data, folders, *MODEL):
+        assert code == 2
+        assert text.startswith("trainer: node2: --data /nowhere")
+        assert text.count("/nowhere") == text.count("\n") == 1
 
 
 def test_unused_parameters_train_when_asked_for(images):

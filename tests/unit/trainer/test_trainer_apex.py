@@ -1,0 +1,134 @@
+"""apex's amp behind our interface, against a stand-in: the real one needs CUDA, never ran."""
+
+import sys
+from unittest import mock
+
+import pytest
+import torch
+
+from tests import standin_apex
+from trainer.apex_amp import ApexAmp, choose
+from trainer.ema import Ema
+from trainer.options import Options
+from trainer.precision import Precision
+from trainer.train import Run
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def prepared(level):
+    standin_apex.calls.clear()
+    torch.manual_seed(0)
+    net = torch.nn.Linear(4, 2)
+    precision = ApexAmp(standin_apex, level, CPU)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    precision.prepare(net, optimizer)
+    return net, precision, optimizer
+
+
+def step(net, precision, optimizer, factor=1.0, clip=0.0):
+    net.zero_grad(set_to_none=True)
+    for last in (False, True):
+        precision.backward((net.weight.float().sum() + net.bias.float().sum()) * factor, last)
+    return precision.step(optimizer, clip)
+
+
+def test_only_the_last_micro_step_unscales():
+    net, precision, optimizer = prepared("O1")
+    before = net.weight.detach().clone()
+    assert step(net, precision, optimizer) is False
+    assert standin_apex.calls[0] == ("initialize", "O1", 0, "Linear")
+    assert standin_apex.calls[1:] == [("scale_loss", True), ("scale_loss", False), ("step", False)]
+    assert torch.allclose(before - net.weight, torch.full((2, 4), 0.2))
+
+
+def test_clipping_sees_unscaled_masters():
+    net, precision, optimizer = prepared("O2")
+    before = precision.masters[0][1].detach().clone()
+    assert step(net, precision, optimizer, 2**-4, clip=0.1) is False
+    # Ten gradients of 1/8 have a norm of sqrt(10) / 8, which becomes 0.1.
+    moved = before - precision.masters[0][1]
+    assert torch.allclose(moved, torch.full((2, 4), 0.1 * 0.1 / 10**0.5), rtol=1e-4)
+
+
+def test_an_overflow_skips_and_is_told():
+    net, precision, optimizer = prepared("O1")
+    before = net.weight.detach().clone()
+    assert step(net, precision, optimizer, float("inf")) is True
+    assert precision.scale.value == 2.0**15
+    assert torch.equal(before, net.weight)
+    assert step(net, precision, optimizer) is False
+
+
+def test_the_average_is_that_of_apex_s_masters():
+    net, precision, optimizer = prepared("O2")
+    ema = Ema(precision.full_state(net), decay=0.5)
+    before = precision.masters[0][1].detach().clone()
+    step(net, precision, optimizer, 2**-13)
+    ema.update(precision.full_state(net))
+    wanted = 2 / 11 * before + 9 / 11 * precision.masters[0][1].detach()
+    assert torch.allclose(ema.average["weight"], wanted, rtol=0, atol=1e-9)
+    assert not torch.equal(ema.average["weight"].half().float(), ema.average["weight"])
+
+
+def test_operations_are_counted_before_apex_sees_the_model():
+    """Its O1 would keep that forward's casted weights, and the first step would use them."""
+    order = []
+    with (
+        mock.patch.multiple(
+            "trainer.train",
+            materials=lambda *_: mock.Mock(),
+            describe=lambda *_: order.append("describe"),
+            job=mock.Mock(side_effect=lambda *_: order.append("job") or 1 / 0),
+        ),
+        pytest.raises(ZeroDivisionError),
+    ):
+        Run(Options(), mock.Mock(device=CPU))
+    assert order == ["describe", "job"]
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_state_goes_to_ours_and_back(level):
+    net, precision, optimizer = prepared(level)
+    step(net, precision, optimizer, float("inf"))
+    state = precision.state_dict()
+    assert len(precision.masters) == (2 if level == "O2" else 0)
+    ours = Precision(level, CPU)
+    other = torch.nn.Linear(4, 2)
+    ours.prepare(other, torch.optim.SGD(other.parameters(), lr=0.1))
+    ours.load_state_dict(state)
+    assert (ours.scale.value, ours.scale.good_steps) == (2.0**15, 0)
+    ours.scale.good_steps = 7
+    _, again, _ = prepared(level)
+    again.load_state_dict(ours.state_dict())
+    assert standin_apex.scaler == {"loss_scale": 2.0**15, "unskipped": 7}
+
+
+@pytest.mark.parametrize(
+    "settings, device, others, kind",
+    [
+        ({"precision": "O2"}, CUDA, True, ApexAmp),
+        ({"precision": "O2"}, CUDA, False, Precision),
+        ({"precision": "O0"}, CUDA, True, ApexAmp),
+        ({"precision": "O2", "compile": True}, CUDA, True, Precision),
+        ({"precision": "O2", "parallel": "dp"}, CUDA, True, Precision),
+        ({"precision": "O1", "checkpoint_activations": True}, CUDA, True, Precision),
+        ({"precision": "O1", "auto_batch": True}, CUDA, True, Precision),
+        ({"precision": "O1", "skip_oom": True}, CUDA, True, Precision),
+        ({"precision": "bf16"}, CUDA, True, Precision),
+        ({"precision": "O2"}, CPU, True, Precision),
+    ],
+)
+def test_apex_serves_where_all_ranks_can(monkeypatch, settings, device, others, kind):
+    monkeypatch.setitem(sys.modules, "apex", mock.Mock())
+    monkeypatch.setitem(sys.modules, "apex.amp", standin_apex)
+    world = mock.Mock(device=device, gather=lambda own: [own, own and others])
+    chosen = choose(Options(**settings), world)
+    assert type(chosen) is kind
+    assert chosen.by == ("apex" if kind is ApexAmp else "torch")
+
+
+def test_an_apex_that_does_not_import_leaves_it_to_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "apex.amp", None)
+    world = mock.Mock(device=CUDA, gather=lambda own: [own])
+    assert type(choose(Options(precision="O1"), world)) is Precision

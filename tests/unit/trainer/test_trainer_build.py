@@ -1,0 +1,144 @@
+"""Options reach what they are about: the loss, the memory format, DDP, torch.compile."""
+
+import dataclasses
+from unittest import mock
+
+import pytest
+import torch
+
+from tests.trainer_ranks import make_images
+from trainer import parallel
+from trainer.build import job, materials
+from trainer.compat import ddp_buffers
+from trainer.data.loader import train_batches
+from trainer.models import build
+from trainer.options import Options
+from trainer.recompute import recompute_activations
+from trainer.step import train_step
+from trainer.timing import Clock
+from trainer.world import World
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return make_images(tmp_path_factory.mktemp("images"), per_class=5)
+
+
+def made(images, **settings):
+    options = Options(data=str(images), model="tests.trainer_models:plain", workers=0, **settings)
+    world = World(batches=(8,))
+    return job(options, world, materials(options, world), Clock(CPU))
+
+
+def test_label_smoothing_reaches_the_loss(images):
+    outputs, targets = torch.randn(3, 4), torch.tensor([0, 3, 1])
+    smooth = 0.8 * torch.eye(4)[targets] + 0.05
+    wanted = -(smooth * outputs.log_softmax(1)).sum()
+    torch.testing.assert_close(made(images, label_smoothing=0.2).loss(outputs, targets), wanted)
+
+
+def test_channels_last_reaches_weights_and_images(images):
+    ours = made(images, channels_last=True)
+    assert ours.model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    pixels = torch.zeros(2, 3, 16, 16, dtype=torch.uint8)
+    assert ours.normalise(pixels).is_contiguous(memory_format=torch.channels_last)
+
+
+def test_compile_reaches_what_a_step_calls_and_not_what_is_saved(images, monkeypatch):
+    compiled = torch.nn.Identity()
+    monkeypatch.setattr(torch, "compile", lambda model: compiled, raising=False)
+    ours = made(images, compile=True)
+    assert ours.net is compiled
+    assert "_orig_mod" not in "".join(ours.model.state_dict())
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_ddp_gets_its_options(on):
+    options = Options(
+        find_unused_parameters=on, static_graph=on, broadcast_buffers=on, bucket_mb=7 if on else 25
+    )
+    world = World(size=2, batches=(4, 4))
+    with mock.patch.object(parallel, "DistributedDataParallel") as ddp:
+        parallel.wrap(torch.nn.Linear(1, 1), options, world, mock.Mock())
+    given = ddp.call_args.kwargs
+    assert {given[name] for name in ("find_unused_parameters", "static_graph")} == {on}
+    assert given["bucket_cap_mb"] == (7 if on else 25)
+    assert {name: given[name] for name in ddp_buffers(on)} == ddp_buffers(on)
+
+
+def test_checkpointed_activations_are_computed_again():
+    calls = []
+    model = build("resnet18", 4, 32)
+    model.layer2[0].conv1.register_forward_hook(lambda *_: calls.append(1))
+    recompute_activations(model)
+    model(torch.zeros(2, 3, 32, 32)).sum().backward()
+    assert len(calls) == 2
+    model.eval()
+    model(torch.zeros(2, 3, 32, 32))
+    assert len(calls) == 3
+
+
+def test_a_step_reads_nothing_from_the_device(images):
+    """On CUDA each reading would wait for all that was queued."""
+    mode = pytest.importorskip("torch.utils._python_dispatch").TorchDispatchMode
+    if torch.__version__ < "2":
+        pytest.skip("this torch has another way to watch operators")
+
+    class Readings(mode):
+        found = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.found += function is torch.ops.aten._local_scalar_dense.default
+            return function(*args, **(kwargs or {}))
+
+    ours = made(images, momentum=0.9, ema=0.5, mixup=0.2, accumulate=2)
+    batch = next(train_batches(ours.train_set, ours.options, ours.world, 0))
+    train_step(ours, batch, 0, 0.1)
+    with Readings() as readings:
+        tally = train_step(ours, batch, 1, 0.1)
+        assert readings.found == 0
+        tally.sum().item()
+    assert readings.found == 1
+
+
+def test_state_of_gradient_sync_is_kept_per_rank_and_told_of_skipped_steps(images):
+    """What will be kept there (errors of compression, say) belongs to a rank."""
+    from trainer.checkpoint import Position, new_run, restore, snapshot
+
+    ours = made(images)
+    ours.sync = mock.Mock()
+    ours.sync.state_dict.return_value = {"error": torch.ones(2)}
+    batch = next(train_batches(ours.train_set, ours.options, ours.world, 0))
+    with mock.patch.object(ours.precision, "step", return_value=True):
+        train_step(ours, batch, 0, 0.1)
+    names = [call[0] for call in ours.sync.method_calls]
+    assert names == ["before_step", "after_step"]
+    ours.sync.after_step.assert_called_once_with(True)
+    state = snapshot(ours, new_run(ours))
+    assert isinstance(restore(ours, state), Position)
+    (given,), _ = ours.sync.load_state_dict.call_args
+    assert torch.equal(given["error"], torch.ones(2))
+    state["sync"] *= 2  # two ranks had written it
+    ours.sync.load_state_dict.reset_mock()
+    restore(ours, state)
+    ours.sync.load_state_dict.assert_not_called()
+
+
+def test_the_average_is_left_alone_by_a_skipped_step(images):
+    ours = made(images, ema=0.5)
+    batch = next(train_batches(ours.train_set, ours.options, ours.world, 0))
+    with mock.patch.object(ours.precision, "step", return_value=True):
+        train_step(ours, batch, 0, 0.1)
+    assert ours.ema.updates == 0
+    train_step(ours, batch, 1, 0.1)
+    assert ours.ema.updates == 1
+
+
+def test_the_average_is_updated_every_so_many_steps(images):
+    ours = made(images, ema=0.5, ema_every=3)
+    batch = dataclasses.replace(next(train_batches(ours.train_set, ours.options, ours.world, 0)))
+    for step in range(7):
+        train_step(ours, batch, step, 0.1)
+    assert ours.ema.updates == 2

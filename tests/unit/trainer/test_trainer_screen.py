@@ -1,0 +1,108 @@
+"""What people see: one rank speaks, a bar on a terminal, plain lines elsewhere, nothing twice."""
+
+import logging
+import re
+import sys
+import types
+
+import pytest
+
+from trainer import logs
+from trainer.errors import UserError
+from trainer.evaluate import Result
+from trainer.logs import Screen, quiet_others
+from trainer.options import Options
+from trainer.world import World
+
+
+@pytest.fixture
+def time(monkeypatch):
+    """A clock that stands still until it is moved."""
+    now = types.SimpleNamespace(seconds=1000.0)
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now.seconds)
+    return now
+
+
+def screen(rank=0, **settings):
+    options = Options(epochs=4, **settings)
+    return Screen(options, World(rank=rank, size=2, batches=(4, 4)), steps=10)
+
+
+def test_plain_lines_are_few_and_rank_0_s(time, capsys):
+    for rank in (0, 1):
+        ours = screen(rank, progress="plain")
+        ours.epoch(0, 0)
+        for step in range(1, 9):
+            time.seconds += 10
+            ours.step(images=100)
+            ours.figures(step, 1000, 1.5, 0.25)
+        ours.evaluated(0, 8, 1.25, Result(99, 0.5, 0.9, 1.75))
+        said = capsys.readouterr()
+        assert said.err == ""
+        assert said.out.splitlines() == (
+            []
+            if rank
+            else [
+                "step 4  loss 1.5000  top-1 25.00%  10 images/s",
+                "step 8  loss 1.5000  top-1 25.00%  10 images/s",
+                "epoch 1/4  loss 1.250  val 1.750  top-1 50.00%  10 img/s",
+            ]
+        )
+
+
+def test_the_bar_fits_80_columns_and_has_both_times(time, capsys):
+    ours = screen(progress="bar")
+    ours.epoch(1, 4)
+    for step in range(5, 9):
+        time.seconds += 10
+        ours.step(images=100)
+        ours.figures(step, left=7200, loss=1.5, top1=0.25)
+    ours._bar.refresh()
+    shown = capsys.readouterr().err.split("\r")[-1]
+    assert len(shown.rstrip()) <= 80
+    # 10 images a second: 720 s for what is left of the run.
+    wanted = r"epoch 2/4  80%\|.*\| 00:\d\d, loss 1.500 top-1 25.0% 10 img/s run 12:00"
+    assert re.fullmatch(wanted, shown.rstrip())
+    ours.close()
+
+
+def test_a_terminal_gets_the_bar_and_the_environment_may_decide(monkeypatch):
+    monkeypatch.delenv("TANDEM_PROGRESS", raising=False)
+    assert not screen()._with_bar
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert screen()._with_bar
+    assert not screen(rank=1)._with_bar
+    monkeypatch.setenv("TANDEM_PROGRESS", "plain")
+    assert not screen()._with_bar
+
+
+def test_other_ranks_only_warn(capsys):
+    """Pitfall 11."""
+    package = logging.getLogger("trainer")
+    for rank, level in ((0, logging.INFO), (1, logging.WARNING)):
+        quiet_others(World(rank=rank, size=2, batches=(4, 4)))
+        assert package.getEffectiveLevel() == level
+
+
+def test_tensorboard_gets_the_figures_of_rank_0(monkeypatch, tmp_path):
+    written = []
+
+    class Board:
+        def __init__(self, folder):
+            written.append(folder)
+
+        def add_scalar(self, *row):
+            written.append(row)
+
+    module = types.SimpleNamespace(SummaryWriter=Board)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    for rank in (0, 1):
+        ours = screen(rank, tensorboard=True, output=str(tmp_path))
+        ours.evaluated(0, 8, 1.25, Result(99, 0.5, 0.9, 1.75))
+    assert written == [f"{tmp_path}/tensorboard", ("val_loss", 1.75, 8), ("val_top1", 0.5, 8)]
+
+
+def test_a_missing_tensorboard_is_a_sentence(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UserError, match="--tensorboard needs `pip install tensorboard`"):
+        screen(tensorboard=True, output=str(tmp_path))

@@ -1,0 +1,71 @@
+"""apex's own amp in the place of ours. Written against NVIDIA/apex, tags 22.04-dev to 25.05."""
+
+import contextlib
+import importlib
+from typing import Any, Dict
+
+import torch
+from torch import nn
+
+from .options import Options
+from .precision import LossScale, Precision, optimized
+from .world import World
+
+# What cannot go with it: it replaces the model's forward, which neither DataParallel's copies nor
+# torch.compile follow; O1 keeps casted weights until the backward, which a forward that is repeated
+# or broken off leaves behind.
+ALONE = ("compile", "checkpoint_activations", "auto_batch", "skip_oom")
+
+
+def choose(options: Options, world: World) -> Precision:
+    """apex's amp where every rank has it and it can serve these options, else ours. Collective."""
+    amp: Any = None
+    able = options.parallel == "ddp" and not any(getattr(options, name) for name in ALONE)
+    if able and options.precision.startswith("O") and world.device.type == "cuda":
+        # Extensions that were built for another torch raise whatever they like.
+        with contextlib.suppress(Exception):
+            amp = importlib.import_module("apex.amp")
+    if all(world.gather(amp is not None)):
+        return ApexAmp(amp, options.precision, world.device)
+    return Precision(options.precision, world.device)
+
+
+class ApexAmp(Precision):
+    """Masters, scale and skipping are apex's; `scale` and `masters` show them, so checkpoints are
+    the same with and without apex."""
+
+    by = "apex"
+
+    def __init__(self, amp: Any, level: str, device: torch.device) -> None:
+        super().__init__(level, device)
+        self.amp = amp
+        # apex casts inputs, and what it computes in fp16, itself.
+        self.input_type, self.autocast = torch.float32, None
+
+    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        weights = optimized(optimizer)
+        self.optimizer = optimizer
+        self.amp.initialize(model, optimizer, opt_level=self.level, verbosity=0)
+        optimizer.zero_grad()  # makes apex's masters, which a checkpoint must find
+        pairs = zip(weights, optimized(optimizer))
+        self.masters = [(weight, master) for weight, master in pairs if weight is not master]
+
+    def backward(self, loss: torch.Tensor, last: bool = True) -> None:
+        with self.amp.scale_loss(loss, self.optimizer, delay_unscale=not last) as scaled:
+            scaled.backward()
+
+    def step(self, optimizer: torch.optim.Optimizer, clip: float) -> bool:
+        if clip:
+            nn.utils.clip_grad_norm_(optimized(optimizer), clip)
+        optimizer.step()  # which apex has made do nothing after an overflow
+        if self.scale is None:
+            return False
+        before = self.scale.value
+        self.scale = LossScale(*self.amp.state_dict()["loss_scaler0"].values())
+        return self.scale.value < before
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if self.scale is not None:
+            names = {"loss_scale": self.scale.value, "unskipped": self.scale.good_steps}
+            self.amp.load_state_dict({"loss_scaler0": names})
