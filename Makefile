@@ -1,7 +1,7 @@
 # The verbs a person types. Each is one line into a tool: read there for what it does.
 #
 #   NODES=4 MODEL=resnet50 DATA=imagenet EPOCHS=90 BATCH=64 (per node) PRECISION=O1 SYNC=allreduce
-#   INVENTORY=inventory.ini LOGIN=anna (bootstrap) ARGS="any option of: .venv/bin/python -m trainer --help"
+#   INVENTORY=inventory.ini LOGIN=anna KEEP_SUDO=1 (bootstrap) ARGS="any option of: .venv/bin/python -m trainer --help"
 #   CORE=2.16 (an older Ansible, for check, bootstrap and provision of machines with Python 3.6: Ubuntu 18.04)
 #   RUN=latest RESUME=<run> MAX_RESTARTS=3 MIN_NODES=2 DETACH=1 QUEUE=1 FORCE=1
 
@@ -56,7 +56,8 @@ check: ansible-env ## say all that is wrong with the machines; changes nothing
 	@$(ANSIBLE_ENV)/bin/python ansible/check.py $(call option,--inventory,INVENTORY) $(call flag,--json,JSON)
 
 bootstrap: ansible-env ## let this control machine into new machines (LOGIN=a user there with sudo)
-	@$(ANSIBLE_ENV)/bin/python ansible/bootstrap.py $(call option,--inventory,INVENTORY) $(call option,--login,LOGIN)
+	@$(ANSIBLE_ENV)/bin/python ansible/bootstrap.py $(call option,--inventory,INVENTORY) $(call option,--login,LOGIN) \
+		$(call flag,--keep-sudo,KEEP_SUDO)
 
 provision: ansible-env data/digits ## make the machines of inventory.ini a cluster
 	ansible-playbook $(call option,--inventory,INVENTORY) site.yml

@@ -20,7 +20,8 @@ TOOLS = Path(sys.executable).parent  # ansible's, in the same environment
 SSH = Path("~/.ssh").expanduser()
 NO_SSHD = """{name}: nothing answers at {address}, port {port}. On that machine's own screen:
     sudo apt install openssh-server
-    ip -brief address          (is {address} among them? else correct inventory.ini)"""
+    ip -brief address          (is {address} among them? else correct inventory.ini)
+Without internet there: `make usb` writes the packages onto a stick."""
 
 
 class BootstrapError(Exception):
@@ -132,16 +133,17 @@ def control_key():
     return own.with_suffix(".pub").read_text().strip()
 
 
-def let_in(chosen, login, password, inventory):
+def let_in(chosen, login, password, args):
     """Runs the playbook as `login`. Returns its exit code."""
     extra = {
         "ansible_user": login,
         "access_users": {machine.name: machine.user for machine in chosen},
         "access_key": control_key(),
+        "access_sudo": "keep" if args.keep_sudo else "nopasswd",
     }
     argv = [str(TOOLS / "ansible-playbook"), str(PLAYBOOK), "--extra-vars", json.dumps(extra)]
     argv += ["--limit", ",".join(machine.name for machine in chosen)]
-    argv += ["--inventory", inventory] if inventory else []
+    argv += ["--inventory", args.inventory] if args.inventory else []
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
     # /dev/shm is memory: the password reaches no disk, and no command line.
     with tempfile.NamedTemporaryFile("w", dir="/dev/shm", prefix="tandem-") as file:
@@ -171,6 +173,11 @@ def main(argv=None):
     parser.add_argument(
         "--fingerprints", help="a file of lines `name SHA256:...`, instead of being asked"
     )
+    parser.add_argument(
+        "--keep-sudo",
+        action="store_true",
+        help="write no sudo rule: ansible-playbook then needs -K, and the user a password",
+    )
     parser.add_argument("--password-file", help="a file, instead of being asked")
     args = parser.parse_args(argv)
     try:
@@ -189,7 +196,7 @@ def main(argv=None):
             password = Path(args.password_file).read_text().rstrip("\n")
         else:
             password = getpass.getpass(f"Password of {args.login} on these machines: ")
-        code = let_in(settled, args.login, password, args.inventory)
+        code = let_in(settled, args.login, password, args)
     for sentence in sentences:
         print(f"NOT LET IN: {sentence}", file=sys.stderr)
     return code or (1 if sentences else 0)
