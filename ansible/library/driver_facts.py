@@ -82,18 +82,16 @@ def run(*argv):
 
 
 def packages():
-    """Installed packages by name, those that are half installed, and those that are held."""
+    """Installed packages by name, without those that are half installed; those that are held."""
     layout = "${db:Status-Abbrev}\t${Package}\t${Version}\n"
-    found, half, held = {}, [], []
+    found, held = {}, []
     for line in run("dpkg-query", "--show", "--showformat", layout)[1].splitlines():
         status, name, version = line.split("\t")
-        if status[1] in "HUFWt":  # half-installed, unpacked, half-configured, triggers
-            half.append(name)
-        if MATTER.match(name) and status[1] in "iWt":
+        if MATTER.match(name) and status[1] in "iWt":  # installed, or triggers are left to do
             found[name] = version
         if status[0] == "h":
             held.append(name)
-    return {"packages": found, "half_installed": half, "held": held}
+    return {"packages": found, "held": held}
 
 
 def offered(pin):

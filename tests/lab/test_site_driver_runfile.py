@@ -6,7 +6,7 @@ from tests.lab import driver_standins as standins
 from tests.lab.site_plays import changes, failures, play, reboot
 
 VERSION, NEWER = "570.10.01", "580.126.20"
-FOLDERS = "/etc/apt /etc/modprobe.d /var/lib/tandem /var/lib/nvidia"
+FOLDERS = "/etc/apt /etc/modprobe.d /var/lib/tandem/driver /var/lib/nvidia"
 STATE = f"dpkg-query --show; ls -R {FOLDERS} 2>&1; ls /usr/bin"
 UNIT = "/etc/systemd/system/standin-display.service"
 DISPLAY = f"""\

@@ -39,7 +39,6 @@ def facts(release="debian12", cards=("2080 Ti",), offered=None, **changes):
     made = machine(release, [PCI[card] for card in cards], driver=None, driver_library=None)
     made.update(
         packages={},
-        half_installed=[],
         held=[],
         offered=TOOLS | {f"linux-headers-{made['kernel']}": "1"} | (offered or {}),
         runfile=None,
