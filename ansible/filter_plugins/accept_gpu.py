@@ -1,0 +1,155 @@
+"""What the figures of NVIDIA cards mean, beside what such cards are known to reach."""
+
+from __future__ import annotations
+
+# Shares of the known figures below which something is wrong. Good cards reach 85 to 95 % of their
+# fp32 product and of their memory's rate, 75 to 95 % of tensor cores', 75 to 85 % of PCIe's.
+SHARES = {"fp32": 0.6, "fp16": 0.5, "copy": 0.7, "to_card": 0.6, "from_card": 0.6}
+UNITS = {"fp32": "TFLOP/s", "fp16": "TFLOP/s", "copy": "GB/s"}
+WORDS = {"fp32": "fp32 matrix product", "fp16": "fp16 matrix product", "copy": "memory copy"}
+# Bits of nvidia-smi's clocks_throttle_reasons.active (NVML, nvmlClocksThrottleReasons) that are
+# faults; the power cap (0x4) is what every card meets under load.
+THROTTLES = {
+    0x08: ("a hardware slowdown", "too hot or too little power"),
+    0x20: ("its driver, for the heat", "too hot"),
+    0x40: ("its hardware, for the heat", "too hot"),
+    0x80: ("its power supply's signal", "too little power"),
+}
+# GB/s of one lane by PCIe generation, after the line code (PCI-SIG).
+LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+
+
+def known(name: str, table: dict) -> dict | None:
+    """The row of ansible/gpus.yml for nvidia-smi's name of a card, e.g. "NVIDIA GeForce RTX 3090".
+
+    The whole end of the name: "RTX 2080" is no "RTX 2080 Ti", nor the other way round.
+    """
+    return next(
+        (row for key, row in table.items() if name == key or name.endswith(" " + key)), None
+    )
+
+
+def gpu_findings(results: dict[str, list[dict]], table: dict, allreduce: dict) -> list[str]:
+    """Sentences that say what is wrong; [] where nothing is.
+
+    results: {host: what `gpuprobe.py cards` printed}; table: ansible/gpus.yml's "gpus"; allreduce:
+    see accept_allreduce in accept.py, or {}.
+    """
+    found = []
+    for host, cards in results.items():
+        for number, card in enumerate(cards):
+            found += [f"{host}, card {number}: {text}" for text in _card(card, table)]
+    drivers = {card["driver"] for cards in results.values() for card in cards if "driver" in card}
+    if len(drivers) > 1:
+        found.append(
+            f"The machines have different drivers ({', '.join(sorted(drivers))}): they work, but "
+            "faults of one machine are then hard to tell. Same driver: driver_policy: upgrade."
+        )
+    if allreduce and allreduce["seconds"] > 1.5 * allreduce["floor_seconds"]:
+        found.append(
+            f"The all-reduce over NCCL takes {allreduce['seconds']:.2f} s, though the slowest link "
+            f"allows {allreduce['floor_seconds']:.2f} s. Does NCCL take another card "
+            "(NCCL_DEBUG=INFO names it)?"
+        )
+    return found
+
+
+def _card(card: dict, table: dict) -> list[str]:
+    if "error" in card:
+        return [f"it could not be measured: {card['error']}. Does nvidia-smi work there?"]
+    row = known(card["name"], table)
+    found = [] if row is None else _figures(card, row) + _memory(card, row)
+    return found + _link(card, row) + _throttling(card)
+
+
+def _figures(card: dict, row: dict) -> list[str]:
+    return [
+        f"{card['name']}: {WORDS[name]} {card[name]:.1f} {UNITS[name]}, {row[name]} are known of "
+        "it. Is it used by somebody else, too hot, or held to less power (nvidia-smi -q -d POWER)?"
+        for name in WORDS
+        if row[name] is not None and card[name] < SHARES[name] * row[name]
+    ]
+
+
+def _memory(card: dict, row: dict) -> list[str]:
+    found = []
+    if card["memory_mib"] < 0.9 * row["memory"] * 1024:
+        found.append(
+            f"{card['name']} has {card['memory_mib']} MiB of memory, {row['memory']} GB are known "
+            "of it: is it what it says it is?"
+        )
+    return found
+
+
+def _link(card: dict, row: dict | None) -> list[str]:
+    generation, lanes = card["pcie"]
+    if not generation or not lanes:
+        return []
+    found = []
+    if row and lanes < row["pcie"][1]:
+        # nvidia-smi's "max" is what card and slot have together.
+        why = "its slot has no more" if lanes == card["pcie_max"][1] else "its slot has more"
+        found.append(
+            f"it is linked by {lanes} lanes of PCIe and has {row['pcie'][1]}; {why}: seat it anew, "
+            "clean its contacts, or take a slot that shares its lanes with no other card"
+        )
+    limit = LANE[generation] * lanes
+    slowest = min(card["to_card"], card["from_card"])
+    if slowest < SHARES["to_card"] * limit:
+        found.append(
+            f"{slowest:.1f} GB/s pass between it and the machine's memory, {limit:.1f} fit through "
+            f"{lanes} lanes of PCIe {generation}"
+        )
+    return found
+
+
+def _throttling(card: dict) -> list[str]:
+    return [
+        f"it was slowed down by {who} ({why}; {card['celsius']} C): look at fans, dust, cables"
+        for bit, (who, why) in THROTTLES.items()
+        if (card["throttled"] or 0) & bit
+    ]
+
+
+def gpu_table(results: dict[str, list[dict]], table: dict, allreduce: dict, size: int) -> list[str]:
+    """The figures as lines of at most 80 columns; the known one behind a slash."""
+    wide = max([7, *(len(host) for host in results)])
+    lines = [f"{'machine':<{wide}}  card          fp32 TFLOP/s  fp16 TFLOP/s   copy GB/s  PCIe   C"]
+    for host, cards in results.items():
+        for card in cards:
+            if "error" in card:
+                lines.append(f"{host:<{wide}}  {card['error']}"[:80])
+                continue
+            row = known(card["name"], table) or {}
+            cells = [f"{_beside(card[key], row.get(key)):>12}" for key in ("fp32", "fp16")]
+            lines.append(
+                f"{host:<{wide}}  {_short(card['name']):<13} {'  '.join(cells)} "
+                f"{_beside(card['copy'], row.get('copy'), 0):>11}  {_pcie(card):<5} "
+                f"{card['celsius'] or '-':>3}"
+            )
+    if allreduce:
+        lines.append(
+            f"all-reduce of {size / 1e6:.0f} MB over NCCL: {allreduce['seconds']:.2f} s, floor "
+            f"{allreduce['floor_seconds']:.2f} s"
+        )
+    return lines
+
+
+def _short(name: str) -> str:
+    return name.replace("NVIDIA ", "").replace("GeForce ", "")[:13]
+
+
+def _pcie(card: dict) -> str:
+    generation, lanes = card["pcie"]
+    return f"{generation}x{lanes}" if generation and lanes else "-"
+
+
+def _beside(value: float, limit: float | None, digits: int = 1) -> str:
+    return f"{value:.{digits}f}/{limit or '-'}"
+
+
+class FilterModule:
+    """Filters of the role `accept`."""
+
+    def filters(self) -> dict:
+        return {"gpu_findings": gpu_findings, "gpu_table": gpu_table}
