@@ -46,7 +46,8 @@ def inventory(tmp_path_factory) -> str:
 def lab(start_lab, inventory):
     """One fresh machine, watched. The bundle is gathered outside of the lab, where internet is."""
     book = CHECKOUT / "ansible/playbooks/bundle.yml"
-    subprocess.run(["ansible-playbook", book, "--inventory", inventory], cwd=CHECKOUT, check=True)
+    program = CHECKOUT / ".venv/bin/ansible-playbook"
+    subprocess.run([program, book, "--inventory", inventory], cwd=CHECKOUT, check=True)
     lab = start_lab("offline", "--nodes", "1", "--no-bundle")
     lab.ssh(1, f"sudo dpkg --purge {LACKING}")
     lab.ssh(1, "sudo ip route add default via 192.168.56.1")
