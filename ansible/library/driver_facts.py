@@ -125,16 +125,6 @@ def module(kernel):
     return None
 
 
-def signing():
-    """The key that DKMS signs with, and whether the firmware trusts it (None: not to be known)."""
-    key = next((path for path in KEYS if os.path.exists(path)), None)
-    trusted = None
-    if key is not None:
-        code, text = run("mokutil", "--test-key", key)
-        trusted = None if code == 127 else "already enrolled" in text
-    return {"signing_key": key, "signing_key_trusted": trusted}
-
-
 def processes():
     """Who draws on a screen, and who else has the NVIDIA device open."""
     displays, users = [], []
@@ -184,10 +174,11 @@ def main():
         "offered": offered(module_.params["pin"]),
         "runfile": runfile(),
         "module": module(kernel),
+        "signing_key": next((path for path in KEYS if os.path.exists(path)), None),
         "free": {folder: free(folder) for folder in FOLDERS},
         "pending": os.path.exists("/var/lib/tandem/driver/before"),
     }
-    for part in (packages(), signing(), processes(), display_manager()):
+    for part in (packages(), processes(), display_manager()):
         facts.update(part)
     module_.exit_json(changed=False, facts=facts)
 

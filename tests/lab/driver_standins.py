@@ -200,7 +200,7 @@ def install(lab, node: int, archive: Path, card: str = TURING, kernel: bool = Tr
     send_archive(lab, node, archive)
     links = "; ".join(
         f"ln -s /opt/standin/standin-kernel /usr/local/sbin/{name}"
-        for name in ("modprobe", "modinfo", "mokutil", "dkms")
+        for name in ("modprobe", "modinfo", "dkms")
     )
     start = f"{links}; systemctl -q enable --now standin-kernel.service"
     bind = "mount --bind /opt/standin/pci /sys/bus/pci/devices"

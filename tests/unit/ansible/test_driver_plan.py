@@ -45,7 +45,6 @@ def facts(release="debian12", cards=("2080 Ti",), offered=None, **changes):
         module=None,
         pending=False,
         signing_key=None,
-        signing_key_trusted=None,
         displays=[],
         gpu_processes=[],
         display_manager=None,

@@ -1,0 +1,79 @@
+"""What driver_facts reads out of what dpkg, apt, modinfo and systemctl print."""
+
+import pytest
+
+from tests.unit.ansible.provision_machines import load
+
+collect = load("ansible/library/driver_facts.py")
+
+DPKG = """\
+ii \tnvidia-smi\t535.261.03-1
+hi \tlinux-image-amd64\t6.1.129-1
+iF \tnvidia-kernel-dkms\t535.261.03-1
+rc \tnvidia-driver\t470.1-1
+ii \tbash\t5.2.15-2+b8
+"""
+POLICY = """\
+nvidia-kernel-dkms:
+  Installed: 535.261.03-1
+  Candidate: 535.300.01-1
+  Version table:
+     535.300.01-1 500
+nvidia-driver-999:
+  Installed: (none)
+  Candidate: (none)
+  Version table:
+"""
+
+
+@pytest.fixture
+def says(monkeypatch):
+    """says(words, output, code): what a command whose line begins with `words` prints."""
+    answers = {}
+
+    def run(*argv):
+        line = " ".join(argv)
+        return next((made for begin, made in answers.items() if line.startswith(begin)), (127, ""))
+
+    monkeypatch.setattr(collect, "run", run)
+    return lambda words, output, code=0: answers.update({words: (code, output)})
+
+
+def test_packages_that_count_are_installed_whole(says):
+    says("dpkg-query", DPKG)
+    assert collect.packages() == {
+        "packages": {"nvidia-smi": "535.261.03-1", "linux-image-amd64": "6.1.129-1"},
+        "held": ["linux-image-amd64"],
+    }
+
+
+def test_offered_is_what_apt_would_install(says):
+    says("apt-cache pkgnames", "bash\nnvidia-kernel-dkms\nnvidia-driver-999\n")
+    says("apt-cache -o Dir::Etc::preferencesparts=", POLICY)
+    assert collect.offered("/none") == {"nvidia-kernel-dkms": "535.300.01-1"}
+
+
+@pytest.mark.parametrize(
+    ("first_line", "version"),
+    [("580.126.20", "580.126.20"), ("1.0-10033 (440.33.01)", "440.33.01"), ("", "0")],
+)
+def test_the_installers_own_log_has_its_version(monkeypatch, first_line, version):
+    monkeypatch.setattr(collect, "read", lambda path: f"{first_line}\nNVIDIA Accelerated ...")
+    assert collect.runfile() == version
+    monkeypatch.setattr(collect, "read", lambda path: None)
+    assert collect.runfile() is None
+
+
+def test_debians_module_has_another_name(says):
+    assert collect.module("6.1.0-31-amd64") is None
+    says("modinfo -k 6.1.0-31-amd64 -F version nvidia-current", "535.261.03\n")
+    assert collect.module("6.1.0-31-amd64") == "535.261.03"
+
+
+def test_the_display_manager_by_its_own_name(says):
+    shown = "Id={}\nLoadState={}\nActiveState={}\n"
+    says("systemctl show", shown.format("display-manager.service", "not-found", "inactive"))
+    assert collect.display_manager() == {"display_manager": None, "display_manager_active": False}
+    says("systemctl show", shown.format("gdm.service", "loaded", "active"))
+    assert collect.display_manager()["display_manager"] == "gdm.service"
+    assert collect.display_manager()["display_manager_active"] is True
