@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from launcher.code import ssh_command
+from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.plan import NodePlan
 from launcher.probe import talk
@@ -41,7 +42,7 @@ def checkpoints(nodes: dict, parts: list[NodePlan]) -> dict[str, list[str]]:
         try:
             process = nodes[node.host].start(["ls", "-1", f"{node.output}/checkpoints/{node.host}"])
             output, _, status = talk(process, b"", LIST_SECONDS)
-        except OSError:
+        except (OSError, UserError):  # it froze or went away: others hold the same
             continue
         if status == 0:
             found[node.host] = output.decode().split()

@@ -104,7 +104,8 @@ class Run:
             outcome = self._attempts(plan, reason, stopper)
         self.attempts.close(outcome.status)
         present = {host.name for host in self.machines.hosts}
-        if outcome.status == "failed" or not present.issuperset(self.parts):
+        lost = outcome.status == "failed" or bool(outcome.gone or outcome.lingering)
+        if lost or not present.issuperset(self.parts):
             self._look_again()
         self._collect()
         self._report()
