@@ -1,4 +1,4 @@
-"""Faults in runs of the real trainer on machines that site.yml's roles made: three nodes, the digits."""
+"""Faults in runs of the real trainer, on three machines as site.yml makes them: the digits."""
 
 import time
 import uuid
