@@ -38,6 +38,8 @@ def plan(wish, bundle):
     # Last: what must come by hand holds up nothing else.
     for stack in wish["stacks"]:
         made += installers.plan(stack, wish, bundle)
+    if any(order.folder.name.startswith("apex-") for order in made):
+        made.insert(0, wheels.plan_apex_tools(wish["index_url"], bundle))
     if wish["conda"]:
         made.append(installers.plan_conda(*wish["conda"], bundle))
     return list(dict.fromkeys(made))

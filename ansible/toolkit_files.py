@@ -32,17 +32,6 @@ def order(folder, parts, bundle=BUNDLE):
     return installers.Installers(files=files, folder=bundle / "installers" / folder)
 
 
-def build_tools(python, index_url, bundle=BUNDLE):
-    """setuptools and wheel for building apex, of versions that torch 1.12 still builds with."""
-    return wheels.Wheels(
-        lock=ANSIBLE / "locks" / "apex-build.txt",
-        python=python,
-        glibc="2.17",
-        folder=bundle / "wheels" / "apex-build",
-        index_url=index_url,
-    )
-
-
 def gather(made, module):
     """Carries an order out, unless it was carried out before. Raises BundleError."""
     if not manifest.is_complete(made.folder, made.purpose()):
@@ -53,8 +42,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", help="in bundle/installers")
     parser.add_argument("parts", type=json.loads, help="the plan's parts, as JSON")
-    parser.add_argument("--python", help="gather the tools to build apex for this Python, too")
-    parser.add_argument("--index-url", default="https://pypi.org/simple")
+    parser.add_argument("--tools-from", metavar="INDEX", help="the tools that build apex, too")
     parser.add_argument("--bundle", type=Path, default=BUNDLE)
     parser.add_argument("--look", action="store_true", help="gather nothing: say what is there")
     args = parser.parse_args(argv)
@@ -64,8 +52,8 @@ def main(argv=None):
         with redirect_stdout(io.StringIO()):
             if not args.look:
                 gather(made, installers)
-            if args.python and not args.look:
-                gather(build_tools(args.python, args.index_url, args.bundle), wheels)
+            if args.tools_from and not args.look:
+                gather(wheels.plan_apex_tools(args.tools_from, args.bundle), wheels)
     except BundleError as error:
         print(error, file=sys.stderr)
         return 2

@@ -65,6 +65,15 @@ def plan(stack, python, index_url, bundle):
     )
 
 
+def plan_apex_tools(index_url, bundle):
+    """setuptools and wheel for building apex, of versions that torch 1.12 still builds with.
+
+    They are pure Python: what is fetched for 3.9 runs on every newer one.
+    """
+    lock, folder = ANSIBLE / "locks" / "apex-build.txt", bundle / "wheels" / "apex-build"
+    return Wheels(lock=lock, python="3.9", glibc="2.17", folder=folder, index_url=index_url)
+
+
 def parse_lock(text):
     """The requirements of a lock as `uv pip compile --generate-hashes` writes it."""
     joined = text.replace("\\\n", " ")

@@ -39,7 +39,8 @@ def apex(start_lab, tmp_path_factory):
     (folder / "uninstall.yml").write_text(UNINSTALL.replace("[nccl, cudnn, cuda]", "[apex]"))
     # What builds it is real and comes from the package index, which the lab cannot reach.
     gather = [sys.executable, CHECKOUT / "ansible/toolkit_files.py", "--bundle", made.bundle]
-    subprocess.run([*gather, "--python", "3.11", "standin-none", "[]"], check=True)
+    index = "https://pypi.org/simple"
+    subprocess.run([*gather, "--tools-from", index, "standin-none", "[]"], check=True)
     for node in (1, 2):
         made.lab.ssh(node, f"sudo python3 -m venv {ENV}")
     return made

@@ -1,0 +1,68 @@
+"""The control machine gathers the files: what is missing is named, what was used once is kept."""
+
+import json
+
+import pytest
+
+from tests.unit.ansible.provision_machines import TABLE, load
+
+toolkit_files = load("ansible/toolkit_files.py")
+PART = {"file": "standin-cudnn.tgz", "url": "", "page": "https://developer.invalid", "sha256": ""}
+
+
+def run(folder, *words):
+    return toolkit_files.main(["--bundle", str(folder), "kit", json.dumps([PART]), *words])
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "installers/kit/standin-cudnn.tgz"
+    path.parent.mkdir(parents=True)
+    path.write_text("standin")
+    return path
+
+
+def test_a_missing_file_is_named_with_page_and_folder(tmp_path, capsys):
+    assert run(tmp_path) == 2
+    said = capsys.readouterr().err
+    assert "standin-cudnn.tgz" in said and "https://developer.invalid" in said
+    assert str(tmp_path / "installers/kit") in said
+
+
+def test_the_first_use_counts_also_after_a_failure(tmp_path, file, capsys):
+    assert run(tmp_path) == 0
+    first = json.loads(capsys.readouterr().out)["sha256"]["standin-cudnn.tgz"]
+    for _ in range(2):
+        file.write_text("another")
+        assert run(tmp_path) == 2
+        assert f"its SHA-256 is not {first}" in capsys.readouterr().err
+    file.write_text("standin")
+    assert run(tmp_path) == 0
+
+
+def test_looking_gathers_nothing(tmp_path, file, capsys):
+    assert run(tmp_path, "--look") == 0
+    assert json.loads(capsys.readouterr().out) == {"sha256": {}}
+    assert not file.with_name("MANIFEST.sha256").exists()
+
+
+def test_the_bundle_and_the_roles_mean_the_same_folder(tmp_path):
+    """What `make bundle` gathered is complete for the roles: same files, same folder."""
+    toolkit = load("ansible/filter_plugins/toolkit.py")
+    row = dict(TABLE["rows"]["cu102"], name="cu102")
+    made = toolkit._toolkit(row, TABLE)
+    parts = [vars(part) for part in made.parts]
+    mine = toolkit_files.order(made.bundle, parts, tmp_path)
+    wish = {"toolkit": "true", "apex": "auto"}
+    theirs = toolkit_files.installers.plan("cu102", wish, tmp_path)
+    assert mine.purpose() in [order.purpose() for order in theirs if order.folder == mine.folder]
+
+
+@pytest.mark.parametrize(("apex", "tools"), [("auto", True), ("false", False)])
+def test_the_bundle_of_a_stack_with_apex_has_the_tools_that_build_it(tmp_path, apex, tools):
+    bundle = load("ansible/bundle.py")
+    empty = {"wheels": [], "releases": {}, "packages": [], "conda": [], "mirrors": {}}
+    wish = {**empty, "stacks": ["cu102"], "toolkit": "auto", "apex": apex, "index_url": "x"}
+    names = {order.folder.name for order in bundle.plan(wish, tmp_path)}
+    assert ("apex-build" in names) is tools
+    assert "toolkit-10.2" in names
