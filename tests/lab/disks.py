@@ -4,8 +4,8 @@ import hashlib
 from pathlib import Path
 
 # What any machine changes by itself, and what Ansible leaves in its user's home for its own use.
-RESTLESS = ("var/log/", "var/lib/systemd/", "var/cache/", "var/tmp/", "tmp/", "run/", "root/",
-            "home/tandem/.ansible/", "etc/.updated", "var/.updated")  # fmt: skip
+RESTLESS = ("var/log/", "var/lib/systemd/", "var/lib/chrony/", "var/cache/", "var/tmp/", "tmp/",
+            "run/", "root/", "home/tandem/.ansible/", "etc/.updated", "var/.updated")  # fmt: skip
 
 
 def changed_files(lab, node: int, besides: tuple[str, ...] = ()) -> dict[str, str]:
