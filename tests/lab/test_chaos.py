@@ -25,8 +25,7 @@ def arena(start_lab, request):
     for node in range(1, NODES + 1):
         chaos_standin.install(lab, node)
     yield lab
-    for line in chaos_trial.figures():
-        request.config.pluginmanager.get_plugin("terminalreporter").write_line(line)
+    chaos_trial.print_figures(request.config)
 
 
 def busy_gpu(trial):

@@ -32,8 +32,7 @@ def cluster(start_lab, tmp_path_factory, request):
         play(lab, "-i", inventory, roles)
     play(lab, "-i", inventory, write_play(folder, ["data"]))
     yield lab
-    for line in chaos_trial.figures():
-        request.config.pluginmanager.get_plugin("terminalreporter").write_line(line)
+    chaos_trial.print_figures(request.config)
 
 
 @pytest.fixture
