@@ -124,14 +124,21 @@ def not_reached(variables):
     return f"NOT PROVISIONED: {name} ({address}) did not answer. ssh said: {said}"
 
 
-def wrong_name(answer):
-    """What is wrong with a name, from a loop of `getent ahostsv4` over {"key": name, "value"}.
+def wrong_names(printed, members):
+    """Sentences on names that do not lead to their members' addresses.
 
-    "" where its first address, which connections use, is the right one.
+    printed: what `getent ahostsv4 NAME ...` says, whose first line on a name ends with it: the
+    address there is the one that connections take. members: {name: address}.
     """
-    name, address = answer["item"]["key"], answer["item"]["value"]
-    found = (answer.get("stdout") or "nothing").split()[0]
-    return "" if found == address else f"{name} for {found} instead of {address}"
+    found = {}
+    for words in map(str.split, printed.splitlines()):
+        if len(words) == 3:
+            found.setdefault(words[2], words[0])
+    return [
+        f"{name} for {found.get(name, 'nothing')} instead of {address}"
+        for name, address in members.items()
+        if found.get(name) != address
+    ]
 
 
 class FilterModule:
@@ -145,5 +152,5 @@ class FilterModule:
             "tandem_member": member,
             "tandem_forgotten": forgotten,
             "tandem_not_reached": not_reached,
-            "tandem_wrong_name": wrong_name,
+            "tandem_wrong_names": wrong_names,
         }

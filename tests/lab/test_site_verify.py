@@ -15,9 +15,9 @@ BREAKS = {
         "sed -i 1d /etc/hosts",
     ),
     "base": (
-        "systemctl unmask suspend.target",
+        "systemctl unmask sleep.target",
         "may fall asleep in the middle of a run",
-        "systemctl mask suspend.target",
+        "systemctl mask sleep.target",
     ),
     "clock": (
         "systemctl stop chrony",

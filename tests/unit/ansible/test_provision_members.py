@@ -76,9 +76,11 @@ def test_sentence_on_a_machine_that_did_not_answer():
 
 
 def test_a_name_that_leads_elsewhere_is_named():
-    item = {"key": "node4", "value": "192.168.56.114"}
-    right = "192.168.56.114  STREAM node4\n192.168.56.114  DGRAM\n"
-    assert members.wrong_name({"item": item, "stdout": right}) == ""
-    wrong = {"item": item, "stdout": "127.0.1.1  STREAM node4\n" + right}
-    assert members.wrong_name(wrong) == "node4 for 127.0.1.1 instead of 192.168.56.114"
-    assert members.wrong_name({"item": item, "stdout": ""}).startswith("node4 for nothing")
+    right = "192.168.56.111  STREAM node1\n192.168.56.111  DGRAM  \n192.168.56.111  RAW    \n"
+    other = right.replace("111", "112").replace("node1", "node2")
+    assert members.wrong_names(right + other, ADDRESSES) == []
+    wrong = "127.0.1.1       STREAM node2\n127.0.1.1       DGRAM\n" + right + other
+    assert members.wrong_names(wrong, ADDRESSES) == [
+        "node2 for 127.0.1.1 instead of 192.168.56.112"
+    ]
+    assert members.wrong_names(right, ADDRESSES) == ["node2 for nothing instead of 192.168.56.112"]
