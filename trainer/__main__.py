@@ -22,6 +22,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         return work(options)
     except UserError as error:
         return tell(error, place(os.environ).local_rank)
+    except KeyboardInterrupt:
+        return 130  # as a shell says it
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from .options import GROUPS, Options
 
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
 TYPES = typing.get_type_hints(Options)
+METAVARS = {str: "VALUE", int: "N", float: "X"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -51,16 +52,14 @@ def parser() -> argparse.ArgumentParser:
             group = made.add_argument_group(GROUPS[name])
         text = field.metadata["help"].replace("%", "%%")
         if field.default not in (None, False):
-            text += f" (default: {field.default})"
-        settings: Dict[str, Any] = {"help": text, "type": _kind(name), "metavar": "VALUE"}
-        if _kind(name) is bool:
+            text += f" (default: {str(field.default).strip('()')})"
+        kind = _kind(name)
+        metavar = "|".join(field.metadata["choices"]) or METAVARS.get(kind)
+        settings: Dict[str, Any] = {"help": text, "type": kind, "metavar": metavar}
+        if kind is bool:
             settings.update(type=truth, nargs="?", const=True, metavar="true|false")
         elif typing.get_origin(TYPES[name]) is tuple:
             settings.update(type=numbers, metavar="N,N,...")
-        elif field.metadata["choices"]:
-            settings.update(metavar="|".join(field.metadata["choices"]))
-        elif _kind(name) is not str:
-            settings.update(metavar=_kind(name).__name__.upper()[:1])
         group.add_argument(f"--{name}", **settings)
     return made
 

@@ -33,6 +33,8 @@ def weights(state: Dict[str, Any], average: bool) -> Dict[str, torch.Tensor]:
 
 def write(tensors: Dict[str, torch.Tensor], path: pathlib.Path) -> None:
     """As torch or safetensors file, by the name's ending."""
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: there is no such folder to write to.")
     if path.suffix == ".safetensors":
         try:
             from safetensors.torch import save_file

@@ -48,14 +48,14 @@ def sentences(job: Job, cost: Cost) -> str:
     count, flops = cost
     work = "FLOPs unknown" if flops is None else f"{flops / 1e9:.2f} GFLOP an image"
     ranks = "1 rank" if world.size == 1 else f"{world.size} ranks"
-    by = f" by {job.precision.by}" if options.precision in ("O1", "O2", "O3") else ""
+    level = options.precision
+    level += f" by {job.precision.by}" if level.startswith("O") else ""
     parts = f" in {job.micro_batches} micro-batches" if job.micro_batches > 1 else ""
-    saved = "" if options.output else "\nnothing is saved: no --output"
+    saved = "" if options.output else "; nothing is saved: no --output"
     return (
-        f"{options.model}: {count / 1e6:.2f} M parameters, {work} of {size} px, "
-        f"{options.precision}{by}\n"
-        f"{len(job.train_set)} images of {len(job.train_set.classes)} classes; batch "
-        f"{world.global_batch} over {ranks}{parts}; {job.steps_per_epoch} steps an epoch{saved}"
+        f"{options.model}: {count / 1e6:.2f} M parameters, {work} of {size} px, {level}\n"
+        f"{len(job.train_set)} images of {len(job.train_set.classes)} classes{saved}\n"
+        f"{job.steps_per_epoch} steps an epoch; batch {world.global_batch} over {ranks}{parts}"
     )
 
 

@@ -53,8 +53,7 @@ class Evaluate:
 
     def __call__(self, image: Image.Image, rng: Random) -> np.ndarray:
         """uint8 (size, size, 3)."""
-        image = center_crop(image, self.sizes.resize, self.sizes.evaluate)
-        return np.asarray(image)
+        return np.asarray(center_crop(image, self.sizes.resize, self.sizes.evaluate))
 
 
 class Normalise:
@@ -67,14 +66,16 @@ class Normalise:
     def __init__(
         self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format
     ) -> None:
+        # In fp32 at least, as apex does it too; half is made of what comes out.
+        wide = torch.promote_types(dtype, torch.float32)
         # Made once: creating a tensor on a GPU from numbers waits for it.
-        self.mean = torch.tensor(MEAN, device=device, dtype=dtype).view(1, 3, 1, 1) * 255
-        self.scale = 1 / (255 * torch.tensor(STD, device=device, dtype=dtype).view(1, 3, 1, 1))
-        self.format = memory_format
+        self.mean = torch.tensor(MEAN, device=device, dtype=wide).view(1, 3, 1, 1) * 255
+        self.scale = 1 / (255 * torch.tensor(STD, device=device, dtype=wide).view(1, 3, 1, 1))
+        self.dtype, self.format = dtype, memory_format
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         floats = images.to(self.mean.dtype, memory_format=self.format)
-        return floats.sub_(self.mean).mul_(self.scale)
+        return floats.sub_(self.mean).mul_(self.scale).to(self.dtype)
 
 
 def center_crop(image: Image.Image, resize: int, size: int) -> Image.Image:

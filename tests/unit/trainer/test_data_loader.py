@@ -223,3 +223,12 @@ def test_normalise_is_torchvisions():
     theirs = normalize(images.double() / 255, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
     assert ours.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_half_images_are_rounded_once():
+    images = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, 16, 16)
+    half, single = (
+        Normalise(torch.device("cpu"), dtype, torch.contiguous_format)(images)
+        for dtype in (torch.float16, torch.float32)
+    )
+    assert torch.equal(half, single.half())

@@ -139,6 +139,7 @@ def test_weights_with_and_without_ddp_prefix_load(images, trained, tmp_path, pre
     [
         (["nowhere", "x.pt"], "no whole step-"),
         (["{trained}", "x.bin"], "must end in .pt"),
+        (["{trained}", "/nowhere/x.pt"], "/nowhere/x.pt: there is no such folder"),
     ],
 )
 def test_export_refuses_in_one_sentence(trained, capsys, argv, word):
