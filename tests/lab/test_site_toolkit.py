@@ -13,7 +13,10 @@ from tests.lab.site_plays import changes, failures, play, write_inventory
 from tests.lab.standins import standin_toolkit
 from tests.lab.test_site_uninstall import changed_files
 
-HOSTS = {f"node{n}": f"ansible_host=192.168.56.{110 + n}" for n in (1, 2)}
+NODES = (1, 2)
+LAST = NODES[-1]
+HOSTS = {f"node{n}": f"ansible_host=192.168.56.{110 + n}" for n in NODES}
+NONE = dict.fromkeys(HOSTS, 0)
 HOME = "/usr/local/cuda-10.2"
 # What preflight would leave: the machine's facts and the stack, which is named.
 PLAY = """
@@ -90,7 +93,7 @@ def toolkit(start_lab, tmp_path_factory):
 def clean(toolkit):
     """Both machines without a toolkit, and how their disks are then."""
     toolkit.uninstall()
-    return {node: changed_files(toolkit.lab, node) for node in (1, 2)}
+    return {node: changed_files(toolkit.lab, node) for node in NODES}
 
 
 def one_line(done):
@@ -99,15 +102,15 @@ def one_line(done):
 
 def test_installed_once_and_taken_away_without_a_trace(toolkit, clean):
     lab = toolkit.lab
-    lab.ssh(2, "sudo ln -sfn /usr/local/share /usr/local/cuda")  # somebody's own
-    before = {**clean, 2: changed_files(lab, 2)}
+    lab.ssh(LAST, "sudo ln -sfn /usr/local/share /usr/local/cuda")  # somebody's own
+    before = {**clean, LAST: changed_files(lab, LAST)}
     predicted = toolkit.play("--check")
     assert "CUDA 10.2.89 would be installed" in one_line(predicted)
-    assert changed_files(lab, 1) == before[1]
+    assert changed_files(lab, LAST) == before[LAST]
     toolkit.play()
-    assert changes(toolkit.play()) == {"node1": 0, "node2": 0}
-    assert changes(toolkit.play("--check")) == {"node1": 0, "node2": 0}
-    for node in (1, 2):
+    assert changes(toolkit.play()) == NONE
+    assert changes(toolkit.play("--check")) == NONE
+    for node in NODES:
         shell = "bash -lc 'nvcc --version; echo $CUDA_HOME [$LD_LIBRARY_PATH]'"
         assert "release 10.2" in lab.ssh(node, shell)
         assert lab.ssh(node, shell).endswith("/usr/local/cuda []\n")
@@ -120,10 +123,10 @@ def test_installed_once_and_taken_away_without_a_trace(toolkit, clean):
         left = lab.ssh(node, "ls -A /tmp /var/tmp /usr/local")
         assert "cuda-installer.log" not in left and "tandem-" not in left
     toolkit.uninstall()
-    for node in (1, 2):
+    for node in NODES:
         assert changed_files(lab, node) == before[node]
-    assert changes(toolkit.uninstall()) == {"node1": 0, "node2": 0}
-    lab.ssh(2, "sudo rm /usr/local/cuda")
+    assert changes(toolkit.uninstall()) == NONE
+    lab.ssh(LAST, "sudo rm /usr/local/cuda")
 
 
 def test_files_that_a_person_has_to_get_are_named_at_once(toolkit, clean):
@@ -133,12 +136,12 @@ def test_files_that_a_person_has_to_get_are_named_at_once(toolkit, clean):
     done = toolkit.play(check=False)
     for path in moved:
         path.with_name(f"{path.name}.away").rename(path)
-    assert failures(done) == {"node1", "node2"}
+    assert failures(done) == set(HOSTS)
     said = one_line(done)
     for path in moved:
         assert f"{path.name} needs a login: get it from https://developer.invalid/standin" in said
     assert str(toolkit.bundle) in said and "toolkit: false" in said
-    assert {node: changed_files(toolkit.lab, node) for node in (1, 2)} == clean
+    assert {node: changed_files(toolkit.lab, node) for node in NODES} == clean
 
 
 @pytest.mark.parametrize("name", ["cuda_10.2.89_linux.run", "cudnn.tgz"])
@@ -150,9 +153,9 @@ def test_another_file_than_the_one_that_was_used_is_refused(toolkit, clean, name
     path.write_bytes(whole[: len(whole) // 2])
     done = toolkit.play(check=False)
     path.write_bytes(whole)
-    assert failures(done) == {"node1", "node2"}
+    assert failures(done) == set(HOSTS)
     assert f"{path.name} is not the file that is meant" in one_line(done)
-    assert {node: changed_files(toolkit.lab, node) for node in (1, 2)} == clean
+    assert {node: changed_files(toolkit.lab, node) for node in NODES} == clean
     toolkit.play()
 
 
@@ -224,10 +227,10 @@ def test_a_kill_in_the_middle_is_finished_by_the_next_run(toolkit, clean):
 
 
 def test_what_others_installed_is_left_alone(toolkit, clean):
-    toolkit.lab.ssh(2, f"sudo mkdir {HOME}; sudo touch {HOME}/theirs")
+    toolkit.lab.ssh(LAST, f"sudo mkdir {HOME}; sudo touch {HOME}/theirs")
     done = toolkit.play(check=False)
-    assert failures(done) == {"node2"}
-    assert f"{HOME} on node2 is not from here: move it away" in one_line(done)
-    assert toolkit.lab.ssh(2, f"ls {HOME}; ls /usr/local | grep -c cuda") == "theirs\n1\n"
+    assert failures(done) == {f"node{LAST}"}
+    assert f"{HOME} on node{LAST} is not from here: move it away" in one_line(done)
+    assert toolkit.lab.ssh(LAST, f"ls {HOME}; ls /usr/local | grep -c cuda") == "theirs\n1\n"
     toolkit.uninstall()
-    assert toolkit.lab.ssh(2, f"ls {HOME} && sudo rm -r {HOME}") == "theirs\n"
+    assert toolkit.lab.ssh(LAST, f"ls {HOME} && sudo rm -r {HOME}") == "theirs\n"

@@ -9,7 +9,7 @@ import pytest
 from tests.lab.conftest import CHECKOUT
 from tests.lab.site_plays import changes, failures
 from tests.lab.standins import standin_toolkit
-from tests.lab.test_site_toolkit import PLAY, UNINSTALL, Toolkit, one_line
+from tests.lab.test_site_toolkit import HOSTS, LAST, NODES, NONE, PLAY, UNINSTALL, Toolkit, one_line
 
 ENV = "/opt/standin-env"
 CODE = 'import apex, importlib.metadata as m; print(m.version("apex"), apex.STANDIN)'
@@ -41,7 +41,7 @@ def apex(start_lab, tmp_path_factory):
     gather = [sys.executable, CHECKOUT / "ansible/toolkit_files.py", "--bundle", made.bundle]
     index = "https://pypi.org/simple"
     subprocess.run([*gather, "--tools-from", index, "standin-none", "[]"], check=True)
-    for node in (1, 2):
+    for node in NODES:
         made.lab.ssh(node, f"sudo python3 -m venv {ENV}")
     return made
 
@@ -53,16 +53,16 @@ def test_built_once_installed_everywhere_and_taken_away(apex):
     assert done.stdout.count("TASK [apex : Build a wheel]") == 1
     wheels = list(apex.bundle.glob("apex/*/apex-*.whl"))
     assert [wheel.name for wheel in wheels] == ["apex-0.1+standin-py3-none-any.whl"]
-    for node in (1, 2):
+    for node in NODES:
         assert apex.lab.ssh(node, SHOW) == "0.1+standin True\n"
         assert "tandem-apex" not in apex.lab.ssh(node, "ls /var/tmp")
     again = apex.play()
-    assert changes(again) == {"node1": 0, "node2": 0}
-    assert changes(apex.play("--check")) == {"node1": 0, "node2": 0}
+    assert changes(again) == NONE
+    assert changes(apex.play("--check")) == NONE
     apex.uninstall()
-    for node in (1, 2):
+    for node in NODES:
         assert "apex" not in apex.lab.ssh(node, f"{ENV}/bin/python -m pip list; ls -A {ENV}")
-    assert changes(apex.uninstall()) == {"node1": 0, "node2": 0}
+    assert changes(apex.uninstall()) == NONE
 
 
 def test_a_machine_that_comes_later_gets_the_same_wheel(apex):
@@ -72,7 +72,7 @@ def test_a_machine_that_comes_later_gets_the_same_wheel(apex):
     )  # half installed
     done = apex.play()
     assert "TASK [apex : Build a wheel]" not in done.stdout
-    for node in (1, 2):
+    for node in NODES:
         assert apex.lab.ssh(node, SHOW) == "0.1+standin True\n"
 
 
@@ -81,7 +81,7 @@ def test_an_apex_without_amp_is_refused(apex):
     manifest = apex.source.with_name("MANIFEST.sha256")
     standin_toolkit.apex(apex.source, amp=False)
     changed = apex.play(check=False)
-    assert failures(changed) == {"node1", "node2"}
+    assert failures(changed) == set(HOSTS)
     assert "standin-apex-22.04-dev.tar.gz is not the file that is meant" in one_line(changed)
     manifest.unlink(missing_ok=True)  # as if it were the first use
     refused = apex.play(check=False)
@@ -95,9 +95,9 @@ def test_an_apex_without_amp_is_refused(apex):
 def test_a_foreign_apex_in_the_environment_is_named(apex):
     apex.play()
     folder = apex.lab.ssh(
-        2, f"dirname $({ENV}/bin/python -c 'import apex; print(apex.__file__)')"
+        LAST, f"dirname $({ENV}/bin/python -c 'import apex; print(apex.__file__)')"
     ).strip()
-    apex.lab.ssh(2, f"sudo rm -r {folder}/amp")
+    apex.lab.ssh(LAST, f"sudo rm -r {folder}/amp")
     done = apex.play(check=False)
-    assert failures(done) == {"node2"}
-    assert "does not work on node2" in one_line(done) and "amp" in one_line(done)
+    assert failures(done) == {f"node{LAST}"}
+    assert f"does not work on node{LAST}" in one_line(done) and "amp" in one_line(done)
