@@ -37,7 +37,7 @@ def inventory(folder, count):
 
 
 def run(folder, count, **variables):
-    """(wall seconds, task results, changes) of one run of the roles on the first `count` machines."""
+    """(wall seconds, task results, changes) of one run of the roles on the first machines."""
     argv = ["ansible-playbook", "--inventory", inventory(folder, MACHINES)]
     argv += ["--limit", f"cluster[0:{count - 1}]", "-e", "@group_vars/all.yml"]
     play = write_play(folder, ROLES, become=True)
