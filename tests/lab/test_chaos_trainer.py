@@ -25,12 +25,12 @@ def cluster(start_lab, tmp_path_factory, request):
     lab = start_lab("trainer", "--nodes", str(NODES), "--rate", "1gbit")
     addresses = {f"node{n}": f"ansible_host=192.168.56.{110 + n}" for n in range(1, NODES + 1)}
     folder = tmp_path_factory.mktemp("site")
-    inventory = write_inventory(folder, addresses)
+    settings = ("-i", write_inventory(folder, addresses), "-e", "@group_vars/all.yml")
     # What a run needs of site.yml; as there, the first machine proves the environment.
     for hosts in ("node1", "cluster"):
         roles = write_play(folder, ["preflight", "python_env"], hosts, become=True)
-        play(lab, "-i", inventory, roles)
-    play(lab, "-i", inventory, write_play(folder, ["data"]))
+        play(lab, *settings, roles)
+    play(lab, *settings, write_play(folder, ["data"]))
     yield lab
     chaos_trial.print_figures(request.config)
 
