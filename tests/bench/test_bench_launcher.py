@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -132,9 +133,10 @@ def test_overhead_over_the_same_commands_by_hand(figure, tmp_path):
     whole, attempt = [], []
     for number in range(3):
         begin = time.monotonic()
-        subprocess.run(train, cwd=CHECKOUT, check=True, stdout=subprocess.DEVNULL)
+        said = subprocess.run(train, cwd=CHECKOUT, check=True, capture_output=True, text=True)
         wall = time.monotonic() - begin
-        folder = (CHECKOUT / "runs/latest").resolve()
+        name = re.search(r"^tandem: run (\S+), attempt", said.stdout, re.M).group(1)
+        folder = CHECKOUT / "runs" / name
         plan = json.loads((folder / "plan.json").read_text())
         (told,) = json.loads((folder / "attempts.json").read_text())["attempts"]
         hand = by_hand(plan, tmp_path / str(number))
