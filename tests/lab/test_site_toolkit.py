@@ -34,6 +34,9 @@ PLAY = """
         preflight_facts: "{{ collected.facts | combine({'host': inventory_hostname}) }}"
   roles: [cuda, cudnn, nccl]
 """
+VERIFY = """
+    - ansible.builtin.include_role: {name: cuda, tasks_from: verify}
+"""
 UNINSTALL = """
 - name: Take it away again
   hosts: cluster
@@ -54,6 +57,9 @@ class Toolkit:
     def __init__(self, lab, folder):
         self.lab, self.folder = lab, folder
         (folder / "play.yml").write_text(PLAY)
+        (folder / "verify.yml").write_text(
+            PLAY.replace("  roles: [cuda, cudnn, nccl]\n", "  tasks:") + VERIFY
+        )
         (folder / "uninstall.yml").write_text(UNINSTALL)
         self.bundle = folder / "bundle"
         self.settings()
@@ -74,6 +80,9 @@ class Toolkit:
 
     def play(self, *words, **options):
         return play(self.lab, str(self.folder / "play.yml"), *self.words, *words, **options)
+
+    def verify(self, **options):
+        return play(self.lab, str(self.folder / "verify.yml"), *self.words, **options)
 
     def uninstall(self):
         return play(self.lab, str(self.folder / "uninstall.yml"), *self.words)
@@ -121,12 +130,31 @@ def test_installed_once_and_taken_away_without_a_trace(toolkit, clean):
         assert lab.ssh(node, f"readlink {HOME}/absolute-link") == f"{HOME}/include\n"
         assert "cudnn" not in lab.ssh(node, "ldconfig -p")
         left = lab.ssh(node, "ls -A /tmp /var/tmp /usr/local")
-        assert "cuda-installer.log" not in left and "tandem-" not in left
+        assert "cuda-installer.log" not in left
+        assert "tandem-toolkit" not in left and ".tandem-cuda" not in left
     toolkit.uninstall()
     for node in NODES:
         assert changed_files(lab, node) == before[node]
     assert changes(toolkit.uninstall()) == NONE
     lab.ssh(LAST, "sudo rm /usr/local/cuda")
+
+
+def test_make_verify_sees_what_is_missing(toolkit, clean):
+    toolkit.play()
+    assert changes(toolkit.verify()) == NONE
+    toolkit.lab.ssh(LAST, f"sudo rm {HOME}/lib64/libnccl.so")
+    done = toolkit.verify(check=False)
+    assert failures(done) == {f"node{LAST}"}
+    assert "is not CUDA 10.2 with all inside (nccl is missing)" in one_line(done)
+    toolkit.play()  # and site.yml puts it back
+    assert changes(toolkit.verify()) == NONE
+
+
+def test_dry_provision_of_machines_that_answer(toolkit):
+    inventory = toolkit.words[1]
+    done = toolkit.lab.control("python", "ansible/dry_provision.py", "--inventory", inventory)
+    assert done.stdout.count("no machine has an NVIDIA GPU") == len(HOSTS)
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
 
 
 def test_files_that_a_person_has_to_get_are_named_at_once(toolkit, clean):
