@@ -26,8 +26,7 @@ class Clock:
     def restart(self) -> None:
         """Forget all before this moment."""
         self.started = time.monotonic()
-        self._categories = ["other"]
-        self._marks = [self._now()]
+        self._categories, self._marks = ["other"], [self._now()]
 
     def _now(self) -> Any:
         if not self._cuda:

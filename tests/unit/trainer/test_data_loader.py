@@ -67,6 +67,17 @@ def test_pixels_depend_on_seed_epoch_and_index_alone(root, augment):
     assert not same(alone, samples(root, dataclasses.replace(options, seed=1), (4,)))
 
 
+def test_each_sample_has_chances_of_its_own(root):
+    """Pitfall 20 within a rank: one file 27 times is 27 crops."""
+    options = Options(workers=0, augment="crop")
+    folder = ImageFolder(root, "train", options)
+    folder.paths = [folder.paths[0]] * len(folder)
+    images = [
+        image for batch in train_batches(folder, options, world(), 0) for image in batch.images
+    ]
+    assert len({image.numpy().tobytes() for image in images}) == len(images) == CLASSES * EACH
+
+
 def test_start_resumes_where_the_other_ranks_stopped(root):
     options = Options(workers=0)
     whole = samples(root, options, (4,))

@@ -101,6 +101,10 @@ def test_skip_oom_drops_the_step_in_one_process(images):
 
 def test_out_of_memory_is_recognised_on_old_and_new_torch():
     assert is_out_of_memory(RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert is_out_of_memory(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"))
+    with pytest.raises(RuntimeError) as raised:
+        torch.empty(2**60, dtype=torch.uint8)
+    assert is_out_of_memory(raised.value)
     assert not is_out_of_memory(RuntimeError("shapes do not match"))
     assert not is_out_of_memory(ValueError("CUDA out of memory"))
 

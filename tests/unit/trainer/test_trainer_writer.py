@@ -107,6 +107,18 @@ def test_the_first_that_was_told_decides(stops):
     assert [stop.before(8) for stop in stops] == [True] * 3
 
 
+def test_two_that_are_told_at_once_write_one_step(stops):
+    """Both have read that nobody was told, before either writes."""
+    first, second, third = stops
+    store = second.world.store
+    late = types.SimpleNamespace(add=lambda name, n: store.add(name, n) if n else 0)
+    second.world = types.SimpleNamespace(store=late)
+    first.told = second.told = True
+    assert not first.before(7)
+    assert not second.before(7)
+    assert third.before(8)
+
+
 def test_sigterm_tells(stops):
     os.kill(os.getpid(), signal.SIGTERM)
     assert stops[-1].told  # the last to have set the handler
