@@ -18,8 +18,8 @@ def ddp_buffers(at_each_forward: bool) -> Dict[str, bool]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """By its words: torch 1.12 raises a plain RuntimeError, later ones a subclass; cuBLAS, cuDNN and
-    the CPU's allocator have words of their own."""
+    """By its words: torch 1.12 raises a plain RuntimeError, later ones a subclass; cuBLAS, cuDNN
+    and the CPU's allocator have words of their own."""
     words = ("out of memory", "STATUS_ALLOC_FAILED", "can't allocate memory")
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
