@@ -232,6 +232,8 @@ def main(argv=None):
     parser.add_argument("--facts", help="a file of facts instead of asking machines")
     parser.add_argument("--save", help="write the facts to this file, for --facts")
     args, extra = parser.parse_known_args(argv)
+    if args.facts and extra:
+        parser.error(f"{' '.join(extra)} goes to ansible-playbook, which --facts does not run")
     table = yaml.safe_load((ANSIBLE / "stacks.yml").read_text())["stacks"]
     try:
         entries = read(args.facts) if args.facts else look(args.inventory, extra)
