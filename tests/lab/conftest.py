@@ -29,6 +29,7 @@ LONG = {
     "test_site_share.py",
     "test_site_toolkit.py",
     "test_site_toolkit_apex.py",
+    "test_site_toolkit_pycharm.py",
     "test_site_uninstall.py",
     "test_site_whole.py",
     "test_slurm.py",
