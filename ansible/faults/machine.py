@@ -102,7 +102,7 @@ def packages(facts, question):
         )
     if facts["dpkg_broken"]:
         yield ("dpkg", "an installation of packages was interrupted", "sudo dpkg --configure -a")
-    if not facts["rsync"]:
+    if not facts["rsync"] and not question["offline"]:  # else the bundle brings it
         yield (
             "rsync",
             "rsync is missing, by which data and wheels arrive",

@@ -76,7 +76,8 @@ def compiler(facts, stack, table):
 
 
 def environment(facts, manager, python, question):
-    if manager == "venv" and not facts["python_venv"]:
+    # The bundle of a machine without internet has it.
+    if manager == "venv" and not facts["python_venv"] and not question["offline"]:
         yield ("venv", "its python3 cannot make environments", "sudo apt install python3-venv")
     if manager == "conda" and not facts["conda"] and not question["conda_installer"]:
         yield (

@@ -74,6 +74,7 @@ QUESTION = {
     "provisioned": False,
     "env_manager": "auto",
     "conda_installer": "",
+    "offline": False,
     "stack": "auto",
     "driver_version": "auto",
     "table": TABLE,

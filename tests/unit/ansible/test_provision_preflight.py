@@ -82,6 +82,12 @@ def test_fault_of_another_wish(fault, facts, question):
     assert fault not in [finding["fault"] for finding in found(facts)]
 
 
+def test_what_the_bundle_brings_is_no_fault_of_a_machine_without_internet():
+    facts = machine(rsync=False, python_venv=False)
+    assert {finding["fault"] for finding in found(facts)} == {"rsync", "venv"}
+    assert found(facts, offline=True) == []
+
+
 def test_an_impossible_driver_hears_the_reason_and_the_nearest():
     facts = machine("debian11", ["1e07"], kernel="6.1.0-31-amd64")
     (finding,) = found(facts, driver_version="440.33.01")
