@@ -182,13 +182,14 @@ def test_a_reader_waits_for_a_server_that_restarts(shared):
 def test_no_boot_waits_for_a_server_that_is_off_and_the_data_come_with_it(shared):
     """docs/shares.md: a first read fails within half a minute instead of hanging."""
     pair, _ = shared
-    pair.lab.ssh(1, "sync")
-    pair.lab("kill", "1")
-    pair.lab("reboot", "2")
+    for node in (1, 2):
+        pair.lab.ssh(node, "sync")
+        pair.lab("kill", str(node))
+    pair.lab("mend", "2")
     state = pair.lab.ssh(2, "systemctl is-system-running --wait || true").strip()
     assert state in ("running", "degraded")
-    began = time.monotonic()
-    pair.refusal(f"ls {DATA}/train")
-    assert time.monotonic() - began < 30
+    # By the machine's own clock, since getting in costs it seconds too.
+    line = f"began=$(date +%s); ls {DATA}/train && exit 9; echo $(($(date +%s) - began))"
+    assert int(pair.lab.ssh(2, line)) <= 30
     pair.lab("mend", "1")
     assert pair.read(2) == pair.digest
