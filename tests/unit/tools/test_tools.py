@@ -67,6 +67,13 @@ def test_only_given_variables_become_options():
     assert line.rstrip().endswith("-- --lr 0.2")
 
 
+def test_folders_may_have_spaces():
+    usb = make("usb", "TO=/media/anna/A STICK", "RELEASES=bookworm jammy")
+    assert "realpath -m '/media/anna/A STICK'" in usb
+    assert """-e usb_releases='"bookworm jammy"'""" in usb
+    assert "--source '/a folder/b' --to '/c d'" in make("imagenet", "SRC=/a folder/b", "TO=/c d")
+
+
 def test_the_older_ansible_runs_what_talks_to_machines():
     assert "tools/venv.sh core2.16" in make("provision", "CORE=2.16")
     assert "\n.venv-core2.16/bin/python ansible/check.py" in make("check", "CORE=2.16")
