@@ -18,7 +18,7 @@ sudo useradd somebody
 sudo mkdir -p {TREE}/train
 cd {TREE}
 head --bytes=1000000 /dev/urandom >/tmp/block
-for number in $(seq 200); do (echo $number; cat /tmp/block) | sudo tee train/$number >/dev/null; done
+for n in $(seq 200); do (echo $n; cat /tmp/block) | sudo tee train/$n >/dev/null; done
 sudo chown -R somebody {TREE}
 sudo chmod -R u=rwX,go= {TREE}
 """
