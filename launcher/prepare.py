@@ -36,20 +36,25 @@ def prepare(options: Options, terminal: Terminal, run: str | None = None) -> Pre
     hosts = preflight.select(inventory.load(Path(options.inventory)), options)
     restart.check_minimum(options, hosts)
     asked = Asked(options, settings["model"], run)
+    told = None
     while True:
         machines = preflight.look(hosts, asked)
         try:
             problems = preflight.check(machines, asked)
-            busy = [problem.text for problem in problems if problem.busy]
-            if not (busy and options.queue):
-                for text in preflight.judge(problems, options.force):
-                    terminal.say(text)
-                return Prepared(options, settings, hosts, machines, asked)
+            busy = [problem for problem in problems if problem.busy and options.queue]
+            # What waiting does not mend is said before it.
+            passed = preflight.judge([p for p in problems if p not in busy], options.force)
         except UserError:
             machines.close()
             raise
+        if not busy:
+            for text in passed:
+                terminal.say(text)
+            return Prepared(options, settings, hosts, machines, asked)
         machines.close()
-        terminal.say(f"waiting: {busy[0]}")
+        if busy[0].text != told:
+            told = busy[0].text
+            terminal.say(f"waiting: {told}")
         time.sleep(QUEUE_LOOKS_EVERY)
 
 

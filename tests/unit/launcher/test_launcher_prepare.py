@@ -1,0 +1,59 @@
+"""What is asked and looked at before a run, and waiting for machines that are busy."""
+
+import io
+
+import pytest
+
+from launcher import inventory, preflight, prepare
+from launcher.errors import UserError
+from launcher.lines import Terminal
+from launcher.options import Options
+from launcher.preflight import Machines
+from tests.unit.launcher.launcher_values import SETTINGS, facts, gpus, host
+
+BUSY = gpus(1, holders=[{"pid": 7, "user": "ann", "command": "python x"}])
+
+
+@pytest.fixture
+def ready(monkeypatch):
+    """ready(changes of node2's facts at the first look, at the second, ...) -> call of prepare."""
+
+    def make(*looks, **options):
+        found = iter(looks)
+
+        def look(hosts, _asked):
+            return Machines(hosts, {}, {"node1": facts(1), "node2": facts(2, **next(found))})
+
+        monkeypatch.setattr(inventory, "load", lambda _path: [host(1), host(2)])
+        monkeypatch.setattr(preflight, "look", look)
+        monkeypatch.setattr(preflight.mesh, "check", lambda *_: [])
+        monkeypatch.setattr(prepare, "trainer_settings", lambda _options: SETTINGS)
+        monkeypatch.setattr(prepare.time, "sleep", slept.append)
+        return prepare.prepare(Options(**options), Terminal(said))
+
+    slept, said = [], io.StringIO()
+    make.slept, make.said = slept, said.getvalue
+    return make
+
+
+def test_busy_machines_are_waited_for_and_that_is_said_once(ready):
+    free = gpus(1)
+    other = {**BUSY, "holders": [{"pid": 8, "user": "ben", "command": "python y"}]}
+    looks = [{"gpus": BUSY}, {"gpus": BUSY}, {"gpus": other}, {"gpus": free}]
+    assert ready(*looks, queue=True).hosts == [host(1), host(2)]
+    assert ready.slept == [prepare.QUEUE_LOOKS_EVERY] * 3
+    assert [line.split("by ")[1][:3] for line in ready.said().splitlines()] == ["ann", "ben"]
+
+
+def test_what_waiting_does_not_mend_is_said_before_it(ready):
+    with pytest.raises(UserError, match="cannot be written") as caught:
+        ready({"gpus": BUSY, "writable": False}, queue=True)
+    assert "in use" not in str(caught.value)
+    assert ready.slept == []
+
+
+def test_without_queue_busy_machines_are_refused_unless_forced(ready):
+    with pytest.raises(UserError, match="ann: python x"):
+        ready({"gpus": BUSY})
+    assert ready({"gpus": BUSY}, force=True)
+    assert "ann: python x" in ready.said()
