@@ -138,9 +138,9 @@ def describe(model: nn.Module, image_size: int) -> Tuple[int, Optional[int]]:
     layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
     operations = dict.fromkeys(layers, 0)
 
-    def count(module: nn.Module, inputs: Tuple[torch.Tensor, ...], output: Any) -> None:
+    def count(module: nn.Module, _: Any, output: Any) -> None:
         if isinstance(module, nn.MultiheadAttention):
-            _, length, width = inputs[0].shape
+            _, length, width = output[0].shape
             # Four projections of each place; scores against, and sums of, all places.
             operations[module.out_proj] += 2 * length * width * (4 * width + 2 * length)
         else:
