@@ -26,6 +26,7 @@ LONG = {
     "test_site_driver_boot.py",
     "test_site_driver_runfile.py",
     "test_site_driver_vm.py",
+    "test_site_offline.py",
     "test_site_share.py",
     "test_site_toolkit.py",
     "test_site_toolkit_apex.py",
