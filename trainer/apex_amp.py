@@ -12,7 +12,7 @@ from .precision import LossScale, Precision, optimized
 from .world import World
 
 # What cannot go with it: it replaces the model's forward, which neither DataParallel's copies nor
-# torch.compile follow; O1 keeps casted weights until the backward, which a forward that is repeated
+# torch.compile follow; O1 keeps cast weights until the backward, which a forward that is repeated
 # or broken off leaves behind.
 ALONE = ("compile", "checkpoint_activations", "auto_batch", "skip_oom")
 

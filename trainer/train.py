@@ -44,7 +44,7 @@ class Run:
     def __init__(self, options: Options, world: World) -> None:
         found = materials(options, world)
         self.clock = Clock(world.device)
-        # Before anything is cast or wrapped: apex would remember this forward's casted weights.
+        # Before anything is cast or wrapped: apex would remember this forward's cast weights.
         self.cost = describe(found.model, found.image_size)
         self.job = job(options, world, found, self.clock)
         self.options, self.world = options, world

@@ -72,7 +72,7 @@ def test_the_average_is_that_of_apex_s_masters():
 
 
 def test_operations_are_counted_before_apex_sees_the_model():
-    """Its O1 would keep that forward's casted weights, and the first step would use them."""
+    """Its O1 would keep that forward's cast weights, and the first step would use them."""
     order = []
     with (
         mock.patch.multiple(
