@@ -14,7 +14,7 @@ part() {
 check() {
     name=$1
     shift
-    part "$name" .venv/bin/python -m pytest --quiet --durations=5 "$@"
+    part "$name" .venv/bin/python -m pytest --quiet --durations=15 --durations-min=10 "$@"
 }
 
 if [ "$(id -u)" = 0 ]; then
