@@ -38,13 +38,18 @@ def read(folder):
 
 
 def is_complete(folder, purpose):
-    """Whether it was gathered for this, and no file has been touched since."""
+    """Whether it was gathered for this, and each file is there as it was.
+
+    Only files that are newer than the manifest are read: `problems` reads all.
+    """
     found, digests = read(folder)
     if found != purpose:
         return False
     finished = (folder / NAME).stat().st_mtime_ns
-    paths = [folder / name for name in digests]
-    return all(path.is_file() and path.stat().st_mtime_ns <= finished for path in paths)
+    return all(
+        path.is_file() and (path.stat().st_mtime_ns <= finished or sha256(path) == digest)
+        for path, digest in ((folder / name, digest) for name, digest in digests.items())
+    )
 
 
 def problems(folder, purpose):
