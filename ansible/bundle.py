@@ -22,8 +22,8 @@ def plan(wish, bundle):
     """Orders, one a folder of the bundle. Raises BundleError.
 
     `wish`: {"wheels": [[stack, Python or ""], ...], "releases": {code name: [further packages]},
-    "stacks": [names of those whose installers are needed], "toolkit": and "apex": as in group_vars,
-    "conda": [URL, SHA-256] or [],
+    "stacks": [names of those whose installers are needed], "toolkit", "apex" and "driver_version":
+    as in group_vars, "conda": [URL, SHA-256] or [],
     "index_url": ..., "mirrors": {name in releases.yml: URL}}, and "packages" instead of those of
     all roles.
     """

@@ -42,8 +42,8 @@ class Installers:
 def plan(stack, wish, bundle, table=None):
     """The folders for a row of stacks.yml. Raises BundleError.
 
-    `wish`: {"toolkit", "apex"}, each auto, true or false as in group_vars; auto is what a machine
-    with a card gets. `table` replaces stacks.yml in tests.
+    `wish`: {"toolkit", "apex", "driver_version"} as in group_vars; auto is what a machine with a
+    card gets. `table` replaces stacks.yml in tests.
     """
     table = table or yaml.safe_load((ANSIBLE / "stacks.yml").read_text())["stacks"]
     if stack not in table["rows"]:
@@ -51,7 +51,7 @@ def plan(stack, wish, bundle, table=None):
     row = table["rows"][stack]
     entries = {}
     if row.get("driver"):
-        entries[stack] = [_newest_driver(row["driver"], table["drivers"])]
+        entries[stack] = [_driver(row["driver"], str(wish["driver_version"]), table["drivers"])]
     if row.get("toolkit") and _wished(wish["toolkit"], row.get("toolkit_default")):
         entries[f"toolkit-{row['toolkit']}"] = table["toolkits"][row["toolkit"]]
     if row.get("apex") and _wished(wish["apex"], True):
@@ -67,11 +67,13 @@ def _wished(word, default):
     return word == "true" or (word == "auto" and bool(default))
 
 
-def _newest_driver(oldest, drivers):
-    newest = drivers[0]
-    if _numbers(newest["version"]) < _numbers(oldest):
-        raise BundleError(f"ansible/stacks.yml has no driver of version {oldest} or newer")
-    return newest
+def _driver(oldest, version, drivers):
+    """The newest of the table, or the one of `version`."""
+    found = [row for row in drivers if version in ("auto", str(row["version"]))]
+    if not found or _numbers(found[0]["version"]) < _numbers(oldest):
+        wished = "" if version == "auto" else f" {version}, and this stack needs one"
+        raise BundleError(f"ansible/stacks.yml has no driver{wished} of version {oldest} or newer")
+    return found[0]
 
 
 def _numbers(version):

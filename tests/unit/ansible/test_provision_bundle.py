@@ -142,19 +142,22 @@ def table(**row):
 
 
 def by_hand(tmp_path):
-    wish = {"toolkit": "true", "apex": "auto"}
+    wish = {"toolkit": "true", "apex": "auto", "driver_version": "auto"}
     return installers.plan("cu", wish, tmp_path, table(driver=None))[0]
 
 
 def test_installers_follow_the_wishes(tmp_path):
-    def names(toolkit, **row):
-        wish = {"toolkit": toolkit, "apex": "auto"}
+    def names(toolkit, version="auto", **row):
+        wish = {"toolkit": toolkit, "apex": "auto", "driver_version": version}
         return [made.folder.name for made in installers.plan("cu", wish, tmp_path, table(**row))]
 
     assert names("auto") == ["cu", "toolkit-10.2"]
     assert names("auto", toolkit_default=False) == names("false") == ["cu"]
     with pytest.raises(BundleError, match=r"no driver of version 590\.1 or newer"):
         names("auto", driver="590.1")
+    assert names("false", version="580.1") == ["cu"]
+    with pytest.raises(BundleError, match=r"no driver 470\.1, and this stack needs one of version"):
+        names("false", version="470.1")
 
 
 def test_files_behind_a_login_are_named_with_page_name_and_folder(tmp_path):
