@@ -41,12 +41,6 @@ SETTINGS = (
     *("stack", "env_manager", "conda_installer", "pip_index_url"),
     *("toolkit", "apex", "apex_extensions"),
 )
-# What a machine's facts hold of role driver's own questions, where nothing else was recorded.
-NO_DRIVER_FACTS = {
-    "packages": {}, "offered": {}, "runfile": None, "module": None, "pending": False,
-    "displays": [], "display_manager": None, "display_manager_active": False, "gpu_processes": [],
-    "free": {},
-}  # fmt: skip
 
 
 class CannotLook(Exception):
@@ -72,7 +66,7 @@ def rows(entries, table, bundle):
         parts = [
             ("cards", _cards(facts, table)),
             ("stack", [f"{stack['name']}: {stack['reason']}"]),
-            ("driver", _driver(entry, stack, table)),
+            ("driver", _driver(entry, stack, table, bundle)),
             *_toolkit(own["toolkit"], bundle),
             *_environment(entry, stack),
             *_apex(own["apex"], facts["host"], bundle),
@@ -91,10 +85,10 @@ def _cards(facts, table):
     return [*(names or ["none of NVIDIA's"]), f"{system}, {gcc}"]
 
 
-def _driver(entry, stack, table):
+def _driver(entry, stack, table, bundle):
     wish = {name: entry["settings"][setting] for name, setting in DRIVER_WISH.items()}
-    wish["at_hand"] = ()  # of the bundle: make bundle says what is missing there
-    plan = driver.driver_plan({**NO_DRIVER_FACTS, **entry["facts"]}, wish, stack, table)
+    wish["at_hand"] = [path.name for path in (bundle / "installers" / stack["name"]).glob("*.run")]
+    plan = driver.driver_plan(entry["facts"], wish, stack, table)
     if plan["action"] == "refuse":
         return [f"REFUSED: {plan['reason']}", f"remedy: {plan['remedy']}"]
     lines = [plan["reason"]]

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+import yaml
 
 from tests.unit.ansible.provision_machines import ROOT, TABLE, load, machine
 
@@ -105,6 +106,11 @@ def test_dry_provision_prints_the_whole_list(path, tmp_path):
     assert printed + "\n" == expected.read_text(), (
         f"right? then: make dry-provision FACTS={path.relative_to(ROOT)} > {expected}"
     )
+
+
+def test_the_driver_is_asked_with_all_that_its_role_asks_with():
+    role = yaml.safe_load((ROOT / "ansible/roles/driver/vars/main.yml").read_text())
+    assert set(role["driver_wish"]) == {*dry.DRIVER_WISH, "at_hand"}
 
 
 def test_a_file_of_facts_that_cannot_be_read_is_named(tmp_path, capsys):
