@@ -129,9 +129,9 @@ def test_installed_once_and_taken_away_without_a_trace(toolkit, clean):
         assert lab.ssh(node, f"cat {HOME}/pkgconfig/cuda.pc") == f"cudaroot={HOME}\n"
         assert lab.ssh(node, f"readlink {HOME}/absolute-link") == f"{HOME}/include\n"
         assert "cudnn" not in lab.ssh(node, "ldconfig -p")
-        left = lab.ssh(node, "ls -A /tmp /var/tmp /usr/local")
+        left = lab.ssh(node, "ls -A /tmp /var/lib/tandem /usr/local")
         assert "cuda-installer.log" not in left
-        assert "tandem-toolkit" not in left and ".tandem-cuda" not in left
+        assert "toolkit-files" not in left and ".tandem-cuda" not in left
     toolkit.uninstall()
     for node in NODES:
         assert changed_files(lab, node) == before[node]
@@ -189,9 +189,10 @@ def test_another_file_than_the_one_that_was_used_is_refused(toolkit, clean, name
 
 def test_a_half_copied_file_is_completed(toolkit, clean):
     whole = toolkit.file("standin-cuda_10.2.89_linux.run").read_bytes()
-    half = "/var/tmp/tandem-toolkit/standin-cuda_10.2.89_linux.run"
-    toolkit.lab.ssh(1, f"mkdir -p -m 700 /var/tmp/tandem-toolkit && head -c {len(whole) // 2} "
-                       f"/dev/zero > {half}")  # fmt: skip
+    folder = "/var/lib/tandem/toolkit-files"
+    toolkit.lab.ssh(1, f"sudo install -d -o tandem -m 700 {folder}")
+    half = f"head -c {len(whole) // 2} /dev/zero"
+    toolkit.lab.ssh(1, f"{half} > {folder}/standin-cuda_10.2.89_linux.run")
     toolkit.play("--limit", "node1")
     assert "release 10.2" in toolkit.lab.ssh(1, f"{HOME}/bin/nvcc --version")
 

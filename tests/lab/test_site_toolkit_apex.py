@@ -55,7 +55,7 @@ def test_built_once_installed_everywhere_and_taken_away(apex):
     assert [wheel.name for wheel in wheels] == ["apex-0.1+standin-py3-none-any.whl"]
     for node in NODES:
         assert apex.lab.ssh(node, SHOW) == "0.1+standin True\n"
-        assert "tandem-apex" not in apex.lab.ssh(node, "ls /var/tmp")
+        assert "apex-build" not in apex.lab.ssh(node, "ls /var/lib/tandem")
     again = apex.play()
     assert changes(again) == NONE
     assert changes(apex.play("--check")) == NONE
@@ -87,7 +87,7 @@ def test_an_apex_without_amp_is_refused(apex):
     refused = apex.play(check=False)
     assert failures(refused) >= {"node1"}
     assert "has no apex/amp: it is PyPI's apex, another project" in one_line(refused)
-    assert "tandem-apex" not in apex.lab.ssh(1, "ls /var/tmp")
+    assert "apex-build" not in apex.lab.ssh(1, "ls /var/lib/tandem")
     apex.source.write_bytes(whole)
     manifest.unlink(missing_ok=True)
 
