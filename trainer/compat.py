@@ -35,7 +35,8 @@ class _TensorsOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "OrderedDict"):
             return collections.OrderedDict
-        if (module, name) == ("torch._utils", "_rebuild_tensor_v2") or module == "torch":
+        storage = module == "torch" and name.endswith("Storage") and "." not in name
+        if storage or (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} does not belong into a checkpoint")
 
@@ -44,6 +45,10 @@ def load_tensors(file: BinaryIO) -> Any:
     """Tensors and plain containers from a file, on the CPU; nothing in it is executed."""
     if "weights_only" in inspect.signature(torch.load).parameters:
         return torch.load(file, map_location="cpu", weights_only=True)
-    # The parts of the pickle module that torch.load asks for.
-    only = types.SimpleNamespace(Unpickler=_TensorsOnly, load=pickle.load)
+    # The parts of the pickle module that torch.load asks for; `load` is for files older than 1.6.
+    only = types.SimpleNamespace(
+        __name__="tensors_only",
+        Unpickler=_TensorsOnly,
+        load=lambda old, **options: _TensorsOnly(old, **options).load(),
+    )
     return torch.load(file, map_location="cpu", pickle_module=only)
