@@ -72,7 +72,8 @@ class Toolkit:
             self.standins = standin_toolkit.write_all(self.bundle)
         variables = {
             "toolkit": True, "apex": False, "apex_extensions": "auto", "cuda_home": "",
-            "cuda_table": {**table, **self.standins}, "cuda_bundle": str(self.bundle), "apex_bundle": str(self.bundle),
+            "cuda_table": {**table, **self.standins},
+            "cuda_bundle": str(self.bundle), "apex_bundle": str(self.bundle),
             "cuda_packages": [], "preflight_stack": {**table["rows"]["cu102"], "name": "cu102"},
             **self.wishes,
         }  # fmt: skip
