@@ -18,8 +18,8 @@ MAKE_TREE = f"""sudo sh -ec '
 useradd somebody
 mkdir -p {TREE}/train
 cd {TREE}/train
-head --bytes=1000000 /dev/urandom >/tmp/block
-for n in $(seq 200); do (echo $n; cat /tmp/block) >$n; done
+head --bytes=1000000 /dev/urandom >/srv/block
+for n in $(seq 200); do (echo $n; cat /srv/block) >$n; done
 chown -R somebody {TREE}
 chmod -R u=rwX,go= {TREE}
 # The packages of the emulated machines came with it, and nobody serves by it.
