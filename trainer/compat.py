@@ -3,7 +3,6 @@
 import collections
 import inspect
 import pickle
-import types
 from typing import Any, BinaryIO, Dict
 
 import torch
@@ -41,14 +40,15 @@ class _TensorsOnly(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} does not belong into a checkpoint")
 
 
+class _TensorsOnlyPickle:
+    """The parts of the pickle module that torch.load asks for; `load` for files older than 1.6."""
+
+    Unpickler = _TensorsOnly
+    load = staticmethod(lambda old, **options: _TensorsOnly(old, **options).load())
+
+
 def load_tensors(file: BinaryIO) -> Any:
     """Tensors and plain containers from a file, on the CPU; nothing in it is executed."""
     if "weights_only" in inspect.signature(torch.load).parameters:
         return torch.load(file, map_location="cpu", weights_only=True)
-    # The parts of the pickle module that torch.load asks for; `load` is for files older than 1.6.
-    only = types.SimpleNamespace(
-        __name__="tensors_only",
-        Unpickler=_TensorsOnly,
-        load=lambda old, **options: _TensorsOnly(old, **options).load(),
-    )
-    return torch.load(file, map_location="cpu", pickle_module=only)
+    return torch.load(file, map_location="cpu", pickle_module=_TensorsOnlyPickle)

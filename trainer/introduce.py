@@ -48,8 +48,7 @@ def sentences(job: Job, cost: Cost) -> str:
     count, flops = cost
     work = "FLOPs unknown" if flops is None else f"{flops / 1e9:.2f} GFLOP an image"
     ranks = "1 rank" if world.size == 1 else f"{world.size} ranks"
-    level = options.precision
-    level += f" by {job.precision.by}" if level.startswith("O") else ""
+    level = options.precision + (f" by {job.precision.by}" if "O" in options.precision else "")
     parts = f" in {job.micro_batches} micro-batches" if job.micro_batches > 1 else ""
     saved = "" if options.output else "; nothing is saved: no --output"
     return (

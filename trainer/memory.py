@@ -48,15 +48,14 @@ def agree_micro_batches(job: Job) -> None:
 
 def _fits(job: Job, size: int) -> bool:
     """Whether a forward and backward of `size` images fits; leaves the model as it was."""
-    fits = True
     try:
         with unchanged(job):
             blank_pass(job, job.model, size)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        fits = False
-    return fits
+        return False
+    return True
 
 
 def peak(device: torch.device) -> int:

@@ -38,6 +38,7 @@ def infer(options: Options, world: World) -> int:
             _write_predictions(made, rows, pathlib.Path(options.predict))
         if options.extract:
             _write_embeddings(made, rows, pathlib.Path(options.extract))
+        print(f"{len(rows[0])} images of val: written")
     return 0
 
 

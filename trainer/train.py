@@ -80,9 +80,7 @@ class Run:
                 return False
             done = self.position.epoch  # epochs completed
             last = done == self.options.epochs
-            best = False
-            if last or done % self.options.evaluate_every == 0:
-                best = self.evaluate()
+            best = (last or done % self.options.evaluate_every == 0) and self.evaluate()
             every = self.options.checkpoint_every
             if last or best or every == 0 or self.position.step % every == 0:
                 self.save(best)
@@ -174,7 +172,8 @@ class Run:
         self.lines.flush()
         self.screen.say(sentences(self.job, self.cost))
         if resumed:
-            self.screen.say(f"resumed at epoch {at.epoch + 1}, image {at.sample}, step {at.step}")
+            where = f"epoch {at.epoch + 1}, image {at.sample}, step {at.step}"
+            self.screen.say(f"resumed at {where if at.epoch < self.options.epochs else 'its end'}")
 
     def end(self, status: str) -> None:
         """The last line; nothing is timed after it."""
