@@ -159,8 +159,8 @@ class Guard:
             self.workers = Workers(self.task.ranks)
             self.output = Output(self.workers, self.link, self.selector, self.worker_ended)
             self.make_folder()
-            self.start_recorder()
             self.launch = start_launch(self.task, self.workers, self.mono_start)
+            self.start_recorder()  # takes a moment, in which launch starts already
         except (BadTask, OSError) as error:
             self.end("failed", cause_of(error))
             return

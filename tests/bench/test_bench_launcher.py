@@ -76,6 +76,7 @@ def watched(tmp_path, script):
     plan = plan_of(tmp_path, script)
     argv = [sys.executable, "-IB", str(CHECKOUT / "launcher/node"), "bench"]
     processes = {node.host: LocalProcess(argv) for node in plan.nodes}
+    tmp_path.mkdir(exist_ok=True)
     with (tmp_path / "terminal").open("w") as out:
         logs = RunLogs(tmp_path / "run", Terminal(out), NODES)
         begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF)
@@ -105,6 +106,22 @@ def test_an_idle_run(tmp_path, figure):
     outcome, wall, cpu = watched(tmp_path, "import time; time.sleep(20)")
     assert outcome.status == "finished"
     figure("control side of an idle run, 4 local nodes", 100 * cpu / wall, "% of a core", "5")
+
+
+def test_overhead_without_torch(tmp_path, figure):
+    """The same four commands by a stand-in for launch, which costs the machine nothing."""
+    script = "import time; time.sleep(2)"
+    argv = [sys.executable, str(STAND_IN), "1", script]
+    overhead = []
+    for number in range(5):
+        outcome, wall, _ = watched(tmp_path / str(number), script)
+        assert outcome.status == "finished"
+        begin = time.monotonic()
+        env = {**os.environ, "PYTHON_EXEC": sys.executable}
+        running = [subprocess.Popen(argv, env=env) for _ in range(NODES)]
+        assert [process.wait() for process in running] == [0] * NODES
+        overhead.append(wall - (time.monotonic() - begin))
+    figure("overhead over four idle commands (median of 5)", statistics.median(overhead), "s", "1")
 
 
 def by_hand(plan, output):
