@@ -23,6 +23,7 @@ LONG = {
     "test_lab_leftovers.py",
     "test_lab_vm.py",
     "test_share_mounts.py",
+    "test_site_driver.py",
     "test_site_driver_boot.py",
     "test_site_driver_runfile.py",
     "test_site_driver_vm.py",
