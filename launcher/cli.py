@@ -130,5 +130,5 @@ def main(argv: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        print("tandem: interrupted before anything was started", file=sys.stderr)
+        print("tandem: interrupted; `make runs` tells what there is", file=sys.stderr)
         return 130

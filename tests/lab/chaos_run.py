@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.unit.launcher.guard_client import alive
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-PATIENCE = 180  # seconds; what waits longer has failed
+PATIENCE = 300  # seconds; what waits longer has failed
 
 
 class Running:
