@@ -1,6 +1,6 @@
 #!/bin/sh
-# DKMS itself builds Debian's nvidia module for the kernel of the lab's virtual machines, on this machine: emulated, it
-# would take an hour. dkms_build.sh BASE ARCHIVE WORK: packages of ARCHIVE are installed into a copy of BASE (an
+# DKMS itself builds Debian's nvidia module for the kernel of the lab's virtual machines, on this machine, since an emulated
+# compiler is many times slower. dkms_build.sh BASE ARCHIVE WORK: packages of ARCHIVE are installed into a copy of BASE (an
 # overlay); what DKMS built is ARCHIVE/built.tar.gz afterwards. Run in a mount namespace of its own.
 set -eu
 base=$1 archive=$2 work=$3

@@ -27,10 +27,11 @@ def test_machines_are_rebooted_one_at_a_time(pair, archive, tmp_path):
     for node in (1, 2):
         standins.install(pair, node, archive)
         pair.ssh(node, "sudo touch /opt/standin/nouveau; sudo systemctl restart standin-kernel")
+        pair.ssh(node, "sudo rm /opt/standin/on /opt/standin/off")
     words = standins.write_words(tmp_path, nodes=2)
     done = play(pair, *words)
     assert said(done).count(f"module and nvidia-smi agree: {OLD}") == 2
-    # The stand-in kernel writes when it goes and when it comes.
+    # The stand-in kernel writes when it goes and when it comes: here, by a reboot of the role's.
     (off1, on1), (off2, on2) = (
         [float(pair.ssh(node, f"cat /opt/standin/{what}")) for what in ("off", "on")]
         for node in (1, 2)
