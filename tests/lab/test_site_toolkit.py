@@ -129,7 +129,7 @@ def test_installed_once_and_taken_away_without_a_trace(toolkit, clean):
         assert listed.endswith(f"{HOME}\n")
         assert lab.ssh(node, f"cat {HOME}/pkgconfig/cuda.pc") == f"cudaroot={HOME}\n"
         assert lab.ssh(node, f"readlink {HOME}/absolute-link") == f"{HOME}/include\n"
-        assert "cudnn" not in lab.ssh(node, "ldconfig -p")
+        assert "cudnn" not in lab.ssh(node, "/sbin/ldconfig -p")
         left = lab.ssh(node, "ls -A /tmp /var/lib/tandem /usr/local")
         assert "cuda-installer.log" not in left
         assert "toolkit-files" not in left and ".tandem-cuda" not in left
