@@ -119,13 +119,14 @@ def test_a_detached_run_is_shown_without_losing_a_line(pair_of_nodes, tmp_path, 
 
 
 def attach(lab, name):
-    """`make attach`, from a terminal of its own."""
+    """`make attach`, from a terminal of its own: Ctrl-C counts there, even if it does not for us."""
     return subprocess.Popen(
         lab.argv("exec", "--", *LAUNCHER, "attach", name),
         cwd=CHECKOUT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
