@@ -119,7 +119,7 @@ def test_a_detached_run_is_shown_without_losing_a_line(pair_of_nodes, tmp_path, 
 
 
 def attach(lab, name):
-    """`make attach`, from a terminal of its own: Ctrl-C counts there, even if it does not for us."""
+    """`make attach`, from a terminal of its own: Ctrl-C counts there even if it does not here."""
     return subprocess.Popen(
         lab.argv("exec", "--", *LAUNCHER, "attach", name),
         cwd=CHECKOUT,
