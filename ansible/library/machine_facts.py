@@ -271,6 +271,11 @@ def settings():
     }
 
 
+def environments():
+    """Names of the environments that python_env finished: it writes their lock into them last."""
+    return sorted(path.split("/")[-2] for path in glob.glob("/opt/tandem/envs/*/.tandem-lock"))
+
+
 def main():
     module = AnsibleModule(
         argument_spec={
@@ -279,7 +284,11 @@ def main():
         },
         supports_check_mode=True,
     )
-    facts = {"gpus": gpus(), "disks": {name: disk(name) for name in module.params["folders"]}}
+    facts = {
+        "gpus": gpus(),
+        "disks": {name: disk(name) for name in module.params["folders"]},
+        "environments": environments(),
+    }
     for part in (system(), driver(), network(module.params["address"]), settings()):
         facts.update(part)
     module.exit_json(changed=False, facts=facts)

@@ -1,11 +1,12 @@
 """`make check` on real machines: clean ones, then faults planted on each, all said at once."""
 
+import hashlib
 import json
 import shlex
 
 import pytest
 
-from tests.lab.site_plays import write_inventory
+from tests.lab.site_plays import CHECKOUT, write_inventory
 
 # A connection that is kept open from before would not see another host key.
 FRESH = "ANSIBLE_SSH_ARGS=-o ControlMaster=no -o ControlPath=none -o StrictHostKeyChecking=yes"
@@ -55,6 +56,7 @@ def machines(start_lab):
 def check(lab, *options):
     """(exit code, {host: {fault: finding}})."""
     done = lab.control(*CHECK, "--json", *options, check=False)
+    assert done.stdout, done.stderr
     found = {}
     for finding in json.loads(done.stdout):
         found.setdefault(finding["host"], {})[finding["fault"]] = finding
@@ -85,6 +87,18 @@ def test_mistaken_lines_of_the_inventory_are_named(machines, tmp_path):
     assert {host: set(faults) for host, faults in found.items()} == {
         name: {fault} for name, (_, fault) in MISTAKEN.items()
     }
+
+
+def test_no_space_is_asked_for_once_the_environment_is_made(machines):
+    machines.ssh(2, "sudo mount -t tmpfs -o size=1m tmpfs /opt/tandem")
+    before = check(machines, "--limit", "node2")
+    lock = hashlib.sha256((CHECKOUT / "ansible/locks/cpu-py3.11.txt").read_bytes()).hexdigest()
+    made = f"/opt/tandem/envs/cpu-{lock[:12]}"
+    machines.ssh(2, f"sudo mkdir -p {made}; sudo touch {made}/.tandem-lock")
+    after = check(machines, "--limit", "node2")
+    machines.ssh(2, "sudo umount /opt/tandem")
+    assert set(before[1]["node2"]) == {"disk_full"}
+    assert after == (0, {})
 
 
 def test_planted_faults_are_all_said_at_once(machines):
