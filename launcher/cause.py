@@ -28,7 +28,7 @@ class Failure:
     """Something that went wrong on one node, as the control machine learnt of it.
 
     `kind`: worker (a rank ended badly), launch (launch did), gone (the machine or the way to it),
-    guard (its guard was killed).
+    guard (its guard was killed), busy (another run has the machine).
     """
 
     host: str
@@ -60,7 +60,7 @@ class Failure:
 
 def first_of(failures: list[Failure]) -> Failure | None:
     """The one that explains the others."""
-    kinds = {"worker": 0, "gone": 0, "guard": 1, "launch": 2}
+    kinds = {"busy": -1, "worker": 0, "gone": 0, "guard": 1, "launch": 2}
 
     def place(failure: Failure):
         return (failure.peer_lost, kinds[failure.kind], not failure.first_on_node, failure.order)

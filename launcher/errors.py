@@ -10,3 +10,7 @@ class UserError(Exception):
     def __init__(self, *problems: str):
         super().__init__("\n".join(problems))
         self.problems = problems
+
+
+class Busy(UserError):
+    """Another run took a machine first: waiting mends it."""

@@ -10,6 +10,7 @@ from launcher.probe import Facts
 CLOCK_SKEW = 5.0
 DISK_FREE = 1 << 30
 DISK_FULL = 64 << 20  # nothing can be trained here
+BUSY_REMEDY = "wait for it (QUEUE=1), or ask its owner."
 
 
 @dataclass(frozen=True)
@@ -124,5 +125,5 @@ def _busy(host: Host, facts: Facts, run: str | None) -> list[Problem]:
         held = [f"{h['user']}: {h['command']} (pid {h['pid']})" for h in facts.gpus["holders"]]
     if not held:
         return []
-    told = f"{host.label()}: {what} {'; '.join(held)}: wait for it (QUEUE=1), or ask its owner."
+    told = f"{host.label()}: {what} {'; '.join(held)}: {BUSY_REMEDY}"
     return [Problem(told, fatal=False, busy=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import time
@@ -12,12 +13,13 @@ from launcher import collect, folders, preflight, restart
 from launcher import plan as planning
 from launcher.attempts import Attempts, write_json
 from launcher.cause import Failure
-from launcher.errors import UserError
+from launcher.errors import Busy, UserError
 from launcher.inventory import CHECKOUT
 from launcher.lines import RunLogs, Terminal
 from launcher.options import Options
 from launcher.plan import NodePlan, Plan
-from launcher.prepare import Prepared, make_plan, new_id, prepare
+from launcher.prepare import QUEUE_LOOKS_EVERY, Prepared, make_plan, new_id, prepare
+from launcher.problems import BUSY_REMEDY
 from launcher.start import start_guards, sync_code
 from launcher.stopper import Stopper
 from launcher.tell import describe, exit_code, proof, relative
@@ -39,6 +41,19 @@ def dry_run(options: Options) -> int:
 def train(options: Options) -> int:
     """Start a run and stay with it until its report is printed. Returns the exit code."""
     terminal = Terminal()
+    while True:
+        try:
+            return train_once(options, terminal)
+        except Busy as error:
+            if not options.queue:
+                raise
+            terminal.say(f"waiting: {error}")
+            # Two runs that took a machine each, and so both lost, must not meet again.
+            time.sleep(random.uniform(0, QUEUE_LOOKS_EVERY))
+
+
+def train_once(options: Options, terminal: Terminal) -> int:
+    """The same, or Busy: two launchers may have found the same machines free."""
     prepared = prepare(options, terminal)
     try:
         run = new_id(prepared)
@@ -122,6 +137,9 @@ class Run:
                     self.attempts.close("failed")
                     raise
                 outcome = self._lost(plan, reason, error)
+            if plan.attempt == 1 and outcome.cause is not None and outcome.cause.kind == "busy":
+                self.attempts.close("failed")
+                raise Busy(f"{outcome.cause.host}: {outcome.cause.message}: {BUSY_REMEDY}")
             self._tell(outcome)
             decision = restart.decide(outcome, limits)
             if decision is None or stopper.asked:

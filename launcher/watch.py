@@ -43,6 +43,7 @@ def task(plan: Plan, node: NodePlan) -> dict:
         "lease": LEASE,
         "interface": node.interface,
         "holder": f"{who()[0]}@{socket.gethostname()}",
+        "shared": plan.options.force,
     }
 
 
@@ -167,7 +168,9 @@ class Watch:
             self._say(f"{host}: {frame['message']}")
         elif kind == "exit":
             guard.exit = frame
-            if frame["reason"] == "failed" and not self._has_failure(host):
+            if frame["reason"] == "busy":
+                self._fail(self._failure(host, "busy", message=frame["message"]))
+            elif frame["reason"] == "failed" and not self._has_failure(host):
                 self._fail(self._launch_failure(host, frame))
             elif frame["reason"] in ("lease", "eof", "guard") and self._killed_at is None:
                 message = {

@@ -32,7 +32,7 @@ class Guard:
         self.frames = self.link.frames
         self.way, self.why = way, why
         self.task, self.workers, self.recorder, self.launch = None, None, None, None
-        self.output, self.mark = None, None
+        self.output, self.marks = None, []
         self.launch_status, self.reason, self.message = None, None, None
         self.folder, self.troubles, self.signals = None, set(), set()
         self.mono_start = time.monotonic()
@@ -154,13 +154,16 @@ class Guard:
         try:
             self.task = read_task(order)
             self.link.lease = self.task.lease
-            self.mark = presence.claim(self.task.run, self.task.holder)
+            self.claim()
             self.folder = pathlib.Path(self.task.output).absolute() / "nodes" / self.task.host
             self.workers = Workers(self.task.ranks)
             self.output = Output(self.workers, self.link, self.selector, self.worker_ended)
             self.make_folder()
             self.launch = start_launch(self.task, self.workers, self.mono_start)
             self.start_recorder()  # takes a moment, in which launch starts already
+        except presence.InUse as error:
+            self.end("busy", str(error))
+            return
         except (BadTask, OSError) as error:
             self.end("failed", cause_of(error))
             return
@@ -168,6 +171,12 @@ class Guard:
         self.next_sample = time.monotonic() + SAMPLE
         self.output.look()
         self.frames.send("started", pid=self.launch.pid, mono_start=self.mono_start)
+
+    def claim(self):
+        """Name the run for others who ask; have the machine alone, unless it is to be shared."""
+        self.marks.append(presence.claim(self.task.run, self.task.holder))
+        if not self.task.shared:
+            self.marks.append(presence.claim_alone(self.task.run))
 
     def make_folder(self):
         """Where the node's files go. A full disk is no reason not to run."""

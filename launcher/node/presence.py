@@ -1,10 +1,18 @@
-"""Who trains on a machine, for whoever asks next: a name that the kernel takes back by itself."""
+"""Who trains on a machine, for whoever asks next: names that the kernel takes back by itself."""
 
+import errno
 import os
+import pathlib
 import re
 import socket
+import struct
 
 LONGEST = 107  # bytes of a name, the leading NUL apart
+ALONE = "\0tandem-alone"
+
+
+class InUse(Exception):
+    """Another run has the machine; the text says whose, for a person."""
 
 
 def claim(run, holder):
@@ -12,8 +20,48 @@ def claim(run, holder):
 
     /proc/net/unix shows it to every user of the machine (launcher/node/probe.py reads it there).
     """
-    words = [re.sub(r"[^\w@.+-]", "-", word, flags=re.ASCII) for word in (run, holder)]
-    name = "/".join(["tandem", str(os.getpid()), *words])
+    name = "/".join(["tandem", str(os.getpid()), plain(run), plain(holder)])
     mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     mark.bind("\0" + name[:LONGEST])
     return mark
+
+
+def plain(word):
+    return re.sub(r"[^\w@.+-]", "-", word, flags=re.ASCII)
+
+
+def claim_alone(run):
+    """The socket that one guard on a machine has; None where another guard of this run has it.
+
+    Two launchers that looked in the same second both found the machine free; the kernel lets only
+    one of them have the name. Raises InUse for the other.
+    """
+    mark = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        mark.bind(ALONE)
+        mark.listen(socket.SOMAXCONN)  # nobody is ever accepted: asking who has it is all
+        return mark
+    except OSError as error:
+        mark.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+    other, holder = owner()
+    if other == plain(run):
+        return None
+    raise InUse("it is in use by {}: run {}".format(holder, other))
+
+
+def owner():
+    """(run, holder) of the guard that has the machine."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.setblocking(False)
+        try:
+            asking.connect(ALONE)
+            size = struct.calcsize("3i")
+            answer = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        except OSError:  # it began or ended this very moment
+            return "that begins or ends", "somebody"
+    pid = struct.unpack("3i", answer)[0]
+    names = pathlib.Path("/proc/net/unix").read_text()
+    found = re.search(r" @tandem/{}/([^/\n]+)/([^/\n]+)$".format(pid), names, re.MULTILINE)
+    return found.groups() if found else ("unknown", "process {}".format(pid))

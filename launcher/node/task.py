@@ -20,6 +20,7 @@ Task = typing.NamedTuple(
         ("record", bool),
         ("holder", str),  # who started the run, for others who ask
         ("interface", str),  # "" means the one of the default route
+        ("shared", bool),  # start although another run has the machine
     ],
 )
 
@@ -34,6 +35,7 @@ DEFAULTS = {
     "record": True,
     "holder": "somebody",
     "interface": "",
+    "shared": False,
 }
 
 

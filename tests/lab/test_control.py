@@ -5,6 +5,7 @@ The trainer is a stand-in; machines and ssh are real.
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -83,6 +84,33 @@ def test_a_second_run_is_refused_by_name_or_waits(pair_of_nodes, start):
         assert f"tandem: node{node}: nothing left" in done.stdout
     assert third.end() == 0, third.said()
     assert third.name != first.name
+
+
+HOLD = """
+import socket
+mark = socket.socket(socket.AF_UNIX)
+mark.bind("\\0tandem-alone")
+mark.listen()
+print("held", flush=True)
+input()
+"""
+
+
+def test_of_two_that_looked_in_the_same_second_one_begins(pair_of_nodes, start):
+    """What the other one meets: nobody was there when it looked, and now the machine is taken."""
+    argv = pair_of_nodes.argv("ssh", "2", "--", f"python3 -c {shlex.quote(HOLD)}")
+    with subprocess.Popen(
+        argv, cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdout.readline() == "held\n"
+        refused = start(1)
+        assert refused.end() == 2
+        assert "tandem: node2: it is in use by process " in refused.said()
+        assert "Traceback" not in refused.said() and refused.processes() == []
+        waits = start(1, "--queue")
+        waits.wait_for("tandem: waiting: node2: it is in use by process ")
+        first.communicate("\n")
+    assert waits.end() == 0, waits.said()
 
 
 def test_a_detached_run_is_shown_without_losing_a_line(pair_of_nodes, tmp_path, mark):

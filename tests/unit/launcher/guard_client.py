@@ -43,7 +43,8 @@ class Client:
             self.process.stdin.write(json.dumps(order).encode() + b"\n")
 
     def start(self, output, argv, ranks=(0,), **options):
-        task = {"run": "r", "attempt": 1, "host": "node1", "record": False}
+        # Shared: this machine may be training, or have these tests twice.
+        task = {"run": "r", "attempt": 1, "host": "node1", "record": False, "shared": True}
         task.update(options, ranks=list(ranks), argv=argv, output=str(output))
         self.send(type="start", **task)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher import attempts, folders, plan, preflight, prepare, run
-from launcher.errors import UserError
+from launcher.errors import Busy, UserError
 from launcher.lines import Terminal
 from launcher.options import Options
 from launcher.prepare import Prepared
@@ -48,7 +48,8 @@ def start(tmp_path, monkeypatch, capsys):
             return preflight.Machines(hosts, {h.name: connection.node(h) for h in hosts}, found)
 
         monkeypatch.setattr(preflight, "look", look)
-        asked = Options(**options)
+        # This machine may be training, or have these tests twice.
+        asked = Options(**{"force": True, **options})
         machines, what = look(hosts, None), preflight.Asked(asked, "resnet18")
         prepared = Prepared(asked, SETTINGS, hosts, machines, what)
         made = prepare.make_plan(prepared, prepared.machines, run="r")
@@ -221,3 +222,20 @@ def test_the_plan_carries_what_was_predicted(tmp_path, monkeypatch):
     assert prepare.predicted("resnet50", 4) == {"images_per_second": 150.5, "made_unix": 1.0}
     file.write_text('{"images')  # being written, or cut off by a full disk
     assert prepare.predicted("resnet50", 4) is None
+
+
+def test_whoever_loses_the_machines_to_another_run_waits_on_if_asked_to(monkeypatch, capsys):
+    results = [Busy("node2: in use"), Busy("node1: in use"), 0]
+
+    def once(_options, _terminal):
+        result = results.pop(0)
+        if result == 0:
+            return 0
+        raise result
+
+    monkeypatch.setattr(run, "train_once", once)
+    monkeypatch.setattr(run.time, "sleep", lambda _seconds: None)
+    with pytest.raises(Busy, match="node2"):
+        run.train(Options())
+    assert run.train(Options(queue=True)) == 0
+    assert "waiting: node1: in use" in capsys.readouterr().out

@@ -1,0 +1,35 @@
+"""One run at a time has a machine, by a name that the kernel gives once."""
+
+import os
+
+import pytest
+
+from launcher.node import presence
+
+
+@pytest.fixture(autouse=True)
+def own_name(monkeypatch):
+    """Not the name by which this machine's own runs exclude each other."""
+    monkeypatch.setattr(presence, "ALONE", f"\0tandem-test-{os.getpid()}")
+
+
+def test_another_run_is_told_who_has_the_machine_until_it_is_gone():
+    with (
+        presence.claim("a-1", "ann@desk"),
+        presence.claim_alone("a-1"),
+        pytest.raises(presence.InUse, match=r"^it is in use by ann@desk: run a-1$"),
+    ):
+        presence.claim_alone("b")
+    with presence.claim_alone("b"):
+        pass
+
+
+def test_guards_of_one_run_share_a_machine():
+    with presence.claim("a b", "ann@desk"), presence.claim_alone("a b"):
+        assert presence.claim_alone("a b") is None
+
+
+def test_whoever_has_it_without_a_name_is_told_by_its_process():
+    told = f"in use by process {os.getpid()}"
+    with presence.claim_alone("a"), pytest.raises(presence.InUse, match=told):
+        presence.claim_alone("a")
