@@ -6,10 +6,11 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
+
+from ansible.module_utils.looking import output, read
 
 DOCUMENTATION = r"""
 ---
@@ -56,36 +57,16 @@ FOLDERS = ("/usr", "/var/lib", "/var/tmp", "/boot")  # noqa: S108
 KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 
 
-def read(path):
-    """A small file's text without surrounding blanks; None where it cannot be read."""
-    try:
-        with open(path, errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return None
-
-
-def run(*argv):
-    """(exit code, output) of a command; (127, "") where it is missing."""
-    try:
-        done = subprocess.run(
-            argv,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            stdin=subprocess.DEVNULL,
-            env=dict(os.environ, LC_ALL="C"),
-            check=False,
-        )
-    except OSError:
-        return 127, ""
-    return done.returncode, done.stdout.decode(errors="replace")
+def listed(*argv):
+    """What dpkg or apt prints; both read long lists, and take their time on a busy machine."""
+    return output(*argv, seconds=300) or ""
 
 
 def packages():
     """Installed packages by name, without those that are half installed; those that are held."""
     layout = "${db:Status-Abbrev}\t${Package}\t${Version}\n"
     found, held = {}, []
-    for line in run("dpkg-query", "--show", "--showformat", layout)[1].splitlines():
+    for line in listed("dpkg-query", "--show", "--showformat", layout).splitlines():
         status, name, version = line.split("\t")
         if MATTER.match(name) and status[1] in "iWt":  # installed, or triggers are left to do
             found[name] = version
@@ -96,13 +77,13 @@ def packages():
 
 def offered(pin):
     """{package: version} that apt would install, were it not for the pin of ours."""
-    names = [name for name in run("apt-cache", "pkgnames")[1].split() if OFFERED.match(name)]
+    names = [name for name in listed("apt-cache", "pkgnames").split() if OFFERED.match(name)]
     with tempfile.TemporaryDirectory() as folder:
         for path in glob.glob("/etc/apt/preferences.d/*"):
             if path != pin:
                 shutil.copy(path, folder)
         option = "Dir::Etc::preferencesparts=" + folder
-        text = run("apt-cache", "-o", option, "policy", *names)[1] if names else ""
+        text = listed("apt-cache", "-o", option, "policy", *names) if names else ""
     pairs = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (\S+)", text, re.MULTILINE)
     return {name: version for name, version in pairs if version != "(none)"}
 
@@ -119,9 +100,9 @@ def runfile():
 def module(kernel):
     """The version of the kernel module that lies ready for `kernel`; None: there is none."""
     for name in ("nvidia", "nvidia-current"):
-        code, text = run("modinfo", "-k", kernel, "-F", "version", name)
-        if code == 0 and text.strip():
-            return text.strip()
+        found = output("modinfo", "-k", kernel, "-F", "version", name)
+        if found:
+            return found
     return None
 
 
@@ -148,10 +129,10 @@ def opens(folder, prefix):
 
 def display_manager():
     """The unit that shows the login screen, e.g. "gdm.service"; whether it runs."""
-    text = run(
+    text = output(
         "systemctl", "show", "--property=Id,ActiveState,LoadState", "display-manager.service"
     )
-    values = dict(line.split("=", 1) for line in text[1].splitlines() if "=" in line)
+    values = dict(line.split("=", 1) for line in (text or "").splitlines() if "=" in line)
     there = values.get("LoadState") == "loaded"
     return {
         "display_manager": values["Id"] if there else None,

@@ -8,11 +8,12 @@ import platform
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import time
 
 from ansible.module_utils.basic import AnsibleModule
+
+from ansible.module_utils.looking import output, read
 
 DOCUMENTATION = r"""
 ---
@@ -69,32 +70,6 @@ while time.time() < end:
         print(":".join("%02x" % byte for byte in frame[22:28]))
         break
 """
-
-
-def read(path):
-    """A small file's text without surrounding blanks; None where it cannot be read."""
-    try:
-        with open(path, errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return None
-
-
-def output(*argv):
-    """What a command prints; None where it is missing, fails or takes more than 10 s."""
-    try:
-        done = subprocess.run(
-            argv,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            stdin=subprocess.DEVNULL,
-            timeout=10,
-            env=dict(os.environ, LC_ALL="C"),
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else None
 
 
 def system():

@@ -7,7 +7,11 @@ from pathlib import Path
 
 import yaml
 
+import ansible.module_utils
+
 ROOT = Path(__file__).parents[3]
+# Where Ansible looks because of ansible.cfg.
+ansible.module_utils.__path__.append(str(ROOT / "ansible/module_utils"))
 TABLE = yaml.safe_load((ROOT / "ansible/stacks.yml").read_text())["stacks"]
 
 # A healthy member: Debian 12 on gigabit Ethernet, no GPU.

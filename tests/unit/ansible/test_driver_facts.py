@@ -28,15 +28,15 @@ nvidia-driver-999:
 
 @pytest.fixture
 def says(monkeypatch):
-    """says(words, output, code): what a command whose line begins with `words` prints."""
+    """says(words, text): what a command whose line begins with `words` prints; others fail."""
     answers = {}
 
-    def run(*argv):
+    def output(*argv, seconds=10):
         line = " ".join(argv)
-        return next((made for begin, made in answers.items() if line.startswith(begin)), (127, ""))
+        return next((text for begin, text in answers.items() if line.startswith(begin)), None)
 
-    monkeypatch.setattr(collect, "run", run)
-    return lambda words, output, code=0: answers.update({words: (code, output)})
+    monkeypatch.setattr(collect, "output", output)
+    return lambda words, text: answers.update({words: text.strip()})
 
 
 def test_packages_that_count_are_installed_whole(says):
