@@ -1,5 +1,4 @@
-"""Processes on nodes: over ssh with strict host keys, or on this machine, through the same few
-methods.
+"""The ways to the nodes: ssh with strict host keys, or none where the node is this machine.
 
 Fabric is the connection layer. It accepts unknown host keys, so `StrictConnection` replaces that
 policy: a machine that is not in the user's known_hosts is refused.
@@ -8,11 +7,8 @@ policy: a machine that is not in the user's known_hosts is refused.
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import socket
-import subprocess
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -21,15 +17,15 @@ import paramiko
 from fabric import Config, Connection
 
 from launcher.errors import UserError
-from launcher.inventory import CHECKOUT, Host
+from launcher.inventory import Host
+from launcher.process import LocalProcess, SshProcess
 
 CONNECT_SECONDS = 8.0
 BANNER_SECONDS = 12.0
 LOGIN_SECONDS = 20.0
-STATUS_SECONDS = 5.0
 # paramiko's reader threads wake ten times a second to see whether they were closed; with hundreds
-# of hosts that
-# is most of a core. Closing wakes them by shutting the socket down, so they need not look so often.
+# of hosts that is most of a core. Closing wakes them by shutting the socket down, so they need not
+# look so often.
 READER_WAKES_EVERY = 5.0
 TCP_THIN_LINEAR_TIMEOUTS = 16
 KNOWN_HOSTS = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
@@ -56,106 +52,6 @@ def _known_hosts() -> paramiko.HostKeys:
         if path.expanduser().exists():
             keys.load(str(path.expanduser()))
     return keys
-
-
-class SshProcess:
-    """A command on another machine."""
-
-    def __init__(self, channel: paramiko.Channel):
-        self._channel = channel
-        self._stderr = b""
-        channel.setblocking(False)
-
-    def fileno(self) -> int:
-        return self._channel.fileno()
-
-    def read(self) -> bytes | None:
-        """What has arrived on stdout; b"" at the end; None when there is nothing yet."""
-        while self._channel.recv_stderr_ready():
-            self._stderr = (self._stderr + self._channel.recv_stderr(1 << 16))[-4096:]
-        try:
-            return self._channel.recv(1 << 18)
-        except socket.timeout:
-            return None
-
-    def write(self, data: bytes) -> int:
-        """Bytes taken, perhaps 0 while the network is stalled. Raises OSError when the other side
-        is gone."""
-        try:
-            return self._channel.send(data)
-        except socket.timeout:
-            return 0
-
-    def close_stdin(self) -> None:
-        self._channel.shutdown_write()
-
-    def wait(self) -> int:
-        """The exit status, -1 when the connection broke; call it after read() has returned b""."""
-        # Not recv_exit_status(): it waits for ever when a machine died between output and status.
-        self._channel.status_event.wait(STATUS_SECONDS)
-        return self._channel.exit_status
-
-    def stderr(self) -> str:
-        return self._stderr.decode(errors="replace").strip()
-
-    @property
-    def broken(self) -> bool:
-        """Whether the way to the machine is gone, rather than the command's end reached."""
-        return not self._channel.transport.is_active()
-
-    def close(self) -> None:
-        self._channel.close()
-
-
-class LocalProcess:
-    """A command on this machine."""
-
-    broken = False
-
-    def __init__(self, argv: list[str]):
-        # A file needs no reader, so a talkative process does not block on it.
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
-        self._process = subprocess.Popen(
-            argv,
-            cwd=CHECKOUT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-        )
-        os.set_blocking(self._process.stdin.fileno(), False)
-        os.set_blocking(self._process.stdout.fileno(), False)
-
-    def fileno(self) -> int:
-        return self._process.stdout.fileno()
-
-    def read(self) -> bytes | None:
-        try:
-            return os.read(self._process.stdout.fileno(), 1 << 18)
-        except BlockingIOError:
-            return None
-
-    def write(self, data: bytes) -> int:
-        try:
-            return os.write(self._process.stdin.fileno(), data)
-        except BlockingIOError:
-            return 0
-
-    def close_stdin(self) -> None:
-        self._process.stdin.close()
-
-    def wait(self) -> int:
-        return self._process.wait()
-
-    def stderr(self) -> str:
-        self._stderr.seek(0)
-        return self._stderr.read()[-4096:].decode(errors="replace").strip()
-
-    def close(self) -> None:
-        """Let go of its pipes. A guard whose stdin ends kills what it started, then itself."""
-        if not self._process.stdin.closed:
-            self._process.stdin.close()
-        self._process.stdout.close()
-        self._stderr.close()
 
 
 class SshNode:

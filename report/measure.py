@@ -93,12 +93,10 @@ def measure_step(run: Run, networks: list) -> Step | None:
     used = [use for use in networks if use.host in hosts and use.attempt == records[0].attempt]
     sent = mean_or_none([use.sent_per_step for use in used])
     link = min((use.speed_mbit for use in used if use.speed_mbit), default=None)
-    sync = start.get("sync")
-    sync = sync if isinstance(sync, str) else "allreduce"
+    sync = start["sync"] if isinstance(start.get("sync"), str) else "allreduce"
+    moved = sent
     if sent is None and world > 1 and gradient_bytes:
         moved = formulas.bytes_per_step(sync, world, gradient_bytes)
-    else:
-        moved = sent
     return Step(
         attempt=records[0].attempt,
         nodes=len(hosts),

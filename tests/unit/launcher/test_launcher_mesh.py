@@ -2,7 +2,7 @@
 
 import sys
 
-from launcher import connection, mesh
+from launcher import connection, mesh, process
 from tests.unit.launcher.launcher_values import facts, host
 
 
@@ -26,7 +26,7 @@ def test_a_machine_that_does_not_listen_where_it_should_is_named(monkeypatch):
         """Node 2 is asked to listen elsewhere, as behind a firewall."""
 
         def start(self, argv):
-            return connection.LocalProcess([*argv[:-1], argv[-1].replace("47202, [", "47299, [")])
+            return process.LocalProcess([*argv[:-1], argv[-1].replace("47202, [", "47299, [")])
 
     nodes["node2"] = Deaf()
     told = mesh.check(hosts, nodes, found)

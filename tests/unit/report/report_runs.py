@@ -57,8 +57,8 @@ class RunBuilder:
             self.write_net(host)
         return self.folder
 
-    def write_control(self, **changes):
-        nodes = [
+    def plan_nodes(self):
+        return [
             {
                 "host": host,
                 "node_rank": rank,
@@ -76,6 +76,8 @@ class RunBuilder:
             }
             for rank, host in enumerate(self.hosts)
         ]
+
+    def write_control(self, **changes):
         self.dump(
             "plan.json",
             {
@@ -93,7 +95,7 @@ class RunBuilder:
                 "code_sha256": "0" * 64,
                 "git_revision": None,
                 "git_diff": "",
-                "nodes": nodes,
+                "nodes": self.plan_nodes(),
                 "predicted": None,
             },
         )
