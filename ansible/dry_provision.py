@@ -102,6 +102,10 @@ def _driver(entry, stack, table, bundle):
         lines.append(f"and to build the module: {', '.join(plan['tools'])}")
     if plan["reboot_first"]:
         lines.append("after a reboot without nouveau")
+    elif plan["action"] == "package" and entry["facts"]["nouveau"]:
+        lines.append("and a reboot, if nouveau holds the card")
+    if plan["stop"]:
+        lines.append(f"{plan['stop']} stops meanwhile")
     return lines
 
 
