@@ -9,12 +9,10 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from bundling import manifest
+from bundling import table as stacks
 from bundling.fetch import File, fetch_all
 from bundling.manifest import BundleError
-
-ANSIBLE = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -45,10 +43,8 @@ def plan(stack, wish, bundle, table=None):
     `wish`: {"toolkit", "apex", "driver_version"} as in group_vars; auto is what a machine with a
     card gets. `table` replaces stacks.yml in tests.
     """
-    table = table or yaml.safe_load((ANSIBLE / "stacks.yml").read_text())["stacks"]
-    if stack not in table["rows"]:
-        raise BundleError(f"stack {stack!r} is not in ansible/stacks.yml")
-    row = table["rows"][stack]
+    table = table or stacks.read()
+    row = stacks.row(table, stack)
     entries = {}
     if row.get("driver"):
         entries[stack] = [_driver(row["driver"], str(wish["driver_version"]), table["drivers"])]

@@ -8,11 +8,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-from bundling import manifest
+from bundling import manifest, table
 from bundling.manifest import BundleError
-
-ANSIBLE = Path(__file__).resolve().parents[1]
+from bundling.table import ANSIBLE
 
 
 @dataclass(frozen=True)
@@ -44,12 +42,7 @@ class Wheels:
 
 def plan(stack, python, index_url, bundle):
     """The plan for a row of stacks.yml; an empty `python`: the row's first. Raises BundleError."""
-    rows = yaml.safe_load((ANSIBLE / "stacks.yml").read_text())["stacks"]["rows"]
-    if stack not in rows:
-        raise BundleError(
-            f"stack {stack!r} is not in ansible/stacks.yml, which has {', '.join(rows)}"
-        )
-    row = rows[stack]
+    row = table.row(table.read(), stack)
     python = python or row["python"][0]
     if python not in row["python"]:
         raise BundleError(

@@ -1,0 +1,23 @@
+"""ansible/stacks.yml, for what is gathered by it."""
+
+from pathlib import Path
+
+import yaml
+from bundling.manifest import BundleError
+
+ANSIBLE = Path(__file__).resolve().parents[1]
+
+
+def read():
+    """What stacks.yml has under "stacks"."""
+    return yaml.safe_load((ANSIBLE / "stacks.yml").read_text())["stacks"]
+
+
+def row(table, stack):
+    """The row of a stack. Raises BundleError where there is none."""
+    rows = table["rows"]
+    if stack not in rows:
+        raise BundleError(
+            f"stack {stack!r} is not in ansible/stacks.yml, which has {', '.join(rows)}"
+        )
+    return rows[stack]
