@@ -11,6 +11,13 @@ from lab.shell import run
 USER_ID = 1000
 PASSWORD = "lab"  # noqa: S105  # of the prepared-by-nobody desktop's user, in docs/lab.md
 HOST_KEY_TYPES = ("ed25519", "ecdsa")
+CHRONY = """\
+[Unit]
+ConditionCapability=
+[Service]
+EnvironmentFile=
+Environment="DAEMON_OPTS=-F 1 -x"
+"""
 
 
 def files(lab: Lab, node: Node) -> dict[str, tuple[int, str]]:
@@ -26,8 +33,8 @@ def files(lab: Lab, node: Node) -> dict[str, tuple[int, str]]:
             f"[Match]\nName=eth0\n\n[Network]\nAddress={node.address}/24\nIPv6AcceptRA=no\n",
         ),
         # All machines share the host's clock, which is not theirs to set: chrony follows only.
-        "etc/default/chrony": (0o644, 'DAEMON_OPTS="-F 1 -x"\n'),
-        "etc/systemd/system/chrony.service.d/lab.conf": (0o644, "[Unit]\nConditionCapability=\n"),
+        # In the unit: a purge of chrony takes /etc/default/chrony along.
+        "etc/systemd/system/chrony.service.d/lab.conf": (0o644, CHRONY),
         # Who greets lets its user in: before that unit, logins are refused since it still boots.
         "etc/systemd/system/ssh.service.d/after-boot.conf": (
             0o644,

@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from tests.lab.conftest import CHECKOUT
+from tests.lab.disks import changed_files
 from tests.lab.site_plays import changes, failures, play, write_inventory
 from tests.unit.ansible.provision_machines import load
 
@@ -13,7 +14,7 @@ debs = load("ansible/bundle.py").debs
 
 HOSTS = {"node1": "ansible_host=192.168.56.111 offline=true release=bookworm"}
 # What the lab's machines have and a desktop may lack.
-LACKING = "chrony sysstat nftables python3-venv python3.11-venv python3-apt"
+LACKING = "chrony sysstat nftables python3-venv python3.11-venv python3-apt rsync"
 # A machine of the lab has no route out, so what it tries would end inside it. With one to the
 # control machine each attempt arrives there and is counted: another network, names, a proxy.
 WATCH = """
@@ -79,15 +80,45 @@ def test_a_broken_package_is_named_before_the_machine_is_touched(lab, inventory,
     assert lab.ssh(1, "cat /etc/hosts") == hosts
 
 
+def test_check_of_a_fresh_machine_predicts_and_changes_nothing(lab, inventory):
+    before = changed_files(lab, 1)
+    done = play(lab, "site.yml", "--inventory", inventory, "--check")
+    assert changes(done)["node1"] > 5
+    said = " ".join(done.stdout.split())
+    assert "bundle/debs/bookworm-amd64" in said and "chrony" in said
+    assert changed_files(lab, 1) == before
+    assert attempts(lab) == 0
+
+
 def test_all_comes_from_the_control_machine(lab, inventory):
     attempts(lab)
     done = play(lab, "site.yml", "--inventory", inventory)
     assert not failures(done)
     assert attempts(lab) == 0
     lab.ssh(1, "iostat -o JSON -d -x >/dev/null && sudo nft list tables")
-    again = play(lab, "site.yml", "--inventory", inventory)
-    assert changes(again) == {"node1": 0}
+    for words in ([], ["--check"]):
+        again = play(lab, "site.yml", "--inventory", inventory, *words)
+        assert changes(again) == {"node1": 0}
     assert attempts(lab) == 0
+
+
+def test_a_package_that_somebody_removed_is_named_and_comes_back(lab, inventory):
+    lab.ssh(1, "sudo dpkg --purge sysstat")
+    verdict = play(lab, "ansible/playbooks/verify.yml", "--inventory", inventory, check=False)
+    assert "iostat on node1 does not write JSON" in " ".join(verdict.stdout.split())
+    predicted = play(lab, "site.yml", "--inventory", inventory, "--check", check=False)
+    assert "msg: sysstat" in " ".join(predicted.stdout.split())
+    play(lab, "site.yml", "--inventory", inventory)
+    lab.ssh(1, "dpkg --status sysstat >/dev/null")
+
+
+def test_a_package_that_breaks_on_the_machine_is_named(lab, inventory):
+    package = lab.ssh(1, "ls /var/lib/tandem/apt/packages/sysstat_*.deb").strip()
+    lab.ssh(1, f"sudo cp -p {package} /tmp/whole.deb; sudo truncate -s 1000 {package}")
+    verdict = play(lab, "ansible/playbooks/verify.yml", "--inventory", inventory, check=False)
+    lab.ssh(1, f"sudo cp -p /tmp/whole.deb {package}")
+    assert failures(verdict) == {"node1"}
+    assert "are broken (sysstat_" in " ".join(verdict.stdout.split())
 
 
 def test_every_package_of_every_role_installs(lab, inventory, tmp_path):
