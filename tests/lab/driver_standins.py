@@ -37,6 +37,10 @@ PLAY = """\
       register: collected
   roles: [driver]
 """
+VERIFY = PLAY.replace(
+    "  roles: [driver]\n",
+    "  tasks:\n    - ansible.builtin.include_role: {name: driver, tasks_from: verify}\n",
+)
 UNINSTALL = """- name: Take the driver away
   hosts: cluster
   gather_facts: false

@@ -86,6 +86,18 @@ def test_a_mismatch_is_recognised_and_cured_by_a_reboot(machine):
     lab.ssh(1, "sudo rm /opt/standin/busy")
 
 
+def test_make_verify_names_a_package_that_may_move(machine, tmp_path):
+    lab, words, _ = machine
+    (tmp_path / "verify.yml").write_text(standins.VERIFY)
+    looks = [str(tmp_path / "verify.yml"), *words[1:]]
+    play(lab, *looks)
+    lab.ssh(1, "sudo apt-mark unhold nvidia-smi")
+    done = play(lab, *looks, check=False)
+    assert failures(done) == {"node1"}
+    assert "node1: nvidia-smi may move overnight" in said(done)
+    lab.ssh(1, "sudo apt-mark hold nvidia-smi")
+
+
 def test_uninstall_takes_it_away(machine, tmp_path):
     lab, words, _ = machine
     uninstall = tmp_path / "uninstall.yml"

@@ -151,6 +151,18 @@ def test_make_verify_sees_what_is_missing(toolkit, clean):
     assert changes(toolkit.verify()) == NONE
 
 
+@pytest.mark.parametrize(
+    ("lost", "named"), [("bin/nvcc", ""), ("lib64/libcudnn.so", "(cudnn is missing)")]
+)
+def test_make_verify_names_what_was_lost(toolkit, lost, named):
+    toolkit.play()
+    toolkit.lab.ssh(LAST, f"sudo mv {HOME}/{lost} {HOME}/away")
+    done = toolkit.verify(check=False)
+    toolkit.lab.ssh(LAST, f"sudo mv {HOME}/away {HOME}/{lost}")
+    assert failures(done) == {f"node{LAST}"}
+    assert f"is not CUDA 10.2 with all inside {named}".strip() in one_line(done)
+
+
 def test_dry_provision_of_machines_that_answer(toolkit):
     inventory = toolkit.words[1]
     done = toolkit.lab.control("python", "ansible/dry_provision.py", "--inventory", inventory)

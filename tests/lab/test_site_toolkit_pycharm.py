@@ -54,5 +54,9 @@ def test_installed_on_request_and_taken_away(machine):
     entry = lab.ssh(1, f"cat {ENTRY}")
     command = entry.split("Exec=")[1].split(" %f")[0]
     assert lab.ssh(1, command) == "standin\n"
+    lab.ssh(1, f"sudo chmod -x {command}")
+    broken = play(lab, *words, *wanted(archive), check=False)
+    assert failures(broken) == {"node1"}
+    assert "/opt/pycharm on node1 is not the PyCharm of standin-pycharm-2024.1" in one_line(broken)
     play(lab, str(archive.parent / "uninstall.yml"), *words[1:])
     assert changed_files(lab, 1) == before

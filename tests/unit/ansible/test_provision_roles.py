@@ -1,8 +1,11 @@
-"""Every role documents its variables, and its README says the same."""
+"""Every role documents its variables, and a test breaks its work and hears of it."""
+
+import re
 
 import pytest
 import yaml
 
+from tests.lab.test_site_verify import BREAKS
 from tests.unit.ansible.provision_machines import ROOT, load
 
 role_readmes = load("ansible/role_readmes.py")
@@ -23,3 +26,36 @@ def test_defaults_are_documented(role):
     defaults = role / "defaults/main.yml"
     if defaults.exists():
         assert set(yaml.safe_load(defaults.read_text())) <= documented
+
+
+# role: the lab's test in which what it made, or what it looks for, is broken, and it says so.
+BROKEN_IN = {
+    **dict.fromkeys(BREAKS, "test_site_verify.py::test_the_break_is_named"),
+    "accept": "test_accept.py::test_the_slow_cable_is_named_and_fails_the_check",
+    "apex": "test_site_toolkit_apex.py::test_a_foreign_apex_in_the_environment_is_named",
+    "bundle": "test_site_offline.py::test_a_broken_package_is_named_before_the_machine_is_touched",
+    "cuda": "test_site_toolkit.py::test_make_verify_names_what_was_lost",
+    "cudnn": "test_site_toolkit.py::test_make_verify_names_what_was_lost",
+    "driver": "test_site_driver.py::test_make_verify_names_a_package_that_may_move",
+    "nccl": "test_site_toolkit.py::test_make_verify_sees_what_is_missing",
+    "network": "test_site_network.py::test_a_wrong_address_comes_back_and_is_reported",
+    "offline": "test_site_offline.py::test_a_package_that_breaks_on_the_machine_is_named",
+    "packages": "test_site_offline.py"
+    "::test_a_package_that_somebody_removed_is_named_and_comes_back",
+    "preflight": "test_site_check.py::test_planted_faults_are_all_said_at_once",
+    "pycharm": "test_site_toolkit_pycharm.py::test_installed_on_request_and_taken_away",
+    "reach": "test_site.py::test_require_all_ends_the_run_before_anything_is_changed",
+    "share_server": "test_site_share.py::test_a_samba_server_of_somebody_else_stays_as_it_is",
+}
+UNBROKEN = {
+    "share_client": "its mounts are broken in test_share_mounts.py, where the kernel is asked",
+    "share_secret": "a password in a file of the control machine: nothing of it is on a machine",
+}
+
+
+def test_each_role_has_a_planted_break():
+    assert {role.name for role in ROLES} == BROKEN_IN.keys() | UNBROKEN.keys()
+    for place in BROKEN_IN.values():
+        file, _, test = place.partition("::")
+        text = (ROOT / "tests/lab" / file).read_text()
+        assert re.search(rf"^def {test}\(", text, re.M), place
