@@ -37,7 +37,7 @@ long)
     ;;
 esac
 part "lint" tools/lint.sh
-check "unit tests" tests/unit
+check "unit tests" --numprocesses=auto tests/unit
 part "both Ansibles" tools/cores.sh
 check "training tests" tests/train
 # Gigabytes of checkpoints; by hand one may want to look at a run that failed.
