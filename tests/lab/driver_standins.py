@@ -97,7 +97,10 @@ def build_driver(folder: Path, version: str) -> None:
     module = f"mkdir -p {MODULE.rpartition('/')[0]}\necho {short} >{MODULE}\n"
     slow = "while [ -e /opt/standin/slow ]; do : >/run/standin-half; sleep 0.1; done\n"
     register = f"echo {short} >/opt/standin/registered\n"
-    build_deb(folder, "nvidia-kernel-dkms", deb, "dkms", postinst=slow + register + module,
+    firmware = {f"usr/lib/firmware/nvidia/{short}/gsp_tu10x.bin": "standin " * 50_000}
+    build_deb(folder, "firmware-nvidia-gsp", deb, files=firmware)
+    depends = f"dkms, firmware-nvidia-gsp (= {deb})"
+    build_deb(folder, "nvidia-kernel-dkms", deb, depends, postinst=slow + register + module,
               prerm=f"rm -f {MODULE} /opt/standin/registered\n")  # fmt: skip
     library = {f"{LIBRARIES}/libnvidia-ml.so.{short}": ""}
     link = f"ln -sf libnvidia-ml.so.{short} /{LIBRARIES}/libnvidia-ml.so.1\n"
@@ -151,17 +154,25 @@ def index(folder: Path) -> None:
     (folder / "Release").write_text(f"Origin: standin\nSuite: standin\nSHA256:\n{entry}")
 
 
-def start_play(lab, *words: str) -> subprocess.Popen:
-    """ansible-playbook from the control machine, under way."""
+def cut_power_halfway(lab, node: int, *words: str) -> None:
+    """A play during which the machine loses power where a stand-in waits; it is on again then."""
+    lab.ssh(node, "sudo touch /opt/standin/slow")
     argv = lab.argv("exec", "--", "ansible-playbook", *words)
-    return subprocess.Popen(
-        argv, cwd=lab.checkout, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
-    )
+    options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
+    cut_off = subprocess.Popen(argv, cwd=lab.checkout, **options)
+    half = "until [ -e /run/standin-half ]; do sleep 0.1; done"
+    lab.ssh(node, f"timeout 120 sh -c '{half}'")
+    lab("kill", str(node))
+    cut_off.communicate(timeout=120)
+    assert cut_off.returncode != 0
+    lab("mend", str(node))
+    lab.ssh(node, "sudo rm /opt/standin/slow")
 
 
-def wait_for(lab, node: int, path: str) -> None:
-    """Returns when a file is there; fails after two minutes."""
-    lab.ssh(node, f"timeout 120 sh -c 'until [ -e {path} ]; do sleep 0.1; done'")
+def fill_firmware_disk(lab, node: int) -> None:
+    """A disk on which the driver's firmware finds no room, though its neighbours have enough."""
+    place = "/usr/lib/firmware/nvidia"
+    lab.ssh(node, f"sudo mkdir -p {place}; sudo mount -t tmpfs -o size=64k standin {place}")
 
 
 def send(lab, node: int, files: dict[str, bytes]) -> None:

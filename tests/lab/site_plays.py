@@ -44,6 +44,11 @@ def play(lab, *words: str, check: bool = True) -> subprocess.CompletedProcess:
     return done
 
 
+def said(done: subprocess.CompletedProcess) -> str:
+    """A play's output without line breaks: its sentences can be looked for."""
+    return " ".join(done.stdout.split())
+
+
 def changes(done: subprocess.CompletedProcess) -> dict[str, int]:
     """How much a play changed, by machine."""
     return {host: int(changed) for host, changed, _, _ in RECAP.findall(done.stdout)}

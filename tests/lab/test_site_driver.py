@@ -3,7 +3,7 @@
 import pytest
 
 from tests.lab import driver_standins as standins
-from tests.lab.site_plays import changes, failures, play
+from tests.lab.site_plays import changes, failures, play, said
 
 OLD, NEW = "535.261.03", "535.300.01"
 LOADED = "cat /proc/driver/nvidia/version"
@@ -17,10 +17,6 @@ def machine(start_lab, tmp_path_factory):
     lab = start_lab("driver", "--nodes", "1", "--no-bundle")
     standins.install(lab, 1, archive)
     return lab, standins.write_words(folder), archive
-
-
-def said(done):
-    return " ".join(done.stdout.split())
 
 
 def test_keep_touches_nothing_and_says_what_is_missing(machine):

@@ -7,15 +7,11 @@ import pytest
 from lab import base
 from lab.plan import System
 from tests.lab import driver_standins as standins
-from tests.lab.site_plays import changes, failures, play
+from tests.lab.site_plays import changes, failures, play, said
 
 OLD, NEW = "535.261.03", "535.300.01"
 STEPS = ("mokutil --import /var/lib/dkms/mok.pub", "Enroll MOK", "Run the same command here again")
 ORIGIN = 'Unattended-Upgrade::Origins-Pattern { "origin=standin"; };'
-
-
-def said(done):
-    return " ".join(done.stdout.split())
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +60,20 @@ def test_secure_boot_prints_the_steps_and_goes_on_after_them(machine):
 
 def test_power_lost_while_packages_are_unpacked_is_finished_by_the_next_run(machine):
     lab, words = machine
-    lab.ssh(1, "sudo touch /opt/standin/slow")
-    cut_off = standins.start_play(lab, *words)
-    standins.wait_for(lab, 1, "/run/standin-half")
-    lab("kill", "1")
-    cut_off.communicate(timeout=120)
-    assert cut_off.returncode != 0
-    lab("mend", "1")
+    standins.cut_power_halfway(lab, 1, *words)
     assert "nvidia-kernel-dkms" in lab.ssh(1, "sudo dpkg --audit || true")
-    lab.ssh(1, "sudo rm /opt/standin/slow")
+    assert f"module and nvidia-smi agree: {OLD}" in said(play(lab, *words))
+    assert lab.ssh(1, "sudo dpkg --audit") == ""
+    assert changes(play(lab, *words)) == {"node1": 0}
+
+
+def test_a_disk_that_fills_up_among_packages_is_finished_by_the_next_run(machine):
+    lab, words = machine
+    standins.fill_firmware_disk(lab, 1)
+    done = play(lab, *words, check=False)
+    assert failures(done) == {"node1"} and "No space left on device" in said(done), done.stdout
+    assert "nvidia-kernel-dkms" in lab.ssh(1, "sudo dpkg --audit || true")
+    lab.ssh(1, "sudo umount /usr/lib/firmware/nvidia")
     assert f"module and nvidia-smi agree: {OLD}" in said(play(lab, *words))
     assert lab.ssh(1, "sudo dpkg --audit") == ""
     assert changes(play(lab, *words)) == {"node1": 0}

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.lab import driver_standins as standins
-from tests.lab.site_plays import changes, failures, play, reboot
+from tests.lab.site_plays import changes, failures, play, reboot, said
 
 VERSION, NEWER = "570.10.01", "580.126.20"
 FOLDERS = "/etc/apt /etc/modprobe.d /var/lib/tandem/driver /var/lib/nvidia"
@@ -30,10 +30,6 @@ def machine(start_lab, tmp_path):
 def runfile(folder, version=VERSION):
     path, digest = standins.write_runfile(folder, version)
     return ["-e", f"driver_runfile={path}", "-e", f"driver_runfile_sha256={digest}"]
-
-
-def said(done):
-    return " ".join(done.stdout.split())
 
 
 def test_installed_kept_upgraded_and_taken_away(machine, tmp_path):
@@ -70,25 +66,17 @@ def test_a_wrong_file_leaves_the_machine_as_it_was(machine, tmp_path):
     assert lab.ssh(1, STATE) == before
 
 
-def test_half_a_file_a_power_cut_and_a_failing_installer_are_finished_by_the_next_run(
-    machine, tmp_path
-):
+def test_half_a_file_a_full_disk_and_a_power_cut_are_finished_by_the_next_run(machine, tmp_path):
     lab, words = machine
     words += runfile(tmp_path)
     name = f"standin-NVIDIA-Linux-x86_64-{VERSION}.run"
     half = f"/var/tmp/tandem-driver/{name}"
     lab.ssh(1, f"sudo mkdir {half.rpartition('/')[0]}; echo half | sudo tee {half}")
-    lab.ssh(1, "sudo touch /opt/standin/full")
+    standins.fill_firmware_disk(lab, 1)
     done = play(lab, *words, check=False)
     assert "No space left on device" in said(done)
-    lab.ssh(1, "sudo rm /opt/standin/full; sudo touch /opt/standin/slow")
-    cut_off = standins.start_play(lab, *words)
-    standins.wait_for(lab, 1, "/run/standin-half")
-    lab("kill", "1")
-    cut_off.communicate(timeout=120)
-    assert cut_off.returncode != 0
-    lab("mend", "1")
-    lab.ssh(1, "sudo rm /opt/standin/slow")
+    lab.ssh(1, "sudo umount /usr/lib/firmware/nvidia")
+    standins.cut_power_halfway(lab, 1, *words)
     assert f"module and nvidia-smi agree: {VERSION}" in said(play(lab, *words))
     assert changes(play(lab, *words)) == {"node1": 0}
 
