@@ -27,6 +27,7 @@ def test_done_is_when_module_and_nvidia_smi_agree_on_every_card():
     assert outcome(smi={"rc": 0, "text": "535.261.03\n535.261.03\n"})["state"] == "done"
     assert outcome(smi={"rc": 0, "text": "No devices were found"})["state"] == "refuse"
     assert outcome(smi={"rc": 0, "text": "535.300.01\n"})["state"] == "refuse"
+    assert outcome(smi={"rc": 9, "text": "535.261.03\n"})["state"] == "refuse"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,8 @@ def test_unattended_upgrades_are_told_every_held_package_and_modules_to_come():
     patterns = re.findall(r'"(.*)";', made["unattended"])
     for name in [*made["packages"], "linux-modules-nvidia-590-generic"]:
         assert any(re.match(pattern, name) for pattern in patterns), name
-    assert not any(re.match(pattern, "linux-image-6.8.0-60-generic") for pattern in patterns)
+    for name in ("linux-image-6.8.0-60-generic", "nvidia-driver-580-open-dbgsym"):
+        assert not any(re.match(pattern, name) for pattern in patterns), name
 
 
 def test_a_runfiles_machine_holds_its_kernel_alone():

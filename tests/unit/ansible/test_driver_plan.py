@@ -94,6 +94,12 @@ def test_a_loaded_driver_that_is_new_enough_stays(made, policy):
     assert chosen["hold"] is (policy == "install")  # keep touches nothing at all
 
 
+def test_the_very_version_that_is_needed_is_new_enough():
+    needed = TABLE["rows"]["cu126"]["driver"]
+    for policy in ("keep", "install"):
+        assert plan(by_runfile(needed), "cu126", policy=policy)["action"] == "nothing"
+
+
 def test_a_driver_of_unknown_origin_is_kept_or_refused_but_never_replaced():
     container = facts(driver="570.10.01", driver_library="570.10.01")
     assert plan(container)["action"] == "nothing"
@@ -250,8 +256,9 @@ def test_never_one_over_the_other():
     assert "one over the other" in refused(packaged(runfile="580.126.20"))
 
 
-def test_a_mismatch_is_loaded_anew():
-    chosen = plan(packaged(driver="535.200.01"))
+@pytest.mark.parametrize("side", ["driver", "driver_library"])
+def test_a_mismatch_is_loaded_anew(side):
+    chosen = plan(packaged(**{side: "535.200.01"}))
     assert chosen["action"] == "load"
     assert "driver/library version mismatch" in chosen["reason"]
 
@@ -306,7 +313,8 @@ def test_secure_boot_without_signed_packages_goes_by_dkms_where_it_can_sign():
 def test_a_full_disk_is_named_before_anything_is_changed():
     full = facts(offered=DEBIAN12)
     full["free"]["/boot"] = 4e7
-    assert "/boot has 0.0 GB free, and the driver needs 0.1 GB" in refused(full)
+    for made in (full, full | {"offered": TOOLS, "kernel_headers": True}):  # packages, runfile
+        assert "/boot has 0.0 GB free, and the driver needs 0.1 GB" in refused(made)
     assert plan(packaged(free=full["free"]))["action"] == "nothing"
 
 
@@ -323,6 +331,11 @@ def test_a_running_display_is_named_and_stopped_only_with_consent(made):
     said = refused(made)
     assert "Xorg (process 812), gdm.service" in said and "allow_stop_display=true" in said
     assert plan(made, allow_stop_display=True)["stop"] == "gdm.service"
+
+
+def test_a_display_manager_counts_whatever_it_shows():
+    said = refused(facts(**GDM))
+    assert "under a running display: gdm.service" in said
 
 
 def test_a_display_that_nobody_manages_is_not_stopped():
