@@ -48,6 +48,9 @@ def test_secure_boot_gives_the_steps_at_the_machine(word):
     assert said["state"] == "refuse"
     for step in ("mokutil --import /var/lib/dkms/mok.pub", "Enroll MOK", "goes on from there"):
         assert step in said["remedy"]
+    ubuntus = "/var/lib/shim-signed/mok/MOK.der"
+    said = outcome(word, driver=None, signing_key=ubuntus)
+    assert f"--import {ubuntus}" in said["remedy"]
 
 
 def test_a_module_without_a_card_says_exactly_that():

@@ -41,7 +41,7 @@ def test_plan_follows_the_table(tmp_path):
         wheels.plan("cpu", "2.7", "", tmp_path)
     with pytest.raises(BundleError, match="'cu1' is not in"):
         wheels.plan("cu1", "", "", tmp_path)
-    with pytest.raises(BundleError, match="'cu1' is not in .* which has cpu"):
+    with pytest.raises(BundleError, match=r"'cu1' is not in .* which has cpu"):
         installers.plan("cu1", {}, tmp_path)
 
 
