@@ -68,21 +68,26 @@ def _without_members(line, members):
 def known_hosts_file(text, members):
     """ssh_known_hosts with the keys of `members`, each {"names": [...], "keys": [{"type", "key"}]}.
 
-    A member's former keys go; lines of machines that are not in `members` stay, so a member that is
-    switched off keeps its own.
+    A member's former keys give way in their place; lines of machines that are not in `members`
+    stay, so a member that is switched off or left out by `--limit` keeps its own, and the order.
     """
-    replaced = {name for member in members for name in member["names"]}
-    kept = [
-        line
-        for line in text.splitlines()
-        if not replaced & set((line.split() or [""])[0].split(","))
-    ]
-    new = [
-        f"{','.join(member['names'])} {key['type']} {key['key']}"
-        for member in members
-        for key in member["keys"]
-    ]
-    return "".join(f"{line}\n" for line in [*kept, *new])
+    owners = {name: number for number, member in enumerate(members) for name in member["names"]}
+    unplaced = dict(enumerate(members))
+    lines = []
+    for line in text.splitlines():
+        names = (line.split() or [""])[0].split(",")
+        owner = next((owners[name] for name in names if name in owners), None)
+        if owner is None:
+            lines.append(line)
+        elif owner in unplaced:
+            lines += _known_lines(unplaced.pop(owner))
+    for member in unplaced.values():
+        lines += _known_lines(member)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _known_lines(member):
+    return [f"{','.join(member['names'])} {key['type']} {key['key']}" for key in member["keys"]]
 
 
 def host_keys(facts):

@@ -58,10 +58,18 @@ def test_known_hosts_replaces_members_keys_and_keeps_others():
     )
     made = members.known_hosts_file(text, [{"names": ["node1", "192.168.56.111"], "keys": [key]}])
     assert made == (
+        "node1,192.168.56.111 ssh-ed25519 NEW\n"
         "github.com ssh-ed25519 X\n"
         "node2,192.168.56.112 ssh-rsa Y\n"  # switched off today: its key stays
-        "node1,192.168.56.111 ssh-ed25519 NEW\n"
     )
+
+
+@pytest.mark.parametrize("present", [[1], [2, 3], [3, 1], [1, 2, 3]])
+def test_known_hosts_stay_as_they_are_when_some_members_are_left_out(present):
+    keys = [{"type": kind, "key": "K"} for kind in ("ssh-ed25519", "ssh-rsa")]
+    every = {n: {"names": [f"node{n}", f"192.168.56.11{n}"], "keys": keys} for n in (1, 2, 3)}
+    text = members.known_hosts_file("github.com ssh-rsa X\n", list(every.values()))
+    assert members.known_hosts_file(text, [every[n] for n in present]) == text
 
 
 def test_sentence_on_a_machine_that_did_not_answer():
