@@ -1,8 +1,10 @@
-"""The Python environment by conda on a machine, with stand-ins for its installer and for torch."""
+"""The Python environment by conda and uv, with stand-ins for conda's installer and for torch."""
 
 import base64
 import hashlib
 import json
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from tests.lab.site_plays import changes, play, write_play
 
 INSTALLER = Path(__file__).with_name("standin-miniforge.sh")
 ROOT = "/opt/standin"  # not /opt/tandem/envs, which all labs share
+UV = "uv==0.13.8"  # a program of one file, which PyPI has in a wheel
 VERSIONS = {"torch": "2.15.0", "torchvision": "0.29.2"}  # of the stack `cpu`
 
 
@@ -126,3 +129,19 @@ def test_another_installer_than_the_first_is_refused(provision):
     done = provision(check=False)
     assert f"not {digest} as at its first use" in said(done)
     assert "No such file" in provision.lab.ssh(1, f"ls {ROOT}/conda 2>&1 || true")
+
+
+def test_uv_needs_no_internet_once_it_is_there(provision, tmp_path):
+    lab = provision.lab
+    lab.ssh(1, f"sudo rm -rf {ROOT} /etc/standin-python")
+    refused = provision(env_manager="uv", offline=True, check=False)
+    assert "env_manager is uv, and it has no program uv that root finds" in said(refused)
+    fetch = [sys.executable, "-m", "pip", "install", "--quiet", "--target", tmp_path, UV]
+    subprocess.run(fetch, check=True)
+    lab.control("scp", "-q", str(tmp_path / "bin/uv"), "tandem@192.168.56.111:")
+    lab.ssh(1, "sudo install uv /usr/local/bin/uv")
+    provision(env_manager="uv", offline=True)
+    code = "import sys, torch, torchvision; print(*sys.version_info[:2])"
+    assert lab.ssh(1, f"{ROOT}/env/bin/python -c '{code}'") == "3 11\n"
+    assert "No such file" in lab.ssh(1, f"ls {ROOT}/conda {ROOT}/pythons 2>&1 || true")
+    assert changes(provision(env_manager="uv", offline=True)) == {"node1": 0}
