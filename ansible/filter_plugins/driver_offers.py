@@ -138,8 +138,13 @@ def runfile(facts, wish, stack, table, rows):
         )
     branch = stacks.version(version)[0]
     kinds = modules(rows, branch)
-    if not kinds or not _knows(branch, rows):
+    if not kinds:
         raise Refusal(f"no one driver serves {_names(rows)}", "take one of these cards out")
+    if not _knows(branch, rows):
+        raise Refusal(
+            f"the runfile's driver {version} does not serve {_names(rows)}",
+            "name another one in driver_runfile",
+        )
     flags = ["--silent", "--dkms", "--disable-nouveau"]
     if branch >= OPEN_SINCE:
         flags.append(f"--kernel-module-type={kinds[0]}")

@@ -50,6 +50,7 @@ OFFERED = re.compile(
     r"^(nvidia-(driver|headless|kernel|open-kernel|utils|smi)|linux-(modules-nvidia|headers)-"
     r"|libcuda1$|dkms$|gcc$|make$)"
 )
+PREFERENCES = "/etc/apt/preferences.d/*"
 DISPLAYS = ("Xorg", "X", "Xwayland", "gnome-shell", "kwin_wayland", "weston", "sway", "labwc")
 # Where an installation writes: libraries, DKMS and records, the installer, the initial RAM disk.
 FOLDERS = ("/usr", "/var/lib", "/var/tmp", "/boot")  # noqa: S108
@@ -79,7 +80,7 @@ def offered(pin):
     """{package: version} that apt would install, were it not for the pin of ours."""
     names = [name for name in listed("apt-cache", "pkgnames").split() if OFFERED.match(name)]
     with tempfile.TemporaryDirectory() as folder:
-        for path in glob.glob("/etc/apt/preferences.d/*"):
+        for path in glob.glob(PREFERENCES):
             if path != pin:
                 shutil.copy(path, folder)
         option = "Dir::Etc::preferencesparts=" + folder

@@ -1,5 +1,7 @@
 """What driver_facts reads out of what dpkg, apt, modinfo and systemctl print."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.unit.ansible.provision_machines import load
@@ -51,6 +53,22 @@ def test_offered_is_what_apt_would_install(says):
     says("apt-cache pkgnames", "bash\nnvidia-kernel-dkms\nnvidia-driver-999\n")
     says("apt-cache -o Dir::Etc::preferencesparts=", POLICY)
     assert collect.offered("/none") == {"nvidia-kernel-dkms": "535.300.01-1"}
+
+
+def test_what_is_offered_is_read_with_the_users_pins_and_without_ours(monkeypatch, tmp_path):
+    for name in ("tandem-driver", "users"):
+        (tmp_path / name).touch()
+    read = []
+
+    def output(*argv, seconds):
+        if "policy" in argv:
+            read.extend(path.name for path in Path(argv[2].partition("=")[2]).iterdir())
+        return "nvidia-smi"
+
+    monkeypatch.setattr(collect, "PREFERENCES", f"{tmp_path}/*")
+    monkeypatch.setattr(collect, "output", output)
+    collect.offered(str(tmp_path / "tandem-driver"))
+    assert read == ["users"]
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,12 @@ def test_an_own_runfile_comes_before_packages_and_440_has_no_type_of_module():
     assert "does not" not in refused(facts(), runfile="/srv/cuda_10.2.89_440.33.01_linux.run")
 
 
+@pytest.mark.parametrize(("version", "card"), [("590.48.01", "1080 Ti"), ("550.144.03", "5090")])
+def test_an_own_runfile_has_to_know_the_card(version, card):
+    mine = {"runfile": f"/srv/NVIDIA-Linux-x86_64-{version}.run", "runfile_sha256": "0" * 64}
+    assert f"driver {version} does not serve" in refused(facts(cards=[card]), "cu126", **mine)
+
+
 def test_an_offline_machine_needs_the_runfile_from_the_bundle():
     name = TABLE["drivers"][0]["url"].rpartition("/")[2]
     assert f"bundle/installers/cu102/{name} is missing" in refused(facts(), offline=True)
@@ -227,6 +233,13 @@ def test_headers_of_another_kernel_do_not_do():
         old = facts(offered=offered, kernel="6.1.0-10-amd64")
         assert "no headers (linux-headers-6.1.0-10-amd64)" in refused(old)
         assert plan(old | {"kernel_headers": True})["action"] != "refuse"
+
+
+def test_tools_that_the_archive_lacks_are_named():
+    made = facts(offered=DEBIAN12)
+    del made["offered"]["gcc"]
+    assert "building the module needs gcc, which its package archive lacks" in refused(made)
+    assert plan(made | {"packages": {"gcc": "4:12.2.0-3"}})["action"] == "package"
 
 
 # --- a machine that has a driver ----------------------------------------------------------------
