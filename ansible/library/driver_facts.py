@@ -51,6 +51,7 @@ OFFERED = re.compile(
     r"|libcuda1$|dkms$|gcc$|make$)"
 )
 PREFERENCES = "/etc/apt/preferences.d/*"
+PROCESSES = "/proc/[0-9]*"
 DISPLAYS = ("Xorg", "X", "Xwayland", "gnome-shell", "kwin_wayland", "weston", "sway", "labwc")
 # Where an installation writes: libraries, DKMS and records, the installer, the initial RAM disk.
 FOLDERS = ("/usr", "/var/lib", "/var/tmp", "/boot")  # noqa: S108
@@ -110,7 +111,7 @@ def module(kernel):
 def processes():
     """Who draws on a screen, and who else has the NVIDIA device open."""
     displays, users = [], []
-    for folder in glob.glob("/proc/[0-9]*"):
+    for folder in glob.glob(PROCESSES):
         pid, command = int(os.path.basename(folder)), read(folder + "/comm")
         row = {"pid": pid, "command": command}
         if command in DISPLAYS:

@@ -1,6 +1,7 @@
 """What driver_facts reads out of what dpkg, apt, modinfo and systemctl print."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,5 +94,29 @@ def test_the_display_manager_by_its_own_name(says):
     says("systemctl show", shown.format("display-manager.service", "not-found", "inactive"))
     assert collect.display_manager() == {"display_manager": None, "display_manager_active": False}
     says("systemctl show", shown.format("gdm.service", "loaded", "active"))
-    assert collect.display_manager()["display_manager"] == "gdm.service"
-    assert collect.display_manager()["display_manager_active"] is True
+    assert collect.display_manager() == {
+        "display_manager": "gdm.service",
+        "display_manager_active": True,
+    }
+    says("systemctl show", shown.format("gdm.service", "loaded", "inactive"))
+    assert collect.display_manager()["display_manager_active"] is False
+
+
+def test_who_draws_and_who_computes(monkeypatch, tmp_path):
+    programs = {"10": "Xorg", "11": "python3", "12": "nvidia-persiste", "13": "bash"}
+    for pid, command in programs.items():
+        (tmp_path / pid / "fd").mkdir(parents=True)
+        (tmp_path / pid / "comm").write_text(f"{command}\n")
+        device = "/dev/null" if command == "bash" else "/dev/nvidia0"
+        (tmp_path / pid / "fd/3").symlink_to(device)
+    monkeypatch.setattr(collect, "PROCESSES", f"{tmp_path}/[0-9]*")
+    assert collect.processes() == {
+        "displays": [{"pid": 10, "command": "Xorg"}],
+        "gpu_processes": [{"pid": 11, "command": "python3"}],
+    }
+
+
+def test_free_is_what_is_left_for_others_than_root(monkeypatch):
+    state = SimpleNamespace(f_bavail=2, f_bfree=3, f_blocks=5, f_frsize=4096)
+    monkeypatch.setattr(collect.os, "statvfs", lambda folder: state)
+    assert collect.free("/usr") == 2 * 4096
