@@ -107,16 +107,14 @@ test-cores: ## every playbook and its unit tests by both Ansibles
 	@tools/cores.sh
 
 chaos: ## 40 faults in random order on a lab of four machines, five more with the real trainer (root)
-	@tools/venv.sh dev
-	TANDEM_CHAOS_TRIALS=40 $(PYTHON_ENV) -m pytest --quiet tests/lab/test_chaos.py tests/lab/test_chaos_trainer.py
+	@tools/test.sh chaos
 
 lint: ## every linter
 	@tools/venv.sh dev
 	@tools/lint.sh
 
-bench: ## figures with their method: tests/bench/README.md
-	@tools/venv.sh dev
-	$(PYTHON_ENV) -m pytest --quiet tests/bench
+bench: ## figures with their method: tests/bench/README.md (root)
+	@tools/test.sh bench
 
 lock: ## make requirements/*.txt anew from *.in (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header requirements/control.in --output-file requirements/control.txt

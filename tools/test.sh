@@ -1,7 +1,7 @@
 #!/bin/sh
 # All checks: lint, unit tests, training tests, lab tests (these need root). Prints each part's name and seconds.
-# `tools/test.sh legacy` is the CUDA 10.2 stack alone: tests/lab/test_legacy.py. `tools/test.sh long` is the lab tests
-# that the plain call leaves out, since they take several minutes a file.
+# By a word, one part alone: legacy (the CUDA 10.2 stack), chaos (40 trials), bench (figures), long (the lab tests that the
+# plain call leaves out, since they take several minutes a file).
 set -eu
 cd "$(dirname "$0")/.."
 part() {
@@ -29,6 +29,15 @@ part "data" .venv/bin/python examples/digits.py data/digits
 case "${1:-}" in
 legacy)
     check "CUDA 10.2 stack" tests/lab/test_legacy.py
+    exit
+    ;;
+chaos)
+    export TANDEM_CHAOS_TRIALS=40
+    check "chaos" tests/lab/test_chaos.py tests/lab/test_chaos_trainer.py
+    exit
+    ;;
+bench)
+    check "figures" tests/bench
     exit
     ;;
 long)

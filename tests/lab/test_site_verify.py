@@ -8,6 +8,7 @@ import yaml
 
 CLOCK = "/etc/chrony/conf.d/tandem.conf"
 IMAGES = "/srv/tandem/data/digits/val/7"
+FIRST = f"{IMAGES}/$(ls {IMAGES} | head -1)"
 # role: (what breaks its work on node 1, as root; what its verification says; what mends it).
 BREAKS = {
     "identity": (
@@ -41,9 +42,9 @@ BREAKS = {
         "systemctl restart tandem-firewall",
     ),
     "data": (
-        f"truncate -s 1 {IMAGES}/$(ls {IMAGES} | head -1)",
+        f"cp -p {FIRST} /root/whole; truncate -s 1 {FIRST}",
         "in 1 places, first <f",
-        "true",
+        f"mv /root/whole {FIRST}",
     ),
     "access": (
         "echo 'tandem ALL=(ALL:ALL) PASSWD: ALL' >/etc/sudoers.d/zz-lab",
