@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import tarfile
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,8 +21,8 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-def make_tar(path, names, text="standin"):
-    """An archive in a vendor's layout: files, and the links of each library."""
+def make_tar(path, names, text="standin", more=()):
+    """An archive in a vendor's layout: files, and the links of each library; more: members."""
     with tarfile.open(path, "w:gz" if str(path).endswith("gz") else "w:xz") as tar:
         for name in names:
             member = tarfile.TarInfo(name)
@@ -32,7 +33,15 @@ def make_tar(path, names, text="standin"):
                 link = tarfile.TarInfo(name.split(".so.")[0] + ".so")
                 link.type, link.linkname = tarfile.SYMTYPE, name.rsplit("/")[-1]
                 tar.addfile(link)
+        for member in more:
+            tar.addfile(member)
     return path
+
+
+def member(name, kind=tarfile.REGTYPE, link="", mode=0o644):
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname, made.mode = kind, link, mode
+    return made
 
 
 def digest(path):
@@ -69,40 +78,87 @@ def test_each_layout_goes_in_with_its_links_and_out_again(toolkit, tmp_path, fil
     files = archive.install(str(toolkit), name[3:], str(src), digest(src))
     lib = library.rsplit("/")[-1]
     assert sorted(files) == [f"include/{name[3:]}.h", f"lib64/{name}.so", f"lib64/{lib}"]
+    record = archive.read_record(str(toolkit), name[3:])
+    assert record == {"sha256": digest(src), "files": sorted(files)}
     assert str((toolkit / f"lib64/{name}.so").readlink()) == lib
     assert archive.remove(str(toolkit), name[3:])
     assert tree(toolkit) == before
     assert not archive.remove(str(toolkit), name[3:])
 
 
+CONTROL = """\
+Package: {}
+Version: 2.7.5
+Architecture: amd64
+Maintainer: standin <standin@example.org>
+Description: standin
+"""
+LIBRARY = {"usr/lib/x86_64-linux-gnu/libnccl.so.2.7.5": b"x"}
+
+
+def make_deb(folder, name, files):
+    """A package of {path: content}."""
+    root = folder / name
+    for file, content in {**files, "DEBIAN/control": CONTROL.format(name).encode()}.items():
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_bytes(content)
+    build = ["dpkg-deb", "--build", "--root-owner-group", root, f"{root}.deb"]
+    subprocess.run(build, check=True, capture_output=True)
+    return folder / f"{name}.deb"
+
+
 def test_a_local_repository_deb(toolkit, tmp_path):
-    def deb(name, files):
-        root = tmp_path / name
-        for file, content in {**files, "DEBIAN/control": control(name)}.items():
-            (root / file).parent.mkdir(parents=True, exist_ok=True)
-            if isinstance(content, bytes):
-                (root / file).write_bytes(content)
-            else:
-                (root / file).write_text(content)
-        subprocess.run(["dpkg-deb", "--build", "--root-owner-group", root, f"{root}.deb"],
-                       check=True, capture_output=True)  # fmt: skip
-        return (tmp_path / f"{name}.deb").read_bytes()
-
-    def control(name):
-        return (
-            f"Package: {name}\nVersion: 2.7.5\nArchitecture: amd64\n"
-            "Maintainer: standin <standin@example.org>\nDescription: standin\n"
-        )
-
-    libraries = "usr/lib/x86_64-linux-gnu"
+    header = {"usr/include/nccl.h": b"x"}
     inner = {
-        "var/nccl-repo/libnccl2.deb": deb("libnccl2", {f"{libraries}/libnccl.so.2.7.5": "x"}),
-        "var/nccl-repo/libnccl-dev.deb": deb("libnccl-dev", {"usr/include/nccl.h": "x"}),
+        "var/nccl-repo/libnccl2.deb": make_deb(tmp_path, "libnccl2", LIBRARY).read_bytes(),
+        "var/nccl-repo/libnccl-dev.deb": make_deb(tmp_path, "libnccl-dev", header).read_bytes(),
     }
-    deb("nccl-repo-ubuntu1804-2.7.5-ga-cuda10.2", inner)
-    src = tmp_path / "nccl-repo-ubuntu1804-2.7.5-ga-cuda10.2.deb"
+    src = make_deb(tmp_path, "nccl-repo-ubuntu1804-2.7.5-ga-cuda10.2", inner)
     files = archive.install(str(toolkit), "nccl", str(src), digest(src))
     assert sorted(files) == ["include/nccl.h", "lib64/libnccl.so.2.7.5"]
+
+
+def test_a_deb_that_holds_the_library_itself(toolkit, tmp_path):
+    src = make_deb(tmp_path, "libnccl2", LIBRARY)
+    assert archive.install(str(toolkit), "nccl", str(src), digest(src)) == [
+        "lib64/libnccl.so.2.7.5"
+    ]
+
+
+def test_a_full_disk_is_not_called_a_broken_package(tmp_path, monkeypatch):
+    says = "dpkg-deb: error: failed to write (No space left on device)"
+    argv = ["sh", "-c", f"echo '{says}' >&2; exit 2"]
+    run = subprocess.run
+    monkeypatch.setattr(archive.subprocess, "run", lambda _, **options: run(argv, **options))
+    with pytest.raises(OSError, match="No space left on device"):
+        archive.data_of("x.deb", str(tmp_path / "x.tar"))
+
+
+def present(toolkit, src, sha256=None, check_mode=False):
+    params = {"toolkit": str(toolkit), "name": "nccl", "src": str(src)}
+    params["sha256"] = sha256 or digest(src)
+    return archive.present(SimpleNamespace(params=params, check_mode=check_mode))["changed"]
+
+
+def test_present_is_what_its_record_says_and_the_disk_has(toolkit, tmp_path):
+    header, library, _ = LAYOUTS["nccl.txz"]
+    src, other = (make_tar(tmp_path / f"{text}.txz", [header, library], text) for text in "ab")
+    before = tree(toolkit)
+    with pytest.raises(archive.Refused, match=r"should be 0000.*broken"):
+        present(toolkit, src, "0" * 64)
+    assert present(toolkit, src, check_mode=True)
+    assert tree(toolkit) == before
+    assert present(toolkit, src)
+    whole = tree(toolkit)
+    assert not present(toolkit, src)
+    (toolkit / "include/nccl.h").unlink()
+    assert present(toolkit, src)
+    assert tree(toolkit) == whole
+    assert present(toolkit, other)
+    assert not present(toolkit, other)
+    record = archive.read_record(str(toolkit), "nccl")
+    archive.write_record(str(toolkit), "nccl", None, record["files"])  # cut short
+    assert present(toolkit, other)
 
 
 def test_a_newer_archive_takes_the_files_of_the_older_away(toolkit, tmp_path):
@@ -140,6 +196,50 @@ def test_a_kill_in_the_middle_is_finished_by_the_next_run_or_taken_out(
     assert archive.read_record(str(toolkit), "cudnn")["sha256"] is None
     files = archive.install(str(toolkit), "cudnn", str(src), digest(src))
     assert all(os.path.lexists(toolkit / file) for file in files)
+    monkeypatch.undo()
+    assert archive.remove(str(toolkit), "cudnn")
+    assert tree(toolkit) == before
+
+
+def test_what_is_no_file_is_left_out_and_programs_stay_programs(toolkit, tmp_path):
+    header, library, _ = LAYOUTS["cudnn-8.0.tgz"]
+    more = [
+        member("cuda/include/folder", tarfile.DIRTYPE),
+        member("cuda/include/pipe", tarfile.FIFOTYPE),
+        member("cuda/lib64/tool", mode=0o750),
+    ]
+    src = make_tar(tmp_path / "cudnn.tgz", [header, library], more=more)
+    files = archive.install(str(toolkit), "cudnn", str(src), digest(src))
+    assert not {"include/folder", "include/pipe"} & set(files)
+    modes = [(toolkit / file).stat().st_mode & 0o777 for file in ("lib64/tool", "include/cudnn.h")]
+    assert modes == [0o755, 0o644]
+
+
+@pytest.mark.parametrize("link", ["/etc/passwd", "../../../etc/passwd"])
+def test_a_link_that_leads_out_is_refused(toolkit, tmp_path, link):
+    header, library, _ = LAYOUTS["cudnn-8.0.tgz"]
+    more = [member("cuda/lib64/libcudnn_x.so", tarfile.SYMTYPE, link)]
+    src = make_tar(tmp_path / "cudnn.tgz", [header, library], more=more)
+    before = tree(toolkit)
+    with pytest.raises(archive.Refused, match="a link in it leads out of it"):
+        archive.install(str(toolkit), "cudnn", str(src), digest(src))
+    assert tree(toolkit) == before
+
+
+def test_a_kill_during_a_change_of_versions_loses_no_file_of_either(toolkit, tmp_path, monkeypatch):
+    old, new = (
+        make_tar(tmp_path / f"{version}.tgz", [f"cuda/lib64/libcudnn.so.{version}"])
+        for version in ("8.0.5", "8.0.9")
+    )
+    before = tree(toolkit)
+    archive.install(str(toolkit), "cudnn", str(old), digest(old))
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(archive, "delete", killed)
+    with pytest.raises(KeyboardInterrupt):
+        archive.install(str(toolkit), "cudnn", str(new), digest(new))
     monkeypatch.undo()
     assert archive.remove(str(toolkit), "cudnn")
     assert tree(toolkit) == before
