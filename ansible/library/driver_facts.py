@@ -59,8 +59,8 @@ FOLDERS = ("/usr", "/var/lib", "/var/tmp", "/boot")  # noqa: S108
 KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 
 
-def listed(*argv):
-    """What dpkg or apt prints; both read long lists, and take their time on a busy machine."""
+def said(*argv):
+    """What a command prints, "" where it fails. A plan that follows is worth waiting for."""
     return output(*argv, seconds=300) or ""
 
 
@@ -68,7 +68,7 @@ def packages():
     """Installed packages by name, without those that are half installed; those that are held."""
     layout = "${db:Status-Abbrev}\t${Package}\t${Version}\n"
     found, held = {}, []
-    for line in listed("dpkg-query", "--show", "--showformat", layout).splitlines():
+    for line in said("dpkg-query", "--show", "--showformat", layout).splitlines():
         status, name, version = line.split("\t")
         if MATTER.match(name) and status[1] in "iWt":  # installed, or triggers are left to do
             found[name] = version
@@ -79,13 +79,13 @@ def packages():
 
 def offered(pin):
     """{package: version} that apt would install, were it not for the pin of ours."""
-    names = [name for name in listed("apt-cache", "pkgnames").split() if OFFERED.match(name)]
+    names = [name for name in said("apt-cache", "pkgnames").split() if OFFERED.match(name)]
     with tempfile.TemporaryDirectory() as folder:
         for path in glob.glob(PREFERENCES):
             if path != pin:
                 shutil.copy(path, folder)
         option = "Dir::Etc::preferencesparts=" + folder
-        text = listed("apt-cache", "-o", option, "policy", *names) if names else ""
+        text = said("apt-cache", "-o", option, "policy", *names) if names else ""
     pairs = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (\S+)", text, re.MULTILINE)
     return {name: version for name, version in pairs if version != "(none)"}
 
@@ -102,7 +102,7 @@ def runfile():
 def module(kernel):
     """The version of the kernel module that lies ready for `kernel`; None: there is none."""
     for name in ("nvidia", "nvidia-current"):
-        found = output("modinfo", "-k", kernel, "-F", "version", name)
+        found = said("modinfo", "-k", kernel, "-F", "version", name)
         if found:
             return found
     return None
@@ -131,10 +131,10 @@ def opens(folder, prefix):
 
 def display_manager():
     """The unit that shows the login screen, e.g. "gdm.service"; whether it runs."""
-    text = output(
+    text = said(
         "systemctl", "show", "--property=Id,ActiveState,LoadState", "display-manager.service"
     )
-    values = dict(line.split("=", 1) for line in (text or "").splitlines() if "=" in line)
+    values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     there = values.get("LoadState") == "loaded"
     return {
         "display_manager": values["Id"] if there else None,
