@@ -235,7 +235,7 @@ def present(module):
     toolkit, name, digest = asked["toolkit"], asked["name"], asked["sha256"]
     record = read_record(toolkit, name)
     whole = all(os.path.lexists(os.path.join(toolkit, file)) for file in record["files"])
-    wanted = record["sha256"] is None or record["sha256"] != digest or not whole
+    wanted = record["sha256"] != digest or not whole  # None: it was cut short
     if module.check_mode or not wanted:
         return {"changed": wanted, "wanted": wanted, "files": record["files"]}
     found = sha256(asked["src"])
