@@ -1,0 +1,135 @@
+"""The driver's plan where one is there already, and what has to stand still before a change."""
+
+import pytest
+
+from tests.unit.ansible.driver_machines import (
+    DEBIAN12,
+    TOOLS,
+    by_runfile,
+    facts,
+    packaged,
+    plan,
+    refused,
+)
+from tests.unit.ansible.provision_machines import TABLE
+
+
+def test_no_card_or_the_cpu_stack_means_nothing():
+    assert plan(facts(cards=()), policy="upgrade")["action"] == "nothing"
+    assert plan(facts(), "cpu", policy="upgrade")["action"] == "nothing"
+
+
+@pytest.mark.parametrize("made", [packaged(), by_runfile()])
+@pytest.mark.parametrize("policy", ["keep", "install"])
+def test_a_loaded_driver_that_is_new_enough_stays(made, policy):
+    chosen = plan(made, policy=policy)
+    assert (chosen["action"], chosen["stop"]) == ("nothing", "")
+    assert chosen["hold"] is (policy == "install")  # keep touches nothing at all
+
+
+def test_the_very_version_that_is_needed_is_new_enough():
+    needed = TABLE["rows"]["cu126"]["driver"]
+    for policy in ("keep", "install"):
+        assert plan(by_runfile(needed), "cu126", policy=policy)["action"] == "nothing"
+
+
+def test_a_driver_of_unknown_origin_is_kept_or_refused_but_never_replaced():
+    container = facts(driver="570.10.01", driver_library="570.10.01")
+    assert plan(container)["action"] == "nothing"
+    assert "came neither by packages" in refused(container, "cu132")
+    assert "came neither by packages" in refused(container, "cu132", policy="upgrade")
+
+
+def test_keep_forbids_what_would_be_a_change_and_names_the_remedy():
+    for made in (facts(), packaged(driver=None), packaged(driver_library="535.300.01")):
+        assert "driver_policy: install" in refused(made, policy="keep")
+    assert "cu132 needs 580" in refused(packaged(), "cu132", policy="keep")
+
+
+def test_too_old_needs_consent_to_upgrade():
+    old = by_runfile("470.57.02")
+    assert "driver_policy: upgrade, which installs 580.126.20" in refused(old, "cu132")
+    assert plan(old, "cu132", policy="upgrade")["version"] == "580.126.20"
+    newest = plan(by_runfile("580.126.20"), "cu132", policy="upgrade")
+    assert newest["action"] == "nothing"
+
+
+def test_upgrade_moves_packages_to_what_the_archive_offers():
+    newer = dict.fromkeys(DEBIAN12, "535.300.01-1")
+    chosen = plan(packaged(offered=newer, kernel_headers=True), policy="upgrade")
+    assert (chosen["action"], chosen["version"]) == ("package", "535.300.01")
+    assert plan(packaged(), policy="upgrade")["action"] == "nothing"
+    gone = packaged(offered={})  # an archive that has no driver any more
+    assert plan(gone, policy="upgrade")["action"] == "nothing"
+
+
+def test_never_one_over_the_other():
+    assert "sudo apt purge" in refused(packaged(), source="runfile", policy="upgrade")
+    assert "sudo nvidia-uninstall" in refused(by_runfile(), source="package", policy="upgrade")
+    assert "nothing newer comes that way" in refused(packaged(), "cu132", policy="upgrade")
+    assert "one over the other" in refused(packaged(runfile="580.126.20"))
+
+
+@pytest.mark.parametrize("side", ["driver", "driver_library"])
+def test_a_mismatch_is_loaded_anew(side):
+    chosen = plan(packaged(**{side: "535.200.01"}))
+    assert chosen["action"] == "load"
+    assert "driver/library version mismatch" in chosen["reason"]
+
+
+def test_a_kernel_without_a_driver_gets_its_module_built():
+    new_kernel = {"driver": None, "module": None}
+    for made in (packaged(**new_kernel), by_runfile(**new_kernel)):
+        assert plan(made)["action"] == "build"
+
+
+def test_an_interrupted_run_goes_the_same_way_again():
+    cut_off = facts(offered=DEBIAN12, runfile="580.126.20", pending=True)
+    assert plan(cut_off)["action"] == "runfile"
+    half = packaged(pending=True, driver=None)
+    assert plan(half)["action"] == "package"
+
+
+# --- what stands in the way ---------------------------------------------------------------------
+
+
+def test_a_full_disk_is_named_before_anything_is_changed():
+    full = facts(offered=DEBIAN12)
+    full["free"]["/boot"] = 4e7
+    for made in (full, full | {"offered": TOOLS, "kernel_headers": True}):  # packages, runfile
+        assert "/boot has 0.0 GB free, and the driver needs 0.1 GB" in refused(made)
+    assert plan(packaged(free=full["free"]))["action"] == "nothing"
+
+
+# --- displays and processes on the card ---------------------------------------------------------
+
+XORG = [{"pid": 812, "command": "Xorg"}]
+GDM = {"display_manager": "gdm.service", "display_manager_active": True}
+
+
+@pytest.mark.parametrize(
+    "made", [facts(displays=XORG, **GDM), packaged(driver=None, displays=XORG, **GDM)]
+)
+def test_a_running_display_is_named_and_stopped_only_with_consent(made):
+    said = refused(made)
+    assert "Xorg (process 812), gdm.service" in said and "allow_stop_display=true" in said
+    assert plan(made, allow_stop_display=True)["stop"] == "gdm.service"
+
+
+def test_a_display_manager_counts_whatever_it_shows():
+    said = refused(facts(**GDM))
+    assert "under a running display: gdm.service" in said
+
+
+def test_a_display_that_nobody_manages_is_not_stopped():
+    made = facts(displays=XORG)
+    assert "not started by a display manager" in refused(made, allow_stop_display=True)
+
+
+def test_a_display_does_not_matter_where_nothing_is_done():
+    assert plan(packaged(displays=XORG, **GDM))["action"] == "nothing"
+
+
+def test_a_process_on_the_card_is_never_ended():
+    busy = packaged(driver="535.200.01", gpu_processes=[{"pid": 99, "command": "python3"}])
+    assert "python3 (process 99) uses the card" in refused(busy, allow_stop_display=True)
