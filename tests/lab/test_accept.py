@@ -61,4 +61,5 @@ def test_bandwidth_is_what_iperf3_finds(measured):
 
 def test_nothing_is_left_on_the_machines(measured):
     lab, _, _ = measured
-    assert lab.ssh(1, "ls -d /tmp/accept-* /tmp/ansible*accept* 2>/dev/null; true") == ""
+    left = "ls -d /tmp/accept-* /tmp/ansible*accept* ~/.ansible_async 2>/dev/null; true"
+    assert lab.ssh(1, left) == ""
