@@ -22,21 +22,33 @@ def network_plan(facts: dict, want: dict) -> dict:
     """Plan a static address.
 
     facts: host, interface, card (see card_facts), files ({path: text} of the managers' folders),
-    nmcli (values GENERAL.STATE, .CONNECTION, .CON-UUID, .TYPE, a line each), networkctl (text of
+    nmcli (values GENERAL.STATE, .CONNECTION, .CON-UUID, .TYPE, a line each), connection (of that
+    connection ipv4.method, .addresses, .gateway, .dns, a line each), networkctl (text of
     `networkctl status CARD`).
     want: mode (add or replace), address (with prefix length), gateway ("" for none), dns (list).
     Returns {"manager", "files": {path: {"content", "mode"}}, "aside": [path], "apply" and "back":
-    [shell line], "done": bool}. Raises one sentence where nothing can be planned.
+    [shell line], "wrong": [what is not so yet]}. Raises one sentence where nothing can be planned.
     """
     # Ansible's strings and lists carry tags that yaml.safe_dump does not know: take plain ones.
     facts, want = json.loads(json.dumps(facts)), json.loads(json.dumps(want))
     manager = _manager(facts)
     plan = {"manager": manager, "aside": [], **_PLANNERS[manager](facts, want)}
-    written = all(facts["files"].get(p) == f["content"] for p, f in plan["files"].items())
-    there = want["address"] in facts["card"]["addresses"]
-    alone = want["mode"] == "add" or facts["card"]["addresses"] == [want["address"]]
-    plan["done"] = written and there and alone
+    plan["wrong"] = _wrong(facts, want, plan["files"])
     return plan
+
+
+def _wrong(facts: dict, want: dict, files: dict) -> list[str]:
+    """What keeps a machine from having its address, now and after the next boot."""
+    card, addresses = facts["interface"], facts["card"]["addresses"]
+    wrong = []
+    if want["address"] not in addresses:
+        wrong.append(f"{card} has no address {want['address']}")
+    if want["mode"] == "replace":
+        wrong += [f"{card} has {other} too" for other in addresses if other != want["address"]]
+    for path, file in files.items():
+        if facts["files"].get(path) != file["content"]:
+            wrong.append(f"{path} {'is changed' if path in facts['files'] else 'is missing'}")
+    return wrong
 
 
 def _manager(facts: dict) -> str:
@@ -83,22 +95,27 @@ def _network_manager(facts: dict, want: dict) -> dict:
     lines = ["[connection]", f"id={name}", "type=ethernet", f"interface-name={interface}",
              "autoconnect-priority=100", "", "[ethernet]"]  # fmt: skip
     lines += [f"mtu={facts['card']['mtu']}"] if facts["card"]["mtu"] != 1500 else []
-    replace = want["mode"] == "replace"
-    lines += [
-        "",
-        "[ipv4]",
-        f"method={'manual' if replace else 'auto'}",
-        f"address1={want['address']}",
-    ]
-    if replace:
-        lines += [f"gateway={want['gateway']}"] if want["gateway"] else []
-        lines += [f"dns={';'.join(want['dns'])};"] if want["dns"] else []
-    lines += ["", "[ipv6]", "method=auto", ""]
+    lines += ["", "[ipv4]", *_keyfile_ipv4(facts, want), "", "[ipv6]", "method=auto", ""]
     return {
         "files": {KEYFILE.format(interface): _file("\n".join(lines), "0600")},
         "apply": ["nmcli connection reload", f"nmcli connection up id {name}"],
         "back": ["nmcli connection reload", f"nmcli connection up uuid {uuid}"],
     }
+
+
+def _keyfile_ipv4(facts: dict, want: dict) -> list[str]:
+    """Ours takes the place of the other connection, so to add it also says what that one says."""
+    method, addresses, gateway, dns = [*facts["connection"].splitlines(), "", "", "", ""][:4]
+    if want["mode"] == "replace":
+        method, addresses, gateway, dns = "manual", "", want["gateway"], ",".join(want["dns"])
+    ours = facts["files"].get(KEYFILE.format(facts["interface"]), "")
+    added = [*re.findall(r"^address\d+=(\S+)$", ours, re.MULTILINE)[-1:], want["address"]]
+    kept = [text.strip() for text in addresses.split(",")]
+    several = [text for text in kept if text and text not in added] + [want["address"]]
+    lines = [f"method={method or 'auto'}"]
+    lines += [f"address{number}={text}" for number, text in enumerate(several, 1)]
+    lines += [f"gateway={gateway}"] if gateway else []
+    return lines + ([f"dns={dns.replace(' ', '').replace(',', ';')};"] if dns else [])
 
 
 def _networkd(facts: dict, want: dict) -> dict:

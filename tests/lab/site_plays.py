@@ -49,6 +49,18 @@ def said(done: subprocess.CompletedProcess) -> str:
     return " ".join(done.stdout.split())
 
 
+def complaint(lab, folder: Path, role: str, *words: str, hosts: str = "cluster") -> str:
+    """What a role's own verification says is wrong with `hosts`, or "" when it is content."""
+    book = folder / "verify.yml"
+    book.write_text(
+        f"- name: Verification under test\n  hosts: {hosts}\n  gather_facts: false\n  tasks:\n"
+        "    - name: Look\n      ansible.builtin.include_role:\n"
+        f"        name: {role}\n        tasks_from: verify\n"
+    )
+    done = play(lab, str(book), *words, check=False)
+    return said(done) if done.returncode else ""
+
+
 def changes(done: subprocess.CompletedProcess) -> dict[str, int]:
     """How much a play changed, by machine."""
     return {host: int(changed) for host, changed, _, _ in RECAP.findall(done.stdout)}

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.site_plays import changes, failures, play, reboot, write_inventory, write_play
+from tests.lab.site_plays import (
+    changes,
+    complaint,
+    failures,
+    play,
+    reboot,
+    write_inventory,
+    write_play,
+)
 
 HOSTS = {
     "node1": "ansible_host=192.168.56.111 address=10.99.0.1/24",
@@ -67,6 +75,18 @@ def test_a_right_address_survives_a_reboot(addressed, node, address):
     before = at(lab, address, ADDRESSES)
     reboot(lab, node, address)
     assert at(lab, address, ADDRESSES) == before
+
+
+def test_verification_names_an_address_that_the_next_boot_will_not_have(addressed, tmp_path):
+    lab, words, _ = addressed
+    looking = ["network", *words[1:], "--limit", "node2,node3"]
+    assert complaint(lab, tmp_path, *looking) == ""
+    file = "/etc/systemd/network/10-lan.network.d/tandem.conf"
+    at(lab, "192.168.56.122", f"sudo mv {file} /root/")
+    said = complaint(lab, tmp_path, *looking)
+    assert "node2 does not have its static address as systemd-networkd was told" in said
+    assert f"{file} is missing" in said
+    at(lab, "192.168.56.122", f"sudo mv /root/tandem.conf {file}")
 
 
 def test_power_lost_during_the_trial_gives_the_old_configuration_at_the_next_boot(addressed):

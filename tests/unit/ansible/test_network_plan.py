@@ -24,6 +24,7 @@ NETWORKD = """* 2: eth0
                           Type: ether
                          State: routable (configured)
 """
+WIRED = "100 (connected)\nWired connection 1\n6f1d-uuid\nethernet\n"
 CLOUD_INIT = """network:
   version: 2
   ethernets:
@@ -37,11 +38,11 @@ CLOUD_INIT = """network:
 def _facts(**changes):
     card = {"mac": "52:54:00:12:34:56", "mtu": 1500, "addresses": ["192.168.56.20/24"]}
     base = {"host": "node1", "interface": "eth0", "card": card, "files": {}}
-    return {**base, "nmcli": "", "networkctl": "", **changes}
+    return {**base, "nmcli": "", "connection": "", "networkctl": "", **changes}
 
 
 def test_networkmanager_gets_a_connection_of_ours_and_goes_back_to_its_own():
-    facts = _facts(nmcli="100 (connected)\nWired connection 1\n6f1d-uuid\nethernet\n")
+    facts = _facts(nmcli=WIRED, connection="auto\n\n\n\n")
     plan = network.network_plan(facts, ADD)
     assert plan["manager"] == "NetworkManager"
     (path, file), *rest = plan["files"].items()
@@ -53,8 +54,27 @@ def test_networkmanager_gets_a_connection_of_ours_and_goes_back_to_its_own():
     assert plan["back"][-1] == "nmcli connection up uuid 6f1d-uuid"
 
 
+def test_networkmanager_adds_to_a_static_address_and_keeps_its_gateway_and_dns():
+    now = "manual\n192.168.56.20/24, 10.0.0.1/8\n192.168.56.1\n192.168.56.1,9.9.9.9\n"
+    facts = _facts(nmcli=WIRED, connection=now)
+    ((path, file),) = network.network_plan(facts, ADD)["files"].items()
+    ipv4 = (
+        "[ipv4]\nmethod=manual\naddress1=192.168.56.20/24\naddress2=10.0.0.1/8\n"
+        "address3=192.168.56.111/24\ngateway=192.168.56.1\ndns=192.168.56.1;9.9.9.9;\n"
+    )
+    assert ipv4 in file["content"]
+    ours = now.replace("10.0.0.1/8", "10.0.0.1/8, 192.168.56.111/24")
+    again = network.network_plan(_facts(nmcli=WIRED, connection=ours), ADD)
+    assert list(again["files"].values()) == [file]
+    facts = _facts(nmcli=WIRED, connection=ours, files={path: file["content"]})
+    (moved,) = network.network_plan(facts, {**ADD, "address": "192.168.56.112/24"})[
+        "files"
+    ].values()
+    assert moved["content"] == file["content"].replace("56.111", "56.112")
+
+
 def test_networkmanager_replace_is_manual_with_gateway_and_dns():
-    facts = _facts(nmcli="100 (connected)\nWired connection 1\n6f1d-uuid\nethernet\n")
+    facts = _facts(nmcli=WIRED, connection="manual\n192.168.56.20/24\n\n\n")
     facts["card"]["mtu"] = 9000
     (file,) = network.network_plan(facts, REPLACE)["files"].values()
     assert "method=manual\naddress1=192.168.56.111/24\ngateway=192.168.56.1\n" in file["content"]
@@ -170,17 +190,20 @@ def test_a_card_that_nobody_manages_is_refused():
         network.network_plan(_facts(), ADD)
 
 
-def test_done_means_written_and_on_the_card_and_alone_when_replacing():
+def test_what_is_not_so_yet_is_named():
     facts = _facts(networkctl=NETWORKD)
     plan = network.network_plan(facts, ADD)
-    assert not plan["done"]
+    (path,) = plan["files"]
+    no_address = "eth0 has no address 192.168.56.111/24"
+    assert plan["wrong"] == [no_address, f"{path} is missing"]
+    facts["files"] = {path: "something else"}
+    assert network.network_plan(facts, ADD)["wrong"] == [no_address, f"{path} is changed"]
     facts["files"] = {path: file["content"] for path, file in plan["files"].items()}
-    assert not network.network_plan(facts, ADD)["done"]
     facts["card"]["addresses"].append("192.168.56.111/24")
-    assert network.network_plan(facts, ADD)["done"]
+    assert network.network_plan(facts, ADD)["wrong"] == []
     replaced = network.network_plan(facts, REPLACE)
     facts["files"] = {path: file["content"] for path, file in replaced["files"].items()}
-    assert not network.network_plan(facts, REPLACE)["done"]
+    assert network.network_plan(facts, REPLACE)["wrong"] == ["eth0 has 192.168.56.20/24 too"]
 
 
 IP_JSON = """[{"ifindex":1,"ifname":"lo","mtu":65536,"address":"00:00:00:00:00:00","addr_info":
