@@ -52,7 +52,7 @@ FAILURES = (
 def share_refusal(protocol: str, path: str, findmnt: str) -> str:
     """Say why a server cannot share a path, or "" if it can.
 
-    findmnt: output of `findmnt --json --output TARGET,SOURCE,FSTYPE,OPTIONS --target PATH`.
+    findmnt: output of `findmnt --mtab --json --output TARGET,SOURCE,FSTYPE,OPTIONS --target PATH`.
     """
     disk = json.loads(findmnt)["filesystems"][0]
     if disk["fstype"] in NETWORKED:
@@ -67,12 +67,16 @@ def share_refusal(protocol: str, path: str, findmnt: str) -> str:
             "lsblk --output NAME,LABEL,UUID shows it."
         )
     if protocol == "nfs" and disk["fstype"] in NO_HANDLES:
-        kind = "an NTFS disk" if disk["fstype"] in NTFS else disk["fstype"]
-        return (
-            f"{path} lies on {kind}, which the kernel's NFS server cannot export. "
-            "Set share_protocol: smb, or move the data to an ext4 or xfs disk."
-        )
+        return f"{path} lies on {_no_export(disk['fstype'])}"
     return ""
+
+
+def _no_export(fstype: str) -> str:
+    kind = "an NTFS disk" if fstype in NTFS else fstype
+    return (
+        f"{kind}, which the kernel's NFS server cannot export. "
+        "Set share_protocol: smb, or move the data to an ext4 or xfs disk."
+    )
 
 
 def share_missing(path: str, lsblk: str) -> str:
@@ -95,11 +99,14 @@ def share_missing(path: str, lsblk: str) -> str:
     )
 
 
-def share_disk(disk: str, lsblk: str, has_ntfs3: bool, host: str) -> dict[str, str]:
-    """Plan the mount of a disk: {"source", "fstype", "options"}; reading alone.
+def share_disk(
+    disk: str, lsblk: str, has_ntfs3: bool, protocol: str, place: str, host: str
+) -> dict[str, str]:
+    """Plan the mount of a disk at `place`: {"source", "fstype", "options"}; reading alone.
 
     disk: UUID=..., LABEL=... or a path; lsblk: see share_missing; has_ntfs3: whether the kernel has
-    a driver of its own (Linux 5.15). Raises one sentence where there is nothing to mount.
+    a driver of its own (Linux 5.15); protocol: by which it will be shared. Raises one sentence
+    where there is nothing to mount or to share.
     """
     key, _, value = disk.rpartition("=")
     name = {"": "name", "UUID": "uuid", "LABEL": "label"}.get(key)
@@ -118,6 +125,13 @@ def share_disk(disk: str, lsblk: str, has_ntfs3: bool, host: str) -> dict[str, s
         )
     if not kind:
         raise AnsibleFilterError(f"{host}: {device['name']} holds no file system.")
+    if device["mountpoint"] not in (None, place):
+        raise AnsibleFilterError(
+            f"{host}: {device['name']} is mounted at {device['mountpoint']} already. Unmount it "
+            "there, or take share_disk away and set share_path to the folder in it."
+        )
+    if protocol == "nfs" and kind in NO_HANDLES:
+        raise AnsibleFilterError(f"{host}: {device['name']} is {_no_export(kind)}")
     options = ["ro", "nofail"]
     if kind in NTFS | {"exfat", "vfat"}:
         # These know no owner on the disk: everybody reads, nobody writes.
@@ -186,8 +200,10 @@ def share_failure(protocol: str, journal: str, said: str) -> str:
     for pattern, where, sentence in FAILURES:
         if where in ("", protocol) and re.search(pattern, journal):
             return sentence
-    last = (journal.strip().splitlines() or ["nothing"])[-1]
-    return f"{said.strip()} (the journal's last word: {last})"
+    lines = journal.strip().splitlines()
+    if not lines:
+        return f"{said.strip()}. Nothing tried to mount it: run site.yml --tags data."
+    return f"{said.strip()} (the journal's last word: {lines[-1]})"
 
 
 class FilterModule:

@@ -1,15 +1,37 @@
-"""A Samba server set up by its role, read by smbclient: who gets in, and what leaks."""
+"""A Samba server set up by its role, read by smbclient: who gets in, what leaks, what verify says.
+
+No machine of the lab can mount: test_share_mounts.py does that.
+"""
+
+from pathlib import Path
 
 import pytest
 
 from tests.lab.apt_archive import give_packages
-from tests.lab.site_plays import changes, failures, play, write_inventory, write_play
+from tests.lab.site_plays import (
+    changes,
+    complaint,
+    failures,
+    play,
+    said,
+    write_inventory,
+    write_play,
+)
 
 VARIABLES = (
     "share_protocol=smb share_host=node1 share_path=/mnt/disk/set data_root=/srv/tandem/data"
 )
 HOSTS = {f"node{n}": f"ansible_host=192.168.56.{110 + n} {VARIABLES}" for n in (1, 2)}
-
+# What breaks the server, as root on node 1: what its verification says.
+BREAKS = {
+    "systemctl stop smbd": "smbd.service on node1 is inactive",
+    "sed -i 's/hosts allow = /&192.168.56.200 /' /etc/samba/smb.conf":
+        "/etc/samba/smb.conf on node1 is not as the inventory says",
+    "pdbedit --delete --user=tandem-data":
+        "pdbedit --list on node1 does not list tandem-data",
+    "mv /mnt/disk/set /mnt/disk/gone":
+        "node1 shares /mnt/disk/set, which is gone",
+}  # fmt: skip
 
 # Asks port 445 which protocol it speaks, and prints the answer's first byte: 00 is a message.
 KNOCK = """
@@ -37,18 +59,23 @@ def shared(start_lab, tmp_path_factory):
     """Node 1 serves another user's folder, node 2 has smbclient: lab, words, output, password."""
     folder = tmp_path_factory.mktemp("share")
     lab = start_lab("share", "--nodes", "2", "--no-bundle")
-    give_packages(lab, [1, 2], "samba", "smbclient")
+    give_packages(lab, [1, 2], "samba", "smbclient", "cifs-utils")
     lab.ssh(2, "sudo apt-get -q -y install smbclient")
     lab.ssh(1, DISK)
     words = [write_play(folder, ["share_server"], hosts="node1"), "-vvv"]
     words += ["--inventory", write_inventory(folder, HOSTS)]
     words += ["-e", f"share_secret_folder={folder / 'secret'}"]
     done = play(lab, *words)
-    key, sealed = folder / "secret/vault-pass", folder / "secret/share.vault"
+    return lab, words, done, opened(lab, folder / "secret")
+
+
+def opened(lab, folder: Path) -> str:
+    """The password in a folder of share_secret's."""
+    key, sealed = folder / "vault-pass", folder / "share.vault"
     view = ["ansible-vault", "view", "--vault-password-file", str(key), str(sealed)]
     password = lab.control(*view).stdout.strip()
     assert len(password) == 32
-    return lab, words, done, password
+    return password
 
 
 def smbclient(lab, password: str, command: str, user: str = "tandem-data"):
@@ -92,6 +119,15 @@ def test_a_second_run_changes_nothing_and_nothing_shows_the_password(shared):
     assert lab.ssh(1, search, input=f"{password}\n") == ""
 
 
+def test_a_disk_that_a_desktop_mounted_is_refused(shared):
+    lab, words, _, _ = shared
+    lab.ssh(1, "sudo mount -t tmpfs -o uhelper=udisks2 tmpfs /media")
+    done = play(lab, *words, "-e", "share_path=/media", check=False)
+    lab.ssh(1, "sudo umount /media")
+    assert failures(done) == {"node1"}
+    assert "/media lies on a disk that the desktop of a user mounted" in said(done)
+
+
 def test_a_samba_server_of_somebody_else_stays_as_it_is(shared):
     lab, words, _, _ = shared
     lab.ssh(
@@ -100,6 +136,65 @@ def test_a_samba_server_of_somebody_else_stays_as_it_is(shared):
     )
     done = play(lab, *words, check=False)
     assert failures(done) == {"node1"}
-    assert "node1 has a Samba server that is not ours" in " ".join(done.stdout.split())
+    assert "node1 has a Samba server that is not ours" in said(done)
     assert lab.ssh(1, "sudo cat /etc/samba/smb.conf") == "[theirs]\n"
     lab.ssh(1, "sudo mv /root/ours /etc/samba/smb.conf")
+
+
+@pytest.mark.parametrize("line", BREAKS)
+def test_verification_names_what_is_wrong_with_the_server_and_the_next_run_mends_it(
+    shared, tmp_path, line
+):
+    lab, words, _, password = shared
+    looking = ["share_server", *words[2:]]
+    assert complaint(lab, tmp_path, *looking) == ""
+    lab.ssh(1, f"sudo {line}")
+    assert BREAKS[line] in complaint(lab, tmp_path, *looking)
+    lab.ssh(1, "sudo sh -c 'mv /mnt/disk/gone /mnt/disk/set 2>/dev/null || true'")
+    play(lab, *words)
+    assert "picture" in smbclient(lab, password, "get a.png -")
+
+
+def test_verification_names_what_is_wrong_with_the_password(shared, tmp_path):
+    lab, words, _, _ = shared
+    looking = ["share_secret", *words[2:]]
+    assert complaint(lab, tmp_path, *looking) == ""
+    key = Path(words[-1].partition("=")[2]) / "vault-pass"
+    key.chmod(0o644)
+    assert "vault-pass on the control machine may be opened by others (mode 0644): chmod 600" in (
+        complaint(lab, tmp_path, *looking)
+    )
+    key.chmod(0o600)
+    kept = key.read_bytes()
+    key.write_text("another")
+    assert "share.vault on the control machine does not open" in complaint(lab, tmp_path, *looking)
+    refused = play(lab, *words, check=False)
+    assert "share.vault on the control machine does not open" in said(refused)
+    key.write_bytes(kept)
+
+
+def test_a_server_that_is_no_line_of_the_inventory_is_an_address(shared, tmp_path):
+    """As a Windows PC or a NAS; machines of the lab have no automounts, so the play ends there."""
+    lab, words, _, _ = shared
+    lab.ssh(2, "sudo apt-get -q -y install cifs-utils")
+    client = [write_play(tmp_path, ["share_client"], hosts="node2"), *words[2:]]
+    server = ["-e", "share_host=192.168.56.111", "-e", "share_name=pictures"]
+    assert "srv-tandem-data.automount not supported" in said(
+        play(lab, *client, *server, check=False)
+    )
+    assert "//192.168.56.111/pictures /srv/tandem/data cifs" in lab.ssh(2, "cat /etc/fstab")
+    looking = ["share_client", *words[2:], *server]
+    wrong = complaint(lab, tmp_path, *looking, hosts="node2")
+    assert "node2 cannot read the data of 192.168.56.111: ls: cannot access" in wrong
+    assert "Nothing tried to mount it: run site.yml --tags data" in wrong
+    play(lab, *client, "-e", "share_client_protocol=local")
+    assert "tandem" not in lab.ssh(2, "cat /etc/fstab")
+
+
+def test_another_password_replaces_the_one_from_before(shared, tmp_path):
+    """As after the vault was lost, or from another control machine."""
+    lab, words, _, password = shared
+    again = play(lab, *words[:-1], f"share_secret_folder={tmp_path / 'secret'}")
+    assert changes(again) == {"node1": 2}  # Samba's account, and what is remembered of it
+    assert "picture" in smbclient(lab, opened(lab, tmp_path / "secret"), "get a.png -")
+    assert "NT_STATUS_LOGON_FAILURE" in smbclient(lab, password, "ls")

@@ -99,12 +99,15 @@ LSBLK = json.dumps(
 )  # fmt: skip
 
 
+PLACE = "/srv/tandem/disk"
+
+
 @pytest.mark.parametrize("disk", ["UUID=01DA5C3B6E7F1230", "LABEL=Daten", "/dev/sda1"])
 def test_an_ntfs_disk_is_mounted_read_only_by_its_uuid(disk):
-    plan = share.share_disk(disk, LSBLK, True, "node1")
+    plan = share.share_disk(disk, LSBLK, True, "smb", PLACE, "node1")
     assert (plan["source"], plan["fstype"]) == ("UUID=01DA5C3B6E7F1230", "ntfs3")
     assert {"ro", "nofail", "umask=0222"} == set(plan["options"].split(","))
-    assert share.share_disk(disk, LSBLK, False, "node1")["fstype"] == "ntfs-3g"
+    assert share.share_disk(disk, LSBLK, False, "smb", PLACE, "node1")["fstype"] == "ntfs-3g"
 
 
 @pytest.mark.parametrize(
@@ -114,11 +117,21 @@ def test_an_ntfs_disk_is_mounted_read_only_by_its_uuid(disk):
         ("/dev/nvme0n1", "holds no file system"),
         ("UUID=none", "is none of its disks. Disks with data: /dev/sda1, /dev/sdb, /dev/nvme0n1p1"),
         ("PARTUUID=1", "is none of its disks"),
+        ("UUID=6a0f", "/dev/nvme0n1p2 is mounted at / already"),
     ],
 )
 def test_a_disk_that_cannot_be_mounted_is_refused_with_the_reason(disk, reason):
     with pytest.raises(AnsibleFilterError, match=f"^node1: .*{re.escape(reason)}"):
-        share.share_disk(disk, LSBLK, True, "node1")
+        share.share_disk(disk, LSBLK, True, "smb", PLACE, "node1")
+
+
+def test_a_disk_that_nfs_cannot_export_is_refused_before_it_is_mounted():
+    with pytest.raises(AnsibleFilterError, match=r"^node1: /dev/sda1 is an NTFS disk, which"):
+        share.share_disk("LABEL=Daten", LSBLK, True, "nfs", PLACE, "node1")
+    mounted_by_us = LSBLK.replace(
+        '"1.8T", "mountpoint": null}', f'"1.8T", "mountpoint": "{PLACE}"}}'
+    )
+    assert share.share_disk("LABEL=Daten", mounted_by_us, True, "smb", PLACE, "node1")
 
 
 def test_a_missing_folder_names_the_disks_that_nobody_has_mounted():
@@ -153,3 +166,9 @@ def test_units_are_named_as_systemd_names_them(path):
 )
 def test_why_a_share_cannot_be_read_is_said_in_a_sentence(protocol, journal, meaning):
     assert meaning in share.share_failure(protocol, f"Mounting /srv/x...\n{journal}", "ls: No")
+
+
+def test_a_folder_that_nothing_is_mounted_at_is_no_silent_server():
+    assert share.share_failure("nfs", "\n", "ls: No") == (
+        "ls: No. Nothing tried to mount it: run site.yml --tags data."
+    )
