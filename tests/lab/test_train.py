@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.site_plays import play
-
 CHECKOUT = Path(__file__).resolve().parents[2]
 LAUNCH = ("python", "-m", "launcher")
 # What is equal on all ranks: every tensor of the model, its names, types and bytes.
@@ -22,12 +20,6 @@ for name, value in sorted(state.items()):
                  str(value.item()).encode())
 print(len(state), total.hexdigest())
 """
-
-
-@pytest.fixture(scope="module")
-def cluster(lab):
-    play(lab, "site.yml")
-    return lab
 
 
 def launch(lab, verb, *words, check=True):
@@ -44,8 +36,8 @@ def runs() -> set[str]:
 
 
 @pytest.mark.parametrize("nodes", [4, 3, 1])
-def test_all_ranks_end_with_the_same_parameters_and_buffers(cluster, nodes):
-    done = launch(cluster, "train", "--nodes", str(nodes), "--epochs", "1")
+def test_all_ranks_end_with_the_same_parameters_and_buffers(provisioned, nodes):
+    done = launch(provisioned, "train", "--nodes", str(nodes), "--epochs", "1")
     folder = run_folder(done)
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["status"], summary["nodes"], summary["world_size"]) == (
@@ -61,20 +53,22 @@ def test_all_ranks_end_with_the_same_parameters_and_buffers(cluster, nodes):
         assert (kept / "net.jsonl").stat().st_size
         assert json.loads((kept / "exit.json").read_text())["attempts"][0]["exit_code"] == 0
         held = f"tandem/runs/{folder.name}/checkpoints/node{node}"
-        last = cluster.ssh(node, f"ls {held} | grep step- | tail -1").strip()
+        last = provisioned.member(node, f"ls {held} | grep step- | tail -1").strip()
         program = shlex.quote(DIGEST)
-        digests.add(cluster.ssh(node, f"/opt/tandem/env/bin/python -c {program} {held}/{last}"))
-        assert cluster.ssh(node, "pgrep -fc '[t]orch.distributed.launch' || true") == "0\n"
+        digests.add(
+            provisioned.member(node, f"/opt/tandem/env/bin/python -c {program} {held}/{last}")
+        )
+        assert provisioned.member(node, "pgrep -fc '[t]orch.distributed.launch' || true") == "0\n"
     assert len(digests) == 1, digests
     assert sorted(path.suffix for path in (folder / "checkpoints").rglob("*.pt")) == [".pt", ".pt"]
 
 
-def test_dry_run_prints_what_a_run_executes(cluster):
+def test_dry_run_prints_what_a_run_executes(provisioned):
     """Byte by byte, but for the id of the run, which is its time."""
-    shown = launch(cluster, "dry-run", "--nodes", "2", "--epochs", "1").stdout
+    shown = launch(provisioned, "dry-run", "--nodes", "2", "--epochs", "1").stdout
     planned = re.search(r"^run (\S+), attempt", shown, re.M).group(1)
     lines = [line for line in shown.splitlines() if line.startswith("cd ")]
-    done = launch(cluster, "train", "--nodes", "2", "--epochs", "1")
+    done = launch(provisioned, "train", "--nodes", "2", "--epochs", "1")
     folder = run_folder(done)
     plan = json.loads((folder / "plan.json").read_text())
     for node, line in zip(plan["nodes"], lines):
@@ -83,27 +77,27 @@ def test_dry_run_prints_what_a_run_executes(cluster):
         assert words == ["cd", node["cwd"], "&&", "env", *env, *node["argv"]]
 
 
-def test_an_unreachable_machine_is_named_and_nothing_begins(cluster):
+def test_an_unreachable_machine_is_named_and_nothing_begins(provisioned):
     before = runs()
-    done = launch(cluster, "train", "--nodes", "5", check=False)
+    done = launch(provisioned, "train", "--nodes", "5", check=False)
     assert done.returncode == 2
     assert "tandem: node5 (tandem@192.168.56.115, port 22): cannot be reached: " in done.stderr
     assert "Traceback" not in done.stderr
     assert runs() == before
 
 
-def test_an_unknown_host_key_is_refused(cluster, tmp_path):
+def test_an_unknown_host_key_is_refused(provisioned, tmp_path):
     """The user's key is good, but nobody has confirmed the machines' keys."""
     copy = f"mkdir -m 700 {tmp_path}/.ssh && cp ~/.ssh/id_* {tmp_path}/.ssh/"
     line = f"{copy} && HOME={tmp_path} python -m launcher dry-run --nodes 1"
-    done = cluster.control("sh", "-c", line, check=False)
+    done = provisioned.control("sh", "-c", line, check=False)
     assert done.returncode == 2
     assert "node1" in done.stderr and "its host key is unknown" in done.stderr
     assert "make bootstrap" in done.stderr
 
 
-def test_missing_data_and_missing_python_are_told_by_machine(cluster, tmp_path):
-    done = launch(cluster, "train", "--nodes", "2", "--data", "nothing", check=False)
+def test_missing_data_and_missing_python_are_told_by_machine(provisioned, tmp_path):
+    done = launch(provisioned, "train", "--nodes", "2", "--data", "nothing", check=False)
     assert done.returncode == 2
     for node in (1, 2):
         where = f"node{node} (192.168.56.11{node})"
@@ -112,15 +106,15 @@ def test_missing_data_and_missing_python_are_told_by_machine(cluster, tmp_path):
     inventory.write_text(
         "[cluster]\nnode1 ansible_host=192.168.56.111 ansible_user=tandem env_python=/none/python\n"
     )
-    done = launch(cluster, "train", "--inventory", str(inventory), check=False)
+    done = launch(provisioned, "train", "--inventory", str(inventory), check=False)
     assert done.returncode == 2
     assert "node1 (192.168.56.111): no Python at /none/python" in done.stderr
 
 
-def test_an_unchanged_tree_is_not_sent_again(cluster):
-    first = launch(cluster, "train", "--nodes", "1", "--epochs", "1").stdout
-    again = launch(cluster, "train", "--nodes", "1", "--epochs", "1").stdout
-    assert "goes to" not in again, first
-    cluster.ssh(1, "echo '# changed' >> tandem/code/trainer/__init__.py")
-    mended = launch(cluster, "train", "--nodes", "1", "--epochs", "1").stdout
+def test_a_changed_tree_is_sent_and_an_unchanged_one_is_not(provisioned):
+    code = "tandem/code/trainer"
+    provisioned.member(1, f"mkdir -p {code} && echo '# changed' >> {code}/__init__.py")
+    mended = launch(provisioned, "train", "--nodes", "1", "--epochs", "1").stdout
     assert "goes to node1" in mended
+    again = launch(provisioned, "train", "--nodes", "1", "--epochs", "1").stdout
+    assert "goes to" not in again
