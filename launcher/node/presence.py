@@ -6,9 +6,11 @@ import pathlib
 import re
 import socket
 import struct
+import time
 
 LONGEST = 107  # bytes of a name, the leading NUL apart
 ALONE = "\0tandem-alone"
+TRIES, PAUSE = 100, 0.01  # seconds; a name has no listener for the moment between two system calls
 
 
 class InUse(Exception):
@@ -36,31 +38,41 @@ def claim_alone(run):
     Two launchers that looked in the same second both found the machine free; the kernel lets only
     one of them have the name. Raises InUse for the other.
     """
+    for _ in range(TRIES):
+        mark = bind_alone()
+        if mark is not None:
+            return mark
+        try:
+            other, holder = owner()
+        except ConnectionRefusedError:  # it begins or ends this very moment
+            time.sleep(PAUSE)
+            continue
+        if other == plain(run):
+            return None
+        raise InUse("it is in use by {}: run {}".format(holder, other))
+    raise InUse("it is in use by a process that does not say its run")
+
+
+def bind_alone():
+    """The socket with the name; None where somebody has it."""
     mark = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         mark.bind(ALONE)
-        mark.listen(socket.SOMAXCONN)  # nobody is ever accepted: asking who has it is all
-        return mark
     except OSError as error:
         mark.close()
         if error.errno != errno.EADDRINUSE:
             raise
-    other, holder = owner()
-    if other == plain(run):
         return None
-    raise InUse("it is in use by {}: run {}".format(holder, other))
+    mark.listen(socket.SOMAXCONN)  # nobody is ever accepted: asking who has it is all
+    return mark
 
 
 def owner():
-    """(run, holder) of the guard that has the machine."""
+    """(run, holder) of the guard that has the machine. Raises ConnectionRefusedError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        asking.setblocking(False)
-        try:
-            asking.connect(ALONE)
-            size = struct.calcsize("3i")
-            answer = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-        except OSError:  # it began or ended this very moment
-            return "that begins or ends", "somebody"
+        asking.connect(ALONE)
+        size = struct.calcsize("3i")
+        answer = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     pid = struct.unpack("3i", answer)[0]
     names = pathlib.Path("/proc/net/unix").read_text()
     found = re.search(r" @tandem/{}/([^/\n]+)/([^/\n]+)$".format(pid), names, re.MULTILINE)

@@ -1,6 +1,7 @@
 """One run at a time has a machine, by a name that the kernel gives once."""
 
 import os
+import socket
 
 import pytest
 
@@ -32,4 +33,22 @@ def test_guards_of_one_run_share_a_machine():
 def test_whoever_has_it_without_a_name_is_told_by_its_process():
     told = f"in use by process {os.getpid()}"
     with presence.claim_alone("a"), pytest.raises(presence.InUse, match=told):
+        presence.claim_alone("a")
+
+
+def test_a_guard_of_the_same_run_that_has_not_come_to_listen_is_waited_for(monkeypatch):
+    """Local nodes start at once: one has the name, and answers a moment later."""
+    with presence.claim("a", "ann@desk"), socket.socket(socket.AF_UNIX) as first:
+        first.bind(presence.ALONE)
+        monkeypatch.setattr(presence.time, "sleep", lambda _seconds: first.listen())
+        assert presence.claim_alone("a") is None
+
+
+def test_a_name_without_a_listener_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setattr(presence.time, "sleep", lambda _seconds: None)
+    with (
+        socket.socket(socket.AF_UNIX) as silent,
+        pytest.raises(presence.InUse, match="does not say"),
+    ):
+        silent.bind(presence.ALONE)
         presence.claim_alone("a")
