@@ -160,7 +160,7 @@ def _equal_data(machines: Machines) -> list[Problem]:
     for split in ("train", "val"):
         values = {}
         for host, facts in machines.facts.items():
-            listing = facts.data["splits"].get(split) if facts.data else None
+            listing = facts.data["splits"].get(split)
             if listing:
                 values[host] = (
                     f"{listing['images']} images in {listing['classes']} classes, "

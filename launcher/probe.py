@@ -10,10 +10,11 @@ from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 
 from launcher.errors import UserError
-from launcher.inventory import Host
+from launcher.inventory import CHECKOUT, Host
 from launcher.node.probe import MARK
 
 SOURCE = Path(__file__).parent / "node" / "probe.py"
+LAYOUT = CHECKOUT / "trainer" / "data" / "layout.py"
 SECONDS = 30.0
 
 
@@ -38,7 +39,7 @@ class Facts:
     routes: dict[str, dict]
     free_ports: tuple[int, ...]
     code_sha256: str | None
-    data: dict | None
+    data: dict
     disk_free: int
     writable: bool
     rsync: bool
@@ -72,7 +73,7 @@ def ask_all(nodes: dict, tasks: dict[str, dict]) -> tuple[dict[str, Facts], dict
 
 def _ask(node, task: dict) -> Facts | str:
     host: Host = node.host
-    source = SOURCE.read_text() + f"\n\nmain({task!r})\n"
+    source = SOURCE.read_text() + f"\n\nmain({task!r}, {LAYOUT.read_text()!r})\n"
     asked = time.time()
     try:
         process = node.start([host.env_python, "-IB", "-"])

@@ -66,6 +66,7 @@ def _software(host: Host, facts: Facts) -> list[Problem]:
 
 
 def _data(host: Host, facts: Facts) -> list[Problem]:
+    """The trainer's own words (trainer/data/layout.py) for what keeps it from being a data set."""
     data = facts.data
     where = f"{host.label()}: the data folder {data['path']}"
     if host.is_local:
@@ -74,15 +75,8 @@ def _data(host: Host, facts: Facts) -> list[Problem]:
         remedy = "`make provision` puts the digits there; for your own images give DATA=/<folder>"
     if not data["exists"]:
         return [Problem(f"{where} is missing: {remedy}.")]
-    for split, listing in data["splits"].items():
-        if listing is None or not listing["classes"] or not listing["images"]:
-            missing = "no folder" if listing is None else "no class folders with images in"
-            return [
-                Problem(
-                    f"{where} has {missing} {split}/: images belong into "
-                    f"{split}/<class>/<image>: {remedy}."
-                )
-            ]
+    if data["problem"]:
+        return [Problem(f"{where} cannot be trained on: {data['problem']}")]
     return []
 
 

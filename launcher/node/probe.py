@@ -3,7 +3,8 @@ but a
 cache of the data's listing.
 
 It is not run from a file: the control machine sends this source to `python -`, followed by a call
-of `main`. Standard library only, Python >= 3.6.
+of `main`; with it goes trainer/data/layout.py, which knows what a data set is. Standard library
+only, Python >= 3.6.
 """
 
 import array
@@ -21,13 +22,15 @@ import struct
 import subprocess
 import sys
 import time
+import types
 
 MARK = "tandem-probe "
-IMAGES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
 
-def main(task):
+def main(task, layout_source):
     """Print one line of JSON: the facts that `task` asks for."""
+    layout = types.ModuleType("layout")
+    exec(layout_source, layout.__dict__)  # noqa: S102 the control machine's own file
     facts = {
         "unix": time.time(),
         "home": str(pathlib.Path.home()),
@@ -43,7 +46,7 @@ def main(task):
         "routes": {peer: route(peer) for peer in task["peers"]},
         "free_ports": free_ports(task["ports"]),
         "code_sha256": tree_sha256(pathlib.Path(task["node_dir"], "code")),
-        "data": data(task["data"], task["node_dir"]) if task["data"] else None,
+        "data": data(task["data"], task["node_dir"], layout),
         "disk_free": disk_free(task["node_dir"]),
         "writable": writable(task["node_dir"]),
         "rsync": shutil.which("rsync") is not None,
@@ -254,38 +257,71 @@ def tree_sha256(folder):
     return total.hexdigest()
 
 
-def data(folder, node_dir):
-    """Classes and number of images of train/ and val/, counted again only when a folder changed."""
-    splits = {}
-    for split in ("train", "val"):
-        path = pathlib.Path(folder, split)
-        splits[split] = split_listing(path, pathlib.Path(node_dir)) if path.is_dir() else None
-    return {"path": folder, "exists": pathlib.Path(folder).is_dir(), "splits": splits}
+def data(folder, node_dir, layout):
+    """Classes and number of images of train/ and val/, or what keeps them from being a data set."""
+    root = pathlib.Path(folder)
+    found = {"path": folder, "exists": root.is_dir(), "problem": None, "splits": {}}
+    if found["exists"]:
+        try:
+            with layout.readable():
+                found["splits"] = splits(root, pathlib.Path(node_dir), layout)
+        except layout.LayoutError as error:
+            found["problem"] = str(error)
+    return found
 
 
-def split_listing(path, node_dir):
-    """Number of images, classes and a hash of the names and sizes."""
-    folders = sorted(entry.name for entry in os.scandir(str(path)) if entry.is_dir())
-    stamps = {name: (path / name).stat().st_mtime_ns for name in folders}
-    real = str(path.resolve())
-    cache = node_dir / "manifests" / hashlib.sha256(real.encode()).hexdigest()[:16]
-    key = [real, stamps]
+def splits(root, node_dir, layout):
+    """The listings of train/ and val/, made anew only when one of their folders has changed."""
+    real = root.resolve()
+    cache = node_dir / "manifests" / hashlib.sha256(os.fsencode(str(real))).hexdigest()[:16]
+    key = [str(real), *layout.SUFFIXES]
     try:
         cached = json.loads(cache.read_text())
-        if cached["key"] == key:
-            return cached["listing"]
-    except (OSError, ValueError, KeyError):
+        known = cached["folders"]
+        if cached["key"] == key and known == stamps(known):
+            return cached["splits"]
+    except (OSError, ValueError, KeyError, TypeError):
         pass
+    folders = stamps(below(real, layout))  # before the listing: what changes meanwhile is seen
+    found = {split: listing(real, split, layout) for split in layout.SPLITS}
+    keep({"key": key, "folders": folders, "splits": found}, cache)
+    return found
+
+
+def below(root, layout):
+    """The folders whose time changes when an image comes or goes."""
+    for split in layout.SPLITS:
+        names = layout.class_names(root, split)
+        yield str(root / split)
+        for name in names:
+            for where, _, _ in os.walk(str(root / split / name), followlinks=True):
+                yield where
+
+
+def stamps(folders):
+    return {folder: pathlib.Path(folder).stat().st_mtime_ns for folder in folders}
+
+
+def listing(root, split, layout):
+    """Number of images, classes and a hash of the names and sizes."""
+    by_class = layout.images_by_class(root, split)
     total = hashlib.sha256()
-    images = 0
-    for name in folders:
-        for entry in sorted(os.scandir(str(path / name)), key=lambda entry: entry.name):
-            if entry.name.lower().endswith(IMAGES) and entry.is_file():
-                images += 1
-                total.update("{}/{}\0{}\n".format(name, entry.name, entry.stat().st_size).encode())
-    listing = {"classes": len(folders), "images": images, "sha256": total.hexdigest()}
-    keep({"key": key, "listing": listing}, cache)
-    return listing
+    images = [path for paths in by_class.values() for path in paths]
+    for path in images:
+        total.update(os.fsencode("{}\0{}\n".format(path, size(root / path))))
+    return {
+        "classes": sum(bool(paths) for paths in by_class.values()),
+        "images": len(images),
+        "sha256": total.hexdigest(),
+    }
+
+
+def size(path):
+    """In bytes; None for a link that leads nowhere, a bad image in training."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 def keep(value, path):

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from PIL import Image
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
 EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
 
 

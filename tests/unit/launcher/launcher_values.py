@@ -15,6 +15,12 @@ SETTINGS = {
 }
 CODE = Code(names=(), sha256="c0de" * 16, git_revision=None, git_diff="")
 LISTING = {"classes": 10, "images": 1442, "sha256": "ab" * 32}
+DATA = {
+    "path": "/d",
+    "exists": True,
+    "problem": None,
+    "splits": {"train": LISTING, "val": LISTING},
+}
 
 
 def host(number, **changes):
@@ -50,7 +56,7 @@ def facts(number, **changes):
         "routes": {"192.0.2.1": {"interface": "eno1", "source": "192.0.2.9", "error": None}},
         "free_ports": (29500, 29501, 29502),
         "code_sha256": None,
-        "data": {"path": "/d", "exists": True, "splits": {"train": LISTING, "val": LISTING}},
+        "data": DATA,
         "disk_free": 1 << 40,
         "writable": True,
         "rsync": True,

@@ -6,7 +6,7 @@ from launcher import preflight
 from launcher.errors import UserError
 from launcher.options import Options
 from launcher.preflight import Machines, Problem
-from tests.unit.launcher.launcher_values import LISTING, facts, gpus, host
+from tests.unit.launcher.launcher_values import DATA, LISTING, facts, gpus, host
 
 
 @pytest.fixture(autouse=True)
@@ -33,10 +33,10 @@ def versions(**changes):
     ("change", "words", "fatal"),
     [
         ({"versions": versions(torch=None)}, ["node2", "torch missing", "make provision"], True),
-        ({"data": {"path": "/d", "exists": False, "splits": {}}}, ["node2", "/d is missing"], True),
+        ({"data": {**DATA, "exists": False, "splits": {}}}, ["node2", "/d is missing"], True),
         (
-            {"data": {"path": "/d", "exists": True, "splits": {"train": None, "val": LISTING}}},
-            ["node2", "/d", "no folder train/"],
+            {"data": {**DATA, "problem": "it has no folder train but training.", "splits": {}}},
+            ["node2", "/d", "no folder train but training"],
             True,
         ),
         ({"writable": False}, ["node2", "cannot be written"], True),
@@ -88,7 +88,7 @@ def test_versions_that_differ_are_both_named():
 
 def test_data_that_differs_is_told():
     other = {**LISTING, "images": 3}
-    data = {"path": "/d", "exists": True, "splits": {"train": other, "val": LISTING}}
+    data = {**DATA, "splits": {"train": other, "val": LISTING}}
     (problem,) = problems(facts(1), facts(2, data=data))
     assert "train/ of the data is not the same" in problem.text
 

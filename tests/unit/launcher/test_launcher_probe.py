@@ -1,0 +1,114 @@
+"""What machines are asked: the probe as it is sent, run by a Python that has nothing else."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from launcher import connection, probe
+from tests.unit.launcher.launcher_values import host
+from trainer.data.folder import ImageFolder
+from trainer.errors import UserError
+from trainer.options import Options
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """ask(folder) -> what a node on this machine says of a data set."""
+    there = host(1, connection="local", address="127.0.0.1", env_python=sys.executable)
+
+    def ask(folder):
+        task = {"peers": [], "ports": [], "packages": [], "paths": [], "data": str(folder)}
+        task["node_dir"] = str(tmp_path / "node")
+        facts, failures = probe.ask_all({there.name: connection.node(there)}, {there.name: task})
+        assert failures == {}
+        return facts[there.name].data
+
+    return ask
+
+
+def by_hand(root):
+    """Classes and images of each split as the trainer finds them, or what it says instead."""
+    try:
+        found = {split: ImageFolder(root, split, Options()) for split in ("train", "val")}
+    except UserError as error:
+        return str(error)
+    return {s: (len(set(f.targets)), len(f.paths)) for s, f in found.items()}
+
+
+def write(root, *names, content=b"?"):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(content)
+    return root
+
+
+USUAL = ("train/ant/0.png", "train/cat/0.png", "val/ant/0.png")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("train/cat/1.gif", "val/ant/1.GIF"),
+        ("train/ant/deep/er/1.JPEG",),
+        ("train/.cache/ant/1.png",),
+        ("train/ant/.1.png", "train/notes.txt", "train/ant/notes.txt"),
+    ],
+    ids=["suffixes", "sub-folders", "dot-folders", "other files"],
+)
+def test_the_launcher_and_the_trainer_see_the_same_data_set(ask, tmp_path, more):
+    root = write(tmp_path / "data", *USUAL, *more)
+    told = ask(root)
+    assert told["problem"] is None
+    found = {split: (one["classes"], one["images"]) for split, one in told["splits"].items()}
+    assert found == by_hand(root)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train/0.png", "val/ant/0.png"),
+        ("training/ant/0.png", "val/ant/0.png"),
+        (*USUAL, "train/empty/notes.txt"),
+        (*USUAL, "val/dog/0.png"),
+    ],
+    ids=["no classes", "no train", "an empty class", "a class of val alone"],
+)
+def test_what_the_trainer_refuses_is_refused_before_in_its_words(ask, tmp_path, names):
+    root = write(tmp_path / "data", *names)
+    told = ask(root)
+    assert told["problem"] is not None
+    assert by_hand(root) == f"--data {root}: {told['problem']}"
+
+
+def test_an_image_that_comes_into_a_sub_folder_is_counted(ask, tmp_path):
+    root = write(tmp_path / "data", *USUAL, "train/ant/deeper/0.png")
+    assert ask(root)["splits"]["train"]["images"] == 3
+    folder = root / "train/ant/deeper"
+    write(root, "train/ant/deeper/1.png")
+    os.utime(folder, ns=(1, 1))  # a clock may be coarse
+    assert ask(root)["splits"]["train"]["images"] == 4
+
+
+def test_a_listing_is_kept_while_no_folder_changes(ask, tmp_path):
+    root = write(tmp_path / "data", *USUAL)
+    before = ask(root)
+    write(root, "train/ant/0.png", content=b"longer")  # in place: the folder's time stays
+    assert ask(root) == before
+
+
+def test_names_that_are_no_utf8_do_not_end_the_probe(ask, tmp_path):
+    root = write(tmp_path / "data", *USUAL)
+    (root / "train/ant" / os.fsdecode(b"caf\xe9.png")).write_bytes(b"?")
+    assert ask(root)["splits"]["train"]["images"] == 3
+
+
+def test_the_layout_imports_nothing_that_a_bare_python_lacks():
+    asked = (
+        f"import json, sys\nexec({probe.LAYOUT.read_text()!r})\nprint(json.dumps([*sys.modules]))"
+    )
+    argv = [sys.executable, "-ISc", asked]
+    loaded = json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
+    assert {name.partition(".")[0] for name in loaded}.isdisjoint({"PIL", "numpy", "torch"})

@@ -1,0 +1,86 @@
+"""What a data set is: ROOT/{train,val}/<class>/<image>, by the names of files and folders alone.
+
+The only place where this is said. The trainer lists its images by it, and launcher/probe.py sends
+this source to machines that have neither the code nor a package yet. So it imports the standard
+library alone, nothing of the trainer, and runs under Python >= 3.6.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Dict, Iterator, List
+
+SPLITS = ("train", "val")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
+LAYOUT = "the layout is DATA/train/<class>/<image> and DATA/val/<class>/<image>"
+
+
+class LayoutError(Exception):
+    """A sentence on what keeps a folder from being a data set."""
+
+
+@contextlib.contextmanager
+def readable() -> Iterator[None]:
+    """What cannot be read within is a LayoutError."""
+    try:
+        yield
+    except OSError as error:
+        raise LayoutError(
+            f"cannot read {error.filename}: {error.strerror}. "
+            "Every user that trains must be able to read and enter all its folders."
+        ) from error
+
+
+@readable()
+def images_by_class(root: Path, split: str) -> Dict[str, List[str]]:
+    """The images of one split for each class of train, in the order of the class numbers.
+
+    Paths are relative to `root`, with slashes, sorted. A class that val lacks has none there.
+    Raises LayoutError.
+    """
+    known = dict.fromkeys(class_names(root, "train"))
+    here = known if split == "train" else dict.fromkeys(class_names(root, split))
+    for name in here:
+        if name not in known:
+            raise LayoutError(f"{root / split / name} is a class that {root / 'train'} lacks.")
+    return {name: images(root, split, name) if name in here else [] for name in known}
+
+
+@readable()
+def class_names(root: Path, split: str) -> List[str]:
+    """The class folders of a split, sorted. Raises LayoutError."""
+    folder = root / split
+    if not folder.is_dir():
+        if not root.is_dir():
+            raise LayoutError(f"there is no such folder; {LAYOUT}.")
+        there = ", ".join(sorted(entry.name for entry in root.iterdir())[:5]) or "nothing"
+        raise LayoutError(f"it has no folder {split} but {there}; {LAYOUT}.")
+    found = os.scandir(str(folder))
+    entries = sorted(entry.name for entry in found if not entry.name.startswith("."))
+    names = [name for name in entries if (folder / name).is_dir()]
+    if not names:
+        raise LayoutError(f"{folder} has no class folders but {len(entries)} files; {LAYOUT}.")
+    return names
+
+
+@readable()
+def images(root: Path, split: str, name: str) -> List[str]:
+    """The images of a class, at any depth, sorted; links are followed. Raises LayoutError."""
+    found = []  # type: List[str]
+    for where, _, files in os.walk(str(root / split / name), followlinks=True, onerror=_fail):
+        below = Path(where).relative_to(root).as_posix()
+        found += [f"{below}/{file}" for file in files if is_image(file)]
+    if not found:
+        raise LayoutError(
+            f"{root / split / name} has no images ({', '.join(SUFFIXES)}); remove it or fill it."
+        )
+    return sorted(found)
+
+
+def is_image(name: str) -> bool:
+    """Whether a file of this name belongs to the data set."""
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+
+
+def _fail(error: OSError) -> None:
+    raise error
