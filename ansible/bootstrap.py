@@ -48,13 +48,13 @@ class HostKey:
 
 def machines(inventory, limit):
     """The inventory's machines, in order. Raises BootstrapError."""
-    argv = [str(TOOLS / "ansible-inventory"), "--list", "--limit", limit]
-    argv += ["--inventory", inventory] if inventory else []
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise BootstrapError(f"the inventory cannot be read: {done.stderr.strip()}")
-    listing = json.loads(done.stdout)
-    variables = listing["_meta"]["hostvars"]
+    words = ["--limit", limit, *(["--inventory", inventory] if inventory else [])]
+    variables = json.loads(_ask("ansible-inventory", "--list", *words))["_meta"]["hostvars"]
+    # Ansible itself says who is in the group: by its own line, by a child group, by a pattern.
+    try:
+        _, *names = map(str.strip, _ask("ansible", "cluster", "--list-hosts", *words).splitlines())
+    except BootstrapError:  # no such group; the inventory itself was read above
+        names = []
     found = [
         Machine(
             name=name,
@@ -62,12 +62,23 @@ def machines(inventory, limit):
             port=int(own.get("ansible_port", 22)),
             user=own.get("ansible_user", getpass.getuser()),
         )
-        for name in listing.get("cluster", {}).get("hosts", [])
+        for name in names
         for own in [variables.get(name, {})]
     ]
     if not found:
-        raise BootstrapError("the inventory has no machine in its group `cluster`")
+        limited = "" if limit == "all" else f" that --limit {limit} names"
+        raise BootstrapError(f"the inventory has no machine in its group `cluster`{limited}")
     return found
+
+
+def _ask(tool, *words):
+    """What a program of Ansible's prints about the inventory. Raises BootstrapError."""
+    argv = [str(TOOLS / tool), *words]
+    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise BootstrapError(f"the inventory cannot be read: {done.stderr.strip()}")
+    return done.stdout
 
 
 def scan(machine):

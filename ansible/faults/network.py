@@ -2,6 +2,7 @@
 
 import ipaddress
 
+import firewall
 import members
 
 # What ssh says, the fault's name, the remedy. The last row takes all the rest.
@@ -105,10 +106,11 @@ def links(facts, question):
 
 
 def filters(facts, question):
-    if facts["firewall"]:
+    manager = firewall.firewall_manager(facts["ufw_conf"], facts["firewalld"])
+    if manager:
         yield (
             "firewall",
-            f"{facts['firewall']} is switched on, and training opens ports of the kernel's choice",
+            f"{manager} is switched on, and training opens ports of the kernel's choice",
             "let the other members in: sudo ufw allow from <address>, or "
             "sudo firewall-cmd --permanent --zone=trusted --add-source=<address>",
         )

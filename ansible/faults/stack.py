@@ -1,5 +1,6 @@
 """Graphics cards, their driver, and what the Python environment needs."""
 
+import driver_offers as offers
 import stacks
 
 
@@ -10,28 +11,41 @@ def driver(facts, question):
         yield (
             "secure_boot",
             "Secure Boot is on, and its kernel loads only signed modules: not the NVIDIA driver",
-            "switch Secure Boot off in the firmware's setup, or enrol a key with mokutil",
+            _by_the_role(
+                question, "make provision installs the driver and says how to enrol its key"
+            )
+            if offers.can_sign(facts)
+            else "switch Secure Boot off in the firmware's setup",
         )
     if facts["nouveau"]:
         yield (
             "nouveau",
             "the nouveau driver holds the NVIDIA card",
-            "blacklist it (echo blacklist nouveau | sudo tee /etc/modprobe.d/nouveau.conf; "
-            "sudo update-initramfs -u) and reboot",
+            _by_the_role(
+                question,
+                "make provision installs the NVIDIA driver, switches nouveau off and reboots",
+            ),
         )
     elif facts["driver"] is None:
         yield (
             "driver_missing",
             "no NVIDIA driver is loaded",
-            "install the one that docs/stacks.md names for this card, and reboot",
+            _by_the_role(question, "make provision installs the one for this card"),
         )
     if facts["driver"] and facts["driver_library"] and facts["driver"] != facts["driver_library"]:
         yield (
             "driver_mismatch",
             f"the loaded driver is {facts['driver']} and the installed library "
             f"{facts['driver_library']}: an update came in between",
-            "reboot; to keep it from coming back, hold the packages: sudo apt-mark hold 'nvidia-*'",
+            _by_the_role(question, "make provision reboots it and holds the packages"),
         )
+
+
+def _by_the_role(question, what):
+    """A remedy that role driver carries out, unless driver_policy keeps it from doing so."""
+    if question["driver_policy"] == "keep":
+        return f"set driver_policy: install (it is keep now), and {what}"
+    return what
 
 
 def fitting(facts, question):
@@ -43,19 +57,20 @@ def fitting(facts, question):
     except stacks.StackError as error:
         yield ("stack", str(error).removeprefix(f"{facts['host']}: "), "see docs/stacks.md")
         return
-    yield from old_driver(facts, stack, chosen)
+    yield from old_driver(facts, stack, chosen, question)
     yield from compiler(facts, stack, table)
     if not question["provisioned"]:
         yield from environment(facts, manager, python, question)
 
 
-def old_driver(facts, stack, chosen):
+def old_driver(facts, stack, chosen, question):
     loaded = facts["driver"]
     if chosen and loaded and stacks.version(loaded) < stacks.version(stack["driver"]):
         yield (
             "driver_old",
             f"its driver is {loaded}, and stack {stack['name']} needs {stack['driver']}",
-            f"install {chosen['version']}",
+            ("" if question["driver_policy"] == "upgrade" else "set driver_policy: upgrade, and ")
+            + "make provision brings a newer one",
         )
 
 

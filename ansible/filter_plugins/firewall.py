@@ -19,14 +19,25 @@ def other_firewall(services: dict, ufw_conf: str, chains: str) -> str | None:
     chains: output of `nft --json list chains` ("" when nft is not there). A packet has to pass
     every base chain of the hook: a second one that drops by default keeps peers out whatever we do.
     """
-    if re.search(r"^\s*ENABLED\s*=\s*[\"']?yes", ufw_conf, re.MULTILINE | re.IGNORECASE):
-        return "ufw"
-    if services.get("firewalld.service", {}).get("state") == "running":
-        return "firewalld"
+    manager = firewall_manager(
+        ufw_conf, services.get("firewalld.service", {}).get("state") == "running"
+    )
+    if manager:
+        return manager
     for chain in _input_chains(chains):
         if chain.get("table") != "tandem" and chain.get("policy") == "drop":
             return f"nftables table {chain['family']} {chain['table']}, chain {chain['name']}"
     return None
+
+
+def firewall_manager(ufw_conf: str, firewalld: bool) -> str | None:
+    """Name the program that manages a firewall and is switched on; None where none is.
+
+    ufw_conf: as in other_firewall, a shell fragment, so quotes and blanks are allowed in it.
+    """
+    if re.search(r"^\s*ENABLED\s*=\s*[\"']?yes", ufw_conf, re.MULTILINE | re.IGNORECASE):
+        return "ufw"
+    return "firewalld" if firewalld else None
 
 
 def _input_chains(chains: str) -> list[dict]:

@@ -177,7 +177,8 @@ def network(address):
         "hostname": name,
         "links": links,
         "loopback_names": loopback_names(),
-        "firewall": firewall(),
+        "ufw_conf": read("/etc/ufw/ufw.conf") or "",
+        "firewalld": output("systemctl", "is-active", "firewalld") == "active",
         "interface": interface,
         "rival": rival(interface, address) if interface else None,
     }
@@ -201,15 +202,6 @@ def loopback_names():
         if words and words[0].startswith("127."):
             names += [word for word in words[1:] if not word.startswith("localhost")]
     return names
-
-
-def firewall():
-    """The name of a packet filter that is switched on; None where none shows."""
-    if re.search(r"^ENABLED=yes", read("/etc/ufw/ufw.conf") or "", re.MULTILINE):
-        return "ufw"
-    if output("systemctl", "is-active", "firewalld") == "active":
-        return "firewalld"
-    return None
 
 
 def lock_holder(path):

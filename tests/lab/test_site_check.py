@@ -18,7 +18,7 @@ PLANTED = {
     "rsync": "mv /usr/bin/rsync /usr/bin/rsync.away",
     "mount": "echo 'server:/data /data nfs4 defaults 0 0' >>/etc/fstab",
     "library_path": "echo LD_LIBRARY_PATH=/usr/lcoal/cuda/lib64 >>/etc/environment",
-    "firewall": "mkdir -p /etc/ufw; echo ENABLED=yes >/etc/ufw/ufw.conf",
+    "firewall": 'mkdir -p /etc/ufw; echo ENABLED=\\"yes\\" >/etc/ufw/ufw.conf',
     "disk_full": "mount -t tmpfs -o size=1m tmpfs /srv",
     "inodes": "mount -t tmpfs -o nr_inodes=1000 tmpfs /var/tmp",
     "read_only": "mkdir -p /opt/tandem; mount -t tmpfs -o ro tmpfs /opt/tandem",

@@ -44,6 +44,7 @@ def test_docker_filters_what_it_forwards_and_does_not_rule_input():
 
 def test_ufw_rules_only_when_it_is_enabled():
     assert firewall.other_firewall({}, "# comment\nENABLED=yes\nLOGLEVEL=low\n", "") == "ufw"
+    assert firewall.other_firewall({}, 'ENABLED="yes"\n', "") == "ufw"
 
 
 def test_firewalld_rules_only_when_it_runs():

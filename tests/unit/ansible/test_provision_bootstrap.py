@@ -31,6 +31,32 @@ def handed(monkeypatch, tmp_path):
     return seen
 
 
+def inventory(tmp_path, text):
+    path = tmp_path / "inventory.ini"
+    path.write_text(text)
+    return str(path)
+
+
+def test_machines_of_child_groups_are_machines_of_the_cluster(tmp_path):
+    path = inventory(
+        tmp_path,
+        "[new]\npc2 ansible_host=192.168.56.112\n[old]\npc1 ansible_user=anna ansible_port=2222\n"
+        "[cluster:children]\nold\nnew\n[others]\nprinter\n",
+    )
+    found = bootstrap.machines(path, "all")
+    assert [(one.name, one.address, one.port) for one in found] == [
+        ("pc1", "pc1", 2222),
+        ("pc2", "192.168.56.112", 22),
+    ]
+    assert found[0].user == "anna"
+    assert [one.name for one in bootstrap.machines(path, "pc2")] == ["pc2"]
+
+
+def test_an_inventory_without_a_cluster_is_named(tmp_path):
+    with pytest.raises(bootstrap.BootstrapError, match="no machine in its group `cluster`"):
+        bootstrap.machines(inventory(tmp_path, "[others]\nprinter\n"), "all")
+
+
 @pytest.mark.parametrize(("words", "rule"), [([], "nopasswd"), (["--keep-sudo"], "keep")])
 def test_the_play_gets_users_key_and_rule(handed, words, rule):
     assert bootstrap.main([*handed["words"], *words]) == 0

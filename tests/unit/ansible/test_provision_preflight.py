@@ -35,7 +35,8 @@ FAULTS = [
     ("link_speed", machine(**link(speed=100))),
     ("duplex", machine(**link(duplex="half"))),
     ("mtu", machine(**link(mtu=1400))),
-    ("firewall", machine(firewall="ufw")),
+    ("firewall", machine(ufw_conf='ENABLED="yes"\n')),
+    ("firewall", machine(firewalld=True)),
     ("apt_lock", machine(apt_lock={"pid": 7, "command": "unattended-upgr"})),
     ("dpkg", machine(dpkg_broken=True)),
     ("rsync", machine(rsync=False)),
@@ -101,6 +102,36 @@ def test_a_gcc_that_is_too_new_hears_of_the_stack_that_takes_it():
     assert finding["remedy"].endswith("stack: cu132")
 
 
+CARD = ("debian12", ["1e07"])
+NO_DRIVER = {"driver": None, "driver_library": None}
+DRIVER_FAULTS = {
+    "secure_boot": machine(*CARD, secure_boot=True, **NO_DRIVER),
+    "nouveau": machine(*CARD, nouveau=True, **NO_DRIVER),
+    "driver_missing": machine(*CARD, **NO_DRIVER),
+    "driver_mismatch": machine(*CARD, driver_library="580.130.1"),
+    "driver_old": machine(*CARD, driver="430.50", driver_library="430.50"),
+}
+
+
+@pytest.mark.parametrize("fault", DRIVER_FAULTS)
+@pytest.mark.parametrize("policy", ["keep", "install", "upgrade"])
+def test_what_the_role_driver_does_is_not_asked_of_a_person(fault, policy):
+    findings = found(DRIVER_FAULTS[fault], driver_policy=policy, stack="cu126")
+    (remedy,) = [row["remedy"] for row in findings if row["fault"] == fault]
+    assert "make provision" in remedy
+    assert "sudo" not in remedy
+    wanted = {"driver_old": "upgrade"}.get(fault, "upgrade" if policy == "upgrade" else "install")
+    assert ("set driver_policy: " + wanted in remedy) == (
+        policy == "keep" or (fault == "driver_old" and policy == "install")
+    )
+
+
+def test_secure_boot_stays_off_where_the_release_cannot_sign():
+    ill = machine("debian11", ["1e07"], secure_boot=True, **NO_DRIVER)
+    (remedy,) = [row["remedy"] for row in found(ill) if row["fault"] == "secure_boot"]
+    assert remedy.startswith("switch Secure Boot off")
+
+
 def test_an_older_python_is_in_order_for_the_older_ansible():
     old = machine("ubuntu1804", ["1e07"], conda=True)
     assert [row["fault"] for row in found(old)] == ["python"]
@@ -118,7 +149,7 @@ def test_healthy_machines_have_none(cards):
 
 
 def test_everything_is_said_at_once():
-    ill = machine(sudo=False, rsync=False, firewall="ufw")
+    ill = machine(sudo=False, rsync=False, firewalld=True)
     assert {finding["fault"] for finding in found(ill)} == {"sudo", "rsync", "firewall"}
 
 
