@@ -1,4 +1,4 @@
-"""The shell scripts under tools/ and the Makefile, as far as they decide something."""
+"""The shell scripts under tools/, as far as they decide something."""
 
 import os
 import shutil
@@ -8,18 +8,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-
-
-def make(*words):
-    """The lines that make would run."""
-    done = subprocess.run(
-        ["make", "--dry-run", "--no-print-directory", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
 
 
 @pytest.fixture
@@ -59,36 +47,9 @@ def test_a_python_that_is_too_old_counts_as_none(checkout_without_python):
     assert run_venv(checkout_without_python).returncode == 1
 
 
-def test_only_given_variables_become_options():
-    assert "--nodes" not in make("train")
-    line = make("train", "NODES=3", "DATA=/a folder/b", "ARGS=--lr 0.2")
-    assert "--nodes '3'" in line
-    assert "--data '/a folder/b'" in line
-    assert line.rstrip().endswith("-- --lr 0.2")
-
-
-def test_folders_may_have_spaces():
-    usb = make("usb", "TO=/media/anna/A STICK", "RELEASES=bookworm jammy")
-    assert "realpath -m '/media/anna/A STICK'" in usb
-    assert """-e usb_releases='"bookworm jammy"'""" in usb
-    assert "--source '/a folder/b' --to '/c d'" in make("imagenet", "SRC=/a folder/b", "TO=/c d")
-
-
-def test_the_older_ansible_runs_what_talks_to_machines():
-    assert "tools/venv.sh core2.16" in make("provision", "CORE=2.16")
-    assert "\n.venv-core2.16/bin/python ansible/check.py" in make("check", "CORE=2.16")
-    assert "core2.16" not in make("provision")
-
-
 def test_another_core_is_refused(checkout_without_python):
     done = run_venv(checkout_without_python, environment="core2.17")
     assert done.returncode == 1
     assert done.stderr == (
         "tandem: there is no environment core2.17: CORE may be 2.16, or not be given\n"
     )
-
-
-def test_dry_run_and_train_get_the_same_options():
-    words = ("NODES=2", "MODEL=resnet50", "SYNC=bf16", "FORCE=1")
-    train, dry = make("train", *words), make("dry-run", *words)
-    assert train.replace("launcher train", "launcher dry-run") == dry

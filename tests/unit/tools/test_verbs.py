@@ -1,0 +1,190 @@
+"""The table of verbs, and the Makefile that asks it: by the real make, with stubs for the tools."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+SPEC = importlib.util.spec_from_file_location("verbs", ROOT / "tools" / "verbs.py")
+verbs = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(verbs)
+
+# What a program of the checkout was called with, one JSON list a call.
+STUB = """#!/usr/bin/python3
+import json, os, sys
+with open(os.environ["CALLS"], "a") as file:
+    file.write(json.dumps([os.path.relpath(sys.argv[0]), *sys.argv[1:]]) + "\\n")
+"""
+NASTY = 'it\'s a "test" `touch pwned` $(touch pwned) $(shell touch pwned) $HOME $$ ; touch pwned #'
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout whose environments and scripts are stubs, with the real Makefile and table."""
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copy(ROOT / "tools" / "verbs.py", tmp_path / "tools")
+    stubs = ["tools/venv.sh", "tools/test.sh"]
+    for environment in (".venv", ".venv-core2.16"):
+        stubs += [f"{environment}/bin/python", f"{environment}/bin/ansible-playbook"]
+    for name in stubs:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(STUB)
+        path.chmod(0o755)
+    return tmp_path
+
+
+def make(checkout, *words, **environment):
+    """(what make printed, exit code, the calls that it made)."""
+    calls = checkout / "calls"
+    calls.unlink(missing_ok=True)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    done = subprocess.run(
+        ["make", *words],
+        cwd=checkout,
+        env={**clean, "CALLS": str(calls), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    lines = calls.read_text().splitlines() if calls.exists() else []
+    return done.stdout, done.returncode, [json.loads(line) for line in lines]
+
+
+def last_call(checkout, *words, **environment):
+    printed, code, calls = make(checkout, *words, **environment)
+    assert code == 0, printed
+    return calls[-1]
+
+
+def test_only_given_variables_become_options(checkout):
+    python = ".venv/bin/python"
+    assert last_call(checkout, "train") == [python, "-m", "launcher", "train"]
+    assert last_call(checkout, "train", "NODES=3", "ARGS=--lr 0.2 --name 'a b'", "FORCE=1") == [
+        *(python, "-m", "launcher", "train", "--nodes=3", "--force"),
+        *("--", "--lr", "0.2", "--name", "a b"),
+    ]
+    assert last_call(checkout, "plan", "NODES=5", "ARGS=--image-size 224") == [
+        *(python, "-m", "report", "plan", "--nodes=5", "--image-size", "224")
+    ]
+    assert last_call(checkout, "status") == [python, "-m", "launcher", "status", "--", "latest"]
+
+
+def test_dry_run_and_train_get_the_same_options(checkout):
+    words = ("NODES=2", "MODEL=resnet50", "SYNC=bf16", "FORCE=1")
+    train, dry = last_call(checkout, "train", *words), last_call(checkout, "dry-run", *words)
+    assert [word.replace("dry-run", "train") for word in dry] == train
+
+
+@pytest.mark.parametrize(
+    ("verb", "name", "before", "after"),
+    [
+        ("train", "DATA", ["train"], "--data={}"),
+        ("train", "MODEL", ["train"], "--model={}"),
+        ("status", "RUN", ["status", "--"], "{}"),
+        ("report", "RUN", ["report", "--"], "{}"),
+        ("bootstrap", "LOGIN", ["ansible/bootstrap.py"], "--login={}"),
+    ],
+)
+def test_no_shell_and_no_make_reads_a_value(checkout, verb, name, before, after):
+    call = last_call(checkout, verb, f"{name}={NASTY}")
+    assert call[-len(before) - 1 :] == [*before, after.format(NASTY)]
+    assert not (checkout / "pwned").exists()
+
+
+def test_ansible_gets_a_stick_with_quotes_as_json(checkout):
+    stick = checkout / "A 'stick'"
+    *_, folder, option, releases = last_call(
+        checkout, "usb", f"TO={stick}", "RELEASES=bookworm jammy"
+    )
+    assert json.loads(folder) == {"usb_folder": str(stick)}
+    assert (option, json.loads(releases)) == ("--extra-vars", {"usb_releases": "bookworm jammy"})
+
+
+def test_folders_are_relative_to_where_make_was_typed(checkout):
+    call = last_call(checkout, "imagenet", "SRC=an archive", "TO=/c d")
+    assert call[1:] == ["tools/imagenet.py", f"--source={checkout}/an archive", "--to=/c d"]
+
+
+def test_the_older_ansible_runs_what_talks_to_machines(checkout):
+    _, _, calls = make(checkout, "check", "CORE=2.16")
+    assert calls == [
+        ["tools/venv.sh", "control"],
+        ["tools/venv.sh", "core2.16"],
+        [".venv-core2.16/bin/python", "ansible/check.py"],
+    ]
+    assert last_call(checkout, "provision", "CORE=2.16")[0] == ".venv-core2.16/bin/ansible-playbook"
+    assert last_call(checkout, "provision")[0] == ".venv/bin/ansible-playbook"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "NODE=2"], "there is no variable NODE: did you mean NODES?"),
+        (["train", "MODELL=x"], "there is no variable MODELL: did you mean MODEL?"),
+        (["train", "nodes=1"], "there is no variable nodes: did you mean NODES?"),
+        (
+            ["status", "NODES=2"],
+            "make status does not take NODES; it takes RUN (make help status).",
+        ),
+        (["runs", "RUN=x"], "make runs does not take RUN; it takes no variable (make help runs)."),
+        (["trian"], "there is no verb trian: did you mean train?"),
+        (["train", "4"], "there is no verb 4: `make help` lists them."),
+        (["plan", "NODES=x"], "NODES=x is no whole number: write it like NODES=4."),
+        (["train", "FORCE=perhaps"], "FORCE=perhaps: FORCE=1 means on, FORCE=0 off."),
+        (["check", "CORE=2.17"], "CORE=2.17: may be 2.16, or not be given."),
+        (["train", "ARGS=--name 'a"], "ARGS=--name 'a: a quote is not closed."),
+        (["train", "MODEL=a\n#SBATCH x"], "MODEL holds a line break or another control character"),
+        (["help", "trian"], "there is no verb trian: did you mean train?"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_nothing_begins(checkout, words, said):
+    printed, code, calls = make(checkout, *words)
+    first, *rest = printed.splitlines()
+    assert first.startswith(f"tandem: {said}")
+    assert all(line.startswith("make: ***") for line in rest)
+    assert (code, calls) == (2, [])
+
+
+def test_words_for_off_switch_off(checkout):
+    words = ("FORCE=0", "DETACH=no", "QUEUE=off")
+    assert last_call(checkout, "train", *words)[-1] == "train"
+    assert last_call(checkout, "train", "FORCE=yes", "DETACH=")[-1] == "--force"
+
+
+def test_what_a_shell_exported_is_named_and_not_used(checkout):
+    printed, code, calls = make(checkout, "train", "NODES=2", MODEL="vgg16", NODES="9", LOGIN="me")
+    assert (code, calls[-1][4:]) == (0, ["--nodes=2"])
+    assert printed.splitlines() == [
+        "tandem: MODEL=vgg16 in your shell's environment is not used: "
+        "type it after make: make train MODEL=vgg16"
+    ]
+
+
+def test_help_of_a_verb_starts_nothing(checkout):
+    printed, code, calls = make(checkout, "help", "train")
+    assert (code, calls) == (0, [])
+    assert all(name in printed for name in verbs.variables_of("train"))
+
+
+def test_help_fits_80_columns_and_lists_every_verb():
+    names = [name for name, verb in verbs.VERBS.items() if verb is not None]
+    for text in (verbs.help_text(), *map(verbs.help_text, names)):
+        assert max(map(len, text.splitlines())) <= 80
+    listed = re.findall(r"^  (\S+) ", verbs.help_text(), re.M)
+    assert listed == names
+
+
+def test_the_table_and_the_makefile_have_the_same_verbs():
+    text = (ROOT / "Makefile").read_text()
+    rules = re.findall(r"^([a-z][a-z/ -]*):(?!=)", text, re.M)
+    made = {name for rule in rules for name in rule.split()}
+    assert made == {name for name, verb in verbs.VERBS.items() if verb} | set(verbs.INTERNAL)

@@ -1,0 +1,307 @@
+"""The verbs of the Makefile and their variables: the one table that says what each of them takes.
+
+`verbs.py help [VERB]` prints it, `verbs.py known` refuses what a verb does not take, `verbs.py run
+VERB COMMAND...` becomes COMMAND with the options that the variables mean. The Makefile tells what
+was typed through the environment, so no shell ever reads a value:
+TANDEM_VERBS (the words after `make`), TANDEM_GIVEN (the names before a =), and each variable.
+
+Stdlib alone, Python >= 3.6: it runs before there is an environment.
+"""
+
+import difflib
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+ON, OFF = ("1", "yes", "on", "true"), ("0", "no", "off", "false")
+
+
+class VerbError(Exception):
+    """A sentence for the person who typed the line."""
+
+
+class Variable(NamedTuple):
+    """`kind`: text, number, switch (1 or 0), path (relative to here), run (no option: the run
+    itself), words (several options, after `option` where there is one)."""
+
+    name: str
+    option: str
+    help: str
+    kind: str = "text"
+    choices: tuple = ()
+
+
+class Verb(NamedTuple):
+    help: str
+    variables: tuple = ()
+    example: str = ""
+
+
+INVENTORY = Variable("INVENTORY", "--inventory", "the list of machines (default: inventory.ini)")
+NODES = Variable("NODES", "--nodes", "the first N machines (default: all)", "number")
+MODEL = Variable("MODEL", "--model", "a name of torchvision, or package.module:function")
+DATA = Variable("DATA", "--data", "a name below data_root, or a folder")
+EPOCHS = Variable("EPOCHS", "--epochs", "how often each image is seen", "number")
+BATCH = Variable("BATCH", "--batch", "images per step and node", "number")
+PRECISION = Variable("PRECISION", "--precision", "fp32, bf16, O0, O1, O2, O3")
+SYNC = Variable("SYNC", "--sync", "how gradients are summed: allreduce, fp16, bf16")
+ARGS = Variable("ARGS", "--", "any option of `.venv/bin/python -m trainer --help`", "words")
+RUN = Variable("RUN", "", "its name or path (default: the newest)", "run")
+CORE = Variable(
+    "CORE", "", "2.16: an older Ansible, for machines with Python 3.6", choices=("2.16",)
+)
+WHAT = (INVENTORY, NODES, MODEL, DATA, EPOCHS, BATCH, PRECISION, SYNC)
+START = (
+    Variable("MAX_RESTARTS", "--max-restarts", "attempts after the first (default: 0)", "number"),
+    Variable("MIN_NODES", "--min-nodes", "go on with as few machines (default: all)", "number"),
+    Variable("DETACH", "--detach", "1: leave the terminal", "switch"),
+    Variable("QUEUE", "--queue", "1: wait for machines that are busy", "switch"),
+    Variable("FORCE", "--force", "1: start although something is amiss", "switch"),
+)
+RESUME = Variable("RESUME", "--resume", "a run to go on with; other variables change its own")
+
+# Its order is that of `make help`; None begins a new paragraph.
+VERBS = {
+    "help": Verb("this list; `make help VERB`: what VERB takes"),
+    "env": Verb(".venv with everything the control machine needs"),
+    "demo": Verb(
+        "four local nodes train the digits: no root, no other machine",
+        (*WHAT[1:], *START, ARGS),
+        "make demo EPOCHS=3",
+    ),
+    "The machines": None,
+    "bootstrap": Verb(
+        "let this control machine into new machines",
+        (
+            INVENTORY,
+            Variable("LOGIN", "--login", "a user there who may use sudo (default: you)"),
+            Variable("KEEP_SUDO", "--keep-sudo", "1: write no sudo rule", "switch"),
+            CORE,
+        ),
+        "make bootstrap LOGIN=anna",
+    ),
+    "check": Verb(
+        "say all that is wrong with the machines; changes nothing",
+        (INVENTORY, Variable("JSON", "--json", "1: for scripts", "switch"), CORE),
+    ),
+    "dry-provision": Verb(
+        "print what `make provision` would install where",
+        (
+            INVENTORY,
+            Variable("FACTS", "--facts", "a file of facts (examples/machines/) instead"),
+        ),
+    ),
+    "provision": Verb("make the machines of inventory.ini a cluster", (INVENTORY, CORE)),
+    "verify": Verb("is what `make provision` made still so? changes nothing", (INVENTORY, CORE)),
+    "accept": Verb("measure every pair of machines: bandwidth, latency, MTU, disks", (INVENTORY,)),
+    "bundle": Verb("gather what machines without internet need", (INVENTORY,)),
+    "usb": Verb(
+        "an ssh server on a stick, for machines that have none",
+        (
+            INVENTORY,
+            Variable("TO", "-e usb_folder", "the stick's folder", "path"),
+            Variable("RELEASES", "-e usb_releases", "names like jammy, with spaces between"),
+        ),
+        'make usb TO=/media/anna/STICK RELEASES="bookworm jammy"',
+    ),
+    "imagenet": Verb(
+        "class folders from the archives of ILSVRC2012",
+        (
+            Variable("SRC", "--source", "the folder of its archives", "path"),
+            Variable("TO", "--to", "where (default: data/imagenet)", "path"),
+        ),
+        "make imagenet SRC=/media/anna/ILSVRC2012",
+    ),
+    "Training": None,
+    "plan": Verb(
+        "predict the next run before it is started",
+        (
+            Variable("NODES", "--nodes", "up to how many machines (default: 4)", "number"),
+            MODEL,
+            Variable("SYNC", "--sync", "for the file: allreduce, fp16, bf16"),
+            Variable("LINK", "--link", "the network: 1gbit, 2.5gbit (default: as measured)"),
+            Variable("ARGS", "", "any option of `.venv/bin/python -m report plan --help`", "words"),
+        ),
+        "make plan NODES=5 MODEL=resnet50",
+    ),
+    "train": Verb(
+        "start a run",
+        (*WHAT, RESUME, *START, ARGS),
+        "make train NODES=4 MODEL=resnet50 DATA=imagenet EPOCHS=90 BATCH=64",
+    ),
+    "dry-run": Verb(
+        "print exactly what `make train` would run on each machine", (*WHAT, *START, ARGS)
+    ),
+    "slurm": Verb("write the same run as a batch script for a Slurm cluster", (*WHAT, ARGS)),
+    "status": Verb("how a run stands", (RUN,)),
+    "attach": Verb("show a run that goes on", (RUN,)),
+    "stop": Verb("end a run; its workers save first", (RUN,)),
+    "runs": Verb("all runs, the newest first"),
+    "report": Verb(
+        "make the report of a run again from its files",
+        (RUN, Variable("JSON", "--json", "1: print summary.json instead", "switch")),
+    ),
+    "Who changes the code": None,
+    "test": Verb("lint, unit, training and lab tests (the last need root)"),
+    "test-legacy": Verb("the CUDA 10.2 stack on Debian 11, whole runs too (root)"),
+    "test-long": Verb("lab tests of several minutes a file (root)"),
+    "test-cores": Verb("every playbook and its unit tests by both Ansibles"),
+    "chaos": Verb("40 faults in random order on a lab of four machines (root)"),
+    "lint": Verb("every linter"),
+    "bench": Verb("figures with their method: tests/bench/README.md (root)"),
+    "lock": Verb("make requirements/*.txt anew from *.in (needs uv)"),
+}
+INTERNAL = ("ansible-env", "data/digits", "known")
+# Read by tools/venv.sh, which any verb may call.
+ANY = ("PYTHON",)
+
+
+def variables_of(verb):
+    """{name: Variable} of a verb."""
+    return {variable.name: variable for variable in VERBS[verb].variables}
+
+
+def check(typed, given, environment):
+    """Refuse what was typed wrongly: raises VerbError. Returns sentences on what is not used.
+
+    typed: the words after make; given: names of variables typed there; environment: their values.
+    """
+    for verb in typed:
+        if VERBS.get(verb) is None and verb not in INTERNAL:
+            raise VerbError(f"there is no verb {verb}{_did_you_mean(verb, _verbs())}")
+    verbs = [verb for verb in typed if verb in VERBS] or ["help"]
+    taken = {}
+    for verb in verbs:
+        taken.update(variables_of(verb))
+    for name in given:
+        if name not in taken and name not in ANY:
+            raise VerbError(_not_taken(name, verbs, taken))
+        if name in taken:
+            value_of(taken[name], environment[name])
+    return [
+        f"{name}={environment[name]} in your shell's environment is not used: "
+        f"type it after make: make {verbs[0]} {name}={shlex.quote(environment[name])}"
+        for name in taken
+        if name not in given and environment.get(name)
+    ]
+
+
+def _verbs():
+    return [name for name, verb in VERBS.items() if verb is not None]
+
+
+def _did_you_mean(word, known):
+    by_folded = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), by_folded, n=1)
+    return f": did you mean {by_folded[near[0]]}?" if near else ": `make help` lists them."
+
+
+def _not_taken(name, verbs, taken):
+    every = {v.name for verb in _verbs() for v in VERBS[verb].variables}
+    verb = " ".join(verbs)
+    if name in every:
+        names = " ".join(taken) or "no variable"
+        return f"make {verb} does not take {name}; it takes {names} (make help {verbs[0]})."
+    for known in (taken, every):
+        hint = _did_you_mean(name, known)
+        if hint.endswith("?"):
+            return f"there is no variable {name}{hint}"
+    return f"there is no variable {name}: `make help {verbs[0]}` lists those of make {verb}."
+
+
+def value_of(variable, text):
+    """What a variable's text means: True, False, or the text. Raises VerbError."""
+    name = variable.name
+    if any(ord(letter) < 32 or ord(letter) == 127 for letter in text):
+        raise VerbError(f"{name} holds a line break or another control character: leave it out.")
+    if not text:
+        return None
+    if variable.choices and text not in variable.choices:
+        raise VerbError(f"{name}={text}: may be {' or '.join(variable.choices)}, or not be given.")
+    if variable.kind == "number" and not re.match(r"-?[0-9]{1,9}$", text):
+        raise VerbError(f"{name}={text} is no whole number: write it like {name}=4.")
+    if variable.kind == "switch":
+        if text.lower() not in ON + OFF:
+            raise VerbError(f"{name}={text}: {name}=1 means on, {name}=0 off.")
+        return text.lower() in ON
+    if variable.kind == "words":
+        try:
+            return shlex.split(text)
+        except ValueError:
+            raise VerbError(f"{name}={text}: a quote is not closed.") from None
+    return str(Path(text).expanduser().resolve()) if variable.kind == "path" else text
+
+
+def options(verb, given, environment):
+    """The arguments that a verb's variables mean, words after `--` last. Raises VerbError."""
+    argv, last = [], []
+    for name, variable in variables_of(verb).items():
+        value = value_of(variable, environment[name]) if name in given else None
+        if variable.kind == "run":
+            last = ["--", value or "latest"]
+        elif value is None or value is False or variable is CORE:
+            continue
+        elif variable.kind == "words":
+            last = [variable.option, *value] if variable.option else value
+        elif variable.option.startswith("-e "):
+            argv += ["--extra-vars", json.dumps({variable.option[3:]: value})]
+        else:
+            argv.append(variable.option if value is True else f"{variable.option}={value}")
+    return argv + last
+
+
+def help_text(verb=None, width=80):
+    """What `make help` and `make help VERB` print."""
+    if verb is None:
+        lines = ["make VERB NAME=value ...", ""]
+        for name, one in VERBS.items():
+            lines += ["", f"{name}:"] if one is None else [f"  {name:<14} {one.help}"]
+        return "\n".join(
+            [*lines, "", "make help VERB: what VERB takes, for example make help train"]
+        )
+    one = VERBS[verb]
+    lines = [f"make {verb}: {one.help}"]
+    for name, variable in variables_of(verb).items():
+        indent = " " * 17
+        lines += textwrap.wrap(f"  {name:<14} {variable.help}", width, subsequent_indent=indent)
+    return "\n".join([*lines, f"For example: {one.example}"] if one.example else lines)
+
+
+def run(verb, command, given, environment):
+    """Become the command with its options; does not return."""
+    argv = [*command, *options(verb, given, environment)]
+    if command[0] == "ansible-playbook":  # what can also be typed by itself
+        print(" ".join(map(shlex.quote, argv)), flush=True)
+    path = shutil.which(argv[0])
+    if path is None:
+        raise VerbError(f"{argv[0]} is not here: `make env` installs it.")
+    os.execv(path, argv)  # noqa: S606 (no shell is what is wanted)
+
+
+def main(argv):
+    typed = os.environ.get("TANDEM_VERBS", "").split()
+    given = os.environ.get("TANDEM_GIVEN", "").split()
+    try:
+        if argv[0] == "help":
+            check(typed, given, os.environ)
+            asked = [verb for verb in typed if verb != "help"]
+            print("\n\n".join(map(help_text, asked)) if asked else help_text())
+        elif argv[0] == "known":
+            for sentence in check(typed, given, os.environ):
+                print(f"tandem: {sentence}", file=sys.stderr)
+        else:
+            run(argv[1], argv[2:], given, os.environ)
+    except VerbError as error:
+        print(f"tandem: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
