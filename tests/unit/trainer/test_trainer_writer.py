@@ -1,17 +1,13 @@
-"""Checkpoint files are whole or absent, few, and the end of a run is agreed on."""
+"""Checkpoint files are whole or absent, and few."""
 
 import os
 import pathlib
-import signal
-import types
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from trainer import writer
 from trainer.errors import RankError
-from trainer.stop import Stop
 from trainer.writer import Writer, write_whole
 
 
@@ -77,57 +73,3 @@ def test_a_checkpoint_that_cannot_be_written_is_a_sentence(tmp_path, monkeypatch
     with pytest.raises(RankError, match="no checkpoint written: No space left on device"):
         own.finish()
     assert not list(tmp_path.glob("*.pt"))
-
-
-@pytest.fixture
-def stops():
-    """Those of three ranks, whose store is in this process."""
-    before, store = signal.getsignal(signal.SIGTERM), dist.HashStore()
-    yield [Stop(types.SimpleNamespace(store=store)) for _ in range(3)]
-    signal.signal(signal.SIGTERM, before)
-
-
-def test_all_ranks_leave_before_the_same_step(stops):
-    first, second, third = stops
-    assert not any(stop.before(4) for stop in stops)
-    # The second is told while the first has begun step 5 already.
-    assert not first.before(5)
-    second.told = True
-    assert not second.before(5)
-    assert not third.before(5)
-    assert [stop.before(6) for stop in stops] == [True] * 3
-
-
-def test_the_first_that_was_told_decides(stops):
-    first, second, third = stops
-    first.told = second.told = True
-    assert not first.before(7)
-    assert not second.before(7)
-    assert not third.before(7)
-    assert [stop.before(8) for stop in stops] == [True] * 3
-
-
-def test_two_that_are_told_at_once_write_one_step(stops):
-    """Both have read that nobody was told, before either writes."""
-    first, second, third = stops
-    store = second.world.store
-    late = types.SimpleNamespace(add=lambda name, n: store.add(name, n) if n else 0)
-    second.world = types.SimpleNamespace(store=late)
-    first.told = second.told = True
-    assert not first.before(7)
-    assert not second.before(7)
-    assert third.before(8)
-
-
-def test_sigterm_tells(stops):
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert stops[-1].told  # the last to have set the handler
-
-
-def test_one_process_leaves_at_once():
-    before = signal.getsignal(signal.SIGTERM)
-    stop = Stop(types.SimpleNamespace(store=None))
-    assert not stop.before(3)
-    stop.told = True
-    assert stop.before(3)
-    signal.signal(signal.SIGTERM, before)

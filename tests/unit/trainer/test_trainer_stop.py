@@ -1,0 +1,147 @@
+"""Stopping at one step on all ranks, whose hosts run ahead of their devices."""
+
+import os
+import signal
+import threading
+import time
+import types
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from trainer.stop import STEP, Stop
+from trainer.world import World
+
+LOG_EVERY = 10  # steps between two waits for the device in the training loop
+
+
+class Devices:
+    """Stand-in for GPUs: no rank's device ends a step in which the ranks meet (each `every`
+    steps) before all ranks have begun it. Hosts only enqueue."""
+
+    def __init__(self, ranks, every=1):
+        self.changed, self.every = threading.Condition(), every
+        self.begun = [0] * ranks
+
+    def enqueue(self, rank):
+        with self.changed:
+            self.begun[rank] += 1
+            self.changed.notify_all()
+
+    def wait(self, count):
+        """Until `count` steps are done: all those that end with a meeting need all ranks."""
+        needed = count // self.every * self.every
+        with self.changed:
+            assert self.changed.wait_for(lambda: min(self.begun) >= needed, 30)
+
+
+class Mark:
+    """What torch.cuda.Event does, of a rank's steps begun so far."""
+
+    def __init__(self, devices, rank):
+        self.devices, self.count = devices, devices.begun[rank]
+
+    def synchronize(self):
+        self.devices.wait(self.count)
+
+
+def leave(rank, told_at, devices, store, left, device, meets):
+    """One rank's loop; the rank 1 is slow, so that the others run ahead as far as they may."""
+    world = World(rank=rank, size=len(left), device=torch.device(device), store=store)
+    stop = Stop(world, meets)
+    stop._mark = lambda: Mark(devices, rank)
+    for step in range(200):
+        if rank == 1:
+            time.sleep(0.002)
+            if step == told_at:
+                # The others go as far as they can before this rank looks.
+                time.sleep(0.05)
+                stop.told = True
+        if stop.before(step):
+            left[rank] = step
+            return
+        devices.enqueue(rank)
+        if device == "cpu":
+            devices.wait(step + 1)  # Gloo's step ends on the host
+        elif (step + 1) % LOG_EVERY == 0:
+            devices.wait(step + 1)  # the loss is read
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("every", [1, 8])
+@pytest.mark.parametrize("told_at", [21, 24, 39])
+def test_all_ranks_leave_at_one_step(monkeypatch, device, every, told_at):
+    monkeypatch.setattr("trainer.stop.signal.signal", lambda *_: None)  # of the main thread alone
+    devices, left, store = Devices(3, every), [None] * 3, dist.HashStore()
+
+    def meets(step):
+        return -(-step // every) * every
+
+    ranks = [
+        threading.Thread(
+            target=leave, args=(rank, told_at, devices, store, left, device, meets), daemon=True
+        )
+        for rank in range(3)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(60)
+    assert left == [store.add(STEP, 0)] * 3
+    assert told_at < left[0] <= told_at + 2 + 2 * every
+    assert left[0] % every == 0
+
+
+@pytest.fixture
+def stops():
+    """Those of three ranks, whose store is in this process."""
+    before, store = signal.getsignal(signal.SIGTERM), dist.HashStore()
+    yield [Stop(World(store=store)) for _ in range(3)]
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_all_ranks_leave_before_the_same_step(stops):
+    first, second, third = stops
+    assert not any(stop.before(4) for stop in stops)
+    # The second is told while the first has begun step 5 already.
+    assert not first.before(5)
+    second.told = True
+    assert not second.before(5)
+    assert not third.before(5)
+    assert [stop.before(6) for stop in stops] == [True] * 3
+
+
+def test_the_first_that_was_told_decides(stops):
+    first, second, third = stops
+    first.told = second.told = True
+    assert not first.before(7)
+    assert not second.before(7)
+    assert not third.before(7)
+    assert [stop.before(8) for stop in stops] == [True] * 3
+
+
+def test_two_that_are_told_at_once_write_one_step(stops):
+    """Both have read that nobody was told, before either writes."""
+    first, second, third = stops
+    store = second.world.store
+    late = types.SimpleNamespace(add=lambda name, n: store.add(name, n) if n else 0)
+    second.world = World(store=late)
+    first.told = second.told = True
+    assert not first.before(7)
+    assert not second.before(7)
+    assert third.before(8)
+
+
+def test_sigterm_tells(stops):
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stops[-1].told  # the last to have set the handler
+
+
+def test_one_process_leaves_at_once():
+    before = signal.getsignal(signal.SIGTERM)
+    stop = Stop(World())
+    assert not stop.before(3)
+    stop.told = True
+    assert stop.before(3)
+    signal.signal(signal.SIGTERM, before)
