@@ -15,6 +15,7 @@ from launcher.lines import Terminal
 from launcher.options import Options, trainer_settings
 from launcher.plan import Plan
 from launcher.preflight import Asked, Machines
+from trainer import strategies
 
 QUEUE_LOOKS_EVERY = 10.0
 
@@ -60,7 +61,7 @@ def prepare(options: Options, terminal: Terminal, run: str | None = None) -> Pre
 
 def make_plan(prepared: Prepared, machines: Machines, **details) -> Plan:
     """The plan of an attempt on these machines; `details` are build.Request's. Raises UserError."""
-    foreseen = predicted(prepared.settings["model"], len(machines.hosts))
+    foreseen = predicted(prepared.settings, len(machines.hosts))
     request = build.Request(unix=time.time(), predicted=foreseen, **details)
     return build.build(
         machines.hosts,
@@ -72,14 +73,23 @@ def make_plan(prepared: Prepared, machines: Machines, **details) -> Plan:
     )
 
 
-def predicted(model: str, nodes: int) -> dict | None:
-    """What `make plan` said of such a run, if it was asked: `images_per_second`, `made_unix`."""
+def predicted(settings: dict, nodes: int) -> dict | None:
+    """What `make plan` said of such a run, if it was asked: `images_per_second`, `made_unix`. Of
+    the same model, machines, batch and strategy: what holds for another run is no prediction."""
+    path = folders.RUNS / f"plan-{settings['model']}-{nodes}n.json"
+    sync = strategies.parse(settings["sync"]).spec
     try:
-        told = json.loads(
-            (folders.RUNS / f"plan-{model}-{nodes}n.json").read_text(encoding="utf-8")
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if told["batch"] != settings["per_node_batch_size"]:
+            return None
+        row = next(
+            row
+            for row in told["rows"]
+            if row["nodes"] == nodes and (nodes == 1 or row["sync"] == sync)
         )
-        return {name: told[name] for name in ("images_per_second", "made_unix")}
-    except (FileNotFoundError, ValueError, KeyError):
+        speed = round(float(row["images_per_second"]), 2)
+        return {"images_per_second": speed, "made_unix": float(told["made_unix"])}
+    except (OSError, ValueError, KeyError, TypeError, StopIteration):
         return None
 
 

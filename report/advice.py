@@ -9,6 +9,7 @@ from __future__ import annotations
 from report import formulas
 from report.bottleneck import WAIT, parts
 from report.measure import Step, slowest
+from trainer import strategies
 
 # Predicted gains below this are within the noise of a measurement.
 WORTH = 1.03
@@ -40,27 +41,20 @@ def advise(step: Step | None, cause: str, image_size: float | None) -> list:
 
 
 def network_advice(step: Step) -> list:
-    """Half the bytes, a faster link, a larger batch between two exchanges."""
-    if step.network <= 0 or not step.gradient_bytes:
+    """Another strategy, a faster link, a larger batch between two exchanges."""
+    if step.network <= 0 or not step.payload.bytes or step.strategy is None:
         return []
     found = []
     rest = step.seconds - step.network
     if step.rate:
-        if step.sync not in formulas.HALVED:
-            found.append(
-                (
-                    "SYNC=bf16: gradients in two bytes instead of four",
-                    step.images / (rest + wait(step, "bf16", step.rate)),
-                    None,
-                )
-            )
+        found += strategy_advice(step, rest)
         for mbit, name in LINKS if not step.shared_machine else ():
             rate = formulas.goodput(mbit)
             if rate > 1.5 * step.rate:
                 found.append(
                     (
                         f"network cards and switch of {name}",
-                        step.images / (rest + wait(step, step.sync, rate)),
+                        step.images / (rest + (step.wait(step.strategy, step.world, rate) or 0.0)),
                         None,
                     )
                 )
@@ -75,14 +69,23 @@ def network_advice(step: Step) -> list:
     return found
 
 
-def wait(step: Step, sync: str, rate: float) -> float:
-    """Predicted exposed seconds of this step's gradients with another sync or rate."""
-    return formulas.sync_wait(sync, step.world, step.gradient_bytes, rate, step.backward)
+def strategy_advice(step: Step, rest: float) -> list:
+    """The strategy that waits least of those that were not used; `rest`: a step without waiting."""
+    waits = [
+        (waited, strategy)
+        for strategy in strategies.usual()
+        if strategy != step.strategy
+        and (waited := step.wait(strategy, step.world, step.rate)) is not None
+    ]
+    if not waits:
+        return []
+    waited, best = min(waits, key=lambda pair: pair[0])
+    return [(f"SYNC={best.spec}: {best.rule.text}", step.images / (rest + waited), None)]
 
 
 def fewer_nodes(step: Step) -> list:
     """Each number of nodes below this one that would be faster, the best only."""
-    if step.shared_machine or not step.rate or not step.gradient_bytes:
+    if step.shared_machine or not step.rate or step.strategy is None:
         return []
     best = max(((nodes_rate(step, nodes), nodes) for nodes in range(1, step.nodes)), default=None)
     if best is None:
@@ -97,7 +100,7 @@ def nodes_rate(step: Step, nodes: int) -> float:
     world = max(1, round(step.world * nodes / step.nodes))
     waited = 0.0
     if nodes > 1:
-        waited = formulas.sync_wait(step.sync, world, step.gradient_bytes, step.rate, step.backward)
+        waited = step.wait(step.strategy, world, step.rate) or 0.0
     return step.images * world / step.world / (step.work + waited)
 
 

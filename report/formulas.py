@@ -5,23 +5,10 @@ Units: bytes, seconds, bytes per second; `world` is the number of ranks.
 
 from __future__ import annotations
 
+from trainer.strategies import MIB, Payload, Strategy, known
+
 # Ethernet at MTU 1500 carries 1448 bytes of TCP payload in 1538 bytes on the wire.
 PAYLOAD_SHARE = 1448 / 1538
-# DistributedDataParallel's default bucket_cap_mb.
-BUCKET_BYTES = 25 * 2**20
-# What the trainer's --sync takes, and which of them send half the bytes.
-SYNCS = ("allreduce", "bf16", "fp16")
-HALVED = ("bf16", "fp16")
-
-
-def ring_bytes(world: int, payload: float) -> float:
-    """Bytes that each node sends in a ring all-reduce of `payload` bytes: 2 (N-1)/N x payload.
-
-    Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-    workstations", 2009. Measured: 153.7 MB for ResNet-50 in fp32 over 4 nodes, where this says
-    153.3.
-    """
-    return 2 * (world - 1) / world * payload
 
 
 def line_rate(mbit: float) -> float:
@@ -34,36 +21,69 @@ def goodput(mbit: float) -> float:
     return line_rate(mbit) * PAYLOAD_SHARE
 
 
-def exposed(transfer: float, backward: float, payload: float) -> float:
-    """Seconds of an all-reduce that backward does not hide.
+def exposed(
+    strategy: Strategy, transfer: float, payload: Payload, backward: float, work: float
+) -> float:
+    """Seconds per step that computing does not hide of exchanges of `transfer` seconds each.
 
-    DistributedDataParallel sends bucket after bucket while backward makes the next ones, so at most
-    `backward` is hidden; the last bucket leaves when backward has ended, so its share is never
-    hidden.
+    Gradients go bucket after bucket while backward makes the next ones, so at most `backward` is
+    hidden; the last bucket leaves when backward has ended, so its share is never hidden. Averages
+    of parameters are waited for at once, or are hidden by the `work` of the steps until they are
+    applied.
     """
+    if strategy.local:
+        return max(0.0, transfer - strategy.delay * work) / strategy.every
     return max(transfer - backward, transfer * last_bucket(payload))
 
 
-def transfer_of(waited: float, backward: float, payload: float) -> float:
-    """Seconds of transfer that leave `waited` seconds exposed: the inverse of `exposed`."""
+def transfer_of(
+    strategy: Strategy, waited: float, payload: Payload, backward: float, work: float
+) -> float:
+    """Seconds of an exchange that leave `waited` seconds a step exposed: `exposed`'s inverse."""
+    if strategy.local:
+        return waited * strategy.every + strategy.delay * work
     return min(waited + backward, waited / last_bucket(payload))
 
 
-def last_bucket(payload: float) -> float:
+def last_bucket(payload: Payload) -> float:
     """The share of the gradients that is in the last bucket."""
-    return min(1.0, BUCKET_BYTES / payload) if payload > 0 else 1.0
+    return min(1.0, payload.bucket / payload.bytes) if payload.bytes > 0 else 1.0
 
 
-def bytes_per_step(sync: str, world: int, gradient_bytes: float) -> float:
-    """Bytes that each node sends per step; fp16 and bf16 halve each gradient."""
-    return ring_bytes(world, gradient_bytes / 2 if sync in HALVED else gradient_bytes)
-
-
-def sync_wait(sync: str, world: int, gradient_bytes: float, rate: float, backward: float) -> float:
+def sync_wait(
+    strategy: Strategy, world: int, payload: Payload, rate: float, backward: float, work: float
+) -> float | None:
     """Seconds per step that a rank waits when `rate` bytes per second get through."""
-    if world == 1:
-        return 0.0
-    return exposed(bytes_per_step(sync, world, gradient_bytes) / rate, backward, gradient_bytes)
+    sent = strategy.bytes_per_exchange(world, payload)
+    if world == 1 or not sent:
+        return sent
+    return exposed(strategy, sent / rate, payload, backward, work)
+
+
+def payload_of(start: dict) -> Payload:
+    """What a rank's `start` line says of its gradients; 0 bytes where it says nothing."""
+    size, bucket = start.get("gradient_bytes"), start.get("bucket_mb")
+    found = start.get("matrices")
+    return Payload(
+        float(size) if _positive(size) else 0.0,
+        **({"bucket": bucket * MIB} if _positive(bucket) else {}),
+        matrices=tuple(map(tuple, found)) if _are_matrices(found) else (),
+    )
+
+
+def strategy_of(start: dict) -> Strategy | None:
+    """The strategy of a `start` line; None for one that this version does not know."""
+    return known(start.get("sync", "allreduce"))
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e15
+
+
+def _are_matrices(found: object) -> bool:
+    return isinstance(found, list) and all(
+        isinstance(row, list) and len(row) == 3 and all(map(_positive, row)) for row in found
+    )
 
 
 def faster_loading(step: float, data_wait: float, factor: float) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from report import formulas
 from report.records import RankRecord, Run, number
+from trainer.strategies import Payload, Strategy
 
 OWN_WORK = ("data", "h2d", "forward", "backward", "optimizer", "other")
 
@@ -40,8 +41,8 @@ class Step:
     world: int
     steps: int
     images: float  # per step, all ranks
-    gradient_bytes: float
-    sync: str
+    payload: Payload
+    strategy: Strategy | None  # None: another version's
     data: float
     h2d: float
     forward: float
@@ -70,6 +71,11 @@ class Step:
     def seconds(self) -> float:
         return self.work + self.network + self.peers
 
+    def wait(self, strategy: Strategy, world: int, rate: float) -> float | None:
+        """Seconds per step that such ranks wait for the network; None where it is not known."""
+        payload, work = self.payload, self.work
+        return formulas.sync_wait(strategy, world, payload, rate, self.backward, work)
+
     @property
     def images_per_second(self) -> float:
         return self.images / self.seconds
@@ -88,23 +94,19 @@ def measure_step(run: Run, networks: list) -> Step | None:
     start = records[0].start
     hosts = {record.host for record in records}
     world = int(number(start.get("world_size")) or len(records))
-    gradient_bytes = float(number(start.get("gradient_bytes")) or 0.0)
+    payload, strategy = formulas.payload_of(start), formulas.strategy_of(start)
     network = min(least_wait(records), mean["sync_exposed"])
     used = [use for use in networks if use.host in hosts and use.attempt == records[0].attempt]
     sent = mean_or_none([use.sent_per_step for use in used])
     link = min((use.speed_mbit for use in used if use.speed_mbit), default=None)
-    sync = start["sync"] if isinstance(start.get("sync"), str) else "allreduce"
-    moved = sent
-    if sent is None and world > 1 and gradient_bytes:
-        moved = formulas.bytes_per_step(sync, world, gradient_bytes)
-    return Step(
+    step = Step(
         attempt=records[0].attempt,
         nodes=len(hosts),
         world=world,
         steps=max(len(record.steps) for record in records),
         images=images_per_step(records, world),
-        gradient_bytes=gradient_bytes,
-        sync=sync,
+        payload=payload,
+        strategy=strategy,
         data=mean["data"],
         h2d=mean["h2d"],
         forward=mean["forward"],
@@ -118,10 +120,11 @@ def measure_step(run: Run, networks: list) -> Step | None:
         ),
         bytes_sent=sent,
         link_mbit=link,
-        rate=real_rate(moved, network, mean["backward"], gradient_bytes, link, used),
+        rate=None,
         shared_machine=len(hosts) > 1 and all(use.shared_by > 1 for use in used) and bool(used),
         ranks=ranks,
     )
+    return replace(step, rate=real_rate(step, used))
 
 
 def longest_attempt(records: list) -> list:
@@ -163,23 +166,23 @@ def images_per_step(records: list, world: int) -> float:
     return world * statistics.fmean(sum(r.steps.samples) / len(r.steps) for r in records)
 
 
-def real_rate(
-    moved: float | None,
-    waited: float,
-    backward: float,
-    gradient_bytes: float,
-    link_mbit: float | None,
-    used: list,
-) -> float | None:
+def real_rate(step: Step, used: list) -> float | None:
     """Bytes per second that the gradients got, by what a step waited (formulas.transfer_of).
 
     Never more than the card can do, never less than was seen going out within one second.
     """
-    if not moved or waited <= 0 or not gradient_bytes:
+    if step.strategy is None or step.network <= 0 or not step.payload.bytes:
         return None
-    rate = moved / formulas.transfer_of(waited, backward, gradient_bytes)
-    if link_mbit:
-        rate = min(rate, formulas.line_rate(link_mbit))
+    moved = step.bytes_sent
+    if moved is None:
+        moved = step.strategy.bytes_per_step(step.world, step.payload)
+    if not moved:
+        return None
+    waited, backward = step.network, step.backward
+    transfer = formulas.transfer_of(step.strategy, waited, step.payload, backward, step.work)
+    rate = moved * step.strategy.every / transfer
+    if step.link_mbit:
+        rate = min(rate, formulas.line_rate(step.link_mbit))
     seen = [use.peak_sent for use in used if use.shared_by == 1]
     return max([rate, *seen])
 

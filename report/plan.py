@@ -20,6 +20,9 @@ from report.network import network_use
 from report.progress import learning_curve
 from report.records import ReportError, number, read_run
 from report.units import count, link, seconds, size, three_digits
+from trainer import strategies
+from trainer.errors import UserError
+from trainer.strategies import Strategy
 
 DEFAULT_LINK = 1000.0  # Mbit/s: what the cards of ordinary PCs do
 
@@ -31,6 +34,7 @@ class Basis:
     run: str
     model: str
     image_size: int | None
+    batch: int  # images per node and step, as asked for
     step: Step
     train_images: int | None
     evaluate_seconds: float  # per epoch
@@ -59,20 +63,29 @@ def plan_main(argv: list) -> int:
     parser.add_argument(
         "--link", help="speed of the network, like 1gbit or 2.5gbit (as measured, else 1gbit)"
     )
-    parser.add_argument("--sync", default="allreduce", choices=formulas.SYNCS, help="for the file")
+    parser.add_argument("--sync", default=strategies.EXACT, help="as in make train (allreduce)")
     parser.add_argument("--run", type=Path, help="the run to start from (the newest of that model)")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs are (runs)")
     options = parser.parse_args(argv)
     if options.nodes < 1:
         raise ReportError(f"--nodes {options.nodes}: must be at least 1.")
+    asked = asked_strategy(options.sync)
     basis = find_basis(options)
     rate, where = usable_rate(basis.step, parse_link(options.link) if options.link else None)
-    rows = predict(basis, options.nodes, rate)
+    rows = predict(basis, options.nodes, rate, asked)
     path = options.runs / f"plan-{options.model}-{options.nodes}n.json"
-    write_plan(path, options, basis, rate, rows)
+    write_plan(path, options.nodes, asked, basis, rate, rows)
     print("\n".join(render(basis, f"{where}: {size(rate)} a second get through", rows)))
     print("\n".join(wrap(f"Written to {path}; the next such run's report shows it.", "")))
     return 0
+
+
+def asked_strategy(spec: str) -> Strategy:
+    """Raises ReportError for what the trainer would refuse."""
+    try:
+        return strategies.parse(spec)
+    except UserError as error:
+        raise ReportError(str(error)) from None
 
 
 def usable_rate(step: Step, mbit: float | None) -> tuple:
@@ -118,7 +131,7 @@ def read_basis(folder: Path) -> Basis | None:
     """None when the run has no measured step or its gradients' size is unknown."""
     run = read_run(folder)
     step = measure_step(run, network_use(run))
-    if step is None or not step.gradient_bytes:
+    if step is None or not step.payload.bytes:
         return None
     records = [r for r in run.ranks if r.attempt == step.attempt]
     start = next((record.start for record in records if record.start), {})
@@ -130,40 +143,51 @@ def read_basis(folder: Path) -> Basis | None:
         run=folder.resolve().name,
         model=str(start.get("model", "unknown")),
         image_size=int(size_) if size_ else None,
+        batch=node_batch(start, step),
         step=step,
         train_images=int(images) if images else None,
         evaluate_seconds=spent / evaluated,
     )
 
 
-def predict(basis: Basis, nodes: int, rate: float) -> list:
-    """A Row for each number of nodes up to `nodes` and each sync; one node needs no sync.
+def node_batch(start: dict, step: Step) -> int:
+    """BATCH of that run: its global batch, which its machines shared evenly."""
+    whole = number(start.get("global_batch")) or step.images
+    return round(whole / step.nodes)
+
+
+def predict(basis: Basis, nodes: int, rate: float, asked: Strategy) -> list:
+    """A Row for each number of nodes up to `nodes` and each usual strategy, and the asked one;
+    one node needs none. A strategy whose bytes the basis cannot tell has no row.
 
     Batch per node, loading and computing stay as measured; waiting for the network is
     formulas.sync_wait; waiting for slower peers is not predicted.
     """
-    rows = []
-    for n in range(1, nodes + 1):
-        for sync in formulas.SYNCS if n > 1 else formulas.SYNCS[:1]:
-            rows.append(predict_row(basis, n, sync, rate))
-    return rows
+    compared = list(dict.fromkeys([*strategies.usual(), asked]))
+    rows = [predict_row(basis, 1, compared[0], rate)]
+    for n in range(2, nodes + 1):
+        rows += [predict_row(basis, n, strategy, rate) for strategy in compared]
+    return [row for row in rows if row is not None]
 
 
-def predict_row(basis: Basis, nodes: int, sync: str, rate: float) -> Row:
-    """One prediction."""
+def predict_row(basis: Basis, nodes: int, strategy: Strategy, rate: float) -> Row | None:
+    """One prediction; None where it is not known what the strategy sends."""
     step = basis.step
     ranks_per_node = max(1, round(step.world / step.nodes))
     world = nodes * ranks_per_node
-    waited = sent = 0.0
+    waited: float | None = 0.0
+    sent: float | None = 0.0
     if nodes > 1:
-        waited = formulas.sync_wait(sync, world, step.gradient_bytes, rate, step.backward)
-        sent = formulas.bytes_per_step(sync, world, step.gradient_bytes)
+        waited = step.wait(strategy, world, rate)
+        sent = strategy.bytes_per_step(world, step.payload)
+    if waited is None or sent is None:
+        return None
     spent = step.work + waited
     speed = step.images * nodes / step.nodes / spent
     epochs = None
     if basis.train_images:
         epochs = 100 * (basis.train_images / speed + basis.evaluate_seconds * step.nodes / nodes)
-    return Row(nodes, sync, sent, spent, speed, epochs)
+    return Row(nodes, strategy.spec, sent, spent, speed, epochs)
 
 
 def best(rows: list) -> Row:
@@ -171,19 +195,25 @@ def best(rows: list) -> Row:
     return max(rows, key=lambda row: (row.images_per_second, -row.nodes))
 
 
-def write_plan(path: Path, options, basis: Basis, rate: float, rows: list) -> None:
-    """`images_per_second` is that of the asked number of nodes and sync."""
+def write_plan(
+    path: Path, nodes: int, strategy: Strategy, basis: Basis, rate: float, rows: list
+) -> None:
+    """`images_per_second` is that of the asked number of nodes and strategy."""
     asked = next(
-        row
-        for row in rows
-        if row.nodes == options.nodes
-        and row.sync in (options.sync, "allreduce" if options.nodes == 1 else "")
+        (row for row in rows if row.nodes == nodes and (nodes == 1 or row.sync == strategy.spec)),
+        None,
     )
+    if asked is None:
+        raise ReportError(
+            f"{basis.run} does not tell what --sync {strategy.spec} would send: train this model "
+            "once with this version, or ask for another strategy."
+        )
     document = {
         "images_per_second": round(asked.images_per_second, 2),
         "made_unix": time.time(),
         "model": basis.model,
-        "nodes": options.nodes,
+        "nodes": nodes,
+        "batch": basis.batch,
         "sync": asked.sync,
         "from_run": basis.run,
         "bytes_per_second": round(rate),
@@ -201,7 +231,7 @@ def render(basis: Basis, speed: str, rows: list) -> list:
     step = basis.step
     at = f" at {basis.image_size} pixels" if basis.image_size else ""
     lines = wrap(
-        f"{basis.model}{at}, {step.images / step.nodes:.0f} images per node and step. In "
+        f"{basis.model}{at}, {basis.batch} images per node and step. In "
         f"{basis.run} a step without waiting for other ranks took {seconds(step.work)}.",
         "",
     )

@@ -58,13 +58,12 @@ def traffic(step: Step) -> list:
     if step.shared_machine:
         return [
             f"The {step.nodes} nodes are processes of one machine: no cable is involved, its "
-            f"processor cores copy the gradients ({size(step.gradient_bytes)} per rank and step)."
+            f"processor cores copy the gradients ({size(step.payload.bytes)} per rank and step)."
         ]
     if step.bytes_sent is None:
-        moved = formulas.bytes_per_step(step.sync, step.world, step.gradient_bytes)
-        return [
-            f"The card's counters are missing; by formula each node sends {size(moved)} per step."
-        ]
+        moved = step.strategy and step.strategy.bytes_per_step(step.world, step.payload)
+        by_formula = f"; by formula each node sends {size(moved)} per step" if moved else ""
+        return [f"The card's counters are missing{by_formula}."]
     sentence = f"Each node sent {size(step.bytes_sent)} per step"
     if step.link_mbit is None:
         return [f"{sentence}; the link's speed is not known."]

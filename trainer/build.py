@@ -1,6 +1,7 @@
 """Everything a run consists of, made from the options; nothing has been trained yet."""
 
 import dataclasses
+from collections import Counter
 from functools import partial
 from typing import List, Optional
 
@@ -10,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from . import parallel, precision, syncbn
+from . import sync as syncs
 from .apex_amp import choose
 from .data.augment import Normalise
 from .data.folder import ImageFolder
@@ -21,7 +23,6 @@ from .models import build as build_model
 from .optim import build_optimizer
 from .options import Options
 from .recompute import recompute_activations
-from .sync import KINDS, Sync
 from .timing import Clock
 from .world import World
 
@@ -50,7 +51,7 @@ class Job(Materials):
     precision: precision.Precision
     normalise: Normalise
     loss: Loss  # summed over samples
-    sync: Optional[Sync]  # None in a world of one
+    sync: Optional[syncs.Sync]  # None in a world of one
     ema: Optional[Ema]
     micro_batches: int  # of a full step, agreed by all ranks
 
@@ -62,6 +63,18 @@ class Job(Materials):
     def gradient_bytes(self) -> int:
         sizes = (p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
         return sum(sizes)
+
+    @property
+    def met(self) -> bool:
+        """Whether all ranks have met at the end of the last step."""
+        return self.sync is None or self.sync.meets
+
+    @property
+    def matrices(self) -> List[List[int]]:
+        """(rows, columns, how many) of the trained weights, all but the first dimension as one."""
+        shapes = [p.shape for p in self.model.parameters() if p.requires_grad and p.dim() > 1]
+        counts = Counter((shape[0], shape.numel() // shape[0]) for shape in shapes)
+        return [[*shape, count] for shape, count in sorted(counts.items())]
 
 
 def materials(options: Options, world: World) -> Materials:
@@ -104,7 +117,7 @@ def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
     optimizer = build_optimizer(model, options, world.global_batch)
     level.prepare(model, optimizer)
     exposed = partial(clock.enter, "sync_exposed")
-    sync = KINDS[options.sync](exposed) if world.size > 1 else None
+    sync = syncs.make(options.sync, exposed) if world.size > 1 else None
     if options.checkpoint_activations:
         recompute_activations(model)
     called = torch.compile(model) if options.compile else model

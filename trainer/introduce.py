@@ -30,6 +30,8 @@ def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
         **{name: getattr(options, name) for name in ("model", "epochs", "precision", "sync")},
         "parameters": cost[0],
         "gradient_bytes": job.gradient_bytes,
+        "bucket_mb": options.bucket_size,
+        "matrices": job.matrices,
         "flops_per_image": cost[1],
         "global_batch": world.global_batch,
         "rank_batch": world.batches[world.rank],

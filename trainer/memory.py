@@ -22,10 +22,10 @@ EXIT_OUT_OF_MEMORY = 76
 log = logging.getLogger(__name__)
 
 
-def guarded_step(job: Job, batch: Batch, step: int, lr: float) -> Optional[torch.Tensor]:
+def guarded_step(job: Job, batch: Batch, step: int, lr: float, left: int) -> Optional[torch.Tensor]:
     """A step; None where --skip_oom dropped it because it did not fit."""
     try:
-        return train_step(job, batch, step, lr)
+        return train_step(job, batch, step, lr, left)
     except RuntimeError as error:
         if not (job.options.skip_oom and is_out_of_memory(error)):
             raise

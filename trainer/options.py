@@ -10,6 +10,7 @@ import os
 import sys
 from typing import Any, Optional, Tuple
 
+from . import strategies
 from .errors import UserError
 
 # Here and not in compat.py, which imports torch: the control machine reads options without it.
@@ -123,12 +124,14 @@ class Options:
         "autocast to bf16 or fp16 (O1), half with fp32 masters (O2), half (O3)",
         ("fp32", "fp64", "bf16", "O0", "O1", "O2", "O3"),
     )
-    sync: str = opt("allreduce", "how gradients are summed", ("allreduce", "fp16", "bf16"))
+    sync: str = opt(strategies.EXACT, f"how ranks become one: {strategies.usages()}")
     sync_bn: bool = opt(False, "batch statistics over all ranks")
     broadcast_buffers: bool = opt(False, "copy rank 0's BN buffers at each forward, as DDP did")
     find_unused_parameters: bool = free(False, "for models that leave parameters out of some steps")
     static_graph: bool = free(False, "the same graph in each step (DDP)")
-    bucket_mb: int = free(25, "size of the gradient buckets in MiB")
+    bucket_mb: Optional[int] = free(
+        None, f"MiB of a gradient bucket; default {strategies.BUCKET_MB}, or the strategy's own"
+    )
 
     # checkpoints and results
     output: Optional[str] = free(None, "folder for checkpoints and timings")
@@ -154,10 +157,16 @@ class Options:
             if isinstance(value, (int, float)) and not least <= value <= most:
                 limit = f"at least {least}" if value < least else f"at most {most}"
                 raise UserError(f"--{field.name} {value}: must be {limit}.")
+        strategies.parse(self.sync)
         asked = ["resume auto"] if self.resume == "auto" else []
         asked += [name for name in WRITTEN if getattr(self, name)]
         if asked and self.output is None:
             raise UserError(f"--{asked[0]} needs --output DIR.")
+
+    @property
+    def bucket_size(self) -> int:
+        """MiB of a gradient bucket."""
+        return self.bucket_mb or strategies.parse(self.sync).rule.bucket_mb
 
     @property
     def accumulation(self) -> int:

@@ -74,7 +74,7 @@ def wrap(model: nn.Module, options: Options, world: World, sync: Optional[Sync])
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
         find_unused_parameters=options.find_unused_parameters,
         static_graph=options.static_graph,
-        bucket_cap_mb=options.bucket_mb,
+        bucket_cap_mb=options.bucket_size,
         gradient_as_bucket_view=True,
         **ddp_buffers(options.broadcast_buffers),
     )

@@ -13,6 +13,7 @@ from .data.loader import Batch
 from .data.mix import mix_images, mixed_loss, plan_mix
 from .data.order import derive_seed
 from .errors import UserError
+from .sync import Moment
 
 
 def shape_of(job: Job, global_count: int) -> StepShape:
@@ -22,9 +23,10 @@ def shape_of(job: Job, global_count: int) -> StepShape:
     )
 
 
-def train_step(job: Job, batch: Batch, step: int, lr: float) -> torch.Tensor:
-    """Train on this rank's share; `step` is the global number from 0. Returns the sums of its
-    loss and of its hits (2), which stay on the device: no wait, no graph."""
+def train_step(job: Job, batch: Batch, step: int, lr: float, left: int = 1) -> torch.Tensor:
+    """Train on this rank's share; `step` is the global number from 0, `left` the steps to the
+    epoch's end with this one. Returns the sums of its loss and of its hits (2), which stay on the
+    device: no wait, no graph."""
     clock, options = job.clock, job.options
     clock.enter("h2d")
     images, targets = batch.on(job.world.device)
@@ -34,7 +36,8 @@ def train_step(job: Job, batch: Batch, step: int, lr: float) -> torch.Tensor:
         group["lr"] = lr
     job.net.zero_grad(set_to_none=True)
     if job.sync is not None:
-        job.sync.before_step()
+        scale = 1.0 if job.precision.scale is None else job.precision.scale.value
+        job.sync.before_step(Moment(step, left, lr, len(batch.indices), scale))
     shape = shape_of(job, batch.global_count)
     with resting(job.norms, shape.running_statistics):
         tally = _gradients(job, images, targets, batch.global_count, shape.micro, step)

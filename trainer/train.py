@@ -9,7 +9,7 @@ import torch
 from . import checkpoint, memory
 from .build import job, materials
 from .data.loader import Batch, train_batches
-from .data.order import rank_slice
+from .data.order import rank_slice, steps_per_epoch
 from .evaluate import evaluate
 from .introduce import sentences, start_line
 from .logs import Lines, SampleLog, Screen
@@ -58,6 +58,7 @@ class Run:
         self.saves = bool(options.output) and world.local_rank == 0
         self.tallies: List[torch.Tensor] = []
         self.tallied = 0
+        self.due = False  # a checkpoint, as soon as all ranks have met
         self.train_loss = float("nan")
         memory.agree_micro_batches(self.job)
         settle_buckets(self.job)
@@ -81,8 +82,7 @@ class Run:
             done = self.position.epoch  # epochs completed
             last = done == self.options.epochs
             best = (last or done % self.options.evaluate_every == 0) and self.evaluate()
-            every = self.options.checkpoint_every
-            if last or best or every == 0 or self.position.step % every == 0:
+            if last or best or self.due or self.options.checkpoint_every == 0:
                 self.save(best)
         return True
 
@@ -93,11 +93,13 @@ class Run:
         self.screen.epoch(at.epoch, round(at.sample / len(job.train_set) * job.steps_per_epoch))
         self.clock.enter("data")
         for batch in batches:
-            if self.stop.before(at.step):
+            # Only where all ranks have met is nothing under way, and only there can they agree.
+            if job.met and self.stop.before(at.step):
                 return False
             self._step(batch)
             every = self.options.checkpoint_every
-            if every and at.step % every == 0 and at.sample < len(job.train_set):
+            self.due |= every > 0 and at.step % every == 0
+            if self.due and job.met and at.sample < len(job.train_set):
                 self.save(best=False)
             self.clock.enter("data")
         self.clock.enter("other")
@@ -110,7 +112,8 @@ class Run:
         total = len(job.train_set)
         progress = at.samples(total) / total * job.steps_per_epoch
         lr = learning_rate(self.options, progress, job.steps_per_epoch, self.world.global_batch)
-        tally = memory.guarded_step(job, batch, at.step, lr)
+        left = steps_per_epoch(total - at.sample, self.world.global_batch, self.world.smallest)
+        tally = memory.guarded_step(job, batch, at.step, lr, left)
         if tally is not None:
             self.tallies.append(tally)
             self.tallied += len(batch.indices)
@@ -157,6 +160,7 @@ class Run:
 
     def save(self, best: bool) -> None:
         """Copy the state and let the writer thread write it, on each node's first process."""
+        self.due = False
         self.clock.enter("checkpoint")
         payload = checkpoint.snapshot(self.job, self.position)
         file = self.writer.save(payload, best).name if self.saves else None

@@ -1,9 +1,18 @@
-"""Gradient synchronisation by name, as in `--sync`."""
+"""The strategies of `--sync`: one small class each, under the names of `trainer/strategies.py`."""
 
-from typing import Dict, Type
+from typing import Callable, Dict, Type
 
+from ..strategies import parse
 from .allreduce import AllReduce
-from .base import Sync
+from .base import Moment, Sync
 from .compressed import BF16, FP16
 
+__all__ = ["KINDS", "Moment", "Sync", "make"]
+
 KINDS: Dict[str, Type[Sync]] = {"allreduce": AllReduce, "fp16": FP16, "bf16": BF16}
+
+
+def make(spec: str, last_bucket: Callable[[], None]) -> Sync:
+    """The strategy of a `--sync`. Raises UserError."""
+    strategy = parse(spec)
+    return KINDS[strategy.name](strategy, last_bucket)

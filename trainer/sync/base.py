@@ -1,21 +1,57 @@
-"""How gradients become the same on all ranks: one small class each behind this interface."""
+"""How ranks become one run: one small class for each strategy, behind this interface.
 
-from typing import Any, Callable, Dict, Optional
+Two families stand behind it. Of the first, all ranks meet in each step: their gradients are summed
+while backward runs, by a communication hook of DDP. Of the second, ranks train by themselves and
+meet every H steps, after the optimizer. What the loop does for both:
+
+    before_step(moment)      begin what is due; `keeps` says whether gradients stay on this rank
+    forward, backward        hooks of the first family sum here
+    optimizer
+    after_step(skipped)      exchanges of the second family end here
+    meets                    whether all ranks have met at the end of this step
+
+Only where they have met may a run be saved, stopped or evaluated: there nothing is under way,
+and `agreed()` shows what the ranks have in common.
+"""
+
+import contextlib
+import dataclasses
+from typing import Any, Callable, ContextManager, Dict, Optional
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ..strategies import Strategy
+
+
+@dataclasses.dataclass(frozen=True)
+class Moment:
+    """What a strategy may know of the step that begins; equal on all ranks but for `samples` and
+    `scale`. `left`: steps to the epoch's end, this one counted."""
+
+    step: int
+    left: int
+    lr: float
+    samples: int  # of this rank
+    scale: float = 1.0  # by which the loss is multiplied
+
 
 class Sync:
-    """Sums gradients over ranks as a DDP communication hook.
+    """The first family's way, with which a subclass gives `start_sum` alone.
 
     The loss is divided by the global number of samples, so gradients are summed, never averaged:
-    ranks may have different numbers of samples. Subclasses give `start_sum`, and override the
-    rest where they keep state.
+    ranks may have different numbers of samples. A subclass that keeps state, or meets less often,
+    overrides the rest.
     """
 
-    def __init__(self, last_bucket: Callable[[], None]) -> None:
+    # Whether gradients of the step stay on this rank: its loss is then divided by its own samples.
+    keeps = False
+    # Whether all ranks have met when the step ends; of the second family after some steps only.
+    meets = True
+
+    def __init__(self, strategy: Strategy, last_bucket: Callable[[], None]) -> None:
+        self.strategy = strategy
         # Called when the last bucket has been handed over: from here on communication is exposed.
         self._last_bucket = last_bucket
 
@@ -32,14 +68,21 @@ class Sync:
         """Begin summing one bucket over all ranks; the future holds a tensor like `buffer`."""
         raise NotImplementedError
 
-    def before_step(self) -> None:
+    def before_step(self, moment: Moment) -> None:
         """Before the first forward of a step."""
 
     def after_step(self, skipped: bool) -> None:
         """After the optimizer; `skipped` when the loss scale overflowed and nothing changed."""
 
+    def agreed(self) -> ContextManager[None]:
+        """Within, the model has what all ranks have in common, and its own again afterwards, to
+        the bit: what is evaluated, and what goes on with another number of ranks. Collective,
+        where all have met."""
+        return contextlib.nullcontext()
+
     def state_dict(self) -> Optional[Dict[str, Any]]:
-        """This rank's own state; None where there is none."""
+        """This rank's own state; None where there is none. It belongs to as many ranks as wrote
+        it: another number begins without."""
         return None
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:

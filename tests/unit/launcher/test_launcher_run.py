@@ -216,12 +216,22 @@ def test_stop_asks_the_workers_to_save(start, monkeypatch):
 
 def test_the_plan_carries_what_was_predicted(tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "RUNS", tmp_path)
-    assert prepare.predicted("resnet50", 4) is None
+    asked = {"model": "resnet50", "per_node_batch_size": 64, "sync": "bf16"}
+    assert prepare.predicted(asked, 4) is None
     file = tmp_path / "plan-resnet50-4n.json"
-    file.write_text('{"images_per_second": 150.5, "made_unix": 1.0, "rows": []}')
-    assert prepare.predicted("resnet50", 4) == {"images_per_second": 150.5, "made_unix": 1.0}
-    file.write_text('{"images')  # being written, or cut off by a full disk
-    assert prepare.predicted("resnet50", 4) is None
+    rows = [
+        {"nodes": 1, "sync": "allreduce", "images_per_second": 99.0},
+        {"nodes": 4, "sync": "allreduce", "images_per_second": 80.0},
+        {"nodes": 4, "sync": "bf16", "images_per_second": 150.5},
+    ]
+    told = {"images_per_second": 80.0, "made_unix": 1.0, "batch": 64, "rows": rows}
+    file.write_text(json.dumps(told))
+    assert prepare.predicted(asked, 4) == {"images_per_second": 150.5, "made_unix": 1.0}
+    # What was said of another run is no prediction of this one.
+    assert prepare.predicted({**asked, "per_node_batch_size": 32}, 4) is None
+    assert prepare.predicted({**asked, "sync": "fp16"}, 4) is None
+    file.write_text(json.dumps(told)[:40])  # being written, or cut off by a full disk
+    assert prepare.predicted(asked, 4) is None
 
 
 def test_whoever_loses_the_machines_to_another_run_waits_on_if_asked_to(monkeypatch, capsys):

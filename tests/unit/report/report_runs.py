@@ -28,6 +28,7 @@ class RunBuilder:
         self.by_rank = by_rank or {}
         self.batch = settings.get("batch", 32)
         self.sync = settings.get("sync", "allreduce")
+        self.bucket_mb = settings.get("bucket_mb", 25)
         self.model = settings.get("model", "resnet50")
         self.gradient_bytes = settings.get("gradient_bytes", GRADIENTS)
         self.sent = settings.get("sent", 2 * (nodes - 1) / nodes * self.gradient_bytes)
@@ -135,6 +136,8 @@ class RunBuilder:
             "model": self.model,
             "parameters": self.gradient_bytes // 4,
             "gradient_bytes": self.gradient_bytes,
+            "bucket_mb": self.bucket_mb,
+            "matrices": [[1000, self.gradient_bytes // 4000, 1]],
             "flops_per_image": None,
             "global_batch": self.batch * world,
             "rank_batch": self.batch,

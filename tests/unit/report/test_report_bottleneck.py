@@ -10,9 +10,11 @@ from report.bottleneck import bottleneck
 from report.measure import RankWork, Step
 from report.text import render_text
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
+from trainer.strategies import Payload, parse
 
 STEP = Step(
-    attempt=1, nodes=4, world=4, steps=40, images=128, gradient_bytes=1e8, sync="allreduce",
+    attempt=1, nodes=4, world=4, steps=40, images=128, payload=Payload(1e8),
+    strategy=parse("allreduce"),
     data=0.0, h2d=0.0, forward=0.04, backward=0.05, optimizer=0.01, other=0.0,
     network=0.0, peers=0.0, checkpoint=0.0, bytes_sent=1.5e8, link_mbit=1000, rate=1e8,
     shared_machine=False, ranks=(RankWork("node1", 0, {}),),

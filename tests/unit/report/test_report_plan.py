@@ -10,35 +10,53 @@ from report.__main__ import main
 from report.advice import advise
 from report.analysis import analyse
 from tests.unit.report.report_runs import BOTTLENECKS, GRADIENTS, RunBuilder
+from trainer.strategies import MIB, Payload, parse, ring_bytes, usual
 
 # Measured over links shaped to 1 Gbit/s: ResNet-50's gradients, four ranks on two cores. A step
 # without communication took 0.26 s, two thirds of it backward.
 WORK, BACKWARD = 0.26, 0.26 * 2 / 3
 GIGABIT = formulas.goodput(1000)
+PAYLOAD = Payload(GRADIENTS)
 
 
 @pytest.mark.parametrize(
     ("sync", "measured"), [("allreduce", 1.41), ("fp16", 0.73), ("bf16", 0.73)]
 )
 def test_step_over_a_slow_link_agrees_with_the_measured_one(sync, measured):
-    step = WORK + formulas.sync_wait(sync, 4, GRADIENTS, GIGABIT, BACKWARD)
+    step = WORK + formulas.sync_wait(parse(sync), 4, PAYLOAD, GIGABIT, BACKWARD, WORK)
     assert step == pytest.approx(measured, rel=0.05)
 
 
 @pytest.mark.parametrize(("world", "measured"), [(2, 0.857), (4, 1.286), (5, 1.376)])
 def test_all_reduce_alone_agrees_with_the_measured_one(world, measured):
-    assert formulas.ring_bytes(world, GRADIENTS) / GIGABIT == pytest.approx(measured, rel=0.02)
+    assert ring_bytes(world, GRADIENTS) / GIGABIT == pytest.approx(measured, rel=0.02)
 
 
 @pytest.mark.parametrize(("sync", "measured"), [("allreduce", 153.7e6), ("fp16", 76.8e6)])
 def test_bytes_sent_agree_with_the_counted_ones(sync, measured):
-    assert formulas.bytes_per_step(sync, 4, GRADIENTS) == pytest.approx(measured, rel=0.005)
+    assert parse(sync).bytes_per_step(4, PAYLOAD) == pytest.approx(measured, rel=0.005)
 
 
 @pytest.mark.parametrize("transfer", [0.01, 0.1, 1.0])
 def test_transfer_is_found_again_from_what_was_waited(transfer):
-    waited = formulas.exposed(transfer, 0.08, GRADIENTS)
-    assert formulas.transfer_of(waited, 0.08, GRADIENTS) == pytest.approx(transfer)
+    times = (PAYLOAD, 0.08, 0.12)
+    waited = formulas.exposed(parse("bf16"), transfer, *times)
+    assert formulas.transfer_of(parse("bf16"), waited, *times) == pytest.approx(transfer)
+
+
+def test_smaller_buckets_leave_less_to_wait_for():
+    """Of a transfer that backward hides, the last bucket stays."""
+    one = formulas.exposed(parse("bf16"), 0.1, Payload(1e8, bucket=MIB), 1.0, 1.2)
+    assert one == pytest.approx(0.1 * MIB / 1e8)
+    assert formulas.exposed(parse("bf16"), 0.1, Payload(1e8), 1.0, 1.2) == pytest.approx(25 * one)
+
+
+def test_the_size_of_the_buckets_reaches_the_prediction(tmp_path):
+    speeds = {}
+    for size in (1, 25):
+        run = RunBuilder(tmp_path / f"run{size}", bucket_mb=size).write()
+        speeds[size] = analyse(run).step.wait(parse("bf16"), 4, 1e10)
+    assert 0 < speeds[1] < speeds[25] / 20
 
 
 def test_a_faster_loader_helps_until_the_rest_rules():
@@ -82,11 +100,11 @@ def test_plan_from_one_node_tells_the_truth_about_four(tmp_path, capsys):
     assert "One machine is 2.6 x as fast as 4 with sync allreduce" in out
     document = json.loads((tmp_path / "plan-resnet50-4n.json").read_text())
     assert document["sync"] == "bf16"
-    waited = formulas.sync_wait("bf16", 4, GRADIENTS, GIGABIT, 0.08)
+    waited = formulas.sync_wait(parse("bf16"), 4, PAYLOAD, GIGABIT, 0.08, 0.128)
     assert document["images_per_second"] == pytest.approx(128 / (0.128 + waited), rel=1e-3)
     assert {(row["nodes"], row["sync"]) for row in document["rows"]} == {
         (1, "allreduce"),
-        *((n, sync) for n in (2, 3, 4) for sync in formulas.SYNCS),
+        *((n, strategy.spec) for n in (2, 3, 4) for strategy in usual()),
     }
 
 
@@ -121,6 +139,7 @@ def test_plan_recommends_all_machines_when_the_link_is_fast(tmp_path, capsys):
         (["--link", "fast"], "--link fast"),
         (["--link", "0gbit"], "--link 0gbit"),
         (["--nodes", "0"], "--nodes 0"),
+        (["--sync", "alreduce"], "--sync alreduce: choose one of allreduce"),
         (["--run", "nowhere"], "nowhere"),
     ],
 )

@@ -57,7 +57,10 @@ def test_compile_reaches_what_a_step_calls_and_not_what_is_saved(images, monkeyp
 @pytest.mark.parametrize("on", [False, True])
 def test_ddp_gets_its_options(on):
     options = Options(
-        find_unused_parameters=on, static_graph=on, broadcast_buffers=on, bucket_mb=7 if on else 25
+        find_unused_parameters=on,
+        static_graph=on,
+        broadcast_buffers=on,
+        bucket_mb=7 if on else None,
     )
     world = World(size=2, batches=(4, 4))
     with mock.patch.object(parallel, "DistributedDataParallel") as ddp:

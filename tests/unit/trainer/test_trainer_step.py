@@ -15,7 +15,7 @@ from trainer.timing import Clock
 def ranks_gradients(kind, forwards):
     """Summed gradients of a small net after `forwards` forwards and one backward, checked."""
     from trainer.parallel import wrap
-    from trainer.sync import KINDS
+    from trainer.sync import make
     from trainer.world import start
 
     options = Options(bucket_mb=1)
@@ -24,7 +24,7 @@ def ranks_gradients(kind, forwards):
     net = torch.nn.Sequential(torch.nn.Linear(3, 400), torch.nn.BatchNorm1d(400))
     net.append(torch.nn.Linear(400, 800))
     marks = []
-    wrapped = wrap(net, options, world, KINDS[kind](lambda: marks.append(1)))
+    wrapped = wrap(net, options, world, make(kind, lambda: marks.append(1)))
     for _ in range(2):
         marks.clear()
         wrapped.zero_grad()
