@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import socket
 import sys
+import tempfile
 import traceback
 
 import numpy as np
@@ -76,6 +77,16 @@ def trainer(*argv):
     from trainer.__main__ import main
 
     return main([str(word) for word in argv])
+
+
+def said(*argv):
+    """(exit code, what the rank wrote to its real stderr)."""
+    with tempfile.TemporaryFile("w+") as text:
+        os.dup2(text.fileno(), 2)
+        code = trainer(*argv)
+        sys.stderr.flush()
+        text.seek(0)
+        return code, text.read()
 
 
 def make_images(root, per_class, classes=4, size=16, val=3):

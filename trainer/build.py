@@ -98,7 +98,8 @@ def _materials(options: Options, world: World) -> Materials:
             "Leave it away, and the run ends with code 76, to be started with smaller batches."
         )
     parallel.check(options, world)
-    precision.check(options.precision, world.device)
+    if options.precision.startswith("O"):
+        precision.refuse_other_apex()
     train_set = ImageFolder(options.data, "train", options)
     eval_set = ImageFolder(options.data, "val", options)
     # The same weights on all ranks: DDP would copy rank 0's, but one rank alone has no DDP.

@@ -5,13 +5,14 @@ each rank's sync state, and the position in the data. It loads with `weights_onl
 number of ranks, because order, augmentation and dropout are functions of the position.
 """
 
+import ast
 import dataclasses
 import io
 import pathlib
 import pickle
 import time
 import uuid
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -145,22 +146,36 @@ def find(job: Job, same_options: bool = True) -> Optional[Dict[str, Any]]:
 
 
 def _newest_here(job: Job) -> Tuple[bytes, Optional[Found]]:
-    options = job.options
-    wanted = options.output if options.resume == "auto" else options.resume
-    if wanted is None:
-        return b"", None
-    path = pathlib.Path(wanted)
     best: Tuple[bytes, Optional[Found]] = (b"", None)
-    for file in filter(is_whole, [path] if path.is_file() else checkpoints(path)):
-        content = file.read_bytes()
-        state = load_tensors(io.BytesIO(content))
-        if "run" not in state:  # weights alone, or another program's file
-            continue
-        other = differing(state, options, len(job.train_set))
+    for content, state in _allowed_here(job.options):
+        other = differing(state, job.options, len(job.train_set))
         found = Found((state["run"], state["samples"]), job.world.rank, other)
         if best[1] is None or found.key > best[1].key:
             best = content, found
     return best
+
+
+def _allowed_here(options: Options) -> Iterator[Tuple[bytes, Dict[str, Any]]]:
+    """Bytes and contents of each whole checkpoint on this machine that `--resume` allows."""
+    wanted = options.output if options.resume == "auto" else options.resume
+    if wanted is None or options.resume == "none":
+        return
+    path = pathlib.Path(wanted)
+    for file in filter(is_whole, [path] if path.is_file() else checkpoints(path)):
+        content = file.read_bytes()
+        state = load_tensors(io.BytesIO(content))
+        if "run" in state:  # else weights alone, or another program's file
+            yield content, state
+
+
+def level_here(options: Options) -> Tuple[str, int, str]:
+    """Run, samples seen and precision of the newest checkpoint on this machine; ("", 0, "") where
+    there is none."""
+    found = [
+        (state["run"], state["samples"], str(ast.literal_eval(state["options"]["precision"])))
+        for _, state in _allowed_here(options)
+    ]
+    return max(found, default=("", 0, ""))
 
 
 def decisive(options: Options) -> Dict[str, str]:
@@ -171,8 +186,9 @@ def decisive(options: Options) -> Dict[str, str]:
 
 def differing(state: Dict[str, Any], options: Options, train_images: int) -> List[str]:
     """Names of what a run that made this checkpoint had otherwise."""
-    then = state["options"]
-    names = [name for name, value in decisive(options).items() if then.get(name) != value]
+    before = {field.name: repr(field.metadata["was"]) for field in dataclasses.fields(options)}
+    then = {**before, **state["options"]}
+    names = [name for name, value in decisive(options).items() if then[name] != value]
     return names + (["data set"] if state["train_images"] != train_images else [])
 
 

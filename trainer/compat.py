@@ -23,11 +23,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
 
 
-def bf16_in_hardware() -> bool:
-    """True on Ampere and later: is_bf16_supported() alone counts slow emulation."""
-    return torch.cuda.get_device_capability() >= (8, 0)
-
-
 class _TensorsOnly(pickle.Unpickler):
     """What torch 1.12, without `weights_only`, may load: tensors and plain containers."""
 

@@ -39,9 +39,13 @@ SHARES = ("random_erase", "label_smoothing", "ema", "momentum", "beta2", "warmup
 WRITTEN = ("checkpoint_every", "sample_log", "tensorboard")
 
 
-def opt(default: Any, text: str, choices: Tuple[str, ...] = (), changes: bool = True) -> Any:
-    """A field that changes what is learned."""
-    metadata = {"help": text, "choices": choices, "free": not changes}
+def opt(
+    default: Any, text: str, choices: Tuple[str, ...] = (), changes: bool = True, was: Any = None
+) -> Any:
+    """A field that changes what is learned. `was`: what runs did before there was this option, if
+    that is not its default now: a checkpoint of theirs counts as made with it."""
+    was = default if was is None else was
+    metadata = {"help": text, "choices": choices, "free": not changes, "was": was}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -120,10 +124,13 @@ class Options:
     # parallelism and precision
     parallel: str = free("ddp", "one process per GPU, or for all", ("ddp", "dp", "balanced-dp"))
     precision: str = opt(
-        "fp32",
-        "autocast to bf16 or fp16 (O1), half with fp32 masters (O2), half (O3)",
-        ("fp32", "fp64", "bf16", "O0", "O1", "O2", "O3"),
+        "auto",
+        "best that all devices have; autocast to bf16 or fp16 (O1), half with fp32 masters (O2), "
+        "half (O3)",
+        ("auto", "fp32", "fp64", "bf16", "O0", "O1", "O2", "O3"),
+        was="fp32",
     )
+    emulate: bool = free(False, "bf16 also on devices that only emulate it, slowly")
     sync: str = opt(strategies.EXACT, f"how ranks become one: {strategies.usages()}")
     sync_bn: bool = opt(False, "batch statistics over all ranks")
     broadcast_buffers: bool = opt(False, "copy rank 0's BN buffers at each forward, as DDP did")

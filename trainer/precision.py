@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .compat import bf16_in_hardware
 from .errors import UserError
 
 AUTOCAST = {"bf16": torch.bfloat16, "O1": torch.float16}
@@ -31,17 +30,6 @@ def refuse_other_apex() -> None:
             "the installed package `apex` is another project than NVIDIA's: pip uninstall apex. "
             "--precision O0 to O3 work without apex too."
         )
-
-
-def check(level: str, device: torch.device) -> None:
-    """Raise UserError for a level that this device does not have."""
-    if level.startswith("O"):
-        refuse_other_apex()
-    if level in ("O1", "O2", "O3") and device.type == "cpu":
-        raise UserError(f"--precision {level} computes in fp16 on a GPU; on a CPU use bf16.")
-    if level == "bf16" and device.type == "cuda" and not bf16_in_hardware():
-        name = torch.cuda.get_device_name()
-        raise UserError(f"--precision bf16: {name} only emulates it, slowly; use O1.")
 
 
 @dataclasses.dataclass

@@ -15,6 +15,7 @@ from .logs import quiet_others
 from .memory import EXIT_OUT_OF_MEMORY
 from .options import Options
 from .predict import infer
+from .settle import settle_precision
 from .train import train
 from .world import place, start
 
@@ -24,6 +25,7 @@ def work(options: Options) -> int:
     try:
         world = start(options)
         quiet_others(world)
+        options = settle_precision(options, world)
         todo = infer if options.predict or options.extract else train
         code = todo(options, world)
     except UserError as error:

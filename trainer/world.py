@@ -14,7 +14,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from .batch import SMALLEST, rank_batches
 from .data.order import split_batch
+from .devices import of_all_ranks, of_this_rank
 from .errors import RankError, UserError
+from .levels import Device
 from .options import Options
 
 # Rank, size, rank and number of ranks on this machine, number of this machine: by torchrun and
@@ -46,6 +48,7 @@ class World(Place):
     host: str = "localhost"
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     batches: Tuple[int, ...] = (1,)
+    devices: Tuple[Device, ...] = ()  # of each rank, for the choice of the precision
     store: Optional[dist.Store] = None
 
     @property
@@ -109,15 +112,18 @@ def start(options: Options) -> World:
     world = World(
         **vars(here), host=os.environ.get("TANDEM_NODE", socket.gethostname()), device=device
     )
+    own = of_this_rank(device, world.host, options)
+    world = dataclasses.replace(world, devices=(own,))
     if here.size > 1:
-        world = dataclasses.replace(world, store=_meet(options, here, device))
+        store, devices = _meet(options, here, own)
+        world = dataclasses.replace(world, store=store, devices=devices)
     places = world.gather((world.host if here.node is None else here.node, here.local_rank))
     nodes = [node for node, _ in places]
-    own = nodes[here.rank]
+    node = nodes[here.rank]
     return dataclasses.replace(
         world,
-        node_rank=list(dict.fromkeys(nodes)).index(own),
-        local_size=nodes.count(own),
+        node_rank=list(dict.fromkeys(nodes)).index(node),
+        local_size=nodes.count(node),
         batches=rank_batches(options.per_node_batch_size, places),
     )
 
@@ -138,16 +144,18 @@ def _device(options: Options, here: Place) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _meet(options: Options, here: Place, device: torch.device) -> dist.Store:
-    """Form the process group; return a store of the trainer's own for small agreements."""
+def _meet(options: Options, here: Place, own: Device) -> Tuple[dist.Store, Tuple[Device, ...]]:
+    """Form the process group; return a store of the trainer's own for small agreements, and the
+    devices of all ranks."""
     if "MASTER_ADDR" not in os.environ:
         os.environ["MASTER_ADDR"] = _first_host(here)
     os.environ.setdefault("MASTER_PORT", "29500")
     patience = timedelta(seconds=options.timeout)
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = "nccl" if own.kind == "cuda" else "gloo"
     try:
         store, *_ = next(rendezvous("env://", here.rank, here.size, timeout=patience))
         store.set_timeout(patience)
+        devices = of_all_ranks(own, here.rank, here.size, dist.PrefixStore("trainer", store))
         dist.init_process_group(
             backend,
             store=dist.PrefixStore("group", store),
@@ -163,7 +171,7 @@ def _meet(options: Options, here: Place, device: torch.device) -> dist.Store:
             f"{str(error).splitlines()[0]}. Were {here.size} processes started, and is that "
             "address the first machine's?"
         ) from error
-    return dist.PrefixStore("trainer", store)
+    return dist.PrefixStore("trainer", store), devices
 
 
 def _first_host(here: Place) -> str:

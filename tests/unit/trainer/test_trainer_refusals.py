@@ -1,13 +1,11 @@
 """What cannot work ends at once, on all ranks, with a sentence; what ends has its exit code."""
 
 import os
-import sys
-import tempfile
 
 import pytest
 import torch
 
-from tests.trainer_ranks import make_images, run_ranks, trainer
+from tests.trainer_ranks import make_images, run_ranks, said, trainer
 from trainer.compat import is_out_of_memory
 
 MODEL = ["--model", "tests.trainer_models:plain", "--workers", 0, "--epochs", 1]
@@ -18,16 +16,6 @@ def images(tmp_path_factory):
     return make_images(tmp_path_factory.mktemp("images"), per_class=5)
 
 
-def said(*argv):
-    """(exit code, what the rank wrote to its real stderr)."""
-    with tempfile.TemporaryFile("w+") as text:
-        os.dup2(text.fileno(), 2)
-        code = trainer(*argv)
-        sys.stderr.flush()
-        text.seek(0)
-        return code, text.read()
-
-
 @pytest.mark.parametrize(
     "more, word",
     [
@@ -35,7 +23,7 @@ def said(*argv):
         (["--per_node_batch_size", 1], "Use at least 2"),
         (["--per_node_batch_size", 2, "--model", "resnet9"], "resnet9"),
         (["--skip_oom"], "--skip_oom"),
-        (["--precision", "O1"], "on a CPU use bf16"),
+        (["--precision", "O1"], "the CPU of node1 computes in fp32; use fp32"),
         (["--parallel", "dp"], "use --parallel ddp"),
         (["--model", "tests.trainer_models:unused"], "--find_unused_parameters"),
         (["--resume", "/nowhere"], "/nowhere"),
@@ -117,7 +105,8 @@ def test_the_device_is_set_before_the_group_is_formed(monkeypatch):
     order = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: order.append(str(device)))
-    monkeypatch.setattr(world, "_meet", lambda *_: order.append("meet"))
+    monkeypatch.setattr(world, "_meet", lambda *_: (order.append("meet"), ()))
+    monkeypatch.setattr(world, "of_this_rank", lambda *_: None)
     monkeypatch.setattr(world.World, "gather", lambda self, thing: [thing] * 8)
     for name, value in {"RANK": 6, "WORLD_SIZE": 8, "LOCAL_RANK": 2, "LOCAL_WORLD_SIZE": 4}.items():
         monkeypatch.setenv(name, str(value))

@@ -1,0 +1,205 @@
+"""Which precision a run gets: the table of devices, what is refused, and that a run keeps it."""
+
+import json
+import os
+
+import pytest
+
+from tests.trainer_ranks import make_images, run_ranks, said, trainer
+from trainer.checkpoint import decisive, differing
+from trainer.errors import UserError
+from trainer.levels import Device, cpu_has_bf16, resolve
+from trainer.options import Options
+from trainer.world import World
+
+
+def gpu(host, name, sm, torch="2.15.0", cuda="13.2"):
+    return Device(host, "cuda", name, sm, False, torch, cuda)
+
+
+def cpu(host="node1", bf16=False):
+    return Device(host, "cpu", "x86_64", 0, bf16, "2.15.0", "13.2")
+
+
+PASCAL, VOLTA = gpu("node1", "GeForce GTX 1080 Ti", 61), gpu("node2", "Tesla V100", 70)
+TURING, AMPERE = gpu("node3", "GeForce RTX 2080 Ti", 75), gpu("node4", "GeForce RTX 3090", 86)
+ADA, BLACKWELL = gpu("node5", "GeForce RTX 4090", 89), gpu("node6", "GeForce RTX 5090", 120)
+OLD_TORCH = {"torch": "1.12.1+cu102", "cuda": "10.2"}
+AMPERE_OLD = gpu("node4", "GeForce RTX 3090", 86, **OLD_TORCH)
+TURING_OLD = gpu("node3", "GeForce RTX 2080 Ti", 75, **OLD_TORCH)
+AMPERE_113 = gpu("node4", "GeForce RTX 3090", 86, torch="1.12.1+cu113", cuda="11.3")
+
+
+@pytest.mark.parametrize(
+    "devices, level, why",
+    [
+        ([AMPERE], "bf16", "in hardware"),
+        ([AMPERE, ADA, BLACKWELL], "bf16", "in hardware"),
+        ([AMPERE_113], "bf16", "in hardware"),
+        ([AMPERE_OLD], "O1", "torch 1.12.1+cu102 of node4 for CUDA 10.2 has no bf16"),
+        ([TURING], "O1", "GeForce RTX 2080 Ti (node3)"),
+        ([TURING_OLD, AMPERE_OLD], "O1", "GeForce RTX 2080 Ti (node3)"),
+        ([VOLTA, VOLTA], "O1", "Tesla V100 (node2) has"),
+        ([AMPERE, TURING], "O1", "GeForce RTX 2080 Ti (node3)"),
+        ([PASCAL], "fp32", "GeForce GTX 1080 Ti (node1)"),
+        ([PASCAL, AMPERE], "fp32", "GeForce GTX 1080 Ti (node1)"),
+        ([PASCAL, TURING, BLACKWELL], "fp32", "GeForce GTX 1080 Ti (node1)"),
+        ([cpu()], "fp32", "CPUs"),
+        ([cpu(bf16=True), cpu("node2", bf16=True)], "fp32", "CPUs"),
+    ],
+)
+def test_auto_is_the_best_that_all_devices_have(devices, level, why):
+    found = resolve("auto", devices)
+    assert found.name == level
+    assert why in found.why
+
+
+@pytest.mark.parametrize(
+    "asked, devices, words",
+    [
+        ("auto", [AMPERE, cpu("node7")], ["GeForce RTX 3090 (node4)", "the CPU of node7"]),
+        ("fp32", [cpu("node7"), AMPERE], ["GeForce RTX 3090 (node4)", "the CPU of node7"]),
+        ("bf16", [AMPERE, TURING], ["GeForce RTX 2080 Ti (node3)", "use O1", "--emulate"]),
+        ("bf16", [PASCAL, AMPERE], ["GeForce GTX 1080 Ti (node1)", "use fp32", "--emulate"]),
+        ("bf16", [AMPERE_OLD], ["1.12.1+cu102 of node4 for CUDA 10.2", "use O1"]),
+        ("bf16", [cpu(bf16=True), cpu("node2")], ["the CPU of node2", "AMX", "use fp32"]),
+        ("O1", [cpu()], ["the CPU of node1", "fp16 on GPUs", "use fp32"]),
+        ("O2", [cpu(bf16=True)], ["the CPU of node1", "use fp32"]),
+        ("O3", [cpu(bf16=True)], ["the CPU of node1", "use fp32"]),
+    ],
+)
+def test_what_a_device_lacks_is_refused_with_the_better_level(asked, devices, words):
+    with pytest.raises(UserError) as raised:
+        resolve(asked, devices)
+    assert all(word in str(raised.value) for word in words), raised.value
+
+
+@pytest.mark.parametrize("asked", ["fp32", "fp64", "O0"])
+@pytest.mark.parametrize("devices", [[cpu()], [PASCAL, AMPERE], [TURING_OLD]])
+def test_full_precision_is_everywhere(asked, devices):
+    assert resolve(asked, devices) == (asked, "as asked")
+
+
+def test_who_means_it_may_emulate():
+    assert resolve("bf16", [cpu()], emulate=True).name == "bf16"
+    assert resolve("bf16", [TURING, AMPERE], emulate=True).name == "bf16"
+    with pytest.raises(UserError, match=r"CUDA 10\.2 has no bf16"):
+        resolve("bf16", [AMPERE_OLD], emulate=True)
+
+
+@pytest.mark.parametrize("asked", ["O1", "O2", "O3"])
+def test_half_precision_on_old_cards_runs_and_says_what_it_is_good_for(asked):
+    found = resolve(asked, [AMPERE, PASCAL])
+    assert found == (asked, "saves memory, not time, on GeForce GTX 1080 Ti (node1)")
+    assert resolve(asked, [TURING, AMPERE]) == (asked, "as asked")
+
+
+def test_a_run_that_goes_on_is_not_advised_to_change_its_precision():
+    with pytest.raises(
+        UserError, match=r"GeForce RTX 2080 Ti \(node3\).*leave node3 out"
+    ) as raised:
+        resolve("bf16", [AMPERE, TURING], kept=True)
+    assert "use O1" not in str(raised.value)
+
+
+def test_many_devices_are_named_once_and_three_of_them():
+    many = [gpu(f"node{n}", "Tesla V100", 70) for n in (1, 1, 2, 3, 4, 5)]
+    assert "(node1), Tesla V100 (node2), Tesla V100 (node3) and 2 more" in resolve("auto", many).why
+
+
+@pytest.mark.parametrize(
+    "flags, limit, has",
+    [
+        ("sse4_2 avx2", None, False),
+        ("avx2 avx512f avx512_vnni", None, False),
+        ("avx512f avx512_bf16", None, True),
+        ("amx_tile amx_bf16", None, True),
+        ("avx512_bf16 amx_bf16", "AVX2", False),
+        ("avx512_bf16", "avx512_core", False),
+        ("avx512_bf16", "AVX512_CORE_BF16", True),
+        ("avx512_bf16 amx_bf16", "AVX512_CORE_AMX", True),
+        ("avx512_bf16", "DEFAULT", True),
+        ("avx512_bf16", "", True),
+    ],
+)
+def test_a_cpu_s_bf16_is_what_onednn_may_use(flags, limit, has):
+    environ = {} if limit is None else {"ONEDNN_MAX_CPU_ISA": limit}
+    assert cpu_has_bf16(flags.split(), environ) is has
+
+
+# The ranks' own devices
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return make_images(tmp_path_factory.mktemp("images"), per_class=5)
+
+
+def settled(host_devices, **settings):
+    """What a rank makes of its options when the ranks have these devices."""
+    from trainer.settle import settle_precision
+
+    world = World(devices=tuple(host_devices))
+    return settle_precision(Options(**settings), world).precision
+
+
+def start_lines(output):
+    return [
+        json.loads(path.read_text().splitlines()[0])
+        for path in sorted(output.glob("nodes/*/rank*.steps.jsonl"))
+    ]
+
+
+def run(images, output, *more):
+    small = ["--model", "tests.trainer_models:plain", "--workers", 0, "--epochs", 1]
+    return run_ranks([1, 1], trainer, "--data", images, "--output", output, *small, *more)
+
+
+def test_by_hand_auto_is_settled_before_the_start_line(images, tmp_path):
+    assert run(images, tmp_path) == [0, 0]
+    assert [line["precision"] for line in start_lines(tmp_path)] == ["fp32", "fp32"]
+
+
+def test_by_hand_a_run_that_goes_on_keeps_its_precision_on_other_machines(images, tmp_path):
+    """Begun on CPUs in bf16; goes on with `auto` where the best would be another level, and is
+    refused by name where a GPU does not have it."""
+    assert run(images, tmp_path, "--precision", "bf16", "--emulate") == [0, 0]
+    again = {"output": str(tmp_path), "resume": "auto"}
+    assert settled([AMPERE], **again) == "bf16"
+    assert settled([cpu(bf16=True)], **again) == "bf16"
+    with pytest.raises(UserError, match=r"bf16: GeForce RTX 2080 Ti \(node3\).*leave node3 out"):
+        settled([AMPERE, TURING], **again)
+    with pytest.raises(UserError, match="the CPU of node1"):
+        settled([cpu()], **again)
+    assert settled([cpu()], output=str(tmp_path)) == "fp32"  # a new run
+    more = ["--resume", "auto", "--epochs", 2, "--precision", "bf16", "--emulate"]
+    assert run(images, tmp_path, *more) == [2, 2]  # another number of epochs, and no other option
+
+
+def said_with_a_gpu_on_rank_1(*argv):
+    """As `said`, in ranks whose second one has a GPU by its own account."""
+    from trainer import world
+
+    if os.environ["RANK"] == "1":
+        world.of_this_rank = lambda *_: AMPERE._replace(host="node2")
+    return said(*argv)
+
+
+def test_a_gpu_among_cpus_ends_all_ranks_instead_of_a_hang(images):
+    """Before the group is formed: NCCL and Gloo would wait for each other."""
+    more = ["--model", "tests.trainer_models:plain", "--timeout", 20]
+    for code, text in run_ranks([1, 1], said_with_a_gpu_on_rank_1, "--data", images, *more):
+        assert code == 2, text
+        assert "GeForce RTX 3090 (node2) and the CPU of node1" in text
+        assert text.count("\n") == 1
+
+
+# A checkpoint of before
+
+
+def test_an_option_that_a_checkpoint_does_not_have_counts_as_what_runs_did_then():
+    then = decisive(Options(precision="fp32"))
+    del then["precision"], then["cutmix"]
+    state = {"options": then, "train_images": 9}
+    assert differing(state, Options(precision="fp32"), 9) == []
+    assert differing(state, Options(precision="bf16", cutmix=1.0), 9) == ["cutmix", "precision"]

@@ -1,0 +1,52 @@
+"""What the ranks compute on, told to each other before they form a group: in JSON over the store,
+since NCCL and Gloo do not speak to each other.
+"""
+
+import json
+import os
+import pathlib
+import platform
+import re
+from typing import Any, List, Tuple
+
+import torch
+import torch.distributed as dist
+
+from .levels import Device, cpu_has_bf16, refuse_mixture
+from .options import Options
+
+
+def of_this_rank(device: torch.device, host: str, options: Options) -> Device:
+    """With --parallel dp the weakest of the process's GPUs."""
+    version, cuda = str(torch.__version__), torch.version.cuda
+    if device.type == "cpu":
+        found = re.findall(r"^flags\s*:(.*)", _cpuinfo(), re.MULTILINE)
+        bf16 = cpu_has_bf16(found[0].split() if found else (), os.environ)
+        return Device(host, "cpu", platform.machine(), 0, bf16, version, cuda)
+    every = range(torch.cuda.device_count()) if options.parallel != "ddp" else [device.index]
+    weakest = min(every, key=torch.cuda.get_device_capability)
+    major, minor = torch.cuda.get_device_capability(weakest)
+    name = torch.cuda.get_device_name(weakest)
+    return Device(host, "cuda", name, 10 * major + minor, False, version, cuda)
+
+
+def _cpuinfo() -> str:
+    return pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+
+
+def of_all_ranks(own: Device, rank: int, size: int, store: dist.Store) -> Tuple[Device, ...]:
+    """Before the group is formed. Raises UserError on all ranks when GPUs and CPUs are mixed."""
+    devices = tuple(Device(*told) for told in tell_all("device", list(own), rank, size, store))
+    refuse_mixture(devices)
+    return devices
+
+
+def tell_all(name: str, thing: Any, rank: int, size: int, store: dist.Store) -> List[Any]:
+    """One JSON value from each rank, in rank order, on every rank. Collective."""
+    store.set(f"{name}/{rank}", json.dumps(thing))
+    told = [json.loads(store.get(f"{name}/{other}")) for other in range(size)]
+    store.set(f"{name}/read/{rank}", "")
+    if rank == 0:
+        # The store may live in this process: it must not leave before all have read.
+        store.wait([f"{name}/read/{other}" for other in range(size)])
+    return told
