@@ -9,8 +9,6 @@ import json
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 from bundling import debs, fetch, installers, manifest, wheels
 from bundling.manifest import BundleError
 

@@ -18,10 +18,8 @@ from pathlib import Path
 
 import yaml
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "filter_plugins"))
-import driver
-import stacks
-import toolkit
+from planning import driver, stacks, toolkit
+from planning.errors import PlanError
 
 ANSIBLE = Path(__file__).resolve().parent
 ROOT = ANSIBLE.parent
@@ -52,7 +50,7 @@ def rows(entries, table, bundle):
 
     entries: [{"facts", "settings"}], one a machine; `stack` and the wishes on toolkit and apex are
     the cluster's and taken from the first. bundle: the folder in which files are looked for.
-    Raises StackError where no stack fits.
+    Raises PlanError where no stack fits.
     """
     machines = [entry["facts"] for entry in entries]
     wishes = entries[0]["settings"]
@@ -136,7 +134,7 @@ def _environment(entry, stack):
     facts, settings = entry["facts"], entry["settings"]
     try:
         manager, python = stacks.python_for(stack, facts, settings["env_manager"])
-    except stacks.StackError as error:
+    except PlanError as error:
         return [("python", [f"REFUSED: {error}"])]
     lock = ANSIBLE / "locks" / f"{stack['lock']}-py{python}.txt"
     digest = hashlib.sha256(lock.read_bytes()).hexdigest()[:12]
@@ -241,7 +239,7 @@ def main(argv=None):
     except CannotLook as error:
         print(error, file=sys.stderr)
         return 2
-    except stacks.StackError as error:
+    except PlanError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 1
     print(text(found))

@@ -13,8 +13,6 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 from bundling import installers, manifest, wheels
 from bundling.fetch import Progress
 from bundling.manifest import BundleError
@@ -24,7 +22,7 @@ BUNDLE = ANSIBLE.parent / "bundle"
 
 
 def order(folder, parts, bundle=BUNDLE):
-    """What goes into bundle/installers/`folder`. `parts`: as in filter_plugins/toolkit.py."""
+    """What goes into bundle/installers/`folder`. `parts`: as in planning/toolkit.py."""
     files = tuple(
         installers.Installer(part["file"], part["url"], part["page"], part["sha256"])
         for part in parts

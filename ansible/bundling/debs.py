@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import yaml
+
 from bundling import manifest
 from bundling.fetch import File, fetch_all
 from bundling.manifest import BundleError

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundling.manifest import BundleError, sha256
 from tqdm import tqdm
+
+from bundling.manifest import BundleError, sha256
 
 SECONDS = 60
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import yaml
+
 from bundling.manifest import BundleError
 
 ANSIBLE = Path(__file__).resolve().parents[1]

@@ -1,8 +1,7 @@
 """Recorded machines without a driver, and with one by packages or by the installer."""
 
-from tests.unit.ansible.provision_machines import TABLE, load, machine
-
-driver = load("ansible/filter_plugins/driver.py")
+from planning import driver
+from tests.unit.ansible.provision_machines import TABLE, machine
 
 # Drivers by packages, as the archives of November 2026 have them.
 DEBIAN12 = {

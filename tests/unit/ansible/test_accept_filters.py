@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from tests.unit.ansible.provision_machines import ROOT, load
+from planning import accept
+from tests.unit.ansible.provision_machines import ROOT
 
 PROBES = ROOT / "ansible/roles/accept/files"
-accept = load("ansible/filter_plugins/accept.py")
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 16])

@@ -4,9 +4,7 @@ import re
 
 import pytest
 
-from tests.unit.ansible.provision_machines import load
-
-after = load("ansible/filter_plugins/driver_after.py")
+from planning import driver_after as after
 
 STATE = {
     "driver": "535.261.03",

@@ -3,11 +3,9 @@
 import json
 
 import pytest
-from ansible.errors import AnsibleFilterError
 
-from tests.unit.ansible.provision_machines import load
-
-firewall = load("ansible/filter_plugins/firewall.py")
+from planning import firewall
+from planning.errors import PlanError
 
 
 def _chains(*chains):
@@ -82,7 +80,7 @@ def test_sets_hold_no_overlaps_which_nftables_would_refuse():
 
 def test_a_name_instead_of_an_address_is_refused_with_the_remedy():
     told = r"'pc1\.local' is not an address.*Write the address"
-    with pytest.raises(AnsibleFilterError, match=told):
+    with pytest.raises(PlanError, match=told):
         firewall.by_family(["pc1.local"])
 
 

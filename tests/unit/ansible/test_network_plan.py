@@ -4,12 +4,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible.errors import AnsibleFilterError
 
-from tests.unit.ansible.provision_machines import load
-
-network = load("ansible/filter_plugins/network.py")
-facts_of = load("ansible/filter_plugins/network_facts.py")
+from planning import network
+from planning import network_facts as facts_of
+from planning.errors import PlanError
 
 ADD = {"mode": "add", "address": "192.168.56.111/24", "gateway": "", "dns": []}
 REPLACE = {
@@ -84,7 +82,7 @@ def test_networkmanager_replace_is_manual_with_gateway_and_dns():
 
 def test_wireless_is_refused_by_name():
     facts = _facts(nmcli="100 (connected)\nHome\n6f1d-uuid\nwifi\n")
-    with pytest.raises(AnsibleFilterError, match="node1: eth0 is of type wifi"):
+    with pytest.raises(PlanError, match="node1: eth0 is of type wifi"):
         network.network_plan(facts, ADD)
 
 
@@ -142,9 +140,7 @@ def test_netplan_replace_holds_everything_and_sets_the_others_aside():
 def test_netplan_that_does_not_name_the_card_is_refused():
     facts = _netplan_facts()
     facts["files"] = {"/etc/netplan/01.yaml": "network: {version: 2, renderer: NetworkManager}"}
-    with pytest.raises(
-        AnsibleFilterError, match="none of the files in /etc/netplan names the card"
-    ):
+    with pytest.raises(PlanError, match="none of the files in /etc/netplan names the card"):
         network.network_plan(facts, ADD)
 
 
@@ -163,9 +159,7 @@ def test_ifupdown_adds_a_second_stanza():
 
 def test_ifupdown_without_its_folder_is_refused_with_the_line_to_add():
     files = {"/etc/network/interfaces": "iface eth0 inet dhcp\n"}
-    with pytest.raises(
-        AnsibleFilterError, match=r"Add the line `source /etc/network/interfaces\.d"
-    ):
+    with pytest.raises(PlanError, match=r"Add the line `source /etc/network/interfaces\.d"):
         network.network_plan(_facts(files=files), ADD)
 
 
@@ -186,7 +180,7 @@ def test_ifupdown_replace_rewrites_only_the_cards_own_stanza_and_is_stable():
 
 
 def test_a_card_that_nobody_manages_is_refused():
-    with pytest.raises(AnsibleFilterError, match="neither NetworkManager, netplan"):
+    with pytest.raises(PlanError, match="neither NetworkManager, netplan"):
         network.network_plan(_facts(), ADD)
 
 
@@ -215,14 +209,14 @@ IP_JSON = """[{"ifindex":1,"ifname":"lo","mtu":65536,"address":"00:00:00:00:00:0
 
 def test_the_card_is_the_one_that_holds_the_address():
     assert facts_of.interface_of(IP_JSON, "192.168.56.20", "node1") == "eth0"
-    with pytest.raises(AnsibleFilterError, match=r"node1: no network card holds 10\.0\.0\.1"):
+    with pytest.raises(PlanError, match=r"node1: no network card holds 10\.0\.0\.1"):
         facts_of.interface_of(IP_JSON, "10.0.0.1", "node1")
 
 
 def test_card_facts_hold_ipv4_alone_and_an_unknown_card_is_named():
     card = facts_of.card_facts(IP_JSON, "eth0", "node1")
     assert card == {"mac": "52:54:00:12:34:56", "mtu": 1500, "addresses": ["192.168.56.20/24"]}
-    with pytest.raises(AnsibleFilterError, match=r"no network card eno1\. It has: eth0, lo"):
+    with pytest.raises(PlanError, match=r"no network card eno1\. It has: eth0, lo"):
         facts_of.card_facts(IP_JSON, "eno1", "node1")
 
 
@@ -239,7 +233,7 @@ def test_the_prefix_length_comes_from_the_card_when_it_is_left_out(given, full):
     [("10.1.2.3", "Write the prefix length too"), ("node1", "is not an IPv4 address")],
 )
 def test_an_address_that_cannot_be_is_refused(given, sentence):
-    with pytest.raises(AnsibleFilterError, match=sentence):
+    with pytest.raises(PlanError, match=sentence):
         facts_of.full_address(given, ["192.168.56.20/24"], "node1")
 
 

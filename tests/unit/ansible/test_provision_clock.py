@@ -2,9 +2,8 @@
 
 import pytest
 
-from tests.unit.ansible.provision_machines import load
+from planning import clock
 
-clock = load("ansible/filter_plugins/clock.py")
 MEMBERS = {"pc1": "10.0.0.1", "pc2": "10.0.0.2"}
 
 

@@ -2,9 +2,7 @@
 
 import pytest
 
-from tests.unit.ansible.provision_machines import load
-
-members = load("ansible/filter_plugins/members.py")
+from planning import members
 
 ADDRESSES = {"node1": "192.168.56.111", "node2": "192.168.56.112"}
 DEBIAN = """127.0.0.1\tlocalhost

@@ -1,12 +1,12 @@
 """What the bundle must have: by the inventory alone, and by what the machines said."""
 
 import pytest
-from ansible.errors import AnsibleFilterError
 
+from planning import offline
+from planning.errors import PlanError
 from tests.unit.ansible.provision_machines import load
 
-offline = load("ansible/filter_plugins/offline.py")
-
+filters = load("ansible/filter_plugins/tandem.py")
 HOSTS = {
     "desk": {"offline": "true", "release": "jammy"},  # as inventory.ini gives it: a string
     "card": {"offline": True, "release": "bookworm", "kernel": "6.1.0-31-amd64"},
@@ -16,11 +16,11 @@ HOSTS = {
 
 
 def test_only_machines_that_say_so_are_offline():
-    assert offline.offline_hosts(HOSTS, list(HOSTS)) == ["desk", "card"]
+    assert filters.offline_hosts(HOSTS, list(HOSTS)) == ["desk", "card"]
 
 
 def test_packages_for_each_release_and_wheels_for_its_python():
-    wish = offline.bundle_wish(HOSTS, list(HOSTS), "cu126")
+    wish = offline.bundle_wish(HOSTS, ["desk", "card"], "cu126")
     assert wish["releases"] == {"bookworm": ["linux-headers-6.1.0-31-amd64"], "jammy": []}
     assert wish["wheels"] == [["cu126", ""], ["cu126", "3.10"], ["cu126", "3.11"]]
     assert wish["stacks"] == ["cu126"]
@@ -32,12 +32,12 @@ def test_a_python_that_the_stack_cannot_use_needs_no_wheels():
 
 
 def test_without_offline_machines_it_is_the_wheels_alone():
-    wish = offline.bundle_wish(HOSTS, ["open", "said"], "cu102", "3.9")
+    wish = offline.bundle_wish(HOSTS, [], "cu102", "3.9")
     assert wish == {"wheels": [["cu102", "3.9"]], "releases": {}, "stacks": []}
 
 
 def test_a_machine_without_a_release_is_named_with_the_command_that_tells_it():
-    with pytest.raises(AnsibleFilterError, match=r"new has offline=true.*VERSION_CODENAME"):
+    with pytest.raises(PlanError, match=r"new has offline=true.*VERSION_CODENAME"):
         offline.bundle_wish({"new": {"offline": True}}, ["new"], "cpu")
 
 
@@ -57,7 +57,5 @@ def test_installers_are_for_machines_with_a_card():
 
 
 def test_another_release_than_the_inventory_says_is_named():
-    with pytest.raises(
-        AnsibleFilterError, match=r"desk is bookworm, and inventory.ini says.*jammy"
-    ):
+    with pytest.raises(PlanError, match=r"desk is bookworm, and inventory.ini says.*jammy"):
         offline.bundle_needed(HOSTS, ["desk"], {"desk": machine()}, "cpu")

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from tests.unit.ansible.provision_machines import HEALTHY, QUESTION, ROOT, load, machine
+from planning import preflight
+from tests.unit.ansible.provision_machines import HEALTHY, QUESTION, ROOT, machine
 
-preflight = load("ansible/filter_plugins/preflight.py")
 network = preflight.network
 
 

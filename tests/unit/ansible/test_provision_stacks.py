@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from tests.unit.ansible.provision_machines import RELEASES, ROOT, TABLE, load, machine
-
-stacks = load("ansible/filter_plugins/stacks.py")
+from planning import stacks
+from planning.errors import PlanError
+from tests.unit.ansible.provision_machines import RELEASES, ROOT, TABLE, machine
 
 # PCI device numbers (pci.ids) of common cards.
 CARDS = {
@@ -53,7 +53,7 @@ def test_auto_takes_the_projects_stack_up_to_turing_else_the_newest(name, releas
 @pytest.mark.parametrize("release", ["ubuntu1804", "ubuntu1804hwe"])
 def test_old_glibc_has_cu102_alone(release):
     assert stacks.resolve([machine(release, ["1e07"])], "auto", TABLE)["name"] == "cu102"
-    with pytest.raises(stacks.StackError, match=r"needs glibc 2\.28.*has 2\.27"):
+    with pytest.raises(PlanError, match=r"needs glibc 2\.28.*has 2\.27"):
         stacks.resolve([machine(release, ["2204"])], "auto", TABLE)
 
 
@@ -72,7 +72,7 @@ def test_pascal_beside_ampere_gets_the_newest_that_both_can_run():
 
 def test_pascal_beside_turing_wishing_for_the_newest_hears_the_reason_and_the_nearest():
     mixed = [machine(cards=["1b06"]), machine(cards=["1e07"], host="node2")]
-    with pytest.raises(stacks.StackError) as caught:
+    with pytest.raises(PlanError) as caught:
         stacks.resolve(mixed, "cu132", TABLE)
     said = str(caught.value)
     assert "Pascal" in said and "sm_61" in said and "stack: cu102" in said
@@ -80,14 +80,14 @@ def test_pascal_beside_turing_wishing_for_the_newest_hears_the_reason_and_the_ne
 
 
 def test_volta_beside_blackwell_has_no_common_stack():
-    with pytest.raises(stacks.StackError, match="no stack fits"):
+    with pytest.raises(PlanError, match="no stack fits"):
         stacks.resolve([machine(cards=["1db4"]), machine(cards=["2b85"])], "auto", TABLE)
 
 
 def test_unknown_stack_and_unknown_card_are_named():
-    with pytest.raises(stacks.StackError, match=r"'cu999' is not in ansible/stacks\.yml"):
+    with pytest.raises(PlanError, match=r"'cu999' is not in ansible/stacks\.yml"):
         stacks.resolve([machine()], "cu999", TABLE)
-    with pytest.raises(stacks.StackError, match=r"ffff is not in ansible/stacks\.yml"):
+    with pytest.raises(PlanError, match=r"ffff is not in ansible/stacks\.yml"):
         stacks.resolve([machine(cards=["ffff"])], "auto", TABLE)
 
 
@@ -101,7 +101,7 @@ def test_driver_of_the_newest_branch_serves_old_toolkits_and_440_is_refused_on_n
     cu102 = stacks.resolve([turing], "cu102", TABLE)
     assert stacks.resolve_driver(turing, cu102, TABLE)["branch"] == 580
     only_440 = dict(TABLE, drivers=[row for row in TABLE["drivers"] if row["branch"] == 440])
-    with pytest.raises(stacks.StackError, match=r"kernels below 5\.6 only, and this is 6\.1"):
+    with pytest.raises(PlanError, match=r"kernels below 5\.6 only, and this is 6\.1"):
         stacks.resolve_driver(turing, cu102, only_440)
     old = machine("ubuntu1804hwe", ["1e07"])
     assert stacks.resolve_driver(old, cu102, only_440)["version"] == "440.33.01"
@@ -124,7 +124,7 @@ def test_python(release, stack, manager, expected):
 
 
 def test_venv_of_an_unfit_python_is_refused():
-    with pytest.raises(stacks.StackError, match=r"its own Python is 3\.10.*conda or uv"):
+    with pytest.raises(PlanError, match=r"its own Python is 3\.10.*conda or uv"):
         stacks.python_for(dict(TABLE["rows"]["cpu"], name="cpu"), machine("ubuntu2204"), "venv")
 
 

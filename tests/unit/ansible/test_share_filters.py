@@ -5,11 +5,9 @@ import re
 import subprocess
 
 import pytest
-from ansible.errors import AnsibleFilterError
 
-from tests.unit.ansible.provision_machines import load
-
-share = load("ansible/filter_plugins/share.py")
+from planning import share
+from planning.errors import PlanError
 
 MACHINE = {
     "kernel": "6.1.0-25-amd64",
@@ -121,12 +119,12 @@ def test_an_ntfs_disk_is_mounted_read_only_by_its_uuid(disk):
     ],
 )
 def test_a_disk_that_cannot_be_mounted_is_refused_with_the_reason(disk, reason):
-    with pytest.raises(AnsibleFilterError, match=f"^node1: .*{re.escape(reason)}"):
+    with pytest.raises(PlanError, match=f"^node1: .*{re.escape(reason)}"):
         share.share_disk(disk, LSBLK, True, "smb", PLACE, "node1")
 
 
 def test_a_disk_that_nfs_cannot_export_is_refused_before_it_is_mounted():
-    with pytest.raises(AnsibleFilterError, match=r"^node1: /dev/sda1 is an NTFS disk, which"):
+    with pytest.raises(PlanError, match=r"^node1: /dev/sda1 is an NTFS disk, which"):
         share.share_disk("LABEL=Daten", LSBLK, True, "nfs", PLACE, "node1")
     mounted_by_us = LSBLK.replace(
         '"1.8T", "mountpoint": null}', f'"1.8T", "mountpoint": "{PLACE}"}}'

@@ -5,9 +5,9 @@ import re
 import pytest
 import yaml
 
-from tests.unit.ansible.provision_machines import ROOT, load
+from planning import accept_gpu as judge
+from tests.unit.ansible.provision_machines import ROOT
 
-judge = load("ansible/filter_plugins/accept_gpu.py")
 TABLE = yaml.safe_load((ROOT / "ansible/gpus.yml").read_text())["gpus"]
 # In the shape of gpuprobe.py; figures as published for cards in good order, none measured here.
 GOOD = {

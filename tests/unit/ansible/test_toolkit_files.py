@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from planning import toolkit
 from tests.unit.ansible.provision_machines import TABLE, load
 
 toolkit_files = load("ansible/toolkit_files.py")
@@ -48,7 +49,6 @@ def test_looking_gathers_nothing(tmp_path, file, capsys):
 
 def test_the_bundle_and_the_roles_mean_the_same_folder(tmp_path):
     """What `make bundle` gathered is complete for the roles: same files, same folder."""
-    toolkit = load("ansible/filter_plugins/toolkit.py")
     row = dict(TABLE["rows"]["cu102"], name="cu102")
     made = toolkit._toolkit(row, TABLE)
     parts = [vars(part) for part in made.parts]

@@ -6,6 +6,7 @@ import re
 import pytest
 import yaml
 
+from planning.errors import PlanError
 from tests.unit.ansible.provision_machines import ROOT, TABLE, load, machine
 
 dry = load("ansible/dry_provision.py")
@@ -53,7 +54,7 @@ def test_newer_stacks_get_one_on_request_alone():
     ],
 )
 def test_wishes_that_cannot_be_granted(wish, stack, sentence):
-    with pytest.raises(stacks.StackError, match=sentence):
+    with pytest.raises(PlanError, match=sentence):
         plan(turing(gcc="11.4.0"), stack=stack, **wish)
 
 

@@ -3,29 +3,24 @@
 from pathlib import Path
 
 import yaml
-from ansible.errors import AnsibleFilterError
-from ansible.module_utils.parsing.convert_bool import boolean
+
+from .errors import PlanError
 
 ANSIBLE = Path(__file__).resolve().parents[1]
 
 
-def offline_hosts(hostvars, hosts):
-    """Those of `hosts` that have offline=true."""
-    return [host for host in hosts if boolean(hostvars[host].get("offline", False), strict=False)]
-
-
-def bundle_wish(hostvars, hosts, stack, python=""):
+def bundle_wish(hostvars, offline, stack, python=""):
     """What `make bundle` gathers, before any machine was asked: see plan() in ansible/bundle.py.
 
-    Each offline machine's `release`, and `kernel` where it has a GPU, are variables of the
-    inventory. Without offline machines: the wheels of the stack for the Python that it prefers.
+    offline: names of the machines that have offline=true. Each one's `release`, and `kernel` where
+    it has a GPU, are variables of the inventory. Without any: the wheels of the stack for the
+    Python that it prefers.
     """
     table = _table("releases.yml")["releases"]
     row = _table("stacks.yml")["stacks"]["rows"].get(stack, {})
-    offline = offline_hosts(hostvars, hosts)
     nameless = [host for host in offline if not hostvars[host].get("release")]
     if nameless:
-        raise AnsibleFilterError(
+        raise PlanError(
             f"{', '.join(nameless)} has offline=true, and its packages depend on its release: in "
             "its line of inventory.ini write, for example, release=bookworm. The machine says its "
             "own by: . /etc/os-release; echo $VERSION_CODENAME"
@@ -58,7 +53,7 @@ def bundle_needed(hostvars, offline, machines, stack):
     for host in offline:
         said, found = hostvars[host].get("release"), machines[host]["release"]
         if said != found:
-            raise AnsibleFilterError(
+            raise PlanError(
                 f"{host} is {found}, and inventory.ini says release={said or ''} for it: write "
                 f"release={found}, then run `make bundle`"
             )
@@ -72,14 +67,3 @@ def bundle_needed(hostvars, offline, machines, stack):
 
 def _table(name):
     return yaml.safe_load((ANSIBLE / name).read_text())
-
-
-class FilterModule:
-    """Names of these functions in playbooks."""
-
-    def filters(self):
-        return {
-            "tandem_offline_hosts": offline_hosts,
-            "tandem_bundle_wish": bundle_wish,
-            "tandem_bundle_needed": bundle_needed,
-        }

@@ -5,11 +5,9 @@ The roles cuda, cudnn, nccl and apex only carry the plan out, and `make dry-prov
 """
 
 import dataclasses
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-import stacks
+from . import stacks
+from .errors import PlanError
 
 LINK = "/usr/local/cuda"
 WISHES = ("auto", "true", "false")
@@ -57,7 +55,7 @@ def toolkit_plan(machines, stack, wish, table):
     """{host: {"toolkit": Toolkit or None, "apex": Apex or None}}, as dictionaries.
 
     stack: a row of table["rows"] with "name"; wish: {"toolkit", "apex", "apex_extensions"}, each
-    auto, true or false. Raises StackError for a wish that cannot be granted.
+    auto, true or false. Raises PlanError for a wish that cannot be granted.
     """
     machines = list(machines)
     wish = {name: _word(name, value) for name, value in wish.items()}
@@ -77,7 +75,7 @@ def toolkit_plan(machines, stack, wish, table):
 def _word(name, value):
     word = str(value).lower()
     if word not in WISHES:
-        raise stacks.StackError(f"{name} is {value!r}: write auto, true or false")
+        raise PlanError(f"{name} is {value!r}: write auto, true or false")
     return word
 
 
@@ -85,7 +83,7 @@ def _has_toolkit(machine, stack, wish, table):
     if wish["toolkit"] == "auto":
         return bool(stack.get("toolkit_default") and stacks.cards(machine, table))
     if wish["toolkit"] == "true" and not stack.get("toolkit"):
-        raise stacks.StackError(
+        raise PlanError(
             f"toolkit is true, and stack {stack['name']} has no CUDA; set toolkit: auto, or name a "
             "stack with CUDA"
         )
@@ -95,7 +93,7 @@ def _has_toolkit(machine, stack, wish, table):
 def _has_apex(machine, stack, wish, table):
     if wish["apex"] == "true" and not stack.get("apex"):
         with_apex = [name for name, row in table["rows"].items() if row.get("apex")]
-        raise stacks.StackError(
+        raise PlanError(
             f"apex is true, and stack {stack['name']} has none: its amp was removed in 25.07, and "
             f"torch.amp took its place; set apex: auto, or stack: {' or '.join(with_apex)}"
         )
@@ -132,7 +130,7 @@ def _apex(machines, with_toolkit, stack, wish, table):
     if wish["apex_extensions"] == "false":
         obstacle = "apex_extensions is false"
     elif wish["apex_extensions"] == "true" and obstacle:
-        raise stacks.StackError(
+        raise PlanError(
             f"apex_extensions is true, and {builder['host']}, which builds apex, cannot: {obstacle}"
         )
     sms = sorted({row["sm"] for machine in machines for _, row in stacks.cards(machine, table)})
@@ -156,10 +154,3 @@ def _no_extensions(builder, has_toolkit, stack):
     if stacks.version(builder["gcc"])[0] > stack["gcc"]:
         return f"gcc {builder['gcc']}; nvcc of CUDA {stack['toolkit']} takes {stack['gcc']} at most"
     return ""
-
-
-class FilterModule:
-    """Names of these functions in playbooks."""
-
-    def filters(self):
-        return {"toolkit_plan": stacks._for_ansible(toolkit_plan)}

@@ -1,11 +1,8 @@
 """What came of a driver's installation, and what is held so that it stays: pure functions."""
 
 import re
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-import driver_offers as offers
+from . import driver_offers as offers
 
 # A kernel's packages name a release ("linux-image-6.1.0-50-amd64"); the metapackages, which bring
 # the next kernel, do not.
@@ -108,10 +105,3 @@ def _next(state, reason, remedy=""):
 def _line(text):
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it says nothing"
-
-
-class FilterModule:
-    """Names of these functions in playbooks."""
-
-    def filters(self):
-        return {"driver_hold": driver_hold, "driver_outcome": driver_outcome}

@@ -146,10 +146,3 @@ def _pcie(card: dict) -> str:
 
 def _beside(value: float, limit: float | None, digits: int = 1) -> str:
     return f"{value:.{digits}f}/{limit or '-'}"
-
-
-class FilterModule:
-    """Filters of the role `accept`."""
-
-    def filters(self) -> dict:
-        return {"gpu_findings": gpu_findings, "gpu_table": gpu_table}

@@ -6,12 +6,10 @@ name as "host". roles/driver only carries the plan out.
 
 import dataclasses
 import re
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-import driver_offers as offers
-import stacks
+from . import driver_offers as offers
+from . import stacks
+from .errors import PlanError
 
 ADD_SOURCES = (
     "add the components contrib and non-free (Debian) or restricted and multiverse (Ubuntu) to "
@@ -49,7 +47,7 @@ def driver_plan(facts, wish, stack, table):
             plan = _with_display(plan, facts, wish)
     except offers.Refusal as refusal:
         plan = offers.Plan("refuse", *refusal.args)
-    except stacks.StackError as error:
+    except PlanError as error:
         reason = str(error).removeprefix(f"{facts['host']}: ")
         plan = offers.Plan("refuse", reason, "see docs/stacks.md")
     return dataclasses.asdict(plan)
@@ -134,7 +132,7 @@ def _newer(facts, wish, stack, table, rows, installed):
     kind, version = installed
     try:
         target = _fresh(facts, {**wish, "source": kind}, stack, table, rows)
-    except (offers.Refusal, stacks.StackError) as error:
+    except (offers.Refusal, PlanError) as error:
         if stacks.version(version) >= stacks.version(stack["driver"]):
             return None
         raise offers.Refusal(
@@ -209,10 +207,3 @@ def _state(facts):
 
 def _by(kind):
     return "packages" if kind == "package" else "NVIDIA's own installer"
-
-
-class FilterModule:
-    """Names of these functions in playbooks."""
-
-    def filters(self):
-        return {"driver_plan": driver_plan}

@@ -176,16 +176,3 @@ def _allreduce_line(allreduce: dict, count: int) -> str:
         f"{allreduce['seconds']:.2f} s, floor {allreduce['floor_seconds']:.2f} s "
         f"at {allreduce['mbit']:.0f} Mbit/s"
     )
-
-
-class FilterModule:
-    """Filters of the role `accept`."""
-
-    def filters(self) -> dict:
-        return {
-            "accept_turns": accept_turns,
-            "accept_pairs": accept_pairs,
-            "accept_findings": accept_findings,
-            "accept_allreduce": accept_allreduce,
-            "accept_table": accept_table,
-        }

@@ -6,18 +6,16 @@ name as "host".
 
 import re
 
+from .errors import PlanError
+
 NVIDIA = "10de"
-
-
-class StackError(ValueError):
-    """A wish that these machines cannot be granted; the message says why and what is nearest."""
 
 
 def version(text):
     """The numbers of a version string, for comparison: "6.1.0-18-amd64" -> (6, 1, 0)."""
     match = re.match(r"\d+(\.\d+)*", str(text))
     if match is None:
-        raise StackError(f"{text!r} is not a version number")
+        raise PlanError(f"{text!r} is not a version number")
     return tuple(int(part) for part in match.group().split("."))
 
 
@@ -31,14 +29,14 @@ def generation(device, table):
 
 
 def cards(machine, table):
-    """[(device, generation)] of the machine's NVIDIA GPUs. Raises StackError for an unknown one."""
+    """[(device, generation)] of the machine's NVIDIA GPUs. Raises PlanError for an unknown one."""
     found = []
     for gpu in machine["gpus"]:
         if gpu["vendor"] != NVIDIA:
             continue
         row = generation(gpu["device"], table)
         if row is None:
-            raise StackError(
+            raise PlanError(
                 f"{machine['host']}: its NVIDIA card {gpu['device']} is not in ansible/stacks.yml; "
                 "add its generation there, or name a stack"
             )
@@ -56,14 +54,14 @@ def runs_on(stack, sm):
 
 
 def python_for(stack, machine, manager):
-    """(manager, Python) for one machine. Raises StackError where no fitting Python can be had."""
+    """(manager, Python) for one machine. Raises PlanError where no fitting Python can be had."""
     own = ".".join(machine["python"].split(".")[:2])
     if manager == "auto":
         manager = "venv" if own in stack["python"] else "conda"
     if manager != "venv":
         return manager, stack["python"][0]
     if own not in stack["python"]:
-        raise StackError(
+        raise PlanError(
             f"{machine['host']}: its own Python is {own}, and stack {stack['name']} needs one of "
             f"{', '.join(stack['python'])}; set env_manager to conda or uv"
         )
@@ -107,10 +105,10 @@ def candidates(machines, table):
 def resolve(machines, wish, table):
     """The one stack of a cluster: its row of stacks.yml, with "name" and "reason".
 
-    `wish` is a row's name or "auto". Raises StackError with every obstacle and the nearest stack.
+    `wish` is a row's name or "auto". Raises PlanError with every obstacle and the nearest stack.
     """
     if wish != "auto" and wish not in table["rows"]:
-        raise StackError(
+        raise PlanError(
             f"stack {wish!r} is not in ansible/stacks.yml, which has "
             f"{', '.join(table['rows'])} and auto"
         )
@@ -119,7 +117,7 @@ def resolve(machines, wish, table):
     fitting = [name for name in tried if not _all_obstacles(name, machines, table)]
     if wish == "auto":
         if not fitting:
-            raise StackError(
+            raise PlanError(
                 "no stack fits all machines. "
                 + ". ".join(_all_obstacles(tried[-1], machines, table))
             )
@@ -133,7 +131,7 @@ def resolve(machines, wish, table):
             if fitting
             else "no stack fits all machines"
         )
-        raise StackError(f"stack {wish} is impossible. {'. '.join(wrong)}; {nearest}")
+        raise PlanError(f"stack {wish} is impossible. {'. '.join(wrong)}; {nearest}")
     return dict(table["rows"][wish], name=wish, reason="named by `stack`")
 
 
@@ -148,7 +146,7 @@ def resolve_driver(machine, stack, table, wish="auto"):
     asked = [row for row in table["drivers"] if wish in ("auto", row["version"])]
     if not asked:
         known = ", ".join(row["version"] for row in table["drivers"])
-        raise StackError(f"driver {wish} is not in ansible/stacks.yml, which has {known} and auto")
+        raise PlanError(f"driver {wish} is not in ansible/stacks.yml, which has {known} and auto")
     sms = [row["sm"] for _, row in own_cards]
     wrong = []
     for driver in asked:
@@ -157,7 +155,7 @@ def resolve_driver(machine, stack, table, wish="auto"):
             return driver
         wrong += [f"driver {driver['version']} {reason}" for reason in reasons]
     nearest = "" if wish == "auto" else _nearest_driver(machine, sms, stack, table)
-    raise StackError(f"{machine['host']}: no driver fits: {'; '.join(wrong)}{nearest}")
+    raise PlanError(f"{machine['host']}: no driver fits: {'; '.join(wrong)}{nearest}")
 
 
 def _nearest_driver(machine, sms, stack, table):
@@ -206,32 +204,3 @@ def _reason(name, machines, table):
     if without:
         return f"no NVIDIA GPU in {', '.join(without)}"
     return "the first of `auto` in ansible/stacks.yml that every card can run"
-
-
-def _for_ansible(function):
-    """StackError becomes AnsibleFilterError, so that the message alone is shown."""
-
-    def filtered(*arguments):
-        from ansible.errors import AnsibleFilterError
-
-        try:
-            return function(*arguments)
-        except StackError as error:
-            raise AnsibleFilterError(str(error)) from error
-
-    return filtered
-
-
-class FilterModule:
-    """Names of these functions in playbooks."""
-
-    def filters(self):
-        return {
-            "tandem_stack": _for_ansible(resolve),
-            "tandem_driver": _for_ansible(resolve_driver),
-            "tandem_python": _for_ansible(
-                lambda stack, machine, manager: dict(
-                    zip(("manager", "python"), python_for(stack, machine, manager))
-                )
-            ),
-        }

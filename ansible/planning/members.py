@@ -144,18 +144,3 @@ def wrong_names(printed, members):
         for name, address in members.items()
         if found.get(name) != address
     ]
-
-
-class FilterModule:
-    """Names of these functions in playbooks."""
-
-    def filters(self):
-        return {
-            "tandem_hosts_file": hosts_file,
-            "tandem_former_hosts_file": former_hosts_file,
-            "tandem_known_hosts_file": known_hosts_file,
-            "tandem_member": member,
-            "tandem_forgotten": forgotten,
-            "tandem_not_reached": not_reached,
-            "tandem_wrong_names": wrong_names,
-        }

@@ -1,6 +1,6 @@
 """The machine itself: system, rights, disks, packages, clock."""
 
-import stacks
+from .. import stacks
 
 SUPPORTED = {"debian": ("11", "12", "13"), "ubuntu": ("18.04", "20.04", "22.04", "24.04")}
 # ansible-core, and the oldest Python that its modules take on a machine.

@@ -2,8 +2,7 @@
 
 import ipaddress
 
-import firewall
-import members
+from .. import firewall, members
 
 # What ssh says, the fault's name, the remedy. The last row takes all the rest.
 UNREACHABLE = (

@@ -2,11 +2,8 @@
 
 import dataclasses
 import re
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-import stacks
+from . import stacks
 
 OPEN, PROPRIETARY = "open", "proprietary"
 # The branch from which NVIDIA recommends its open modules for Turing and newer, and from which
@@ -209,10 +206,3 @@ def _names(rows):
 def upstream(version):
     """NVIDIA's version in a package's: "2:535.261.03-1" -> "535.261.03"."""
     return re.match(r"(?:\d+:)?(\d+(?:\.\d+)*)", version)[1]
-
-
-class FilterModule:
-    """No filter of its own: driver.py uses these functions."""
-
-    def filters(self):
-        return {}

@@ -9,7 +9,8 @@ import json
 import re
 
 import yaml
-from ansible.errors import AnsibleFilterError
+
+from .errors import PlanError
 
 KEYFILE = "/etc/NetworkManager/system-connections/tandem-{}.nmconnection"
 # '-' sorts before every digit and letter: networkd finds this file first.
@@ -55,7 +56,7 @@ def _manager(facts: dict) -> str:
     state, connection, _, kind = _nmcli(facts)
     if state and not state.startswith("10 "):  # 10 is "unmanaged"
         if kind != "ethernet":
-            raise AnsibleFilterError(
+            raise PlanError(
                 f"{facts['host']}: {facts['interface']} is of type {kind}; only wired cards get an "
                 "address here. Set it in NetworkManager, and leave `address` away."
             )
@@ -65,7 +66,7 @@ def _manager(facts: dict) -> str:
         return "netplan" if "-netplan-" in network_file else "systemd-networkd"
     if any(_has_stanza(text, facts["interface"]) for text in facts["files"].values()):
         return "ifupdown"
-    raise AnsibleFilterError(
+    raise PlanError(
         f"{facts['host']}: neither NetworkManager, netplan, systemd-networkd nor ifupdown manages "
         f"{facts['interface']}. Set its address by hand, and leave `address` away."
     )
@@ -189,7 +190,7 @@ def _netplan_name(cards: dict, facts: dict) -> str:
             or match.get("macaddress", "").lower() == facts["card"]["mac"]
         ):
             return name
-    raise AnsibleFilterError(
+    raise PlanError(
         f"{facts['host']}: none of the files in /etc/netplan names the card {facts['interface']}. "
         "Add it there, or set its address by hand and leave `address` away."
     )
@@ -240,7 +241,7 @@ def _ifupdown_add(facts: dict, want: dict, stanza: list[str]) -> dict:
     if not re.search(
         r"^\s*source(-directory)?\s+(/etc/network/)?interfaces\.d", main, re.MULTILINE
     ):
-        raise AnsibleFilterError(
+        raise PlanError(
             f"{facts['host']}: {INTERFACES} does not read {INTERFACES}.d. "
             f"Add the line `source {INTERFACES}.d/*` to it."
         )
@@ -269,10 +270,3 @@ _PLANNERS = {
     "systemd-networkd": _networkd,
     "ifupdown": _ifupdown,
 }
-
-
-class FilterModule:
-    """The filter of the role `network` that decides."""
-
-    def filters(self) -> dict:
-        return {"network_plan": network_plan}

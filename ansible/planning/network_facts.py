@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 
-from ansible.errors import AnsibleFilterError
+from .errors import PlanError
 
 
 def parse_files(printed: str) -> dict[str, str]:
@@ -22,7 +22,7 @@ def interface_of(ip_json: str, address: str, host: str) -> str:
     for link in json.loads(ip_json):
         if any(entry.get("local") == address for entry in link.get("addr_info", [])):
             return link["ifname"]
-    raise AnsibleFilterError(
+    raise PlanError(
         f"{host}: no network card holds {address}, by which it is reached (a router in between?). "
         "Say which card is meant: interface=... in its line of inventory.ini."
     )
@@ -36,7 +36,7 @@ def card_facts(ip_json: str, interface: str, host: str) -> dict:
             addresses = [f"{a['local']}/{a['prefixlen']}" for a in found]
             return {"mac": link.get("address", ""), "mtu": link["mtu"], "addresses": addresses}
     cards = ", ".join(sorted(link["ifname"] for link in json.loads(ip_json)))
-    raise AnsibleFilterError(
+    raise PlanError(
         f"{host}: there is no network card {interface}. It has: {cards}. Correct interface=..."
     )
 
@@ -46,7 +46,7 @@ def full_address(address: str, addresses: list[str], host: str) -> str:
     try:
         wanted = ipaddress.IPv4Interface(address)
     except ValueError:
-        raise AnsibleFilterError(
+        raise PlanError(
             f"{host}: address={address} is not an IPv4 address. Write it as 192.168.56.111/24."
         ) from None
     if "/" in address:
@@ -54,7 +54,7 @@ def full_address(address: str, addresses: list[str], host: str) -> str:
     for other in map(ipaddress.IPv4Interface, addresses):
         if wanted.ip in other.network and other.network.prefixlen < 32:
             return f"{wanted.ip}/{other.network.prefixlen}"
-    raise AnsibleFilterError(
+    raise PlanError(
         f"{host}: the card has no address in the network of {address}, so its size is unknown. "
         f"Write the prefix length too: address={address}/24."
     )
@@ -72,16 +72,3 @@ def address_conflicts(hosts: list[str], hostvars: dict) -> list[str]:
             if owner != host:
                 found.append(f"{owner} and {host} would both have {address}.")
     return found
-
-
-class FilterModule:
-    """Filters of the role `network` that read facts."""
-
-    def filters(self) -> dict:
-        return {
-            "parse_files": parse_files,
-            "interface_of": interface_of,
-            "card_facts": card_facts,
-            "full_address": full_address,
-            "address_conflicts": address_conflicts,
-        }

@@ -14,10 +14,3 @@ def clock_server(members, wish, own_addresses):
     here = [name for name, address in members.items() if address in own_addresses]
     host = (here or list(members))[0]
     return {"address": members[host], "host": host}
-
-
-class FilterModule:
-    """Names of these functions in playbooks."""
-
-    def filters(self):
-        return {"tandem_clock_server": clock_server}

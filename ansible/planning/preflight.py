@@ -6,12 +6,7 @@ All are problems; those in HINDERS keep site.yml from going on with the machine.
 lists them.
 """
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from faults import machine, network, stack
+from .faults import machine, network, stack
 
 HINDERS = frozenset(
     (
@@ -57,17 +52,3 @@ def hindering(found):
 def text(finding):
     """One line for people."""
     return f"{finding['host']}: {finding['cause']}. Remedy: {finding['remedy']}"
-
-
-class FilterModule:
-    """Names of these functions in playbooks."""
-
-    def filters(self):
-        return {
-            "tandem_findings": findings,
-            "tandem_cluster_findings": network.twins,
-            "tandem_finding_text": text,
-            "tandem_hindering": hindering,
-            "tandem_unreachable": network.unreachable,
-            "tandem_not_collected": not_collected,
-        }

@@ -7,7 +7,7 @@ import json
 import re
 from collections import Counter
 
-from ansible.errors import AnsibleFilterError
+from .errors import PlanError
 
 DOCKER_BRIDGE = re.compile(r"^(docker0|br-[0-9a-f]{12})$")
 
@@ -71,7 +71,7 @@ def by_family(addresses: list[str]) -> dict[str, list[str]]:
         try:
             network = ipaddress.ip_network(text, strict=False)
         except ValueError:
-            raise AnsibleFilterError(
+            raise PlanError(
                 f"'{text}' is not an address or network: the firewall needs numbers. Write the "
                 "address (192.168.56.111) or network (192.168.56.0/24)."
             ) from None
@@ -100,16 +100,3 @@ def member_addresses(hosts: list[str], hostvars: dict) -> list[str]:
             own[host] |= set(facts)
         seen.update(own[host])
     return sorted({address for each in own.values() for address in each if seen[address] == 1})
-
-
-class FilterModule:
-    """Filters of the role `firewall`."""
-
-    def filters(self) -> dict:
-        return {
-            "other_firewall": other_firewall,
-            "container_bridges": container_bridges,
-            "connection_end": connection_end,
-            "by_family": by_family,
-            "member_addresses": member_addresses,
-        }

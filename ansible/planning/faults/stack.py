@@ -1,7 +1,8 @@
 """Graphics cards, their driver, and what the Python environment needs."""
 
-import driver_offers as offers
-import stacks
+from .. import driver_offers as offers
+from .. import stacks
+from ..errors import PlanError
 
 
 def driver(facts, question):
@@ -54,7 +55,7 @@ def fitting(facts, question):
         stack = stacks.resolve([facts], question["stack"], table)
         manager, python = stacks.python_for(stack, facts, question["env_manager"])
         chosen = stacks.resolve_driver(facts, stack, table, question["driver_version"])
-    except stacks.StackError as error:
+    except PlanError as error:
         yield ("stack", str(error).removeprefix(f"{facts['host']}: "), "see docs/stacks.md")
         return
     yield from old_driver(facts, stack, chosen, question)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 
-from ansible.errors import AnsibleFilterError
+from .errors import PlanError
 
 NTFS = {"fuseblk", "ntfs", "ntfs3"}
 # The kernel's NFS server needs file handles that outlive a restart; these give none.
@@ -115,23 +115,23 @@ def share_disk(
     if len(found) != 1:
         known = ", ".join(device["name"] for device in devices if device["fstype"])
         what = "is none of its disks" if not found else "fits several of its disks"
-        raise AnsibleFilterError(f"{host}: share_disk {disk} {what}. Disks with data: {known}.")
+        raise PlanError(f"{host}: share_disk {disk} {what}. Disks with data: {known}.")
     (device,) = found
     kind = device["fstype"]
     if kind in ("BitLocker", "crypto_LUKS"):
-        raise AnsibleFilterError(
+        raise PlanError(
             f"{host}: {device['name']} is encrypted ({kind}), and nobody is there to open it at "
             "boot. Take the encryption off this disk, or copy the data to another one."
         )
     if not kind:
-        raise AnsibleFilterError(f"{host}: {device['name']} holds no file system.")
+        raise PlanError(f"{host}: {device['name']} holds no file system.")
     if device["mountpoint"] not in (None, place):
-        raise AnsibleFilterError(
+        raise PlanError(
             f"{host}: {device['name']} is mounted at {device['mountpoint']} already. Unmount it "
             "there, or take share_disk away and set share_path to the folder in it."
         )
     if protocol == "nfs" and kind in NO_HANDLES:
-        raise AnsibleFilterError(f"{host}: {device['name']} is {_no_export(kind)}")
+        raise PlanError(f"{host}: {device['name']} is {_no_export(kind)}")
     options = ["ro", "nofail"]
     if kind in NTFS | {"exfat", "vfat"}:
         # These know no owner on the disk: everybody reads, nobody writes.
@@ -204,18 +204,3 @@ def share_failure(protocol: str, journal: str, said: str) -> str:
     if not lines:
         return f"{said.strip()}. Nothing tried to mount it: run site.yml --tags data."
     return f"{said.strip()} (the journal's last word: {lines[-1]})"
-
-
-class FilterModule:
-    """Filters of the roles `share_server` and `share_client`."""
-
-    def filters(self) -> dict:
-        return {
-            "share_disk": share_disk,
-            "share_failure": share_failure,
-            "share_missing": share_missing,
-            "share_options": share_options,
-            "share_refusal": share_refusal,
-            "share_source": share_source,
-            "share_unit": share_unit,
-        }

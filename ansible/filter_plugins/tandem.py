@@ -1,0 +1,116 @@
+"""The filters of roles and playbooks: names for the functions of ansible/planning/.
+
+All begin with `tandem_`, and each is used by a role or a playbook.
+"""
+
+import functools
+import sys
+from pathlib import Path
+
+from ansible.errors import AnsibleFilterError
+from ansible.module_utils.parsing.convert_bool import boolean
+
+# Ansible loads this file by its path, and by no package: so here, and nowhere else, Python is told
+# where planning/ is. At the end of the list, where it hides nobody's module.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from planning import (
+    accept,
+    accept_gpu,
+    clock,
+    driver,
+    driver_after,
+    firewall,
+    members,
+    network,
+    network_facts,
+    offline,
+    preflight,
+    share,
+    stacks,
+    toolkit,
+)
+from planning.errors import PlanError
+from planning.faults import network as network_faults
+
+
+def offline_hosts(hostvars, hosts):
+    """Those of `hosts` that have offline=true, in any of the words that Ansible takes for it."""
+    return [host for host in hosts if boolean(hostvars[host].get("offline", False), strict=False)]
+
+
+def python_of(stack, machine, manager):
+    """{"manager", "python"} of a machine's environment."""
+    return dict(zip(("manager", "python"), stacks.python_for(stack, machine, manager)))
+
+
+FILTERS = {
+    "accept_allreduce": accept.accept_allreduce,
+    "accept_findings": accept.accept_findings,
+    "accept_pairs": accept.accept_pairs,
+    "accept_table": accept.accept_table,
+    "accept_turns": accept.accept_turns,
+    "address_conflicts": network_facts.address_conflicts,
+    "bundle_needed": offline.bundle_needed,
+    "bundle_wish": offline.bundle_wish,
+    "by_family": firewall.by_family,
+    "card_facts": network_facts.card_facts,
+    "clock_server": clock.clock_server,
+    "cluster_findings": network_faults.twins,
+    "connection_end": firewall.connection_end,
+    "container_bridges": firewall.container_bridges,
+    "driver_hold": driver_after.driver_hold,
+    "driver_outcome": driver_after.driver_outcome,
+    "driver_plan": driver.driver_plan,
+    "finding_text": preflight.text,
+    "findings": preflight.findings,
+    "forgotten": members.forgotten,
+    "former_hosts_file": members.former_hosts_file,
+    "full_address": network_facts.full_address,
+    "gpu_findings": accept_gpu.gpu_findings,
+    "gpu_table": accept_gpu.gpu_table,
+    "hindering": preflight.hindering,
+    "hosts_file": members.hosts_file,
+    "interface_of": network_facts.interface_of,
+    "known_hosts_file": members.known_hosts_file,
+    "member": members.member,
+    "member_addresses": firewall.member_addresses,
+    "network_plan": network.network_plan,
+    "not_collected": preflight.not_collected,
+    "not_reached": members.not_reached,
+    "offline_hosts": offline_hosts,
+    "other_firewall": firewall.other_firewall,
+    "parse_files": network_facts.parse_files,
+    "python": python_of,
+    "share_disk": share.share_disk,
+    "share_failure": share.share_failure,
+    "share_missing": share.share_missing,
+    "share_options": share.share_options,
+    "share_refusal": share.share_refusal,
+    "share_source": share.share_source,
+    "share_unit": share.share_unit,
+    "stack": stacks.resolve,
+    "toolkit_plan": toolkit.toolkit_plan,
+    "unreachable": network_faults.unreachable,
+    "wrong_names": members.wrong_names,
+}
+
+
+def _for_ansible(function):
+    """PlanError becomes AnsibleFilterError, so that the message alone is shown."""
+
+    @functools.wraps(function)
+    def filtered(*arguments):
+        try:
+            return function(*arguments)
+        except PlanError as error:
+            raise AnsibleFilterError(str(error)) from error
+
+    return filtered
+
+
+class FilterModule:
+    """What Ansible asks for."""
+
+    def filters(self):
+        return {f"tandem_{name}": _for_ansible(function) for name, function in FILTERS.items()}
