@@ -79,7 +79,7 @@ LINES = {
     "step": {"step": int, "epoch": int, "samples": int, "seconds": dict},
     "evaluate": {
         "epoch": int, "samples": int, "top1": NUMBER, "top5": NUMBER, "loss": NUMBER,
-        "seconds": dict,
+        "train_loss": NUMBER, "seconds": dict,
     },
     "checkpoint": {"step": int, "seconds": dict, "bytes": int, "file": str},
     "end": {

@@ -109,6 +109,8 @@ def read_weights(job: Job) -> None:
         except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
             raise UserError(f"--weights {path}: {str(error).splitlines()[0]}.") from error
         job.precision.renew_masters(job.model, load_weights(job.model, state.get("model", state)))
+        if job.ema is not None:
+            job.ema.begin(job.precision.full_state(job.model))
 
 
 class Found(NamedTuple):

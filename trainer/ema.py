@@ -18,7 +18,12 @@ class Ema:
     """
 
     def __init__(self, state: State, decay: float) -> None:
-        self.decay, self.updates = decay, 0
+        self.decay = decay
+        self.begin(state)
+
+    def begin(self, state: State) -> None:
+        """Forget what was averaged before."""
+        self.updates = 0
         self.average = {key: _wide(value).detach().clone() for key, value in state.items()}
 
     @torch.no_grad()

@@ -10,7 +10,7 @@ import torch
 
 from .compat import load_tensors
 from .errors import UserError
-from .writer import checkpoints, is_whole
+from .writer import checkpoints, is_whole, whole
 
 
 def newest(folder: pathlib.Path, best: bool) -> Dict[str, Any]:
@@ -40,9 +40,12 @@ def write(tensors: Dict[str, torch.Tensor], path: pathlib.Path) -> None:
             from safetensors.torch import save_file
         except ImportError as error:
             raise UserError(f"{path}: needs `pip install safetensors`; or name it .pt.") from error
-        save_file({key: value.contiguous() for key, value in tensors.items()}, str(path))
+        plain = {key: value.contiguous() for key, value in tensors.items()}
+        with whole(path) as file:
+            save_file(plain, file.name)
     elif path.suffix == ".pt":
-        torch.save(tensors, path)
+        with whole(path) as file:
+            torch.save(tensors, file)
     else:
         raise UserError(f"{path}: the name must end in .pt or .safetensors.")
 

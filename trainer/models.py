@@ -7,6 +7,7 @@ it, and weights stay exchangeable with torchvision's. examples/own_backbone.py s
 import difflib
 import importlib
 import inspect
+import logging
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
@@ -14,6 +15,8 @@ import torchvision
 from torch import nn
 
 from .errors import UserError
+
+log = logging.getLogger(__name__)
 
 # Their auxiliary classifiers return tuples in training; `init_weights` unset warns.
 SPECIAL = ("googlenet", "inception_v3")
@@ -74,9 +77,7 @@ def _torchvision(name: str, num_classes: int, image_size: int) -> nn.Module:
 
 
 def _own(name: str, num_classes: int, image_size: int) -> nn.Module:
-    function = _find(name)
-    takes_classes = "num_classes" in inspect.signature(function).parameters
-    model = function(num_classes=num_classes) if takes_classes else function()
+    model, takes_classes = _called(_find(name), num_classes)
     if not isinstance(model, nn.Module):
         raise UserError(f"--model {name}: returned {type(model).__name__}, not a torch.nn.Module.")
     shape = _output_shape(model, name, image_size)
@@ -87,7 +88,25 @@ def _own(name: str, num_classes: int, image_size: int) -> nn.Module:
             f"--model {name}: returns {shape} for one image; features must be (n, channels) or "
             "(n, channels, height, width)."
         )
+    log.info(
+        f"{name}: on top comes a linear layer from its {shape[1]} outputs to {num_classes} classes"
+    )
     return WithHead(model, shape[1], num_classes)
+
+
+def _called(function: Callable[..., Any], num_classes: int) -> Tuple[Any, bool]:
+    """What the function returns, and whether it took `num_classes`; as timm's, it may take it
+    behind **kwargs."""
+    parameters = inspect.signature(function).parameters
+    behind = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    if "num_classes" not in parameters and not behind:
+        return function(), False
+    try:
+        return function(num_classes=num_classes), True
+    except TypeError as error:
+        if not behind or "num_classes" not in str(error):
+            raise
+    return function(), False
 
 
 def _find(name: str) -> Callable[..., Any]:

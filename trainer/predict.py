@@ -1,28 +1,31 @@
 """Using a trained model on the evaluation images: predictions and embeddings."""
 
 import csv
+import io
+import os
 import pathlib
-from typing import Dict, List
+from typing import BinaryIO, Dict, List
 
 import torch
 
 from . import checkpoint
 from .build import Job, job, materials
 from .data.loader import eval_batches
-from .errors import UserError
+from .errors import RankError, UserError
 from .models import last_linear
 from .options import Options
 from .timing import Clock
 from .world import World
+from .writer import whole
 
 
 def infer(options: Options, world: World) -> int:
     """Write --predict and --extract, each image once, in data-set order; train nothing."""
     if options.weights is None and options.resume == "none":
         raise UserError("--predict and --extract need a trained model: --resume auto or --weights.")
-    for file in filter(None, (options.predict, options.extract)):
-        if not pathlib.Path(file).parent.is_dir():
-            raise UserError(f"{file}: there is no such folder to write to.")
+    with world.agreed():
+        if world.rank == 0:  # which alone writes
+            _check_writable(options)
     made = job(options, world, materials(options, world), Clock(world.device))
     if options.weights is not None:
         checkpoint.read_weights(made)
@@ -34,12 +37,31 @@ def infer(options: Options, world: World) -> int:
         raise UserError(f"--resume {options.resume}: no checkpoint below --output.")
     rows = _gathered(made)
     if world.rank == 0:
-        if options.predict:
-            _write_predictions(made, rows, pathlib.Path(options.predict))
-        if options.extract:
-            _write_embeddings(made, rows, pathlib.Path(options.extract))
+        _write(made, rows)
         print(f"{len(rows[0])} images of val: written")
     return 0
+
+
+def _check_writable(options: Options) -> None:
+    """Raise UserError before the work rather than after it."""
+    for file in filter(None, (options.predict, options.extract)):
+        folder = pathlib.Path(file).parent
+        if not folder.is_dir():
+            raise UserError(f"{file}: there is no such folder to write to.")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise UserError(f"{file}: this user may not write into {folder}.")
+
+
+def _write(made: Job, rows: List[torch.Tensor]) -> None:
+    options = made.options
+    for name, write in ((options.predict, _predictions), (options.extract, _embeddings)):
+        if name is None:
+            continue
+        try:
+            with whole(pathlib.Path(name)) as file:
+                write(made, rows, file)
+        except OSError as error:
+            raise RankError(f"{name}: cannot be written: {error.strerror}.") from error
 
 
 @torch.no_grad()
@@ -68,16 +90,18 @@ def _gathered(made: Job) -> List[torch.Tensor]:
     return [column[columns[0].argsort()] for column in columns]
 
 
-def _write_predictions(made: Job, columns: List[torch.Tensor], path: pathlib.Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow(["path", "class", "probability"])
-        for index, label, probability in zip(*(column.tolist() for column in columns[:3])):
-            path_and_class = made.eval_set.paths[index], made.train_set.classes[label]
-            table.writerow([*path_and_class, f"{probability:.6f}"])
+def _predictions(made: Job, columns: List[torch.Tensor], file: BinaryIO) -> None:
+    """Names that are no UTF-8 keep their bytes, by which alone their files are found."""
+    text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
+    table = csv.writer(text)
+    table.writerow(["path", "class", "probability"])
+    for index, label, probability in zip(*(column.tolist() for column in columns[:3])):
+        path_and_class = made.eval_set.paths[index], made.train_set.classes[label]
+        table.writerow([*path_and_class, f"{probability:.6f}"])
+    text.detach()  # flushes; the file is its owner's to close
 
 
-def _write_embeddings(made: Job, columns: List[torch.Tensor], path: pathlib.Path) -> None:
+def _embeddings(made: Job, columns: List[torch.Tensor], file: BinaryIO) -> None:
     """A torch file: `paths`, and `embeddings` float32 (images, features)."""
     paths = [made.eval_set.paths[index] for index in columns[0].tolist()]
-    torch.save({"paths": paths, "embeddings": columns[3]}, path)
+    torch.save({"paths": paths, "embeddings": columns[3]}, file)

@@ -2,7 +2,7 @@
 
 import contextlib
 import pathlib
-from typing import Dict, List
+from typing import Dict, List, Optional
 
 import torch
 
@@ -29,7 +29,8 @@ def train(options: Options, world: World) -> int:
     try:
         finished = run.all_epochs()
         run.clock.enter("checkpoint")
-        run.writer.finish()
+        if run.writer is not None:
+            run.writer.finish()
     except BaseException:
         with contextlib.suppress(RuntimeError):  # a broken device cannot be read any more
             run.end("failed")
@@ -54,12 +55,12 @@ class Run:
             self.sample_log = SampleLog(options, world)
         self.stop = Stop(world)
         folder = pathlib.Path(options.output or ".", "checkpoints", world.host)
-        self.writer = Writer(folder, options.keep)
-        self.saves = bool(options.output) and world.local_rank == 0
+        saves = bool(options.output) and world.local_rank == 0
+        self.writer: Optional[Writer] = Writer(folder, options.keep) if saves else None
         self.tallies: List[torch.Tensor] = []
         self.tallied = 0
         self.due = False  # a checkpoint, as soon as all ranks have met
-        self.train_loss = float("nan")
+        self.epoch_loss = [0.0, 0]  # sum and count of this rank's samples, this epoch and attempt
         memory.agree_micro_batches(self.job)
         settle_buckets(self.job)
         self.clock.restart()
@@ -90,6 +91,7 @@ class Run:
         """Train from the position to the epoch's end; False when asked to stop."""
         at, job = self.position, self.job
         batches = train_batches(job.train_set, self.options, self.world, at.epoch, at.sample)
+        self.epoch_loss = [0.0, 0]
         self.screen.epoch(at.epoch, round(at.sample / len(job.train_set) * job.steps_per_epoch))
         self.clock.enter("data")
         for batch in batches:
@@ -139,20 +141,23 @@ class Run:
         if count == 0:
             return {}
         loss, correct = torch.stack(tallies).double().sum(0).tolist()
-        self.train_loss = loss / count
+        self.epoch_loss = [self.epoch_loss[0] + loss, self.epoch_loss[1] + count]
         total = len(self.job.train_set)
         left = self.options.epochs * total - self.position.samples(total)
-        self.screen.figures(self.position.step, left, self.train_loss, correct / count)
-        return {"loss": self.train_loss}
+        self.screen.figures(self.position.step, left, loss / count, correct / count)
+        return {"loss": loss / count}
 
     def evaluate(self) -> bool:
         """True when this is the best so far."""
         self.clock.enter("evaluate")
         result = evaluate(self.job)
         at = self.position
+        sums = [sum(column) for column in zip(*self.world.gather(self.epoch_loss))]
+        train_loss = sums[0] / max(sums[1], 1)
         self.clock.enter("other")
-        self.screen.evaluated(at.epoch - 1, at.step, self.train_loss, result)
-        self.lines.add("evaluate", epoch=at.epoch - 1, **result._asdict())
+        self.screen.evaluated(at.epoch - 1, at.step, train_loss, result)
+        line = {**result._asdict(), "train_loss": train_loss}
+        self.lines.add("evaluate", epoch=at.epoch - 1, **line)
         self.lines.flush()
         better = result.top1 > at.best_top1 or at.best_top1 == 0
         at.best_top1 = max(at.best_top1, result.top1)
@@ -163,7 +168,7 @@ class Run:
         self.due = False
         self.clock.enter("checkpoint")
         payload = checkpoint.snapshot(self.job, self.position)
-        file = self.writer.save(payload, best).name if self.saves else None
+        file = None if self.writer is None else self.writer.save(payload, best).name
         size = sum(t.numel() * t.element_size() for t in payload["model"].values())
         self.clock.enter("other")
         self.lines.add("checkpoint", step=self.position.step, bytes=size, file=file)

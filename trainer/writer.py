@@ -1,10 +1,11 @@
 """Writing checkpoint files beside training: a reader sees a whole file or none."""
 
+import contextlib
 import os
 import pathlib
 import zipfile
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Dict, List, Optional
+from typing import Any, BinaryIO, Dict, Iterator, List, Optional
 
 import torch
 
@@ -25,30 +26,45 @@ def is_whole(path: pathlib.Path) -> bool:
         return False
 
 
-def write_whole(payload: Dict[str, Any], path: pathlib.Path) -> None:
-    """Save so that `path` is either absent or whole, even after a power cut."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+@contextlib.contextmanager
+def whole(path: pathlib.Path) -> Iterator[BinaryIO]:
+    """A file to write within; afterwards `path` is whole, even after a power cut. Where that
+    fails, `path` is as it was before."""
     unfinished = path.with_suffix(".unfinished")
-    with unfinished.open("wb") as file:
-        torch.save(payload, file)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
+    try:
+        with unfinished.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
     # The new name is safe only when the folder is.
     folder = os.open(path.parent, os.O_RDONLY)
     os.fsync(folder)
     os.close(folder)
 
 
+def write_whole(payload: Dict[str, Any], path: pathlib.Path) -> None:
+    """Save so that `path` is either absent or whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as file:
+        torch.save(payload, file)
+
+
 class Writer:
-    """Writes one checkpoint at a time in a thread; keeps the newest `keep` and the best."""
+    """Writes one checkpoint at a time in a thread; keeps the newest `keep` and the best.
+
+    A machine has one, that of its first process: it removes what a killed one left unfinished.
+    """
 
     def __init__(self, folder: pathlib.Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
         self._thread = ThreadPoolExecutor(1)
         self._pending: Optional[Future[None]] = None
         for left in folder.glob("*.unfinished"):
-            left.unlink()
+            left.unlink(missing_ok=True)
 
     def save(self, payload: Dict[str, Any], best: bool) -> pathlib.Path:
         """Begin to write; `payload` must not change any more. Waits for the one before.

@@ -16,6 +16,7 @@ from .folder import SMALL, Sizes
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as torchvision's models
 GREY = tuple(round(255 * mean) for mean in MEAN)
+LONGEST = 8  # times the short side: what is longer is cut to its middle before it is scaled
 BILINEAR = Image.Resampling.BILINEAR
 
 
@@ -82,6 +83,11 @@ def center_crop(image: Image.Image, resize: int, size: int) -> Image.Image:
     """Scale the short side to `resize` pixels and cut `size` x `size` from the middle."""
     width, height = image.size
     side = min(width, height)
+    if max(width, height) > LONGEST * side:
+        # Only its middle is seen: scaled as a whole, 1 x 5000 pixels would become gigabytes.
+        width, height = min(width, LONGEST * side), min(height, LONGEST * side)
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        image = image.crop((left, top, left + width, top + height))
     if side != resize:
         width = max(size, round(width * resize / side))
         height = max(size, round(height * resize / side))

@@ -2,10 +2,25 @@
 
 import io
 from pathlib import Path
+from typing import BinaryIO, Union
 
 from PIL import Image
 
-EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
+# What a file is stands in its content, not in its name. No other of Pillow's formats is opened:
+# some are run by programs of their own (EPS by Ghostscript). MPO: JPEGs with several pictures, as
+# cameras and telephones make them.
+FORMATS = ("JPEG", "MPO", "PNG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
+EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK")
+ORIENTATION = 0x0112  # of EXIF: how the camera was held
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 class BadImage(Exception):
@@ -13,10 +28,10 @@ class BadImage(Exception):
 
 
 def read_image(path: Path) -> Image.Image:
-    """Decode to 8-bit RGB. Raises BadImage with the reason.
+    """Decode to 8-bit RGB, turned as the camera was held. Raises BadImage with the reason.
 
-    16-bit grey and CMYK are refused although Pillow would convert them: the first it clips to
-    white, the second needs a colour profile. Both would train, on wrong pixels.
+    16-bit grey is refused although Pillow would convert it: it would be clipped to white, and
+    train on wrong pixels. CMYK becomes what Pillow makes of it without a colour profile.
     """
     try:
         content = path.read_bytes()
@@ -25,10 +40,11 @@ def read_image(path: Path) -> Image.Image:
     if not content:
         raise BadImage("empty file")
     try:
-        image = Image.open(io.BytesIO(content))
-        _check(image, path)
+        image = open_image(io.BytesIO(content))
+        if image.mode not in EIGHT_BIT:
+            raise BadImage(f"pixels are {image.mode}, not 8-bit grey or RGB: convert it")
         image.load()
-        return image if image.mode == "RGB" else _to_rgb(image)
+        return _upright(image if image.mode == "RGB" else _to_rgb(image), image)
     except (BadImage, MemoryError):
         raise
     except Image.UnidentifiedImageError as error:
@@ -38,13 +54,19 @@ def read_image(path: Path) -> Image.Image:
         raise BadImage(f"damaged: {error}") from error
 
 
-def _check(image: Image.Image, path: Path) -> None:
-    # MPO: JPEGs with several pictures, as cameras and telephones make them.
-    found = "JPEG" if image.format == "MPO" else image.format
-    if found != Image.registered_extensions().get(path.suffix.lower()):
-        raise BadImage(f"named {path.suffix} but is {image.format}: rename it")
-    if image.mode not in EIGHT_BIT:
-        raise BadImage(f"pixels are {image.mode}, not 8-bit grey or RGB: convert it")
+def open_image(file: Union[BinaryIO, Path]) -> Image.Image:
+    """Read the header of an image of one of FORMATS. Raises what Pillow raises."""
+    Image.init()  # once: else formats whose plug-in is not loaded yet are a KeyError
+    return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+
+
+def _upright(pixels: Image.Image, image: Image.Image) -> Image.Image:
+    """`pixels` as a viewer shows `image`, by the camera's note in its EXIF data."""
+    try:
+        turn = TURNS.get(image.getexif().get(ORIENTATION))
+    except Exception:  # a damaged note spoils no image
+        return pixels
+    return pixels if turn is None else pixels.transpose(turn)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

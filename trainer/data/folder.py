@@ -6,10 +6,10 @@ from pathlib import Path
 from statistics import median_low
 from typing import Iterator, NamedTuple
 
-from PIL import Image
 
 from ..errors import UserError
 from ..options import Options
+from .decode import open_image
 from .layout import LayoutError, images, images_by_class
 from .quarantine import Quarantine
 
@@ -58,7 +58,7 @@ class ImageFolder:
                 some = images(self.root, "train", name)[: 64 // len(self.classes) + 1]
             for path in some:
                 try:
-                    with Image.open(self.root / path) as image:
+                    with open_image(self.root / path) as image:
                         sides.append(min(image.size))
                 except Exception:  # noqa: S112 decode.py names bad images when they are used
                     continue

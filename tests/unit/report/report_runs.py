@@ -192,6 +192,7 @@ class RunBuilder:
     def evaluate_line(self, epoch):
         return {
             "kind": "evaluate",
+            "train_loss": 1.0,
             "attempt": self.attempt,
             "epoch": epoch,
             "samples": 1000,

@@ -111,6 +111,37 @@ def test_eight_bit_images_become_rgb(tmp_path, mode):
     assert (image.mode, image.size) == ("RGB", (40, 30))
 
 
+def test_cmyk_becomes_what_pillow_makes_of_it(tmp_path):
+    path = make(tmp_path / "a.jpg", mode="CMYK")
+    with Image.open(path) as image:
+        assert read_image(path).tobytes() == image.convert("RGB").tobytes()
+
+
+def test_the_content_says_what_a_file_is(tmp_path):
+    assert read_image(make(tmp_path / "a.jpg", format="PNG")).size == (40, 30)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_stand_as_the_camera_was_held(tmp_path, orientation, suffix):
+    """One corner is white; where a viewer shows it is where training finds it."""
+    image, exif = Image.new("RGB", (16, 8)), Image.Exif()
+    image.paste((255, 255, 255), (0, 0, 4, 4))
+    exif[0x0112] = orientation
+    image.save(tmp_path / f"a.{suffix}", exif=exif)
+    shown = read_image(tmp_path / f"a.{suffix}")
+    right, below = orientation in (2, 3, 6, 7), orientation in (3, 4, 7, 8)
+    assert shown.size == ((16, 8) if orientation < 5 else (8, 16))
+    corner = ((shown.width - 1) * right, (shown.height - 1) * below)
+    assert min(shown.getpixel(corner)) > 200
+    assert max(shown.getpixel((shown.width - 1 - corner[0], corner[1]))) < 50
+
+
+def test_a_damaged_note_of_the_camera_spoils_no_image(tmp_path):
+    Image.new("RGB", (16, 8)).save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\xff\xff\xff\x7f")
+    assert read_image(tmp_path / "a.jpg").size == (16, 8)
+
+
 def truncated(folder):
     noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
     path = folder / "a.jpg"
@@ -135,9 +166,11 @@ def text(folder, content=b"hello"):
         (truncated, "damaged: .*truncated"),
         (lambda folder: text(folder, b""), "empty file"),
         (text, "not an image"),
-        (lambda folder: make(folder / "a.jpg", mode="CMYK"), "pixels are CMYK"),
         (sixteen_bit, "pixels are I;16, not 8-bit"),
-        (lambda folder: make(folder / "a.jpg", format="PNG"), "named .jpg but is PNG"),
+        (
+            lambda folder: text(folder, b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"),
+            "not an",
+        ),
         (lambda folder: folder / "gone.png", "cannot be read: No such file"),
     ],
 )

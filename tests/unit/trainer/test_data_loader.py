@@ -8,8 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from trainer.data.augment import GREY, Normalise, erase, random_box, random_crop
-from trainer.data.folder import ImageFolder
+from trainer.data.augment import GREY, Evaluate, Normalise, erase, random_box, random_crop
+from trainer.data.folder import ImageFolder, Sizes
 from trainer.data.loader import eval_batches, train_batches, worker_count
 from trainer.errors import UserError
 from trainer.options import Options
@@ -243,3 +243,19 @@ def test_half_images_are_rounded_once():
         for dtype in (torch.float16, torch.float32)
     )
     assert torch.equal(half, single.half())
+
+
+@pytest.mark.parametrize("size", [(1, 5000), (5000, 1), (40, 30)])
+def test_evaluation_scales_no_image_to_gigabytes(monkeypatch, size):
+    """One pixel by 5,000, its short side scaled to 256, would be 256 by 1.28 million."""
+    made, resize = [], Image.Image.resize
+
+    def measured(image, to, *more):
+        made.append(to[0] * to[1])
+        return resize(image, to if made[-1] < 1e7 else (256, 256), *more)
+
+    monkeypatch.setattr(Image.Image, "resize", measured)
+    pixels = Evaluate(Sizes(224, 224, 256))(Image.new("RGB", size, (9, 9, 9)), Random(0))
+    assert pixels.shape == (224, 224, 3)
+    assert (pixels == 9).all()
+    assert max(made) < 3e6

@@ -1,5 +1,6 @@
 """Models by name, and what they cost."""
 
+import logging
 import sys
 import types
 
@@ -69,6 +70,37 @@ def test_flat_features_get_a_head_even_if_they_are_as_many_as_the_classes(own):
 def test_a_function_with_num_classes_is_used_as_it_is(own):
     own.whole = lambda num_classes: nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, num_classes))
     assert isinstance(build("own_models:whole", 4, 8), nn.Sequential)
+
+
+def test_num_classes_behind_keywords_is_given_as_timm_s_functions_take_it(own):
+    """resnet18(pretrained=False, **kwargs): a head of 1000 outputs under another one was built."""
+
+    def timms(pretrained=False, **kwargs):
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, kwargs.get("num_classes", 1000)))
+
+    own.timms = timms
+    model = build("own_models:timms", 4, 8)
+    assert isinstance(model, nn.Sequential)
+    assert model[1].out_features == 4
+
+
+def test_keywords_that_do_not_know_num_classes_are_left_alone(own):
+    own.features = lambda **settings: nn.Conv2d(3, 6, 3, **settings)
+    assert isinstance(build("own_models:features", 4, 16), WithHead)
+
+    def broken(**settings):
+        raise TypeError("something else")
+
+    own.broken = broken
+    with pytest.raises(TypeError, match="something else"):
+        build("own_models:broken", 4, 16)
+
+
+def test_a_head_that_is_put_on_top_is_said(own, caplog):
+    own.flat = lambda: nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 1000))
+    with caplog.at_level(logging.INFO):
+        build("own_models:flat", 4, 8)
+    assert "a linear layer from its 1000 outputs to 4 classes" in caplog.text
 
 
 @pytest.mark.parametrize(

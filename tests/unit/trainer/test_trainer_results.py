@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+from unittest import mock
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ from PIL import Image
 from tests.trainer_ranks import make_images, run_ranks, trainer
 from trainer.compat import load_tensors
 from trainer.export import main as export
+from trainer.logs import Screen
+from trainer.writer import Writer
 
 MODEL = ["--model", "tests.trainer_models:normed", "--workers", 0]
 
@@ -107,6 +111,78 @@ def test_predictions_are_in_order_and_agree_for_one_and_three_ranks(images, trai
     assert tables[0] == tables[1]
     assert all(Image.open(images / row["path"]) for row in tables[0])
     assert {row["class"] for row in tables[0]} <= {f"class{n}" for n in range(4)}
+
+
+def test_names_that_are_no_utf_8_are_written_as_they_are(tmp_path):
+    images = make_images(tmp_path / "images", per_class=2)
+    odd = os.fsdecode(os.fsencode(images / "val/class1") + b"/caf\xe9.png")
+    os.rename(images / "val/class1/0.png", odd)  # noqa: PTH104 the name is bytes
+    argv = ["--data", images, *MODEL, "--epochs", 1, "--output", tmp_path]
+    assert run_ranks([1], trainer, *argv) == [0]
+    argv += ["--resume", "auto", "--predict", tmp_path / "out.csv"]
+    assert run_ranks([1], trainer, *argv, "--extract", tmp_path / "out.pt") == [0]
+    with (tmp_path / "out.csv").open(encoding="utf-8", errors="surrogateescape") as file:
+        paths = [row["path"] for row in csv.DictReader(file)]
+    assert len(paths) == 12
+    assert os.path.relpath(odd, images) in paths
+    with (tmp_path / "out.pt").open("rb") as file:
+        assert load_tensors(file)["paths"] == paths
+
+
+def losses(*argv):
+    """What an epoch's line on the screen says was lost in training."""
+    said, evaluated = [], Screen.evaluated
+    with mock.patch.object(
+        Screen, "evaluated", lambda *args: (said.append(args[3]), evaluated(*args))
+    ):
+        assert trainer(*argv) == 0
+    return said
+
+
+def test_an_epoch_s_loss_is_that_of_all_its_steps_and_ranks(images, tmp_path):
+    argv = ["--data", images, "--output", tmp_path, *MODEL, "--per_node_batch_size", 5]
+    said = run_ranks([2, 1], losses, *argv, "--epochs", 2, "--log_every", 1)
+    sums = {0: [0.0, 0], 1: [0.0, 0]}
+    for path in tmp_path.glob("nodes/*/*.steps.jsonl"):
+        for line in map(json.loads, path.read_text().splitlines()):
+            if line["kind"] == "step":
+                sums[line["epoch"]][0] += line["loss"] * line["samples"]
+                sums[line["epoch"]][1] += line["samples"]
+    wanted = [total / count for total, count in sums.values()]
+    assert [count for _, count in sums.values()] == [32, 32]
+    assert said == [pytest.approx(wanted, rel=1e-6)] * 3
+
+
+def average(*argv):
+    """The average of the weights with which a run begins."""
+    from trainer.cli import parse
+    from trainer.train import Run
+    from trainer.world import start
+
+    options = parse([str(word) for word in argv])
+    began = Run(options, start(options)).job.ema.average
+    return {key: value.tolist() for key, value in began.items()}
+
+
+def test_the_average_begins_at_the_given_weights(images, trained, tmp_path):
+    weights = tmp_path / "weights.pt"
+    assert export([str(trained), str(weights)]) == 0
+    argv = ["--data", images, *MODEL, "--ema", 0.9, "--weights", weights]
+    began = run_ranks([1], average, *argv)[0]
+    with weights.open("rb") as file:
+        for name, value in load_tensors(file).items():
+            assert began[name] == value.tolist(), name
+
+
+def writers(*argv):
+    with mock.patch("trainer.train.Writer", wraps=Writer) as made:
+        assert trainer(*argv) == 0
+    return made.called
+
+
+def test_one_process_of_a_machine_looks_after_its_checkpoints(images, tmp_path):
+    argv = ["--data", images, "--output", tmp_path, *MODEL, "--epochs", 1]
+    assert run_ranks([2, 1], writers, *argv) == [True, False, True]
 
 
 def test_export_gives_plain_weights(trained, tmp_path):

@@ -63,6 +63,29 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_another_process_may_remove_what_is_left_at_the_same_moment(tmp_path, monkeypatch):
+    """Eight of 150 resumed runs with two ranks a node died of it."""
+    (tmp_path / "step-00000007.unfinished").write_bytes(b"half")
+    unlink = pathlib.Path.unlink
+
+    def raced(path, *args, **named):
+        unlink(path)
+        unlink(path, *args, **named)
+
+    monkeypatch.setattr(pathlib.Path, "unlink", raced)
+    Writer(tmp_path, keep=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_breaks_off_leaves_the_one_before(tmp_path):
+    (tmp_path / "table.csv").write_text("before")
+    with pytest.raises(OSError, match="full"), writer.whole(tmp_path / "table.csv") as file:
+        file.write(b"half")
+        raise OSError("full")
+    assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]
+    assert (tmp_path / "table.csv").read_text() == "before"
+
+
 def test_a_checkpoint_that_cannot_be_written_is_a_sentence(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
