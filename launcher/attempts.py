@@ -39,6 +39,7 @@ class Attempts:
             {
                 "attempt": plan.attempt,
                 "nodes": [node.host for node in plan.nodes],
+                "ranks": {node.host: list(node.ranks) for node in plan.nodes},
                 "world_size": plan.world_size,
                 "master_port": plan.master_port,
                 "started_unix": unix,

@@ -53,6 +53,7 @@ def _training(verb: argparse.ArgumentParser) -> None:
     add("--port", type=int, help="of the rendezvous on node 0 (default: a free one)")
     add("--queue", action="store_const", const=True, help="wait for busy GPUs")
     add("--force", action="store_const", const=True, help="start although something is amiss")
+    add("--keep", metavar="SIZES", help="most MiB kept of a file: log=256,steps=1024,...")
     add("--resume", metavar="RUN", help="go on with this run; other options change its own")
     add("--detach", action="store_true", help="leave the terminal; see attach, status, stop")
     add("trainer", nargs="*", help="after `--`: options of `python -m trainer`")

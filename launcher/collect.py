@@ -1,36 +1,195 @@
-"""Brings a run's files from the nodes to the control machine."""
+"""Brings a run's files from the nodes to the control machine.
+
+A node is not trusted with names, types or sizes. It is asked for one file of the contract
+(docs/run-directory.md) at a time, by a name made here from its host name and its ranks, and answers
+with bytes alone: so no link, device or folder can arrive, and nothing outside of its own part. The
+bytes are counted into an empty folder; what arrived whole is moved into the run's folder.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-import shlex
 import shutil
-import subprocess
+import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from selectors import EVENT_READ, DefaultSelector
 
-from launcher.code import ssh_command
 from launcher.errors import UserError
-from launcher.inventory import Host
 from launcher.plan import NodePlan
 from launcher.probe import talk
+from launcher.sizes import MIB, Sizes
 
-CHECKPOINT = re.compile(r"step-(\d+)\.pt$")
+CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")
 LIST_SECONDS = 20.0
+SILENT_SECONDS = 60.0
+# A .bashrc may print before the file begins.
+MARK = b"tandem-file\n"
+GREETING = 1 << 16
+SEND = (
+    'test -e "$1" || test -L "$1" || exit 3; test -f "$1" && test ! -L "$1" || exit 4; '
+    'echo tandem-file; exec head -c "$2" -- "$1"'
+)
+ABSENT, IRREGULAR = 3, 4
+# What the run's own last files need where the checkpoints go.
+DISK_LEFT = 256 * MIB
 
 
-def records(parts: list[NodePlan], hosts: dict[str, Host], folder: Path) -> list[str]:
-    """Copy nodes/ and samples/ of every machine that answers; a sentence for each that does not."""
+@dataclass(frozen=True)
+class Wanted:
+    """One file: its name below the run's folder, here and there, and the most MiB of it."""
 
-    def one(node: NodePlan) -> str | None:
-        for part in ("nodes", "samples"):
-            problem = fetch(hosts[node.host], f"{node.output}/{part}", folder / part)
-            if problem:
-                return problem
-        return None
+    name: str
+    limit: int
+    kind: str
+
+    @property
+    def by_lines(self) -> bool:
+        """Whether its beginning is of use without its end."""
+        return not self.name.endswith(".json")
+
+
+def wanted(host: str, attempts: list[dict], sizes: Sizes) -> list[Wanted]:
+    """The files that a node may have written, by the ranks it had in each attempt."""
+    ranks = [(one["attempt"], one.get("ranks", {}).get(host, [])) for one in attempts]
+    held = sorted({rank for _, some in ranks for rank in some})
+    records = ("exit.json", "iostat.json", "net.jsonl", "gpu.jsonl", "mounts.jsonl")
+    found = [Wanted(f"nodes/{host}/{name}", sizes.other, "other") for name in records]
+    for rank in held:
+        found.append(Wanted(f"nodes/{host}/rank{rank}.steps.jsonl", sizes.steps, "steps"))
+    for attempt, some in ranks:
+        for rank in some:
+            found.append(Wanted(f"samples/rank{rank}.{attempt}.csv", sizes.samples, "samples"))
+    return found
+
+
+class NotHere(Exception):
+    """A file did not come; the text says why, for a person."""
+
+
+class Lost(NotHere):
+    """Nor will others: the way to the machine is gone, or what answers there."""
+
+
+def records(
+    nodes: dict, parts: list[NodePlan], attempts: list[dict], folder: Path, sizes: Sizes
+) -> list[str]:
+    """Bring what every node recorded. Returns a sentence for each thing that did not come."""
+
+    def one(part: NodePlan) -> list[str]:
+        problems = []
+        for file in wanted(part.host, attempts, sizes):
+            try:
+                problems += _bring(nodes[part.host], part, file, folder)
+            except Lost as error:
+                problems.append(
+                    f"{part.host}: {file.name} and what follows it was not collected: {error}."
+                )
+                break
+            except NotHere as error:
+                problems.append(f"{part.host}: {file.name} was not collected: {error}.")
+        return problems
 
     with ThreadPoolExecutor(max_workers=8) as pool:
-        return [problem for problem in pool.map(one, parts) if problem]
+        return [problem for some in pool.map(one, parts) for problem in some]
+
+
+def _bring(node, part: NodePlan, file: Wanted, folder: Path) -> list[str]:
+    """One file into the run's folder, or nothing where there is none. Raises NotHere."""
+    source, limit = f"{part.output}/{file.name}", file.limit * MIB
+    with staging(folder) as scratch:
+        fresh = Path(scratch) / "file"
+        size = receive(node, source, fresh, limit)
+        if size is None:
+            return []
+        if size <= limit:
+            settle(fresh, folder / file.name)
+            return []
+        more = f"larger than {file.limit} MiB (KEEP={file.kind}=... allows more); all of it lies in"
+        if not file.by_lines:
+            raise NotHere(f"it is {more} {source} there")
+        cut_to_lines(fresh, limit)
+        settle(fresh, folder / file.name)
+        return [f"{part.host}: {file.name} holds the beginning only: it is {more} {source} there."]
+
+
+def staging(folder: Path):
+    """An empty folder beside the run's files, gone afterwards."""
+    return tempfile.TemporaryDirectory(prefix=".collect-", dir=folder)
+
+
+def settle(fresh: Path, target: Path) -> None:
+    """Move what arrived to its place. Raises NotHere."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fresh.replace(target)
+    except OSError as error:
+        raise NotHere(f"{target} cannot be written: {error.strerror}") from None
+
+
+def cut_to_lines(path: Path, limit: int) -> None:
+    """Shorten a file to the last whole line within `limit` bytes."""
+    with path.open("r+b") as file:
+        begin = max(0, limit - MIB)
+        file.seek(begin)
+        file.truncate(begin + file.read(limit - begin).rfind(b"\n") + 1)
+
+
+def receive(node, source: str, target: Path, limit: int) -> int | None:
+    """Write a node's file to `target`, at most one byte more than `limit`.
+
+    Returns the bytes written, None when the node has no such file. Raises NotHere.
+    """
+    try:
+        process = node.start(["sh", "-c", SEND, "sh", source, str(limit + 1)])
+    except (OSError, UserError) as error:
+        raise Lost(str(error).rstrip(".")) from None
+    try:
+        with target.open("xb") as file:
+            size = _copy(process, file, limit)
+        if size > limit:
+            return size
+        status = process.wait()
+        said = process.stderr()
+    except OSError as error:
+        raise NotHere(error.strerror or str(error)) from None
+    finally:
+        process.close()
+    if status == ABSENT:
+        return None
+    if status == IRREGULAR:
+        raise NotHere("it is no regular file there")
+    if status != 0:
+        raise Lost(f"the way to the machine broke, or it could not be read {said}".strip())
+    return size
+
+
+def _copy(process, file, limit: int) -> int:
+    """Bytes after MARK into a file until the end, or one more than `limit`. Raises NotHere."""
+    head, begun, size = b"", False, 0
+    with DefaultSelector() as selector:
+        selector.register(process.fileno(), EVENT_READ)
+        heard = time.monotonic()
+        while size <= limit:
+            if selector.select(1.0):
+                piece = process.read()
+                if piece == b"":
+                    return size
+                heard = time.monotonic()
+                if not begun:
+                    before, begun, piece = (head + (piece or b"")).partition(MARK)
+                    head = before
+                    if len(head) > GREETING:
+                        raise Lost("the machine sent something else")
+                piece = (piece or b"")[: limit + 1 - size]
+                file.write(piece)
+                size += len(piece)
+            elif time.monotonic() - heard > SILENT_SECONDS:
+                raise Lost(f"the machine sent nothing for {SILENT_SECONDS:.0f} s")
+    return size
 
 
 def checkpoints(nodes: dict, parts: list[NodePlan]) -> dict[str, list[str]]:
@@ -45,7 +204,7 @@ def checkpoints(nodes: dict, parts: list[NodePlan]) -> dict[str, list[str]]:
         except (OSError, UserError):  # it froze or went away: others hold the same
             continue
         if status == 0:
-            found[node.host] = output.decode().split()
+            found[node.host] = output.decode(errors="replace").split()
     return found
 
 
@@ -55,9 +214,7 @@ def newest(names: list[str]) -> tuple[int, str] | None:
     return max(steps, default=None)
 
 
-def best_and_last(
-    nodes: dict, parts: list[NodePlan], hosts: dict[str, Host], folder: Path
-) -> tuple[list[Path], list[str]]:
+def best_and_last(nodes: dict, parts: list[NodePlan], folder: Path) -> tuple[list[Path], list[str]]:
     """Copy the best and the newest checkpoint from the first machine that has the newest one."""
     held = checkpoints(nodes, parts)
     tips = {host: tip for host, names in held.items() if (tip := newest(names))}
@@ -66,39 +223,27 @@ def best_and_last(
     host = max(tips, key=lambda name: tips[name][0])
     output = next(node.output for node in parts if node.host == host)
     names = [tips[host][1]] + (["best.pt"] if "best.pt" in held[host] else [])
-    target = folder / "checkpoints" / host
-    problems = []
-    for name in names:
-        problem = fetch(hosts[host], f"{output}/checkpoints/{host}/{name}", target / name)
-        problems += [problem] if problem else []
-    return [target / name for name in names if (target / name).exists()], problems
+    paths, problems = [], []
+    for name in (f"checkpoints/{host}/{name}" for name in names):
+        try:
+            paths += _checkpoint(nodes[host], f"{output}/{name}", folder, folder / name)
+        except NotHere as error:
+            problems.append(f"{host}: {name} was not collected: {error}.")
+    return paths, problems
 
 
-def fetch(host: Host, source: str, target: Path) -> str | None:
-    """Copy a file or a folder to `target`, which has its name; what is not there is not copied."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if host.is_local:
-        return _copy(Path(source), target)
-    address = f"[{host.address}]" if ":" in host.address else host.address
-    argv = ["rsync", "--recursive", "--links", "--times", "--ignore-missing-args", "--timeout=60"]
-    argv += [f"--rsh={shlex.join(ssh_command(host))}", f"{address}:{source}", f"{target.parent}/"]
-    done = subprocess.run(
-        argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
-    if done.returncode != 0:
-        said = " ".join(done.stderr.split())[:300]
-        return f"{host.label()}: {source} could not be copied here: {said}"
-    return None
-
-
-def _copy(source: Path, target: Path) -> str | None:
-    if not source.exists():
-        return None
-    try:
-        if source.is_dir():
-            shutil.copytree(source, target, dirs_exist_ok=True)
-        else:
-            shutil.copy2(source, target)
-    except (OSError, shutil.Error) as error:
-        return f"{source} could not be copied to {target}: {error}"
-    return None
+def _checkpoint(node, source: str, folder: Path, target: Path) -> list[Path]:
+    """One checkpoint, as far as this machine's disk allows. Raises NotHere."""
+    room = max(0, shutil.disk_usage(folder).free - DISK_LEFT)
+    with staging(folder) as scratch:
+        fresh = Path(scratch) / "file"
+        size = receive(node, source, fresh, room)
+        if size is None:
+            return []
+        if size > room:
+            raise NotHere(
+                f"this machine's disk has only {room // MIB} MiB to spare: make room in "
+                f"{os.fspath(folder.parent)}, then copy {source} from there"
+            )
+        settle(fresh, target)
+    return [target]

@@ -48,6 +48,15 @@ def _visible(line: bytes) -> bytes:
     return pieces[-1] if pieces else b""
 
 
+def open_log(path: Path, **options) -> IO[str]:
+    """A log to append to. Whatever else is there, a link or a FIFO, is none of ours and is taken
+    away."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        path.unlink()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o644), "a", encoding="utf-8", **options)
+
+
 class Terminal:
     """The control terminal: lines above, rank 0's progress bar live in the last line.
 
@@ -61,7 +70,7 @@ class Terminal:
         self._kept: IO[str] | None = None
 
     def keep_in(self, path: Path) -> None:
-        self._kept = path.open("a", encoding="utf-8", buffering=1)
+        self._kept = open_log(path, buffering=1)
 
     def say(self, text: str) -> None:
         """A line of the launcher's own."""
@@ -115,7 +124,7 @@ class RankLog:
 
     def __init__(self, path: Path, label: str, terminal: Terminal | None, live_bar: bool):
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = open_log(path)
         self._label = label
         self._terminal = terminal
         self._live_bar = live_bar

@@ -40,6 +40,7 @@ class Options:
     port: int | None = None
     queue: bool = False
     force: bool = False
+    keep: str | None = None
     trainer: tuple[str, ...] = ()
 
     def trainer_args(self) -> list[str]:

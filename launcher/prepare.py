@@ -15,6 +15,7 @@ from launcher.lines import Terminal
 from launcher.options import Options, trainer_settings
 from launcher.plan import Plan
 from launcher.preflight import Asked, Machines
+from launcher.sizes import Sizes
 from trainer import strategies
 
 QUEUE_LOOKS_EVERY = 10.0
@@ -34,6 +35,7 @@ class Prepared:
 def prepare(options: Options, terminal: Terminal, run: str | None = None) -> Prepared:
     """Look at everything, change nothing; `run` is the one that goes on. Raises UserError."""
     settings = trainer_settings(options)
+    Sizes.of(options.keep)  # said before anything is asked
     hosts = preflight.select(inventory.load(Path(options.inventory)), options)
     restart.check_minimum(options, hosts)
     asked = Asked(options, settings["model"], run)

@@ -20,6 +20,7 @@ from launcher.options import Options
 from launcher.plan import NodePlan, Plan
 from launcher.prepare import QUEUE_LOOKS_EVERY, Prepared, make_plan, new_id, prepare
 from launcher.problems import BUSY_REMEDY
+from launcher.sizes import Sizes
 from launcher.start import start_guards, sync_code
 from launcher.stopper import Stopper
 from launcher.tell import describe, exit_code, proof, relative
@@ -220,10 +221,12 @@ class Run:
                 self.terminal.say(f"{name} does not answer: its records stay there")
 
     def _collect(self) -> None:
-        hosts = {h.name: h for h in self.machines.hosts if h.name in self.parts}
-        parts = [self.parts[name] for name in hosts]
-        problems = collect.records(parts, hosts, self.folder)
-        paths, more = collect.best_and_last(self.machines.nodes, parts, hosts, self.folder)
+        here = [host.name for host in self.machines.hosts]
+        parts = [self.parts[name] for name in here if name in self.parts]
+        sizes = Sizes.of(self.prepared.options.keep)
+        held = self.attempts.list
+        problems = collect.records(self.machines.nodes, parts, held, self.folder, sizes)
+        paths, more = collect.best_and_last(self.machines.nodes, parts, self.folder)
         self.attempts.read_resumed(self.folder)
         for problem in [*problems, *more]:
             self.terminal.say(problem)

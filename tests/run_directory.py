@@ -29,7 +29,7 @@ FILES = {
     },
     "attempts.json": {"status": str, "attempts": list},
     "attempts.json attempts": {
-        "attempt": int, "nodes": list, "world_size": int, "master_port": int,
+        "attempt": int, "nodes": list, "ranks": dict, "world_size": int, "master_port": int,
         "started_unix": NUMBER, "wall_seconds": MAYBE, "reason": str, "status": str,
         "resumed_samples": MAYBE, "first_cause": (dict, NULL),
     },

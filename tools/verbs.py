@@ -63,6 +63,7 @@ START = (
     Variable("DETACH", "--detach", "1: leave the terminal", "switch"),
     Variable("QUEUE", "--queue", "1: wait for machines that are busy", "switch"),
     Variable("FORCE", "--force", "1: start although something is amiss", "switch"),
+    Variable("KEEP", "--keep", "most MiB kept of a file: log=256,steps=1024,samples=4096,other=64"),
 )
 RESUME = Variable("RESUME", "--resume", "a run to go on with; other variables change its own")
 

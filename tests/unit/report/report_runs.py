@@ -103,6 +103,7 @@ class RunBuilder:
         entry = {
             "attempt": 1,
             "nodes": self.hosts,
+            "ranks": {host: [rank] for rank, host in enumerate(self.hosts)},
             "world_size": len(self.hosts),
             "master_port": 29500,
             "started_unix": 1.7e9,

