@@ -6,11 +6,13 @@ import ipaddress
 from collections import Counter
 from dataclasses import dataclass, field
 
+from launcher import devices
 from launcher.code import Code
+from launcher.devices import Part
 from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.node.launch import PATH
-from launcher.options import Options, data_path
+from launcher.options import Options, data_path, without
 from launcher.plan import FIRST_PORT, MONITOR_INTERVAL, PORTS, NodePlan, Plan
 from launcher.probe import Facts
 
@@ -44,6 +46,7 @@ class Shared:
     master_addr: str
     master_port: int
     ranks_per_node: tuple[int, ...]
+    parts: dict[str, Part]
 
 
 def build(
@@ -56,17 +59,22 @@ def build(
 ) -> Plan:
     """The plan of one attempt; `settings` is what the trainer makes of the options. Raises
     UserError."""
-    counts = tuple(local_ranks(host, facts[host.name]) for host in hosts)
+    parts = devices.share_out(hosts, facts, settings)
+    level = devices.precision(parts, hosts, facts, settings, request.attempt > 1)
+    options = options.with_precision(level.name)
+    counts = tuple(parts[host.name].processes for host in hosts)
     check_master(hosts)
     check_batch(hosts, counts, settings["per_node_batch_size"])
     port = choose_port(facts[hosts[0].name], options.port, set(request.used_ports))
-    shared = Shared(request, options, hosts[0].address, port, counts)
+    shared = Shared(request, options, hosts[0].address, port, counts, parts)
     return Plan(
         run=request.run,
         attempt=request.attempt,
         created_unix=request.unix,
         tandem=TANDEM,
-        **{name: settings[name] for name in ("model", "epochs", "sync", "precision")},
+        **{name: settings[name] for name in ("model", "epochs", "sync")},
+        precision=level.name,
+        precision_why=settings.get("precision_why", level.why),
         data=options.data,
         world_size=sum(counts),
         master_addr=shared.master_addr,
@@ -92,12 +100,13 @@ def _nodes(hosts: list[Host], facts: dict[str, Facts], shared: Shared) -> list[N
 
 def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -> NodePlan:
     """One machine's part; `on_machine` processes share its cores."""
-    folder = fact.absolute(host.node_dir)
+    folder, part = fact.absolute(host.node_dir), shared.parts[host.name]
     output = f"{folder}/runs/{shared.request.run}"
     data = data_path(shared.options.data, host.data_root, host.is_local, host.name)
     card = interface(host, fact)
     env = environment(card, max(1, fact.cores // on_machine), host.cuda_home)
     env.update({**shared.request.extra_env, **host.env})
+    env.update(part.environment(host.env))
     if shared.request.bar and rank == 0:
         # tqdm takes the width from these two where it writes into a pipe.
         label = len(f"[{host.name} {sum(shared.ranks_per_node) - 1}] ")
@@ -113,7 +122,7 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
         port=host.port,
         user=host.user,
         interface=card,
-        argv=(*_launch(rank, host, shared), *_trainer(data, output, shared)),
+        argv=(*_launch(rank, host, shared), *_trainer(data, output, shared, part)),
         env=env,
         cwd=f"{folder}/code",
         output=output,
@@ -134,10 +143,11 @@ def _launch(rank: int, host: Host, shared: Shared) -> list[str]:
     ]
 
 
-def _trainer(data: str, output: str, shared: Shared) -> list[str]:
+def _trainer(data: str, output: str, shared: Shared, part: Part) -> list[str]:
     resume = ["--resume", "auto"] if shared.request.attempt > 1 else []
     folders = ["--data", data, "--output", output]
-    return ["-m", "trainer", *folders, *shared.options.trainer_args(), *resume]
+    asked = without("--device", shared.options.trainer_args())
+    return ["-m", "trainer", *folders, *asked, "--device", part.kind, *resume]
 
 
 def check_batch(hosts: list[Host], counts: tuple[int, ...], per_node: int) -> None:
@@ -163,11 +173,6 @@ def check_master(hosts: list[Host]) -> None:
             "that machine itself: "
             f"give its address in the LAN as ansible_host."
         )
-
-
-def local_ranks(host: Host, facts: Facts) -> int:
-    """One process per GPU; a machine without any computes with one process on its cores."""
-    return max(1, host.gpus if host.gpus is not None else facts.gpus["count"])
 
 
 def choose_port(facts: Facts, wanted: int | None, avoid: set[int]) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +53,8 @@ class Options:
         if not files and "/" not in self.data and own.exists():
             files = [own]
         args = [word for file in files for word in recipe_args(file)]
+        if self.precision is not None:  # `auto` of a recipe would stand beside what became of it
+            args = without("--precision", args)
         for name, value in (
             ("--model", self.model or (None if files else model)),
             ("--epochs", self.epochs),
@@ -60,6 +64,22 @@ class Options:
         ):
             args += [name, str(value)] if value is not None else []
         return args + words
+
+    def with_precision(self, level: str) -> Options:
+        """With what was decided in the place of what was asked for."""
+        words = tuple(without("--precision", self.trainer))
+        return dataclasses.replace(self, precision=level, trainer=words)
+
+
+def without(name: str, words: Sequence[str]) -> list[str]:
+    """`words` without an option and its value."""
+    kept: list[str] = []
+    skipping = False
+    for word in words:
+        if not skipping and word.partition("=")[0] != name:
+            kept.append(word)
+        skipping = not skipping and word == name
+    return kept
 
 
 def _split_config(trainer: tuple[str, ...]) -> tuple[list[Path], list[str]]:

@@ -51,6 +51,7 @@ class Plan:
     epochs: int
     sync: str
     precision: str
+    precision_why: str
     world_size: int
     master_addr: str
     master_port: int
@@ -82,6 +83,7 @@ def render(plan: Plan) -> str:
         f"{plan.world_size} processes, "
         f"master {plan.master_addr} port {plan.master_port}",
         f"code {plan.code_sha256[:12]}",
+        f"precision {plan.precision}: {plan.precision_why}",
     ]
     for node in plan.nodes:
         where = (

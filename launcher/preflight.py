@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher import code, connection, mesh, models, probe
+from launcher import code, connection, devices, mesh, models, probe
 from launcher.build import candidate_ports, check_master
 from launcher.errors import UserError
 from launcher.inventory import Host
@@ -18,8 +18,9 @@ class Asked:
     """What the machines are to be fit for. `run` is the one that goes on, None for a new one."""
 
     options: Options
-    model: str
+    settings: dict  # all options of the trainer
     run: str | None = None
+    begun: bool = False  # the precision in `settings` is the one that the run began with
 
 
 @dataclass
@@ -72,13 +73,14 @@ def look(hosts: list[Host], asked: Asked, *, without_missing=False) -> Machines:
 
 
 def _task(host: Host, hosts: list[Host], asked: Asked) -> dict:
-    options, module = asked.options, asked.model.partition(":")
+    options, module = asked.options, asked.settings["model"].partition(":")
+    packages = [module[0].partition(".")[0]] if module[1] else []
     peers = [other.address for other in hosts if other.name != host.name] or [host.address]
     return {
         "peers": list(dict.fromkeys(peers)),
         "ports": candidate_ports(options),
         "node_dir": host.node_dir,
-        "packages": [module[0].partition(".")[0]] if module[1] else [],
+        "packages": [*packages, *(["tensorboard"] if asked.settings["tensorboard"] else [])],
         "paths": [f"{host.cuda_home}/bin"] if host.cuda_home else [],
         "data": data_path(options.data, host.data_root, host.is_local, host.name),
     }
@@ -86,16 +88,52 @@ def _task(host: Host, hosts: list[Host], asked: Asked) -> dict:
 
 def check(machines: Machines, asked: Asked) -> list[Problem]:
     """All that is wrong with these machines for this run."""
-    problems = []
+    parts, problems = _parts(machines, asked)
     for host in machines.hosts:
-        problems += of_machine(host, machines.facts[host.name], asked.run)
+        facts = machines.facts[host.name]
+        wants = devices.wants_gpus(host, asked.settings["device"])
+        gets = host.name not in parts or parts[host.name].kind == "cuda"
+        on_gpus = wants and (gets or bool(facts.gpus["error"]))
+        problems += of_machine(host, facts, asked.run, on_gpus)
     problems += _model(machines, asked)
+    problems += _packages(machines, asked)
     problems += _equal_versions(machines)
     problems += _equal_data(machines)
+    if not any(problem.fatal for problem in problems):
+        problems += _precision(parts, machines, asked)
     if not problems and len(machines.hosts) > 1:
         met = mesh.check(machines.hosts, machines.nodes, machines.facts)
         problems += [Problem(text) for text in met]
     return problems
+
+
+def _parts(machines: Machines, asked: Asked) -> tuple[dict[str, devices.Part], list[Problem]]:
+    """What each node computes on; nothing where that is wrong."""
+    try:
+        return devices.share_out(machines.hosts, machines.facts, asked.settings), []
+    except UserError as error:
+        return {}, [Problem(text) for text in error.problems]
+
+
+def _precision(parts: dict, machines: Machines, asked: Asked) -> list[Problem]:
+    try:
+        devices.precision(parts, machines.hosts, machines.facts, asked.settings, asked.begun)
+    except UserError as error:
+        return [Problem(text) for text in error.problems]
+    return []
+
+
+def _packages(machines: Machines, asked: Asked) -> list[Problem]:
+    if not asked.settings["tensorboard"]:
+        return []
+    lacking = [h for h in machines.hosts if not machines.facts[h.name].packages["tensorboard"]]
+    return [
+        Problem(
+            f"{host.label()}: --tensorboard, and its environment has no tensorboard: "
+            f"`{host.env_python} -m pip install tensorboard` there, or leave the option out."
+        )
+        for host in lacking
+    ]
 
 
 def _model(machines: Machines, asked: Asked) -> list[Problem]:
@@ -104,7 +142,7 @@ def _model(machines: Machines, asked: Asked) -> list[Problem]:
         return []
     host = machines.hosts[0]
     facts = machines.facts[host.name]
-    told = models.problem(asked.model, host, facts, code.current().names)
+    told = models.problem(asked.settings["model"], host, facts, code.current().names)
     return [Problem(told)] if told else []
 
 

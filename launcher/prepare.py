@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launcher import build, code, folders, inventory, preflight, restart
+from launcher import build, code, devices, folders, inventory, preflight, restart
 from launcher import plan as planning
 from launcher.errors import UserError
 from launcher.inventory import Host
@@ -38,7 +38,7 @@ def prepare(options: Options, terminal: Terminal, run: str | None = None) -> Pre
     Sizes.of(options.keep)  # said before anything is asked
     hosts = preflight.select(inventory.load(Path(options.inventory)), options)
     restart.check_minimum(options, hosts)
-    asked = Asked(options, settings["model"], run)
+    asked = Asked(options, settings, run, begun=run is not None)
     told = None
     while True:
         machines = preflight.look(hosts, asked)
@@ -53,12 +53,26 @@ def prepare(options: Options, terminal: Terminal, run: str | None = None) -> Pre
         if not busy:
             for text in passed:
                 terminal.say(text)
+            settings = settle(machines, asked, terminal)
+            asked = replace(asked, settings=settings, begun=True)
             return Prepared(options, settings, hosts, machines, asked)
         machines.close()
         if busy[0].text != told:
             told = busy[0].text
             terminal.say(f"waiting: {told}")
         time.sleep(QUEUE_LOOKS_EVERY)
+
+
+def settle(machines: Machines, asked: Asked, terminal: Terminal) -> dict:
+    """The trainer's options with what is decided once for the run: `device` and `precision`, and
+    `precision_why`. Raises UserError."""
+    hosts, facts, settings = machines.hosts, machines.facts, asked.settings
+    parts = devices.share_out(hosts, facts, settings)
+    level = devices.precision(parts, hosts, facts, settings, asked.begun)
+    why = "as the run began" if asked.begun and level.why == "as asked" else level.why
+    terminal.say(f"precision {level.name}: {why}")
+    kind = parts[hosts[0].name].kind
+    return {**settings, "device": kind, "precision": level.name, "precision_why": why}
 
 
 def make_plan(prepared: Prepared, machines: Machines, **details) -> Plan:

@@ -29,6 +29,7 @@ class Facts:
     home: str
     hostname: str
     cores: int
+    cpu_flags: list[str]
     machine: str
     versions: dict[str, str | None]
     models: list[str]

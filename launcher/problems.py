@@ -22,13 +22,14 @@ class Problem:
     busy: bool = False
 
 
-def of_machine(host: Host, facts: Facts, run: str | None) -> list[Problem]:
-    """All that is wrong with it for a run; what is left of `run` itself is none."""
-    state = [*_state(host, facts), *_busy(host, facts, run)]
-    return [*_software(host, facts), *_data(host, facts), *state]
+def of_machine(host: Host, facts: Facts, run: str | None, on_gpus: bool) -> list[Problem]:
+    """All that is wrong with it for a run; what is left of `run` itself is none. `on_gpus`: the
+    node computes on its GPUs, if it has any."""
+    state = [*_state(host, facts), *_busy(host, facts, run, on_gpus)]
+    return [*_software(host, facts, on_gpus), *_data(host, facts), *state]
 
 
-def _software(host: Host, facts: Facts) -> list[Problem]:
+def _software(host: Host, facts: Facts, on_gpus: bool) -> list[Problem]:
     remedy = "run `make env`" if host.is_local else "run `make provision`"
     missing = [name for name in ("torch", "torchvision") if not facts.versions.get(name)]
     if missing:
@@ -37,18 +38,12 @@ def _software(host: Host, facts: Facts) -> list[Problem]:
                 f"{host.label()}: {' and '.join(missing)} missing in {host.env_python}: {remedy}."
             )
         ]
-    if facts.gpus["error"]:
+    if facts.gpus["error"] and on_gpus:
         return [
             Problem(
                 f"{host.label()}: nvidia-smi fails ({facts.gpus['error']}): if the driver was "
-                f"upgraded, reboot; else run `make provision`.",
-            )
-        ]
-    if host.gpus and host.gpus > facts.gpus["count"]:
-        return [
-            Problem(
-                f"{host.label()}: the inventory says gpus={host.gpus}, but nvidia-smi shows "
-                f"{facts.gpus['count']}: correct the inventory."
+                f"upgraded, reboot; else run `make provision`. To compute on its CPU, give "
+                f"gpus=0 for {host.name}.",
             )
         ]
     if not all(facts.paths.values()):
@@ -109,12 +104,12 @@ def _state(host: Host, facts: Facts) -> list[Problem]:
     return problems
 
 
-def _busy(host: Host, facts: Facts, run: str | None) -> list[Problem]:
+def _busy(host: Host, facts: Facts, run: str | None, on_gpus: bool) -> list[Problem]:
     """A run on this machine, whether it has GPUs or not; else who else holds its GPUs."""
     others = [other for other in facts.runs if other["run"] != run]
     held = sorted({f"{other['holder']}: run {other['run']}" for other in others})
     what = "it is in use by"
-    if not facts.runs:
+    if not facts.runs and on_gpus:
         what = "its GPUs are in use by"
         held = [f"{h['user']}: {h['command']} (pid {h['pid']})" for h in facts.gpus["holders"]]
     if not held:

@@ -79,7 +79,8 @@ def begin(folder: Path) -> None:
 def resume(name: str, changes: dict) -> int:
     """Go on with a run whose controller has ended, however it did. Returns the exit code."""
     folder = folders.find(name)
-    stored = json.loads((folder / "plan.json").read_text(encoding="utf-8"))["options"]
+    planned = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    stored = {**planned["options"], "precision": planned["precision"]}
     stored["trainer"] = tuple(stored["trainer"])
     options = Options(**{**stored, **changes})
     terminal = Terminal()

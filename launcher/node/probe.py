@@ -36,6 +36,7 @@ def main(task, layout_source):
         "home": str(pathlib.Path.home()),
         "hostname": socket.gethostname(),
         "cores": len(os.sched_getaffinity(0)),
+        "cpu_flags": cpu_flags(),
         "machine": machine_id(),
         "versions": versions(),
         "models": models(),
@@ -132,24 +133,68 @@ def runs():
     return found
 
 
+def cpu_flags():
+    """Those of /proc/cpuinfo that tell whether the CPU computes in 16 bits."""
+    text = pathlib.Path("/proc/cpuinfo").read_text(errors="replace")
+    match = re.search(r"^flags\s*:(.*)", text, re.MULTILINE)
+    flags = match.group(1).split() if match else []
+    return sorted(flag for flag in flags if flag in ("avx512_bf16", "amx_bf16"))
+
+
+def cards_on_bus():
+    """Number of NVIDIA's display controllers (PCI class 03), with or without a driver."""
+    found = 0
+    for device in pathlib.Path("/sys/bus/pci/devices").glob("*"):
+        try:
+            vendor, kind = (device / "vendor").read_text(), (device / "class").read_text()
+        except OSError:
+            continue
+        found += vendor.strip() == "0x10de" and kind.startswith("0x03")
+    return found
+
+
 def gpus():
-    """Number of GPUs, driver version and the processes that hold them."""
+    """GPUs in the order of nvidia-smi, driver version and the processes that hold them."""
+    none = {"count": 0, "cards": [], "driver": None, "holders": [], "error": None}
+    none["cards_on_bus"] = cards_on_bus()
     if shutil.which("nvidia-smi") is None:
-        return {"count": 0, "driver": None, "holders": [], "error": None}
-    listed = run(["nvidia-smi", "--query-gpu=index,driver_version", "--format=csv,noheader"])
+        return none
+    listed = query(("driver_version", "name", "uuid", "pci.device_id"))
     if listed is None:
-        return {"count": 0, "driver": None, "holders": [], "error": run_error(["nvidia-smi"])}
-    rows = [line.split(", ") for line in listed.splitlines() if line.strip()]
+        return dict(none, error=run_error(["nvidia-smi"]))
+    # A driver of 2021 or older does not know the field, and refuses the whole question.
+    capabilities = query(("compute_cap",)) or []
+    capabilities += [[""]] * (len(listed) - len(capabilities))
+    cards = [card(row, sm) for row, sm in zip(listed, capabilities)]
     held = run(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]) or ""
     holders = []
     for line in held.splitlines():
         if line.strip().isdigit():
             holders.append(holder(int(line)))
+    driver = listed[0][0] if listed else None
+    return dict(none, count=len(cards), cards=cards, driver=driver, holders=holders)
+
+
+def query(fields):
+    """A row of nvidia-smi's answers for each GPU; None when it fails."""
+    text = run(["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader"])
+    if text is None:
+        return None
+    return [[word.strip() for word in line.split(",")] for line in text.splitlines() if line]
+
+
+def card(row, capability):
+    """`sm` is 10 x major + minor of the compute capability, null where the driver does not tell;
+    `pci` the PCI device number: nvidia-smi gives it before the vendor's, 0x1E0710DE."""
+    _, name, uuid, device = [*row, "", "", ""][:4]
+    major, _, minor = capability[0].partition(".")
+    known = major.isdigit() and minor.isdigit()
+    pci = re.match(r"0x([0-9A-Fa-f]{4})10DE$", device)
     return {
-        "count": len(rows),
-        "driver": rows[0][1] if rows else None,
-        "holders": holders,
-        "error": None,
+        "name": name or "GPU",
+        "uuid": uuid,
+        "pci": pci.group(1).lower() if pci else None,
+        "sm": 10 * int(major) + int(minor) if known else None,
     }
 
 

@@ -11,7 +11,20 @@ SETTINGS = {
     "per_node_batch_size": 32,
     "epochs": 3,
     "sync": "allreduce",
-    "precision": "bf16",
+    "precision": "auto",
+    "emulate": False,
+    "device": "auto",
+    "parallel": "ddp",
+    "tensorboard": False,
+}
+VERSIONS = {"python": "3.11.2", "torch": "2.15.0", "torchvision": "0.29.2", "cuda": "13.2"}
+NO_GPUS = {
+    "count": 0,
+    "cards": [],
+    "driver": None,
+    "holders": [],
+    "error": None,
+    "cards_on_bus": 0,
 }
 CODE = Code(names=(), sha256="c0de" * 16, git_revision=None, git_diff="")
 LISTING = {"classes": 10, "images": 1442, "sha256": "ab" * 32}
@@ -46,13 +59,14 @@ def facts(number, **changes):
         "home": "/home/tandem",
         "hostname": f"node{number}",
         "cores": 8,
+        "cpu_flags": [],
         "machine": f"machine{number}",
-        "versions": {"python": "3.11.2", "torch": "2.15.0", "torchvision": "0.29.2"},
+        "versions": VERSIONS,
         "models": ["resnet18", "resnet34", "resnet50", "vgg11"],
         "packages": {},
         "runs": [],
         "paths": {},
-        "gpus": {"count": 0, "driver": None, "holders": [], "error": None},
+        "gpus": NO_GPUS,
         "routes": {"192.0.2.1": {"interface": "eno1", "source": "192.0.2.9", "error": None}},
         "free_ports": (29500, 29501, 29502),
         "code_sha256": None,
@@ -65,8 +79,14 @@ def facts(number, **changes):
     return Facts(**{**values, **changes})
 
 
+def card(number=0, **changes):
+    name = "NVIDIA GeForce RTX 2080 Ti"
+    return {"name": name, "uuid": f"GPU-{number}a-b-c", "pci": "1e07", "sm": 75, **changes}
+
+
 def gpus(count, **changes):
-    return {"count": count, "driver": "580.1", "holders": [], "error": None, **changes}
+    cards = [card(number) for number in range(count)]
+    return {**NO_GPUS, "count": count, "cards": cards, "driver": "580.1", **changes}
 
 
 def build(hosts, found, options=None, settings=None, **details):

@@ -6,7 +6,7 @@ from launcher import preflight
 from launcher.errors import UserError
 from launcher.options import Options
 from launcher.preflight import Machines, Problem
-from tests.unit.launcher.launcher_values import DATA, LISTING, facts, gpus, host
+from tests.unit.launcher.launcher_values import DATA, LISTING, SETTINGS, VERSIONS, facts, gpus, host
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def mesh_is_whole(monkeypatch):
 
 def problems(*found, hosts=None, model="resnet18", run=None):
     hosts = hosts or [host(int(one.host[4:])) for one in found]
-    asked = preflight.Asked(Options(), model, run)
+    asked = preflight.Asked(Options(), {**SETTINGS, "model": model}, run)
     return preflight.check(Machines(hosts, {}, {one.host: one for one in found}), asked)
 
 
@@ -26,7 +26,7 @@ def test_nothing_wrong():
 
 
 def versions(**changes):
-    return {"python": "3.11.2", "torch": "2.15.0", "torchvision": "0.29.2", **changes}
+    return {**VERSIONS, **changes}
 
 
 @pytest.mark.parametrize(

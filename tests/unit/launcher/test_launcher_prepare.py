@@ -22,7 +22,9 @@ def ready(monkeypatch):
         found = iter(looks)
 
         def look(hosts, _asked):
-            return Machines(hosts, {}, {"node1": facts(1), "node2": facts(2, **next(found))})
+            return Machines(
+                hosts, {}, {"node1": facts(1, gpus=gpus(1)), "node2": facts(2, **next(found))}
+            )
 
         monkeypatch.setattr(inventory, "load", lambda _path: [host(1), host(2)])
         monkeypatch.setattr(preflight, "look", look)
@@ -42,7 +44,8 @@ def test_busy_machines_are_waited_for_and_that_is_said_once(ready):
     looks = [{"gpus": BUSY}, {"gpus": BUSY}, {"gpus": other}, {"gpus": free}]
     assert ready(*looks, queue=True).hosts == [host(1), host(2)]
     assert ready.slept == [prepare.QUEUE_LOOKS_EVERY] * 3
-    assert [line.split("by ")[1][:3] for line in ready.said().splitlines()] == ["ann", "ben"]
+    waited = [line for line in ready.said().splitlines() if "waiting" in line]
+    assert [line.split("by ")[1][:3] for line in waited] == ["ann", "ben"]
 
 
 def test_what_waiting_does_not_mend_is_said_before_it(ready):

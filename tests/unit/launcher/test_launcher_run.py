@@ -50,7 +50,7 @@ def start(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(preflight, "look", look)
         # This machine may be training, or have these tests twice.
         asked = Options(**{"force": True, **options})
-        machines, what = look(hosts, None), preflight.Asked(asked, "resnet18")
+        machines, what = look(hosts, None), preflight.Asked(asked, SETTINGS)
         prepared = Prepared(asked, SETTINGS, hosts, machines, what)
         made = prepare.make_plan(prepared, prepared.machines, run="r")
         folder = tmp_path / "runs" / "r"

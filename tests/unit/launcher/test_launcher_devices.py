@@ -1,0 +1,365 @@
+"""Which GPUs the processes of a node get, what says so, and the precision of all."""
+
+import io
+import json
+
+import pytest
+
+from launcher import devices, preflight, prepare, run
+from launcher.errors import UserError
+from launcher.lines import Terminal
+from launcher.node import probe
+from launcher.options import Options
+from tests.unit.launcher.launcher_values import (
+    SETTINGS,
+    VERSIONS,
+    build,
+    card,
+    facts,
+    gpus,
+    host,
+)
+
+OWN = "CUDA_VISIBLE_DEVICES"
+CARDS = {
+    "1080 Ti": {"name": "NVIDIA GeForce GTX 1080 Ti", "sm": 61, "pci": "1b06"},
+    "2080 Ti": {"name": "NVIDIA GeForce RTX 2080 Ti", "sm": 75, "pci": "1e07"},
+    "3090": {"name": "NVIDIA GeForce RTX 3090", "sm": 86, "pci": "2204"},
+}
+
+
+@pytest.fixture(autouse=True)
+def mesh_is_whole(monkeypatch):
+    monkeypatch.setattr(preflight.mesh, "check", lambda *_: [])
+
+
+def having(*names):
+    """The GPUs of a machine with these cards."""
+    cards = [card(number, **CARDS[name]) for number, name in enumerate(names)]
+    return {**gpus(len(cards)), "cards": cards}
+
+
+def given(nodes, count, machine="one", **changes):
+    """(device, visible GPUs, processes) of each of some nodes on one machine with `count` GPUs;
+    `nodes` are changes of each one's host."""
+    hosts = [host(number, **change) for number, change in enumerate(nodes, 1)]
+    found = [
+        facts(number, machine=machine, gpus=gpus(count), **changes)
+        for number, _ in enumerate(nodes, 1)
+    ]
+    made = build(hosts, found, settings={"per_node_batch_size": 64})
+    return [
+        (node.argv[node.argv.index("--device") + 1], node.env[OWN], len(node.ranks))
+        for node in made.nodes
+    ]
+
+
+CPU = ("cpu", "", 1)
+
+
+@pytest.mark.parametrize(
+    "nodes, count, wanted",
+    [
+        # One node a machine.
+        ([{}], 0, [CPU]),
+        ([{}], 1, [("cuda", "0", 1)]),
+        ([{}], 2, [("cuda", "0,1", 2)]),
+        ([{}], 4, [("cuda", "0,1,2,3", 4)]),
+        ([{"gpus": 2}], 4, [("cuda", "0,1", 2)]),
+        ([{"gpus": 0}], 4, [CPU]),
+        # Several nodes share a machine's GPUs, or all compute on its CPU.
+        ([{}] * 4, 0, [CPU] * 4),
+        ([{}] * 4, 1, [CPU] * 4),
+        ([{}] * 4, 2, [CPU] * 4),
+        ([{}] * 2, 2, [("cuda", "0", 1), ("cuda", "1", 1)]),
+        ([{}] * 2, 4, [("cuda", "0,1", 2), ("cuda", "2,3", 2)]),
+        ([{}] * 3, 4, [("cuda", "0,1", 2), ("cuda", "2", 1), ("cuda", "3", 1)]),
+        ([{}] * 4, 4, [("cuda", str(number), 1) for number in range(4)]),
+        ([{"gpus": 1}, {}], 4, [("cuda", "0", 1), ("cuda", "1,2,3", 3)]),
+        ([{}, {"gpus": 3}], 4, [("cuda", "3", 1), ("cuda", "0,1,2", 3)]),
+        ([{"gpus": 0}] * 4, 1, [CPU] * 4),
+        # The user's own choice.
+        ([{"env": {OWN: "3,1"}}], 4, [("cuda", "3,1", 2)]),
+        ([{"env": {OWN: "2,3"}, "gpus": 1}], 4, [("cuda", "2", 1)]),
+        ([{"env": {OWN: ""}}], 4, [CPU]),
+        ([{"env": {OWN: "-1"}}], 4, [CPU]),
+        ([{"env": {OWN: "GPU-1a"}}], 2, [("cuda", "GPU-1a", 1)]),
+        ([{"env": {OWN: "MIG-7"}}], 1, [("cuda", "MIG-7", 1)]),
+        ([{"env": {OWN: "1"}}, {}], 2, [("cuda", "1", 1), ("cuda", "0", 1)]),
+    ],
+)
+def test_nodes_share_the_gpus_of_their_machine(nodes, count, wanted):
+    assert given(nodes, count) == wanted
+
+
+def test_gpus_are_counted_as_nvidia_smi_counts_them():
+    one, other = build([host(1), host(2)], [facts(n, gpus=gpus(1)) for n in (1, 2)]).nodes
+    assert one.env["CUDA_DEVICE_ORDER"] == other.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    own = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    made = build([host(1, env=own)], [facts(1, gpus=gpus(1))])
+    assert made.nodes[0].env["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+
+
+def test_a_torch_without_cuda_computes_on_the_cpu():
+    cpu_build = {**VERSIONS, "cuda": None}
+    assert given([{}], 2, versions=cpu_build) == [CPU]
+    with pytest.raises(UserError, match=r"gpus=2, but its torch is built without CUDA"):
+        given([{"gpus": 2}], 2, versions=cpu_build)
+
+
+def test_data_parallel_is_one_process_for_all_gpus_of_its_node():
+    settings = {"parallel": "dp", "per_node_batch_size": 64}
+    (node,) = build([host(1)], [facts(1, gpus=gpus(4))], settings=settings).nodes
+    assert (node.env[OWN], node.ranks) == ("0,1,2,3", (0,))
+
+
+def test_the_device_that_was_asked_for_is_said_once():
+    settings = {"device": "cpu", "per_node_batch_size": 64}
+    options = Options(trainer=("--device", "cpu", "--seed", "3"))
+    (node,) = build([host(1)], [facts(1, gpus=gpus(2))], options, settings=settings).nodes
+    assert node.argv.count("--device") == 1
+    assert node.argv[node.argv.index("--device") + 1] == "cpu"
+    assert node.env[OWN] == ""
+
+
+@pytest.mark.parametrize(
+    "nodes, count, words",
+    [
+        ([{"gpus": 4}], 1, ["node1", "gpus=4", "shows 1"]),
+        ([{"gpus": 1}] * 2, 1, ["node2", "gpus=1 for node1, gpus=1 for node2", "shows 1"]),
+        ([{"env": {OWN: "7"}}], 2, ["node1", f"{OWN}=7", "correct run_env"]),
+        ([{"env": {OWN: "GPU-9"}}], 2, ["node1", f"{OWN}=GPU-9", "correct run_env"]),
+        ([{"env": {OWN: "0"}}] * 2, 2, ["node1, node2", "same GPU"]),
+        ([{"env": {OWN: "0"}, "gpus": 2}], 2, ["node1", "gpus=2", "names 1"]),
+    ],
+)
+def test_gpus_that_are_not_there_are_refused_by_name(nodes, count, words):
+    with pytest.raises(UserError) as raised:
+        given(nodes, count)
+    assert all(word in str(raised.value) for word in words), raised.value
+
+
+def problems(hosts, found, begun=False, **settings):
+    settings = {**SETTINGS, **settings}
+    asked = preflight.Asked(Options(), settings, begun=begun)
+    machines = preflight.Machines(hosts, {}, {one.host: one for one in found})
+    return [problem.text for problem in preflight.check(machines, asked)]
+
+
+def test_a_broken_driver_is_an_error_and_no_cpu_among_gpus():
+    broken = gpus(0, error="Driver/library version mismatch")
+    found = [facts(1, gpus=gpus(1)), facts(2, gpus=broken)]
+    (told,) = problems([host(1), host(2)], found)
+    assert "node2" in told and "Driver/library version mismatch" in told and "gpus=0" in told
+    assert problems([host(2, gpus=0)], [facts(2, gpus=broken)]) == []
+    assert problems([host(2)], [facts(2, gpus=broken)], device="cpu") == []
+
+
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({}, "it has no GPU"),
+        ({"gpus": {**gpus(0), "cards_on_bus": 1}}, "it has an NVIDIA card, but no driver's"),
+    ],
+)
+def test_gpus_and_cpus_in_one_run_are_refused_with_the_reason(changes, why):
+    told = " ".join(problems([host(1), host(2)], [facts(1, gpus=gpus(1)), facts(2, **changes)]))
+    assert "NVIDIA GeForce RTX 2080 Ti (node1) and the CPU of node2" in told
+    assert why in told
+
+
+def test_whose_gpus_are_held_is_no_matter_to_who_computes_on_the_cpu():
+    held = gpus(1, holders=[{"pid": 7, "user": "ann", "command": "python x"}])
+    assert "ann" in problems([host(1)], [facts(1, gpus=held)])[0]
+    assert problems([host(1, gpus=0)], [facts(1, gpus=held)]) == []
+    together = [facts(n, gpus=held, machine="one") for n in (1, 2)]
+    assert problems([host(1), host(2)], together) == []
+
+
+# The precision
+
+
+def level(*machines, **settings):
+    """(precision, why, argv of node 1) of a plan for machines with these cards."""
+    hosts = [host(number) for number, _ in enumerate(machines, 1)]
+    found = [facts(number, gpus=having(*cards)) for number, cards in enumerate(machines, 1)]
+    made = build(hosts, found, Options(model="resnet18", data="digits"), settings=settings)
+    return made.precision, made.precision_why, made.nodes[0].argv
+
+
+@pytest.mark.parametrize(
+    "machines, wanted",
+    [
+        ([()], "fp32"),
+        ([(), ()], "fp32"),
+        ([("3090",), ("3090",)], "bf16"),
+        ([("3090",), ("2080 Ti",)], "O1"),
+        ([("1080 Ti",), ("3090",)], "fp32"),
+        ([("3090", "1080 Ti")], "fp32"),
+    ],
+)
+def test_auto_is_what_all_machines_have_and_never_reaches_them(machines, wanted):
+    found, why, argv = level(*machines)
+    assert found == wanted and why
+    assert argv.count("--precision") == 1
+    assert argv[argv.index("--precision") + 1] == wanted
+    assert "auto" not in argv
+
+
+def test_the_card_that_decides_is_named():
+    assert level(("3090",), ("2080 Ti",))[1].startswith("NVIDIA GeForce RTX 2080 Ti (node2)")
+    assert level(("3090", "1080 Ti"))[1].startswith("NVIDIA GeForce GTX 1080 Ti (node1)")
+
+
+def test_what_was_typed_for_the_precision_is_replaced_by_what_became_of_it():
+    options = Options(trainer=("--precision=auto", "--seed", "3", "--precision", "auto"))
+    made = build([host(1)], [facts(1)], options)
+    assert made.options == Options(precision="fp32", trainer=("--seed", "3"))
+    assert "auto" not in " ".join(made.nodes[0].argv)
+
+
+def test_a_driver_that_does_not_tell_the_capability_is_asked_for_the_card():
+    """440.33 has no compute_cap: the PCI device number is looked up in ansible/stacks.yml."""
+    cards = [card(0, **{**CARDS["1080 Ti"], "sm": None}), card(1, sm=None)]
+    found = facts(1, gpus={**gpus(2), "cards": cards})
+    part = devices.share_out([host(1)], {"node1": found}, SETTINGS)["node1"]
+    assert [device.sm for device in part.devices] == [61, 75]
+
+
+@pytest.mark.parametrize(
+    "machines, settings, words",
+    [
+        ([()], {"precision": "O1"}, ["the CPU of node1", "use fp32"]),
+        ([()], {"precision": "bf16"}, ["the CPU of node1", "AMX", "use fp32", "--emulate"]),
+        ([("3090",), ("2080 Ti",)], {"precision": "bf16"}, ["(node2)", "use O1"]),
+        ([()], {"device": "cuda"}, ["node1", "--device cuda", "it has no GPU"]),
+    ],
+)
+def test_what_the_machines_lack_is_said_before_the_start(machines, settings, words):
+    hosts = [host(number) for number, _ in enumerate(machines, 1)]
+    found = [facts(number, gpus=having(*cards)) for number, cards in enumerate(machines, 1)]
+    (told,) = problems(hosts, found, **settings)
+    assert all(word in told for word in words), told
+
+
+def test_emulated_bf16_for_who_means_it():
+    assert problems([host(1)], [facts(1)], precision="bf16", emulate=True) == []
+    assert problems([host(1)], [facts(1, cpu_flags=["avx512_bf16"])], precision="bf16") == []
+
+
+def test_a_limit_on_the_instructions_counts_as_their_lack(monkeypatch):
+    found = facts(1, cpu_flags=["amx_bf16"])
+    assert problems([host(1)], [found], precision="bf16") == []
+    limited = host(1, env={"ONEDNN_MAX_CPU_ISA": "AVX2"})
+    assert "AMX" in problems([limited], [found], precision="bf16")[0]
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert "AMX" in problems([host(1)], [found], precision="bf16")[0]
+
+
+def test_a_run_that_goes_on_keeps_its_level_and_names_who_lacks_it():
+    """At a restart each machine is looked at alone: who lacks the level stays out."""
+    settings = {"precision": "bf16", "device": "cuda"}
+    old, new = facts(1, gpus=having("2080 Ti")), facts(2, gpus=having("3090"))
+    assert problems([host(2)], [new], begun=True, **settings) == []
+    (told,) = problems([host(1)], [old], begun=True, **settings)
+    assert "NVIDIA GeForce RTX 2080 Ti (node1)" in told and "leave node1 out" in told
+    (told,) = problems([host(1)], [facts(1)], begun=True, **settings)
+    assert "node1" in told and "--device cuda" in told
+    later = build([host(2)], [new], settings={**settings, "precision": "fp32"}, attempt=2)
+    assert later.precision == "fp32"
+
+
+def resumed(plan, folder, monkeypatch, **changes):
+    """The options with which a run is resumed whose plan.json says this."""
+    (folder / "plan.json").write_text(json.dumps(plan))
+    asked = []
+    monkeypatch.setattr(run.folders, "find", lambda _name: folder)
+    monkeypatch.setattr(run, "prepare", lambda options, *_: asked.append(options) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run.resume("r", changes)
+    return asked[0]
+
+
+def test_a_resumed_run_asks_for_the_precision_that_it_began_with(tmp_path, monkeypatch):
+    """Also one whose recipe said bf16 when it began, and says `auto` now."""
+    options = {"precision": None, "trainer": ["--seed", "3"]}
+    plan = {"precision": "bf16", "options": options}
+    assert resumed(plan, tmp_path, monkeypatch).precision == "bf16"
+    assert resumed(plan, tmp_path, monkeypatch, precision="O1").precision == "O1"
+    settings = {**SETTINGS, "precision": "bf16"}
+    monkeypatch.setattr(prepare, "trainer_settings", lambda _options: settings)
+    monkeypatch.setattr(prepare.inventory, "load", lambda _path: [host(1)])
+    cards = {"node1": facts(1, gpus=having("2080 Ti"))}
+    machines = preflight.Machines([host(1)], {}, cards)
+    monkeypatch.setattr(preflight, "look", lambda *_: machines)
+    with pytest.raises(UserError, match=r"bf16: NVIDIA GeForce RTX 2080 Ti \(node1\).*leave node1"):
+        prepare.prepare(Options(precision="bf16"), Terminal(io.StringIO()), "r")
+
+
+def test_what_is_decided_is_said_and_holds_for_every_attempt(monkeypatch):
+    monkeypatch.setattr(prepare, "trainer_settings", lambda _options: SETTINGS)
+    monkeypatch.setattr(prepare.inventory, "load", lambda _path: [host(1), host(2)])
+    cards = {f"node{n}": facts(n, gpus=having(name)) for n, name in ((1, "3090"), (2, "2080 Ti"))}
+    machines = preflight.Machines([host(1), host(2)], {}, cards)
+    monkeypatch.setattr(preflight, "look", lambda *_: machines)
+    said = io.StringIO()
+    found = prepare.prepare(Options(), Terminal(said))
+    assert "precision O1: NVIDIA GeForce RTX 2080 Ti (node2)" in said.getvalue()
+    assert (found.settings["precision"], found.settings["device"]) == ("O1", "cuda")
+    assert found.asked.begun and found.asked.settings == found.settings
+    # The machine that decided is gone: the level stays.
+    left = preflight.Machines([host(1)], {}, {"node1": cards["node1"]})
+    later = prepare.make_plan(found, left, run="r", attempt=2)
+    assert (later.precision, later.precision_why) == ("O1", found.settings["precision_why"])
+
+
+def test_tensorboard_is_asked_of_the_machines():
+    lacking = facts(2, packages={"tensorboard": False})
+    found = [facts(1, packages={"tensorboard": True}), lacking]
+    (told,) = problems([host(1), host(2)], found, tensorboard=True)
+    assert told.startswith("node2") and "pip install tensorboard" in told
+
+
+# What the machines are asked
+
+
+NEW = {
+    "driver_version": "580.126.20, NVIDIA GeForce RTX 3090, GPU-1, 0x220410DE\n"
+    "580.126.20, NVIDIA GeForce RTX 4090, GPU-2, 0x268410DE\n",
+    "compute_cap": "8.6\n8.9\n",
+}
+OLD = {"driver_version": "440.33.01, GeForce GTX 1080 Ti, GPU-3, 0x1B0610DE\n"}
+ODD = {"driver_version": "580.126.20\n", "compute_cap": "[N/A]\n"}
+
+
+@pytest.mark.parametrize(
+    "answers, driver, cards",
+    [
+        (
+            NEW,
+            "580.126.20",
+            [
+                {"name": "NVIDIA GeForce RTX 3090", "uuid": "GPU-1", "pci": "2204", "sm": 86},
+                {"name": "NVIDIA GeForce RTX 4090", "uuid": "GPU-2", "pci": "2684", "sm": 89},
+            ],
+        ),
+        (
+            OLD,
+            "440.33.01",
+            [{"name": "GeForce GTX 1080 Ti", "uuid": "GPU-3", "pci": "1b06", "sm": None}],
+        ),
+        (ODD, "580.126.20", [{"name": "GPU", "uuid": "", "pci": None, "sm": None}]),
+    ],
+)
+def test_cards_of_new_and_old_drivers(monkeypatch, answers, driver, cards):
+    """A driver that does not know a field refuses the whole question."""
+
+    def answer(argv):
+        field = argv[1].partition("=")[2].split(",")[0]
+        return answers.get(field) if "query-gpu" in argv[1] else ""
+
+    monkeypatch.setattr(probe, "run", answer)
+    monkeypatch.setattr(probe.shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
+    found = probe.gpus()
+    assert (found["count"], found["driver"], found["cards"]) == (len(cards), driver, cards)
+    assert found["error"] is None
