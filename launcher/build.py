@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from launcher import devices
@@ -15,6 +16,7 @@ from launcher.node.launch import PATH
 from launcher.options import Options, data_path, without
 from launcher.plan import FIRST_PORT, MONITOR_INTERVAL, PORTS, NodePlan, Plan
 from launcher.probe import Facts
+from trainer import batch
 
 TANDEM = "0.1.0"  # version of this project, as plan.json tells it
 
@@ -64,7 +66,7 @@ def build(
     options = options.with_precision(level.name)
     counts = tuple(parts[host.name].processes for host in hosts)
     check_master(hosts)
-    check_batch(hosts, counts, settings["per_node_batch_size"])
+    check_batch([host.name for host in hosts], counts, settings["per_node_batch_size"])
     port = choose_port(facts[hosts[0].name], options.port, set(request.used_ports))
     shared = Shared(request, options, hosts[0].address, port, counts, parts)
     return Plan(
@@ -150,14 +152,16 @@ def _trainer(data: str, output: str, shared: Shared, part: Part) -> list[str]:
     return ["-m", "trainer", *folders, *asked, "--device", part.kind, *resume]
 
 
-def check_batch(hosts: list[Host], counts: tuple[int, ...], per_node: int) -> None:
-    """Raises UserError when a rank would have no sample."""
-    for host, count in zip(hosts, counts):
-        if per_node < count:
-            raise UserError(
-                f"BATCH={per_node} is split over the {count} processes of {host.name}, so "
-                f"{count - per_node} of them would have no sample: give BATCH={count} or more."
-            )
+def check_batch(names: Sequence[str], counts: Sequence[int], per_node: int) -> None:
+    """Raises UserError for a batch that the trainer could not split over `counts` ranks a node."""
+    least = batch.least_batch(counts)
+    if per_node < least:
+        name, count = max(zip(names, counts), key=lambda pair: pair[1])
+        processes = f"{count} processes" if count > 1 else "one process"
+        raise UserError(
+            f"BATCH={per_node} is too small for the {processes} of {name}: batch normalisation "
+            f"needs {batch.SMALLEST} samples in each: give BATCH={least} or more."
+        )
 
 
 def check_master(hosts: list[Host]) -> None:

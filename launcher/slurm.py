@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from launcher import inventory
+from launcher.build import check_batch
 from launcher.inventory import CHECKOUT, Host
 from launcher.options import Options, data_path, trainer_settings
 from launcher.plan import FIRST_PORT, MONITOR_INTERVAL, run_id
@@ -61,11 +62,14 @@ srun --kill-on-bad-exit=1 bash -c "$(declare -f way_to node); node"
 
 
 def script(options: Options, settings: dict, host: Host, run: str) -> str:
-    """The batch script. Python, data and GPUs are those of `host`: in Slurm all nodes are alike."""
+    """The batch script. Python, data and GPUs are those of `host`: in Slurm all nodes are alike.
+    Raises UserError."""
+    nodes = options.nodes or 1
+    check_batch(["each node"], [host.gpus or 1] * nodes, settings["per_node_batch_size"])
     return TEMPLATE.format(
         run=run,
         model=settings["model"],
-        nodes=options.nodes or 1,
+        nodes=nodes,
         gpus=f"#SBATCH --gpus-per-node={host.gpus}\n" if host.gpus else "",
         first_port=FIRST_PORT,
         python=shlex.quote(host.env_python),

@@ -1,4 +1,5 @@
-"""How many samples go where: ranks of a node, micro-batches of a rank. Pure functions."""
+"""How many samples go where: ranks of a node, micro-batches of a rank. Pure functions, without
+torch: the launcher refuses by them what could not be split."""
 
 from typing import List, NamedTuple, Sequence, Tuple
 
@@ -13,6 +14,12 @@ def even_parts(count: int, parts: int) -> List[int]:
     return [count // parts + (part < count % parts) for part in range(parts)]
 
 
+def least_batch(ranks_of_nodes: Sequence[int]) -> int:
+    """The smallest batch of a node, for nodes with so many ranks: one sample trains only alone, by
+    running statistics."""
+    return SMALLEST * max(ranks_of_nodes) if sum(ranks_of_nodes) > 1 else 1
+
+
 def rank_batches(per_node: int, places: Sequence[Tuple[object, int]]) -> Tuple[int, ...]:
     """Samples of a step per rank: each node's batch over its ranks, remainders to the first ones.
 
@@ -20,11 +27,11 @@ def rank_batches(per_node: int, places: Sequence[Tuple[object, int]]) -> Tuple[i
     where there are several ranks.
     """
     ranks_of = {node: sum(other == node for other, _ in places) for node, _ in places}
-    most = max(ranks_of.values())
-    if per_node < SMALLEST * most and len(places) > 1:
+    least = least_batch(tuple(ranks_of.values()))
+    if per_node < least:
         raise UserError(
             f"--per_node_batch_size {per_node} leaves a rank with less than {SMALLEST} samples: a "
-            f"node has {most} ranks. Use at least {SMALLEST * most}."
+            f"node has {max(ranks_of.values())} ranks. Use at least {least}."
         )
     return tuple(even_parts(per_node, ranks_of[node])[local] for node, local in places)
 

@@ -19,6 +19,7 @@ FORBIDDEN = {
 
 # Modules of the trainer without torch, for rules that several rooms go by: who may import them.
 SHARED = {
+    "trainer.batch": {"launcher"},
     "trainer.strategies": {"launcher", "report"},
     "trainer.levels": {"launcher"},
     "trainer.errors": {"launcher", "report"},

@@ -11,6 +11,8 @@ from launcher.errors import UserError
 from launcher.options import Options
 from launcher.watch import task
 from tests.unit.launcher.launcher_values import build, facts, gpus, host
+from trainer.batch import rank_batches
+from trainer.errors import UserError as TrainerError
 
 
 def test_node_ranks_follow_the_inventory_and_ranks_the_gpus():
@@ -71,8 +73,28 @@ def test_data_is_a_name_or_a_path():
 
 
 def test_a_batch_too_small_for_the_ranks():
-    with pytest.raises(UserError, match=r"BATCH=3 .* 4 processes of node1.*BATCH=4"):
-        build([host(1)], [facts(1, gpus=gpus(4))], settings={"per_node_batch_size": 3})
+    with pytest.raises(UserError, match=r"BATCH=4 .* 4 processes of node2.*BATCH=8"):
+        found = [facts(1, gpus=gpus(2)), facts(2, gpus=gpus(4))]
+        build([host(1), host(2)], found, settings={"per_node_batch_size": 4})
+
+
+@pytest.mark.parametrize("counts", [(1,), (4,), (1, 1), (2, 4), (1, 1, 3)])
+@pytest.mark.parametrize("batch", range(1, 10))
+def test_a_batch_starts_exactly_when_the_trainer_can_split_it(counts, batch):
+    hosts = [host(number) for number, _ in enumerate(counts, 1)]
+    found = [facts(number, gpus=gpus(count)) for number, count in enumerate(counts, 1)]
+    places = [(node, local) for node, count in enumerate(counts) for local in range(count)]
+    settings = {"per_node_batch_size": batch}
+
+    def accepted(act, *refusals):
+        try:
+            act()
+        except refusals:
+            return False
+        return True
+
+    split = accepted(lambda: rank_batches(batch, places), TrainerError)
+    assert accepted(lambda: build(hosts, found, settings=settings), UserError) == split
 
 
 def test_ports_are_free_and_never_used_twice():

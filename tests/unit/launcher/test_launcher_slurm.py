@@ -6,8 +6,10 @@ import subprocess
 import pytest
 
 from launcher import slurm
+from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.options import Options
+from tests.unit.launcher.launcher_values import SETTINGS
 
 TOOLS = {
     "scontrol": "echo node1; echo node2",
@@ -32,7 +34,7 @@ def run(tmp_path):
     def carry_out(gpus=None, **options):
         python = str(tmp_path / "python")
         host = Host("node1", "ssh", "10.0.0.1", 22, None, python, "tandem", "/data", gpus=gpus)
-        text = slurm.script(Options(nodes=2, **options), {"model": "resnet18"}, host, "a-run")
+        text = slurm.script(Options(nodes=2, **options), SETTINGS, host, "a-run")
         env = {
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
             "SLURM_SUBMIT_DIR": str(tmp_path),
@@ -79,3 +81,8 @@ def test_gpus_are_asked_for_and_shared_out(run):
 def test_without_gpus_none_are_asked_for(run):
     text, _, _ = run()
     assert "gpus" not in text.split("set -euo")[0]
+
+
+def test_a_batch_that_the_nodes_could_not_split_is_refused(run):
+    with pytest.raises(UserError, match=r"BATCH=32 .* 20 processes of each node.*BATCH=40"):
+        run(gpus=20)
