@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from launcher.errors import UserError
+from launcher.errors import MachineError, UserError
 from launcher.inventory import CHECKOUT, Host
 
 FOLDERS = ("trainer", "launcher/__init__.py", "launcher/node", "recipes", "examples")
@@ -75,8 +75,8 @@ def tree_sha256(root: Path, names: list[str]) -> str:
 
 
 def send(code: Code, hosts: list[Host], folders: dict[str, str]) -> None:
-    """Make `folders[host]` hold exactly the code. Raises UserError naming each machine where it
-    failed."""
+    """Make `folders[host]` hold exactly the code. Raises MachineError for those where it failed,
+    UserError when this machine cannot send."""
     with tempfile.TemporaryDirectory(prefix="tandem-code-") as scratch:
         tree = Path(scratch) / "code"
         for name in code.names:
@@ -91,9 +91,10 @@ def send(code: Code, hosts: list[Host], folders: dict[str, str]) -> None:
             )
 
         with ThreadPoolExecutor(max_workers=8) as pool:
-            problems = [problem for problem in pool.map(one, hosts) if problem]
+            told = zip(hosts, pool.map(one, hosts))
+            problems = {host.name: problem for host, problem in told if problem}
     if problems:
-        raise UserError(*problems)
+        raise MachineError([*problems], *problems.values())
 
 
 def _copy(tree: Path, folder: str) -> str | None:
@@ -139,7 +140,8 @@ def _rsync(tree: Path, host: Host, folder: str) -> str | None:
             argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
         )
     except FileNotFoundError:
-        return "rsync is not installed on this machine: `sudo apt install rsync`."
+        told = "rsync is not installed on this machine: `sudo apt install rsync`."
+        raise UserError(told) from None
     if done.returncode != 0:
         said = " ".join(done.stderr.split())[:300]
         return f"{host.label()}: the code could not be copied to {folder}: {said}"

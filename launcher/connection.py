@@ -16,7 +16,7 @@ from pathlib import Path
 import paramiko
 from fabric import Config, Connection
 
-from launcher.errors import UserError
+from launcher.errors import MachineError
 from launcher.inventory import Host
 from launcher.process import LocalProcess, SshProcess
 
@@ -70,11 +70,11 @@ class SshNode:
         )
 
     def open(self) -> None:
-        """Connect and log in. Raises UserError saying what ssh said."""
+        """Connect and log in. Raises MachineError saying what ssh said."""
         try:
             self._connection.open()
         except Exception as error:
-            raise UserError(explain(self.host, error)) from error
+            raise MachineError([self.host.name], explain(self.host, error)) from error
         sock = self._connection.transport.sock
         sock.settimeout(READER_WAKES_EVERY)
         # After a stall TCP doubles its waiting time; on a thin stream it need not, so a lease is
@@ -82,12 +82,12 @@ class SshNode:
         sock.setsockopt(socket.IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1)
 
     def start(self, argv: list[str]) -> SshProcess:
-        """Run a command. Raises UserError when the way to the machine broke."""
+        """Run a command. Raises MachineError when the way to the machine broke."""
         try:
             channel = self._connection.transport.open_session(timeout=CONNECT_SECONDS)
             channel.exec_command("exec " + shlex.join(argv))
         except (OSError, EOFError, paramiko.SSHException) as error:
-            raise UserError(explain(self.host, error)) from error
+            raise MachineError([self.host.name], explain(self.host, error)) from error
         return SshProcess(channel)
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ def open_all(hosts: list[Host]) -> tuple[dict[str, SshNode | LocalNode], dict[st
         one = node(host)
         try:
             one.open()
-        except UserError as error:
+        except MachineError as error:
             return host, None, str(error)
         return host, one, None
 

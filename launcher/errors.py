@@ -12,5 +12,13 @@ class UserError(Exception):
         self.problems = problems
 
 
+class MachineError(UserError):
+    """The same of machines of the run; `hosts` are their names in the inventory."""
+
+    def __init__(self, hosts: list[str], *problems: str):
+        super().__init__(*problems)
+        self.hosts = hosts
+
+
 class Busy(UserError):
     """Another run took a machine first: waiting mends it."""

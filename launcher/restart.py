@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, replace
 
 from launcher import preflight
-from launcher.errors import UserError
+from launcher.errors import MachineError, UserError
 from launcher.inventory import Host
 from launcher.options import Options
 from launcher.preflight import Asked, Machines
@@ -112,7 +112,7 @@ def set_aside(run: str, attempt: int, before: list[str], machines: Machines) -> 
 
     `before` names the machines of the attempt before. What others hold may be newer than the point
     where those went on without them: to resume from there would skip the images that they trained
-    on since. Raises UserError.
+    on since. Raises MachineError.
     """
     if not any(host.name in before for host in machines.hosts):
         return
@@ -125,4 +125,5 @@ def set_aside(run: str, attempt: int, before: list[str], machines: Machines) -> 
         argv = ["sh", "-c", script, "sh", held, aside, str(attempt)]
         _, said, status = talk(machines.nodes[host.name].start(argv), b"", 20.0)
         if status != 0:
-            raise UserError(f"{host.label()}: {held} could not be moved to {aside}: {said}")
+            told = f"{host.label()}: {held} could not be moved to {aside}: {said}"
+            raise MachineError([host.name], told)

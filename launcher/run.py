@@ -13,7 +13,7 @@ from launcher import collect, folders, preflight, restart
 from launcher import plan as planning
 from launcher.attempts import Attempts, write_json
 from launcher.cause import Failure
-from launcher.errors import Busy, UserError
+from launcher.errors import Busy, MachineError, UserError
 from launcher.inventory import CHECKOUT
 from launcher.lines import RunLogs, Terminal
 from launcher.options import Options
@@ -138,6 +138,8 @@ class Run:
                 if plan.attempt == 1 or stopper.asked:
                     self.attempts.close("failed")
                     raise
+                if not isinstance(error, MachineError):  # other machines would not mend it
+                    return self._given_up(error, Outcome("failed", None, 0.0, [], {}))
                 outcome = self._lost(plan, reason, error)
             if plan.attempt == 1 and outcome.cause is not None and outcome.cause.kind == "busy":
                 self.attempts.close("failed")
@@ -151,16 +153,19 @@ class Run:
             try:
                 plan = self._next(plan, limits, stopper)
             except UserError as error:
-                for problem in error.problems:
-                    self.terminal.say(problem)
-                return outcome
+                return self._given_up(error, outcome)
 
-    def _lost(self, plan: Plan, reason: str, error: UserError) -> Outcome:
-        """A machine that answered a moment ago does not any more: an attempt that failed."""
-        named = [node.host for node in plan.nodes if str(error).startswith(node.host)]
-        host = named[0] if named else plan.nodes[0].host
-        failure = Failure(host=host, kind="gone", order=0, message=" ".join(error.problems))
-        outcome = Outcome("failed", failure, 0.0, [host], {})
+    def _given_up(self, error: UserError, outcome: Outcome) -> Outcome:
+        """Say why no attempt follows that would change the outcome."""
+        for problem in error.problems:
+            self.terminal.say(problem)
+        return outcome
+
+    def _lost(self, plan: Plan, reason: str, error: MachineError) -> Outcome:
+        """Machines that answered a moment ago do not any more: an attempt that failed."""
+        message = " ".join(error.problems)
+        failure = Failure(host=error.hosts[0], kind="gone", order=0, message=message)
+        outcome = Outcome("failed", failure, 0.0, error.hosts, {})
         if self.attempts.list[-1]["attempt"] != plan.attempt:
             self.attempts.begin(plan, reason, time.time())
         self.attempts.end(outcome)

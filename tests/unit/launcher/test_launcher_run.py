@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher import attempts, folders, plan, preflight, prepare, run
-from launcher.errors import Busy, UserError
+from launcher import attempts, connection, folders, plan, preflight, prepare, run
+from launcher.errors import Busy, MachineError, UserError
 from launcher.lines import Terminal
 from launcher.options import Options
 from launcher.prepare import Prepared
@@ -42,8 +42,6 @@ def start(tmp_path, monkeypatch, capsys):
         ]
 
         def look(_hosts, _options, *, without_missing=False):
-            from launcher import connection
-
             found = {h.name: facts(int(h.name[4:]), machine="one", routes={}) for h in hosts}
             return preflight.Machines(hosts, {h.name: connection.node(h) for h in hosts}, found)
 
@@ -121,7 +119,7 @@ def test_a_machine_lost_at_a_restart_is_one_more_failure(start, monkeypatch):
 
     def start_guards(plan, machines):
         if plan.attempt == 2 and not lost:
-            lost.append(UserError("node2 (127.0.0.1): cannot be reached: No route to host"))
+            lost.append(MachineError(["node2"], "node2 (127.0.0.1): cannot be reached: No route"))
             raise lost[0]
         return seen(plan, machines)
 
@@ -131,8 +129,56 @@ def test_a_machine_lost_at_a_restart_is_one_more_failure(start, monkeypatch):
     assert code == 0
     assert [one["status"] for one in told(folder)["attempts"]] == ["failed", "failed", "finished"]
     cause = told(folder)["attempts"][1]["first_cause"]
-    assert (cause["host"], "No route to host" in cause["message"]) == ("node2", True)
+    assert (cause["host"], "No route" in cause["message"]) == ("node2", True)
     assert "starting again: node2 gone: node2 (127.0.0.1): cannot be reached" in said
+
+
+def test_of_ten_machines_the_one_that_is_lost_is_named(start, monkeypatch):
+    """node10's name begins like node1's; what is lost is its ssh connection, not a stand-in."""
+
+    class Broken(connection.LocalNode):
+        def start(self, argv):
+            if "launcher/node" not in argv[-2]:
+                return super().start(argv)
+            wire = connection.SshNode(host(10, address="127.0.0.1"))
+            wire._connection.transport = Closed()
+            return wire.start(argv)
+
+    class Closed:
+        def open_session(self, timeout):
+            raise EOFError
+
+    seen, lost = run.start_guards, []
+
+    def start_guards(plan, machines):
+        if plan.attempt == 2 and not lost:
+            lost.append("node10")
+            machines.nodes["node10"] = Broken(machines.hosts[9])
+        return seen(plan, machines)
+
+    monkeypatch.setattr(run, "start_guards", start_guards)
+    script = "if os.environ['TANDEM_ATTEMPT'] == '1': sys.exit(9)"
+    code, said, folder = start(script, nodes=10, max_restarts=2)
+    assert code == 0
+    assert told(folder)["attempts"][1]["first_cause"]["host"] == "node10"
+    assert "starting again: node10 gone: node10 (" in said
+
+
+def test_what_no_other_machine_would_mend_ends_the_run_with_its_records(start, monkeypatch):
+    seen = run.sync_code
+
+    def sync_code(plan, machines, say):
+        if plan.attempt == 2:
+            raise UserError("rsync is not installed on this machine: `sudo apt install rsync`.")
+        seen(plan, machines, say)
+
+    monkeypatch.setattr(run, "sync_code", sync_code)
+    code, said, folder = start("sys.exit(9)", nodes=2, max_restarts=2)
+    assert code == 1
+    assert "tandem: rsync is not installed on this machine" in said
+    assert [one["first_cause"]["exit_code"] for one in told(folder)["attempts"]] == [9]
+    assert told(folder)["status"] == "failed"
+    assert (folder / "nodes/node2/exit.json").exists()
 
 
 def test_environment_survives_every_character(start):
