@@ -3,6 +3,7 @@
 import errno
 import os
 import pathlib
+import pwd
 import re
 import socket
 import struct
@@ -36,18 +37,24 @@ def claim_alone(run):
     """The socket that one guard on a machine has; None where another guard of this run has it.
 
     Two launchers that looked in the same second both found the machine free; the kernel lets only
-    one of them have the name. Raises InUse for the other.
+    one of them have the name. Raises InUse for the other. Any local user may take the name and say
+    what he likes: that this run has the machine already is believed of its own user alone, and
+    nobody is waited for who does not answer.
     """
     for _ in range(TRIES):
         mark = bind_alone()
         if mark is not None:
             return mark
         try:
-            other, holder = owner()
+            user, other, holder = owner()
         except ConnectionRefusedError:  # it begins or ends this very moment
             time.sleep(PAUSE)
             continue
-        if other == plain(run):
+        except BlockingIOError:  # its queue is full: it is no guard, or one that is frozen
+            break
+        if user != os.getuid():
+            holder = "{} (user {})".format(holder, name_of(user))
+        elif other == plain(run):
             return None
         raise InUse("it is in use by {}: run {}".format(holder, other))
     raise InUse("it is in use by a process that does not say its run")
@@ -68,12 +75,23 @@ def bind_alone():
 
 
 def owner():
-    """(run, holder) of the guard that has the machine. Raises ConnectionRefusedError."""
+    """(user's number, run, holder) of who has the machine. Raises ConnectionRefusedError, and
+    BlockingIOError when it takes no connection now."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.setblocking(False)  # the guard must come back to its lease, whoever listens there
         asking.connect(ALONE)
         size = struct.calcsize("3i")
         answer = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    pid = struct.unpack("3i", answer)[0]
-    names = pathlib.Path("/proc/net/unix").read_text()
+    pid, user, _ = struct.unpack("3i", answer)
+    names = pathlib.Path("/proc/net/unix").read_text(errors="replace")
     found = re.search(r" @tandem/{}/([^/\n]+)/([^/\n]+)$".format(pid), names, re.MULTILINE)
-    return found.groups() if found else ("unknown", "process {}".format(pid))
+    run, holder = found.groups() if found else ("unknown", "process {}".format(pid))
+    return user, run, holder
+
+
+def name_of(user):
+    """A user's name, or the number where it has none."""
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return str(user)

@@ -1,7 +1,9 @@
 """One run at a time has a machine, by a name that the kernel gives once."""
 
 import os
+import signal
 import socket
+import threading
 
 import pytest
 
@@ -52,3 +54,43 @@ def test_a_name_without_a_listener_is_not_waited_for_for_ever(monkeypatch):
     ):
         silent.bind(presence.ALONE)
         presence.claim_alone("a")
+
+
+def test_a_listener_that_takes_no_connection_is_not_waited_for():
+    """Any local user may hold the name and fill its queue: asking must not block past the lease."""
+    said = []
+
+    def ask():
+        try:
+            presence.claim_alone("a")
+        except presence.InUse as error:
+            said.append(str(error))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    with socket.socket(socket.AF_UNIX) as deaf, socket.socket(socket.AF_UNIX) as waiting:
+        deaf.bind(presence.ALONE)
+        deaf.listen(0)
+        waiting.connect(presence.ALONE)  # the one place in the queue
+        asking.start()
+        asking.join(20)
+        assert not asking.is_alive()
+    assert said == ["it is in use by a process that does not say its run"]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs a second user")
+def test_another_user_is_not_believed_to_be_a_guard_of_the_same_run():
+    reader, writer = os.pipe()
+    other = os.fork()
+    if other == 0:
+        os.setuid(65534)
+        with presence.claim("a", "ann@desk"), presence.claim_alone("a"):
+            os.write(writer, b"ready")
+            signal.pause()
+    try:
+        assert os.read(reader, 8) == b"ready"
+        told = r"^it is in use by ann@desk \(user nobody\): run a$"
+        with pytest.raises(presence.InUse, match=told):
+            presence.claim_alone("a")
+    finally:
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)
