@@ -27,7 +27,7 @@ class Request:
     machines holds: the trainer finds and spreads it.
 
     `bar` is the width of the control terminal, 0 where there is none; `predicted` what `make plan`
-    said.
+    said; `instruction_limits` go into each rank's environment.
     """
 
     run: str
@@ -36,6 +36,7 @@ class Request:
     used_ports: frozenset[int] = frozenset()
     bar: int = 0
     extra_env: dict[str, str] = field(default_factory=dict)
+    instruction_limits: dict[str, str] = field(default_factory=dict)
     predicted: dict | None = None
 
 
@@ -107,12 +108,13 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
     data = data_path(shared.options.data, host.data_root, host.is_local, host.name)
     card = interface(host, fact)
     env = environment(card, max(1, fact.cores // on_machine), host.cuda_home)
-    env.update({**shared.request.extra_env, **host.env})
+    request = shared.request
+    env.update({**request.instruction_limits, **request.extra_env, **host.env})
     env.update(part.environment(host.env))
-    if shared.request.bar and rank == 0:
+    if request.bar and rank == 0:
         # tqdm takes the width from these two where it writes into a pipe.
         label = len(f"[{host.name} {sum(shared.ranks_per_node) - 1}] ")
-        width = max(20, shared.request.bar - label)
+        width = max(20, request.bar - label)
         env.update(TANDEM_PROGRESS="bar", COLUMNS=str(width), LINES="24")
     first = sum(shared.ranks_per_node[:rank])
     return NodePlan(

@@ -7,6 +7,7 @@ import difflib
 import os
 import sys
 
+from launcher import defaults
 from launcher.errors import UserError
 from launcher.options import Options, asks_for_help, trainer_help
 
@@ -42,8 +43,11 @@ def _training(verb: argparse.ArgumentParser) -> None:
     add = verb.add_argument
     add("--inventory", help="Ansible inventory (default: inventory.ini)")
     add("--nodes", type=int, help="the first N machines of group cluster (default: all)")
-    add("--model", help="as the trainer's")
-    add("--data", help="a name below data_root, or a path (default: digits)")
+    add(
+        "--model",
+        help=f"as the trainer's (default: {defaults.MODEL}; with --data {defaults.MODEL_OF_DATA})",
+    )
+    add("--data", help=f"a name below data_root, or a path (default: {defaults.DATA})")
     add("--epochs", type=int, help="as the trainer's")
     add("--batch", type=int, help="images per step and node")
     add("--precision", help="as the trainer's")
@@ -66,6 +70,15 @@ def _changes(given: argparse.Namespace) -> dict:
     if "trainer" in values:
         values["trainer"] = tuple(values["trainer"])
     return values
+
+
+def _new(given: argparse.Namespace) -> Options:
+    """The options of a new run. A recipe, or a word after `--`, may name a model of its own."""
+    values = _changes(given)
+    words = {word.partition("=")[0] for word in given.trainer}
+    if words.isdisjoint({"--config", "--model"}):
+        values["model"] = defaults.model(given.model, given.data)
+    return Options(**values)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -105,7 +118,7 @@ def _carry_out(given: argparse.Namespace, argv: list[str]) -> int:
         return {"status": control.status, "stop": control.stop, "attach": control.attach}[
             given.verb
         ](given.run)
-    options = Options(**_changes(given))
+    options = _new(given)
     if asks_for_help(options):
         return trainer_help()
     if given.verb == "slurm":

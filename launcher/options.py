@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher import defaults
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT
 
@@ -32,7 +33,7 @@ class Options:
     inventory: str = "inventory.ini"
     nodes: int | None = None
     model: str | None = None
-    data: str = "digits"
+    data: str = defaults.DATA
     epochs: int | None = None
     batch: int | None = None
     precision: str | None = None
@@ -48,8 +49,8 @@ class Options:
     def trainer_args(self) -> list[str]:
         """Arguments of the trainer, its folders apart: the same on each node. Raises UserError."""
         files, words = _split_config(self.trainer)
-        model = self.model or "resnet18"
-        own = CHECKOUT / f"recipes/{model}-{self.data}.yaml"
+        model = self.model or defaults.MODEL_OF_DATA
+        own = CHECKOUT / f"recipes/{defaults.short(model)}-{self.data}.yaml"
         if not files and "/" not in self.data and own.exists():
             files = [own]
         args = [word for file in files for word in recipe_args(file)]

@@ -10,6 +10,7 @@ import shlex
 import time
 from dataclasses import asdict, dataclass
 
+from launcher import defaults
 from launcher.options import Options
 
 FIRST_PORT = 29500
@@ -73,7 +74,8 @@ class Plan:
 
 def run_id(model: str, nodes: int, unix: float) -> str:
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(unix))
-    return f"{stamp}-{re.sub(r'[^A-Za-z0-9_]+', '-', model)}-{nodes}n"
+    name = re.sub(r"[^A-Za-z0-9_]+", "-", defaults.short(model))
+    return f"{stamp}-{name}-{nodes}n"
 
 
 def render(plan: Plan) -> str:

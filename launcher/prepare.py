@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,9 @@ from launcher.sizes import Sizes
 from trainer import strategies
 
 QUEUE_LOOKS_EVERY = 10.0
+# Where they are set, oneDNN and torch's own kernels use no newer instructions than they say. A
+# rank's environment is made from scratch, so it has them only through the plan.
+INSTRUCTION_LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 
 
 @dataclass
@@ -78,7 +82,10 @@ def settle(machines: Machines, asked: Asked, terminal: Terminal) -> dict:
 def make_plan(prepared: Prepared, machines: Machines, **details) -> Plan:
     """The plan of an attempt on these machines; `details` are build.Request's. Raises UserError."""
     foreseen = predicted(prepared.settings, len(machines.hosts))
-    request = build.Request(unix=time.time(), predicted=foreseen, **details)
+    limits = {name: os.environ[name] for name in INSTRUCTION_LIMITS if os.environ.get(name)}
+    request = build.Request(
+        unix=time.time(), predicted=foreseen, instruction_limits=limits, **details
+    )
     return build.build(
         machines.hosts,
         machines.facts,

@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from launcher import defaults
 from report import formulas
 from report.layout import table, wrap
 from report.measure import Step, measure_step
@@ -58,7 +59,9 @@ def plan_main(argv: list) -> int:
         prog="python -m report plan", description="Predicts the next run before it is started."
     )
     parser.add_argument("--nodes", type=int, default=4, help="up to how many machines (4)")
-    parser.add_argument("--model", default="resnet18", help="as in make train (resnet18)")
+    parser.add_argument(
+        "--model", default=defaults.MODEL, help=f"as in make train ({defaults.MODEL})"
+    )
     parser.add_argument("--image-size", type=int, help="only from a run at this size")
     parser.add_argument(
         "--link", help="speed of the network, like 1gbit or 2.5gbit (as measured, else 1gbit)"
@@ -112,12 +115,17 @@ def find_basis(options: argparse.Namespace) -> Basis:
         if basis is None:
             raise ReportError(f"{options.run} has no measured step: choose a run that trained.")
         return basis
-    pattern = re.compile(rf"\d{{8}}T\d{{6}}Z-{re.escape(options.model)}-\d+n")
+    name = re.escape(defaults.short(options.model))
+    pattern = re.compile(rf"\d{{8}}T\d{{6}}Z-{name}-\d+n")
     folders = sorted(options.runs.iterdir(), reverse=True) if options.runs.is_dir() else []
     for folder in folders:
         if pattern.fullmatch(folder.name) and folder.is_dir():
             basis = read_basis(folder)
-            if basis and options.image_size in (None, basis.image_size):
+            if (
+                basis
+                and basis.model == options.model
+                and options.image_size in (None, basis.image_size)
+            ):
                 return basis
     at = f" at {options.image_size} pixels" if options.image_size else ""
     raise ReportError(

@@ -76,6 +76,7 @@ LINES = {
         "flops_per_image": MAYBE, "global_batch": int, "rank_batch": int, "accumulate": int,
         "train_images": int, "eval_images": int, "epochs": int, "steps_per_epoch": int,
         "precision": str, "sync": str, "image_size": int, "resumed_samples": int,
+        "instructions": dict,
     },
     "step": {"step": int, "epoch": int, "samples": int, "seconds": dict},
     "evaluate": {

@@ -3,7 +3,8 @@
 import collections
 import inspect
 import pickle
-from typing import Any, BinaryIO, Dict
+import re
+from typing import Any, BinaryIO, Dict, Optional
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -21,6 +22,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     and the CPU's allocator have words of their own."""
     words = ("out of memory", "STATUS_ALLOC_FAILED", "can't allocate memory")
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def cpu_capability() -> Optional[str]:
+    """AVX2, AVX512, DEFAULT, ...: the instructions of torch's own kernels, ATEN_CPU_CAPABILITY
+    heeded; None where this torch does not say."""
+    if hasattr(torch.backends, "cpu") and hasattr(torch.backends.cpu, "get_cpu_capability"):
+        return torch.backends.cpu.get_cpu_capability()
+    found = re.search(r"CPU capability usage: (\w+)", torch.__config__.show())
+    return found.group(1) if found else None
 
 
 class _TensorsOnly(pickle.Unpickler):

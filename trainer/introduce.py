@@ -9,6 +9,7 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 
 from .build import Job
+from .compat import cpu_capability
 
 Cost = Tuple[int, Optional[int]]  # parameters, and operations of one forward where countable
 
@@ -27,6 +28,7 @@ def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(world.device) if on_gpu else platform.machine(),
+        "instructions": instructions(),
         **{name: getattr(options, name) for name in ("model", "epochs", "precision", "sync")},
         "parameters": cost[0],
         "gradient_bytes": job.gradient_bytes,
@@ -42,6 +44,13 @@ def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
         "image_size": job.image_size,
         "resumed_samples": resumed_samples,
     }
+
+
+def instructions() -> Dict[str, Optional[str]]:
+    """What computing on the CPU uses: `aten`, the level that torch chose for its own kernels;
+    `onednn_limit`, what the environment limits oneDNN to, which computes convolutions (None: it
+    takes the best that the CPU has; which that is, it tells nobody)."""
+    return {"aten": cpu_capability(), "onednn_limit": os.environ.get("ONEDNN_MAX_CPU_ISA")}
 
 
 def sentences(job: Job, cost: Cost) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -42,3 +43,20 @@ def test_started(tmp_path, how):
     starts = [json.loads(path.read_text().splitlines()[0]) for path in files]
     assert [start["local_rank"] for start in starts] == list(range(ranks))
     assert {start["world_size"] for start in starts} == {ranks}
+
+
+LIMITS = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+
+
+def test_the_start_line_names_the_instructions_that_are_used(tmp_path):
+    """What oneDNN says of itself agrees: newer instructions of this CPU are really not used."""
+    images = make_images(tmp_path / "images", per_class=4)
+    argv = [sys.executable, "-m", "trainer", "--model", "tests.trainer_models:normed"]
+    argv += ["--data", str(images), "--epochs", "1", "--output", str(tmp_path)]
+    env = {**os.environ, **LIMITS, "TANDEM_NODE": "here", "ONEDNN_VERBOSE": "1"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert set(re.findall(r"info,cpu,isa:(.*)", done.stdout)) == {"Intel AVX2"}
+    path = tmp_path / "nodes/here/rank0.steps.jsonl"
+    start = json.loads(path.read_text().splitlines()[0])
+    assert start["instructions"] == {"aten": "AVX2", "onednn_limit": "AVX2"}

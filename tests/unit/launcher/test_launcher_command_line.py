@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher import cli, options
+from launcher import cli, defaults, options
 from launcher.errors import UserError
 from launcher.options import Options
 
@@ -35,12 +35,47 @@ def test_only_what_was_given_changes_a_resumed_run():
     assert cli._changes(given) == {"nodes": 3, "trainer": ("--lr", "0.2")}
 
 
-def test_the_digits_have_a_recipe_and_what_was_typed_wins():
-    recipe = Options().trainer_args()
-    assert recipe[recipe.index("--epochs") + 1] == "16"
-    assert recipe[recipe.index("--model") + 1] == "resnet18"
-    assert Options(epochs=2).trainer_args() == [*recipe, "--epochs", "2"]
-    assert Options(data="/mnt/x").trainer_args() == ["--model", "resnet18"]
+def asked(*words):
+    return cli._new(cli._parse(["train", *words]))
+
+
+def model_of(*words):
+    args = asked(*words).trainer_args()
+    return args[args.index("--model") + 1] if "--model" in args else None
+
+
+def test_the_small_network_is_for_runs_that_name_neither_model_nor_data():
+    assert model_of() == defaults.MODEL
+    assert model_of("--epochs", "2", "--", "--lr", "1") == defaults.MODEL
+    assert model_of("--data", "digits") == model_of("--data", "/mnt/x") == "resnet18"
+    assert model_of("--model", "resnet34") == "resnet34"
+
+
+def test_a_recipe_and_the_trainers_own_words_may_name_a_model(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("model: resnet34\n")
+    assert model_of("--", "--config", str(recipe)) == "resnet34"
+    words = asked("--", "--model=resnet50").trainer_args()
+    assert defaults.MODEL not in words and words[-1] == "--model=resnet50"
+
+
+def test_verbs_share_their_defaults():
+    for verb in ("dry-run", "slurm"):
+        assert cli._new(cli._parse([verb])) == asked()
+
+
+def test_a_run_that_is_resumed_keeps_the_model_that_it_began_with():
+    """Whatever the default is by then; older plans name no model, and mean resnet18."""
+    assert asked().model == defaults.MODEL
+    assert Options(model=None, data="digits").trainer_args()[:2] == ["--model", "resnet18"]
+
+
+@pytest.mark.parametrize("model", [defaults.MODEL, "resnet18"])
+def test_the_digits_have_recipes_and_what_was_typed_wins(model):
+    recipe = Options(model=model).trainer_args()
+    assert "--warmup_epochs" in recipe and recipe[recipe.index("--model") + 1] == model
+    assert Options(model=model, epochs=2).trainer_args() == [*recipe, "--epochs", "2"]
+    assert Options(model=model, data="/mnt/x").trainer_args() == ["--model", model]
     assert Options(model="resnet34").trainer_args() == ["--model", "resnet34"]
 
 

@@ -159,7 +159,7 @@ def test_the_plan_is_json_with_the_contracts_fields():
 
 
 def test_names_of_runs_are_names_of_units():
-    assert plan.run_id("my.module:net", 4, 0) == "19700101T000000Z-my-module-net-4n"
+    assert plan.run_id("my.module:a-net", 4, 0) == "19700101T000000Z-a-net-4n"
 
 
 def test_only_rank_0_shows_a_bar_as_wide_as_the_terminal_leaves():

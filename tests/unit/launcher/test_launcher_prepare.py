@@ -60,3 +60,20 @@ def test_without_queue_busy_machines_are_refused_unless_forced(ready):
         ready({"gpus": BUSY})
     assert ready({"gpus": BUSY}, force=True)
     assert "ann: python x" in ready.said()
+
+
+@pytest.mark.parametrize("limit", ["AVX2", None])
+def test_limits_on_instructions_reach_every_rank_and_an_inventory_may_have_its_own(
+    ready, monkeypatch, limit
+):
+    for name in prepare.INSTRUCTION_LIMITS:
+        monkeypatch.delenv(name, raising=False)
+    if limit:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    prepared = ready({"gpus": gpus(1)})
+    prepared.machines.hosts[1] = host(2, env={"ATEN_CPU_CAPABILITY": "default"})
+    first, second = prepare.make_plan(prepared, prepared.machines, run="r").nodes
+    assert first.env.get("ONEDNN_MAX_CPU_ISA") == limit
+    assert second.env.get("ONEDNN_MAX_CPU_ISA") == limit
+    assert "ATEN_CPU_CAPABILITY" not in first.env
+    assert second.env["ATEN_CPU_CAPABILITY"] == "default"

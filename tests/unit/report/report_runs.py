@@ -135,6 +135,7 @@ class RunBuilder:
             "python": "3.11.2",
             "torch": "2.15.0",
             "device": "cpu",
+            "instructions": {"aten": "AVX2", "onednn_limit": None},
             "model": self.model,
             "parameters": self.gradient_bytes // 4,
             "gradient_bytes": self.gradient_bytes,

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from launcher.options import Options
+from launcher import cli
+from launcher import plan as launcher_plan
 from report import formulas
 from report.__main__ import main
 from report.advice import advise
@@ -118,11 +119,19 @@ def test_plan_takes_the_newest_run_that_measured_a_step(tmp_path, capsys):
 
 
 def test_plan_without_a_model_is_for_what_make_train_starts_without_one(tmp_path, capsys):
-    args = Options().trainer_args()
-    default = args[args.index("--model") + 1]
-    RunBuilder(tmp_path / f"20261120T120000Z-{default}-4n", model=default).write()
+    default = cli._new(cli._parse(["train"])).model
+    run = launcher_plan.run_id(default, 4, 1.7e9)
+    RunBuilder(tmp_path / run, model=default).write()
     assert main(["plan", "--runs", str(tmp_path)]) == 0
     assert (tmp_path / f"plan-{default}-4n.json").exists()
+
+
+def test_plan_does_not_take_another_function_of_the_same_name(tmp_path, capsys):
+    run = launcher_plan.run_id("examples.mine:net", 4, 1.7e9)
+    RunBuilder(tmp_path / run, model="examples.mine:net").write()
+    code, _, told = plan(tmp_path, capsys, "--model", "examples.yours:net")
+    assert code == 2
+    assert "No run of examples.yours:net" in told
 
 
 def test_plan_recommends_all_machines_when_the_link_is_fast(tmp_path, capsys):

@@ -2,15 +2,21 @@
 
 import logging
 import sys
+import time
 import types
+from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
 import torchvision
 from torch import nn
 
+from trainer.cli import read_config
 from trainer.errors import UserError
 from trainer.models import WithHead, build, describe, names
+
+RECIPES = Path(__file__).parents[3] / "recipes"
 
 
 def test_all_of_torchvisions_classifiers_are_known():
@@ -129,6 +135,36 @@ def test_the_example_backbone_works():
     model = build("examples.own_backbone:small_resnet18", 10, 32)
     assert isinstance(model, WithHead)
     assert model.backbone(torch.zeros(1, 3, 32, 32)).shape == (1, 512, 4, 4)
+
+
+def test_the_small_network_takes_small_images():
+    model = build("examples.small_cnn:small_cnn", 10, 16)
+    assert model.backbone(torch.zeros(1, 3, 16, 16)).shape == (1, 128, 2, 2)
+    assert build("examples.small_cnn:small_cnn", 10, 8)(torch.zeros(2, 3, 8, 8)).shape == (2, 10)
+
+
+def test_a_step_of_the_demo_costs_at_most_a_tenth_of_resnet18s():
+    """Both as their recipes for the digits say, step by step in turn: load hits them alike."""
+    small = read_config(str(RECIPES / "small_cnn-digits.yaml"))
+    digits = dict(word.lstrip("-").split("=") for word in small)
+    steps = {
+        "small": step_of(digits["model"], int(digits["image_size"])),
+        "resnet18": step_of("resnet18", 32),
+    }
+    seconds = {name: [] for name in steps}
+    for turn in range(8):
+        for name, step in steps.items():
+            begin = time.perf_counter()
+            step()
+            if turn:  # the first one warms up
+                seconds[name].append(time.perf_counter() - begin)
+    assert median(seconds["small"]) <= median(seconds["resnet18"]) / 10
+
+
+def step_of(name, size):
+    """Forward and backward of 32 images, ready to be called."""
+    model, images = build(name, 10, size), torch.rand(32, 3, size, size)
+    return lambda: model(images).sum().backward()
 
 
 def test_resnet50_costs_what_is_published():

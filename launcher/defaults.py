@@ -1,0 +1,20 @@
+"""What is trained where neither MODEL nor DATA says it: the one owner of these names, for train,
+dry-run, slurm, plan and the demo."""
+
+from __future__ import annotations
+
+DATA = "digits"
+# For a first run: it takes seconds on two old cores (examples/small_cnn.py).
+MODEL = "examples.small_cnn:small_cnn"
+# For data of one's own.
+MODEL_OF_DATA = "resnet18"
+
+
+def model(name: str | None, data: str | None) -> str:
+    """The model of a run for which `name` and `data` were given, or not (None)."""
+    return name or (MODEL if data is None else MODEL_OF_DATA)
+
+
+def short(name: str) -> str:
+    """A model's name in names of runs and recipes: of your own model the function's."""
+    return name.rpartition(":")[2]

@@ -1,0 +1,36 @@
+"""`make demo` as the README has it: no root, four local nodes, an old CPU's instructions."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import run_directory
+
+pytest.importorskip("fabric", reason="the demo needs the control machine's environment")
+CHECKOUT = Path(__file__).resolve().parents[2]
+LIMITS = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+
+
+def test_the_demo_learns_the_digits_with_the_instructions_of_an_old_cpu():
+    # QUEUE: somebody may try the demo on this machine.
+    demo = ["make", "--silent", "demo", "QUEUE=1"]
+    done = subprocess.run(
+        demo, cwd=CHECKOUT, env={**os.environ, **LIMITS}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = CHECKOUT / "runs/latest"
+    assert run_directory.problems(run) == []
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["nodes"], summary["world_size"]) == ("finished", 4, 4)
+    assert summary["final_top1"] >= 0.98
+    assert summary["images_per_second"] > 0
+    starts = [
+        json.loads(path.read_text().splitlines()[0])
+        for path in run.glob("nodes/*/rank*.steps.jsonl")
+    ]
+    told = [start["instructions"] for start in starts]
+    assert told == [{"aten": "AVX2", "onednn_limit": "AVX2"}] * 4
+    assert {start["device"] for start in starts} == {os.uname().machine}
