@@ -14,6 +14,8 @@ REAL = """#!/bin/sh
 [ "$1" = -IB ] && shift && set -- -B "$@"
 PYTHONPATH=/opt/standin/lib exec /usr/bin/python3 "$@"
 """
+# GPUs, where a machine has any, are for a torch that was built for CUDA.
+VERSION = "cuda: Optional[str] = '13.2'\n"
 PACKAGES = {"torch": "2.15.0", "torchvision": "0.29.2"}
 
 
@@ -28,6 +30,8 @@ def install(lab, node: int) -> None:
         info = f"/opt/standin/lib/{name}-{version}.dist-info"
         text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         lab.ssh(node, f"mkdir -p {info} && cat > {info}/METADATA", input=text)
+    torch = "/opt/standin/lib/torch"
+    lab.ssh(node, f"mkdir -p {torch} && cat > {torch}/version.py", input=VERSION)
     for split in ("train", "val"):
         lab.ssh(node, f"mkdir -p /srv/standin/d/{split}/a && touch /srv/standin/d/{split}/a/1.png")
 

@@ -29,11 +29,13 @@ def arena(start_lab, request):
 
 
 def busy_gpu(trial):
-    """A stand-in for nvidia-smi names a real process of the node."""
+    """A stand-in for nvidia-smi shows a GPU on each node, and on one a real process that holds it.
+    (GPUs on some machines only would be refused.)"""
     holder = trial.lab.ssh(trial.node, "sleep 8888 >/dev/null 2>&1 </dev/null & echo $!").strip()
     smi = "/usr/local/bin/nvidia-smi"
-    script = SMI.format(holder=holder)
-    trial.lab.ssh(trial.node, f"sudo sh -c 'cat > {smi} && chmod +x {smi}'", input=script)
+    for node in trial.all:
+        script = SMI.format(holder=holder if node == trial.node else "none")
+        trial.lab.ssh(node, f"sudo sh -c 'cat > {smi} && chmod +x {smi}'", input=script)
     try:
         refused = Running(trial.lab, trial.folder, trial.mark, *trial.words)
         assert refused.end() == 2
@@ -47,12 +49,14 @@ def busy_gpu(trial):
         trial.lab.ssh(trial.node, f"kill {holder}")
         trial.finished_on(trial.all, attempts=1)
     finally:
-        trial.lab.ssh(trial.node, f"sudo rm {smi}")
+        for node in trial.all:
+            trial.lab.ssh(node, f"sudo rm {smi}")
 
 
 SMI = """#!/bin/sh
 case "$*" in
-*query-gpu*) echo "0, 580.126.20" ;;
+*compute_cap*) echo 7.5 ;;
+*pci.device_id*) echo "580.126.20, NVIDIA GeForce RTX 2080 Ti, GPU-0, 0x1E0710DE" ;;
 *query-compute-apps*) kill -0 {holder} && echo {holder} ;;
 esac
 """
