@@ -31,13 +31,17 @@ def die_with_parent(number, parent):
 
 
 def stat_of(pid):
-    """(parent's pid, state letter) of a process, or None when it is gone."""
+    """(parent's pid, whether it lives) of a process, or None when it is gone.
+
+    A process whose first thread has ended shows that thread's state, Z, while others go on: one
+    that hangs in the kernel, in a call to a GPU or a share, still holds what it had.
+    """
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the command, in brackets, may hold anything
-    return int(fields[1]), fields[0]
+    return int(fields[1]), fields[0] not in "ZX" or int(fields[17]) > 1
 
 
 def command_of(pid):
@@ -51,12 +55,12 @@ def command_of(pid):
 
 
 def descendants(ancestor):
-    """Pids of all living descendants. Zombies are dead; they have no children either."""
+    """Pids of all living descendants. Dead ones have no children."""
     children = {}
     for entry in PROC.iterdir():
         if entry.name.isdigit():
             found = stat_of(entry.name)
-            if found is not None and found[1] not in "ZX":
+            if found is not None and found[1]:
                 children.setdefault(found[0], []).append(int(entry.name))
     result, queue = [], [ancestor]
     while queue:

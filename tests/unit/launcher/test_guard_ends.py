@@ -3,8 +3,9 @@
 import os
 import signal
 import time
+from pathlib import Path
 
-from tests.unit.launcher.guard_client import environment, wait_until_gone, workers
+from tests.unit.launcher.guard_client import environment, kill, wait_until_gone, workers
 
 SAVES = (
     "import signal, sys, time\n"
@@ -17,6 +18,20 @@ DEAF = (
     "import signal, time\n"
     "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     "print('ready\\n', end='')\n"
+    "time.sleep(600)\n"
+)
+# The child's first thread ends and the other goes on, which /proc shows as a zombie.
+HEADLESS = (
+    "import os, signal, threading, time\n"
+    "from ctypes import CDLL\n"
+    "pid = os.fork()\n"
+    "if pid == 0:\n"
+    "    os.setsid()\n"
+    "    threading.Thread(target=time.sleep, args=[600]).start()\n"
+    "    CDLL(None).syscall({'x86_64': 60}.get(os.uname().machine, 93), 0)\n"
+    "while ') Z ' not in open('/proc/%d/stat' % pid).read():\n"
+    "    time.sleep(0.01)\n"
+    "print('headless', pid)\n"
     "time.sleep(600)\n"
 )
 
@@ -50,6 +65,21 @@ def test_kill_is_at_once(guards, tmp_path, mark):
     guard.send(type="kill")
     assert guard.wait_for("exit")["reason"] == "killed"
     assert wait_until_gone(mark, 0) == []
+
+
+def test_a_process_whose_first_thread_has_ended_is_ended_too(guards, tmp_path, mark):
+    guard = guards()
+    guard.start(tmp_path, workers(HEADLESS), env=environment(mark))
+    guard.wait_for_output(b"headless ")
+    guard.wait_for_output(b"\n")
+    pid = int(guard.output[0, "stdout"].split()[1])
+    guard.send(type="kill")
+    end = guard.wait_for("exit")
+    try:
+        assert pid in [process["pid"] for process in end["ended"]]
+        assert not Path(f"/proc/{pid}").exists()
+    finally:
+        kill(pid)
 
 
 def test_the_end_of_stdin_ends_everything(guards, tmp_path, mark):
