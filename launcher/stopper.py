@@ -10,7 +10,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopper:
-    """Counts how often somebody asked to stop: once lets the workers save, twice kills."""
+    """Counts how often somebody asked to stop: once lets the workers save, twice kills.
+
+    A closed terminal and Ctrl-C that were ignored from the start stay so: that is what nohup and a
+    script's `&` mean. SIGTERM always counts: `make stop` sends it.
+    """
 
     def __init__(self):
         self.asked = 0
@@ -20,7 +24,9 @@ class Stopper:
 
     @contextlib.contextmanager
     def listening(self):
-        before = {number: signal.signal(number, self._ask) for number in SIGNALS}
+        ignored = {n for n in SIGNALS if signal.getsignal(n) is signal.SIG_IGN} - {signal.SIGTERM}
+        heeded = [number for number in SIGNALS if number not in ignored]
+        before = {number: signal.signal(number, self._ask) for number in heeded}
         try:
             yield self
         finally:
