@@ -12,12 +12,18 @@ from pathlib import Path
 from typing import IO
 
 LAST_LINES = 20
+LONGEST = 1 << 16  # bytes; a longer line is cut into several, so that none has to be waited for
+SHOWN = 4096  # characters of a line on the terminal and among the last lines; the log has all
 CLEAR = "\r\x1b[K"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Assembler:
-    """Bytes of one (rank, stream) into lines; text that a carriage return overwrote is not kept."""
+    """Bytes of one (rank, stream) into lines; text that a carriage return overwrote is not kept.
+
+    It holds no more than LONGEST bytes between two calls: the work grows with the output alone,
+    whether newlines come in it or not.
+    """
 
     def __init__(self):
         self._buffer = b""
@@ -29,7 +35,9 @@ class Assembler:
             # Kept short; a return at the end has not overwritten anything yet, but will.
             pending = b"\r" if self._buffer.endswith(b"\r") else b""
             self._buffer = b"\r" + _visible(self._buffer) + pending
-        lines = [_visible(line).decode(errors="replace") for line in whole]
+        *cut, self._buffer = _pieces(self._buffer)
+        pieces = [piece for line in whole for piece in _pieces(_visible(line))] + cut
+        lines = [piece.decode(errors="replace") for piece in pieces]
         bar = None
         if self._buffer[:1] == b"\r":
             bar = _visible(self._buffer).decode(errors="replace")
@@ -38,6 +46,24 @@ class Assembler:
     def rest(self) -> str:
         text, self._buffer = _visible(self._buffer).decode(errors="replace"), b""
         return text
+
+
+def _pieces(line: bytes) -> list[bytes]:
+    """A line in pieces of up to LONGEST bytes, no UTF-8 character cut in two."""
+    pieces = []
+    while len(line) > LONGEST:
+        end = LONGEST
+        while end > LONGEST - 4 and line[end] & 0xC0 == 0x80:  # within a character
+            end -= 1
+        pieces.append(line[:end])
+        line = line[end:]
+    return [*pieces, line]
+
+
+def _short(line: str) -> str:
+    if len(line) <= SHOWN:
+        return line
+    return f"{line[:SHOWN]} ... ({len(line) - SHOWN} more characters in the log)"
 
 
 def _visible(line: bytes) -> bytes:
@@ -137,15 +163,16 @@ class RankLog:
             self._terminal.bar("")
         self._lines(lines)
         if bar is not None and self._terminal and self._live_bar:
-            self._terminal.bar(f"{self._label} {bar}")
+            self._terminal.bar(f"{self._label} {_short(bar)}")
 
     def _lines(self, lines: list[str]) -> None:
         if not lines:
             return
         self._file.write("\n".join(lines) + "\n")
-        self.last.extend(line for line in lines if line.strip())
+        shown = [_short(line) for line in lines]
+        self.last.extend(line for line in shown if line.strip())
         if self._terminal:
-            self._terminal.lines([f"{self._label} {line}" for line in lines])
+            self._terminal.lines([f"{self._label} {line}" for line in shown])
 
     def flush(self) -> None:
         self._file.flush()

@@ -1,8 +1,10 @@
 """Which failure came first, and what is said about it."""
 
+import time
+
 import pytest
 
-from launcher.cause import Failure, document, first_of
+from launcher.cause import PEER_LOST, Failure, document, first_of
 
 PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [192.0.2.3]:4711"
 
@@ -81,3 +83,17 @@ def test_the_document_has_the_contracts_fields():
         "host", "rank", "exit_code", "signal", "exception", "message", "remedy", "last_lines"
     }  # fmt: skip
     assert (told["signal"], told["last_lines"]) == ("SIGKILL", ["a", "b"])
+
+
+@pytest.mark.parametrize("word", ["timeout ", "connect to ", "failed to recv ", "gloo/transport "])
+def test_a_long_last_line_costs_work_in_proportion(word):
+    def seconds(length):
+        line = (word * length)[:length]
+        took = []
+        for _ in range(3):
+            begin = time.process_time()
+            assert PEER_LOST.search(line) is None
+            took.append(time.process_time() - begin)
+        return min(took)
+
+    assert seconds(16 << 12) < 64 * seconds(1 << 12)  # 16 times the text; squared it would be 256

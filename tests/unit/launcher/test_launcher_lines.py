@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from launcher.lines import Assembler, RunLogs, Terminal
+from launcher.lines import LONGEST, SHOWN, Assembler, RunLogs, Terminal
 
 
 class Screen(io.StringIO):
@@ -30,6 +30,38 @@ def test_logs_hold_all_lines_of_each_rank_in_order(tmp_path):
     for rank in (0, 1):
         lines = (tmp_path / f"nodes/node1/rank{rank}.log").read_text().splitlines()
         assert lines == [f"line {number}" for number in range(10_000) if number % 2 == rank]
+
+
+def test_output_without_newlines_costs_work_in_proportion(monkeypatch):
+    """Dots as a progress bar, or a binary dump: what has come is not gone through again."""
+    held = 0
+    assembler = Assembler()
+    for _ in range(1000):
+        assembler.feed(b"." * 10_000)
+        held = max(held, len(assembler._buffer))
+    assert held <= LONGEST
+
+
+@pytest.mark.parametrize("size", [1000, LONGEST - 1, 3 * LONGEST])
+def test_a_long_line_is_cut_and_nothing_of_it_is_lost(size):
+    text = "é¤€a" * LONGEST
+    wire = (text + "\nnext\n").encode()
+    assembler, lines = Assembler(), []
+    for start in range(0, len(wire), size):
+        lines += assembler.feed(wire[start : start + size])[0]
+    assert "".join(lines) == text + "next" and lines[-1] == "next"
+    assert max(len(line.encode()) for line in lines) <= LONGEST
+
+
+def test_of_a_long_line_the_beginning_is_shown_and_the_log_has_all(tmp_path):
+    screen = io.StringIO()
+    logs = RunLogs(tmp_path, Terminal(screen), 1)
+    logs.feed("node1", 0, "stdout", b"x" * 5000 + b"\n")
+    logs.close()
+    assert (tmp_path / "nodes/node1/rank0.log").read_text() == "x" * 5000 + "\n"
+    cut = "x" * SHOWN + " ... (904 more characters in the log)"
+    assert screen.getvalue() == f"[node1 0] {cut}\n"
+    assert list(logs.of("node1", 0).last) == [cut]
 
 
 def test_terminal_gets_node_and_rank_and_launch_stays_off_it(tmp_path):
