@@ -7,6 +7,7 @@ policy: a machine that is not in the user's known_hosts is refused.
 from __future__ import annotations
 
 import contextlib
+import resource
 import shlex
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from pathlib import Path
 import paramiko
 from fabric import Config, Connection
 
-from launcher.errors import MachineError
+from launcher.errors import MachineError, UserError
 from launcher.inventory import Host
 from launcher.process import LocalProcess, SshProcess
 
@@ -28,6 +29,8 @@ LOGIN_SECONDS = 20.0
 # look so often.
 READER_WAKES_EVERY = 5.0
 TCP_THIN_LINEAR_TIMEOUTS = 16
+# Open files: of each host (its socket, and the pipes of paramiko's channels), and of all else.
+PER_HOST, BESIDE = 8, 128
 KNOWN_HOSTS = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
 
 
@@ -124,9 +127,27 @@ def _config() -> Config:
     return Config()
 
 
+def make_room(hosts: int) -> None:
+    """Allow this process the open files that so many hosts need: the usual 1024 end at some 200.
+
+    Raises UserError where the system allows fewer.
+    """
+    needed = BESIDE + PER_HOST * hosts
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if now == resource.RLIM_INFINITY or now >= needed:
+        return
+    if most != resource.RLIM_INFINITY and most < needed:
+        raise UserError(
+            f"{hosts} machines need some {needed} open files, and this machine allows {most} "
+            "(`ulimit -Hn`): raise nofile in /etc/security/limits.conf, or give fewer NODES."
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
+
+
 def open_all(hosts: list[Host]) -> tuple[dict[str, SshNode | LocalNode], dict[str, str]]:
     """Connect to all at once. Returns the nodes by name, and for the unreachable ones what ssh
-    said."""
+    said. Raises UserError when this machine allows too few open files."""
+    make_room(len(hosts))
     nodes, failures = {}, {}
 
     def attempt(host: Host):
