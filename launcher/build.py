@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from launcher import devices
+from launcher import __version__, devices
 from launcher.code import Code
 from launcher.devices import Part
 from launcher.errors import UserError
@@ -17,8 +17,6 @@ from launcher.options import Options, data_path, without
 from launcher.plan import FIRST_PORT, MONITOR_INTERVAL, PORTS, NodePlan, Plan
 from launcher.probe import Facts
 from trainer import batch
-
-TANDEM = "0.1.0"  # version of this project, as plan.json tells it
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def build(
         run=request.run,
         attempt=request.attempt,
         created_unix=request.unix,
-        tandem=TANDEM,
+        tandem=__version__,
         **{name: settings[name] for name in ("model", "epochs", "sync")},
         precision=level.name,
         precision_why=settings.get("precision_why", level.why),

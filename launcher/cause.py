@@ -10,6 +10,7 @@ import re
 from dataclasses import asdict, dataclass
 
 from launcher.pitfalls import explain
+from trainer.errors import STOPPED
 
 # Gaps have a limit: with `.*` a line that repeats a first word costs the square of its length.
 PEER_LOST = re.compile(
@@ -21,7 +22,6 @@ PEER_LOST = re.compile(
     r"gloo/transport.{0,200}(closed|reset|timeout|timed out|refused|Connect)",
     re.IGNORECASE,
 )
-STOPPED = 75
 
 
 @dataclass(frozen=True)

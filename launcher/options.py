@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from launcher import defaults
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT
-
-# `-m trainer` reads its options without importing torch, so this takes a tenth of a second.
-_ASK_TRAINER = """
-import dataclasses, json, sys
-from trainer.cli import parse
-from trainer.errors import UserError
-try:
-    print(json.dumps(dataclasses.asdict(parse(sys.argv[1:]))))
-except UserError as error:
-    sys.exit(str(error))
-"""
+from trainer import cli as trainer_cli
+from trainer.errors import UserError as TrainerError
 
 
 @dataclass(frozen=True)
@@ -53,7 +43,8 @@ class Options:
         own = CHECKOUT / f"recipes/{defaults.short(model)}-{self.data}.yaml"
         if not files and "/" not in self.data and own.exists():
             files = [own]
-        args = [word for file in files for word in recipe_args(file)]
+        with _trainers_words():
+            args = [word for file in files for word in trainer_cli.read_config(str(file))]
         if self.precision is not None:  # `auto` of a recipe would stand beside what became of it
             args = without("--precision", args)
         for name, value in (
@@ -97,25 +88,13 @@ def _split_config(trainer: tuple[str, ...]) -> tuple[list[Path], list[str]]:
     return files, words
 
 
-def recipe_args(path: Path) -> list[str]:
-    """A recipe as flags. Nodes then need neither the file nor a YAML reader, and a dry run shows
-    all that counts. Raises UserError."""
-    import yaml  # only when there is a recipe
-
+@contextlib.contextmanager
+def _trainers_words():
+    """What the trainer says of bad input is the launcher's sentence, too."""
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        said = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise UserError(f"the recipe {path} cannot be read: {said}.") from None
-    if not isinstance(found, dict):
-        raise UserError(f"the recipe {path} is not made of lines like `epochs: 90`.")
-    args = []
-    for name, value in found.items():
-        if value is None:
-            continue
-        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        args += [f"--{name}", text.lower() if isinstance(value, bool) else text]
-    return args
+        yield
+    except TrainerError as error:
+        raise UserError(str(error)) from None
 
 
 def asks_for_help(options: Options) -> bool:
@@ -124,23 +103,17 @@ def asks_for_help(options: Options) -> bool:
 
 def trainer_help() -> int:
     """Print what may come after `--`; returns the exit code."""
-    argv = [sys.executable, "-c", _ASK_TRAINER, "--help"]
-    return subprocess.run(argv, cwd=CHECKOUT, check=False).returncode
+    trainer_cli.parser().print_help()
+    return 0
 
 
-def trainer_settings(options: Options) -> dict:
+def trainer_settings(options: Options) -> dict[str, Any]:
     """Every option of the trainer as it will read them. Raises UserError in the trainer's own
     words."""
     # Some options need a folder for what they write: each node gets one of its own.
-    argv = [sys.executable, "-c", _ASK_TRAINER, "--output", ".", *options.trainer_args()]
-    done = subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise UserError(
-            done.stderr.strip().splitlines()[-1]
-            if done.stderr.strip()
-            else "the trainer's options cannot be read."
-        )
-    return json.loads(done.stdout)
+    argv = ["--output", ".", *options.trainer_args()]
+    with _trainers_words():
+        return dataclasses.asdict(trainer_cli.parse(argv))
 
 
 def data_path(data: str, data_root: str, local: bool, name: str) -> str:

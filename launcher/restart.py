@@ -18,9 +18,8 @@ from launcher.preflight import Asked, Machines
 from launcher.probe import talk
 from launcher.stopper import Stopper
 from launcher.watch import Outcome
+from trainer.errors import BAD_INPUT, OUT_OF_MEMORY
 
-BAD_INPUT = 2
-OUT_OF_MEMORY = 76
 LARGEST_DIVISOR = 64
 # Machines are given this long to come back when fewer than MIN_NODES answer.
 PATIENCE = 90.0

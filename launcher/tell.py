@@ -7,8 +7,7 @@ from pathlib import Path
 
 from launcher.inventory import CHECKOUT
 from launcher.watch import Outcome
-
-STOPPED = 75
+from trainer.errors import STOPPED
 
 
 def describe(cause: dict) -> list[str]:

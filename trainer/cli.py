@@ -7,7 +7,7 @@ import pathlib
 import typing
 from typing import Any, Dict, List, Sequence, Tuple
 
-from .errors import UserError
+from .errors import OUT_OF_MEMORY, STOPPED, UserError
 from .options import GROUPS, Options
 
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
         usage="python -m trainer --data DIR --output DIR [options]",
         description="Train an image classifier on one or many processes.",
         epilog="Dashes and underscores are alike. Exit codes: 0 done, 2 bad input, "
-        "75 stopped on request after saving, 76 out of memory.",
+        f"{STOPPED} stopped on request after saving, {OUT_OF_MEMORY} out of memory.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
@@ -90,15 +90,20 @@ def _unknown(word: str) -> str:
 
 
 def read_config(path: str) -> List[str]:
-    """A YAML file, a flat mapping of option names, as a command line. Raises UserError."""
+    """A YAML file, a flat mapping of option names, as a command line. Raises UserError.
+
+    The launcher reads recipes by it too: nodes need neither the file nor a YAML reader then, and a
+    dry run shows all that counts.
+    """
     try:
         import yaml
     except ImportError as error:
         raise UserError(f"--config {path}: reading YAML needs `pip install pyyaml`.") from error
     try:
         found = yaml.safe_load(pathlib.Path(path).read_text(encoding="utf-8")) or {}
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"--config {path}: {str(error).splitlines()[0]}.") from error
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        said = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise UserError(f"--config {path}: {said}.") from error
     if not isinstance(found, dict):
         raise UserError(f"--config {path}: expected lines like `epochs: 90`.")
     argv = []
@@ -107,5 +112,5 @@ def read_config(path: str) -> List[str]:
         if flag[2:] not in FIELDS:
             raise UserError(f"--config {path}: {_unknown(flag)}")
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        argv += [] if value is None else [f"{flag}={text}"]
+        argv += [] if value is None else [flag, text.lower() if isinstance(value, bool) else text]
     return argv

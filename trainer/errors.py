@@ -1,10 +1,15 @@
-"""Errors whose sentence is meant for the user."""
+"""Errors whose sentence is meant for the user, and the exit codes that say more than failed."""
 
 import sys
 
+# For whoever starts the trainer (docs/run-directory.md): the launcher decides by them.
+BAD_INPUT = 2
+STOPPED = 75  # on request, after saving
+OUT_OF_MEMORY = 76  # of the device: smaller micro-batches may fit
+
 
 class UserError(Exception):
-    """Bad input: one sentence naming the thing, the cause and the remedy. Exit code 2."""
+    """Bad input: one sentence naming the thing, the cause and the remedy."""
 
 
 class RankError(UserError):
@@ -15,4 +20,4 @@ def tell(error: UserError, local_rank: int) -> int:
     """Print the sentence, once per node where all ranks know it; returns the exit code."""
     if local_rank == 0 or isinstance(error, RankError):
         print(f"trainer: {error}", file=sys.stderr)
-    return 2
+    return BAD_INPUT

@@ -17,8 +17,6 @@ from .compat import is_out_of_memory
 from .data.loader import Batch
 from .step import blank_pass, train_step, unchanged
 
-EXIT_OUT_OF_MEMORY = 76
-
 log = logging.getLogger(__name__)
 
 

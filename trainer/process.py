@@ -10,9 +10,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from .compat import is_out_of_memory
-from .errors import UserError, tell
+from .errors import OUT_OF_MEMORY, UserError, tell
 from .logs import quiet_others
-from .memory import EXIT_OUT_OF_MEMORY
 from .options import Options
 from .predict import infer
 from .settle import settle_precision
@@ -34,7 +33,7 @@ def work(options: Options) -> int:
         if not is_out_of_memory(error):
             raise
         print(f"trainer: rank {place(os.environ).rank}: out of memory: {error}", file=sys.stderr)
-        return EXIT_OUT_OF_MEMORY
+        return OUT_OF_MEMORY
     if world.size > 1:
         # All ranks are here: leave together, so that no peer sees a connection break.
         dist.barrier()

@@ -9,7 +9,6 @@ import torch
 
 from .world import World
 
-EXIT_STOPPED = 75
 # Counters, since torch 1.12's stores have no `check` and `get` waits for a missing key.
 ASKED, STEP = "asked to stop", "stop before step"
 # Steps that a CUDA host may have begun beyond the last one that its device has finished.

@@ -10,6 +10,7 @@ from . import checkpoint, memory
 from .build import job, materials
 from .data.loader import Batch, train_batches
 from .data.order import rank_slice, steps_per_epoch
+from .errors import STOPPED
 from .evaluate import evaluate
 from .introduce import sentences, start_line
 from .logs import Lines, SampleLog, Screen
@@ -17,7 +18,7 @@ from .models import describe
 from .optim import learning_rate
 from .options import Options
 from .step import settle_buckets
-from .stop import EXIT_STOPPED, Stop
+from .stop import Stop
 from .timing import Clock
 from .world import World
 from .writer import Writer
@@ -36,7 +37,7 @@ def train(options: Options, world: World) -> int:
             run.end("failed")
         raise
     run.end("finished" if finished else "stopped")
-    return 0 if finished else EXIT_STOPPED
+    return 0 if finished else STOPPED
 
 
 class Run:

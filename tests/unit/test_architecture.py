@@ -20,6 +20,7 @@ FORBIDDEN = {
 # Modules without torch or anything else, for rules that several rooms go by: who may import them.
 SHARED = {
     "trainer.batch": {"launcher"},
+    "trainer.cli": {"launcher"},
     "trainer.strategies": {"launcher", "report"},
     "trainer.levels": {"launcher"},
     "trainer.errors": {"launcher", "report"},

@@ -87,7 +87,7 @@ def test_recipes_become_flags(tmp_path):
     assert args == [*flags, "--epochs", "5", "--seed", "1"]  # what was typed wins
 
 
-@pytest.mark.parametrize("text", ["- a\n", "a: [\n", None])
+@pytest.mark.parametrize("text", ["- a\n", "a: [\n", "epoch: 3\n", None])
 def test_a_broken_recipe_is_named(tmp_path, text):
     file = tmp_path / "mine.yaml"
     if text is not None:
@@ -100,12 +100,6 @@ def test_the_trainer_says_what_it_will_do():
     settings = options.trainer_settings(Options(epochs=2, batch=48, precision="bf16"))
     assert (settings["epochs"], settings["per_node_batch_size"]) == (2, 48)
     assert settings["precision"] == "bf16"
-
-
-def test_reading_the_trainers_options_needs_no_torch(monkeypatch):
-    asked = "import sys; sys.modules['torch'] = None\n" + options._ASK_TRAINER
-    monkeypatch.setattr(options, "_ASK_TRAINER", asked)
-    assert options.trainer_settings(Options())["model"] == "resnet18"
 
 
 def test_an_invalid_option_raises_the_trainers_sentence():
