@@ -215,7 +215,7 @@ def interface(host: Host, facts: Facts) -> str | None:
     return cards.pop() if cards else None
 
 
-def environment(card: str | None, threads: int, cuda_home: str | None) -> dict[str, str]:
+def environment(card: str | None, threads: int | str, cuda_home: str | None) -> dict[str, str]:
     """What the network libraries must know, since their own guess takes the wrong card with
     docker0 or a VPN; and where the CUDA toolkit is, for what compiles in a run.
 

@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 from launcher import inventory
-from launcher.build import check_batch
+from launcher.build import check_batch, environment
 from launcher.inventory import CHECKOUT, Host
+from launcher.node.launch import PATH
 from launcher.options import Options, data_path, trainer_settings
 from launcher.plan import FIRST_PORT, MONITOR_INTERVAL, run_id
 
@@ -43,12 +44,12 @@ port=$(({first_port} + SLURM_JOB_ID % 1000))
 export peer master port
 
 node() {{
-    local other=$master card count
+    local other=$master card count threads
     if [ "$SLURM_NODEID" = 0 ]; then other=$peer; fi
     card=$(way_to "$other" dev)
     count=${{SLURM_GPUS_ON_NODE:-1}}
-    export GLOO_SOCKET_IFNAME="$card" NCCL_SOCKET_IFNAME="=$card"
-    export OMP_NUM_THREADS=$((SLURM_CPUS_ON_NODE > count ? SLURM_CPUS_ON_NODE / count : 1))
+    threads=$((SLURM_CPUS_ON_NODE > count ? SLURM_CPUS_ON_NODE / count : 1))
+    export {environment}
     export TANDEM_NODE="$SLURMD_NODENAME" TANDEM_ATTEMPT=$((${{SLURM_RESTART_COUNT:-0}} + 1))
     exec {python} -m torch.distributed.launch --nnodes="$SLURM_NNODES" --node_rank="$SLURM_NODEID" \
         --nproc_per_node="$count" --master_addr="$master" --master_port="$port" \
@@ -72,11 +73,25 @@ def script(options: Options, settings: dict, host: Host, run: str) -> str:
         nodes=nodes,
         gpus=f"#SBATCH --gpus-per-node={host.gpus}\n" if host.gpus else "",
         first_port=FIRST_PORT,
+        environment=exports(host),
         python=shlex.quote(host.env_python),
         monitor_interval=MONITOR_INTERVAL,
         data=shlex.quote(data_path(options.data, host.data_root, host.is_local, host.name)),
         arguments=shlex.join(options.trainer_args()),
     )
+
+
+def exports(host: Host) -> str:
+    """The environment of a run started by ssh, with what only the node knows as bash's variables.
+
+    InfiniBand stays allowed, and PATH begins as the job's: a cluster with a queue may have both.
+    """
+    known = environment("$card", "$threads", host.cuda_home)
+    del known["NCCL_IB_DISABLE"]
+    if "PATH" in known:
+        known["PATH"] = known["PATH"].replace(PATH, "$PATH")
+    words = [f'{name}="{value}"' for name, value in known.items()]
+    return " ".join([*words, *(f"{name}={shlex.quote(host.env[name])}" for name in host.env)])
 
 
 def main(options: Options) -> int:

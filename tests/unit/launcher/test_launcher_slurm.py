@@ -19,7 +19,7 @@ TOOLS = {
     " 10.0.0.1) echo 10.0.0.1 dev eno1 src 10.0.0.2 uid 0;; *) echo local dev lo;; esac",
     "srun": 'shift; for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@" || exit; done',
     "python": 'echo "$SLURM_NODEID $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME $OMP_NUM_THREADS";'
-    ' for word in "$@"; do echo "<$word>"; done',
+    ' echo "$PATH|$CUDA_HOME|$PYTHONUNBUFFERED|$ODD"; for word in "$@"; do echo "<$word>"; done',
 }
 
 
@@ -31,9 +31,10 @@ def run(tmp_path):
         path.write_text(f"#!/bin/bash\n{body}\n")
         path.chmod(0o755)
 
-    def carry_out(gpus=None, **options):
+    def carry_out(gpus=None, own=None, **options):
         python = str(tmp_path / "python")
-        host = Host("node1", "ssh", "10.0.0.1", 22, None, python, "tandem", "/data", gpus=gpus)
+        place = ("node1", "ssh", "10.0.0.1", 22, None, python, "tandem", "/data")
+        host = Host(*place, gpus=gpus, **(own or {}))
         text = slurm.script(Options(nodes=2, **options), SETTINGS, host, "a-run")
         env = {
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
@@ -69,6 +70,15 @@ def test_each_node_starts_its_part_of_the_same_run(run, tmp_path):
         assert set(common) <= set(words)
     assert [w for w in first if w not in second[1:]] == [first[0], "<--node_rank=0>"]
     assert [w for w in second if w not in first[1:]] == [second[0], "<--node_rank=1>"]
+
+
+def test_a_node_gets_the_environment_of_a_run_started_by_ssh(run, tmp_path):
+    odd = "two  words $HOME `x`"
+    _, first, second = run(own={"cuda_home": "/opt/cuda", "env": {"ODD": odd}})
+    for words in (first, second):
+        path, *rest = words[1].split("|")
+        assert path.startswith(f"/opt/cuda/bin:{tmp_path}:")
+        assert rest == ["/opt/cuda", "1", odd]
 
 
 def test_gpus_are_asked_for_and_shared_out(run):
