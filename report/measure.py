@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from report import formulas
 from report.records import RankRecord, Run, number
-from trainer.strategies import Payload, Strategy
+from trainer.strategies import MIB, Payload, Strategy
 
 OWN_WORK = ("data", "h2d", "forward", "backward", "optimizer", "other")
 
@@ -71,9 +71,16 @@ class Step:
     def seconds(self) -> float:
         return self.work + self.network + self.peers
 
+    def payload_for(self, strategy: Strategy) -> Payload:
+        """In buckets of the size that this strategy has by itself, unless the run had another."""
+        used = self.strategy.rule.bucket_mb * MIB if self.strategy else None
+        if self.payload.bucket != used:
+            return self.payload
+        return replace(self.payload, bucket=strategy.rule.bucket_mb * MIB)
+
     def wait(self, strategy: Strategy, world: int, rate: float) -> float | None:
         """Seconds per step that such ranks wait for the network; None where it is not known."""
-        payload, work = self.payload, self.work
+        payload, work = self.payload_for(strategy), self.work
         return formulas.sync_wait(strategy, world, payload, rate, self.backward, work)
 
     @property

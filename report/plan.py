@@ -187,7 +187,7 @@ def predict_row(basis: Basis, nodes: int, strategy: Strategy, rate: float) -> Ro
     sent: float | None = 0.0
     if nodes > 1:
         waited = step.wait(strategy, world, rate)
-        sent = strategy.bytes_per_step(world, step.payload)
+        sent = strategy.bytes_per_step(world, step.payload_for(strategy))
     if waited is None or sent is None:
         return None
     spent = step.work + waited

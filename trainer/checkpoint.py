@@ -1,8 +1,10 @@
 """What a checkpoint holds, and which one a run resumes from.
 
 A checkpoint is one file of tensors and plain containers: model, optimizer, loss scale, average,
-each rank's sync state, and the position in the data. It loads with `weights_only=True`, on any
-number of ranks, because order, augmentation and dropout are functions of the position.
+and the position in the data. What a strategy keeps for one rank alone lies beside it, in a file of
+that rank on its own machine: it is as large as the gradients, too much to be sent around.
+A checkpoint loads with `weights_only=True`, on any number of ranks, because order, augmentation and
+dropout are functions of the position.
 """
 
 import ast
@@ -12,7 +14,7 @@ import pathlib
 import pickle
 import time
 import uuid
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -42,13 +44,11 @@ class Position:
 def snapshot(job: Job, position: Position) -> Dict[str, Any]:
     """A copy of all state, on the CPU, which training may outrun. Collective."""
     share_buffers(job)
-    own = job.sync.state_dict() if job.sync is not None else None
     state = {
         "model": job.precision.full_state(job.model),
         "optimizer": job.optimizer.state_dict(),
         "precision": job.precision.state_dict(),
         "ema": job.ema.state_dict() if job.ema is not None else None,
-        "sync": job.world.gather(own),
     }
     return {
         **_copied(state),
@@ -77,12 +77,56 @@ def restore(job: Job, state: Dict[str, Any]) -> Position:
     job.precision.load_state_dict(state["precision"])
     if job.ema is not None and state["ema"] is not None:
         job.ema.load_state_dict(state["ema"])
-    # Per-rank state belongs to as many ranks as wrote it.
-    if job.sync is not None and len(state["sync"]) == job.world.size:
-        own = state["sync"][job.world.rank]
-        if own is not None:
-            job.sync.load_state_dict(own)
     return Position(**{field.name: state[field.name] for field in dataclasses.fields(Position)})
+
+
+# What the screen says where the ranks' own files do not make up a whole.
+ANEW = (
+    "--sync {}: what the ranks had kept for themselves is not there for all of them, or is "
+    "another number of ranks': it begins anew"
+)
+
+
+def own_state(job: Job, position: Position) -> Optional[Dict[str, Any]]:
+    """What is this rank's alone, a copy; None where there is nothing."""
+    own = job.sync.state_dict() if job.sync is not None else None
+    if own is None:
+        return None
+    place = {"run": position.run, "step": position.step, "ranks": job.world.size}
+    return {"sync": _copied(own), **place}
+
+
+def restore_own(job: Job, position: Position) -> bool:
+    """Take over what the ranks kept for themselves at this position; False where one has lost it
+    or there were more or fewer ranks: then all begin anew. Collective."""
+    if job.sync is None or job.sync.state_dict() is None:
+        return True
+    wanted = (position.run, position.step)
+    own = next((state for key, state in _own_files(job) if key == wanted), None)
+    if not all(job.world.gather(own is not None)):
+        return False
+    job.sync.load_state_dict((own or {})["sync"])
+    return True
+
+
+def _own_files(job: Job) -> Iterator[Tuple[Tuple[str, int], Dict[str, Any]]]:
+    """(run, step) and contents of each whole file of this rank, of as many ranks as there are."""
+    options, world = job.options, job.world
+    path = pathlib.Path((options.output if options.resume == "auto" else options.resume) or ".")
+    folder = path.parent.parent.parent if path.is_file() else path
+    for file in filter(is_whole, folder.glob(f"checkpoints/*/rank{world.rank}/step-*.pt")):
+        with file.open("rb") as content:
+            state = load_tensors(content)
+        if state.get("ranks") == world.size:
+            yield (state["run"], state["step"]), state
+
+
+def _complete(job: Job) -> FrozenSet[Tuple[str, int]]:
+    """(run, step) of which all ranks have their own files. Collective."""
+    if job.sync is None or job.sync.state_dict() is None:
+        return frozenset()
+    keys = job.world.gather([key for key, _ in _own_files(job)])
+    return frozenset.intersection(*map(frozenset, keys))
 
 
 def load_weights(
@@ -114,9 +158,10 @@ def read_weights(job: Job) -> None:
 
 
 class Found(NamedTuple):
-    """The best a rank's machine has; `key` orders by run, then samples seen."""
+    """The best a rank's machine has; `key` orders by run, then by whether all ranks have their own
+    files for it, then by samples seen."""
 
-    key: Tuple[str, int]
+    key: Tuple[str, bool, int]
     rank: int
     other_options: List[str]
 
@@ -128,8 +173,9 @@ def find(job: Job, same_options: bool = True) -> Optional[Dict[str, Any]]:
     if options.resume == "none":
         return None
     content, mine = b"", None
+    complete = _complete(job)
     if world.local_rank == 0:
-        content, mine = _newest_here(job)
+        content, mine = _newest_here(job, complete)
     found = [one for one in world.gather(mine) if one is not None]
     if not found:
         if options.resume == "auto":
@@ -147,11 +193,12 @@ def find(job: Job, same_options: bool = True) -> Optional[Dict[str, Any]]:
     return load_tensors(io.BytesIO(box[0]))
 
 
-def _newest_here(job: Job) -> Tuple[bytes, Optional[Found]]:
+def _newest_here(job: Job, complete: FrozenSet[Tuple[str, int]]) -> Tuple[bytes, Optional[Found]]:
     best: Tuple[bytes, Optional[Found]] = (b"", None)
     for content, state in _allowed_here(job.options):
         other = differing(state, job.options, len(job.train_set))
-        found = Found((state["run"], state["samples"]), job.world.rank, other)
+        key = (state["run"], (state["run"], state["step"]) in complete, state["samples"])
+        found = Found(key, job.world.rank, other)
         if best[1] is None or found.key > best[1].key:
             best = content, found
     return best

@@ -20,10 +20,12 @@ from .step import blank_pass, train_step, unchanged
 log = logging.getLogger(__name__)
 
 
-def guarded_step(job: Job, batch: Batch, step: int, lr: float, left: int) -> Optional[torch.Tensor]:
+def guarded_step(
+    job: Job, batch: Batch, step: int, lr: float, left: int, exact: bool
+) -> Optional[torch.Tensor]:
     """A step; None where --skip_oom dropped it because it did not fit."""
     try:
-        return train_step(job, batch, step, lr, left)
+        return train_step(job, batch, step, lr, left, exact)
     except RuntimeError as error:
         if not (job.options.skip_oom and is_out_of_memory(error)):
             raise

@@ -132,6 +132,9 @@ class Options:
     )
     emulate: bool = free(False, "bf16 also on devices that only emulate it, slowly")
     sync: str = opt(strategies.EXACT, f"how ranks become one: {strategies.usages()}")
+    sync_warmup: Optional[float] = opt(
+        None, "epochs with exact sums before a strategy that leaves bits out; default warmup_epochs"
+    )
     sync_bn: bool = opt(False, "batch statistics over all ranks")
     broadcast_buffers: bool = opt(False, "copy rank 0's BN buffers at each forward, as DDP did")
     find_unused_parameters: bool = free(False, "for models that leave parameters out of some steps")
@@ -169,6 +172,13 @@ class Options:
         asked += [name for name in WRITTEN if getattr(self, name)]
         if asked and self.output is None:
             raise UserError(f"--{asked[0]} needs --output DIR.")
+
+    @property
+    def exact_epochs(self) -> float:
+        """Epochs before a strategy that leaves bits out begins to."""
+        if not strategies.parse(self.sync).rule.warms:
+            return 0.0
+        return self.warmup_epochs if self.sync_warmup is None else self.sync_warmup
 
     @property
     def bucket_size(self) -> int:

@@ -23,10 +23,13 @@ def shape_of(job: Job, global_count: int) -> StepShape:
     )
 
 
-def train_step(job: Job, batch: Batch, step: int, lr: float, left: int = 1) -> torch.Tensor:
+def train_step(
+    job: Job, batch: Batch, step: int, lr: float, left: int = 1, exact: bool = False
+) -> torch.Tensor:
     """Train on this rank's share; `step` is the global number from 0, `left` the steps to the
-    epoch's end with this one. Returns the sums of its loss and of its hits (2), which stay on the
-    device: no wait, no graph."""
+    epoch's end with this one, `exact` whether a strategy that leaves bits out is not to yet.
+    Returns the sums of its loss and of its hits (2), which stay on the device: no wait, no
+    graph."""
     clock, options = job.clock, job.options
     clock.enter("h2d")
     images, targets = batch.on(job.world.device)
@@ -37,7 +40,7 @@ def train_step(job: Job, batch: Batch, step: int, lr: float, left: int = 1) -> t
     job.net.zero_grad(set_to_none=True)
     if job.sync is not None:
         scale = 1.0 if job.precision.scale is None else job.precision.scale.value
-        job.sync.before_step(Moment(step, left, lr, len(batch.indices), scale))
+        job.sync.before_step(Moment(step, left, lr, len(batch.indices), scale, exact))
     shape = shape_of(job, batch.global_count)
     with resting(job.norms, shape.running_statistics):
         tally = _gradients(job, images, targets, batch.global_count, shape.micro, step)

@@ -16,6 +16,10 @@ from .errors import UserError
 # DistributedDataParallel's own bucket_cap_mb.
 BUCKET_MB = 25
 MIB = 2**20
+# Values that share a scale of 16 bits, and the multiple of values to which parts are filled up: it
+# fills whole bytes with 8, 4, 2 or 1.6 bits a value.
+BLOCK = 256
+UNIT = 5 * BLOCK
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +68,8 @@ class Rule:
 
     `exact`: the result is the sum in the gradients' own precision. `sent`: bytes that each rank
     sends for one exchange of a payload; None where the payload's matrices would have to be known.
-    `bucket_mb`: size of the gradient buckets unless --bucket_mb says otherwise. `usual`: the specs
-    that a prediction shows, of those that could be written.
+    `bucket_mb`: size of the gradient buckets unless --bucket_mb says otherwise. `warms`: the first
+    --sync_warmup epochs are exact. `usual`: the specs that a prediction shows.
     """
 
     name: str
@@ -75,6 +79,7 @@ class Rule:
     arguments: Tuple[Argument, ...] = ()
     wires: Tuple[str, ...] = ()  # the first is the default; empty: the name says it
     bucket_mb: int = BUCKET_MB
+    warms: bool = False
     usual: Tuple[str, ...] = ()
 
     @property
@@ -152,6 +157,22 @@ def _summed_in(width: Optional[int]) -> Callable[[Strategy, int, Payload], float
     return lambda _, world, payload: ring_bytes(world, payload.values * (width or payload.width))
 
 
+def part_of(values: float, world: int) -> int:
+    """Values of the part of which each rank is the owner, of a bucket of so many."""
+    return math.ceil(values / world / UNIT) * UNIT
+
+
+def coded_bytes(values: int, bits: float) -> float:
+    """Bytes of `values` numbers of `bits` bits each, with their blocks' scales."""
+    return values * bits / 8 + values / BLOCK * 2
+
+
+def _exchanged_parts(strategy: Strategy, world: int, payload: Payload) -> float:
+    """Each rank sends every other one its part, and later its own part to every other one."""
+    part = part_of(payload.values / payload.buckets, world)
+    return 2 * (world - 1) * payload.buckets * coded_bytes(part, float(strategy.arguments[0]))
+
+
 RULES: Dict[str, Rule] = {
     rule.name: rule
     for rule in (
@@ -175,6 +196,16 @@ RULES: Dict[str, Rule] = {
             exact=False,
             sent=_summed_in(2),
             usual=("fp16",),
+        ),
+        Rule(
+            "ef",
+            "gradients in so many bits a value, errors kept for the next step",
+            exact=False,
+            sent=_exchanged_parts,
+            arguments=(Argument("BITS", ("8", "4", "2", "1.6")),),
+            bucket_mb=8,
+            warms=True,
+            usual=("ef:8", "ef:4", "ef:2"),
         ),
     )
 }

@@ -30,8 +30,8 @@ def train(options: Options, world: World) -> int:
     try:
         finished = run.all_epochs()
         run.clock.enter("checkpoint")
-        if run.writer is not None:
-            run.writer.finish()
+        for writer in filter(None, (run.writer, run.own_writer)):
+            writer.finish()
     except BaseException:
         with contextlib.suppress(RuntimeError):  # a broken device cannot be read any more
             run.end("failed")
@@ -58,6 +58,9 @@ class Run:
         folder = pathlib.Path(options.output or ".", "checkpoints", world.host)
         saves = bool(options.output) and world.local_rank == 0
         self.writer: Optional[Writer] = Writer(folder, options.keep) if saves else None
+        # Of what the strategy keeps for this rank alone.
+        own = folder / f"rank{world.rank}"
+        self.own_writer: Optional[Writer] = Writer(own, options.keep) if options.output else None
         self.tallies: List[torch.Tensor] = []
         self.tallied = 0
         self.due = False  # a checkpoint, as soon as all ranks have met
@@ -72,8 +75,11 @@ class Run:
             checkpoint.read_weights(self.job)
         if state is not None:
             self.position = checkpoint.restore(self.job, state)
+            missing = not checkpoint.restore_own(self.job, self.position)
         self.clock.enter("other")
         self._introduce(state is not None)
+        if state is not None and missing:
+            self.screen.say(checkpoint.ANEW.format(self.job.options.sync))
 
     def all_epochs(self) -> bool:
         """Train from the position to the end; False when stopped before."""
@@ -116,7 +122,8 @@ class Run:
         progress = at.samples(total) / total * job.steps_per_epoch
         lr = learning_rate(self.options, progress, job.steps_per_epoch, self.world.global_batch)
         left = steps_per_epoch(total - at.sample, self.world.global_batch, self.world.smallest)
-        tally = memory.guarded_step(job, batch, at.step, lr, left)
+        exact = progress < self.options.exact_epochs * job.steps_per_epoch
+        tally = memory.guarded_step(job, batch, at.step, lr, left, exact)
         if tally is not None:
             self.tallies.append(tally)
             self.tallied += len(batch.indices)
@@ -170,6 +177,9 @@ class Run:
         self.clock.enter("checkpoint")
         payload = checkpoint.snapshot(self.job, self.position)
         file = None if self.writer is None else self.writer.save(payload, best).name
+        own = checkpoint.own_state(self.job, self.position)
+        if own is not None and self.own_writer is not None:
+            self.own_writer.save(own, best=False)
         size = sum(t.numel() * t.element_size() for t in payload["model"].values())
         self.clock.enter("other")
         self.lines.add("checkpoint", step=self.position.step, bytes=size, file=file)

@@ -6,10 +6,16 @@ from ..strategies import parse
 from .allreduce import AllReduce
 from .base import Moment, Sync
 from .compressed import BF16, FP16
+from .ef import ErrorFeedback
 
 __all__ = ["KINDS", "Moment", "Sync", "make"]
 
-KINDS: Dict[str, Type[Sync]] = {"allreduce": AllReduce, "fp16": FP16, "bf16": BF16}
+KINDS: Dict[str, Type[Sync]] = {
+    "allreduce": AllReduce,
+    "fp16": FP16,
+    "bf16": BF16,
+    "ef": ErrorFeedback,
+}
 
 
 def make(spec: str, last_bucket: Callable[[], None]) -> Sync:

@@ -35,6 +35,7 @@ class Moment:
     lr: float
     samples: int  # of this rank
     scale: float = 1.0  # by which the loss is multiplied
+    exact: bool = False  # in warm-up, for strategies that begin with exact sums
 
 
 class Sync:

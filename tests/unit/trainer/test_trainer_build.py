@@ -106,9 +106,10 @@ def test_a_step_reads_nothing_from_the_device(images):
     assert readings.found == 1
 
 
-def test_state_of_gradient_sync_is_kept_per_rank_and_told_of_skipped_steps(images):
+def test_state_of_gradient_sync_is_kept_per_rank_and_told_of_skipped_steps(images, tmp_path):
     """What will be kept there (errors of compression, say) belongs to a rank."""
-    from trainer.checkpoint import Position, new_run, restore, snapshot
+    from trainer.checkpoint import Position, new_run, own_state, restore, restore_own, snapshot
+    from trainer.writer import write_whole
 
     ours = made(images)
     ours.sync = mock.Mock()
@@ -119,13 +120,18 @@ def test_state_of_gradient_sync_is_kept_per_rank_and_told_of_skipped_steps(image
     names = [call[0] for call in ours.sync.method_calls]
     assert names == ["before_step", "after_step"]
     ours.sync.after_step.assert_called_once_with(True)
-    state = snapshot(ours, new_run(ours))
+    position = new_run(ours)
+    write_whole(own_state(ours, position), tmp_path / "checkpoints/node1/rank0/step-0.pt")
+    state = snapshot(ours, position)
     assert isinstance(restore(ours, state), Position)
+    ours.options = dataclasses.replace(ours.options, output=str(tmp_path), resume="auto")
+    assert restore_own(ours, position)
     (given,), _ = ours.sync.load_state_dict.call_args
     assert torch.equal(given["error"], torch.ones(2))
-    state["sync"] *= 2  # two ranks had written it
+    two = {**own_state(ours, position), "ranks": 2}
+    write_whole(two, tmp_path / "checkpoints/node1/rank0/step-0.pt")
     ours.sync.load_state_dict.reset_mock()
-    restore(ours, state)
+    assert not restore_own(ours, position)
     ours.sync.load_state_dict.assert_not_called()
 
 

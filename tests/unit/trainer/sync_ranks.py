@@ -1,0 +1,97 @@
+"""Pieces of the tests of strategies: a net of several buckets, and a count of what is sent."""
+
+import copy
+
+import torch
+import torch.distributed as dist
+
+from trainer.options import Options
+from trainer.parallel import wrap
+from trainer.strategies import MIB, Payload, parse
+from trainer.sync import Moment, make
+from trainer.world import start
+
+WIDTH = 700
+
+
+class Counted:
+    """Bytes that this rank sends by collectives, as their algorithms send them: a ring for
+    all_reduce, and to each other rank once for the others."""
+
+    def __init__(self):
+        self._sizes = []  # appended to by several threads
+        others = dist.get_world_size() - 1
+        share = 2 * others / (others + 1)
+        self._wrap("all_reduce", lambda tensor, *_: share * size(tensor))
+        self._wrap("all_gather", lambda _, tensor, *__: others * size(tensor))
+        swapped = others / (others + 1)
+        self._wrap("all_to_all_single", lambda _, tensor, *__: swapped * size(tensor))
+
+    @property
+    def sent(self):
+        return sum(self._sizes)
+
+    def _wrap(self, name, count):
+        real = getattr(dist, name)
+
+        def counted(*args, **kwargs):
+            self._sizes.append(count(*args))
+            return real(*args, **kwargs)
+
+        setattr(dist, name, counted)
+
+
+def size(tensor):
+    return tensor.numel() * tensor.element_size()
+
+
+def net():
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(3, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, WIDTH)]
+    return torch.nn.Sequential(*layers, torch.nn.ReLU(), torch.nn.Linear(WIDTH, 2 * WIDTH))
+
+
+def payload_of(model, bucket_mb):
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    sides = tuple((p.shape[0], p.numel() // p.shape[0], 1) for p in weights)
+    return Payload(sum(map(size, model.parameters())), bucket_mb * MIB, matrices=sides)
+
+
+class Steps:
+    """Backward by backward of one net with a strategy, and beside it the exact sums."""
+
+    def __init__(self, spec, world=None):
+        options = Options(bucket_mb=1, sync=spec)
+        self.world = world or start(options)
+        self.model = net()
+        self.alone = copy.deepcopy(self.model)
+        self.sync = make(spec, lambda: None)
+        self.wrapped = wrap(self.model, options, self.world, self.sync)
+        self._backward(self.wrapped, 0)  # DDP orders its buckets by this one, and the sum is exact
+        self.payload = payload_of(self.model, 1)
+        self.strategy = parse(spec)
+
+    def _backward(self, model, step, scale=1.0):
+        model.zero_grad()
+        torch.manual_seed(1000 * step + self.world.rank)
+        (model(torch.randn(4, 3)).pow(2).sum() * scale).backward()
+
+    def step(self, number, scale=1.0, spoil=None, exact=False, skipped=False):
+        """This strategy's sums after one backward."""
+        self.sync.before_step(Moment(number, 1, 0.1, 4, scale, exact))
+        if spoil is not None and self.world.rank == 0:
+            scale = spoil
+        self._backward(self.wrapped, number, scale)
+        self.sync.after_step(skipped)
+        return flat(self.model)
+
+    def exact(self, number):
+        """The same by plain all-reduce."""
+        self._backward(self.alone, number)
+        total = flat(self.alone)
+        dist.all_reduce(total)
+        return total
+
+
+def flat(model):
+    return torch.cat([p.grad.reshape(-1) for p in model.parameters()])

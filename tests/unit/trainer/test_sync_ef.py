@@ -1,0 +1,132 @@
+"""`--sync ef:BITS` over real processes: what is left out is sent later, and nothing is lost."""
+
+import hashlib
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.trainer_ranks import run_ranks
+from tests.unit.trainer.sync_ranks import Counted, Steps
+from trainer.strategies import coded_bytes
+from trainer.sync.codec import CODECS
+
+
+@pytest.mark.parametrize("bits", CODECS)
+def test_codes_are_as_near_as_their_levels_allow(bits):
+    codec = CODECS[bits]
+    torch.manual_seed(0)
+    rows = torch.randn(3, 2560) * torch.logspace(-12, 12, 2560)
+    coded = codec.encode(rows)
+    assert coded.shape == (3, coded_bytes(2560, float(bits)))
+    peaks = rows.view(-1, 256).abs().amax(1, keepdim=True)
+    errors = (codec.decode(coded, 2560) - rows).view(-1, 256).abs()
+    # Half a level, and what the scale's 8 bits round off.
+    assert bool((errors <= peaks * (0.5 / codec.levels + 2.0**-8)).all())
+    assert torch.equal(codec.decode(codec.encode(torch.zeros(1, 1280)), 1280), torch.zeros(1, 1280))
+
+
+@pytest.mark.parametrize("bits", CODECS)
+@pytest.mark.parametrize("bad", [float("inf"), -float("inf"), float("nan")])
+def test_a_block_that_overflowed_is_seen_as_such_and_the_others_are_not(bits, bad):
+    rows = torch.ones(1, 1280)
+    rows[0, 300] = bad
+    finite = torch.isfinite(CODECS[bits].decode(CODECS[bits].encode(rows), 1280)).view(5, 256)
+    assert finite.all(1).tolist() == [True, False, True, True, True]
+    assert not finite[1].any()
+
+
+def summed_up(bits):
+    """Greatest difference, over 6 steps, of all sums and errors to the exact sums; digests."""
+    steps = Steps(f"ef:{bits}")
+    total = exact = 0
+    for number in range(1, 7):
+        total = total + steps.step(number)
+        exact = exact + steps.exact(number)
+    # Buckets are in another order than the parameters: compare their sums, and norms apart.
+    kept = sum(errors.sent.sum() for errors in steps.sync.errors.values())
+    kept = kept + sum(errors.owned.sum() for errors in steps.sync.errors.values())
+    dist.all_reduce(kept)
+    off = float(total.sum() + kept - exact.sum()) / float(exact.abs().sum())
+    near = float((total - exact).norm() / exact.norm())
+    return off, near, hashlib.sha256(total.numpy().tobytes()).hexdigest(), len(steps.sync.errors)
+
+
+@pytest.mark.parametrize(("bits", "near"), [("8", 0.01), ("2", 0.5)])
+def test_what_is_left_out_is_kept_and_all_ranks_have_the_same_sums(bits, near):
+    results = run_ranks([1, 1, 1], summed_up, bits)
+    for off, distance, _, buckets in results:
+        assert abs(off) < 1e-5
+        assert distance < near
+        assert buckets > 1
+    assert len({digest for _, _, digest, _ in results}) == 1
+
+
+def overflowed():
+    """Whether sums are finite with an inf on one rank, whether errors stay, and the step after."""
+    steps = Steps("ef:4")
+    steps.step(1, scale=2.0)
+    before = {k: (e.sent.clone(), e.owned.clone()) for k, e in steps.sync.errors.items()}
+    bad = steps.step(2, scale=2.0, spoil=float("inf"), skipped=True)
+    kept = all(
+        torch.equal(e.sent, before[k][0]) and torch.equal(e.owned, before[k][1])
+        for k, e in steps.sync.errors.items()
+    )
+    # The loss scale halves after an overflow, and errors with it.
+    after = steps.step(3, scale=1.0)
+    wrong = (after - steps.exact(3)).norm() / steps.exact(3).norm()
+    return bool(torch.isfinite(bad).all()), kept, float(wrong)
+
+
+def test_an_overflow_on_one_rank_is_seen_by_all_and_spoils_no_error():
+    for finite, kept, wrong in run_ranks([1, 1], overflowed):
+        assert not finite
+        assert kept
+        assert wrong < 0.5
+
+
+def exact_first():
+    steps = Steps("ef:2")
+    same = torch.equal(steps.step(1, exact=True), steps.exact(1))
+    return same, len(steps.sync.errors)
+
+
+def test_warm_up_is_exact():
+    assert run_ranks([1, 1], exact_first) == [(True, 0)] * 2
+
+
+def bytes_sent(specs, count):
+    """By spec: counted and declared bytes a step."""
+    found, world, counted = {}, None, None
+    for spec in specs:
+        steps = Steps(spec, world)
+        world = steps.world
+        counted = counted or Counted()
+        steps.step(0)
+        before = counted.sent
+        for number in range(1, count + 1):
+            steps.step(number)
+        sent = (counted.sent - before) / count
+        found[spec] = sent, steps.strategy.bytes_per_step(world.size, steps.payload)
+    return found
+
+
+def test_bytes_are_those_that_the_registry_declares():
+    specs = ["allreduce", "fp16", *(f"ef:{bits}" for bits in CODECS)]
+    for found in run_ranks([1, 1, 1], bytes_sent, specs, 2):
+        for spec, (sent, declared) in found.items():
+            assert abs(sent - declared) <= max(0.02 * declared, 2**16), spec
+
+
+def many_steps(spec, count):
+    steps = Steps(spec)
+    for number in range(count):
+        steps.step(number)
+    return True
+
+
+@pytest.mark.parametrize(
+    "count", [30, pytest.param(1000, marks=pytest.mark.long)], ids=["short", "long"]
+)
+def test_many_steps_of_several_buckets_end(count):
+    assert run_ranks([1, 1, 1, 1], many_steps, "ef:2", count) == [True] * 4

@@ -1,0 +1,80 @@
+"""What a strategy keeps for one rank alone is found again, or is said to be missing."""
+
+import os
+import shutil
+
+import pytest
+import torch
+
+from tests.trainer_ranks import make_images, run_ranks, trainer
+from trainer.compat import load_tensors
+
+ARGV = [
+    "--model", "tests.trainer_models:normed", "--precision", "fp32", "--augment", "none",
+    "--per_node_batch_size", 8, "--workers", 0, "--resume", "auto", "--keep", 99,
+    "--epochs", 2, "--warmup_epochs", 0, "--evaluate_every", 2,
+]  # fmt: skip
+# Those of all strategies that keep something for each rank.
+KEEPING = ["ef:2"]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return make_images(tmp_path_factory.mktemp("images"), per_class=15)
+
+
+def saying(path, *argv):
+    """The trainer, with what rank 0 says in a file."""
+    if os.environ["RANK"] == "0":
+        os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), 1)
+    return trainer(*argv)
+
+
+def train(images, output, spec, nodes, *more):
+    argv = ["--data", images, "--output", output, "--sync", spec, *ARGV, *more]
+    return run_ranks(nodes, saying, f"{output}.said", *argv)
+
+
+def weights(output):
+    with sorted((output / "checkpoints/node1").glob("step-*.pt"))[-1].open("rb") as file:
+        return load_tensors(file)["model"]
+
+
+@pytest.fixture(scope="module", params=KEEPING)
+def undisturbed(request, images, tmp_path_factory):
+    output = tmp_path_factory.mktemp("undisturbed")
+    assert train(images, output, request.param, [1, 1], "--checkpoint_every", 3) == [0, 0]
+    return request.param, output
+
+
+def cut(undisturbed, output, step):
+    """As if the run had been killed while the checkpoint after `step` was written."""
+    shutil.copytree(undisturbed, output)
+    for file in output.glob("checkpoints/**/*.pt"):
+        if file.name == "best.pt" or int(file.stem.split("-")[1]) > step:
+            file.unlink()
+
+
+def steps_of(output):
+    files = (output / "checkpoints/node1").glob("step-*.pt")
+    return sorted(int(file.stem.split("-")[1]) for file in files)
+
+
+def test_the_same_ranks_go_on_to_the_bit(images, undisturbed, tmp_path):
+    spec, whole = undisturbed
+    first, second = steps_of(whole)[:2]
+    cut(whole, tmp_path / "cut", second)
+    # The newest checkpoint is there, but one rank has not written its own part of it yet.
+    (tmp_path / f"cut/checkpoints/node2/rank1/step-{second:08d}.pt").unlink()
+    assert train(images, tmp_path / "cut", spec, [1, 1], "--checkpoint_every", 3) == [0, 0]
+    ours, theirs = weights(tmp_path / "cut"), weights(whole)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert first < second < steps_of(whole)[-1]
+
+
+def test_another_number_of_ranks_goes_on_and_says_what_begins_anew(images, undisturbed, tmp_path):
+    spec, whole = undisturbed
+    cut(whole, tmp_path / "cut", steps_of(whole)[1])
+    assert train(images, tmp_path / "cut", spec, [1, 1, 1]) == [0, 0, 0]
+    said = (tmp_path / "cut.said").read_text()
+    assert f"--sync {spec}: what the ranks had kept for themselves is not there" in said

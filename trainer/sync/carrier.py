@@ -1,0 +1,103 @@
+"""Exchanges that several collectives make up, in the background, in the same order on all ranks.
+
+Gloo pairs collectives by their order within a process group, so who issues the second one from the
+first one's callback pairs it with another bucket's: callbacks come in any order. Here each stage
+of an exchange has a process group and a thread of its own, which takes buckets in the order in
+which they were handed over; DDP hands them over in the same order on all ranks. The stages of
+neighbouring buckets overlap.
+
+On a GPU the numbers are coded there on a stream of their own and travel through pinned host memory
+and Gloo, so that no kernel of NCCL holds the GPU while a slow link carries. (That way has never run
+on a GPU.)
+"""
+
+import contextlib
+import queue
+import threading
+from typing import Any, Callable, ContextManager, List, Optional
+
+import torch
+import torch.distributed as dist
+
+# What a stage makes of what the stage before has made; it may use collectives of its own group.
+Stage = Callable[[Any, Any], Any]
+Result = torch.futures.Future[torch.Tensor]
+
+
+class Carrier:
+    """Runs each job through `stages`: groups, threads and streams behind them. Collective."""
+
+    def __init__(self, stages: List[Stage], device: torch.device) -> None:
+        self.device = device
+        self._queues: List[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in stages]
+        self._failed: Optional[BaseException] = None
+        for number, stage in enumerate(stages):
+            group = dist.new_group(backend="gloo")
+            names = (number, stage, group)
+            threading.Thread(target=self._serve, args=names, daemon=True).start()
+
+    def start(self, job: Any, result: Result) -> None:
+        """Hand over a job, whose tensors nobody changes until the future `result` is done."""
+        ready = torch.cuda.current_stream().record_event() if self._cuda else None
+        self._queues[0].put((job, result, ready))
+
+    def future(self) -> Result:
+        """One that `start` may be given."""
+        return torch.futures.Future(devices=[self.device]) if self._cuda else torch.futures.Future()
+
+    @property
+    def _cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    def _serve(self, number: int, stage: Stage, group: Any) -> None:
+        stream = torch.cuda.Stream(self.device) if self._cuda else None
+        last = number == len(self._queues) - 1
+        while True:
+            job, result, ready = self._queues[number].get()
+            try:
+                if self._failed is not None:
+                    raise self._failed
+                with torch.no_grad(), self._on(stream, ready):
+                    made = stage(job, group)
+                    if last:
+                        result.set_result(made)
+                        continue
+                    ready = stream.record_event() if stream is not None else None
+                self._queues[number + 1].put((made, result, ready))
+            except BaseException as error:
+                # A peer is gone: whoever waits must hear of it, for this bucket and all others.
+                self._failed = error
+                result.set_exception(error)
+
+    def _on(self, stream: Any, ready: Any) -> ContextManager[Any]:
+        if stream is None:
+            return contextlib.nullcontext()
+        stream.wait_event(ready)
+        return torch.cuda.stream(stream)
+
+
+def swap_parts(parts: torch.Tensor, group: Any) -> torch.Tensor:
+    """Row r of bytes (N, B) goes to rank r; returns the rows that came from all ranks (N, B)."""
+    sent = to_host(parts)
+    received = torch.empty_like(sent, pin_memory=sent.is_pinned())
+    dist.all_to_all_single(received, sent, group=group)
+    return received.to(parts.device, non_blocking=True)
+
+
+def gather_parts(part: torch.Tensor, count: int, group: Any) -> torch.Tensor:
+    """The bytes (B) of all `count` ranks, on all of them: (N, B)."""
+    sent = to_host(part)
+    received = torch.empty(count, len(sent), dtype=sent.dtype, pin_memory=sent.is_pinned())
+    # Not all_gather_into_tensor, which Gloo of torch 1.12 does not have.
+    dist.all_gather(list(received.unbind()), sent, group=group)
+    return received.to(part.device, non_blocking=True)
+
+
+def to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """In pinned memory, whole when this returns; a CPU's tensor as it is."""
+    if tensor.device.type == "cpu":
+        return tensor.contiguous()
+    pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    pinned.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream().synchronize()
+    return pinned
