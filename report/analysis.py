@@ -15,6 +15,7 @@ from report.measure import Step, longest_attempt, measure_step
 from report.network import network_use
 from report.progress import hundred_epochs, images_per_second, learning_curve, time_line
 from report.records import Run, dicts, number, read_run
+from report.short import TooShort, too_short
 from report.verdict import Verdict, headline_of, verdict
 
 LAST_LINES = 12
@@ -42,6 +43,7 @@ class Analysis:
     step: Step | None
     verdict: Verdict
     failure: str | None  # the sentence before the verdict when the run did not finish
+    too_short: TooShort | None  # what is said before the verdict of a finished run
     disks: list
     shares: list
     networks: list
@@ -66,6 +68,7 @@ def analyse(folder: Path) -> Analysis:
     summary["advice"] = advise(step, cause, number(start.get("image_size")))
     summary["predicted"] = predicted_of(run)
     gpus = gpu_use(run)
+    failure = headline_of(summary["status"], summary["first_cause"])
     return Analysis(
         run=run,
         summary=summary,
@@ -73,7 +76,8 @@ def analyse(folder: Path) -> Analysis:
         accounting=accounting,
         step=step,
         verdict=verdict(cause, step, of_attempt(step, disks), of_attempt(step, shares)),
-        failure=headline_of(summary["status"], summary["first_cause"]),
+        failure=failure,
+        too_short=None if failure else too_short(run, step, summary["epochs"]),
         disks=disks,
         shares=shares,
         networks=networks,

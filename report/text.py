@@ -85,6 +85,11 @@ def verdict_section(analysis: Analysis) -> list:
             lines += wrap(str(line), "    |   ", "    | ")
     if analysis.failure and analysis.step is None:
         return lines
+    if analysis.too_short:
+        lines += [
+            *wrap(analysis.too_short.sentence),
+            *wrap(analysis.too_short.command, "      ", "    "),
+        ]
     lines += wrap(analysis.verdict.headline)
     for sentence in analysis.verdict.because:
         lines += wrap(sentence)

@@ -1,0 +1,65 @@
+"""Runs that are over before they say anything about the machines, and the one that does."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import dataclass
+
+from launcher import defaults
+from report.measure import Step
+from report.records import Run
+from report.units import seconds
+
+# Below this caches, clocks and connections still warm up, and one disturbance decides.
+ENOUGH = 30.0
+# The longer run aims at twice as much: it may well be faster.
+AIM = 60.0
+# ResNet-50's gradients and arithmetic are those of real work; the demo's network has 1/250 of them.
+JUDGE = {"MODEL": "resnet50", "EPOCHS": 10}
+# Options of the launcher that make another run of it, and the variables of `make` that are they.
+ASKED = ("model", "data", "batch", "precision", "sync")
+
+
+@dataclass(frozen=True)
+class TooShort:
+    """A sentence, and the command line of the run that says more."""
+
+    sentence: str
+    command: str
+
+
+def too_short(run: Run, step: Step | None, epochs: int) -> TooShort | None:
+    """None where enough was measured. `epochs`: how many were trained."""
+    measured = step.seconds * (step.steps - 1) if step else ENOUGH
+    if measured >= ENOUGH:
+        return None
+    sentence = (
+        f"This run was too short to judge the cluster: {seconds(measured)} of steps were measured, "
+        f"and less than {seconds(ENOUGH)} is mostly warming up. What follows holds for these steps "
+        "alone. This one says more:"
+    )
+    return TooShort(sentence, longer(run, epochs, measured))
+
+
+def longer(run: Run, epochs: int, measured: float) -> str:
+    """The same run for long enough; for the demo's network one whose cost is that of real work."""
+    nodes = len(run.plan.get("nodes") or []) or len(run.hosts)
+    options = run.plan.get("options")
+    if not isinstance(options, dict):
+        return f"python -m trainer ... --epochs {enough(epochs, measured)}"
+    words = {"NODES": nodes}
+    if options.get("model") == defaults.MODEL:
+        words.update(JUDGE)
+    else:
+        words.update({name.upper(): options[name] for name in ASKED if options.get(name)})
+        words["EPOCHS"] = enough(epochs, measured)
+    typed = [f"{name}={shlex.quote(str(value))}" for name, value in words.items()]
+    if options.get("trainer") and options.get("model") != defaults.MODEL:
+        typed.append(f"ARGS={shlex.quote(shlex.join(map(str, options['trainer'])))}")
+    return " ".join(["make train", *typed])
+
+
+def enough(epochs: int, measured: float) -> int:
+    """So many epochs take as long as a judgement needs."""
+    return max(epochs + 1, math.ceil(max(1, epochs) * AIM / max(measured, 0.1)))

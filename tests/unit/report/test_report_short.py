@@ -1,0 +1,77 @@
+"""Runs of a few seconds: the report says that they judge nothing, and what does."""
+
+import json
+import shlex
+
+import pytest
+
+from launcher import cli, defaults
+from report.analysis import analyse
+from report.page import render_page
+from report.text import render_text
+from tests.unit.report.report_runs import RunBuilder
+
+STEP = 0.138  # what a step of RunBuilder takes, its exchange included
+LONG = 30 / STEP
+
+
+def run(folder, options=None, **settings):
+    made = RunBuilder(folder / "run", **settings)
+    made.write()
+    if options is not None:
+        path = made.folder / "plan.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "options": options}))
+    return analyse(made.folder)
+
+
+@pytest.mark.parametrize("steps", [40, 200, 230, 400])
+def test_a_run_is_too_short_below_thirty_seconds_of_measured_steps(tmp_path, steps):
+    analysis = run(tmp_path, steps=steps)
+    assert (analysis.too_short is not None) == (steps - 1 < LONG)
+    text, page = " ".join(render_text(analysis).split()), render_page(analysis)
+    for shown in (text, page):
+        assert ("too short to judge the cluster" in shown) == (steps - 1 < LONG)
+
+
+def test_the_demos_network_is_followed_by_one_whose_cost_is_that_of_real_work(tmp_path):
+    analysis = run(tmp_path, {"model": defaults.MODEL, "data": "digits", "trainer": []})
+    command = "make train NODES=4 MODEL=resnet50 EPOCHS=10"
+    assert analysis.too_short.command == command
+    assert f"    {command}\n" in render_text(analysis)
+    assert f">{command}</pre>" in render_page(analysis)
+
+
+def test_another_run_is_followed_by_the_same_for_longer(tmp_path):
+    options = {"model": "resnet50", "data": "my photos", "sync": "bf16", "batch": None}
+    analysis = run(tmp_path, {**options, "trainer": ["--lr", "0.2"]}, epochs=2)
+    words = shlex.split(analysis.too_short.command)
+    assert words[:2] == ["make", "train"]
+    given = dict(word.split("=", 1) for word in words[2:])
+    epochs = int(given.pop("EPOCHS"))
+    per_epoch = 20 * STEP
+    assert 2 * 30 <= epochs * per_epoch <= 90
+    assert given == {
+        "NODES": "4",
+        "MODEL": "resnet50",
+        "DATA": "my photos",
+        "SYNC": "bf16",
+        "ARGS": "--lr 0.2",
+    }
+
+
+def test_the_command_is_one_that_train_takes(tmp_path):
+    """Each variable is an option of the launcher, in lower case."""
+    options = {"model": "resnet34", "data": "d", "batch": 8, "precision": "fp32", "sync": "bf16"}
+    words = shlex.split(run(tmp_path, {**options, "trainer": []}).too_short.command)[2:]
+    flags = [
+        part for word in words for part in (f"--{word.split('=')[0].lower()}", word.split("=")[1])
+    ]
+    assert cli._new(cli._parse(["train", *flags])).model == "resnet34"
+
+
+def test_a_run_that_failed_says_that_and_not_how_short_it_was(tmp_path):
+    made = RunBuilder(tmp_path / "run")
+    made.write()
+    made.write_control(status="failed")
+    analysis = analyse(made.folder)
+    assert analysis.failure and analysis.too_short is None
