@@ -41,6 +41,7 @@ class Attempts:
                 "nodes": [node.host for node in plan.nodes],
                 "ranks": {node.host: list(node.ranks) for node in plan.nodes},
                 "world_size": plan.world_size,
+                "code_sha256": plan.code_sha256,
                 "master_port": plan.master_port,
                 "started_unix": unix,
                 "wall_seconds": None,

@@ -1,7 +1,12 @@
-"""The code that goes to the nodes: the tracked files of a few folders, compared by SHA-256."""
+"""The code that goes to the nodes: the tracked files of a few folders, compared by SHA-256.
+
+It is copied once, when it is first asked for. That copy is hashed, recorded and sent, so that what
+is changed in the checkout while a run waits or starts again is no part of the run.
+"""
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import shlex
@@ -16,36 +21,65 @@ from pathlib import Path
 from launcher.errors import MachineError, UserError
 from launcher.inventory import CHECKOUT, Host
 
+TRIES = 3
 FOLDERS = ("trainer", "launcher/__init__.py", "launcher/node", "recipes", "examples")
 
 
 @dataclass(frozen=True)
 class Code:
-    """Names relative to the checkout, and the hash of what they hold."""
+    """Names relative to `tree`, a copy of the checkout's files, and the hash of what they hold."""
 
     names: tuple[str, ...]
     sha256: str
     git_revision: str | None
     git_diff: str
+    tree: Path = CHECKOUT
 
 
 @lru_cache(maxsize=1)
 def current() -> Code:
-    """The code as it stands in the checkout, changes that are not committed included."""
+    """The code as it stood in the checkout when this was first called, changes that are not
+    committed included. Raises UserError."""
+    tree = _scratch()
+    for _ in range(TRIES):
+        names = [name for name in _names() if _copied(name, tree)]
+        revision = _git("rev-parse", "HEAD")
+        diff = _git("diff", "HEAD", "--", *FOLDERS) or ""
+        sha256 = tree_sha256(tree, names)
+        if names == _names() and sha256 == tree_sha256(CHECKOUT, names):
+            return Code(tuple(names), sha256, revision.strip() if revision else None, diff, tree)
+    raise UserError(
+        f"the files of {', '.join(FOLDERS)} change while they are copied: let what writes them "
+        "end, then start again."
+    )
+
+
+def _scratch() -> Path:
+    """A folder that is there as long as this process."""
+    folder = tempfile.TemporaryDirectory(prefix="tandem-code-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name) / "code"
+
+
+def _copied(name: str, tree: Path) -> bool:
+    """Copy one file of the checkout; False when it was taken away a moment ago."""
+    (tree / name).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        shutil.copy2(CHECKOUT / name, tree / name)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _names() -> list[str]:
+    """The files of the code, sorted."""
     listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *FOLDERS)
     if listed is None:  # an unpacked archive rather than a checkout
         files = [p for folder in FOLDERS for p in _files(CHECKOUT / folder)]
         names = [str(p.relative_to(CHECKOUT)) for p in files if "__pycache__" not in p.parts]
     else:
         names = [name for name in listed.split("\0") if name and (CHECKOUT / name).is_file()]
-    names = sorted(set(names))
-    revision = _git("rev-parse", "HEAD")
-    return Code(
-        names=tuple(names),
-        sha256=tree_sha256(CHECKOUT, names),
-        git_revision=revision.strip() if revision else None,
-        git_diff=_git("diff", "HEAD", "--", *FOLDERS) or "",
-    )
+    return sorted(set(names))
 
 
 def _files(path: Path) -> list[Path]:
@@ -77,27 +111,19 @@ def tree_sha256(root: Path, names: list[str]) -> str:
 def send(code: Code, hosts: list[Host], folders: dict[str, str]) -> None:
     """Make `folders[host]` hold exactly the code. Raises MachineError for those where it failed,
     UserError when this machine cannot send."""
-    with tempfile.TemporaryDirectory(prefix="tandem-code-") as scratch:
-        tree = Path(scratch) / "code"
-        for name in code.names:
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(CHECKOUT / name, tree / name)
 
-        def one(host: Host) -> str | None:
-            return (
-                _copy(tree, folders[host.name])
-                if host.is_local
-                else _rsync(tree, host, folders[host.name])
-            )
+    def one(host: Host) -> str | None:
+        copy = _copy if host.is_local else _rsync
+        return copy(code.tree, host, folders[host.name])
 
-        with ThreadPoolExecutor(max_workers=8) as pool:
-            told = zip(hosts, pool.map(one, hosts))
-            problems = {host.name: problem for host, problem in told if problem}
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        told = zip(hosts, pool.map(one, hosts))
+        problems = {host.name: problem for host, problem in told if problem}
     if problems:
         raise MachineError([*problems], *problems.values())
 
 
-def _copy(tree: Path, folder: str) -> str | None:
+def _copy(tree: Path, host: Host, folder: str) -> str | None:
     """For a node on this machine, which need not have rsync. The old tree is replaced as a
     whole."""
     target = Path(folder)
@@ -109,16 +135,25 @@ def _copy(tree: Path, folder: str) -> str | None:
         fresh.rename(target)
     except OSError as error:
         return (
-            f"the code cannot be written to {target}: {error.strerror}: make room or give it to "
-            "your user."
+            f"{host.label()}: the code cannot be written to {target}: {error.strerror}: make room "
+            "or give it to your user."
         )
     return None
 
 
+# Whatever the user's own ssh_config says: a node must not use the keys, the screen or the network
+# of its user. ansible.cfg has the same.
+FORWARD_NOTHING = (
+    *("ForwardAgent=no", "ForwardX11=no", "ForwardX11Trusted=no", "ClearAllForwardings=yes"),
+    *("Tunnel=no", "PermitLocalCommand=no"),
+)
+STRICT = ("StrictHostKeyChecking=yes", "BatchMode=yes", "ConnectTimeout=8")
+
+
 def ssh_command(host: Host) -> list[str]:
     """ssh for rsync: as strict as launcher/connection.py, and it never asks."""
-    strict = ["-o", "StrictHostKeyChecking=yes", "-o", "BatchMode=yes", "-o", "ConnectTimeout=8"]
-    return ["ssh", *strict, "-p", str(host.port), *(["-l", host.user] if host.user else [])]
+    options = [word for option in (*STRICT, *FORWARD_NOTHING) for word in ("-o", option)]
+    return ["ssh", *options, "-p", str(host.port), *(["-l", host.user] if host.user else [])]
 
 
 def _rsync(tree: Path, host: Host, folder: str) -> str | None:

@@ -12,11 +12,11 @@ import shlex
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from pathlib import Path
 
 import paramiko
 from fabric import Config, Connection
 
+from launcher import known_hosts
 from launcher.errors import MachineError, UserError
 from launcher.inventory import Host
 from launcher.process import LocalProcess, SshProcess
@@ -31,30 +31,16 @@ READER_WAKES_EVERY = 5.0
 TCP_THIN_LINEAR_TIMEOUTS = 16
 # Open files: of each host (its socket, and the pipes of paramiko's channels), and of all else.
 PER_HOST, BESIDE = 8, 128
-KNOWN_HOSTS = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
 
 
 class StrictConnection(Connection):
-    """A Fabric connection that refuses host keys which the user has not confirmed."""
+    """A Fabric connection that refuses host keys which the user has not confirmed, and forwards
+    nothing, whatever the user's own ssh_config says: a node must not use the keys of its user."""
 
     def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        known = _known_hosts()
+        super().__init__(*args, forward_agent=False, **kwargs)
         name = self.host if self.port == 22 else f"[{self.host}]:{self.port}"
-        mine = self.client.get_host_keys()
-        for kind, key in (known.lookup(name) or {}).items():
-            mine.add(name, kind, key)
-        self.client.set_missing_host_key_policy(paramiko.RejectPolicy())
-
-
-@lru_cache(maxsize=1)
-def _known_hosts() -> paramiko.HostKeys:
-    """Read once for all hosts: the file has a line for each of them."""
-    keys = paramiko.HostKeys()
-    for path in KNOWN_HOSTS:
-        if path.expanduser().exists():
-            keys.load(str(path.expanduser()))
-    return keys
+        known_hosts.confirm(self.client, name)
 
 
 class SshNode:
@@ -181,6 +167,12 @@ def explain(host: Host, error: Exception) -> str:
             "was installed anew, "
             f"run `ssh-keygen -R {host.address}` and `make bootstrap`; if not, somebody "
             "else answers at this address."
+        )
+    if isinstance(error, known_hosts.Revoked):
+        return (
+            f"{where}: its host key is marked @revoked in your known_hosts: give the machine a new "
+            "one (`sudo ssh-keygen -A` there, after its /etc/ssh/ssh_host_* were taken away), then "
+            "run `make bootstrap`."
         )
     if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error):
         return (

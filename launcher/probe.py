@@ -101,6 +101,18 @@ def _ask(node, task: dict) -> Facts | str:
     return f"{host.label()}: {host.env_python} could not look at the machine: {said}"
 
 
+def code_sha256(node, python: str, folder: str) -> str | None:
+    """The hash of the tree that a machine holds in `folder`, None where it cannot be told."""
+    source = f"{SOURCE.read_text()}\n\nprint(MARK + str(tree_sha256(pathlib.Path({folder!r}))))\n"
+    try:
+        process = node.start([python, "-IB", "-"])
+        output, _, _ = talk(process, source.encode(), SECONDS)
+    except (OSError, UserError):
+        return None
+    said = [line for line in output.decode(errors="replace").splitlines() if line.startswith(MARK)]
+    return said[0][len(MARK) :] if said else None
+
+
 def no_python(host: Host, said: str) -> str:
     remedy = (
         "run `make env`"

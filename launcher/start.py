@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from launcher import code
+from launcher import code, probe
+from launcher.errors import MachineError
+from launcher.inventory import Host
 from launcher.plan import NodePlan, Plan
 from launcher.preflight import Machines
 
@@ -14,17 +16,41 @@ GUARD_PYTHON = "/usr/bin/python3"
 
 
 def sync_code(plan: Plan, machines: Machines, say) -> None:
-    """Send the code to the machines whose tree differs."""
+    """Send the code to the machines whose tree differs; see that it arrived. Raises MachineError."""
     now = code.current()
     stale = [h for h in machines.hosts if machines.facts[h.name].code_sha256 != now.sha256]
     if stale:
         say(f"code {now.sha256[:12]} goes to {', '.join(host.name for host in stale)}")
-        code.send(now, stale, {node.host: node.cwd for node in plan.nodes})
+        folders = {node.host: node.cwd for node in plan.nodes}
+        code.send(now, stale, folders)
+        check_code(now.sha256, stale, machines.nodes, folders)
+
+
+def check_code(sha256: str, hosts: list[Host], nodes: dict, folders: dict[str, str]) -> None:
+    """Whether these machines hold the code that is recorded. Raises MachineError naming the others."""
+
+    def one(host: Host) -> str | None:
+        found = probe.code_sha256(nodes[host.name], guard_python(host), folders[host.name])
+        if found == sha256:
+            return None
+        return (
+            f"{host.label()}: {folders[host.name]} does not hold the code that was sent: see that "
+            "nothing else writes there and that its disk is not full, then start again."
+        )
+
+    with ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
+        told = zip(hosts, pool.map(one, hosts))
+        problems = {host.name: problem for host, problem in told if problem}
+    if problems:
+        raise MachineError([*problems], *problems.values())
+
+
+def guard_python(node: Host | NodePlan) -> str:
+    return LOCAL_GUARD_PYTHON if node.connection == "local" else GUARD_PYTHON
 
 
 def guard_argv(plan: Plan, node: NodePlan) -> list[str]:
-    python = LOCAL_GUARD_PYTHON if node.connection == "local" else GUARD_PYTHON
-    return [python, "-IB", f"{node.cwd}/launcher/node", plan.unit]
+    return [guard_python(node), "-IB", f"{node.cwd}/launcher/node", plan.unit]
 
 
 def start_guards(plan: Plan, machines: Machines) -> dict:

@@ -30,7 +30,8 @@ FILES = {
     },
     "attempts.json": {"status": str, "attempts": list},
     "attempts.json attempts": {
-        "attempt": int, "nodes": list, "ranks": dict, "world_size": int, "master_port": int,
+        "attempt": int, "nodes": list, "ranks": dict, "world_size": int,
+        "code_sha256": str, "master_port": int,
         "started_unix": NUMBER, "wall_seconds": MAYBE, "reason": str, "status": str,
         "resumed_samples": MAYBE, "first_cause": (dict, NULL),
     },

@@ -1,0 +1,101 @@
+"""The host keys that the user has confirmed, and those that were revoked.
+
+OpenSSH's files are read line by line: a line that is damaged, of another encoding, of a kind of key
+unknown here, or a certificate authority's is as if it were not there, and hides no other line.
+"""
+
+from __future__ import annotations
+
+import binascii
+import fnmatch
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import paramiko
+from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
+
+FILES = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
+
+
+class Revoked(paramiko.SSHException):
+    """A machine showed a key that a known_hosts file marks as @revoked."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One key for the names that the patterns mean."""
+
+    entry: HostKeyEntry
+    revoked: bool
+
+    def means(self, name: str) -> bool:
+        """As sshd(8) says: `*` and `?`, `!` before what is not meant, or a hash of the name."""
+        hashed = paramiko.HostKeys()
+        hashed._entries.append(self.entry)
+        if hashed.lookup(name) is not None:
+            return True
+        patterns = self.entry.hostnames
+        if any(p.startswith("!") and _like(name, p[1:]) for p in patterns):
+            return False
+        return any(_like(name, p) for p in patterns if p[:1] not in ("!", "|"))
+
+
+def _like(name: str, pattern: str) -> bool:
+    # Brackets stand for themselves: [192.0.2.1]:2222.
+    return fnmatch.fnmatchcase(name.lower(), pattern.lower().replace("[", "[[]"))
+
+
+def read(data: bytes) -> list[Line]:
+    """The lines of a file that mean something here."""
+    found = []
+    for raw in data.split(b"\n"):
+        try:
+            words = raw.decode("utf-8").split()
+        except UnicodeDecodeError:
+            continue
+        marker = words.pop(0) if words and words[0].startswith("@") else None
+        if not words or words[0].startswith("#") or marker not in (None, "@revoked"):
+            continue
+        try:
+            entry = HostKeyEntry.from_line(" ".join(words))
+        except (paramiko.SSHException, InvalidHostKey, ValueError, IndexError, binascii.Error):
+            continue
+        if entry is not None and entry.key is not None:
+            found.append(Line(entry, marker is not None))
+    return found
+
+
+@lru_cache(maxsize=1)
+def lines() -> tuple[Line, ...]:
+    """Those of the user and of this machine, read once for all hosts."""
+    found = []
+    for path in FILES:
+        try:
+            found += read(path.expanduser().read_bytes())
+        except OSError:
+            continue
+    return tuple(found)
+
+
+def confirm(client: paramiko.SSHClient, name: str) -> None:
+    """Let a client know the confirmed keys of the machine `name`; it refuses every other one."""
+    mine = [line for line in lines() if line.means(name)]
+    revoked = {line.entry.key.asbytes() for line in mine if line.revoked}
+    for line in mine:
+        key = line.entry.key
+        if not line.revoked and key.asbytes() not in revoked:
+            client.get_host_keys().add(name, key.get_name(), key)
+    client.set_missing_host_key_policy(Refuse(revoked))
+
+
+class Refuse(paramiko.RejectPolicy):
+    """Refuses a machine without a confirmed key, and says when its key was revoked."""
+
+    def __init__(self, revoked: set[bytes]):
+        self.revoked = revoked
+
+    def missing_host_key(self, client, hostname, key) -> None:
+        if key.asbytes() in self.revoked:
+            raise Revoked(f"the key of {hostname} was revoked")
+        super().missing_host_key(client, hostname, key)

@@ -1,0 +1,76 @@
+"""What is recorded is what ran: one copy of the code, hashed and sent."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher import code, start
+from launcher.connection import LocalNode
+from launcher.errors import UserError
+from tests.unit.launcher.launcher_values import host
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A repository with a trainer; the code as it is first looked at."""
+    root = tmp_path / "checkout"
+    (root / "trainer").mkdir(parents=True)
+    (root / "trainer/loop.py").write_text("rate = 0.1\n")
+    for argv in (["init", "-q"], ["add", "."], ["commit", "-qm", "begun"]):
+        names = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        subprocess.run(["git", *names, *argv], cwd=root, check=True)
+    monkeypatch.setattr(code, "CHECKOUT", root)
+    code.current.cache_clear()
+    yield root
+    code.current.cache_clear()
+
+
+@pytest.fixture
+def target(tmp_path):
+    return host(1, connection="local", address="127.0.0.1", env_python="/usr/bin/python3"), str(
+        tmp_path / "node1/code"
+    )
+
+
+def send(target):
+    one, folder = target
+    Path(folder).parent.mkdir(exist_ok=True)
+    code.send(code.current(), [one], {one.name: folder})
+    return Path(folder)
+
+
+def test_what_is_changed_after_the_first_look_does_not_run(checkout, target):
+    (checkout / "trainer/loop.py").write_text("rate = 0.2\n")
+    recorded = code.current()
+    assert "+rate = 0.2" in recorded.git_diff
+    (checkout / "trainer/loop.py").write_text("rate = 99\n")  # while it waits in a queue
+    (checkout / "trainer/new.py").write_text("")
+    sent = send(target)
+    assert (sent / "trainer/loop.py").read_text() == "rate = 0.2\n"
+    assert code.tree_sha256(sent, list(recorded.names)) == recorded.sha256
+    assert not (sent / "trainer/new.py").exists()
+
+
+def test_what_a_machine_holds_is_compared(checkout, target):
+    one, folder = target
+    sent = send(target)
+    nodes, folders = {one.name: LocalNode(one)}, {one.name: folder}
+    start.check_code(code.current().sha256, [one], nodes, folders)
+    (sent / "trainer/loop.py").write_text("rate = 3\n")
+    with pytest.raises(UserError, match=r"node1: .*does not hold the code that was sent"):
+        start.check_code(code.current().sha256, [one], nodes, folders)
+
+
+def test_files_that_change_while_they_are_copied_are_told(checkout, monkeypatch):
+    copied = code._copied
+
+    def meanwhile(name, tree):
+        done = copied(name, tree)
+        with (checkout / name).open("a") as file:
+            file.write("#\n")
+        return done
+
+    monkeypatch.setattr(code, "_copied", meanwhile)
+    with pytest.raises(UserError, match="change while they are copied"):
+        code.current()

@@ -1,0 +1,130 @@
+"""Whom ssh believes, and what it takes along to a machine."""
+
+import base64
+import configparser
+import shlex
+import subprocess
+from pathlib import Path
+
+import paramiko
+import pytest
+from fabric import Config
+
+from launcher import code, connection, known_hosts
+from launcher.connection import StrictConnection
+from tests.unit.launcher.launcher_values import host
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+GENEROUS = """
+Host *
+    ForwardAgent yes
+    ForwardX11 yes
+    ForwardX11Trusted yes
+    LocalForward 127.0.0.1:9999 127.0.0.1:22
+    RemoteForward 9998 127.0.0.1:22
+    DynamicForward 9997
+    Tunnel yes
+    PermitLocalCommand yes
+    LocalCommand touch /tmp/owned
+"""
+ADDRESS = "192.0.2.7"
+
+
+def ansible_options():
+    parsed = configparser.ConfigParser()
+    parsed.read(CHECKOUT / "ansible.cfg")
+    return ["ssh", *shlex.split(parsed["ssh_connection"]["ssh_args"])]
+
+
+@pytest.mark.parametrize("command", [code.ssh_command(host(1)), ansible_options()])
+def test_no_ssh_of_ours_forwards_anything(tmp_path, command):
+    (tmp_path / "config").write_text(GENEROUS)
+    argv = [*command, "-G", "-F", str(tmp_path / "config"), ADDRESS]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    chosen = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
+    names = ("forwardagent", "forwardx11", "forwardx11trusted", "permitlocalcommand")
+    assert {name: chosen[name] for name in names} == dict.fromkeys(names, "no")
+    assert (chosen["tunnel"], chosen["clearallforwardings"]) == ("false", "yes")
+
+
+@pytest.mark.parametrize("wish", ["yes", "$SSH_AUTH_SOCK"])
+def test_fabric_does_not_forward_the_agent(tmp_path, wish):
+    (tmp_path / "config").write_text(f"Host *\n    ForwardAgent {wish}\n")
+    config = Config(runtime_ssh_path=str(tmp_path / "config"))
+    assert StrictConnection(ADDRESS, config=config).forward_agent is False
+
+
+@pytest.fixture(scope="module")
+def keys():
+    return [paramiko.ECDSAKey.generate() for _ in range(3)]
+
+
+@pytest.fixture
+def confirmed(tmp_path, monkeypatch):
+    """confirmed(bytes of known_hosts, name) -> a client that has read them."""
+
+    def read(data, name=ADDRESS):
+        (tmp_path / "known_hosts").write_bytes(data)
+        monkeypatch.setattr(known_hosts, "FILES", (tmp_path / "known_hosts",))
+        known_hosts.lines.cache_clear()
+        client = paramiko.SSHClient()
+        known_hosts.confirm(client, name)
+        known_hosts.lines.cache_clear()
+        return client
+
+    return read
+
+
+def line(key, names=ADDRESS, marker=""):
+    return f"{marker}{names} {key.get_name()} {key.get_base64()}\n".encode()
+
+
+def believed(client, name=ADDRESS):
+    return {key.get_base64() for key in (client.get_host_keys().lookup(name) or {}).values()}
+
+
+ODD = {
+    "empty": b"",
+    "damaged base64": b"192.0.2.7 ssh-ed25519 AAAA!\n",
+    "damaged key": b"192.0.2.7 ssh-ed25519 " + base64.b64encode(b"\0\0\0\x0bssh") + b"\n",
+    "no key": b"192.0.2.7 ssh-ed25519\n",
+    "not UTF-8": b"caf\xe9 ssh-ed25519 AAAAC3Nz\n\xff\xfe\0\n",
+    "unknown kind": b"192.0.2.7 ssh-future AAAAC3Nz\n",
+    "authority": b"@cert-authority *.lab ssh-ed25519 AAAAC3Nz\n",
+    "unknown marker": b"@later 192.0.2.7 ssh-ed25519 AAAAC3Nz\n",
+    "broken hash": b"|1|x|y ssh-ed25519 AAAAC3Nz\n",
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_line_hides_no_other(confirmed, keys, name):
+    for data in (ODD[name] + line(keys[0]), line(keys[0]) + ODD[name]):
+        assert believed(confirmed(data)) == {keys[0].get_base64()}
+
+
+def test_an_authoritys_key_is_no_machines_key(confirmed, keys):
+    client = confirmed(line(keys[0], marker="@cert-authority "))
+    assert believed(client) == set()
+
+
+@pytest.mark.parametrize("names", [ADDRESS, "*", "192.0.2.*", "other,192.0.2.?"])
+def test_a_revoked_key_is_refused_and_that_is_said(confirmed, keys, names):
+    client = confirmed(line(keys[0]) + line(keys[0], names, "@revoked "))
+    assert believed(client) == set()
+    with pytest.raises(known_hosts.Revoked) as refused:
+        client._policy.missing_host_key(client, ADDRESS, keys[0])
+    assert "@revoked in your known_hosts" in connection.explain(host(7), refused.value)
+
+
+def test_a_key_revoked_for_others_is_believed(confirmed, keys):
+    data = line(keys[0]) + line(keys[0], "198.51.100.*", "@revoked ")
+    data += line(keys[0], f"*,!{ADDRESS}", "@revoked ")
+    assert believed(confirmed(data)) == {keys[0].get_base64()}
+
+
+def test_hashed_names_and_ports_are_found(confirmed, keys):
+    hashed = paramiko.HostKeys.hash_host(ADDRESS)
+    assert believed(confirmed(line(keys[0], hashed))) == {keys[0].get_base64()}
+    name = f"[{ADDRESS}]:2222"
+    assert believed(confirmed(line(keys[1], name), name), name) == {keys[1].get_base64()}
+    assert believed(confirmed(line(keys[1], name))) == set()
