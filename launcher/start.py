@@ -16,7 +16,7 @@ GUARD_PYTHON = "/usr/bin/python3"
 
 
 def sync_code(plan: Plan, machines: Machines, say) -> None:
-    """Send the code to the machines whose tree differs; see that it arrived. Raises MachineError."""
+    """Send the code to machines whose tree differs; see that it arrived. Raises MachineError."""
     now = code.current()
     stale = [h for h in machines.hosts if machines.facts[h.name].code_sha256 != now.sha256]
     if stale:
@@ -27,7 +27,7 @@ def sync_code(plan: Plan, machines: Machines, say) -> None:
 
 
 def check_code(sha256: str, hosts: list[Host], nodes: dict, folders: dict[str, str]) -> None:
-    """Whether these machines hold the code that is recorded. Raises MachineError naming the others."""
+    """Whether these machines hold the code that is recorded. Raises MachineError for others."""
 
     def one(host: Host) -> str | None:
         found = probe.code_sha256(nodes[host.name], guard_python(host), folders[host.name])
