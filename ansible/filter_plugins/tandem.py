@@ -4,6 +4,8 @@ All begin with `tandem_`, and each is used by a role or a playbook.
 """
 
 import functools
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -37,6 +39,31 @@ from planning.faults import network as network_faults
 def offline_hosts(hostvars, hosts):
     """Those of `hosts` that have offline=true, in any of the words that Ansible takes for it."""
     return [host for host in hosts if boolean(hostvars[host].get("offline", False), strict=False)]
+
+
+@functools.cache
+def control_machine():
+    """Networks and gateways of the machine that Ansible runs on, as member_addresses takes them."""
+    links, routes = _ip("address"), _ip("route")
+    found = [one for link in links for one in link.get("addr_info", []) if one["family"] == "inet"]
+    return {
+        "networks": [f"{one['local']}/{one['prefixlen']}" for one in found],
+        "gateways": [route["gateway"] for route in routes if "gateway" in route],
+    }
+
+
+def _ip(what):
+    """What `ip -json` lists; nothing on a control machine without that program."""
+    try:
+        done = subprocess.run(["ip", "-json", what], capture_output=True, text=True)
+    except OSError:
+        return []
+    return json.loads(done.stdout or "[]")
+
+
+def member_addresses(hosts, hostvars):
+    """See planning/firewall.py."""
+    return firewall.member_addresses(hosts, hostvars, control_machine())
 
 
 def python_of(stack, machine, manager):
@@ -74,7 +101,7 @@ FILTERS = {
     "interface_of": network_facts.interface_of,
     "known_hosts_file": members.known_hosts_file,
     "member": members.member,
-    "member_addresses": firewall.member_addresses,
+    "member_addresses": member_addresses,
     "network_plan": network.network_plan,
     "not_collected": preflight.not_collected,
     "not_reached": members.not_reached,

@@ -82,21 +82,65 @@ def by_family(addresses: list[str]) -> dict[str, list[str]]:
     }
 
 
-def member_addresses(hosts: list[str], hostvars: dict) -> list[str]:
-    """List the addresses by which members' packets come.
+def member_addresses(hosts: list[str], hostvars: dict, control: dict) -> list[str]:
+    """List the addresses by which members' packets come, for files that root reads.
 
-    `ansible_host`, the static `address`, and what else the machine said that it has: where an
-    address was added, Linux sends from the older one of the same network. Addresses that several
-    machines have are those of bridges for containers, and no member's own.
+    `ansible_host`, the static `address`, and of what else a machine says that it has only what can
+    be its own: where an address was added, Linux sends from the older one of the same network. What
+    a machine says is not trusted: see _credible. Addresses that several machines have are those of
+    bridges for containers, and no member's own.
+    control: {"networks": ["192.168.56.1/24", ...], "gateways": [...]} of the control machine.
     """
+    listed = {host: _listed(host, hostvars[host]) for host in hosts}
+    networks = _networks(listed, [hostvars[host] for host in hosts], control)
     own: dict[str, set[str]] = {}
-    seen: Counter = Counter()
     for host in hosts:
-        variables = hostvars[host]
-        static = variables.get("address", "").split("/")[0]
-        own[host] = {variables.get("ansible_host", host), static} - {""}
-        if not (static and variables.get("network_mode") == "replace"):
-            facts = variables.get("ansible_facts", {}).get("all_ipv4_addresses", [])
-            own[host] |= set(facts)
-        seen.update(own[host])
-    return sorted({address for each in own.values() for address in each if seen[address] == 1})
+        others = set().union(*(listed[other] for other in hosts if other != host))
+        others |= set(control["gateways"]) | _control_addresses(control, listed[host])
+        told = _credible(hostvars[host], networks) - others
+        own[host] = listed[host] | told
+    seen = Counter(address for each in own.values() for address in each)
+    return sorted(address for address, count in seen.items() if count == 1)
+
+
+def _listed(host: str, variables: dict) -> set[str]:
+    """The inventory's own addresses of a machine, which the user vouches for."""
+    static = variables.get("address", "").split("/")[0]
+    return {variables.get("ansible_host", host), static} - {""}
+
+
+def _networks(listed: dict, variables: list[dict], control: dict) -> list:
+    """Networks of the inventory's addresses: as the control machine has them, or as written."""
+    networks = [ipaddress.ip_interface(text).network for text in control["networks"]]
+    written = [each["address"] for each in variables if "/" in each.get("address", "")]
+    known = [address for each in listed.values() for address in map(_address, each) if address]
+    networks = [net for net in networks if any(address in net for address in known)]
+    return networks + [ipaddress.ip_interface(text).network for text in written]
+
+
+def _control_addresses(control: dict, listed: set[str]) -> set[str]:
+    """The control machine's own addresses, which no other machine may claim."""
+    own = {text.split("/")[0] for text in control["networks"]}
+    return set() if own & listed else own
+
+
+def _credible(variables: dict, networks: list) -> set[str]:
+    """What a machine says of its addresses, as far as it is one address each in such a network."""
+    if variables.get("address") and variables.get("network_mode") == "replace":
+        return set()
+    found = set()
+    for text in variables.get("ansible_facts", {}).get("all_ipv4_addresses", []):
+        address = _address(text)
+        for network in networks if address else []:
+            edges = (network.network_address, network.broadcast_address)
+            if address in network and (network.num_addresses <= 2 or address not in edges):
+                found.add(str(address))
+    return found
+
+
+def _address(text):
+    """The IP address that a text is, and nothing else; None for any other text."""
+    try:
+        return ipaddress.ip_address(text) if isinstance(text, str) else None
+    except ValueError:
+        return None

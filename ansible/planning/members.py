@@ -3,6 +3,12 @@
 Pure functions.
 """
 
+import base64
+import binascii
+import re
+
+from .errors import PlanError
+
 HOSTS_BEGIN = "# BEGIN tandem: the members of the cluster"
 HOSTS_END = "# END tandem"
 # In front of a line as it was: the next line stands for it, or none does.
@@ -90,22 +96,50 @@ def _known_lines(member):
     return [f"{','.join(member['names'])} {key['type']} {key['key']}" for key in member["keys"]]
 
 
-def host_keys(facts):
-    """[{"type", "key"}] from facts gathered over a connection whose host key was verified."""
-    return [
-        {
-            "type": facts[f"ssh_host_key_{kind}_public_keytype"],
-            "key": facts[f"ssh_host_key_{kind}_public"],
-        }
-        for kind in ("ed25519", "ecdsa", "rsa")
-        if f"ssh_host_key_{kind}_public" in facts
-    ]
+KEY_TYPES = {
+    "ed25519": {"ssh-ed25519"},
+    "ecdsa": {f"ecdsa-sha2-nistp{bits}" for bits in (256, 384, 521)},
+    "rsa": {"ssh-rsa"},
+}
+
+
+def host_keys(facts, host):
+    """[{"type", "key"}] from facts gathered over a connection whose host key was verified.
+
+    A machine tells them, and they become lines of a file that root reads on all: PlanError where
+    one is not a key of its kind.
+    """
+    found = []
+    for kind, types in KEY_TYPES.items():
+        if f"ssh_host_key_{kind}_public" not in facts:
+            continue
+        told = facts.get(f"ssh_host_key_{kind}_public_keytype")
+        key = facts[f"ssh_host_key_{kind}_public"]
+        if told not in types or _type_inside(key) != told:
+            raise PlanError(
+                f"{host}: what it tells as its {kind} host key is none: {str(key)[:40]!r}. Look at "
+                f"/etc/ssh/ssh_host_{kind}_key.pub there; until then the machine is not to be "
+                "trusted"
+            )
+        found.append({"type": told, "key": key})
+    return found
+
+
+def _type_inside(key):
+    """The type that a public key names in itself (RFC 4253, 6.6); None where it is no key."""
+    if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z0-9+/]{20,2800}={0,2}", key):
+        return None
+    try:
+        blob = base64.b64decode(key, validate=True)
+    except binascii.Error:
+        return None
+    return blob[4 : 4 + int.from_bytes(blob[:4], "big")].decode("ascii", "replace")
 
 
 def member(variables):
     """{"names", "keys"} of one machine from its host variables, for `known_hosts_file`."""
     names = [variables["inventory_hostname"], variables["ansible_host"]]
-    return {"names": names, "keys": host_keys(variables["ansible_facts"])}
+    return {"names": names, "keys": host_keys(variables["ansible_facts"], names[0])}
 
 
 def forgotten(item):

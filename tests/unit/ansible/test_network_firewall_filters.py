@@ -84,12 +84,67 @@ def test_a_name_instead_of_an_address_is_refused_with_the_remedy():
         firewall.by_family(["pc1.local"])
 
 
+CONTROL = {"networks": ["127.0.0.1/8", "10.0.0.200/24", "10.8.0.2/24"], "gateways": ["10.0.0.254"]}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "0.0.0.0/0",  # everybody
+        "0.0.0.0",
+        "10.0.0.0/24",
+        "10.0.0.9\nallow 0.0.0.0/0",  # a line of its own
+        "10.0.0.9(rw,no_root_squash) *",
+        "10.0.0.9, 0.0.0.0/0",
+        "8.8.8.8",  # of no network of the members
+        "10.8.0.7",  # of another network of the control machine's
+        "10.0.0.255",
+        "10.0.0.254",  # the way out
+        "10.0.0.200",  # the control machine
+        "10.0.0.2",  # another member's in the inventory
+        "224.0.0.1",
+        "127.0.0.1",
+        "fe80::1",
+        "",
+        7,
+        None,
+        ["10.0.0.9"],
+    ],
+)
+def test_what_a_machine_says_lets_nobody_else_in(told):
+    hostvars = {
+        "a": {"ansible_host": "10.0.0.1", "ansible_facts": {"all_ipv4_addresses": [told]}},
+        "b": {"ansible_host": "10.0.0.2"},
+    }
+    found = firewall.member_addresses(["a", "b"], hostvars, CONTROL)
+    assert found == ["10.0.0.1", "10.0.0.2"]
+
+
+def test_a_second_address_of_the_members_network_is_a_members():
+    facts = {"all_ipv4_addresses": ["10.0.0.9"]}
+    hostvars = {"a": {"ansible_host": "10.0.0.1", "ansible_facts": facts}}
+    assert firewall.member_addresses(["a"], hostvars, CONTROL) == ["10.0.0.1", "10.0.0.9"]
+    # Behind a router the control machine sees no network of theirs: the written one counts.
+    far = {"networks": ["172.16.0.1/24"], "gateways": []}
+    assert firewall.member_addresses(["a"], hostvars, far) == ["10.0.0.1"]
+    hostvars["a"]["address"] = "10.0.0.8/24"
+    found = firewall.member_addresses(["a"], hostvars, far)
+    assert found == ["10.0.0.1", "10.0.0.8", "10.0.0.9"]
+
+
+def test_the_control_machine_may_be_a_member_with_a_second_address():
+    control = {"networks": ["10.0.0.1/24", "10.0.0.9/24"], "gateways": []}
+    facts = {"all_ipv4_addresses": ["10.0.0.1", "10.0.0.9"]}
+    hostvars = {"a": {"ansible_host": "10.0.0.1", "ansible_facts": facts}}
+    assert firewall.member_addresses(["a"], hostvars, control) == ["10.0.0.1", "10.0.0.9"]
+
+
 def test_members_are_known_by_todays_and_by_the_static_address():
     hostvars = {
         "a": {"ansible_host": "10.0.0.5", "address": "192.168.56.111/24"},
         "b": {"ansible_host": "10.0.0.6"},
     }
-    found = firewall.member_addresses(["a", "b"], hostvars)
+    found = firewall.member_addresses(["a", "b"], hostvars, CONTROL)
     assert found == ["10.0.0.5", "10.0.0.6", "192.168.56.111"]
 
 
@@ -104,5 +159,5 @@ def test_members_are_known_by_the_addresses_that_they_send_from():
     }
     for host, addresses in facts.items():
         hostvars[host]["ansible_facts"] = {"all_ipv4_addresses": addresses}
-    found = firewall.member_addresses([*"abc", "off"], hostvars)
+    found = firewall.member_addresses([*"abc", "off"], hostvars, CONTROL)
     assert found == ["10.0.0.1", "10.0.0.11", "10.0.0.13", "10.0.0.2", "10.0.0.4"]

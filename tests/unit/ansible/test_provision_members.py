@@ -1,8 +1,11 @@
 """/etc/hosts and ssh_known_hosts: members' lines are right, everybody else's stay."""
 
+import base64
+
 import pytest
 
 from planning import members
+from planning.errors import PlanError
 
 ADDRESSES = {"node1": "192.168.56.111", "node2": "192.168.56.112"}
 DEBIAN = """127.0.0.1\tlocalhost
@@ -90,3 +93,38 @@ def test_a_name_that_leads_elsewhere_is_named():
         "node2 for 127.0.1.1 instead of 192.168.56.112"
     ]
     assert members.wrong_names(right, ADDRESSES) == ["node2 for nothing instead of 192.168.56.112"]
+
+
+def key_of(kind):
+    """A public key of a type, as base64 of what RFC 4253 writes."""
+    parts = (kind.encode(), bytes(range(32)))
+    return base64.b64encode(b"".join(len(p).to_bytes(4, "big") + p for p in parts)).decode()
+
+
+GOOD = key_of("ssh-ed25519")
+
+
+def facts(kind="ssh-ed25519", key=GOOD):
+    return {"ssh_host_key_ed25519_public_keytype": kind, "ssh_host_key_ed25519_public": key}
+
+
+def test_a_host_key_is_taken_as_it_is_told():
+    assert members.host_keys(facts(), "node1") == [{"type": "ssh-ed25519", "key": GOOD}]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        facts(key=GOOD + "\n@cert-authority * ssh-rsa AAAA"),
+        facts(key=f"{GOOD} node2"),
+        facts(key="AAAA"),
+        facts(key=None),
+        facts(key=key_of("ssh-rsa")),  # another kind inside
+        facts(kind="ssh-ed25519\n*"),
+        facts(kind="ssh-dss"),
+        facts(kind=None),
+    ],
+)
+def test_what_is_no_host_key_becomes_no_line_and_its_machine_is_named(told):
+    with pytest.raises(PlanError, match="node1: what it tells as its ed25519 host key is none"):
+        members.host_keys(told, "node1")
