@@ -6,7 +6,15 @@ import subprocess
 import pytest
 
 from tests.lab.knock import answering
-from tests.lab.site_plays import changes, failures, play, reboot, write_inventory, write_play
+from tests.lab.site_plays import (
+    changes,
+    complaint,
+    failures,
+    play,
+    reboot,
+    write_inventory,
+    write_play,
+)
 
 HOSTS = {f"node{n}": f"ansible_host=192.168.56.{110 + n}" for n in (1, 2)}
 # Rendezvous and store, data shares, clock, and a port as torch and NCCL choose them.
@@ -94,6 +102,20 @@ def test_members_reach_every_port_and_a_stranger_none(guarded, rebooted):
         assert reached(lab, "192.168.56.112") == ALL
         assert reached(lab, "stranger") == []
         assert reached(lab, "control") == ["tcp 22"]
+
+
+def test_rules_that_do_not_load_at_boot_leave_the_machine_closed_and_it_is_said(guarded, tmp_path):
+    lab, words = guarded
+    lab.ssh(1, "echo 'no rule' | sudo tee --append /etc/tandem/firewall.nft")
+    reboot(lab, 1)
+    with Listener(lab):
+        assert reached(lab, "stranger") == reached(lab, "192.168.56.112") == ["tcp 22"]
+    assert lab.ssh(1, "systemctl is-active tandem-firewall || true").strip() == "failed"
+    said = complaint(lab, tmp_path, "firewall", *words[1:])
+    assert "The rules of node1 could not be loaded at boot" in said
+    play(lab, *words)
+    with Listener(lab):
+        assert reached(lab, "192.168.56.112") == ALL
 
 
 def test_rules_of_others_stay(guarded):
