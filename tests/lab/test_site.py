@@ -4,6 +4,7 @@ import json
 import re
 
 from tests.lab.conftest import bootstrap
+from tests.lab.site_plays import write_play
 
 PLAY = ("ansible-playbook", "site.yml")
 ROWS = re.compile(r"^(node\d)\s+: ok=\d+\s+changed=(\d+)\s+unreachable=(\d+)\s+failed=(\d+)", re.M)
@@ -29,6 +30,19 @@ def test_the_right_keys_let_in_and_a_second_time_changes_nothing(let_in, tmp_pat
     assert let_in.member(4, "stat -c %a%U /etc/sudoers.d/tandem") == "440root\n"
     again = bootstrap(let_in, tmp_path, [1, 2, 3, 4])
     assert recap(again.stdout) == {f"node{n}": (0, 0, 0) for n in range(1, 5)}
+
+
+def test_a_second_user_takes_nothing_from_the_first_and_keeps_its_shell(let_in, tmp_path):
+    let_in.member(2, "sudo useradd --create-home --shell /bin/sh anna")
+    words = {"access_user": "anna", "access_key": "ssh-ed25519 " + "A" * 68}
+    book = write_play(tmp_path, ["access"], "node2", become=True)
+    done = let_in.control("ansible-playbook", book, "-e", json.dumps(words))
+    assert recap(done.stdout)["node2"][2] == 0
+    assert let_in.member(2, "getent passwd anna").endswith(":/bin/sh\n")
+    assert let_in.member(2, "sudo -n id -un") == "root\n"
+    rules = let_in.member(2, "sudo cat /etc/sudoers.d/tandem").splitlines()
+    assert [rule.split()[0] for rule in rules] == ["tandem", "anna"]
+    let_in.member(2, "sudo sed -i /^anna/d /etc/sudoers.d/tandem; sudo userdel --remove anna")
 
 
 def test_check_of_fresh_machines_predicts_and_changes_nothing(let_in):
