@@ -83,8 +83,24 @@ class Attempts:
                             attempt["resumed_samples"] = start["resumed_samples"]
         self._write(json.loads(self.path.read_text(encoding="utf-8"))["status"])
 
+    @staticmethod
+    def saved(folder: Path) -> bool:
+        """Whether any rank whose records are here wrote a checkpoint."""
+        for path in folder.glob("nodes/*/rank*.steps.jsonl"):
+            with path.open(encoding="utf-8", errors="replace") as file:
+                if any('"checkpoint"' in line and _names_a_file(line) for line in file):
+                    return True
+        return False
+
     def close(self, status: str) -> None:
         self._write(status)
 
     def _write(self, status: str) -> None:
         write_json(self.path, {"status": status, "attempts": self.list})
+
+
+def _names_a_file(line: str) -> bool:
+    with contextlib.suppress(ValueError, AttributeError):
+        told = json.loads(line)
+        return told.get("kind") == "checkpoint" and bool(told.get("file"))
+    return False

@@ -12,6 +12,8 @@ from launcher.errors import UserError
 from launcher.options import Options, asks_for_help, trainer_help
 
 USAGE_ERROR = 2
+# Less alike, and the hint would be a guess.
+NEAR = 0.66
 
 
 class _Parser(argparse.ArgumentParser):
@@ -103,7 +105,7 @@ def _unknown(word: str, made: argparse.ArgumentParser, verb: str) -> str:
     name = word.split("=")[0]
     verbs = next(a for a in made._actions if isinstance(a, argparse._SubParsersAction))
     known = list(verbs.choices[verb]._option_string_actions)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=NEAR)
     hint = f" Did you mean {near[0]}?" if near else f" See `python -m launcher {verb} --help`."
     return f"unknown option {name}.{hint}"
 
@@ -144,5 +146,5 @@ def main(argv: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        print("tandem: interrupted; `make runs` tells what there is", file=sys.stderr)
+        print("tandem: interrupted; `make runs` shows what was begun", file=sys.stderr)
         return 130

@@ -7,6 +7,7 @@ policy: a machine that is not in the user's known_hosts is refused.
 from __future__ import annotations
 
 import contextlib
+import logging
 import resource
 import shlex
 import socket
@@ -29,6 +30,8 @@ LOGIN_SECONDS = 20.0
 # look so often.
 READER_WAKES_EVERY = 5.0
 TCP_THIN_LINEAR_TIMEOUTS = 16
+# What it logs of a machine that does not answer is a traceback; explain() says it in a sentence.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 # Open files: of each host (its socket, and the pipes of paramiko's channels), and of all else.
 PER_HOST, BESIDE = 8, 128
 

@@ -14,13 +14,16 @@ RUNS = CHECKOUT / "runs"
 
 
 def find(name: str) -> Path:
-    """The folder of a run by its id, its path or `latest`. Raises UserError."""
-    folder = RUNS / Path(name).name
-    if not (folder / "plan.json").exists():
-        known = sorted(path.name for path in RUNS.glob("*Z-*"))[-3:]
-        hint = f"the newest are {', '.join(reversed(known))}" if known else "there is none yet"
-        raise UserError(f"no run {name} in {relative(RUNS)}/: {hint}.")
-    return folder.resolve()
+    """The folder of a run by its id, its path, a path in it, or `latest`. Raises UserError."""
+    path = Path(name)
+    for part in (path, *path.parents):  # also the path of its report
+        if part.name and (RUNS / part.name / "plan.json").exists():
+            return (RUNS / part.name).resolve()
+    known = sorted((path.parent.name for path in RUNS.glob("*Z-*/plan.json")), reverse=True)[:3]
+    if not known:
+        named = "" if name == "latest" else f"no run {name}: "
+        raise UserError(f"{named}there is no run yet: `make demo` or `make train` starts one.")
+    raise UserError(f"no run {name} in {relative(RUNS)}/: the newest are {', '.join(known)}.")
 
 
 def point_latest(folder: Path) -> None:

@@ -11,6 +11,8 @@ from collections import deque
 from pathlib import Path
 from typing import IO
 
+from launcher.tracebacks import Folded
+
 LAST_LINES = 20
 LONGEST = 1 << 16  # bytes; a longer line is cut into several, so that none has to be waited for
 SHOWN = 4096  # characters of a line on the terminal and among the last lines; the log has all
@@ -155,33 +157,35 @@ class RankLog:
         self._terminal = terminal
         self._live_bar = live_bar
         self._streams: dict[str, Assembler] = {}
+        self._folded: dict[str, Folded] = {}
         self.last: deque[str] = deque(maxlen=LAST_LINES)
 
     def feed(self, stream: str, data: bytes) -> None:
         lines, bar = self._streams.setdefault(stream, Assembler()).feed(data)
         if self._terminal and self._live_bar and lines:
             self._terminal.bar("")
-        self._lines(lines)
+        self._lines(stream, lines)
         if bar is not None and self._terminal and self._live_bar:
             self._terminal.bar(f"{self._label} {_short(bar)}")
 
-    def _lines(self, lines: list[str]) -> None:
+    def _lines(self, stream: str, lines: list[str]) -> None:
         if not lines:
             return
         self._file.write("\n".join(lines) + "\n")
-        shown = [_short(line) for line in lines]
-        self.last.extend(line for line in shown if line.strip())
-        if self._terminal:
+        told = [_short(line) for line in lines]
+        self.last.extend(line for line in told if line.strip())
+        shown = self._folded.setdefault(stream, Folded()).feed(told)
+        if self._terminal and shown:
             self._terminal.lines([f"{self._label} {line}" for line in shown])
 
     def flush(self) -> None:
         self._file.flush()
 
     def close(self) -> None:
-        for assembler in self._streams.values():
+        for stream, assembler in self._streams.items():
             rest = assembler.rest()
             if rest:
-                self._lines([rest])
+                self._lines(stream, [rest])
         self._file.close()
 
 

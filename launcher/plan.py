@@ -78,11 +78,18 @@ def run_id(model: str, nodes: int, unix: float) -> str:
     return f"{stamp}-{name}-{nodes}n"
 
 
+def count(number: int, thing: str) -> str:
+    """`1 node`, `2 nodes`, `3 processes`."""
+    if number == 1:
+        return f"1 {thing}"
+    return f"{number} {thing}{'es' if thing.endswith('s') else 's'}"
+
+
 def render(plan: Plan) -> str:
     """The plan as shell lines, one block a node, exactly as it is sent."""
     lines = [
-        f"run {plan.run}, attempt {plan.attempt}: {len(plan.nodes)} nodes, "
-        f"{plan.world_size} processes, "
+        f"run {plan.run}, attempt {plan.attempt}: {count(len(plan.nodes), 'node')}, "
+        f"{count(plan.world_size, 'process')}, "
         f"master {plan.master_addr} port {plan.master_port}",
         f"code {plan.code_sha256[:12]}",
         f"precision {plan.precision}: {plan.precision_why}",

@@ -14,6 +14,7 @@ from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.lines import Terminal
 from launcher.options import Options, trainer_settings
+from launcher.patience import waiting
 from launcher.plan import Plan
 from launcher.preflight import Asked, Machines
 from launcher.sizes import Sizes
@@ -45,9 +46,11 @@ def prepare(options: Options, terminal: Terminal, run: str | None = None) -> Pre
     asked = Asked(options, settings, run, begun=run is not None)
     told = None
     while True:
-        machines = preflight.look(hosts, asked)
+        with waiting(terminal, f"asking {planning.count(len(hosts), 'machine')} what is there"):
+            machines = preflight.look(hosts, asked)
         try:
-            problems = preflight.check(machines, asked)
+            with waiting(terminal, "comparing the machines and the ways between them"):
+                problems = preflight.check(machines, asked)
             busy = [problem for problem in problems if problem.busy and options.queue]
             # What waiting does not mend is said before it.
             passed = preflight.judge([p for p in problems if p not in busy], options.force)

@@ -17,13 +17,14 @@ from launcher.errors import Busy, MachineError, UserError
 from launcher.inventory import CHECKOUT
 from launcher.lines import RunLogs, Terminal
 from launcher.options import Options
+from launcher.patience import waiting
 from launcher.plan import NodePlan, Plan
 from launcher.prepare import QUEUE_LOOKS_EVERY, Prepared, make_plan, new_id, prepare
 from launcher.problems import BUSY_REMEDY
 from launcher.sizes import Sizes
 from launcher.start import start_guards, sync_code
 from launcher.stopper import Stopper
-from launcher.tell import describe, exit_code, proof, relative
+from launcher.tell import describe, exit_code, go_on, proof, relative
 from launcher.watch import Outcome, Watch
 
 
@@ -124,9 +125,17 @@ class Run:
         lost = outcome.status == "failed" or bool(outcome.gone or outcome.lingering)
         if lost or not present.issuperset(self.parts):
             self._look_again()
-        self._collect()
-        self._report()
-        self.machines.close()
+        try:
+            saved = self._collect()
+            self._report()
+        except KeyboardInterrupt:
+            name = self.folder.name
+            self.terminal.say(f"make report RUN={name} makes its report from what is here by now")
+            raise
+        finally:
+            self.machines.close()
+        if outcome.status != "finished":
+            self.terminal.say(go_on(self.folder.name, saved))
         return exit_code(outcome)
 
     def _attempts(self, plan: Plan, reason: str, stopper: Stopper) -> Outcome:
@@ -174,7 +183,8 @@ class Run:
     def _next(self, old: Plan, limits: restart.Limits, stopper: Stopper) -> Plan:
         """The plan of the next attempt, on the machines that answer. Raises UserError."""
         self.machines.close()
-        self.machines = restart.survivors(self.prepared, limits, stopper)
+        with waiting(self.terminal, "looking which machines answer"):
+            self.machines = restart.survivors(self.prepared, limits, stopper)
         return make_plan(
             self.prepared,
             self.machines,
@@ -189,11 +199,12 @@ class Run:
         if self.attempts.list:
             before = self.attempts.list[-1]["nodes"]
             restart.set_aside(plan.run, plan.attempt, before, self.machines)
-        sync_code(plan, self.machines, self.terminal.say)
+        with waiting(self.terminal, "sending the code"):
+            sync_code(plan, self.machines, self.terminal.say)
         self.parts.update({node.host: node for node in plan.nodes})
         self.terminal.say(
-            f"run {plan.run}, attempt {plan.attempt}: {len(plan.nodes)} nodes, "
-            f"{plan.world_size} processes"
+            f"run {plan.run}, attempt {plan.attempt}: {planning.count(len(plan.nodes), 'node')}, "
+            f"{planning.count(plan.world_size, 'process')}"
         )
         self.attempts.begin(plan, reason, time.time())
         logs = RunLogs(self.folder, self.terminal, plan.world_size)
@@ -220,35 +231,40 @@ class Run:
         """Some machines may be gone by now, and some be back."""
         self.machines.close()
         hosts, asked = self.prepared.hosts, self.prepared.asked
-        self.machines = preflight.look(hosts, asked, without_missing=True)
+        with waiting(self.terminal, "looking which machines answer"):
+            self.machines = preflight.look(hosts, asked, without_missing=True)
         here = {host.name for host in self.machines.hosts}
         for name in self.parts:
             if name not in here:
                 self.terminal.say(f"{name} does not answer: its records stay there")
 
-    def _collect(self) -> None:
+    def _collect(self) -> bool:
+        """Bring the files here; whether a checkpoint was saved anywhere."""
         here = [host.name for host in self.machines.hosts]
         parts = [self.parts[name] for name in here if name in self.parts]
         sizes = Sizes.of(self.prepared.options.keep)
         held = self.attempts.list
-        problems = collect.records(self.machines.nodes, parts, held, self.folder, sizes)
-        paths, more = collect.best_and_last(self.machines.nodes, parts, self.folder)
+        with waiting(self.terminal, "copying records and checkpoints to this machine"):
+            problems = collect.records(self.machines.nodes, parts, held, self.folder, sizes)
+            paths, more = collect.best_and_last(self.machines.nodes, parts, self.folder)
         self.attempts.read_resumed(self.folder)
         for problem in [*problems, *more]:
             self.terminal.say(problem)
         for path in paths:
             self.terminal.say(f"checkpoint {relative(path)}")
+        return bool(paths) or self.attempts.saved(self.folder)
 
     def _report(self) -> None:
         argv = [sys.executable, "-m", "report", str(relative(self.folder))]
-        done = subprocess.run(
-            argv,
-            cwd=CHECKOUT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
+        with waiting(self.terminal, "making the report"):
+            done = subprocess.run(
+                argv,
+                cwd=CHECKOUT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
         for line in done.stdout.splitlines():
             self.terminal.line(line)
         self.terminal.say(f"all of it lies in {relative(self.folder)}")

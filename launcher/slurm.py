@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import shlex
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from launcher import inventory
 from launcher.build import check_batch, environment
+from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
 from launcher.node.launch import PATH
 from launcher.options import Options, data_path, trainer_settings
@@ -17,7 +19,7 @@ from launcher.plan import FIRST_PORT, MONITOR_INTERVAL, run_id
 TEMPLATE = r"""#!/bin/bash
 # Submit with `sbatch FILE` from a checkout that every node of the job has under the same path.
 # To go on with a run that ended too soon, submit this same file again.
-#SBATCH --job-name=tandem-{model}
+#SBATCH --job-name=tandem-{run}
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
 {gpus}#SBATCH --output=%x-%j.log
@@ -69,7 +71,6 @@ def script(options: Options, settings: dict, host: Host, run: str) -> str:
     check_batch(["each node"], [host.gpus or 1] * nodes, settings["per_node_batch_size"])
     return TEMPLATE.format(
         run=run,
-        model=settings["model"],
         nodes=nodes,
         gpus=f"#SBATCH --gpus-per-node={host.gpus}\n" if host.gpus else "",
         first_port=FIRST_PORT,
@@ -97,10 +98,16 @@ def exports(host: Host) -> str:
 def main(options: Options) -> int:
     """Write the script beside the runs and say how to submit it. Raises UserError."""
     settings = trainer_settings(options)
-    name = run_id(settings["model"], options.nodes or 1, time.time())
-    host = inventory.load(Path(options.inventory))[0]
+    hosts = inventory.load(Path(options.inventory))
+    # Slurm may have more machines than the inventory, whose first one stands for them all.
+    wanted = options.nodes if options.nodes is not None else len(hosts)
+    if wanted < 1:
+        raise UserError(f"NODES={wanted}: a run needs at least one machine.")
+    host, options = hosts[0], replace(options, nodes=wanted)
+    name = run_id(settings["model"], wanted, time.time())
     path = CHECKOUT / "runs" / f"{name}.sbatch"
     path.parent.mkdir(exist_ok=True)
     path.write_text(script(options, settings, host, name), encoding="utf-8")
-    print(f"tandem: sbatch {path.relative_to(CHECKOUT)}")
+    print(f"tandem: wrote {path.relative_to(CHECKOUT)}; nothing was started. To submit it:")
+    print(f"sbatch {path.relative_to(CHECKOUT)}")
     return 0

@@ -48,5 +48,12 @@ def exit_code(outcome: Outcome) -> int:
     return cause.exit_code or 1
 
 
+def go_on(run: str, saved: bool) -> str:
+    """What to type after a run that did not finish."""
+    if saved:
+        return f"to go on where it was saved: make train RESUME={run}"
+    return "nothing had been saved yet: there is nothing to go on with, the next run starts anew"
+
+
 def relative(path: Path) -> Path:
     return path.relative_to(CHECKOUT) if path.is_relative_to(CHECKOUT) else path

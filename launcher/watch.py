@@ -13,6 +13,7 @@ from launcher.cause import Failure, first_of
 from launcher.frames import Frames
 from launcher.lines import RunLogs
 from launcher.node.launch import who
+from launcher.patience import Patience
 from launcher.plan import NodePlan, Plan
 from launcher.stopper import Stopper, wakeup
 
@@ -107,6 +108,10 @@ class Watch:
         self._failed_at: float | None = None
         self._killed_at: float | None = None
         self._stopped_at: float | None = None
+        self._begun: set[tuple[str, int]] = set()  # processes of which a guard said so
+        self._patience: Patience | None = Patience(
+            logs.terminal, "the processes import torch, meet each other and read the data"
+        )
 
     def run(self) -> Outcome:
         with selectors.DefaultSelector() as selector, wakeup() as wake:
@@ -126,6 +131,9 @@ class Watch:
                 if now >= renew_at:
                     renew_at = now + RENEW_EVERY
                     self._logs.flush()
+                    if self._patience:
+                        begun, size = len(self._begun), self._plan.world_size
+                        self._patience.look(f"{begun} of {size} have begun")
                     for guard in self._active():
                         guard.renew()
                 self._decide(now, selector)
@@ -162,6 +170,10 @@ class Watch:
         host = guard.node.host
         if kind == "log":
             self._logs.feed(host, frame["rank"], frame["stream"], payload)
+            if frame["rank"] is not None:
+                self._patience = None
+        elif kind == "worker":
+            self._begun.add((host, frame["rank"]))
         elif kind == "worker_exit":
             self._worker_exit(host, frame)
         elif kind == "trouble":

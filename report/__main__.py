@@ -5,7 +5,6 @@ python -m report plan: predicts the next run (report/plan.py).
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 from report.analysis import Analysis, analyse
 from report.page import render_page
 from report.plan import plan_main
-from report.records import ReportError
+from report.records import Parser, ReportError
 from report.text import render_text
 
 
@@ -36,7 +35,7 @@ def main(argv: list) -> int:
 
 def report_main(argv: list) -> int:
     """Makes and prints one report."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m report", description="Makes the report of a run from its files."
     )
     parser.add_argument("run", help="a run directory, or its name under runs/ (latest)")
@@ -54,15 +53,16 @@ def report_main(argv: list) -> int:
 
 
 def find_run(name: str) -> Path:
-    """A path as it is given, else a name under runs/."""
+    """The folder of a run by its path, that of a file in it, or its name under runs/. Raises
+    ReportError."""
     path = Path(name)
-    return path if path.exists() or path.is_absolute() else under_runs(path)
-
-
-def under_runs(path: Path) -> Path:
-    """runs/<path> when that exists, else the path itself (for the error message)."""
-    named = Path("runs") / path
-    return named if named.exists() else path
+    if not path.exists() and (Path("runs") / path).exists():
+        path = Path("runs") / path
+    if path.is_file():  # runs/<id>/report.html, as it was printed
+        path = path.parent
+    if not path.exists() and name == "latest":
+        raise ReportError("there is no run yet: `make demo` or `make train` starts one.")
+    return path
 
 
 def write_report(analysis: Analysis, text: str) -> None:

@@ -19,7 +19,7 @@ from report.layout import table, wrap
 from report.measure import Step, measure_step
 from report.network import network_use
 from report.progress import learning_curve
-from report.records import ReportError, number, read_run
+from report.records import Parser, ReportError, number, read_run
 from report.units import count, link, seconds, size, three_digits
 from trainer import strategies
 from trainer.errors import UserError
@@ -55,7 +55,7 @@ class Row:
 
 def plan_main(argv: list) -> int:
     """Prints the table and writes runs/plan-<model>-<N>n.json."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m report plan", description="Predicts the next run before it is started."
     )
     parser.add_argument("--nodes", type=int, default=4, help="up to how many machines (4)")
@@ -130,8 +130,9 @@ def find_basis(options: argparse.Namespace) -> Basis:
     at = f" at {options.image_size} pixels" if options.image_size else ""
     raise ReportError(
         f"No run of {options.model}{at} was measured yet, and a prediction needs its "
-        f"computing time: run `make train NODES=1 MODEL={options.model} EPOCHS=1`, "
-        "then `make plan` again."
+        f"computing time: run `make train NODES=1 MODEL={options.model} EPOCHS=1 DATA=...` with "
+        "your images, or on this machine alone "
+        f"`make demo NODES=1 MODEL={options.model} EPOCHS=1`, then `make plan` again."
     )
 
 

@@ -7,6 +7,7 @@ while they are read, because a long run has millions of step lines.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import re
@@ -34,6 +35,13 @@ LONGEST = 1e10  # seconds
 
 class ReportError(Exception):
     """What the user can put right: one sentence with the thing, the cause and the remedy."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with a command line in one sentence: raises ReportError."""
+
+    def error(self, message: str) -> None:
+        raise ReportError(f"{message}. See `{self.prog} --help`.")
 
 
 @dataclass

@@ -12,6 +12,8 @@ from .options import GROUPS, Options
 
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
 TYPES = typing.get_type_hints(Options)
+# Less alike, and the hint would be a guess.
+NEAR = 0.66
 METAVARS = {str: "VALUE", int: "N", float: "X"}
 
 
@@ -84,7 +86,7 @@ def _underscored(word: str) -> str:
 
 def _unknown(word: str) -> str:
     name = word.lstrip("-")
-    near = difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, FIELDS, n=1, cutoff=NEAR)
     hint = f" Did you mean --{near[0]}?" if near else " See python -m trainer --help."
     return f"unknown option {word}.{hint}"
 

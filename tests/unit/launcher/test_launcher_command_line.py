@@ -2,8 +2,9 @@
 
 import pytest
 
-from launcher import cli, defaults, options
+from launcher import cli, defaults, folders, options, plan, slurm
 from launcher.errors import UserError
+from launcher.inventory import Host
 from launcher.options import Options
 
 
@@ -18,6 +19,7 @@ def told(capsys, *words):
         (["train", "--nodez", "3"], "tandem: unknown option --nodez. Did you mean --nodes?\n"),
         (["train", "--nodes", "three"], "--nodes: invalid int value: 'three'"),
         (["train", "--", "--epoch", "3"], "unknown option --epoch. Did you mean --epochs?"),
+        (["train", "--", "--max_steps", "3"], "--max_steps. See python -m trainer --help."),
         (["train", "--sync", "alreduce"], "--sync alreduce: choose one of allreduce"),
         (["train", "resnet50"], "options of the trainer come after `--`"),
         (["status", "no-such-run"], "no run no-such-run"),
@@ -110,3 +112,35 @@ def test_an_invalid_option_raises_the_trainers_sentence():
 def test_help_of_the_trainer_is_shown_and_nothing_begins(capfd):
     assert cli.main(["train", "--", "--help"]) == 0
     assert "--per_node_batch_size" in capfd.readouterr().out
+
+
+def test_a_run_is_found_by_what_was_printed_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "RUNS", tmp_path / "runs")
+    with pytest.raises(UserError, match=r"^there is no run yet: `make demo` or `make train`"):
+        folders.find("latest")
+    run = tmp_path / "runs" / "20260101T000000Z-resnet18-4n"
+    run.mkdir(parents=True)
+    (run / "plan.json").touch()
+    for name in (run.name, f"runs/{run.name}", f"runs/{run.name}/report.html", f"{run}/"):
+        assert folders.find(name) == run
+    with pytest.raises(UserError, match=f"no run other in .*: the newest are {run.name}"):
+        folders.find("other")
+
+
+def test_slurm_takes_all_machines_and_says_what_to_type_next(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(slurm, "CHECKOUT", tmp_path)
+    assert slurm.main(Options(inventory="examples/demo.ini")) == 0
+    wrote, command = capsys.readouterr().out.splitlines()
+    (path,) = (tmp_path / "runs").iterdir()
+    assert wrote == f"tandem: wrote runs/{path.name}; nothing was started. To submit it:"
+    assert command == f"sbatch runs/{path.name}"
+    assert "#SBATCH --nodes=4\n" in path.read_text()
+
+
+def test_a_line_break_in_a_model_is_no_line_of_the_slurm_script():
+    settings = {"model": "a\n#SBATCH --partition=x", "per_node_batch_size": 32}
+    host = Host("node1", "ssh", "10.0.0.1", 22, None, "python", "tandem", "/data")
+    name = plan.run_id(settings["model"], 2, 0.0)
+    text = slurm.script(Options(nodes=2, model=settings["model"]), settings, host, name)
+    head = text.split("set -euo pipefail")[0]
+    assert "--partition=x" not in head

@@ -4,7 +4,9 @@ import io
 
 import pytest
 
+from launcher import patience
 from launcher.lines import LONGEST, SHOWN, Assembler, RunLogs, Terminal
+from launcher.tracebacks import Folded
 
 
 class Screen(io.StringIO):
@@ -105,3 +107,50 @@ def test_what_was_shown_is_kept_for_attach(tmp_path):
     terminal.say("over")
     assert (tmp_path / "controller.log").read_text() == "[node1 0] hello\ntandem: over\n"
     logs.close()
+
+
+CHAINED = """first
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "a.py", line 1, in <module>
+[rank1]:     f()
+[rank1]: ValueError: inner
+
+[rank1]: During handling of the above exception, another exception occurred:
+
+[rank1]: Traceback (most recent call last):
+[rank1]:   File "a.py", line 3, in f
+[rank1]: RuntimeError: [gloo] Connection closed by peer
+frame #0: c10::Error::Error(...) + 0x80 (0x7f libc10.so)
+after
+"""
+
+
+def test_of_a_traceback_the_errors_are_shown():
+    lines = CHAINED.splitlines()
+    kept = [
+        "first",
+        "[rank1]: ValueError: inner",
+        "",
+        "[rank1]: During handling of the above exception, another exception occurred:",
+        "",
+        "[rank1]: RuntimeError: [gloo] Connection closed by peer",
+        "after",
+    ]
+    assert Folded().feed(lines) == kept
+    folded = Folded()  # and in pieces
+    assert [line for one in lines for line in folded.feed([one])] == kept
+
+
+def test_waiting_is_said_after_5_s_and_then_every_15(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(patience.time, "monotonic", lambda: now[0])
+    screen = io.StringIO()
+    waited = patience.Patience(Terminal(screen), "the processes import torch")
+    for second in range(40):
+        now[0] = 100.0 + second
+        waited.look(f"{second // 10} of 4 have begun")
+    assert screen.getvalue().splitlines() == [
+        "tandem: the processes import torch: 5 s so far, 0 of 4 have begun",
+        "tandem: the processes import torch: 20 s so far, 2 of 4 have begun",
+        "tandem: the processes import torch: 35 s so far, 3 of 4 have begun",
+    ]

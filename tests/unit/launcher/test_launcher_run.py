@@ -210,6 +210,37 @@ def test_checkpoints_best_and_last_come_back(start):
     assert said.count("tandem: checkpoint ") == 2
 
 
+SAVING = """
+out = sys.argv[sys.argv.index('--output') + 1]
+host = os.environ['TANDEM_NODE']
+os.makedirs(f'{out}/nodes/{host}', exist_ok=True)
+with open(f"{out}/nodes/{host}/rank{os.environ['RANK']}.steps.jsonl", 'w') as file:
+    file.write('{"kind": "checkpoint", "attempt": 1, "step": 3, "file": %s}\\n')
+sys.exit(9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "last"),
+    [
+        ("sys.exit(9)", "nothing had been saved yet"),
+        (SAVING % "null", "nothing had been saved yet"),
+        (SAVING % '"step-3.pt"', "to go on where it was saved: make train RESUME=r"),
+    ],
+)
+def test_a_failed_run_ends_with_what_to_type(start, script, last):
+    _, said, _ = start(script, nodes=2)
+    assert said.splitlines()[-1].startswith(f"tandem: {last}")
+
+
+def test_a_traceback_is_in_the_log_and_the_error_on_the_terminal(start):
+    _, said, folder = start("def f(): raise ValueError('odd')\nf()", nodes=1)
+    assert "[node1 0] ValueError: odd\n" in said
+    before_cause = said.split("tandem: node1, rank 0")[0]
+    assert "Traceback" not in before_cause and "line 2" not in before_cause
+    assert "Traceback" in (folder / "nodes/node1/rank0.log").read_text()
+
+
 def test_a_run_has_one_controller(tmp_path):
     held = folders.lock(tmp_path)
     script = (

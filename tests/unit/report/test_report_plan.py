@@ -151,6 +151,8 @@ def test_plan_recommends_all_machines_when_the_link_is_fast(tmp_path, capsys):
         (["--link", "0gbit"], "--link 0gbit"),
         (["--nodes", "0"], "--nodes 0"),
         (["--sync", "alreduce"], "--sync alreduce: choose one of allreduce"),
+        (["--nodes", "x"], "report: argument --nodes: invalid int value: 'x'. See"),
+        (["--model", "vgg16"], "`make demo NODES=1 MODEL=vgg16 EPOCHS=1`"),
         (["--run", "nowhere"], "nowhere"),
     ],
 )
@@ -159,4 +161,5 @@ def test_plan_says_what_it_needs(tmp_path, capsys, arguments, words):
     code, _, err = plan(tmp_path, capsys, *arguments)
     assert code == 2
     assert words in err
+    assert len(err.splitlines()) == 1
     assert not list(tmp_path.glob("plan-*"))

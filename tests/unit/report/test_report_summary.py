@@ -200,3 +200,14 @@ def test_latest_is_found_under_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["latest", "--json"]) == 0
     assert (tmp_path / "runs/latest/report.html").stat().st_size < 300_000
+
+
+def test_a_run_is_found_by_the_path_of_its_report(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["latest"]) == 2
+    said = capsys.readouterr().err
+    assert said == "report: there is no run yet: `make demo` or `make train` starts one.\n"
+    RunBuilder(tmp_path / "runs" / "one").write()
+    for name in ("one", "runs/one", "runs/one/", "runs/one/report.html", f"{tmp_path}/runs/one"):
+        assert main([name]) == 0, capsys.readouterr().err
+    assert "Report: runs/one/report.html" in capsys.readouterr().out

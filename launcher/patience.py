@@ -1,0 +1,46 @@
+"""Says what is being waited for, so that nothing is silent for long."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+from launcher.lines import Terminal
+
+FIRST = 5.0  # seconds until the first word
+EVERY = 15.0
+
+
+class Patience:
+    """Looked at now and then while something goes on."""
+
+    def __init__(self, terminal: Terminal, what: str):
+        self._terminal, self._what = terminal, what
+        self._begun = time.monotonic()
+        self._next = self._begun + FIRST
+
+    def look(self, progress: str = "") -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + EVERY
+            done = f", {progress}" if progress else ""
+            self._terminal.say(f"{self._what}: {now - self._begun:.0f} s so far{done}")
+
+
+@contextlib.contextmanager
+def waiting(terminal: Terminal, what: str):
+    """While the body goes on, by a thread of its own."""
+    patience, over = Patience(terminal, what), threading.Event()
+
+    def tell() -> None:
+        while not over.wait(1.0):
+            patience.look()
+
+    thread = threading.Thread(target=tell, name="patience", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
