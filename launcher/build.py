@@ -111,7 +111,8 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
     env.update(part.environment(host.env))
     if request.bar and rank == 0:
         # tqdm takes the width from these two where it writes into a pipe.
-        label = len(f"[{host.name} {sum(shared.ranks_per_node) - 1}] ")
+        # One column stays free, since a terminal may wrap a line that fills it.
+        label = len(f"[{host.name} {sum(shared.ranks_per_node) - 1}] ") + 1
         width = max(20, request.bar - label)
         env.update(TANDEM_PROGRESS="bar", COLUMNS=str(width), LINES="24")
     first = sum(shared.ranks_per_node[:rank])

@@ -1,7 +1,7 @@
 """Exact evaluation: each image counted once, whatever the number of ranks."""
 
 import contextlib
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -40,14 +40,20 @@ def share_buffers(job: Job) -> None:
 
 
 @torch.no_grad()
-def evaluate(job: Job) -> Result:
-    """The model, or its average where there is one, on the evaluation images. Collective."""
+def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> Result:
+    """The model, or its average where there is one, on the evaluation images. Collective.
+
+    `progress` is told before each batch how many of its own images this rank has done.
+    """
     share_buffers(job)
     averaged = contextlib.nullcontext() if job.ema is None else job.ema.applied(job.model)
     sums = torch.zeros(4, dtype=torch.float64, device=job.world.device)
     job.model.eval()
     with averaged:
+        done = 0
         for batch in eval_batches(job.eval_set, job.options, job.world):
+            progress(done)
+            done += len(batch.indices)
             sums += _sums(job, *batch.on(job.world.device))
     job.model.train()
     if job.world.size > 1:

@@ -13,10 +13,11 @@ from .data.order import rank_slice, steps_per_epoch
 from .errors import STOPPED
 from .evaluate import evaluate
 from .introduce import sentences, start_line
-from .logs import Lines, SampleLog, Screen
+from .logs import Lines, SampleLog
 from .models import describe
 from .optim import learning_rate
 from .options import Options
+from .screen import Screen
 from .step import settle_buckets
 from .stop import Stop
 from .timing import Clock
@@ -136,6 +137,9 @@ class Run:
         self.lines.add("step", step=at.step, epoch=at.epoch, samples=len(batch.indices), **loss)
         if log_point:
             self.lines.flush()
+        elif self.screen.due():
+            # Only looked at: what the lines say must not depend on how fast this machine is.
+            self._show_tallies()
 
     def _log_samples(self, batch: Batch) -> None:
         sizes = self.world.shares(batch.global_count)
@@ -144,21 +148,33 @@ class Run:
 
     def _read_tallies(self) -> Dict[str, float]:
         """Read what the device has summed up: the only wait for it between steps."""
-        tallies, count = self.tallies, self.tallied
-        self.tallies, self.tallied = [], 0
+        count = self.tallied
         if count == 0:
             return {}
-        loss, correct = torch.stack(tallies).double().sum(0).tolist()
+        loss = self._show_tallies()
+        self.tallies, self.tallied = [], 0
         self.epoch_loss = [self.epoch_loss[0] + loss, self.epoch_loss[1] + count]
+        return {"loss": loss / count}
+
+    def _show_tallies(self) -> float:
+        """Give the screen what the device has summed up so far; returns the sum of the losses."""
+        if self.tallied == 0:
+            return 0.0
+        loss, correct = torch.stack(self.tallies).double().sum(0).tolist()
         total = len(self.job.train_set)
         left = self.options.epochs * total - self.position.samples(total)
-        self.screen.figures(self.position.step, left, loss / count, correct / count)
-        return {"loss": loss / count}
+        mean, top1 = loss / self.tallied, correct / self.tallied
+        self.screen.figures(self.position.step, left, mean, top1)
+        return loss
 
     def evaluate(self) -> bool:
         """True when this is the best so far."""
         self.clock.enter("evaluate")
-        result = evaluate(self.job)
+        total = -(-len(self.job.eval_set) // self.world.size)
+        result = evaluate(
+            self.job,
+            lambda done: self.screen.doing(f"evaluating: {done} of rank 0's {total} images"),
+        )
         at = self.position
         sums = [sum(column) for column in zip(*self.world.gather(self.epoch_loss))]
         train_loss = sums[0] / max(sums[1], 1)
@@ -175,6 +191,7 @@ class Run:
         """Copy the state and let the writer thread write it, on each node's first process."""
         self.due = False
         self.clock.enter("checkpoint")
+        self.screen.doing("saving a checkpoint")
         payload = checkpoint.snapshot(self.job, self.position)
         file = None if self.writer is None else self.writer.save(payload, best).name
         own = checkpoint.own_state(self.job, self.position)
@@ -194,10 +211,11 @@ class Run:
         if resumed:
             where = f"epoch {at.epoch + 1}, image {at.sample}, step {at.step}"
             self.screen.say(f"resumed at {where if at.epoch < self.options.epochs else 'its end'}")
+        self.screen.watch()
 
     def end(self, status: str) -> None:
         """The last line; nothing is timed after it."""
-        self.screen.close()
+        self.screen.end()
         self.lines.end(
             status=status,
             peak_memory_bytes=memory.peak(self.world.device),

@@ -165,6 +165,6 @@ def test_names_of_runs_are_names_of_units():
 def test_only_rank_0_shows_a_bar_as_wide_as_the_terminal_leaves():
     made = build([host(1), host(2)], [facts(1), facts(2)], bar=80)
     first, second = (node.env for node in made.nodes)
-    assert (first["TANDEM_PROGRESS"], first["COLUMNS"]) == ("bar", str(80 - len("[node1 1] ")))
+    assert (first["TANDEM_PROGRESS"], first["COLUMNS"]) == ("bar", str(79 - len("[node1 1] ")))
     assert "TANDEM_PROGRESS" not in second
     assert "COLUMNS" not in build([host(1)], [facts(1)]).nodes[0].env

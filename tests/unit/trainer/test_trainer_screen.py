@@ -7,11 +7,12 @@ import types
 
 import pytest
 
-from trainer import logs
+from trainer import screen as screens
 from trainer.errors import UserError
 from trainer.evaluate import Result
-from trainer.logs import Screen, quiet_others
+from trainer.logs import quiet_others
 from trainer.options import Options
+from trainer.screen import Screen
 from trainer.world import World
 
 
@@ -19,7 +20,7 @@ from trainer.world import World
 def time(monkeypatch):
     """A clock that stands still until it is moved."""
     now = types.SimpleNamespace(seconds=1000.0)
-    monkeypatch.setattr(logs.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr(screens.time, "monotonic", lambda: now.seconds)
     return now
 
 
@@ -28,14 +29,16 @@ def screen(rank=0, **settings):
     return Screen(options, World(rank=rank, size=2, batches=(4, 4)), steps=10)
 
 
-def test_plain_lines_are_few_and_rank_0_s(time, capsys):
+def test_plain_lines_come_by_time_and_from_rank_0_alone(time, capsys):
+    """Whatever a step takes: here 0.5 s, with a log point each 100 steps."""
     for rank in (0, 1):
         ours = screen(rank, progress="plain")
         ours.epoch(0, 0)
-        for step in range(1, 9):
-            time.seconds += 10
-            ours.step(images=100)
-            ours.figures(step, 1000, 1.5, 0.25)
+        for step in range(1, 61):
+            time.seconds += 0.5
+            ours.step(images=5)
+            if ours.due():
+                ours.figures(step, left=7200, loss=1.5, top1=0.25)
         ours.evaluated(0, 8, 1.25, Result(99, 0.5, 0.9, 1.75))
         said = capsys.readouterr()
         assert said.err == ""
@@ -43,14 +46,42 @@ def test_plain_lines_are_few_and_rank_0_s(time, capsys):
             []
             if rank
             else [
-                "step 4  loss 1.5000  top-1 25.00%  10 images/s",
-                "step 8  loss 1.5000  top-1 25.00%  10 images/s",
+                "epoch 1/4  step 4  loss 1.5000  top-1 25.00%  10 img/s  12:00 to go",
+                "epoch 1/4  step 24  loss 1.5000  top-1 25.00%  10 img/s  12:00 to go",
+                "epoch 1/4  step 44  loss 1.5000  top-1 25.00%  10 img/s  12:00 to go",
                 "epoch 1/4  loss 1.250  val 1.750  top-1 50.00%  10 img/s",
             ]
         )
 
 
-def test_the_bar_fits_80_columns_and_has_both_times(time, capsys):
+def test_a_long_step_and_a_long_evaluation_are_not_silent(time, capsys):
+    ours = screen(progress="plain")
+    ours.look()
+    ours.epoch(0, 0)
+    for _ in range(44):  # one step
+        time.seconds += 1
+        ours.look()
+    ours.doing("evaluating: 3 of rank 0's 12 images")
+    time.seconds += 15
+    ours.look()
+    assert capsys.readouterr().out.splitlines() == [
+        "epoch 1/4  in step 1 of 10, 15 s after the last line",
+        "epoch 1/4  in step 1 of 10, 15 s after the last line",
+        "evaluating: 3 of rank 0's 12 images, 29 s after the last line",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("width", "wanted"),
+    [
+        (120, r"epoch 2/4  80%\|.{52}\| 00:\d\d, run 12:00, 10 img/s, loss 1.500, top-1 25.0%"),
+        (69, r"epoch 2/4  80%\|.{14}\| 00:\d\d, run 12:00, 10 img/s, loss 1.500"),
+        (40, r"epoch 2/4  80%\|.{18}\| 00:\d\d"),
+    ],
+)
+def test_the_bar_is_whole_and_as_wide_as_the_terminal(time, capsys, monkeypatch, width, wanted):
+    """The launcher gives COLUMNS, its label taken off: 80 columns leave some 69."""
+    monkeypatch.setenv("COLUMNS", str(width))
     ours = screen(progress="bar")
     ours.epoch(1, 4)
     for step in range(5, 9):
@@ -58,11 +89,10 @@ def test_the_bar_fits_80_columns_and_has_both_times(time, capsys):
         ours.step(images=100)
         ours.figures(step, left=7200, loss=1.5, top1=0.25)
     ours._bar.refresh()
-    shown = capsys.readouterr().err.split("\r")[-1]
-    assert len(shown.rstrip()) <= 80
+    shown = capsys.readouterr().err.split("\r")[-1].rstrip()
     # 10 images a second: 720 s for what is left of the run.
-    wanted = r"epoch 2/4  80%\|.*\| 00:\d\d, loss 1.500 top-1 25.0% 10 img/s run 12:00"
-    assert re.fullmatch(wanted, shown.rstrip())
+    assert re.fullmatch(wanted, shown), shown
+    assert len(shown) == width
     ours.close()
 
 

@@ -1,0 +1,168 @@
+"""What people see of a run, by rank 0 alone: a bar on a terminal, plain lines elsewhere."""
+
+import os
+import pathlib
+import sys
+import threading
+import time
+from typing import Any, List, Optional
+
+from tqdm import tqdm
+
+from .errors import UserError
+from .options import Options
+from .world import World
+
+# Seconds: until the first figures, between two plain lines, between two looks of the bar at the
+# device (each waits for it), and the longest silence whatever goes on.
+FIRST, PLAIN_EVERY, BAR_EVERY, SILENCE = 2.0, 10.0, 2.0, 15.0
+NARROWEST = 10  # of the bar itself
+
+
+class Screen:
+    """Progress for people. `shown` is False on all ranks but 0."""
+
+    def __init__(self, options: Options, world: World, steps: int) -> None:
+        self.shown = world.rank == 0
+        wish = options.progress
+        if wish == "auto":
+            wish = os.environ.get("TANDEM_PROGRESS", "bar" if sys.stderr.isatty() else "plain")
+        self._with_bar = self.shown and wish == "bar"
+        self._bar: Any = None
+        self._epochs, self._steps_per_epoch = options.epochs, steps
+        self._begun: Optional[float] = None
+        self._said = time.monotonic()
+        self._due_at = float("inf")
+        self._done = self._step = 0
+        self._epoch, self._doing = "", ""
+        self._over = threading.Event()
+        self._board = _board(options) if self.shown and options.tensorboard else None
+
+    def say(self, text: str) -> None:
+        if self.shown:
+            self.close()
+            self._said = time.monotonic()
+            print(text, flush=True)
+
+    def watch(self) -> None:
+        """From now on nothing takes longer than SILENCE without a word, until `end`."""
+        if self.shown:
+            threading.Thread(target=self._watch, name="screen", daemon=True).start()
+
+    def _watch(self) -> None:
+        while not self._over.wait(1.0):
+            self.look()
+
+    def look(self) -> None:
+        """Say what goes on if nothing was said for long; a bar that is there says it by itself."""
+        silent = time.monotonic() - self._said
+        if self._bar is None and self._doing and silent >= SILENCE:
+            self.say(f"{self._doing}, {silent:.0f} s after the last line")
+
+    def doing(self, what: str) -> None:
+        """What `look` will call what goes on."""
+        self._doing = what
+
+    def epoch(self, epoch: int, done: int) -> None:
+        """An epoch begins with its step `done`, counted from 0."""
+        if self._begun is None:
+            self._begun = time.monotonic()
+            self._due_at = self._begun + FIRST
+        self._epoch, self._step = f"epoch {epoch + 1}/{self._epochs}", done
+        self._in_step()
+        if self._with_bar:
+            self._bar = tqdm(
+                total=self._steps_per_epoch,
+                initial=done,
+                desc=self._epoch,
+                file=sys.stderr,
+                leave=False,
+                mininterval=0.5,
+                bar_format="{desc} {percentage:3.0f}%|{bar}| {remaining}{postfix}",
+                ncols=columns(),
+            )
+
+    def step(self, images: int) -> None:
+        self._done += images
+        self._step += 1
+        self._in_step()
+        if self._bar is not None:
+            self._bar.update()
+
+    def _in_step(self) -> None:
+        self.doing(f"{self._epoch}  in step {self._step + 1} of {self._steps_per_epoch}")
+
+    def due(self) -> bool:
+        """Whether people should get figures now, be it a log point or not."""
+        return self.shown and time.monotonic() >= self._due_at
+
+    def figures(self, step: int, left: int, loss: float, top1: float) -> None:
+        """When they were read; `left`: training images to go until the run's end."""
+        speed = self._speed()
+        rest = tqdm.format_interval(left / max(speed, 1e-9))
+        if self._bar is not None:
+            parts = [f"run {rest}", f"{speed:.0f} img/s", f"loss {loss:.3f}", f"top-1 {top1:.1%}"]
+            room = columns() - len(f"{self._epoch} 100%|| 00:00") - NARROWEST
+            self._bar.set_postfix_str(", ".join(fitting(parts, room)), refresh=False)
+            self._due_at = time.monotonic() + BAR_EVERY
+        elif self.due():
+            self.say(
+                f"{self._epoch}  step {step}  loss {loss:.4f}  top-1 {top1:.2%}  "
+                f"{speed:.0f} img/s  {rest} to go"
+            )
+            self._due_at = time.monotonic() + PLAIN_EVERY
+        self._chart(step, train_loss=loss, train_top1=top1, images_per_second=speed)
+
+    def _speed(self) -> float:
+        begun = time.monotonic() if self._begun is None else self._begun
+        return self._done / max(time.monotonic() - begun, 1e-9)
+
+    def evaluated(self, epoch: int, step: int, train_loss: float, result: Any) -> None:
+        self.say(
+            f"epoch {epoch + 1}/{self._epochs}  loss {train_loss:.3f}  val {result.loss:.3f}  "
+            f"top-1 {result.top1:.2%}  {self._speed():.0f} img/s"
+        )
+        self._chart(step, val_loss=result.loss, val_top1=result.top1)
+
+    def _chart(self, step: int, **values: float) -> None:
+        for name, value in values.items() if self._board is not None else ():
+            self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def end(self) -> None:
+        self._over.set()
+        self.close()
+
+
+def columns() -> int:
+    """How wide a bar may be: COLUMNS (the launcher has taken its label off), else the terminal."""
+    told = os.environ.get("COLUMNS", "")
+    if told.isdigit() and int(told) > 0:
+        return int(told)
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns - 1
+    except (OSError, ValueError):
+        return 79
+
+
+def fitting(parts: List[str], room: int) -> List[str]:
+    """The first of the parts, as many as fit into `room` with a comma in front of each."""
+    kept: List[str] = []
+    for part in parts:
+        room -= len(f", {part}")
+        if room < 0:
+            break
+        kept.append(part)
+    return kept
+
+
+def _board(options: Options) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise UserError("--tensorboard needs `pip install tensorboard`.") from error
+    return SummaryWriter(str(pathlib.Path(options.output or ".", "tensorboard")))
