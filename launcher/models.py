@@ -10,13 +10,21 @@ from launcher.inventory import CHECKOUT, Host
 from launcher.probe import Facts
 
 
+def rule(name: str) -> str | None:
+    """The source that tells a machine which of its torchvision's functions are classifiers; None
+    for a function of one's own, which torchvision does not know."""
+    if ":" in name:
+        return None
+    return (CHECKOUT / "trainer" / "classifiers.py").read_text(encoding="utf-8")
+
+
 def problem(name: str, host: Host, facts: Facts, sent: tuple[str, ...]) -> str | None:
     """A sentence when the trainer would not find the model on this machine; `sent` names the
     files that go there."""
     if ":" in name:
         return _own(name, host, facts, sent)
     known = facts.models
-    if not known or name in known:  # an environment without torchvision is told elsewhere
+    if not known or name in known:  # it has no torchvision, or was not asked in time
         return None
     near = difflib.get_close_matches(name, known, 3) or known[:3]
     return (

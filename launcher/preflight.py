@@ -80,6 +80,8 @@ def _task(host: Host, hosts: list[Host], asked: Asked) -> dict:
         "peers": list(dict.fromkeys(peers)),
         "ports": candidate_ports(options),
         "node_dir": host.node_dir,
+        # One machine is enough: all have the same torchvision, or that is told.
+        "models": models.rule(asked.settings["model"]) if host is hosts[0] else None,
         "packages": [*packages, *(["tensorboard"] if asked.settings["tensorboard"] else [])],
         "paths": [f"{host.cuda_home}/bin"] if host.cuda_home else [],
         "data": data_path(options.data, host.data_root, host.is_local, host.name),

@@ -8,12 +8,13 @@ import difflib
 import importlib
 import inspect
 import logging
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import torch
 import torchvision
 from torch import nn
 
+from .classifiers import names
 from .errors import UserError
 
 log = logging.getLogger(__name__)
@@ -36,15 +37,6 @@ class WithHead(nn.Module):
         return self.fc(features.mean((2, 3)) if features.ndim == 4 else features)
 
 
-def names() -> List[str]:
-    """All classification models of this torchvision."""
-    return sorted(
-        name
-        for name, value in vars(torchvision.models).items()
-        if inspect.isfunction(value) and "weights" in inspect.signature(value).parameters
-    )
-
-
 def build(name: str, num_classes: int, image_size: int) -> nn.Module:
     """A model with `num_classes` outputs, not trained. Raises UserError for unknown names and for
     models that do not take images of `image_size`."""
@@ -58,7 +50,7 @@ def build(name: str, num_classes: int, image_size: int) -> nn.Module:
 
 
 def _torchvision(name: str, num_classes: int, image_size: int) -> nn.Module:
-    known = names()
+    known = names(torchvision.models)
     if name not in known:
         near = difflib.get_close_matches(name, known, 3) or known[:3]
         raise UserError(

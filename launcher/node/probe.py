@@ -25,12 +25,14 @@ import time
 import types
 
 MARK = "tandem-probe "
+PATIENCE = 20  # seconds for one command: the control machine waits for 30
 
 
 def main(task, layout_source):
     """Print one line of JSON: the facts that `task` asks for."""
     layout = types.ModuleType("layout")
     exec(layout_source, layout.__dict__)  # noqa: S102 the control machine's own file
+    found = versions()
     facts = {
         "unix": time.time(),
         "home": str(pathlib.Path.home()),
@@ -38,8 +40,8 @@ def main(task, layout_source):
         "cores": len(os.sched_getaffinity(0)),
         "cpu_flags": cpu_flags(),
         "machine": machine_id(),
-        "versions": versions(),
-        "models": models(),
+        "versions": found,
+        "models": models(task["models"], task["node_dir"], found["torchvision"]),
         "packages": {name: has_package(name) for name in task["packages"]},
         "gpus": gpus(),
         "runs": runs(),
@@ -104,14 +106,28 @@ def torch_cuda():
     return None
 
 
-def models():
-    """The classifiers of torchvision, from its sources: importing it takes seconds."""
-    found = set()
-    for folder in sys.path:
-        for path in pathlib.Path(folder, "torchvision", "models").glob("*.py"):
-            text = path.read_text(errors="replace")
-            found.update(re.findall(r"^def ([a-z]\w*)\(\s*\*,\s*weights\b", text, re.MULTILINE))
-    return sorted(found)
+def models(rule, node_dir, version):
+    """The classifiers of this torchvision, by the trainer's rule (a source, or None: not asked).
+
+    Importing torchvision takes seconds, so its answer is kept. Nothing where it gave none in time.
+    """
+    if rule is None or version is None:
+        return []
+    cache = pathlib.Path(node_dir, "manifests", "models.json")
+    key = [version, sys.prefix, rule]
+    try:
+        cached = json.loads(cache.read_text())
+        if cached["key"] == key:
+            return cached["names"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    ask = "\nimport json, torchvision.models\nprint(json.dumps(names(torchvision.models)))"
+    said = run([sys.executable, "-IB", "-c", rule + ask])
+    if said is None:
+        return []
+    found = json.loads(said.splitlines()[-1])
+    keep({"key": key, "names": found}, cache)
+    return found
 
 
 def has_package(name):
@@ -216,7 +232,7 @@ def holder(pid):
 def run(argv):
     try:
         return subprocess.check_output(
-            argv, stderr=subprocess.DEVNULL, timeout=20, universal_newlines=True
+            argv, stderr=subprocess.DEVNULL, timeout=PATIENCE, universal_newlines=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
@@ -224,7 +240,9 @@ def run(argv):
 
 def run_error(argv):
     try:
-        subprocess.check_output(argv, stderr=subprocess.STDOUT, timeout=20, universal_newlines=True)
+        subprocess.check_output(
+            argv, stderr=subprocess.STDOUT, timeout=PATIENCE, universal_newlines=True
+        )
         return "it lists no GPU"
     except subprocess.CalledProcessError as error:
         return " ".join(error.output.split())[:300]

@@ -1,5 +1,6 @@
 """A model's name is checked before a run starts, without importing torch."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,26 @@ def problem(name, **changes):
     return models.problem(name, host(1), facts(1, **changes), SENT)
 
 
-def test_the_names_are_those_that_the_trainer_knows():
-    from trainer.models import names
+def test_the_names_are_those_that_the_trainer_knows(tmp_path, monkeypatch):
+    import torchvision
 
-    assert probe.models() == names()
+    from trainer.classifiers import names
+
+    monkeypatch.setattr(probe, "PATIENCE", 300)  # a loaded machine may import for minutes
+    rule = models.rule("resnet18")
+    known = names(torchvision.models)
+    assert probe.models(rule, str(tmp_path), "0.29") == known
+    # Importing torchvision takes seconds: its answer is kept, as long as it is the same one.
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    assert probe.models(rule, str(tmp_path), "0.29") == known
+    assert probe.models(rule, str(tmp_path), "0.30") == []
+    assert probe.models(rule + "#", str(tmp_path), "0.29") == []
+
+
+def test_a_machine_without_torchvision_is_not_asked_nor_for_a_function_of_ones_own(tmp_path):
+    assert probe.models(models.rule("resnet18"), str(tmp_path), None) == []
+    assert models.rule("examples.own_backbone:small_resnet18") is None
+    assert probe.models(None, str(tmp_path), "0.29") == []
 
 
 def test_names_of_torchvision():

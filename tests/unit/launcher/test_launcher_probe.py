@@ -21,6 +21,7 @@ def ask(tmp_path):
 
     def ask(folder):
         task = {"peers": [], "ports": [], "packages": [], "paths": [], "data": str(folder)}
+        task["models"] = None
         task["node_dir"] = str(tmp_path / "node")
         facts, failures = probe.ask_all({there.name: connection.node(there)}, {there.name: task})
         assert failures == {}

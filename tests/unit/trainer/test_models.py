@@ -12,15 +12,16 @@ import torch
 import torchvision
 from torch import nn
 
+from trainer.classifiers import names
 from trainer.cli import read_config
 from trainer.errors import UserError
-from trainer.models import WithHead, build, describe, names
+from trainer.models import WithHead, build, describe
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 
 
 def test_all_of_torchvisions_classifiers_are_known():
-    known = names()
+    known = names(torchvision.models)
     assert {"resnet50", "vit_b_16", "googlenet", "convnext_tiny", "squeezenet1_0"} <= set(known)
     assert not {"get_weight", "get_model", "list_models", "fasterrcnn_resnet50_fpn"} & set(known)
     if hasattr(torchvision.models, "list_models"):
@@ -146,7 +147,7 @@ def test_the_small_network_takes_small_images():
 def test_a_step_of_the_demo_costs_at_most_a_tenth_of_resnet18s():
     """Both as their recipes for the digits say, step by step in turn: load hits them alike."""
     small = read_config(str(RECIPES / "small_cnn-digits.yaml"))
-    digits = dict(word.lstrip("-").split("=") for word in small)
+    digits = dict(zip((flag.lstrip("-") for flag in small[::2]), small[1::2]))
     steps = {
         "small": step_of(digits["model"], int(digits["image_size"])),
         "resnet18": step_of("resnet18", 32),
@@ -189,7 +190,7 @@ def test_operations_are_those_that_torch_counts(name):
 
 def test_what_cannot_be_counted_is_admitted():
     """Swin's attention takes the weights of its linear layers and does not call them."""
-    if "swin_t" not in names():
+    if "swin_t" not in names(torchvision.models):
         pytest.skip("this torchvision has no Swin")
     assert describe(build("swin_t", 3, 64), 64)[1] is None
 
