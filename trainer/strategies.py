@@ -173,6 +173,22 @@ def _exchanged_parts(strategy: Strategy, world: int, payload: Payload) -> float:
     return 2 * (world - 1) * payload.buckets * coded_bytes(part, float(strategy.arguments[0]))
 
 
+def is_thinned(rows: int, columns: int, rank: int) -> bool:
+    """Whether PowerSGD sends a matrix as two factors: where they are less than half of it."""
+    return 2 * (rows + columns) * rank < rows * columns
+
+
+def _factors(strategy: Strategy, world: int, payload: Payload) -> Optional[float]:
+    """Both factors of each matrix that they make thinner, all else whole, summed in fp32."""
+    if not payload.matrices:
+        return None
+    rank, values = int(strategy.arguments[0]), payload.values
+    for rows, columns, count in payload.matrices:
+        if is_thinned(rows, columns, rank):
+            values += count * ((rows + columns) * rank - rows * columns)
+    return ring_bytes(world, values * 4)
+
+
 RULES: Dict[str, Rule] = {
     rule.name: rule
     for rule in (
@@ -206,6 +222,15 @@ RULES: Dict[str, Rule] = {
             bucket_mb=8,
             warms=True,
             usual=("ef:8", "ef:4", "ef:2"),
+        ),
+        Rule(
+            "powersgd",
+            "gradients as products of thin matrices, errors kept for the next step",
+            exact=False,
+            sent=_factors,
+            arguments=(Argument("R"),),
+            warms=True,
+            usual=("powersgd:4",),
         ),
     )
 }

@@ -7,6 +7,7 @@ from .allreduce import AllReduce
 from .base import Moment, Sync
 from .compressed import BF16, FP16
 from .ef import ErrorFeedback
+from .powersgd import PowerSGD
 
 __all__ = ["KINDS", "Moment", "Sync", "make"]
 
@@ -15,6 +16,7 @@ KINDS: Dict[str, Type[Sync]] = {
     "fp16": FP16,
     "bf16": BF16,
     "ef": ErrorFeedback,
+    "powersgd": PowerSGD,
 }
 
 

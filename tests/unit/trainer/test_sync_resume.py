@@ -15,7 +15,7 @@ ARGV = [
     "--epochs", 2, "--warmup_epochs", 0, "--evaluate_every", 2,
 ]  # fmt: skip
 # Those of all strategies that keep something for each rank.
-KEEPING = ["ef:2"]
+KEEPING = ["ef:2", "powersgd:1"]
 
 
 @pytest.fixture(scope="module")

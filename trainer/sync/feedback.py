@@ -1,0 +1,85 @@
+"""What strategies with error feedback have in common: what a rank keeps from step to step.
+
+Errors are gradients, so they are multiplied by the loss scale and follow it. What a step would
+leave behind counts only once the step has: after an overflow all stays as it was before.
+"""
+
+import dataclasses
+from typing import Any, Callable, Dict, List, Optional
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ..strategies import Strategy
+from .base import Moment, Sync, sum_over_ranks
+from .carrier import Carrier, Stage
+
+
+@dataclasses.dataclass
+class Kept:
+    """Of one bucket: tensors as the last step left them, and where the next one's are written."""
+
+    now: List[torch.Tensor]
+    coming: List[torch.Tensor]
+
+
+class Feedback(Sync):
+    """Sums bucket by bucket in the background, by `stages`; a subclass says what is
+    kept. Exact before the first step, which only orders DDP's buckets, and in warm-up."""
+
+    def __init__(self, strategy: Strategy, last_bucket: Callable[[], None]) -> None:
+        super().__init__(strategy, last_bucket)
+        self.kept: Dict[int, Kept] = {}
+        self.scale = 1.0  # by which all that is kept is multiplied, as the loss was
+        self.exact = True
+
+    def setup(self, model: DistributedDataParallel) -> None:
+        self.world = dist.get_world_size()
+        self.carrier = Carrier(self.stages(), model.device)
+        super().setup(model)
+
+    def stages(self) -> List[Stage]:
+        """What is done to (buffer, index, Kept) in turn; the last one returns the buffer."""
+        raise NotImplementedError
+
+    def sizes(self, buffer: torch.Tensor, index: int) -> List[int]:
+        """Values of each tensor that is kept for a bucket; all begin as zeros."""
+        raise NotImplementedError
+
+    def before_step(self, moment: Moment) -> None:
+        self.exact = moment.exact
+        if moment.scale != self.scale:
+            for kept in self.kept.values():
+                torch._foreach_mul_(kept.now, moment.scale / self.scale)
+            self.scale = moment.scale
+
+    def start_sum(self, buffer: torch.Tensor, index: int) -> torch.futures.Future[torch.Tensor]:
+        if self.exact:
+            return sum_over_ranks(buffer)
+        future = self.carrier.future()
+        self.carrier.start((buffer, index, self._kept(buffer, index)), future)
+        return future
+
+    def _kept(self, buffer: torch.Tensor, index: int) -> Kept:
+        known, sizes = self.kept.get(index), self.sizes(buffer, index)
+        # Begun anew also where --bucket_mb is another than before a resume.
+        if known is None or [tensor.numel() for tensor in known.now] != sizes:
+            first = [torch.zeros(size, device=buffer.device) for size in sizes]
+            known = self.kept[index] = Kept(first, [torch.zeros_like(one) for one in first])
+        return known
+
+    def after_step(self, skipped: bool) -> None:
+        if not (skipped or self.exact):
+            for kept in self.kept.values():
+                kept.now, kept.coming = kept.coming, kept.now
+
+    def state_dict(self) -> Optional[Dict[str, Any]]:
+        kept = {str(index): kept.now for index, kept in self.kept.items()}
+        return {"scale": self.scale, "kept": kept}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        self.scale = state["scale"]
+        for index, tensors in state["kept"].items():
+            there = [tensor.to(self.carrier.device, copy=True) for tensor in tensors]
+            self.kept[int(index)] = Kept(there, [torch.zeros_like(one) for one in there])

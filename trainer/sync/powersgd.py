@@ -1,0 +1,133 @@
+"""Gradients of weight matrices as products of two thin ones, and nothing lost.
+
+Vogels, Karimireddy and Jaggi, "PowerSGD", NeurIPS 2019: one step of power iteration, begun with the
+last step's result; what the product leaves out is kept, and added to the next gradient. Tensors
+that would not shrink to half (biases, normalisation, thin matrices) travel whole, with the first
+factor. Each bucket takes two sums, one by each stage of the carrier.
+
+All ranks compute the product from the same factors. Machines of different kinds may round it
+differently, by the last bit of fp32.
+"""
+
+import dataclasses
+from typing import Any, Callable, Dict, List, Tuple
+
+import torch
+import torch.distributed as dist
+
+from ..strategies import Strategy, is_thinned
+from .carrier import Stage, to_host
+from .feedback import Feedback, Kept
+
+
+@dataclasses.dataclass
+class Bucket:
+    """One bucket on its way: its tensors (gradients plus what was left out before, where the next
+    step will find what is left out now), and both factors of those that are matrices to thin."""
+
+    buffer: torch.Tensor  # DDP's; takes the result
+    tensors: List[torch.Tensor]
+    thin: List[torch.Tensor]
+    whole: List[torch.Tensor]
+    left: List[torch.Tensor]  # P (rows, R), orthonormal
+    right: List[torch.Tensor]  # Q (columns, R)
+
+
+class PowerSGD(Feedback):
+    """Keeps what was left out of a bucket, and the right factors of the last step."""
+
+    def __init__(self, strategy: Strategy, last_bucket: Callable[[], None]) -> None:
+        super().__init__(strategy, last_bucket)
+        self.rank = int(strategy.arguments[0])
+        self.shapes: Dict[int, List[torch.Size]] = {}
+
+    def stages(self) -> List[Stage]:
+        return [self._left, self._right]
+
+    def hook(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        self.shapes[bucket.index()] = [gradient.shape for gradient in bucket.gradients()]
+        return super().hook(state, bucket)
+
+    def sizes(self, buffer: torch.Tensor, index: int) -> List[int]:
+        thin = [sides(shape) for shape in self.shapes[index] if self._is_thin(shape)]
+        return [buffer.numel(), sum(columns for _, columns in thin) * self.rank]
+
+    def _is_thin(self, shape: torch.Size) -> bool:
+        return len(shape) > 1 and is_thinned(*sides(shape), self.rank)
+
+    def _left(self, job: Any, group: Any) -> Bucket:
+        """The first factor: the sum over ranks of M Q, its columns then made orthonormal."""
+        buffer, index, kept = job
+        bucket = self._bucket(buffer, index, kept)
+        last = factors(kept.now[1], bucket.thin, self.rank)
+        bucket.left = [m @ guess(q) for m, q in zip(bucket.thin, last)]
+        sum_all([*bucket.left, *bucket.whole], group)
+        for factor in bucket.left:
+            orthonormalise(factor)
+        return bucket
+
+    def _right(self, bucket: Bucket, group: Any) -> torch.Tensor:
+        """The second factor: the sum over ranks of M' P. What P P' M leaves of M is kept."""
+        for matrix, left, right in zip(bucket.thin, bucket.left, bucket.right):
+            torch.mm(matrix.t(), left, out=right)
+            matrix.sub_(left @ right.t())
+        sum_all(bucket.right, group)
+        products = iter([left @ right.t() for left, right in zip(bucket.left, bucket.right)])
+        thin = {id(matrix) for matrix in bucket.thin}
+        ordered = [next(products) if id(one) in thin else one.clone() for one in bucket.tensors]
+        torch._foreach_zero_(bucket.whole)  # it has gone as it was: nothing is left of it
+        return bucket.buffer.copy_(torch.cat([one.reshape(-1) for one in ordered]))
+
+    def _bucket(self, buffer: torch.Tensor, index: int, kept: Kept) -> Bucket:
+        flat, shapes = kept.coming[0].copy_(kept.now[0]).add_(buffer), self.shapes[index]
+        parts = flat.split([shape.numel() for shape in shapes])
+        tensors = [
+            part.view(sides(shape)) if self._is_thin(shape) else part
+            for part, shape in zip(parts, shapes)
+        ]
+        thin = [tensor for tensor in tensors if tensor.dim() == 2]
+        whole = [tensor for tensor in tensors if tensor.dim() == 1]
+        return Bucket(buffer, tensors, thin, whole, [], factors(kept.coming[1], thin, self.rank))
+
+
+def sides(shape: torch.Size) -> Tuple[int, int]:
+    """Rows and columns, all dimensions but the first as one."""
+    return shape[0], shape.numel() // shape[0]
+
+
+def factors(flat: torch.Tensor, matrices: List[torch.Tensor], rank: int) -> List[torch.Tensor]:
+    """Views (columns, R) of one tensor, one for each matrix."""
+    parts = flat.split([matrix.shape[1] * rank for matrix in matrices])
+    return [part.view(-1, rank) for part in parts]
+
+
+def guess(factor: torch.Tensor) -> torch.Tensor:
+    """The last step's right factor; noise, equal on all ranks, for columns of zeros, which could
+    never become anything else."""
+    generator = torch.Generator().manual_seed(factor.numel())
+    noise = torch.randn(factor.shape, generator=generator).to(factor.device)
+    norms = factor.norm(dim=0)
+    return torch.where(norms > 0, factor / norms, noise)
+
+
+def orthonormalise(matrix: torch.Tensor) -> None:
+    """Gram and Schmidt's, in place: no LAPACK, which refuses infs and NaNs that here only mean
+    that this step will be skipped. A column of which only rounding is left becomes zeros."""
+    before = matrix.norm(dim=0)
+    for column in range(matrix.shape[1]):
+        own = matrix[:, column]
+        norm = own.norm()
+        own.mul_(torch.where(norm > 1e-5 * before[column], 1 / norm, torch.zeros_like(norm)))
+        rest = matrix[:, column + 1 :]
+        rest.sub_(own[:, None] * (own @ rest))
+
+
+def sum_all(tensors: List[torch.Tensor], group: Any) -> None:
+    """Sum tensors over all ranks, in place, by one all-reduce."""
+    if not tensors:
+        return
+    flat = to_host(torch.cat([tensor.reshape(-1) for tensor in tensors]))
+    dist.all_reduce(flat, group=group)
+    flat = flat.to(tensors[0].device, non_blocking=True)
+    for tensor, values in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
+        tensor.copy_(values.view_as(tensor))
