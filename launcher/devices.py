@@ -50,9 +50,11 @@ def share_out(hosts: list[Host], facts: dict[str, Facts], settings: dict) -> dic
     """The part of each host. Nodes of one machine share its GPUs; where they are more than its
     GPUs, all of them compute on the CPU. `settings` are the trainer's. Raises UserError."""
     device = settings["device"]
-    machines: dict[str, list[Host]] = {}
+    machines: dict[tuple, list[Host]] = {}
     for host in hosts:
-        machines.setdefault(facts[host.name].machine, []).append(host)
+        # Containers of one machine may each have GPUs of their own.
+        cards = (card["uuid"] for card in facts[host.name].gpus["cards"])
+        machines.setdefault((facts[host.name].machine, *cards), []).append(host)
     visible: dict[str, tuple[str, ...]] = {}
     problems: list[str] = []
     for nodes in machines.values():

@@ -116,6 +116,18 @@ def trainer_settings(options: Options) -> dict[str, Any]:
         return dataclasses.asdict(trainer_cli.parse(argv))
 
 
+def keeping(level: str, options: Options) -> Options:
+    """Options of a run that began with this precision, and goes on. Raises UserError where they
+    ask for another."""
+    asked = trainer_settings(options)["precision"]
+    if asked not in ("auto", level):
+        raise UserError(
+            f"PRECISION={asked}: the run began in {level}, and goes on so: leave PRECISION out, or "
+            "start a new run."
+        )
+    return options.with_precision(level)
+
+
 def data_path(data: str, data_root: str, local: bool, name: str) -> str:
     """Where a machine has the images: a name lies in its data_root."""
     if "/" not in data:

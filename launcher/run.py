@@ -16,7 +16,7 @@ from launcher.cause import Failure
 from launcher.errors import Busy, MachineError, UserError
 from launcher.inventory import CHECKOUT
 from launcher.lines import RunLogs, Terminal
-from launcher.options import Options
+from launcher.options import Options, keeping
 from launcher.patience import waiting
 from launcher.plan import NodePlan, Plan
 from launcher.prepare import QUEUE_LOOKS_EVERY, Prepared, make_plan, new_id, prepare
@@ -83,7 +83,7 @@ def resume(name: str, changes: dict) -> int:
     planned = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     stored = {**planned["options"], "precision": planned["precision"]}
     stored["trainer"] = tuple(stored["trainer"])
-    options = Options(**{**stored, **changes})
+    options = keeping(planned["precision"], Options(**{**stored, **changes}))
     terminal = Terminal()
     prepared = prepare(options, terminal, folder.name)
     try:

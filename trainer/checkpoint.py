@@ -7,7 +7,6 @@ A checkpoint loads with `weights_only=True`, on any number of ranks, because ord
 dropout are functions of the position.
 """
 
-import ast
 import dataclasses
 import io
 import pathlib
@@ -220,8 +219,10 @@ def _allowed_here(options: Options) -> Iterator[Tuple[bytes, Dict[str, Any]]]:
 def level_here(options: Options) -> Tuple[str, int, str]:
     """Run, samples seen and precision of the newest checkpoint on this machine; ("", 0, "") where
     there is none."""
+    field = next(field for field in dataclasses.fields(options) if field.name == "precision")
+    levels = {repr(level): level for level in field.metadata["choices"]}
     found = [
-        (state["run"], state["samples"], str(ast.literal_eval(state["options"]["precision"])))
+        (state["run"], state["samples"], levels.get(state["options"].get("precision"), ""))
         for _, state in _allowed_here(options)
     ]
     return max(found, default=("", 0, ""))

@@ -29,12 +29,12 @@ def arena(start_lab, request):
 
 
 def busy_gpu(trial):
-    """A stand-in for nvidia-smi shows a GPU on each node, and on one a real process that holds it.
-    (GPUs on some machines only would be refused.)"""
+    """Stand-ins for nvidia-smi show a GPU of its own on each node, and on one a real process that
+    holds it. (GPUs on some machines only would be refused.)"""
     holder = trial.lab.ssh(trial.node, "sleep 8888 >/dev/null 2>&1 </dev/null & echo $!").strip()
     smi = "/usr/local/bin/nvidia-smi"
     for node in trial.all:
-        script = SMI.format(holder=holder if node == trial.node else "none")
+        script = SMI.format(node=node, holder=holder if node == trial.node else "none")
         trial.lab.ssh(node, f"sudo sh -c 'cat > {smi} && chmod +x {smi}'", input=script)
     try:
         refused = Running(trial.lab, trial.folder, trial.mark, *trial.words)
@@ -56,7 +56,7 @@ def busy_gpu(trial):
 SMI = """#!/bin/sh
 case "$*" in
 *compute_cap*) echo 7.5 ;;
-*pci.device_id*) echo "580.126.20, NVIDIA GeForce RTX 2080 Ti, GPU-0, 0x1E0710DE" ;;
+*pci.device_id*) echo "580.126.20, NVIDIA GeForce RTX 2080 Ti, GPU-{node}, 0x1E0710DE" ;;
 *query-compute-apps*) kill -0 {holder} && echo {holder} ;;
 esac
 """

@@ -92,6 +92,13 @@ def test_nodes_share_the_gpus_of_their_machine(nodes, count, wanted):
     assert given(nodes, count) == wanted
 
 
+def test_containers_with_gpus_of_their_own_do_not_share():
+    cards = [{**gpus(1), "cards": [card(number)]} for number in (1, 2)]
+    found = [facts(number, machine="one", gpus=own) for number, own in enumerate(cards, 1)]
+    made = build([host(1), host(2)], found)
+    assert [(node.env[OWN], len(node.ranks)) for node in made.nodes] == [("0", 1), ("0", 1)]
+
+
 def test_gpus_are_counted_as_nvidia_smi_counts_them():
     one, other = build([host(1), host(2)], [facts(n, gpus=gpus(1)) for n in (1, 2)]).nodes
     assert one.env["CUDA_DEVICE_ORDER"] == other.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
@@ -285,7 +292,11 @@ def test_a_resumed_run_asks_for_the_precision_that_it_began_with(tmp_path, monke
     options = {"precision": None, "trainer": ["--seed", "3"]}
     plan = {"precision": "bf16", "options": options}
     assert resumed(plan, tmp_path, monkeypatch).precision == "bf16"
-    assert resumed(plan, tmp_path, monkeypatch, precision="O1").precision == "O1"
+    assert resumed(plan, tmp_path, monkeypatch, precision="auto").precision == "bf16"
+    with pytest.raises(UserError, match="PRECISION=O1: the run began in bf16"):
+        resumed(plan, tmp_path, monkeypatch, precision="O1")
+    with pytest.raises(UserError, match="PRECISION=fp32: the run began in bf16"):
+        resumed(plan, tmp_path, monkeypatch, trainer=("--precision=fp32",))
     settings = {**SETTINGS, "precision": "bf16"}
     monkeypatch.setattr(prepare, "trainer_settings", lambda _options: settings)
     monkeypatch.setattr(prepare.inventory, "load", lambda _path: [host(1)])

@@ -4,9 +4,12 @@ import json
 import os
 
 import pytest
+import torch
 
 from tests.trainer_ranks import make_images, run_ranks, said, trainer
+from trainer import devices
 from trainer.checkpoint import decisive, differing
+from trainer.devices import of_this_rank
 from trainer.errors import UserError
 from trainer.levels import Device, cpu_has_bf16, resolve
 from trainer.options import Options
@@ -192,6 +195,33 @@ def test_a_gpu_among_cpus_ends_all_ranks_instead_of_a_hang(images):
         assert code == 2, text
         assert "GeForce RTX 3090 (node2) and the CPU of node1" in text
         assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "parallel, wanted", [("ddp", ("NVIDIA GeForce RTX 3090", 86)), ("dp", ("Tesla V100", 70))]
+)
+def test_a_rank_tells_its_gpu_and_with_dp_the_weakest(monkeypatch, parallel, wanted):
+    known = [
+        ("NVIDIA GeForce RTX 4090", 8, 9),
+        ("NVIDIA GeForce RTX 3090", 8, 6),
+        ("Tesla V100", 7, 0),
+    ]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(known))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: known[number][0])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: known[number][1:])
+    device = of_this_rank(torch.device("cuda", 1), "node4", Options(parallel=parallel))
+    assert (device.host, device.kind, device.name, device.sm) == ("node4", "cuda", *wanted)
+    assert (device.torch, device.cuda) == (str(torch.__version__), torch.version.cuda)
+
+
+@pytest.mark.parametrize("limit, has", [(None, True), ("AVX2", False)])
+def test_a_rank_tells_what_its_cpu_may_use(monkeypatch, limit, has):
+    monkeypatch.setattr(devices, "_cpuinfo", lambda: "processor: 0\nflags\t\t: avx2 amx_bf16 fma\n")
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    if limit:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    device = of_this_rank(torch.device("cpu"), "node1", Options())
+    assert (device.kind, device.bf16) == ("cpu", has)
 
 
 # A checkpoint of before
