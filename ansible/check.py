@@ -6,10 +6,13 @@ Exit code 0: nothing is wrong; 1: problems were found; 2: it could not look.
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,7 +24,7 @@ class CannotLook(Exception):
 
 
 def look(inventory, extra):
-    """The findings of all machines. Raises CannotLook with Ansible's own words."""
+    """The findings of all machines. Raises CannotLook with Ansible's reason."""
     with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
         output = Path(folder) / "findings.json"
         argv = [
@@ -32,11 +35,41 @@ def look(inventory, extra):
         ]
         argv += ["--inventory", inventory] if inventory else []
         argv += extra
-        environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-        done = subprocess.run(argv, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        environment = {
+            **os.environ,
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_HOST_PATTERN_MISMATCH": "ignore",  # no machine answers: that is a finding
+        }
+        printed = carried_out(argv, environment)
         if not output.exists():
-            raise CannotLook(f"{done.stdout}\ntandem: ansible-playbook could not look (above)")
+            raise CannotLook(f"could not look at the machines: {reason(printed)}")
         return json.loads(output.read_text())
+
+
+def carried_out(argv, environment, every=8.0):
+    """What a command prints. Says on stderr every so many seconds at which task it is."""
+    begun, over, lines = time.monotonic(), threading.Event(), [""]
+
+    def tell():
+        while not over.wait(every):
+            tasks = [line for line in lines if line.startswith(("PLAY [", "TASK ["))]
+            at = re.sub(r"^\w+ \[|\] \**$", "", tasks[-1].strip()) if tasks else "the inventory"
+            spent = time.monotonic() - begun
+            print(f"tandem: looking: {spent:.0f} s so far, at: {at}", file=sys.stderr, flush=True)
+
+    threading.Thread(target=tell, daemon=True).start()
+    process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    with process:
+        lines += process.stdout
+    over.set()
+    return "".join(lines)
+
+
+def reason(printed):
+    """Ansible's first error, as one line."""
+    found = re.search(r"^(?:\[ERROR\]:|ERROR!|fatal: \[[^\]]*\]:) (.+)", printed, re.MULTILINE)
+    said = found.group(1).strip() if found else "Ansible ended without a reason"
+    return f"{said.rstrip('.')}. All of it: ansible-playbook {PLAYBOOK.relative_to(ROOT)}"
 
 
 def text(findings, width=80):
@@ -66,7 +99,11 @@ def main(argv=None):
     try:
         findings = look(args.inventory, extra)
     except CannotLook as error:
-        print(error, file=sys.stderr)
+        print(f"tandem: {error}", file=sys.stderr)
+        if args.json:
+            remedy = "correct what the cause names, then look again"
+            finding = {"host": "", "fault": "cannot_look", "cause": str(error), "remedy": remedy}
+            print(json.dumps([finding], indent=2))
         return 2
     print(json.dumps(findings, indent=2) if args.json else text(findings))
     return 1 if findings else 0

@@ -106,7 +106,7 @@ FILTERS = {
     "member_addresses": member_addresses,
     "network_plan": network.network_plan,
     "not_collected": preflight.not_collected,
-    "not_reached": members.not_reached,
+    "set_aside": network_faults.set_aside,
     "offline_hosts": offline_hosts,
     "other_firewall": firewall.other_firewall,
     "parse_files": network_facts.parse_files,

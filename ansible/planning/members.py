@@ -155,14 +155,6 @@ def what_ssh_said(variables):
     return said
 
 
-def not_reached(variables):
-    """One sentence on a machine that did not answer, from its host variables."""
-    said = what_ssh_said(variables)
-    name = variables["inventory_hostname"]
-    address = variables.get("ansible_host", "no ansible_host")
-    return f"NOT PROVISIONED: {name} ({address}) did not answer. ssh said: {said}"
-
-
 def wrong_names(printed, members):
     """Sentences on names that do not lead to their members' addresses.
 

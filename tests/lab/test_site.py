@@ -71,7 +71,7 @@ def test_nobody_answers(let_in):
 def test_second_run_changes_nothing(provisioned):
     output = provisioned.control(*PLAY).stdout
     assert recap(output) == NOTHING
-    assert "NOT PROVISIONED: node5 (192.168.56.115) did not answer. ssh said: " in output
+    assert "SET ASIDE: node5: 192.168.56.115 did not answer: " in output
 
 
 def test_check_of_finished_machines_predicts_nothing(provisioned):

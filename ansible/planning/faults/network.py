@@ -156,9 +156,20 @@ def unreachable(variables):
     name = variables["inventory_hostname"]
     at = variables.get("ansible_host", name)
     fault, remedy = next((fault, text) for words, fault, text in UNREACHABLE if words in said)
+    causes = {
+        "name": f"its address in the inventory, {at}, is a name that nobody here knows: {said}",
+        "no_sshd": f"{at} has no ssh server: {said}",
+        "unreachable": f"{at} did not answer: {said}",
+    }
     return {
         "host": name,
         "fault": fault,
-        "cause": f"{at} did not let ssh in: {said}",
+        "cause": causes.get(fault, f"{at} did not let ssh in: {said}"),
         "remedy": remedy.format(address=at),
     }
+
+
+def set_aside(variables):
+    """Sentences on a machine that did not answer, where others go on without it."""
+    finding = unreachable(variables)
+    return f"SET ASIDE: {finding['host']}: {finding['cause']}. Remedy: {finding['remedy']}."

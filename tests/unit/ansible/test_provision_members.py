@@ -73,17 +73,6 @@ def test_known_hosts_stay_as_they_are_when_some_members_are_left_out(present):
     assert members.known_hosts_file(text, [every[n] for n in present]) == text
 
 
-def test_sentence_on_a_machine_that_did_not_answer():
-    said = members.not_reached(
-        {
-            "inventory_hostname": "node5",
-            "ansible_host": "10.0.0.5",
-            "reach_answer": {"msg": "Failed to connect to the host via ssh: No route\nto host"},
-        }
-    )
-    assert said == "NOT PROVISIONED: node5 (10.0.0.5) did not answer. ssh said: No route to host"
-
-
 def test_a_name_that_leads_elsewhere_is_named():
     right = "192.168.56.111  STREAM node1\n192.168.56.111  DGRAM  \n192.168.56.111  RAW    \n"
     other = right.replace("111", "112").replace("node1", "node2")

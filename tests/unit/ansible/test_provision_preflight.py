@@ -205,6 +205,22 @@ def test_what_ssh_says_decides(said, fault):
     assert finding["fault"] == fault
     assert said in finding["cause"]
     assert "{address}" not in finding["remedy"]
+    if fault in ("name", "unreachable", "no_sshd"):  # nobody was there to let anybody in
+        assert "let ssh in" not in finding["cause"]
+
+
+def test_a_machine_that_is_set_aside_comes_with_a_remedy():
+    said = "ssh: connect to host 10.0.0.5 port 22: No route\nto host"
+    variables = {
+        "inventory_hostname": "node5",
+        "ansible_host": "10.0.0.5",
+        "reach_answer": {"msg": f"Failed to connect to the host via ssh: {said}"},
+    }
+    assert network.set_aside(variables) == (
+        "SET ASIDE: node5: 10.0.0.5 did not answer: ssh: connect to host 10.0.0.5 "
+        "port 22: No route to host. Remedy: is it switched on, is its cable in, "
+        "is 10.0.0.5 still its address? ping 10.0.0.5."
+    )
 
 
 def test_a_full_disk_hinders_and_a_slow_cable_does_not():

@@ -1,0 +1,61 @@
+"""Ansible's usual screen, except for role reach: one sentence a machine that does not answer."""
+
+import textwrap
+
+from ansible.plugins.callback.default import CallbackModule as Default
+
+DOCUMENTATION = """
+    name: tandem
+    type: stdout
+    short_description: the default screen, with a sentence for each machine that does not answer
+    extends_documentation_fragment:
+      - default_callback
+      - result_format_callback
+"""
+
+
+class CallbackModule(Default):
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "stdout"
+    CALLBACK_NAME = "tandem"
+
+    def v2_playbook_on_task_start(self, task, is_conditional):
+        if not reaching(task):
+            super().v2_playbook_on_task_start(task, is_conditional)
+
+    def v2_runner_on_unreachable(self, result):
+        # Role reach says what ssh said, and what to do, once all have had their time to answer.
+        if not reaching(result._task):
+            super().v2_runner_on_unreachable(result)
+
+    def v2_runner_on_ok(self, result):
+        if not reaching(result._task):
+            super().v2_runner_on_ok(result)
+        elif result._task.action.endswith("debug"):
+            self._say(result._result.get("msg"))
+
+    def v2_runner_item_on_ok(self, result):
+        if not reaching(result._task):
+            super().v2_runner_item_on_ok(result)
+
+    def v2_runner_on_failed(self, result, ignore_errors=False):
+        # A failure without sentences of its own, as of the argument spec, is Ansible's to tell.
+        if reaching(result._task) and isinstance(result._result.get("msg"), list):
+            self._say(result._result["msg"])
+        else:
+            super().v2_runner_on_failed(result, ignore_errors)
+
+    def _say(self, sentences):
+        for sentence in sentences if isinstance(sentences, list) else [str(sentences)]:
+            self._display.display(paragraph(sentence))
+
+
+def reaching(task):
+    """Whether a task is of role reach."""
+    return task._role is not None and task._role.get_name() == "reach"
+
+
+def paragraph(sentence, width=80):
+    return textwrap.fill(
+        sentence, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )

@@ -1,0 +1,107 @@
+"""Machines that do not answer: what `make check` and Ansible's screen say of them."""
+
+import importlib.util
+import json
+import os
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+ANSIBLE = Path(__file__).parents[3] / "ansible"
+
+
+def loaded(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+check = loaded(ANSIBLE / "check.py")
+
+
+def test_what_ansible_says_first_is_the_reason():
+    printed = "PLAY [x] ***\n[ERROR]: the inventory is broken.\nOrigin: a:1\n\nfatal: [b]: no\n"
+    assert check.reason(printed) == (
+        "the inventory is broken. All of it: ansible-playbook ansible/playbooks/check.yml"
+    )
+
+
+def test_looking_is_not_silent_and_tells_the_task(monkeypatch, tmp_path):
+    script = tmp_path / "slow.py"  # it ends when two words on the way were said
+    script.write_text(
+        "import sys\n"
+        "print('TASK [preflight : Ask for facts] ****', flush=True)\n"
+        "open(sys.argv[1]).read()\n"
+    )
+    fifo, told = tmp_path / "fifo", []
+    os.mkfifo(fifo)
+
+    def tell(text, **_):
+        told.append(text)
+        if len(told) == 2:
+            fifo.open("w").close()
+
+    monkeypatch.setattr(check, "print", tell, raising=False)
+    printed = check.carried_out([sys.executable, str(script), str(fifo)], None, every=0.5)
+    assert printed.startswith("TASK [preflight")
+    assert told[-1].endswith("s so far, at: preflight : Ask for facts")
+
+
+@pytest.mark.parametrize("asked", [[], ["--json"]])
+def test_json_is_json_when_it_could_not_look_either(monkeypatch, capsys, asked):
+    def look(inventory, extra):
+        raise check.CannotLook("could not look at the machines: no such file")
+
+    monkeypatch.setattr(check, "look", look)
+    assert check.main(asked) == 2
+    said = capsys.readouterr()
+    assert said.err == "tandem: could not look at the machines: no such file\n"
+    if asked:
+        (finding,) = json.loads(said.out)
+        assert (finding["fault"], "no such file" in finding["cause"]) == ("cannot_look", True)
+    else:
+        assert said.out == ""
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """(the callback, what it displayed)."""
+    module = loaded(ANSIBLE / "callback_plugins" / "tandem.py")
+    callback, shown = module.CallbackModule(), []
+    monkeypatch.setattr(callback, "_display", types.SimpleNamespace(display=shown.append))
+    return callback, shown
+
+
+def result(role, action="ansible.builtin.fail", **fields):
+    named = None if role is None else types.SimpleNamespace(get_name=lambda: role)
+    task = types.SimpleNamespace(_role=named, action=action)
+    return types.SimpleNamespace(_task=task, _result=fields)
+
+
+def test_role_reach_speaks_in_sentences_of_80_columns(screen):
+    callback, shown = screen
+    callback.v2_playbook_on_task_start(result("reach")._task, False)
+    callback.v2_runner_on_unreachable(result("reach", msg="No route to host"))
+    callback.v2_runner_item_on_ok(result("reach"))
+    assert shown == []
+    long = "SET ASIDE: node1: 192.168.56.111 did not answer: No route to host. Remedy: is it on?"
+    callback.v2_runner_on_failed(result("reach", msg=["No machine answers.", long]))
+    callback.v2_runner_on_ok(result("reach", action="ansible.builtin.debug", msg=["Again."]))
+    assert shown[0] == "No machine answers."
+    assert " ".join(shown[1].split()) == long
+    assert max(len(line) for text in shown for line in text.splitlines()) <= 80
+    assert shown[2] == "Again."
+
+
+def test_other_roles_are_shown_as_ansible_does(screen, monkeypatch):
+    callback, _ = screen
+    told = []
+    base = type(callback).__mro__[1]
+    for name in ("v2_runner_on_ok", "v2_runner_on_unreachable", "v2_runner_item_on_ok"):
+        monkeypatch.setattr(base, name, lambda self, one, name=name: told.append(name))
+        for role in ("driver", None):
+            getattr(callback, name)(result(role))
+    assert len(told) == 6
