@@ -23,9 +23,10 @@ ASKED = ("model", "data", "batch", "precision", "sync")
 
 @dataclass(frozen=True)
 class TooShort:
-    """A sentence, and the command line of the run that says more."""
+    """A sentence, why that is so, and the command line of the run that says more."""
 
-    sentence: str
+    headline: str
+    because: str
     command: str
 
 
@@ -34,12 +35,11 @@ def too_short(run: Run, step: Step | None, epochs: int) -> TooShort | None:
     measured = step.seconds * (step.steps - 1) if step else ENOUGH
     if measured >= ENOUGH:
         return None
-    sentence = (
-        f"This run was too short to judge the cluster: {seconds(measured)} of steps were measured, "
-        f"and less than {seconds(ENOUGH)} is mostly warming up. What follows holds for these steps "
-        "alone. This one says more:"
+    return TooShort(
+        f"This run was too short to judge the cluster: {seconds(measured)} of steps were measured.",
+        f"Less than {seconds(ENOUGH)} is mostly warming up. This one says more:",
+        longer(run, epochs, measured),
     )
-    return TooShort(sentence, longer(run, epochs, measured))
 
 
 def longer(run: Run, epochs: int, measured: float) -> str:

@@ -86,10 +86,8 @@ def verdict_section(analysis: Analysis) -> list:
     if analysis.failure and analysis.step is None:
         return lines
     if analysis.too_short:
-        lines += [
-            *wrap(analysis.too_short.sentence),
-            *wrap(analysis.too_short.command, "      ", "    "),
-        ]
+        lines += wrap(analysis.too_short.headline) + wrap(analysis.too_short.because)
+        lines += wrap(analysis.too_short.command, "      ", "    ")
     lines += wrap(analysis.verdict.headline)
     for sentence in analysis.verdict.because:
         lines += wrap(sentence)
