@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from launcher.cause import document
 from launcher.plan import Plan
@@ -25,7 +26,7 @@ class Attempts:
 
     def __init__(self, folder: Path):
         self.path = folder / "attempts.json"
-        self.list: list[dict] = []
+        self.list: list[dict[str, Any]] = []
         if self.path.exists():
             self.list = json.loads(self.path.read_text(encoding="utf-8"))["attempts"]
 

@@ -6,6 +6,7 @@ import ipaddress
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from launcher import __version__, devices
 from launcher.code import Code
@@ -35,7 +36,7 @@ class Request:
     bar: int = 0
     extra_env: dict[str, str] = field(default_factory=dict)
     instruction_limits: dict[str, str] = field(default_factory=dict)
-    predicted: dict | None = None
+    predicted: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def build(
     hosts: list[Host],
     facts: dict[str, Facts],
     options: Options,
-    settings: dict,
+    settings: dict[str, Any],
     code: Code,
     request: Request,
 ) -> Plan:
@@ -90,7 +91,7 @@ def build(
 
 
 def _nodes(hosts: list[Host], facts: dict[str, Facts], shared: Shared) -> list[NodePlan]:
-    on_machine = Counter()  # several nodes may share a machine, and so its cores
+    on_machine: Counter[str] = Counter()  # several nodes may share a machine, and so its cores
     for host, count in zip(hosts, shared.ranks_per_node):
         on_machine[facts[host.name].machine] += count
     return [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from launcher.pitfalls import explain
 from trainer.errors import STOPPED
@@ -69,7 +70,7 @@ def first_of(failures: list[Failure]) -> Failure | None:
     return min(failures, key=place, default=None)
 
 
-def document(failure: Failure) -> dict:
+def document(failure: Failure) -> dict[str, Any]:
     """The failure as attempts.json has it."""
     message, remedy = explain(failure)
     kept = asdict(failure)

@@ -6,6 +6,7 @@ import argparse
 import difflib
 import os
 import sys
+from typing import Any, NoReturn
 
 from launcher import defaults
 from launcher.errors import UserError
@@ -17,7 +18,7 @@ NEAR = 0.66
 
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}. See `python -m launcher --help`.")
 
 
@@ -65,7 +66,7 @@ def _training(verb: argparse.ArgumentParser) -> None:
     add("trainer", nargs="*", help="after `--`: options of `python -m trainer`")
 
 
-def _changes(given: argparse.Namespace) -> dict:
+def _changes(given: argparse.Namespace) -> dict[str, Any]:
     """The options that were given; all others keep their defaults, or what the run had."""
     own = {"verb", "detach", "resume"}
     values = {k: v for k, v in vars(given).items() if k not in own and v not in (None, [])}

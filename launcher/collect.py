@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
+from typing import Any
 
 from launcher.errors import UserError
 from launcher.plan import NodePlan
@@ -52,7 +53,7 @@ class Wanted:
         return not self.name.endswith(".json")
 
 
-def wanted(host: str, attempts: list[dict], sizes: Sizes) -> list[Wanted]:
+def wanted(host: str, attempts: list[dict[str, Any]], sizes: Sizes) -> list[Wanted]:
     """The files that a node may have written, by the ranks it had in each attempt."""
     ranks = [(one["attempt"], one.get("ranks", {}).get(host, [])) for one in attempts]
     held = sorted({rank for _, some in ranks for rank in some})
@@ -75,7 +76,11 @@ class Lost(NotHere):
 
 
 def records(
-    nodes: dict, parts: list[NodePlan], attempts: list[dict], folder: Path, sizes: Sizes
+    nodes: dict[str, Any],
+    parts: list[NodePlan],
+    attempts: list[dict[str, Any]],
+    folder: Path,
+    sizes: Sizes,
 ) -> list[str]:
     """Bring what every node recorded. Returns a sentence for each thing that did not come."""
 
@@ -180,8 +185,8 @@ def _copy(process, file, limit: int) -> int:
                     return size
                 heard = time.monotonic()
                 if not begun:
-                    before, begun, piece = (head + (piece or b"")).partition(MARK)
-                    head = before
+                    head, mark, piece = (head + (piece or b"")).partition(MARK)
+                    begun = bool(mark)
                     if len(head) > GREETING:
                         raise Lost("the machine sent something else")
                 piece = (piece or b"")[: limit + 1 - size]
@@ -192,7 +197,7 @@ def _copy(process, file, limit: int) -> int:
     return size
 
 
-def checkpoints(nodes: dict, parts: list[NodePlan]) -> dict[str, list[str]]:
+def checkpoints(nodes: dict[str, Any], parts: list[NodePlan]) -> dict[str, list[str]]:
     """The names of the checkpoints that each machine holds."""
     found = {}
     for node in parts:
@@ -214,7 +219,9 @@ def newest(names: list[str]) -> tuple[int, str] | None:
     return max(steps, default=None)
 
 
-def best_and_last(nodes: dict, parts: list[NodePlan], folder: Path) -> tuple[list[Path], list[str]]:
+def best_and_last(
+    nodes: dict[str, Any], parts: list[NodePlan], folder: Path
+) -> tuple[list[Path], list[str]]:
     """Copy the best and the newest checkpoint from the first machine that has the newest one."""
     held = checkpoints(nodes, parts)
     tips = {host: tip for host, names in held.items() if (tip := newest(names))}

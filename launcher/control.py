@@ -143,7 +143,7 @@ def detach(argv: list[str]) -> int:
         text=True,
         start_new_session=True,
     )
-    for line in child.stdout:
+    for line in child.stdout or ():
         print(line, end="", flush=True)
         if line.startswith("tandem: run "):
             folder = folders.find(line.split()[2].rstrip(","))

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
@@ -46,7 +47,9 @@ def wants_gpus(host: Host, device: str) -> bool:
     return device != "cpu" and host.gpus != 0 and (own is None or bool(_entries(own)))
 
 
-def share_out(hosts: list[Host], facts: dict[str, Facts], settings: dict) -> dict[str, Part]:
+def share_out(
+    hosts: list[Host], facts: dict[str, Facts], settings: dict[str, Any]
+) -> dict[str, Part]:
     """The part of each host. Nodes of one machine share its GPUs; where they are more than its
     GPUs, all of them compute on the CPU. `settings` are the trainer's. Raises UserError."""
     device = settings["device"]
@@ -187,7 +190,7 @@ def _part(host: Host, facts: Facts, visible: tuple[str, ...], parallel: str) -> 
     return Part(visible, tuple(devices), len(devices) if parallel == "ddp" else 1)
 
 
-def _sm(card: dict) -> int:
+def _sm(card: dict[str, Any]) -> int:
     """Compute capability, by the driver or, where that does not tell, by the PCI device number;
     0 for a card that ansible/stacks.yml does not know either."""
     if card["sm"]:
@@ -206,7 +209,11 @@ def _generations() -> list[tuple[int, int, int]]:
 
 
 def precision(
-    parts: dict[str, Part], hosts: list[Host], facts: dict[str, Facts], settings: dict, kept: bool
+    parts: dict[str, Part],
+    hosts: list[Host],
+    facts: dict[str, Facts],
+    settings: dict[str, Any],
+    kept: bool,
 ) -> Level:
     """The level of a run; `kept`: it began with the one in `settings`. Raises UserError."""
     devices = [device for part in parts.values() for device in part.devices]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 
 class Frames:
@@ -14,9 +15,9 @@ class Frames:
         )
         self._buffer = bytearray()
         self._greeted = False
-        self._waiting: dict | None = None  # a frame whose raw bytes are not all here
+        self._waiting: dict[str, Any] | None = None  # a frame whose raw bytes are not all here
 
-    def feed(self, data: bytes) -> list[tuple[dict, bytes]]:
+    def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
         """Add bytes; return the frames that are now complete, each with its raw bytes."""
         self._buffer += data
         frames = []
@@ -24,7 +25,7 @@ class Frames:
             frames.append(frame)
         return frames
 
-    def _next(self) -> tuple[dict, bytes] | None:
+    def _next(self) -> tuple[dict[str, Any], bytes] | None:
         while True:
             if self._waiting is not None:
                 size = self._waiting["bytes"]
@@ -39,27 +40,27 @@ class Frames:
                 return None
             line = bytes(self._buffer[:end])
             del self._buffer[: end + 1]
-            frame = _frame(line)
+            found = _frame(line)
             if not self._greeted:
-                if frame is None or frame["type"] != "hello":
+                if found is None or found["type"] != "hello":
                     self.said_before = (self.said_before + line + b"\n")[-4096:]
                     continue
                 self._greeted = True
-            if frame is None:
+            if found is None:
                 # stderr shares the stream: a defect of the guard, kept for the person who asks why.
                 self.said_before = (self.said_before + line + b"\n")[-4096:]
                 continue
-            if frame.get("bytes"):
-                self._waiting = frame
+            if found.get("bytes"):
+                self._waiting = found
                 continue
-            return frame, b""
+            return found, b""
 
     def rest(self) -> str:
         """What is no frame, as text."""
         return (self.said_before + bytes(self._buffer)).decode(errors="replace").strip()
 
 
-def _frame(line: bytes) -> dict | None:
+def _frame(line: bytes) -> dict[str, Any] | None:
     try:
         frame = json.loads(line)
     except ValueError:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from launcher.errors import UserError
 
@@ -52,7 +53,7 @@ def load(inventory: Path) -> list[Host]:
     return parse(_ansible_inventory(inventory), inventory)
 
 
-def _ansible_inventory(inventory: Path) -> dict:
+def _ansible_inventory(inventory: Path) -> dict[str, Any]:
     if not inventory.exists():
         raise UserError(
             f"the inventory {inventory} does not exist: give INVENTORY=<file>, or write "
@@ -88,7 +89,7 @@ def _what_ansible_said(stderr: str) -> str:
     return said if said.endswith(".") else said + "."
 
 
-def parse(document: dict, inventory: Path) -> list[Host]:
+def parse(document: dict[str, Any], inventory: Path) -> list[Host]:
     """Turn the document of `ansible-inventory --list` into hosts. Raises UserError."""
     names = _members(document, GROUP)
     if not names:
@@ -108,7 +109,7 @@ def parse(document: dict, inventory: Path) -> list[Host]:
     return hosts
 
 
-def _members(document: dict, group: str) -> list[str]:
+def _members(document: dict[str, Any], group: str) -> list[str]:
     """Hosts of a group and its children, each once, in the inventory's order."""
     entry = document.get(group, {})
     names = list(entry.get("hosts", []))
@@ -122,20 +123,23 @@ class Variables:
     """One machine's variables in the inventory, read as plain values."""
 
     name: str
-    values: dict
+    values: dict[str, Any]
     inventory: Path
 
-    def text(self, key: str, default: str | None = None) -> str | None:
-        value = self.values.get(key, default)
+    def text(self, key: str) -> str | None:
+        value = self.values.get(key)
         if isinstance(value, str) and "{{" in value:
             raise UserError(
                 f"{self.name}: {key} in {self.inventory} is a template ({value}); the launcher "
                 "reads plain values only: write the value itself."
             )
-        return value
+        return None if value is None else str(value)
 
-    def number(self, key: str, default: int | None) -> int | None:
-        value = self.text(key, default)
+    def word(self, key: str, default: str) -> str:
+        return self.text(key) or default
+
+    def number(self, key: str) -> int | None:
+        value = self.text(key)
         if value is None:
             return None
         try:
@@ -146,7 +150,7 @@ class Variables:
             ) from None
 
     def connection(self) -> str:
-        value = self.text("ansible_connection", "ssh")
+        value = self.word("ansible_connection", "ssh")
         if value not in ("ssh", "local"):
             raise UserError(
                 f"{self.name}: ansible_connection={value} is not supported for training: use "
@@ -164,26 +168,26 @@ class Variables:
         return {str(key): str(value) for key, value in found.items()}
 
 
-def _host(name: str, variables: dict, inventory: Path) -> Host:
+def _host(name: str, variables: dict[str, Any], inventory: Path) -> Host:
     read = Variables(name, variables, inventory)
     local = read.connection() == "local"
 
     def path(key: str, default: str) -> str:
         # Not resolved: the environment's python is a symbolic link, and its place says which
         # environment.
-        value = read.text(key, default)
+        value = read.word(key, default)
         return os.path.normpath(CHECKOUT / value) if local else value
 
     return Host(
         name=name,
         connection=read.connection(),
-        address=numeric(read.text("ansible_host", "127.0.0.1" if local else name), name),
-        port=read.number("ansible_port", 22),
+        address=numeric(read.word("ansible_host", "127.0.0.1" if local else name), name),
+        port=read.number("ansible_port") or 22,
         user=read.text("ansible_user"),
         env_python=path("env_python", "/opt/tandem/env/bin/python"),
         node_dir=path("node_dir", "tandem"),
         data_root=path("data_root", "/srv/tandem/data"),
-        gpus=read.number("gpus", None),
+        gpus=read.number("gpus"),
         interface=read.text("interface"),
         cuda_home=read.text("cuda_home") or None,
         env=read.environment(),
@@ -197,7 +201,7 @@ def numeric(address: str, name: str) -> str:
     except ValueError:
         pass
     try:
-        return socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0]
+        return str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
         raise UserError(
             f"{name}: its address {address!r} cannot be resolved ({error.strerror or error}): "

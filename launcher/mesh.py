@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
+from typing import Any
 
 from launcher.inventory import Host
 from launcher.node.reach import MARK
@@ -26,7 +27,7 @@ def peers_of(index: int, count: int) -> list[int]:
     return sorted({0, *near} - {index})
 
 
-def check(hosts: list[Host], nodes: dict, facts: dict[str, Facts]) -> list[str]:
+def check(hosts: list[Host], nodes: dict[str, Any], facts: dict[str, Facts]) -> list[str]:
     """A sentence for each pair of machines that does not meet."""
     if len({host.address for host in hosts}) < 2:
         return []  # local nodes: there is nothing between them
@@ -60,7 +61,7 @@ def check(hosts: list[Host], nodes: dict, facts: dict[str, Facts]) -> list[str]:
     return problems
 
 
-def _answer(process) -> list | str:
+def _answer(process) -> list[Any] | str:
     """What one machine found: pairs of [address, port] and reason; or why it found nothing."""
     deadline = time.monotonic() + SECONDS
     text = ""

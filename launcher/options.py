@@ -76,7 +76,8 @@ def without(name: str, words: Sequence[str]) -> list[str]:
 
 def _split_config(trainer: tuple[str, ...]) -> tuple[list[Path], list[str]]:
     """The files of --config, and all other words. Raises UserError."""
-    files, words = [], list(trainer)
+    files: list[Path] = []
+    words = list(trainer)
     for index in reversed(range(len(words))):
         name, equals, path = words[index].partition("=")
         if name != "--config":

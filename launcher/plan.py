@@ -9,6 +9,7 @@ import re
 import shlex
 import time
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from launcher import defaults
 from launcher.options import Options
@@ -61,9 +62,9 @@ class Plan:
     git_diff: str
     options: Options
     nodes: tuple[NodePlan, ...]
-    predicted: dict | None = None
+    predicted: dict[str, Any] | None = None
 
-    def document(self) -> dict:
+    def document(self) -> dict[str, Any]:
         return asdict(self)
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from launcher import code, connection, devices, mesh, models, probe
 from launcher.build import candidate_ports, check_master
@@ -18,7 +19,7 @@ class Asked:
     """What the machines are to be fit for. `run` is the one that goes on, None for a new one."""
 
     options: Options
-    settings: dict  # all options of the trainer
+    settings: dict[str, Any]  # all options of the trainer
     run: str | None = None
     begun: bool = False  # the precision in `settings` is the one that the run began with
 
@@ -28,7 +29,7 @@ class Machines:
     """Open connections and what was found over them."""
 
     hosts: list[Host]
-    nodes: dict
+    nodes: dict[str, Any]
     facts: dict[str, Facts]
 
     def close(self) -> None:
@@ -72,7 +73,7 @@ def look(hosts: list[Host], asked: Asked, *, without_missing=False) -> Machines:
         raise
 
 
-def _task(host: Host, hosts: list[Host], asked: Asked) -> dict:
+def _task(host: Host, hosts: list[Host], asked: Asked) -> dict[str, Any]:
     options, module = asked.options, asked.settings["model"].partition(":")
     packages = [module[0].partition(".")[0]] if module[1] else []
     peers = [other.address for other in hosts if other.name != host.name] or [host.address]
@@ -117,7 +118,7 @@ def _parts(machines: Machines, asked: Asked) -> tuple[dict[str, devices.Part], l
         return {}, [Problem(text) for text in error.problems]
 
 
-def _precision(parts: dict, machines: Machines, asked: Asked) -> list[Problem]:
+def _precision(parts: dict[str, Any], machines: Machines, asked: Asked) -> list[Problem]:
     try:
         devices.precision(parts, machines.hosts, machines.facts, asked.settings, asked.begun)
     except UserError as error:

@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from launcher import build, code, devices, folders, inventory, preflight, restart
 from launcher import plan as planning
@@ -31,7 +32,7 @@ class Prepared:
     """All that was asked and found before anything is started."""
 
     options: Options
-    settings: dict
+    settings: dict[str, Any]
     hosts: list[Host]
     machines: Machines
     asked: Asked
@@ -70,7 +71,7 @@ def prepare(options: Options, terminal: Terminal, run: str | None = None) -> Pre
         time.sleep(QUEUE_LOOKS_EVERY)
 
 
-def settle(machines: Machines, asked: Asked, terminal: Terminal) -> dict:
+def settle(machines: Machines, asked: Asked, terminal: Terminal) -> dict[str, Any]:
     """The trainer's options with what is decided once for the run: `device` and `precision`, and
     `precision_why`. Raises UserError."""
     hosts, facts, settings = machines.hosts, machines.facts, asked.settings
@@ -99,7 +100,7 @@ def make_plan(prepared: Prepared, machines: Machines, **details) -> Plan:
     )
 
 
-def predicted(settings: dict, nodes: int) -> dict | None:
+def predicted(settings: dict[str, Any], nodes: int) -> dict[str, Any] | None:
     """What `make plan` said of such a run, if it was asked: `images_per_second`, `made_unix`. Of
     the same model, machines, batch and strategy: what holds for another run is no prediction."""
     path = folders.RUNS / f"plan-{settings['model']}-{nodes}n.json"

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
+from typing import Any
 
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
@@ -34,13 +35,13 @@ class Facts:
     versions: dict[str, str | None]
     models: list[str]
     packages: dict[str, bool]
-    gpus: dict
-    runs: list[dict]
+    gpus: dict[str, Any]
+    runs: list[dict[str, Any]]
     paths: dict[str, bool]
-    routes: dict[str, dict]
+    routes: dict[str, dict[str, Any]]
     free_ports: tuple[int, ...]
     code_sha256: str | None
-    data: dict
+    data: dict[str, Any]
     disk_free: int
     writable: bool
     rsync: bool
@@ -59,7 +60,9 @@ class Facts:
         return min(0.0, self.unix - self.asked_unix)
 
 
-def ask_all(nodes: dict, tasks: dict[str, dict]) -> tuple[dict[str, Facts], dict[str, str]]:
+def ask_all(
+    nodes: dict[str, Any], tasks: dict[str, dict[str, Any]]
+) -> tuple[dict[str, Facts], dict[str, str]]:
     """Facts by host name, and a sentence for each host that gave none."""
     facts, failures = {}, {}
     with ThreadPoolExecutor(max_workers=min(64, len(nodes) or 1)) as pool:
@@ -72,7 +75,7 @@ def ask_all(nodes: dict, tasks: dict[str, dict]) -> tuple[dict[str, Facts], dict
     return facts, failures
 
 
-def _ask(node, task: dict) -> Facts | str:
+def _ask(node, task: dict[str, Any]) -> Facts | str:
     host: Host = node.host
     source = SOURCE.read_text() + f"\n\nmain({task!r}, {LAYOUT.read_text()!r})\n"
     asked = time.time()

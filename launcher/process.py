@@ -78,26 +78,28 @@ class LocalProcess:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
         )
-        os.set_blocking(self._process.stdin.fileno(), False)
-        os.set_blocking(self._process.stdout.fileno(), False)
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        os.set_blocking(self._stdin.fileno(), False)
+        os.set_blocking(self._stdout.fileno(), False)
 
     def fileno(self) -> int:
-        return self._process.stdout.fileno()
+        return self._stdout.fileno()
 
     def read(self) -> bytes | None:
         try:
-            return os.read(self._process.stdout.fileno(), 1 << 18)
+            return os.read(self._stdout.fileno(), 1 << 18)
         except BlockingIOError:
             return None
 
     def write(self, data: bytes) -> int:
         try:
-            return os.write(self._process.stdin.fileno(), data)
+            return os.write(self._stdin.fileno(), data)
         except BlockingIOError:
             return 0
 
     def close_stdin(self) -> None:
-        self._process.stdin.close()
+        self._stdin.close()
 
     def wait(self) -> int:
         return self._process.wait()
@@ -108,7 +110,7 @@ class LocalProcess:
 
     def close(self) -> None:
         """Let go of its pipes. A guard whose stdin ends kills what it started, then itself."""
-        if not self._process.stdin.closed:
-            self._process.stdin.close()
-        self._process.stdout.close()
+        if not self._stdin.closed:
+            self._stdin.close()
+        self._stdout.close()
         self._stderr.close()

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, replace
 
 from launcher import preflight
+from launcher.cause import Failure
 from launcher.errors import MachineError, UserError
 from launcher.inventory import Host
 from launcher.options import Options
@@ -62,11 +63,10 @@ def decide(outcome: Outcome, limits: Limits) -> tuple[Limits, str] | None:
     bad_input = cause.exit_code == BAD_INPUT and not cause.disk_full
     if bad_input or limits.restarts < 1:
         return None
-    return replace(limits, restarts=limits.restarts - 1), reason(outcome)
+    return replace(limits, restarts=limits.restarts - 1), reason(cause)
 
 
-def reason(outcome: Outcome) -> str:
-    cause = outcome.cause
+def reason(cause: Failure) -> str:
     if cause.kind == "gone":
         return f"{cause.host} gone: {cause.message}"
     if cause.kind == "worker":

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from launcher import collect, folders, preflight, restart
 from launcher import plan as planning
@@ -77,7 +78,7 @@ def begin(folder: Path) -> None:
         raise UserError(f"run {folder.name} began this very second: start yours again.") from None
 
 
-def resume(name: str, changes: dict) -> int:
+def resume(name: str, changes: dict[str, Any]) -> int:
     """Go on with a run whose controller has ended, however it did. Returns the exit code."""
     folder = folders.find(name)
     planned = json.loads((folder / "plan.json").read_text(encoding="utf-8"))

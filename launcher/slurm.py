@@ -7,6 +7,7 @@ import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from launcher import inventory
 from launcher.build import check_batch, environment
@@ -64,7 +65,7 @@ srun --kill-on-bad-exit=1 bash -c "$(declare -f way_to node); node"
 """
 
 
-def script(options: Options, settings: dict, host: Host, run: str) -> str:
+def script(options: Options, settings: dict[str, Any], host: Host, run: str) -> str:
     """The batch script. Python, data and GPUs are those of `host`: in Slurm all nodes are alike.
     Raises UserError."""
     nodes = options.nodes or 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from launcher import code, probe
 from launcher.errors import MachineError
@@ -26,7 +27,9 @@ def sync_code(plan: Plan, machines: Machines, say) -> None:
         check_code(now.sha256, stale, machines.nodes, folders)
 
 
-def check_code(sha256: str, hosts: list[Host], nodes: dict, folders: dict[str, str]) -> None:
+def check_code(
+    sha256: str, hosts: list[Host], nodes: dict[str, Any], folders: dict[str, str]
+) -> None:
     """Whether these machines hold the code that is recorded. Raises MachineError for others."""
 
     def one(host: Host) -> str | None:
@@ -53,7 +56,7 @@ def guard_argv(plan: Plan, node: NodePlan) -> list[str]:
     return [guard_python(node), "-IB", f"{node.cwd}/launcher/node", plan.unit]
 
 
-def start_guards(plan: Plan, machines: Machines) -> dict:
+def start_guards(plan: Plan, machines: Machines) -> dict[str, Any]:
     """A guard on each node, all at once; they wait for their task."""
 
     def one(node: NodePlan):

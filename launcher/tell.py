@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 from launcher.inventory import CHECKOUT
 from launcher.watch import Outcome
 from trainer.errors import STOPPED
 
 
-def describe(cause: dict) -> list[str]:
+def describe(cause: dict[str, Any]) -> list[str]:
     """The first cause: what, what to do, the last lines."""
     lines = [_sentence(cause["message"]), f"What to do: {_sentence(cause['remedy'])}"]
     if cause["last_lines"]:

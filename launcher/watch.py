@@ -8,6 +8,7 @@ import selectors
 import socket
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from launcher.cause import Failure, first_of
 from launcher.frames import Frames
@@ -28,7 +29,7 @@ STOP_GRACE = 20
 EXITS_WITHIN = 10.0
 
 
-def task(plan: Plan, node: NodePlan) -> dict:
+def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
     """The first line for a node's guard: argv and env exactly as a dry run prints them."""
     return {
         "type": "start",
@@ -56,7 +57,7 @@ class Outcome:
     cause: Failure | None
     wall_seconds: float
     gone: list[str]
-    exits: dict[str, dict]
+    exits: dict[str, dict[str, Any]]
     lingering: list[str] = field(default_factory=list)
 
 
@@ -68,12 +69,12 @@ class Guarded:
         self.process = process
         self.frames = Frames()
         self.heard = now
-        self.exit: dict | None = None
+        self.exit: dict[str, Any] | None = None
         self.ended = False  # its stream is at an end, or it was given up
         self.gone = False
         self._pending = bytearray()
 
-    def send(self, line: dict) -> None:
+    def send(self, line: dict[str, Any]) -> None:
         self._pending += json.dumps(line).encode() + b"\n"
         self.push()
 
@@ -96,7 +97,7 @@ class Guarded:
 class Watch:
     """Runs the event loop until every guard has ended or is given up."""
 
-    def __init__(self, plan: Plan, processes: dict, logs: RunLogs, stopper: Stopper):
+    def __init__(self, plan: Plan, processes: dict[str, Any], logs: RunLogs, stopper: Stopper):
         now = time.monotonic()
         self._plan = plan
         self._logs = logs
@@ -165,7 +166,7 @@ class Watch:
             self._take(guard, frame, payload)
         return False
 
-    def _take(self, guard: Guarded, frame: dict, payload: bytes) -> None:
+    def _take(self, guard: Guarded, frame: dict[str, Any], payload: bytes) -> None:
         kind = frame["type"]
         host = guard.node.host
         if kind == "log":
@@ -193,7 +194,7 @@ class Watch:
                 kind = "guard" if frame["reason"] == "guard" else "gone"
                 self._fail(self._failure(host, kind, message=message))
 
-    def _worker_exit(self, host: str, frame: dict) -> None:
+    def _worker_exit(self, host: str, frame: dict[str, Any]) -> None:
         if frame["exit_code"] == 0 or self._killed_at is not None:
             return
         if self._stopper.asked and not frame["first"]:
@@ -215,7 +216,7 @@ class Watch:
     def _failure(self, host: str, kind: str, **fields) -> Failure:
         return Failure(host=host, kind=kind, order=len(self._failures), **fields)
 
-    def _launch_failure(self, host: str, frame: dict) -> Failure:
+    def _launch_failure(self, host: str, frame: dict[str, Any]) -> Failure:
         return self._failure(
             host,
             "launch",

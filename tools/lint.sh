@@ -5,5 +5,6 @@ cd "$(dirname "$0")/.."
 PATH="$PWD/.venv/bin:$PATH"
 ruff check
 ruff format --check
+mypy
 yamllint --strict .
 ansible-lint --offline

@@ -31,6 +31,14 @@ def test_hosts_keep_the_inventorys_order_and_their_own_settings():
     assert (hosts[1].address, hosts[1].gpus, hosts[1].env) == ("fd00::5", 4, {"NCCL_DEBUG": "INFO"})
 
 
+def test_a_variable_without_a_value_is_one_that_is_not_set():
+    names = ("ansible_host", "ansible_port", "env_python", "node_dir", "data_root", "gpus")
+    given = {"ansible_connection": "local", **dict.fromkeys(names)}
+    assert inventory.parse(document(a=given), FILE) == inventory.parse(
+        document(a={"ansible_connection": "local"}), FILE
+    )
+
+
 def test_children_of_the_group_count_once():
     found = document(a={"ansible_host": "192.0.2.1"})
     found["cluster"] = {"children": ["rack1", "rack2"]}
