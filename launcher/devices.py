@@ -53,7 +53,7 @@ def share_out(
     """The part of each host. Nodes of one machine share its GPUs; where they are more than its
     GPUs, all of them compute on the CPU. `settings` are the trainer's. Raises UserError."""
     device = settings["device"]
-    machines: dict[tuple, list[Host]] = {}
+    machines: dict[tuple[str, ...], list[Host]] = {}
     for host in hosts:
         # Containers of one machine may each have GPUs of their own.
         cards = (card["uuid"] for card in facts[host.name].gpus["cards"])

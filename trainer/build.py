@@ -3,7 +3,7 @@
 import dataclasses
 from collections import Counter
 from functools import partial
-from typing import List, Optional
+from typing import Any, List, Optional, cast
 
 import torch
 from torch import nn
@@ -112,7 +112,8 @@ def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
     """Put model, optimizer and everything around them together, on the device."""
     shape = torch.channels_last if options.channels_last else torch.contiguous_format
     level = choose(options, world)
-    model = found.model.to(world.device, memory_format=shape)
+    # torch declares no `to` of a module with both, which it has.
+    model = cast(nn.Module, cast(Any, found.model).to(world.device, memory_format=shape))
     if options.sync_bn and world.size > 1:
         model = syncbn.convert(model, world.device)
     optimizer = build_optimizer(model, options, world.global_batch)
@@ -121,7 +122,7 @@ def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
     sync = syncs.make(options.sync, exposed) if world.size > 1 else None
     if options.checkpoint_activations:
         recompute_activations(model)
-    called = torch.compile(model) if options.compile else model
+    called = cast(nn.Module, torch.compile(model)) if options.compile else model
     return Job(
         options=options,
         world=world,

@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 
-def ddp_buffers(at_each_forward: bool) -> Dict[str, bool]:
+def ddp_buffers(at_each_forward: bool) -> Dict[str, Any]:
     """DDP's keyword for copying rank 0's buffers; renamed in 2.13."""
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"

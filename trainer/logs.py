@@ -6,7 +6,7 @@ import os
 import pathlib
 import sys
 import time
-from typing import Any, Dict, List, Optional, TextIO, Tuple
+from typing import IO, Any, Dict, List, Optional, Tuple
 
 from .errors import UserError
 from .options import Options
@@ -24,7 +24,7 @@ def quiet_others(world: World) -> None:
     logging.getLogger(__package__).setLevel(logging.INFO if world.rank == 0 else logging.WARNING)
 
 
-def _opened(options: Options, name: str, mode: str) -> TextIO:
+def _opened(options: Options, name: str, mode: str) -> IO[str]:
     path = pathlib.Path(options.output or "", name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ import difflib
 import importlib
 import inspect
 import logging
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple, cast
 
 import torch
 import torchvision
@@ -147,7 +147,7 @@ def describe(model: nn.Module, image_size: int) -> Tuple[int, Optional[int]]:
     for then these are not nearly all. Model and random generators are left as they were.
     """
     layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
-    operations = dict.fromkeys(layers, 0)
+    operations: Dict[nn.Module, int] = dict.fromkeys(layers, 0)
 
     def count(module: nn.Module, _: Any, output: Any) -> None:
         if isinstance(module, nn.MultiheadAttention):
@@ -156,7 +156,7 @@ def describe(model: nn.Module, image_size: int) -> Tuple[int, Optional[int]]:
             operations[module.out_proj] += 2 * length * width * (4 * width + 2 * length)
         else:
             # A weight's first dimension is the output's channels; the rest make one element.
-            operations[module] += 2 * output.numel() * module.weight[0].numel()
+            operations[module] += 2 * output.numel() * cast(torch.Tensor, module.weight)[0].numel()
 
     attentions = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
     hooks = [module.register_forward_hook(count) for module in layers + attentions]

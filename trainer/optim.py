@@ -20,7 +20,9 @@ NORMALISATIONS = (
 def parameter_groups(model: nn.Module, options: Options) -> List[Dict[str, Any]]:
     """Weights, which decay by `weight_decay`; normalisation layers (by their type) and biases
     (vectors), which decay by `norm_weight_decay`. Shared parameters are in the first's group."""
-    weights, others, seen = [], [], set()
+    weights: List[nn.Parameter] = []
+    others: List[nn.Parameter] = []
+    seen = set()
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
             if parameter in seen or not parameter.requires_grad:
@@ -58,7 +60,7 @@ def peak_lr(options: Options, global_batch: int) -> float:
     return options.lr * scale
 
 
-def learning_rate(options: Options, step: int, steps_per_epoch: int, global_batch: int) -> float:
+def learning_rate(options: Options, step: float, steps_per_epoch: int, global_batch: int) -> float:
     """The learning rate of optimizer step `step` (from 0): linear warm-up, then the schedule."""
     peak, epoch = peak_lr(options, global_batch), step / steps_per_epoch
     warmup = min(options.warmup_epochs, options.epochs)

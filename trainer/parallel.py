@@ -1,6 +1,6 @@
 """One model on many devices: DDP over ranks, or DataParallel within one process."""
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -14,16 +14,14 @@ from .sync import Sync
 from .world import World
 
 
-class BalancedDataParallel(DataParallel):
+class BalancedDataParallel(DataParallel):  # type: ignore[type-arg]
     """DataParallel that gives GPU 0, which also holds the optimizer's side, fewer samples."""
 
     def __init__(self, model: nn.Module, gpu0_batch: int) -> None:
         super().__init__(model)
         self.gpu0_batch = gpu0_batch
 
-    def scatter(
-        self, inputs: Tuple[Any, ...], kwargs: Dict[str, Any], device_ids: List[int]
-    ) -> Any:
+    def scatter(self, inputs: Tuple[Any, ...], kwargs: Any, device_ids: Any) -> Any:
         sizes = balanced_sizes(len(inputs[0]), len(device_ids), self.gpu0_batch)
         parts = inputs[0].split(sizes)
         scattered = [

@@ -125,8 +125,9 @@ class Screen:
         self._chart(step, val_loss=result.loss, val_top1=result.top1)
 
     def _chart(self, step: int, **values: float) -> None:
-        for name, value in values.items() if self._board is not None else ():
-            self._board.add_scalar(name, value, step)
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
         if self._bar is not None:

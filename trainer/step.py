@@ -135,8 +135,9 @@ def resting(norms: List[nn.Module], on: bool) -> Iterator[None]:
 
 def local_only(net: nn.Module, on: bool) -> ContextManager[None]:
     """Within, gradients are summed up on this rank without asking the others."""
-    ddp = on and isinstance(net, DistributedDataParallel)
-    return net.no_sync() if ddp else contextlib.nullcontext()
+    if on and isinstance(net, DistributedDataParallel):
+        return net.no_sync()
+    return contextlib.nullcontext()
 
 
 def settle_buckets(job: Job) -> None:

@@ -5,7 +5,7 @@ float64, so that mean and variance are as exact as those of one big batch. Formu
 Szegedy, Batch Normalization, 2015, algorithm 1 and section 3.
 """
 
-from typing import Any, Tuple
+from typing import Any, Tuple, cast
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,8 @@ def convert(model: nn.Module, device: torch.device) -> nn.Module:
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             # Only how it computes is another: what it holds, and who holds it, stays.
-            module.__class__, module.group = GlooBatchNorm, group
+            module.__class__ = GlooBatchNorm
+            cast(GlooBatchNorm, module).group = group
     return model
 
 
@@ -48,9 +49,10 @@ class GlooBatchNorm(_BatchNorm):
     def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
+        assert self.running_mean is not None and self.running_var is not None
         share = self.momentum
-        if share is None:
-            share = 1.0 / float(self.num_batches_tracked)
+        if share is None:  # the plain mean over all batches, which torch counts then
+            share = 1.0 / float(cast(torch.Tensor, self.num_batches_tracked))
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
         self.running_var.lerp_(variance.to(self.running_var.dtype), share)
 

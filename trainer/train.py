@@ -2,7 +2,7 @@
 
 import contextlib
 import pathlib
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 import torch
 
@@ -146,7 +146,7 @@ class Run:
         begin = self.position.sample + rank_slice(sizes, self.world.rank).start
         self.sample_log.add(self.position.epoch, begin, batch.indices.tolist())
 
-    def _read_tallies(self) -> Dict[str, float]:
+    def _read_tallies(self) -> Dict[str, Any]:
         """Read what the device has summed up: the only wait for it between steps."""
         count = self.tallied
         if count == 0:

@@ -63,7 +63,7 @@ def open_image(file: Union[BinaryIO, Path]) -> Image.Image:
 def _upright(pixels: Image.Image, image: Image.Image) -> Image.Image:
     """`pixels` as a viewer shows `image`, by the camera's note in its EXIF data."""
     try:
-        turn = TURNS.get(image.getexif().get(ORIENTATION))
+        turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
     except Exception:  # a damaged note spoils no image
         return pixels
     return pixels if turn is None else pixels.transpose(turn)

@@ -43,7 +43,7 @@ class Batch:
 class Sample(NamedTuple):
     pixels: Optional[np.ndarray]
     target: int
-    index: int
+    number: int  # its place in the data set
     bad: List[Bad]
 
 
@@ -61,7 +61,8 @@ class Samples(Dataset):  # type: ignore[type-arg]
         index); in evaluation, and after TRIALS replacements, `pixels` is None."""
         rng = Random(derive_seed("augment", self.seed, self.epoch, index))
         paths, targets = self.folder.paths, self.folder.targets
-        chosen, bad = index, []
+        bad: List[Bad] = []
+        chosen = index
         for _ in range(1 if self.epoch is None else 1 + TRIALS):
             try:
                 image = read_image(self.folder.root / paths[chosen])
@@ -130,7 +131,7 @@ def _loader(
 ) -> DataLoader:  # type: ignore[type-arg]
     return DataLoader(
         samples,
-        batch_sampler=shares,  # type: ignore[arg-type]
+        batch_sampler=shares,
         collate_fn=partial(_collate, size),
         num_workers=worker_count(options, world, size) if shares else 0,
         pin_memory=world.device.type == "cuda",
@@ -146,6 +147,6 @@ def _collate(
     pixels = [sample.pixels for sample in samples if sample.pixels is not None]
     images = torch.from_numpy(np.stack(pixels)) if pixels else torch.empty(0, size, size, 3)
     targets = torch.tensor([sample.target for sample in samples], dtype=torch.int64)
-    indices = torch.tensor([sample.index for sample in samples], dtype=torch.int64)
+    indices = torch.tensor([sample.number for sample in samples], dtype=torch.int64)
     bad = [one for sample in samples for one in sample.bad]
     return images.to(torch.uint8).permute(0, 3, 1, 2), targets, indices, bad
