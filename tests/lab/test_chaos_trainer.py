@@ -40,7 +40,9 @@ def trial(cluster, tmp_path, fault, node):
     value = uuid.uuid4().hex
     variables = f"""run_env='{{"TANDEM_TEST_MARK": "{value}"}}'"""
     hosts = {f"node{n}": f"ansible_host=192.168.56.{110 + n} {variables}" for n in (1, 2, 3)}
-    words = ("--inventory", write_inventory(tmp_path, hosts), "--epochs", str(EPOCHS))
+    # Not the default model: a fault has to find the run under way.
+    run = ("--model", "resnet18", "--epochs", str(EPOCHS))
+    words = ("--inventory", write_inventory(tmp_path, hosts), *run)
     made = Trial(cluster, tmp_path, f"TANDEM_TEST_MARK={value}", NODES, node, words)
     if fault is chaos_trial.full_disk:
         chaos_trial.small_disk(cluster, node)

@@ -117,7 +117,8 @@ def test_a_stranger_reaches_nothing_during_a_run(cluster):
     """Every port that listens while four machines train: torch chooses most of them at random."""
     lab = cluster.lab
     argv = ["python", "-m", "launcher", "train", "--inventory", cluster.inventory]
-    argv += ["--nodes", "4", "--epochs", "6"]
+    # Not the default model: the run has to last while the stranger knocks.
+    argv += ["--nodes", "4", "--model", "resnet18", "--epochs", "6"]
     running = subprocess.Popen(lab.argv("exec", "--", *argv), stdin=subprocess.DEVNULL,
                                stdout=subprocess.PIPE, text=True, cwd=lab.checkout)  # fmt: skip
     for line in running.stdout:

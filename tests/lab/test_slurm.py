@@ -91,7 +91,8 @@ def test_a_batch_job_trains_on_two_nodes(cluster, tmp_path):
     script = CHECKOUT / said.split()[-1]
     try:
         for node in NODES:
-            copy(lab, node, CHECKOUT, ["trainer", str(script.relative_to(CHECKOUT))], "job")
+            sent = ["trainer", "examples", str(script.relative_to(CHECKOUT))]
+            copy(lab, node, CHECKOUT, sent, "job")
         wait = f"cd job && sbatch --wait {script.relative_to(CHECKOUT)}"
         done = lab("ssh", "1", "--", wait, check=False)
         log = lab.ssh(1, "cat job/tandem-*.log")
