@@ -13,11 +13,16 @@ from launcher.plan import Plan
 from launcher.watch import Outcome
 
 
-def write_json(path: Path, value) -> None:
-    """Whole or not at all: readers may look at any moment."""
+def write_json(path: Path, value, mode: int = 0o644) -> None:
+    """Whole or not at all, also when power fails: readers may look at any moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    temporary.unlink(missing_ok=True)
+    made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(made, "w", encoding="utf-8") as file:
+        file.write(json.dumps(value, indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)
 
 

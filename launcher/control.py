@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -34,18 +35,31 @@ def controller(folder: Path) -> int | None:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            return int(file.read() or 0) or None
+            words = file.read().split()
+            return int(words[0]) if words and words[0].isdigit() else None
     return None
+
+
+def elsewhere(folder: Path) -> str | None:
+    """The machine of the controller when it is another one than this: runs/ may be shared."""
+    words = (folder / "controller.pid").read_text(encoding="utf-8").split()
+    return words[1] if len(words) > 1 and words[1] != socket.gethostname() else None
+
+
+def read(path: Path) -> dict:
+    """A JSON object, or an empty one where it is missing or broken."""
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def state(folder: Path) -> str:
     """running, finished, failed, stopped, or abandoned (its controller died)."""
     if controller(folder):
         return "running"
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        told = json.loads((folder / "attempts.json").read_text(encoding="utf-8"))["status"]
-        return "abandoned" if told == "running" else told
-    return "abandoned"
+    told = read(folder / "attempts.json").get("status")
+    return told if isinstance(told, str) and told != "running" else "abandoned"
 
 
 def runs() -> int:
@@ -56,12 +70,12 @@ def runs() -> int:
         return 0
     print(f"{'run':<38} {'state':<10} {'nodes':>5} {'top-1':>8}")
     for folder in found:
-        plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-        top1 = "-"
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-            top1 = f"{100 * summary['final_top1']:.2f} %"
-        print(f"{folder.name:<38} {state(folder):<10} {len(plan['nodes']):>5} {top1:>8}")
+        nodes, top1 = "?", "-"
+        with contextlib.suppress(KeyError, TypeError):
+            nodes = str(len(read(folder / "plan.json")["nodes"]))
+        with contextlib.suppress(KeyError, TypeError):
+            top1 = f"{100 * read(folder / 'summary.json')['final_top1']:.2f} %"
+        print(f"{folder.name:<38} {state(folder):<10} {nodes:>5} {top1:>8}")
     return 0
 
 
@@ -74,9 +88,8 @@ def status(name: str) -> int:
     )
     if state(folder) == "abandoned":
         print(f"its controller died; `make train RESUME={folder.name}` goes on with it")
-    with contextlib.suppress(OSError):
-        told = json.loads((folder / "attempts.json").read_text(encoding="utf-8"))
-        for attempt in told["attempts"]:
+    with contextlib.suppress(KeyError, TypeError):  # what a broken file does not tell
+        for attempt in read(folder / "attempts.json")["attempts"]:
             nodes = ", ".join(attempt["nodes"])
             print(
                 f"  attempt {attempt['attempt']}, {attempt['status']}: {nodes}: {attempt['reason']}"
@@ -96,6 +109,9 @@ def stop(name: str) -> int:
     pid = controller(folder)
     if pid is None:
         raise UserError(f"run {folder.name} is not under way: it is {state(folder)}.")
+    machine = elsewhere(folder)
+    if machine:
+        raise UserError(f"run {folder.name} is carried out on {machine}: `make stop` it there.")
     log = folder / "controller.log"
     before = log.stat().st_size if log.exists() else 0
     os.kill(pid, signal.SIGTERM)
@@ -109,7 +125,10 @@ def attach(name: str) -> int:
     try:
         follow(folder, 0)
     except KeyboardInterrupt:
-        print(f"\ntandem: run {folder.name} goes on: `make attach`, `make stop`", flush=True)
+        print(
+            f"\ntandem: run {folder.name} goes on: `make attach RUN={folder.name}` shows it again",
+            flush=True,
+        )
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 from pathlib import Path
 
 from launcher.errors import UserError
@@ -41,11 +42,12 @@ def lock(folder: Path):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.seek(0)
+        holder = " on ".join(file.read().split())
         raise UserError(
-            f"run {folder.name} is being carried out by process {file.read().strip()}: "
+            f"run {folder.name} is being carried out by process {holder}: "
             f"`make attach` shows it, `make stop` ends it."
         ) from None
     file.truncate(0)
-    file.write(f"{os.getpid()}\n")
+    file.write(f"{os.getpid()} {socket.gethostname()}\n")
     file.flush()
     return file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from launcher.inventory import Host
 from launcher.probe import Facts
@@ -68,6 +69,12 @@ def _data(host: Host, facts: Facts) -> list[Problem]:
         remedy = "`make data/digits` writes the digits; for your own images give DATA=<folder>"
     else:
         remedy = "`make provision` puts the digits there; for your own images give DATA=/<folder>"
+    if Path(data["path"]).name == "imagenet":
+        remedy = (
+            "`make imagenet SRC=<folder of its archives>` makes data/imagenet here, and `make "
+            "provision` with imagenet in data_sets copies it to every machine, or mounts the disk "
+            "that has it (docs/shares.md)"
+        )
     if not data["exists"]:
         return [Problem(f"{where} is missing: {remedy}.")]
     if data["problem"]:

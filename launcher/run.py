@@ -63,7 +63,8 @@ def train_once(options: Options, terminal: Terminal) -> int:
         plan = make_plan(prepared, prepared.machines, run=run, bar=terminal.columns)
         folder = folders.RUNS / run
         begin(folder)
-        write_json(folder / "plan.json", plan.document())
+        # It holds the diff of the checkout and each machine's run_env: nobody else's business.
+        write_json(folder / "plan.json", plan.document(), mode=0o600)
         return Run(prepared, folder, terminal).carry_out(plan, "first attempt")
     except BaseException:
         prepared.machines.close()

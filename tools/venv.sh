@@ -38,9 +38,29 @@ if [ ! -x "$folder/bin/python" ] || ! "$folder/bin/python" -c '' 2>/dev/null; th
     rm -rf "$folder"
     "$python" -m venv "$folder"
 fi
-if [ "$folder" = .venv ]; then size=', torch with its CUDA libraries: about 5 GB'; else size=; fi
-echo "tandem: installing $list into $folder (once$size)"
-"$folder/bin/pip" install --quiet --disable-pip-version-check --requirement "$list"
+if [ "$folder" = .venv ]; then whole=6300; else whole=600; fi # MB
+echo "tandem: installing $list into $folder (once; about $whole MB)"
+
+# pip unpacks here, and not into a /tmp that is a part of the memory; so its progress can be measured, too.
+scratch=$PWD/$folder/.installing
+rm -rf "$scratch"
+mkdir "$scratch"
+megabytes() {
+    du -sm "$1" 2>/dev/null | cut -f1
+}
+say_how_far() { # until this script ends
+    begun=$(date +%s)
+    while sleep 10 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
+        here=$(megabytes "$folder") fetched=$(megabytes "$scratch")
+        echo "tandem: installing: $(($(date +%s) - begun)) s so far, $fetched MB downloaded, $((here - fetched)) of about $whole MB unpacked"
+    done
+}
+say_how_far &
+teller=$!
+trap 'kill $teller 2>/dev/null; rm -rf "$scratch"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+TMPDIR=$scratch "$folder/bin/pip" install --quiet --disable-pip-version-check --requirement "$list"
 touch "$stamp"
 if [ "$1" = dev ]; then # dev.txt holds all of control.txt
     touch ".venv/.control-$(sha256sum requirements/control.txt | cut -c1-12)"

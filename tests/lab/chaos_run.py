@@ -60,7 +60,7 @@ class Running:
 
     @property
     def controller(self) -> int:
-        return int((self.folder / "controller.pid").read_text())
+        return int((self.folder / "controller.pid").read_text().split()[0])
 
     def attempts(self) -> list[dict]:
         return json.loads((self.folder / "attempts.json").read_text())["attempts"]

@@ -35,6 +35,11 @@ def versions(**changes):
         ({"versions": versions(torch=None)}, ["node2", "torch missing", "make provision"], True),
         ({"data": {**DATA, "exists": False, "splits": {}}}, ["node2", "/d is missing"], True),
         (
+            {"data": {**DATA, "path": "/srv/imagenet", "exists": False}},
+            ["/srv/imagenet is missing", "make imagenet", "docs/shares.md"],
+            True,
+        ),
+        (
             {"data": {**DATA, "problem": "it has no folder train but training.", "splits": {}}},
             ["node2", "/d", "no folder train but training"],
             True,

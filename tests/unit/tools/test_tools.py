@@ -53,3 +53,38 @@ def test_another_core_is_refused(checkout_without_python):
     assert done.stderr == (
         "tandem: there is no environment core2.17: CORE may be 2.16, or not be given\n"
     )
+
+
+def test_installing_says_how_far_it_is_and_leaves_nothing(checkout_without_python):
+    """A stand-in for Python and pip: pip ends when two lines on the way were printed."""
+    checkout = checkout_without_python
+    for name in ("date", "du", "rm", "mkdir", "touch", "mkfifo"):
+        (checkout / "bin" / name).symlink_to(shutil.which(name))
+    sleep, python = checkout / "bin" / "sleep", checkout / "bin" / "python3"
+    # The third sleep begins when the second line is printed.
+    sleep.write_text(
+        f"#!/bin/sh\necho >> {checkout}/slept\n"
+        f"[ $(cat {checkout}/slept | grep -c '') -ge 3 ] && touch {checkout}/enough\n"
+        f"exec {shutil.which('sleep')} 0.1\n"
+    )
+    pip = (
+        "#!/bin/sh\necho data > $TMPDIR/torch.whl\n"
+        f"until [ -e {checkout}/enough ]; do {shutil.which('sleep')} 0.1; done\n"
+    )
+    python.write_text(
+        "#!/bin/sh\n"
+        '[ "$2" = venv ] || exit 0\n'
+        "mkdir -p $3/bin\n"
+        f"cat > $3/bin/pip <<'END'\n{pip}END\n"
+        f"{shutil.which('chmod')} +x $3/bin/pip\n"
+    )
+    (checkout / "bin" / "grep").symlink_to(shutil.which("grep"))
+    for made in (sleep, python):
+        made.chmod(0o755)
+    done = run_venv(checkout)
+    assert done.returncode == 0, done.stderr
+    first, *others = done.stdout.splitlines()
+    assert "installing requirements/control.txt" in first
+    assert len(others) >= 2
+    assert all("s so far" in line and "MB downloaded" in line for line in others)
+    assert not (checkout / ".venv" / ".installing").exists()
