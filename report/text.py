@@ -66,6 +66,9 @@ def heading_section(analysis: Analysis) -> list:
     if summary["images_per_second"]:
         facts.append(f"{three_digits(summary['images_per_second'])} images/s")
     lines += wrap(", ".join(facts))
+    why = analysis.run.plan.get("precision_why")
+    if why and why != "as asked":
+        lines += wrap(f"precision {analysis.run.plan.get('precision')}: {why}")
     if analysis.hundred_epochs:
         lines += wrap(f"100 epochs like these would take {seconds(analysis.hundred_epochs)}.")
     predicted = summary["predicted"]

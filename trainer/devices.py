@@ -45,7 +45,7 @@ def tell_all(name: str, thing: Any, rank: int, size: int, store: dist.Store) -> 
     """One JSON value from each rank, in rank order, on every rank. Collective."""
     store.set(f"{name}/{rank}", json.dumps(thing))
     told = [json.loads(store.get(f"{name}/{other}")) for other in range(size)]
-    store.set(f"{name}/read/{rank}", "")
+    store.set(f"{name}/read/{rank}", "1")
     if rank == 0:
         # The store may live in this process: it must not leave before all have read.
         store.wait([f"{name}/read/{other}" for other in range(size)])

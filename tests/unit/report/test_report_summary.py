@@ -9,6 +9,7 @@ import pytest
 from report.__main__ import main
 from report.analysis import analyse
 from report.records import CATEGORIES
+from report.text import heading_section
 from tests.unit.report.report_runs import GUARD, START, RunBuilder
 
 FIELDS = {
@@ -28,6 +29,18 @@ def test_summary_has_every_field_and_adds_up(tmp_path):
     assert summary["best_top1"] == summary["final_top1"] == pytest.approx(0.9)
     assert summary["images_per_second"] == pytest.approx(128 / 0.138, rel=1e-4)
     assert summary["bytes_sent_per_step"] == pytest.approx(153.3e6, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "why, told", [("node2's card has no bf16", ["precision fp32: node2's card has no bf16"]),
+                  ("as asked", [])]
+)  # fmt: skip
+def test_why_the_precision_was_chosen_is_said_where_the_launcher_chose_it(tmp_path, why, told):
+    folder = RunBuilder(tmp_path / "run").write()
+    plan = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps({**plan, "precision_why": why}))
+    lines = [line.strip() for line in heading_section(analyse(folder))]
+    assert [line for line in lines if line.startswith("precision")] == told
 
 
 def test_time_of_a_rank_that_died_is_a_gap_and_not_a_remainder(tmp_path):
