@@ -48,13 +48,16 @@ class CannotLook(Exception):
 def rows(entries, table, bundle):
     """[{"host", "what", "lines"}]: everything that would be installed, machine by machine.
 
+    A machine of which nothing but its "host" is known was never asked.
     entries: [{"facts", "settings"}], one a machine; `stack` and the wishes on toolkit and apex are
     the cluster's and taken from the first. bundle: the folder in which files are looked for.
     Raises PlanError where no stack fits.
     """
+    members = [entry["facts"]["host"] for entry in entries]
+    entries = [entry for entry in entries if "gpus" in entry["facts"]]
     machines = [entry["facts"] for entry in entries]
     wishes = entries[0]["settings"]
-    stack = stacks.resolve(machines, wishes["stack"], table)
+    stack = stacks.resolve(machines, wishes["stack"], table, members, wishes.get("kept"))
     wish = {name: wishes[name] for name in ("toolkit", "apex", "apex_extensions")}
     plans = toolkit.toolkit_plan(machines, stack, wish, table)
     found = []
@@ -139,9 +142,10 @@ def _environment(entry, stack):
     lock = ANSIBLE / "locks" / f"{stack['lock']}-py{python}.txt"
     digest = hashlib.sha256(lock.read_bytes()).hexdigest()[:12]
     folder = f"/opt/tandem/envs/{stack['name']}-{digest}"
+    conda = settings["conda_installer"].rpartition("/")[2]
     source = {
         "venv": "the machine's own",
-        "conda": f"from {settings['conda_installer'] or 'conda_installer, which is not set'}",
+        "conda": f"by {conda or 'conda_installer: not set'}",
         "uv": "from uv",
     }[manager]
     index = "the bundle" if settings["offline"] else settings["pip_index_url"]
@@ -204,10 +208,16 @@ def look(inventory, extra):
         if not output.exists():
             raise CannotLook(f"{done.stdout}\ntandem: ansible-playbook could not look (above)")
         entries = json.loads(output.read_text())
+    common = {**_driver_defaults(), "kept": _kept(inventory)}
     return [
-        {"facts": entry["facts"], "settings": {**_driver_defaults(), **entry["settings"]}}
-        for entry in entries
+        {"facts": entry["facts"], "settings": {**common, **entry["settings"]}} for entry in entries
     ]
+
+
+def _kept(inventory):
+    """What `stack: auto` decided before, as role preflight keeps it beside the inventory."""
+    path = Path(inventory or ROOT / "inventory.ini").with_suffix(".stack.yml")
+    return yaml.safe_load(path.read_text()) if path.is_file() else {}
 
 
 def read(path):

@@ -78,8 +78,11 @@ def files(table):
         (f"CUDA {name}", part) for name, parts in table["toolkits"].items() for part in parts
     ] + [("`cu102`", part) for part in table["apex"].values()]
     for purpose, part in rows:
-        comes = "by itself" if part["url"] else f"by hand from <{part['page']}>"
+        own = part["url"] or part.get("git")
+        comes = "by itself" if own else f"by hand from <{part['page']}>"
         digest = f"`{part['sha256'][:12]}...`" if part["sha256"] else "that of the first use"
+        if part.get("commit"):
+            digest = f"git's commit `{part['commit'][:12]}...`"
         lines.append(f"| `{part['file']}` | {purpose} | {comes} | {digest} |")
     return lines
 

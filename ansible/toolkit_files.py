@@ -24,7 +24,9 @@ BUNDLE = ANSIBLE.parent / "bundle"
 def order(folder, parts, bundle=BUNDLE):
     """What goes into bundle/installers/`folder`. `parts`: as in planning/toolkit.py."""
     files = tuple(
-        installers.Installer(part["file"], part["url"], part["page"], part["sha256"])
+        installers.Installer(
+            part["file"], part["url"], part["page"], part["sha256"], part.get("commit", "")
+        )
         for part in parts
     )
     return installers.Installers(files=files, folder=bundle / "installers" / folder)

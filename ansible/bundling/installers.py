@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundling import manifest
+from bundling import manifest, repository
 from bundling import table as stacks
 from bundling.fetch import File, fetch_all
 from bundling.manifest import BundleError
@@ -23,6 +23,7 @@ class Installer:
     url: str
     page: str
     sha256: str
+    commit: str = ""  # of the git repository `url`, from which the file is made
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ def _installer(entry):
     name, url = entry.get("file"), entry.get("url") or ""
     return Installer(
         name=name or url.rsplit("/", 1)[1],
-        url=url + name if url and name else url,
+        url=entry.get("git") or (url + name if url and name else url),
+        commit=entry.get("commit") or "",
         page=entry.get("page") or "",
         sha256=entry.get("sha256") or "",
     )
@@ -102,14 +104,23 @@ def gather(order, progress):
     public = [
         File(file.url, order.folder / file.name, expected[file.name])
         for file in order.files
-        if file.url
+        if file.url and not file.commit
     ]
     fetch_all(public, f"installers {order.folder.name}", progress)
+    for file in order.files:
+        if file.commit and not (order.folder / file.name).is_file():
+            repository.pack(file.url, file.commit, order.folder / file.name)
     by_hand = [file for file in order.files if not file.url]
     problems = [_problem(file, order.folder, expected[file.name]) for file in by_hand]
     if any(problems):
         raise BundleError("\n".join(filter(None, problems)))
     digests = {name: manifest.sha256(order.folder / name) for name in expected}
+    for file in order.files:
+        if file.url and not file.commit and not expected[file.name]:
+            progress.say(
+                f"{file.name}: its publisher gives no SHA-256, so the one of this download counts "
+                f"from now on: {digests[file.name]}"
+            )
     manifest.write(order.folder, order.purpose(), digests)
 
 

@@ -121,6 +121,12 @@ def runfile(facts, wish, stack, table, rows):
             "set driver_runfile and driver_runfile_sha256",
         )
     version = found[1]
+    if not row["sha256"]:
+        raise Refusal(
+            f"no SHA-256 of {found[0]} is known, and root would run it unseen",
+            f"get {row['url']}, compare its SHA-256 with one that you trust, and set "
+            "driver_runfile and driver_runfile_sha256",
+        )
     if stacks.version(version) < stacks.version(stack["driver"]):
         raise Refusal(
             f"the runfile's driver {version} is older than the {stack['driver']} that stack "

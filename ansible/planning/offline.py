@@ -26,12 +26,14 @@ def bundle_wish(hostvars, offline, stack, python=""):
             "own by: . /etc/os-release; echo $VERSION_CODENAME"
         )
     releases = offline_releases(hostvars, offline)
-    own = {table[release]["python"] for release in releases if release in table}
+    known = [release for release in releases if release in table]
+    own = {table[release]["python"] for release in known}
     pythons = sorted({python} | (own & set(row.get("python", []))))
     return {
         "wheels": [[stack, each] for each in pythons],
         "releases": releases,
         "stacks": [stack] if offline else [],
+        "conda": any(table[name]["python"] not in row.get("python", []) for name in known),
     }
 
 

@@ -91,48 +91,88 @@ def obstacles(name, machine, table):
 
 
 def candidates(machines, table):
-    """Names of the stacks that `auto` may take for these machines, the preferred one first."""
-    all_cards = [row["sm"] for machine in machines for _, row in cards(machine, table)]
-    if not all_cards or any(not cards(machine, table) for machine in machines):
-        return ["cpu"]
-    return [
+    """Names of the stacks that `auto` may take for these machines' cards, the preferred one first.
+
+    One that the installed drivers run already comes before one that needs a newer driver.
+    """
+    newest = max(row["sm"] for machine in machines for _, row in cards(machine, table))
+    drivers = [version(machine["driver"]) for machine in machines if machine.get("driver")]
+    names = [
         rule["stack"]
         for rule in table["auto"]
-        if rule["sm_max"] is None or max(all_cards) <= rule["sm_max"]
+        if rule["sm_max"] is None or newest <= rule["sm_max"]
     ]
 
+    def needs_another(name):
+        return any(driver < version(table["rows"][name]["driver"]) for driver in drivers)
 
-def resolve(machines, wish, table):
+    return sorted(names, key=needs_another)
+
+
+def resolve(machines, wish, table, members=(), kept=None):
     """The one stack of a cluster: its row of stacks.yml, with "name" and "reason".
 
-    `wish` is a row's name or "auto". Raises PlanError with every obstacle and the nearest stack.
+    machines: facts of those that were asked; wish: a row's name, or "auto"; members: names of all
+    machines of the cluster; kept: what `auto` decided before ({"stack": name}), which it does not
+    decide again. Raises PlanError with every obstacle and the nearest stack.
     """
-    if wish != "auto" and wish not in table["rows"]:
-        raise PlanError(
-            f"stack {wish!r} is not in ansible/stacks.yml, which has "
-            f"{', '.join(table['rows'])} and auto"
-        )
     machines = list(machines)
-    tried = candidates(machines, table)
-    fitting = [name for name in tried if not _all_obstacles(name, machines, table)]
-    if wish == "auto":
-        if not fitting:
+    for name in (wish, (kept or {}).get("stack", wish)):
+        if name != "auto" and name not in table["rows"]:
             raise PlanError(
-                "no stack fits all machines. "
-                + ". ".join(_all_obstacles(tried[-1], machines, table))
+                f"stack {name!r} is not in ansible/stacks.yml, which has "
+                f"{', '.join(table['rows'])} and auto"
             )
-        return dict(
-            table["rows"][fitting[0]], name=fitting[0], reason=_reason(fitting[0], machines, table)
+    if wish == "auto" and not kept:
+        name, reason = _decide(machines, members, table)
+    elif wish == "auto":
+        name, reason = kept["stack"], "decided before, and kept"
+        _refuse_impossible(name, machines, table, "was decided before, and is impossible now")
+    else:
+        name, reason = wish, "named by `stack`"
+        _refuse_impossible(name, machines, table, "is impossible")
+    return dict(table["rows"][name], name=name, reason=reason)
+
+
+def _decide(machines, members, table):
+    """(name, reason) of the stack that `auto` takes. Raises PlanError."""
+    unknown = [name for name in members if name not in {machine["host"] for machine in machines}]
+    with_cards = [machine for machine in machines if cards(machine, table)]
+    if not with_cards:
+        rest = f"; not asked: {', '.join(unknown)}" if unknown else ""
+        return "cpu", f"no machine that was asked has an NVIDIA GPU{rest}"
+    if unknown:
+        raise PlanError(
+            f"stack: auto decides once for all machines, and what card {', '.join(unknown)} has is "
+            "not known. Switch it on (and leave --limit out) for this once; or write stack: NAME "
+            "into group_vars/all.yml; or take its line out of the inventory"
         )
-    wrong = _all_obstacles(wish, machines, table)
-    if wrong:
-        nearest = (
-            f"the nearest that all can run: stack: {fitting[0]}"
-            if fitting
-            else "no stack fits all machines"
+    tried = candidates(with_cards, table)
+    fitting = [name for name in tried if not _all_obstacles(name, with_cards, table)]
+    if not fitting:
+        raise PlanError(
+            "no stack fits all machines. " + ". ".join(_all_obstacles(tried[-1], with_cards, table))
         )
-        raise PlanError(f"stack {wish} is impossible. {'. '.join(wrong)}; {nearest}")
-    return dict(table["rows"][wish], name=wish, reason="named by `stack`")
+    without = [machine["host"] for machine in machines if machine not in with_cards]
+    reason = "the first of `auto` in ansible/stacks.yml that every card can run"
+    if fitting[0] != min(fitting, key=[rule["stack"] for rule in table["auto"]].index):
+        reason += ", by the drivers that are installed"
+    return fitting[0], reason + (f"; no NVIDIA GPU in {', '.join(without)}" if without else "")
+
+
+def _refuse_impossible(name, machines, table, what):
+    wrong = _all_obstacles(name, machines, table)
+    if not wrong:
+        return
+    with_cards = [machine for machine in machines if cards(machine, table)]
+    tried = candidates(with_cards, table) if with_cards else ["cpu"]
+    fitting = [other for other in tried if not _all_obstacles(other, machines, table)]
+    nearest = (
+        f"the nearest that all can run: stack: {fitting[0]}"
+        if fitting
+        else "no stack fits all machines"
+    )
+    raise PlanError(f"stack {name} {what}. {'. '.join(wrong)}; {nearest}")
 
 
 def resolve_driver(machine, stack, table, wish="auto"):
@@ -195,12 +235,3 @@ def _driver_obstacles(driver, machine, sms, stack):
 
 def _all_obstacles(name, machines, table):
     return [sentence for machine in machines for sentence in obstacles(name, machine, table)]
-
-
-def _reason(name, machines, table):
-    without = [machine["host"] for machine in machines if not cards(machine, table)]
-    if len(without) == len(machines):
-        return "no machine has an NVIDIA GPU"
-    if without:
-        return f"no NVIDIA GPU in {', '.join(without)}"
-    return "the first of `auto` in ansible/stacks.yml that every card can run"

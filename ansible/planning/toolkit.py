@@ -17,7 +17,8 @@ WISHES = ("auto", "true", "false")
 class Part:
     """One file of a publisher. `url` is empty where the user has to fetch it from `page`.
 
-    `sha256` is empty where none is known: that of the first use counts from then on.
+    `sha256` is empty where none is known: that of the first use counts from then on. With a
+    `commit`, `url` is a git repository, of which the file is made.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Part:
     sha256: str
     url: str
     page: str
+    commit: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +82,9 @@ def _word(name, value):
 
 
 def _has_toolkit(machine, stack, wish, table):
-    if wish["toolkit"] == "auto":
-        return bool(stack.get("toolkit_default") and stacks.cards(machine, table))
+    if wish["toolkit"] == "auto":  # training needs none: only where nvcc could build apex with it
+        able = stack.get("toolkit_default") and stacks.cards(machine, table)
+        return bool(able and not _compiler_obstacle(machine, stack))
     if wish["toolkit"] == "true" and not stack.get("toolkit"):
         raise PlanError(
             f"toolkit is true, and stack {stack['name']} has no CUDA; set toolkit: auto, or name a "
@@ -118,8 +121,9 @@ def _part(entry):
         version=entry["version"],
         file=entry["file"],
         sha256=entry["sha256"] or "",
-        url=entry["url"] + entry["file"] if entry["url"] else "",
+        url=entry.get("git") or (entry["url"] + entry["file"] if entry["url"] else ""),
         page=entry["page"],
+        commit=entry.get("commit", ""),
     )
 
 
@@ -147,8 +151,10 @@ def _apex(machines, with_toolkit, stack, wish, table):
 
 def _no_extensions(builder, has_toolkit, stack):
     """Why nvcc cannot build CUDA extensions on a machine; empty: it can."""
-    if not has_toolkit:
-        return "no CUDA toolkit"
+    return _compiler_obstacle(builder, stack) or ("" if has_toolkit else "no CUDA toolkit")
+
+
+def _compiler_obstacle(builder, stack):
     if builder["gcc"] is None:
         return "no gcc"
     if stacks.version(builder["gcc"])[0] > stack["gcc"]:

