@@ -157,6 +157,8 @@ def main():
         "offered": offered(module_.params["pin"]),
         "runfile": runfile(),
         "module": module(kernel),
+        # Whether DKMS knows a driver, and so can build it for another kernel.
+        "dkms": bool(glob.glob("/var/lib/dkms/nvidia*")),
         "signing_key": next((path for path in KEYS if os.path.exists(path)), None),
         "free": {folder: free(folder) for folder in FOLDERS},
         "pending": os.path.exists("/var/lib/tandem/driver/before"),

@@ -118,6 +118,10 @@ def _present(facts, wish, stack, table, rows, installed):
     hold = {"version": version, "hold": True}
     if facts["module"] is None:
         reason = f"driver {version} has no module for the running kernel {facts['kernel']}"
+        if kind == "runfile" and not facts["dkms"]:
+            # As at first, and this time with DKMS, so that the next kernel gets its module.
+            again = _fresh(facts, {**wish, "source": kind}, stack, table, rows)
+            return dataclasses.replace(again, reason=f"{reason}, nor does DKMS know it")
         signed = offers.signed_modules(facts)
         if signed:
             return offers.Plan("package", reason, packages=signed, **hold)
@@ -135,11 +139,12 @@ def _newer(facts, wish, stack, table, rows, installed):
     except (offers.Refusal, PlanError) as error:
         if stacks.version(version) >= stacks.version(stack["driver"]):
             return None
+        # A refusal has a remedy of its own: what is missing may be had.
+        own = f"{error.args[1]}; or " if len(error.args) > 1 else ""
         raise offers.Refusal(
             f"driver {version} came by {_by(kind)}, stack {stack['name']} needs "
             f"{stack['driver']}, and nothing newer comes that way: {error.args[0]}",
-            f"take it away ({REMOVAL[kind]}) and run again, which finds another way; or choose "
-            "a stack that needs less",
+            f"{own}take it away ({REMOVAL[kind]}) and run again, which finds another way",
         ) from None
     return target if stacks.version(target.version) > stacks.version(version) else None
 

@@ -96,7 +96,9 @@ def candidates(machines, table):
     One that the installed drivers run already comes before one that needs a newer driver.
     """
     newest = max(row["sm"] for machine in machines for _, row in cards(machine, table))
-    drivers = [version(machine["driver"]) for machine in machines if machine.get("driver")]
+    # After an update of the kernel one may be installed and not loaded.
+    installed = [machine["driver"] or machine["driver_library"] for machine in machines]
+    drivers = [version(driver) for driver in installed if driver]
     names = [
         rule["stack"]
         for rule in table["auto"]

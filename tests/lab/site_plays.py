@@ -49,11 +49,14 @@ def said(done: subprocess.CompletedProcess) -> str:
     return " ".join(done.stdout.split())
 
 
-def complaint(lab, folder: Path, role: str, *words: str, hosts: str = "cluster") -> str:
+def complaint(
+    lab, folder: Path, role: str, *words: str, hosts: str = "cluster", gather: bool = False
+) -> str:
     """What a role's own verification says is wrong with `hosts`, or "" when it is content."""
     book = folder / "verify.yml"
     book.write_text(
-        f"- name: Verification under test\n  hosts: {hosts}\n  gather_facts: false\n  tasks:\n"
+        f"- name: Verification under test\n  hosts: {hosts}\n"
+        f"  gather_facts: {str(gather).lower()}\n  tasks:\n"
         "    - name: Look\n      ansible.builtin.include_role:\n"
         f"        name: {role}\n        tasks_from: verify\n"
     )

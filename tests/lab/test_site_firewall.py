@@ -111,7 +111,7 @@ def test_rules_that_do_not_load_at_boot_leave_the_machine_closed_and_it_is_said(
     with Listener(lab):
         assert reached(lab, "stranger") == reached(lab, "192.168.56.112") == ["tcp 22"]
     assert lab.ssh(1, "systemctl is-active tandem-firewall || true").strip() == "failed"
-    said = complaint(lab, tmp_path, "firewall", *words[1:])
+    said = complaint(lab, tmp_path, "firewall", *words[1:], gather=True)
     assert "The rules of node1 could not be loaded at boot" in said
     play(lab, *words)
     with Listener(lab):

@@ -41,6 +41,7 @@ def facts(release="debian12", cards=("2080 Ti",), offered=None, **changes):
         runfile=None,
         module=None,
         pending=False,
+        dkms=True,
         signing_key=None,
         displays=[],
         gpu_processes=[],

@@ -83,6 +83,19 @@ def test_a_kernel_without_a_driver_gets_its_module_built():
         assert plan(made)["action"] == "build"
 
 
+def test_a_runfile_that_dkms_does_not_know_is_run_again_for_a_new_kernel():
+    made = plan(by_runfile(driver=None, module=None, dkms=False))
+    assert (made["action"], made["version"]) == ("runfile", "580.126.20")
+    assert "--dkms" in made["flags"]
+    assert made["reason"].endswith("nor does DKMS know it")
+
+
+def test_what_a_refusal_lacks_may_be_had_before_anything_is_taken_away():
+    said = refused(by_runfile("410.48"), offline=True)
+    assert "on a machine with internet: make bundle; or take it away" in said
+    assert "stack that needs less" not in said  # cu102 needs the least
+
+
 def test_an_interrupted_run_goes_the_same_way_again():
     cut_off = facts(offered=DEBIAN12, runfile="580.126.20", pending=True)
     assert plan(cut_off)["action"] == "runfile"
