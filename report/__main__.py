@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from report.analysis import Analysis, analyse
 from report.page import render_page
@@ -17,7 +18,7 @@ from report.records import Parser, ReportError
 from report.text import render_text
 
 
-def main(argv: list) -> int:
+def main(argv: list[Any]) -> int:
     """0 when the report was made, 2 when the user has to put something right."""
     try:
         if argv[:1] == ["plan"]:
@@ -33,7 +34,7 @@ def main(argv: list) -> int:
         return 2
 
 
-def report_main(argv: list) -> int:
+def report_main(argv: list[Any]) -> int:
     """Makes and prints one report."""
     parser = Parser(
         prog="python -m report", description="Makes the report of a run from its files."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from report.records import CATEGORIES, RankRecord, Run, dicts, time_of
 
@@ -14,7 +15,7 @@ class RankTime:
     attempt: int
     host: str
     rank: int
-    seconds: dict
+    seconds: dict[str, Any]
     wall: float
 
     @property
@@ -26,8 +27,8 @@ class RankTime:
 class Accounting:
     """`seconds`: mean over ranks; both `seconds` and `wall` are summed over attempts."""
 
-    ranks: list
-    seconds: dict
+    ranks: list[Any]
+    seconds: dict[str, Any]
     wall: float
 
     @property
@@ -56,32 +57,32 @@ def account(run: Run) -> Accounting:
     return Accounting(ranks, seconds, wall)
 
 
-def attempt_numbers(run: Run) -> list:
+def attempt_numbers(run: Run) -> list[Any]:
     """The attempts that any file speaks of."""
     numbers = {entry["attempt"] for entry in run.attempts}
     numbers |= {record.attempt for record in run.ranks} | {attempt for _, attempt in run.exits}
     return sorted(numbers)
 
 
-def wall_seconds(run: Run, attempt: int, records: list) -> float:
+def wall_seconds(run: Run, attempt: int, records: list[Any]) -> float:
     """From first start to last exit: the launcher's clock, else a guard's, else a rank's."""
     for entry in run.attempts:
         if entry["attempt"] == attempt and time_of(entry.get("wall_seconds")) is not None:
             return float(entry["wall_seconds"])
-    guards = [span(entry) for (_, which), entry in run.exits.items() if which == attempt]
-    guards = [seconds for seconds in guards if seconds is not None]
+    spans = [span(entry) for (_, which), entry in run.exits.items() if which == attempt]
+    guards = [seconds for seconds in spans if seconds is not None]
     if guards:
         return max(guards)
     return max((sum(rank_seconds(run, record).values()) for record in records), default=0.0)
 
 
-def span(entry: dict) -> float | None:
+def span(entry: dict[str, Any]) -> float | None:
     """Seconds from a guard's start to its end."""
     start, end = time_of(entry.get("mono_start")), time_of(entry.get("mono_end"))
     return None if start is None or end is None else max(0.0, end - start)
 
 
-def rank_seconds(run: Run, record: RankRecord) -> dict:
+def rank_seconds(run: Run, record: RankRecord) -> dict[str, Any]:
     """All categories of one rank in one attempt.
 
     `start_stop` is read from clocks of the rank's own machine: guard's start to loop's begin, and
@@ -99,7 +100,7 @@ def rank_seconds(run: Run, record: RankRecord) -> dict:
     return seconds
 
 
-def unstarted(run: Run, attempt: int, known: set, wall: float) -> list:
+def unstarted(run: Run, attempt: int, known: set[int], wall: float) -> list[Any]:
     """Ranks that never reached the loop: all that their guard saw was start and stop."""
     found = []
     for (host, which), entry in sorted(run.exits.items(), key=str):
@@ -113,7 +114,7 @@ def unstarted(run: Run, attempt: int, known: set, wall: float) -> list:
     return found
 
 
-def ranks_of(run: Run, host: str, entry: dict) -> list:
+def ranks_of(run: Run, host: str, entry: dict[str, Any]) -> list[Any]:
     """The ranks a node had in an attempt: by its guard, else by the plan."""
     workers = entry.get("workers")
     if isinstance(workers, dict) and workers:

@@ -6,6 +6,8 @@ made for what the run did not measure.
 
 from __future__ import annotations
 
+from typing import Any
+
 from report import formulas
 from report.bottleneck import WAIT, parts
 from report.measure import Step, slowest
@@ -21,7 +23,7 @@ SMALL_COPY_READS = 65 / 27
 LINKS = ((2500, "2.5 Gbit/s"), (10000, "10 Gbit/s"))
 
 
-def advise(step: Step | None, cause: str, image_size: float | None) -> list:
+def advise(step: Step | None, cause: str, image_size: float | None) -> list[Any]:
     """List of {change, predicted_images_per_second}, best first; empty when nothing gains."""
     if step is None or step.seconds <= 0:
         return []
@@ -40,7 +42,7 @@ def advise(step: Step | None, cause: str, image_size: float | None) -> list:
     ]
 
 
-def network_advice(step: Step) -> list:
+def network_advice(step: Step) -> list[Any]:
     """Another strategy, a faster link, a larger batch between two exchanges."""
     if step.network <= 0 or not step.payload.bytes or step.strategy is None:
         return []
@@ -69,13 +71,16 @@ def network_advice(step: Step) -> list:
     return found
 
 
-def strategy_advice(step: Step, rest: float) -> list:
+def strategy_advice(step: Step, rest: float) -> list[Any]:
     """The strategy that waits least of those that were not used; `rest`: a step without waiting."""
+    rate = step.rate
+    if rate is None:
+        return []
     waits = [
         (waited, strategy)
         for strategy in strategies.usual()
         if strategy != step.strategy
-        and (waited := step.wait(strategy, step.world, step.rate)) is not None
+        and (waited := step.wait(strategy, step.world, rate)) is not None
     ]
     if not waits:
         return []
@@ -83,7 +88,7 @@ def strategy_advice(step: Step, rest: float) -> list:
     return [(f"SYNC={best.spec}: {best.rule.text}", step.images / (rest + waited), None)]
 
 
-def fewer_nodes(step: Step) -> list:
+def fewer_nodes(step: Step) -> list[Any]:
     """Each number of nodes below this one that would be faster, the best only."""
     if step.shared_machine or not step.rate or step.strategy is None:
         return []
@@ -99,12 +104,12 @@ def nodes_rate(step: Step, nodes: int) -> float:
     """Images per second of `nodes` of these machines with the same batch per node."""
     world = max(1, round(step.world * nodes / step.nodes))
     waited = 0.0
-    if nodes > 1:
+    if nodes > 1 and step.strategy is not None and step.rate is not None:
         waited = step.wait(step.strategy, world, step.rate) or 0.0
     return step.images * world / step.world / (step.work + waited)
 
 
-def straggler_advice(step: Step) -> list:
+def straggler_advice(step: Step) -> list[Any]:
     """Leaving out the machine that the others wait for."""
     last, others = slowest(step)
     if step.nodes < 3 or step.shared_machine or last.own < (1 + WAIT) * others:
@@ -117,7 +122,7 @@ def straggler_advice(step: Step) -> list:
     return [(f"train without {last.host}, or repair it", predicted, None)]
 
 
-def data_advice(step: Step, cause: str, image_size: float | None) -> list:
+def data_advice(step: Step, cause: str, image_size: float | None) -> list[Any]:
     """Smaller copies of large images; images on each node's own disk."""
     if not cause.startswith("data"):
         return []
@@ -152,7 +157,7 @@ def data_advice(step: Step, cause: str, image_size: float | None) -> list:
     return found
 
 
-def checkpoint_advice(step: Step) -> list:
+def checkpoint_advice(step: Step) -> list[Any]:
     """Saving half as often. Compared with images per second that count the time for saving."""
     if parts(step)["checkpoint"] < 0.1:
         return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from report.accounting import Accounting, account, attempt_numbers
 from report.advice import advise
@@ -20,7 +21,7 @@ from report.verdict import Verdict, headline_of, verdict
 
 LAST_LINES = 12
 # The fields of a first cause, as attempts.json has them.
-NO_CAUSE = {
+NO_CAUSE: dict[str, Any] = {
     "host": None,
     "rank": None,
     "exit_code": None,
@@ -37,21 +38,21 @@ class Analysis:
     """One run, understood. `summary` is the content of summary.json."""
 
     run: Run
-    summary: dict
-    start: dict  # the first start line of the longest attempt, {} without one
+    summary: dict[str, Any]
+    start: dict[str, Any]  # the first start line of the longest attempt, {} without one
     accounting: Accounting
     step: Step | None
     verdict: Verdict
     failure: str | None  # the sentence before the verdict when the run did not finish
     too_short: TooShort | None  # what is said before the verdict of a finished run
-    disks: list
-    shares: list
-    networks: list
-    gpus: list
-    curve: list
-    line: list
+    disks: list[Any]
+    shares: list[Any]
+    networks: list[Any]
+    gpus: list[Any]
+    curve: list[Any]
+    line: list[Any]
     hundred_epochs: float | None
-    notes: list  # what is missing, in sentences
+    notes: list[Any]  # what is missing, in sentences
 
 
 def analyse(folder: Path) -> Analysis:
@@ -61,7 +62,7 @@ def analyse(folder: Path) -> Analysis:
     step = measure_step(run, networks)
     cause = bottleneck(step, of_attempt(step, disks), of_attempt(step, shares))
     records = longest_attempt(run.ranks) or run.ranks
-    start = next((record.start for record in records if record.start), {})
+    start: dict[str, Any] = next((record.start for record in records if record.start), {})
     accounting = account(run)
     summary = summarise(run, accounting, step, start)
     summary["bottleneck"] = cause
@@ -89,19 +90,21 @@ def analyse(folder: Path) -> Analysis:
     )
 
 
-def predicted_of(run: Run) -> dict | None:
+def predicted_of(run: Run) -> dict[str, Any] | None:
     """What `make plan` had said, as the launcher put it into the plan."""
     said = run.plan.get("predicted")
     known = isinstance(said, dict) and number(said.get("images_per_second"))
     return said if known else None
 
 
-def of_attempt(step: Step | None, uses: list) -> list:
+def of_attempt(step: Step | None, uses: list[Any]) -> list[Any]:
     """The uses during the attempt that the step was measured in."""
     return [use for use in uses if step and use.attempt == step.attempt]
 
 
-def summarise(run: Run, accounting: Accounting, step: Step | None, start: dict) -> dict:
+def summarise(
+    run: Run, accounting: Accounting, step: Step | None, start: dict[str, Any]
+) -> dict[str, Any]:
     """summary.json without the conclusions (bottleneck, advice, predicted)."""
     curve = learning_curve(run)
     scores = [epoch.top1 for epoch in curve if epoch.top1 is not None]
@@ -140,7 +143,7 @@ def status_of(run: Run) -> str:
     return "failed"
 
 
-def last_hosts(run: Run) -> list:
+def last_hosts(run: Run) -> list[Any]:
     """The machines of the last attempt."""
     if run.attempts and run.attempts[-1]["nodes"]:
         return run.attempts[-1]["nodes"]
@@ -156,7 +159,7 @@ def world_size(run: Run) -> int:
     return len({record.rank for record in run.ranks})
 
 
-def attempts_of(run: Run) -> list:
+def attempts_of(run: Run) -> list[Any]:
     """`nodes`, `reason`, `status` and `wall_seconds` of each attempt."""
     if run.attempts:
         keys = ("nodes", "reason", "status", "wall_seconds", "resumed_samples", "first_cause")
@@ -170,7 +173,7 @@ def attempts_of(run: Run) -> list:
     ]
 
 
-def first_cause(run: Run) -> dict | None:
+def first_cause(run: Run) -> dict[str, Any] | None:
     """The last attempt's cause; for a run without a launcher, the first rank that failed."""
     if status_of(run) in ("finished", "running"):
         return None
@@ -188,7 +191,7 @@ def first_cause(run: Run) -> dict | None:
     return None
 
 
-def log_tail(run: Run, host, rank) -> list:
+def log_tail(run: Run, host, rank) -> list[Any]:
     """The last lines of a rank's log; [] where there is none."""
     path = run.folder / "nodes" / str(host) / f"rank{rank}.log"
     try:
@@ -199,19 +202,19 @@ def log_tail(run: Run, host, rank) -> list:
         return []
 
 
-def missing_notes(run: Run, gpus: list) -> list:
+def missing_notes(run: Run, gpus: list[Any]) -> list[Any]:
     """What the report could not see, in sentences."""
     notes = list(run.missing)
     hosts = run.hosts
     world = world_size(run)
     for attempt in attempt_numbers(run):
         present = {record.rank for record in run.ranks if record.attempt == attempt}
-        entry = next((e for e in run.attempts if e["attempt"] == attempt), {})
+        entry: dict[str, Any] = next((e for e in run.attempts if e["attempt"] == attempt), {})
         wanted = int(number(entry.get("world_size")) or world)
         if present and len(present) < wanted:
-            lost = sorted(set(range(wanted)) - present)
+            absent = sorted(set(range(wanted)) - present)
             notes.append(
-                f"Attempt {attempt}: no timings of rank {', '.join(map(str, lost))}; "
+                f"Attempt {attempt}: no timings of rank {', '.join(map(str, absent))}; "
                 "the means are over the others."
             )
     for name, seen in (

@@ -5,6 +5,8 @@ GPU utilisation is no evidence: it reads 100 % while NCCL waits.
 
 from __future__ import annotations
 
+from typing import Any
+
 from report.measure import Step
 
 # A wait is the bottleneck from a quarter of training time: without it the run would be at least a
@@ -18,7 +20,7 @@ DISK_BUSY = 60.0
 SHARE_READS = 0.5
 
 
-def parts(step: Step) -> dict:
+def parts(step: Step) -> dict[str, Any]:
     """The share of training time (steps and saving) of each possible bottleneck."""
     total = step.seconds + step.checkpoint
     seconds = {
@@ -32,7 +34,7 @@ def parts(step: Step) -> dict:
     return {name: value / total if total > 0 else 0.0 for name, value in seconds.items()}
 
 
-def bottleneck(step: Step | None, disks: list, shares: list) -> str:
+def bottleneck(step: Step | None, disks: list[Any], shares: list[Any]) -> str:
     """The value of `bottleneck` in summary.json.
 
     The largest wait when it takes a quarter of training time; else `compute` when that takes half;
@@ -42,13 +44,13 @@ def bottleneck(step: Step | None, disks: list, shares: list) -> str:
         return "none"
     share = parts(step)
     compute = share.pop("compute")
-    largest = max(share, key=share.get)
+    largest = max(share, key=lambda part: share[part])
     if share[largest] >= WAIT:
         return data_cause(disks, shares) if largest == "data" else largest
     return "compute" if compute >= WORK else "none"
 
 
-def data_cause(disks: list, shares: list) -> str:
+def data_cause(disks: list[Any], shares: list[Any]) -> str:
     """Why the loader is late: the share, a busy disk, else the processors that decode."""
     disk = data_disk(disks)
     read = disk.read if disk else 0.0
@@ -59,7 +61,7 @@ def data_cause(disks: list, shares: list) -> str:
     return "data_decode"
 
 
-def data_disk(disks: list):
+def data_disk(disks: list[Any]):
     """The busiest disk that holds the data; where that is unknown, the busiest one read from."""
     known = [use for use in disks if use.holds_data]
     read = [use for use in disks if use.holds_data is None and use.read > 0]

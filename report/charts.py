@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from html import escape
+from typing import Any
 
 from report.units import three_digits
 
@@ -11,7 +12,7 @@ WIDTH = 720
 LEFT, RIGHT = 76, 12
 
 
-def stacked_bars(rows: list, total: float, unit: str, description: str) -> str:
+def stacked_bars(rows: list[Any], total: float, unit: str, description: str) -> str:
     """Horizontal bars, each made of parts from left to right.
 
     `rows`: (label, [(category, value)]), category being the CSS class too; `total`: right edge.
@@ -37,7 +38,9 @@ def stacked_bars(rows: list, total: float, unit: str, description: str) -> str:
     return svg(base + 26, description, marks)
 
 
-def lines(series: list, unit: str, description: str, x_unit: str, top: float | None = None) -> str:
+def lines(
+    series: list[Any], unit: str, description: str, x_unit: str, top: float | None = None
+) -> str:
     """A line chart from zero. `series`: (css class, [(x, y)]). `top` fixes the upper edge."""
     points = [point for _, values in series for point in values]
     if not points:
@@ -46,7 +49,7 @@ def lines(series: list, unit: str, description: str, x_unit: str, top: float | N
     ceiling = top or nice(max(y for _, y in points))
     height, base = 170, 184
 
-    def place(x: float, y: float) -> tuple:
+    def place(x: float, y: float) -> tuple[Any, ...]:
         across = LEFT + x / end * (WIDTH - LEFT - RIGHT)
         return across, base - min(y, ceiling) / ceiling * height
 
@@ -63,7 +66,7 @@ def lines(series: list, unit: str, description: str, x_unit: str, top: float | N
     return svg(base + 26, description, marks)
 
 
-def bars(rows: list, unit: str, description: str, limit: float | None = None) -> str:
+def bars(rows: list[Any], unit: str, description: str, limit: float | None = None) -> str:
     """Horizontal bars with their figure. `rows`: (label, value, css class); `limit`: a line."""
     left, right, step = 120, WIDTH - 120, 32
     most = max([value for _, value, _ in rows] + ([limit] if limit else [])) or 1.0
@@ -84,7 +87,7 @@ def bars(rows: list, unit: str, description: str, limit: float | None = None) ->
     return svg(height, description, marks)
 
 
-def grid(ceiling: float, base: int, height: int, unit: str) -> list:
+def grid(ceiling: float, base: int, height: int, unit: str) -> list[Any]:
     """Horizontal lines with their figures at the left."""
     marks = []
     for value in ticks(ceiling):
@@ -97,7 +100,7 @@ def grid(ceiling: float, base: int, height: int, unit: str) -> list:
     return marks
 
 
-def axis_x(left: int, base: float, end: float, unit: str) -> list:
+def axis_x(left: int, base: float, end: float, unit: str) -> list[Any]:
     """The foot of a chart from zero to `end`, with its unit at the right; epochs are whole."""
     marks = [f'<line class="axis" x1="{left}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>']
     for value in ticks(end, 1.0 if unit == "epochs" else 0.0):
@@ -112,7 +115,7 @@ def axis_x(left: int, base: float, end: float, unit: str) -> list:
     return marks
 
 
-def ticks(end: float, least: float = 0.0) -> list:
+def ticks(end: float, least: float = 0.0) -> list[Any]:
     """Round figures from 0 to `end`, four to eight of them but never closer than `least`."""
     power = 10.0 ** math.floor(math.log10(end / 4))
     step = max(least, *(power * factor for factor in (1, 2, 5) if power * factor <= end / 4))
@@ -129,7 +132,7 @@ def nice(value: float) -> float:
     )
 
 
-def svg(height: float, description: str, marks: list) -> str:
+def svg(height: float, description: str, marks: list[Any]) -> str:
     """The element, with its text alternative; it scales with the page."""
     return (
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(description)}">'

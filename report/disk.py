@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from typing import Any
 
 from report.network import grown
 from report.records import Run, attempt_of, dicts, number
@@ -24,7 +25,7 @@ class DiskUse:
     peak_read: float
     util: float
     await_ms: float
-    series: tuple  # (seconds since the loop began, MB/s read, percent busy)
+    series: tuple[Any, ...]  # (seconds since the loop began, MB/s read, percent busy)
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class ShareUse:
     read: float
 
 
-def disk_use(run: Run) -> list:
+def disk_use(run: Run) -> list[Any]:
     """All disks that did anything, the one with the data first within each node."""
     windows = loop_windows(run)
     found = []
@@ -50,18 +51,18 @@ def disk_use(run: Run) -> list:
     return sorted(found, key=lambda use: (use.attempt, use.host, not use.holds_data, -use.read))
 
 
-def disks_of(host: str, entry: dict, window: Window) -> list:
+def disks_of(host: str, entry: dict[str, Any], window: Window) -> list[Any]:
     """The disks in one iostat document, its intervals cut to the loop."""
     start, interval = number(entry.get("mono_start")), number(entry.get("interval")) or 1.0
     start = window.start if start is None else start
-    rows: dict = {}
+    rows: dict[str, Any] = {}
     for index, report in enumerate(statistics_of(entry)):
         time = start + (index + 1) * interval - window.start
         if 0 <= time <= window.seconds + interval:
             for disk in dicts(report.get("disk")):
                 rows.setdefault(str(disk.get("disk_device", "?")), []).append((time, disk))
     data_disk = entry.get("data_disk")
-    source = entry.get("source") if entry.get("source") == "diskstats" else "iostat"
+    source = "diskstats" if entry.get("source") == "diskstats" else "iostat"
     uses = [
         one_disk(
             host, window.attempt, device, device == data_disk if data_disk else None, source, x
@@ -71,7 +72,7 @@ def disks_of(host: str, entry: dict, window: Window) -> list:
     return [use for use in uses if use.holds_data or use.read + use.write + use.util > 0]
 
 
-def statistics_of(entry: dict) -> list:
+def statistics_of(entry: dict[str, Any]) -> list[Any]:
     """The reports of an iostat document. (sysstat: {hosts: [{statistics: [{disk: [...]}]}]}.)"""
     document = entry.get("sysstat")
     hosts = dicts(document.get("hosts")) if isinstance(document, dict) else []
@@ -79,7 +80,7 @@ def statistics_of(entry: dict) -> list:
 
 
 def one_disk(
-    host: str, attempt: int, device: str, holds_data: bool | None, source: str, rows: list
+    host: str, attempt: int, device: str, holds_data: bool | None, source: str, rows: list[Any]
 ) -> DiskUse:
     """Means and series over the rows (time, disk)."""
     reads = [megabytes(disk, "rkB/s") for _, disk in rows]
@@ -101,12 +102,12 @@ def one_disk(
     )
 
 
-def megabytes(disk: dict, key: str) -> float:
+def megabytes(disk: dict[str, Any], key: str) -> float:
     """A kB/s figure of iostat (units of 1024 bytes) as MB/s."""
     return (number(disk.get(key)) or 0.0) * 1024 / 1e6
 
 
-def await_of(disk: dict) -> float:
+def await_of(disk: dict[str, Any]) -> float:
     """Mean milliseconds a request took: reads and writes weighted by their number."""
     total = weighted = 0.0
     for rate, wait in (("r/s", "r_await"), ("w/s", "w_await")):
@@ -116,7 +117,7 @@ def await_of(disk: dict) -> float:
     return weighted / total if total else 0.0
 
 
-def share_use(run: Run) -> list:
+def share_use(run: Run) -> list[Any]:
     """All NFS and SMB mounts with at least two samples within a loop."""
     found = []
     windows = loop_windows(run)

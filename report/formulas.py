@@ -5,6 +5,8 @@ Units: bytes, seconds, bytes per second; `world` is the number of ranks.
 
 from __future__ import annotations
 
+from typing import Any
+
 from trainer.strategies import MIB, Payload, Strategy, known
 
 # Ethernet at MTU 1500 carries 1448 bytes of TCP payload in 1538 bytes on the wire.
@@ -60,10 +62,11 @@ def sync_wait(
     return exposed(strategy, sent / rate, payload, backward, work)
 
 
-def payload_of(start: dict) -> Payload:
+def payload_of(start: dict[str, Any]) -> Payload:
     """What a rank's `start` line says of its gradients; 0 bytes where it says nothing."""
-    size, bucket = start.get("gradient_bytes"), start.get("bucket_mb")
-    found = start.get("matrices")
+    size: Any = start.get("gradient_bytes")
+    bucket: Any = start.get("bucket_mb")
+    found: Any = start.get("matrices")
     return Payload(
         float(size) if _positive(size) else 0.0,
         **({"bucket": bucket * MIB} if _positive(bucket) else {}),
@@ -71,7 +74,7 @@ def payload_of(start: dict) -> Payload:
     )
 
 
-def strategy_of(start: dict) -> Strategy | None:
+def strategy_of(start: dict[str, Any]) -> Strategy | None:
     """The strategy of a `start` line; None for one that this version does not know."""
     return known(start.get("sync", "allreduce"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from typing import Any
 
 from report.records import Run, number
 from report.windows import between, loop_windows
@@ -27,7 +28,7 @@ class GpuUse:
     clock: float | None  # MHz, lowest
 
 
-def gpu_use(run: Run) -> list:
+def gpu_use(run: Run) -> list[Any]:
     """One GpuUse per card and attempt."""
     windows = loop_windows(run)
     found = []
@@ -40,10 +41,10 @@ def gpu_use(run: Run) -> list:
     return found
 
 
-def one_gpu(host: str, attempt: int, index: int, samples: list) -> GpuUse:
+def one_gpu(host: str, attempt: int, index: int, samples: list[Any]) -> GpuUse:
     """The figures of one card."""
 
-    def values(key: str) -> list:
+    def values(key: str) -> list[Any]:
         return [value for sample in samples if (value := number(sample.get(key))) is not None]
 
     return GpuUse(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from typing import Any
 
 COLUMNS = 80
 
@@ -12,7 +13,7 @@ def printable(text: str) -> str:
     return "".join(character for character in text if character.isprintable())
 
 
-def wrap(sentence: str, indent: str = "  ", first: str | None = None) -> list:
+def wrap(sentence: str, indent: str = "  ", first: str | None = None) -> list[Any]:
     """Lines of at most 80 columns."""
     return textwrap.wrap(
         printable(sentence),
@@ -22,7 +23,7 @@ def wrap(sentence: str, indent: str = "  ", first: str | None = None) -> list:
     )
 
 
-def table(rows: list) -> list:
+def table(rows: list[Any]) -> list[Any]:
     """Rows of strings as aligned columns: the first to the left, the others to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, replace
+from typing import Any
 
 from report import formulas
 from report.records import RankRecord, Run, number
@@ -18,7 +19,7 @@ class RankWork:
 
     host: str
     rank: int
-    seconds: dict
+    seconds: dict[str, Any]
 
     @property
     def own(self) -> float:
@@ -56,7 +57,7 @@ class Step:
     link_mbit: float | None
     rate: float | None  # bytes per second that the gradients really got
     shared_machine: bool  # all nodes are one machine: no cable between them
-    ranks: tuple
+    ranks: tuple[Any, ...]
 
     @property
     def compute(self) -> float:
@@ -88,7 +89,7 @@ class Step:
         return self.images / self.seconds
 
 
-def measure_step(run: Run, networks: list) -> Step | None:
+def measure_step(run: Run, networks: list[Any]) -> Step | None:
     """None where no rank finished two steps."""
     records = longest_attempt(run.ranks)
     if not records:
@@ -134,20 +135,20 @@ def measure_step(run: Run, networks: list) -> Step | None:
     return replace(step, rate=real_rate(step, used))
 
 
-def longest_attempt(records: list) -> list:
+def longest_attempt(records: list[Any]) -> list[Any]:
     """The records with at least two steps of the attempt that spent most time in steps."""
-    seconds: dict = {}
+    seconds: dict[str, Any] = {}
     for record in records:
         if len(record.steps) > 1:
             spent = sum(record.step_seconds.values())
             seconds[record.attempt] = max(seconds.get(record.attempt, 0.0), spent)
     if not seconds:
         return []
-    longest = max(seconds, key=seconds.get)
+    longest = max(seconds, key=lambda attempt: seconds[attempt])
     return [r for r in records if r.attempt == longest and len(r.steps) > 1]
 
 
-def steady_seconds(record: RankRecord) -> dict:
+def steady_seconds(record: RankRecord) -> dict[str, Any]:
     """Mean seconds per step by category, the first step left out."""
     count = len(record.steps) - 1
     return {
@@ -156,9 +157,9 @@ def steady_seconds(record: RankRecord) -> dict:
     }
 
 
-def least_wait(records: list) -> float:
+def least_wait(records: list[Any]) -> float:
     """Mean over the steps of the least `sync_exposed` among the ranks, the first step left out."""
-    least: dict = {}
+    least: dict[str, Any] = {}
     for record in records:
         columns = record.steps
         for index in range(1, len(columns)):
@@ -168,12 +169,12 @@ def least_wait(records: list) -> float:
     return statistics.fmean(least.values()) if least else 0.0
 
 
-def images_per_step(records: list, world: int) -> float:
+def images_per_step(records: list[Any], world: int) -> float:
     """Images of all ranks in a mean step; a rank without a file counts as the others' mean."""
     return world * statistics.fmean(sum(r.steps.samples) / len(r.steps) for r in records)
 
 
-def real_rate(step: Step, used: list) -> float | None:
+def real_rate(step: Step, used: list[Any]) -> float | None:
     """Bytes per second that the gradients got, by what a step waited (formulas.transfer_of).
 
     Never more than the card can do, never less than was seen going out within one second.
@@ -194,13 +195,13 @@ def real_rate(step: Step, used: list) -> float | None:
     return max([rate, *seen])
 
 
-def mean_or_none(values: list) -> float | None:
+def mean_or_none(values: list[Any]) -> float | None:
     """Mean of the values that are not None."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
 
-def slowest(step: Step) -> tuple:
+def slowest(step: Step) -> tuple[Any, ...]:
     """The rank with the most own work per step, and the median of the other ranks' own work."""
     last = max(step.ranks, key=lambda rank: rank.own)
     others = [rank.own for rank in step.ranks if rank is not last]

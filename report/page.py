@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
@@ -67,7 +68,7 @@ def setup(analysis: Analysis) -> str:
     return " · ".join(parts)
 
 
-def tiles(analysis: Analysis) -> list:
+def tiles(analysis: Analysis) -> list[Any]:
     """(figure, what it is) pairs beside the verdict."""
     summary, step = analysis.summary, analysis.step
     found = []
@@ -87,7 +88,7 @@ def tiles(analysis: Analysis) -> list:
     return found
 
 
-def time_shares(analysis: Analysis) -> list:
+def time_shares(analysis: Analysis) -> list[Any]:
     """(category, seconds, share of wall time) with the gap last, for the legend."""
     accounting = analysis.accounting
     if accounting.wall <= 0:
@@ -99,7 +100,7 @@ def time_shares(analysis: Analysis) -> list:
     return [(name, value, value / accounting.wall) for name, value in parts]
 
 
-def all_charts(analysis: Analysis) -> dict:
+def all_charts(analysis: Analysis) -> dict[str, Any]:
     """Name -> SVG, "" where there is nothing to draw."""
     return {
         "time": time_chart(analysis),
@@ -113,12 +114,12 @@ def all_charts(analysis: Analysis) -> dict:
     }
 
 
-def time_unit(longest: float) -> tuple:
+def time_unit(longest: float) -> tuple[Any, ...]:
     """The unit of a time axis, and its length in seconds."""
     return ("s", 1) if longest < 300 else ("min", 60) if longest < 10800 else ("h", 3600)
 
 
-def over_time(series: list, unit: str, said: str, top: float | None = None) -> str:
+def over_time(series: list[Any], unit: str, said: str, top: float | None = None) -> str:
     """A line chart whose x are seconds."""
     x_unit, length = time_unit(max(x for _, points in series for x, _ in points))
     scaled = [(name, [(x / length, y) for x, y in points]) for name, points in series]
@@ -189,26 +190,26 @@ def waits_chart(analysis: Analysis) -> str:
     return over_time([("data", data), ("sync_exposed", sync)], "%", said, top=100.0)
 
 
-def thin(points: list) -> list:
+def thin(points: list[Any]) -> list[Any]:
     """At most POINTS of them, evenly taken."""
     stride = -(-len(points) // POINTS)
     return points[::stride] if stride > 1 else points
 
 
-def measured(analysis: Analysis, uses: list) -> list:
+def measured(analysis: Analysis, uses: list[Any]) -> list[Any]:
     """The uses during the attempt that the step was measured in."""
     return [use for use in uses if analysis.step and use.attempt == analysis.step.attempt]
 
 
-def first_per_host(uses: list) -> list:
+def first_per_host(uses: list[Any]) -> list[Any]:
     """One use per host (disks come sorted: the data disk first)."""
-    found: dict = {}
+    found: dict[str, Any] = {}
     for use in uses:
         found.setdefault(use.host, use)
     return list(found.values())
 
 
-def charted_disks(analysis: Analysis) -> list:
+def charted_disks(analysis: Analysis) -> list[Any]:
     """The disks that have a line of their own: one per node, as many as there are colours."""
     return first_per_host(measured(analysis, analysis.disks))[:8]
 

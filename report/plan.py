@@ -12,6 +12,7 @@ import re
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from launcher import defaults
 from report import formulas
@@ -53,7 +54,7 @@ class Row:
     hundred_epochs: float | None
 
 
-def plan_main(argv: list) -> int:
+def plan_main(argv: list[Any]) -> int:
     """Prints the table and writes runs/plan-<model>-<N>n.json."""
     parser = Parser(
         prog="python -m report plan", description="Predicts the next run before it is started."
@@ -91,7 +92,7 @@ def asked_strategy(spec: str) -> Strategy:
         raise ReportError(str(error)) from None
 
 
-def usable_rate(step: Step, mbit: float | None) -> tuple:
+def usable_rate(step: Step, mbit: float | None) -> tuple[Any, ...]:
     """Bytes per second that gradients get, and in words where that figure is from."""
     if mbit:
         return formulas.goodput(mbit), f"Over a link of {link(mbit)}"
@@ -143,7 +144,7 @@ def read_basis(folder: Path) -> Basis | None:
     if step is None or not step.payload.bytes:
         return None
     records = [r for r in run.ranks if r.attempt == step.attempt]
-    start = next((record.start for record in records if record.start), {})
+    start: dict[str, Any] = next((record.start for record in records if record.start), {})
     images = number(start.get("train_images"))
     size_ = number(start.get("image_size"))
     evaluated = max(1, len(learning_curve(run)))
@@ -159,13 +160,13 @@ def read_basis(folder: Path) -> Basis | None:
     )
 
 
-def node_batch(start: dict, step: Step) -> int:
+def node_batch(start: dict[str, Any], step: Step) -> int:
     """BATCH of that run: its global batch, which its machines shared evenly."""
     whole = number(start.get("global_batch")) or step.images
     return round(whole / step.nodes)
 
 
-def predict(basis: Basis, nodes: int, rate: float, asked: Strategy) -> list:
+def predict(basis: Basis, nodes: int, rate: float, asked: Strategy) -> list[Any]:
     """A Row for each number of nodes up to `nodes` and each usual strategy, and the asked one;
     one node needs none. A strategy whose bytes the basis cannot tell has no row.
 
@@ -199,13 +200,13 @@ def predict_row(basis: Basis, nodes: int, strategy: Strategy, rate: float) -> Ro
     return Row(nodes, strategy.spec, sent, spent, speed, epochs)
 
 
-def best(rows: list) -> Row:
+def best(rows: list[Any]) -> Row:
     """The fastest; of equal ones the one with fewer machines."""
     return max(rows, key=lambda row: (row.images_per_second, -row.nodes))
 
 
 def write_plan(
-    path: Path, nodes: int, strategy: Strategy, basis: Basis, rate: float, rows: list
+    path: Path, nodes: int, strategy: Strategy, basis: Basis, rate: float, rows: list[Any]
 ) -> None:
     """`images_per_second` is that of the asked number of nodes and strategy."""
     asked = next(
@@ -235,7 +236,7 @@ def write_plan(
         raise ReportError(f"Cannot write {path}: {error.strerror}.") from None
 
 
-def render(basis: Basis, speed: str, rows: list) -> list:
+def render(basis: Basis, speed: str, rows: list[Any]) -> list[Any]:
     """The table and what follows from it, in 80 columns."""
     step = basis.step
     at = f" at {basis.image_size} pixels" if basis.image_size else ""
@@ -268,7 +269,7 @@ def render(basis: Basis, speed: str, rows: list) -> list:
     ]
 
 
-def conclusion(rows: list) -> str:
+def conclusion(rows: list[Any]) -> str:
     """Which number of nodes and sync is best, and whether more machines are worth it at all."""
     alone, winner, nodes = rows[0], best(rows), rows[-1].nodes
     full = best([row for row in rows if row.nodes == nodes])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
+from typing import Any
 
 from report.accounting import Accounting
 from report.measure import longest_attempt
@@ -32,15 +33,15 @@ class TimePoint:
     sync_share: float
 
 
-def learning_curve(run: Run) -> list:
+def learning_curve(run: Run) -> list[Any]:
     """One Epoch per evaluated epoch; after a restart the later attempt counts."""
-    found: dict = {}
+    found: dict[int, Epoch] = {}
     for record in run.ranks:
         for line in record.evaluations:
             epoch = number(line.get("epoch"))
             if epoch is not None:
-                scores = (share_of(line.get(key)) for key in ("top1", "top5"))
-                found[int(epoch)] = Epoch(int(epoch) + 1, *scores, number(line.get("loss")))
+                top1, top5 = (share_of(line.get(key)) for key in ("top1", "top5"))
+                found[int(epoch)] = Epoch(int(epoch) + 1, top1, top5, number(line.get("loss")))
     return [found[epoch] for epoch in sorted(found)]
 
 
@@ -50,7 +51,7 @@ def share_of(value) -> float | None:
     return value if value is not None and 0 <= value <= 1 else None
 
 
-def time_line(run: Run) -> list:
+def time_line(run: Run) -> list[Any]:
     """At most POINTS equal slices of the longest attempt; one without a step has no point."""
     records = longest_attempt(run.ranks)
     end = max((record.steps.clock[-1] for record in records), default=0.0)

@@ -14,6 +14,7 @@ import re
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NoReturn
 
 CATEGORIES = (
     "start_stop",
@@ -40,7 +41,7 @@ class ReportError(Exception):
 class Parser(argparse.ArgumentParser):
     """Says what is wrong with a command line in one sentence: raises ReportError."""
 
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> NoReturn:
         raise ReportError(f"{message}. See `{self.prog} --help`.")
 
 
@@ -48,12 +49,12 @@ class Parser(argparse.ArgumentParser):
 class StepColumns:
     """One entry per optimizer step of one rank in one attempt, in the order written."""
 
-    step: array = field(default_factory=lambda: array("q"))
-    samples: array = field(default_factory=lambda: array("d"))
-    clock: array = field(default_factory=lambda: array("d"))  # loop seconds when the step had ended
-    total: array = field(default_factory=lambda: array("d"))  # seconds of the step, all categories
-    data: array = field(default_factory=lambda: array("d"))
-    sync: array = field(default_factory=lambda: array("d"))
+    step: array[int] = field(default_factory=lambda: array("q"))
+    samples: array[float] = field(default_factory=lambda: array("d"))
+    clock: array[float] = field(default_factory=lambda: array("d"))  # of the loop, at its end
+    total: array[float] = field(default_factory=lambda: array("d"))  # in all categories
+    data: array[float] = field(default_factory=lambda: array("d"))
+    sync: array[float] = field(default_factory=lambda: array("d"))
 
     def __len__(self) -> int:
         return len(self.step)
@@ -66,14 +67,14 @@ class RankRecord:
     host: str
     rank: int
     attempt: int
-    start: dict = field(default_factory=dict)
-    end: dict = field(default_factory=dict)
-    seconds: dict = field(default_factory=dict)  # by category, over all lines
-    step_seconds: dict = field(default_factory=dict)  # by category, over the step lines
-    first_step: dict = field(default_factory=dict)  # by category, the first step line
+    start: dict[str, Any] = field(default_factory=dict)
+    end: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, Any] = field(default_factory=dict)  # by category, over all lines
+    step_seconds: dict[str, Any] = field(default_factory=dict)  # by category, over the step lines
+    first_step: dict[str, Any] = field(default_factory=dict)  # by category, the first step line
     steps: StepColumns = field(default_factory=StepColumns)
-    evaluations: list = field(default_factory=list)
-    checkpoints: list = field(default_factory=list)
+    evaluations: list[Any] = field(default_factory=list)
+    checkpoints: list[Any] = field(default_factory=list)
 
 
 @dataclass
@@ -81,19 +82,19 @@ class Run:
     """The files of one run. Samples are in the order written; hosts are inventory names."""
 
     folder: Path
-    plan: dict
-    attempts: list
+    plan: dict[str, Any]
+    attempts: list[Any]
     status: str | None
-    ranks: list
-    exits: dict  # (host, attempt) -> the guard's entry
-    iostat: dict  # host -> list of attempts
-    net: dict  # host -> list of samples
-    gpu: dict
-    mounts: dict
-    missing: list  # sentences
+    ranks: list[Any]
+    exits: dict[tuple[str, int], dict[str, Any]]  # (host, attempt) -> the guard's entry
+    iostat: dict[str, Any]  # host -> list of attempts
+    net: dict[str, Any]  # host -> list of samples
+    gpu: dict[str, Any]
+    mounts: dict[str, Any]
+    missing: list[Any]  # sentences
 
     @property
-    def hosts(self) -> list:
+    def hosts(self) -> list[Any]:
         """All hosts that were planned or left a trace, by node rank where it is known."""
         planned = [node.get("host") for node in dicts(self.plan.get("nodes"))]
         planned = [host for host in planned if isinstance(host, str)]
@@ -115,13 +116,13 @@ def time_of(value) -> float | None:
     return value if value is not None and 0 <= value < LONGEST else None
 
 
-def attempt_of(entry: dict) -> int:
+def attempt_of(entry: dict[str, Any]) -> int:
     """The attempt that a line or an entry belongs to; the first, where it does not say."""
     value = entry.get("attempt", 1)
     return value if isinstance(value, int) else 1
 
 
-def clean_attempts(ended: dict) -> list:
+def clean_attempts(ended: dict[str, Any]) -> list[Any]:
     """The entries of attempts.json, with fields of the right type where they are used."""
     found = []
     for entry in dicts(ended.get("attempts")):
@@ -133,7 +134,7 @@ def clean_attempts(ended: dict) -> list:
     return found
 
 
-def dicts(value) -> list:
+def dicts(value) -> list[Any]:
     """The dictionaries in a list; empty when it is no list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
@@ -142,7 +143,7 @@ def read_run(folder: Path) -> Run:
     """Reads `folder`. Raises ReportError when there is nothing of a run in it."""
     if not folder.is_dir():
         raise ReportError(f"There is no run at {folder}: `ls runs` shows the runs there are.")
-    missing: list = []
+    missing: list[Any] = []
     plan = read_object(folder / "plan.json", missing)
     ended = read_object(folder / "attempts.json", missing)
     nodes = folder / "nodes"
@@ -175,7 +176,7 @@ def parse(text: str):
     return json.loads(text, parse_constant=lambda name: None)
 
 
-def read_object(path: Path, missing: list) -> dict:
+def read_object(path: Path, missing: list[Any]) -> dict[str, Any]:
     """A JSON object; {} when it cannot be had, with a sentence in `missing`."""
     try:
         value = parse(path.read_text(encoding="utf-8", errors="replace"))
@@ -203,7 +204,7 @@ def read_lines(path: Path):
         return
 
 
-def read_samples(nodes: Path, name: str) -> dict:
+def read_samples(nodes: Path, name: str) -> dict[str, Any]:
     """Host -> samples that carry a time (`mono`), for net.jsonl, gpu.jsonl and mounts.jsonl."""
     found = {}
     for path in sorted(nodes.glob(f"*/{name}")):
@@ -213,7 +214,7 @@ def read_samples(nodes: Path, name: str) -> dict:
     return found
 
 
-def read_exits(nodes: Path) -> dict:
+def read_exits(nodes: Path) -> dict[tuple[str, int], dict[str, Any]]:
     """(host, attempt) -> the entry of exit.json."""
     found = {}
     for path in sorted(nodes.glob("*/exit.json")):
@@ -222,9 +223,9 @@ def read_exits(nodes: Path) -> dict:
     return found
 
 
-def read_ranks(nodes: Path, missing: list) -> list:
+def read_ranks(nodes: Path, missing: list[Any]) -> list[Any]:
     """One RankRecord for each rank and attempt that left lines, ordered by attempt and rank."""
-    records: dict = {}
+    records: dict[tuple[int, int, str], RankRecord] = {}
     for path in sorted(nodes.glob("*/rank*.steps.jsonl")):
         match = re.fullmatch(r"rank(\d+)\.steps\.jsonl", path.name)
         if not match:
@@ -239,7 +240,7 @@ def read_ranks(nodes: Path, missing: list) -> list:
     return [records[key] for key in sorted(records)]
 
 
-def fold(record: RankRecord, line: dict) -> None:
+def fold(record: RankRecord, line: dict[str, Any]) -> None:
     """Adds one line of rank<k>.steps.jsonl to the rank's record."""
     kind = line.get("kind")
     if kind == "start":
@@ -257,7 +258,7 @@ def fold(record: RankRecord, line: dict) -> None:
         record.end = line
 
 
-def fold_step(record: RankRecord, line: dict, seconds: dict) -> None:
+def fold_step(record: RankRecord, line: dict[str, Any], seconds: dict[str, Any]) -> None:
     """Adds a step line to the columns."""
     if not record.steps:
         record.first_step = seconds
@@ -271,14 +272,14 @@ def fold_step(record: RankRecord, line: dict, seconds: dict) -> None:
     columns.sync.append(seconds.get("sync_exposed", 0.0))
 
 
-def clean_seconds(value) -> dict:
+def clean_seconds(value) -> dict[str, Any]:
     """The known categories that carry a number."""
     if not isinstance(value, dict):
         return {}
     return {key: time_of(value[key]) or 0.0 for key in CATEGORIES if key in value}
 
 
-def add(total: dict, part: dict) -> None:
+def add(total: dict[str, Any], part: dict[str, Any]) -> None:
     """Adds `part` to `total`, key by key."""
     for key, value in part.items():
         total[key] = total.get(key, 0.0) + value

@@ -48,7 +48,7 @@ def longer(run: Run, epochs: int, measured: float) -> str:
     options = run.plan.get("options")
     if not isinstance(options, dict):
         return f"python -m trainer ... --epochs {enough(epochs, measured)}"
-    words = {"NODES": nodes}
+    words: dict[str, object] = {"NODES": nodes}
     if options.get("model") == defaults.MODEL:
         words.update(JUDGE)
     else:

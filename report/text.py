@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from report import formulas
 from report.analysis import Analysis
 from report.layout import table, wrap
@@ -45,7 +47,7 @@ def render_text(analysis: Analysis) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def heading_section(analysis: Analysis) -> list:
+def heading_section(analysis: Analysis) -> list[Any]:
     """What ran, how long, how well."""
     summary, start = analysis.summary, analysis.start
     setup = [
@@ -77,7 +79,7 @@ def heading_section(analysis: Analysis) -> list:
     return lines
 
 
-def verdict_section(analysis: Analysis) -> list:
+def verdict_section(analysis: Analysis) -> list[Any]:
     """The sentence that matters, then its figures."""
     lines = ["VERDICT"]
     if analysis.failure:
@@ -97,7 +99,7 @@ def verdict_section(analysis: Analysis) -> list:
     return lines
 
 
-def time_section(analysis: Analysis) -> list:
+def time_section(analysis: Analysis) -> list[Any]:
     """Bars of the categories, and the gap, against the wall time."""
     accounting = analysis.accounting
     if accounting.wall <= 0:
@@ -117,7 +119,7 @@ def time_section(analysis: Analysis) -> list:
     return lines
 
 
-def step_section(analysis: Analysis) -> list:
+def step_section(analysis: Analysis) -> list[Any]:
     """The mean step."""
     step = analysis.step
     if step is None:
@@ -136,12 +138,12 @@ def step_section(analysis: Analysis) -> list:
     return ["ONE STEP", *wrap(f"{seconds(step.seconds)} for {step.images:.0f} images: {named}.")]
 
 
-def disk_section(analysis: Analysis) -> list:
+def disk_section(analysis: Analysis) -> list[Any]:
     """Per node the disk with the data, or the busiest."""
     if not analysis.disks and not analysis.shares:
         return []
     rows = [("node  disk", "MB/s read", "peak", "MB/s written", "busy", "a request")]
-    seen: dict = {}
+    seen: dict[tuple[str, int], int] = {}
     for use in analysis.disks:
         if seen.setdefault((use.host, use.attempt), 0) < 2:
             seen[use.host, use.attempt] += 1
@@ -166,7 +168,7 @@ def disk_section(analysis: Analysis) -> list:
     return lines
 
 
-def network_section(analysis: Analysis) -> list:
+def network_section(analysis: Analysis) -> list[Any]:
     """Per node what the card sent against what it can."""
     if not analysis.networks:
         return []
@@ -193,7 +195,7 @@ def network_section(analysis: Analysis) -> list:
     return lines
 
 
-def gpu_section(analysis: Analysis) -> list:
+def gpu_section(analysis: Analysis) -> list[Any]:
     """Per card; with the warning about utilisation."""
     if not analysis.gpus:
         return []
@@ -216,7 +218,7 @@ def gpu_section(analysis: Analysis) -> list:
     )
 
 
-def rank_section(analysis: Analysis) -> list:
+def rank_section(analysis: Analysis) -> list[Any]:
     """Own work per rank; long lists are cut to the slowest."""
     step = analysis.step
     if step is None or len(step.ranks) < 2:
@@ -237,7 +239,7 @@ def rank_section(analysis: Analysis) -> list:
     return lines
 
 
-def curve_section(analysis: Analysis) -> list:
+def curve_section(analysis: Analysis) -> list[Any]:
     """Top-1 per epoch; the ends of a long list."""
     scored = [epoch for epoch in analysis.curve if epoch.top1 is not None]
     if not scored:
@@ -251,7 +253,7 @@ def curve_section(analysis: Analysis) -> list:
     return lines
 
 
-def attempt_section(analysis: Analysis) -> list:
+def attempt_section(analysis: Analysis) -> list[Any]:
     """The attempts, when there was more than one."""
     attempts = analysis.summary["attempts"]
     if len(attempts) < 2:
@@ -266,12 +268,12 @@ def attempt_section(analysis: Analysis) -> list:
     return lines
 
 
-def advice_section(analysis: Analysis) -> list:
+def advice_section(analysis: Analysis) -> list[Any]:
     """What to change, the best first."""
-    advice = analysis.summary["advice"]
-    if not advice:
+    advice, step = analysis.summary["advice"], analysis.step
+    if not advice or step is None:
         return []
-    now = analysis.step.images_per_second
+    now = step.images_per_second
     lines = [f"WHAT TO CHANGE  (predicted images/s; now {three_digits(now)} in a mean step)"]
     for item in advice:
         figure = three_digits(item["predicted_images_per_second"])
@@ -279,7 +281,7 @@ def advice_section(analysis: Analysis) -> list:
     return lines + wrap("Predictions from the measured step, one change each: docs/report.md.")
 
 
-def note_section(analysis: Analysis) -> list:
+def note_section(analysis: Analysis) -> list[Any]:
     """What the report could not see."""
     if not analysis.notes:
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from report import formulas
 from report.bottleneck import data_disk, parts
@@ -15,10 +16,10 @@ class Verdict:
     """`headline` is one sentence; `because` are the sentences with its figures."""
 
     headline: str
-    because: tuple
+    because: tuple[Any, ...]
 
 
-def verdict(cause: str, step: Step | None, disks: list, shares: list) -> Verdict:
+def verdict(cause: str, step: Step | None, disks: list[Any], shares: list[Any]) -> Verdict:
     """Words for a value of `bottleneck`."""
     if step is None:
         return Verdict(
@@ -39,7 +40,7 @@ def verdict(cause: str, step: Step | None, disks: list, shares: list) -> Verdict
     return Verdict(headline, (*because, *page_cache(cause, step, disks)))
 
 
-def network(step: Step, disks: list, shares: list) -> tuple:
+def network(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
     """Exposed waiting for gradients rules."""
     headline = (
         f"The network is the bottleneck: {of_step(step, step.network)} of each step "
@@ -53,7 +54,7 @@ def of_step(step: Step, value: float) -> str:
     return percent(value / step.seconds)
 
 
-def traffic(step: Step) -> list:
+def traffic(step: Step) -> list[Any]:
     """What a node sent per step, and how long the link needs for it at the least."""
     if step.shared_machine:
         return [
@@ -74,7 +75,7 @@ def traffic(step: Step) -> list:
     ]
 
 
-def link_differs(step: Step) -> list:
+def link_differs(step: Step) -> list[Any]:
     """A link that carries much less than its card says."""
     if step.shared_machine or not (step.rate and step.link_mbit and step.bytes_sent):
         return []
@@ -92,7 +93,7 @@ def three_figures(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def compute(step: Step, disks: list, shares: list) -> tuple:
+def compute(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
     """Forward, backward and optimizer rule: the healthy case."""
     waits = {
         "gradients": step.network,
@@ -100,7 +101,7 @@ def compute(step: Step, disks: list, shares: list) -> tuple:
         "images": step.data,
         "copies to the device": step.h2d,
     }
-    most = sorted(waits, key=waits.get, reverse=True)[:2]
+    most = sorted(waits, key=lambda name: waits[name], reverse=True)[:2]
     named = ", ".join(f"{of_step(step, waits[name])} for {name}" for name in most)
     return (
         f"Computing is the bottleneck, as it should be: {of_step(step, step.compute)} of each step "
@@ -109,7 +110,7 @@ def compute(step: Step, disks: list, shares: list) -> tuple:
     )
 
 
-def disk(step: Step, disks: list, shares: list) -> tuple:
+def disk(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
     """A busy disk keeps the loader waiting."""
     busy = data_disk(disks)
     return (
@@ -121,7 +122,7 @@ def disk(step: Step, disks: list, shares: list) -> tuple:
     )
 
 
-def share(step: Step, disks: list, shares: list) -> tuple:
+def share(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
     """The images come over NFS or SMB, too slowly."""
     most = max(shares, key=lambda use: use.read)
     return (
@@ -134,7 +135,7 @@ def share(step: Step, disks: list, shares: list) -> tuple:
     )
 
 
-def decode(step: Step, disks: list, shares: list) -> tuple:
+def decode(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
     """The loader is late although nothing it reads from is busy."""
     busy = data_disk(disks)
     idle = (
@@ -152,7 +153,7 @@ def decode(step: Step, disks: list, shares: list) -> tuple:
     )
 
 
-def h2d(step: Step, disks: list, shares: list) -> tuple:
+def h2d(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
     """Copies to the device rule."""
     return (
         f"Copying batches to the device is the bottleneck: {of_step(step, step.h2d)} of each step.",
@@ -160,7 +161,7 @@ def h2d(step: Step, disks: list, shares: list) -> tuple:
     )
 
 
-def straggler(step: Step, disks: list, shares: list) -> tuple:
+def straggler(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
     """Ranks wait for a slower one, or for each other in turn."""
     last, others = slowest(step)
     waits = of_step(step, step.peers)
@@ -189,7 +190,7 @@ def excess(step: Step, last, category: str) -> float:
     return last.seconds.get(category, 0.0) - mean
 
 
-def checkpoint(step: Step, disks: list, shares: list) -> tuple:
+def checkpoint(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
     """Saving stalls training."""
     return (
         f"Saving checkpoints is the bottleneck: {percent(parts(step)['checkpoint'])} of "
@@ -201,14 +202,14 @@ def checkpoint(step: Step, disks: list, shares: list) -> tuple:
     )
 
 
-def spread(step: Step, disks: list, shares: list) -> tuple:
+def spread(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
     """No part is large enough to be called the bottleneck."""
     share = sorted(parts(step).items(), key=lambda item: -item[1])[:3]
     named = ", ".join(f"{name} {percent(value)}" for name, value in share)
     return "There is no single bottleneck: the time is spread.", [f"The largest parts: {named}."]
 
 
-def page_cache(cause: str, step: Step, disks: list) -> list:
+def page_cache(cause: str, step: Step, disks: list[Any]) -> list[Any]:
     """What an idle disk means, since it is often taken for a sign of trouble."""
     if cause.startswith("data") or not disks:
         return []
@@ -222,7 +223,7 @@ def page_cache(cause: str, step: Step, disks: list) -> list:
     ]
 
 
-def headline_of(status: str, first_cause: dict | None) -> str | None:
+def headline_of(status: str, first_cause: dict[str, Any] | None) -> str | None:
     """A sentence that comes before the verdict when the run did not finish."""
     if status == "finished":
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from report.records import Run, attempt_of, time_of
 
@@ -21,9 +22,9 @@ class Window:
         return self.end - self.start
 
 
-def loop_windows(run: Run) -> dict:
+def loop_windows(run: Run) -> dict[str, Any]:
     """Host -> its windows. A rank without an end is taken to have ended with its last line."""
-    found: dict = {}
+    found: dict[str, Any] = {}
     for record in run.ranks:
         start = time_of(record.start.get("mono"))
         if start is None or any(w.attempt == record.attempt for w in found.get(record.host, [])):
@@ -36,7 +37,7 @@ def loop_windows(run: Run) -> dict:
     return found
 
 
-def between(samples: list, window: Window) -> list:
+def between(samples: list[Any], window: Window) -> list[Any]:
     """The samples of the window's attempt taken within it, by time."""
     inside = [
         sample
