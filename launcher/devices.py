@@ -5,6 +5,7 @@ follows: the rule itself is trainer/levels.py.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -195,7 +196,8 @@ def _sm(card: dict[str, Any]) -> int:
     0 for a card that ansible/stacks.yml does not know either."""
     if card["sm"]:
         return card["sm"]
-    number = int(card["pci"] or "0", 16)
+    known = re.fullmatch("[0-9a-f]{4}", card["pci"] or "")
+    number = int(known.group(), 16) if known else 0
     return next((sm for first, last, sm in _generations() if first <= number <= last), 0)
 
 

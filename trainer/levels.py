@@ -106,7 +106,8 @@ def has_bf16(device: Device) -> bool:
 
 def torch_has_bf16(device: Device) -> bool:
     """torch's autocast refuses bf16 on the GPU where it was built for CUDA before 11."""
-    return device.cuda is None or int(device.cuda.split(".")[0]) >= 11
+    major = (device.cuda or "").split(".")[0]
+    return not major.isdigit() or int(major) >= 11
 
 
 def without_bf16(device: Device) -> str:

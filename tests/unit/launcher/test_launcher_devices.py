@@ -233,6 +233,13 @@ def test_a_driver_that_does_not_tell_the_capability_is_asked_for_the_card():
     assert [device.sm for device in part.devices] == [61, 75]
 
 
+@pytest.mark.parametrize("pci", [None, "", "ffff", "0x1b06", "\n"])
+def test_a_card_of_no_known_number_counts_as_old(pci):
+    cards = {"node1": facts(1, gpus={**gpus(1), "cards": [card(0, sm=None, pci=pci)]})}
+    part = devices.share_out([host(1)], cards, SETTINGS)["node1"]
+    assert devices.precision({"node1": part}, [host(1)], cards, SETTINGS, False).name == "fp32"
+
+
 @pytest.mark.parametrize(
     "machines, settings, words",
     [
