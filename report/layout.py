@@ -23,14 +23,20 @@ def wrap(sentence: str, indent: str = "  ", first: str | None = None) -> list[An
     )
 
 
-def table(rows: list[Any]) -> list[Any]:
-    """Rows of strings as aligned columns: the first to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+def table(rows: list[Any], names: int = 1) -> list[Any]:
+    """Rows of strings as aligned columns: the first `names` to the left, the others to the right.
+
+    Where 80 columns are too few, long names are cut, never figures."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    over = 2 + sum(widths) + 2 * (len(widths) - 1) - COLUMNS
+    for i in reversed(range(names)):
+        cut = min(max(over, 0), max(widths[i] - len(rows[0][i]), 0))
+        widths[i], over = widths[i] - cut, over - cut
     return [
         (
             "  "
             + "  ".join(
-                cell.ljust(width) if i == 0 else cell.rjust(width)
+                cell[:width].ljust(width) if i < names else cell.rjust(width)
                 for i, (cell, width) in enumerate(zip(row, widths))
             )
         ).rstrip()[:COLUMNS]

@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from report import charts, formulas
+from report import charts, formulas, tables
 from report.analysis import Analysis
 from report.progress import POINTS
 from report.records import CATEGORIES
@@ -42,7 +42,7 @@ def render_page(analysis: Analysis) -> str:
         words=WORDS,
         shares=time_shares(analysis),
         charts=all_charts(analysis),
-        line_rate=formulas.line_rate,
+        tables=tables,
         disk_hosts=[use.host for use in charted_disks(analysis)],
     )
 

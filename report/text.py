@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from report import formulas
+from report import layout, tables
 from report.analysis import Analysis
-from report.layout import table, wrap
+from report.layout import wrap
 from report.measure import slowest
 from report.records import CATEGORIES
-from report.units import count, link, percent, seconds, size, three_digits
+from report.units import count, seconds, three_digits
 
 BAR = 30
 WORDS = {
@@ -139,26 +139,10 @@ def step_section(analysis: Analysis) -> list[Any]:
 
 
 def disk_section(analysis: Analysis) -> list[Any]:
-    """Per node the disk with the data, or the busiest."""
+    """Per node its disks, the one with the data first, and what it read from shares."""
     if not analysis.disks and not analysis.shares:
         return []
-    rows = [("node  disk", "MB/s read", "peak", "MB/s written", "busy", "a request")]
-    seen: dict[tuple[str, int], int] = {}
-    for use in analysis.disks:
-        if seen.setdefault((use.host, use.attempt), 0) < 2:
-            seen[use.host, use.attempt] += 1
-            data = " (data)" if use.holds_data else ""
-            rows.append(
-                (
-                    f"{use.host}  {use.device}{data}",
-                    three_digits(use.read),
-                    three_digits(use.peak_read),
-                    three_digits(use.write),
-                    f"{use.util:.0f} %",
-                    f"{three_digits(use.await_ms)} ms",
-                )
-            )
-    lines = ["DISKS  (while training ran)", *(table(rows) if len(rows) > 1 else [])]
+    lines = ["DISKS  (while training ran)", *aligned(tables.disks(analysis.disks))]
     for use in analysis.shares:
         lines += wrap(
             f"{use.host} read {three_digits(use.read)} MB/s from {use.mount} ({use.kind})."
@@ -168,30 +152,18 @@ def disk_section(analysis: Analysis) -> list[Any]:
     return lines
 
 
+def aligned(table: tables.Table) -> list[Any]:
+    """The lines of a table; none without rows."""
+    return layout.table([table.heads, *table.rows], tables.NAMES) if table.rows else []
+
+
 def network_section(analysis: Analysis) -> list[Any]:
     """Per node what the card sent against what it can."""
     if not analysis.networks:
         return []
-    rows = [("node  card", "link", "sent MB/s", "peak", "of link", "per step", "retransmits")]
-    for use in analysis.networks:
-        full = formulas.line_rate(use.speed_mbit) if use.speed_mbit else None
-        rows.append(
-            (
-                f"{use.host}  {use.interface}",
-                link(use.speed_mbit) if use.speed_mbit else "?",
-                three_digits(use.sent / 1e6),
-                three_digits(use.peak_sent / 1e6),
-                percent(use.sent / full) if full else "?",
-                size(use.sent_per_step) if use.sent_per_step else "?",
-                f"{use.retransmits:,}",
-            )
-        )
-    lines = ["NETWORK  (while training ran)", *table(rows)]
+    lines = ["NETWORK  (sent while training ran)", *aligned(tables.networks(analysis.networks))]
     if any(use.shared_by > 1 for use in analysis.networks):
         lines += wrap("The nodes share one machine's card: each is given its part of the counters.")
-    if any(use.dropped for use in analysis.networks):
-        lost = sum(use.dropped for use in analysis.networks)
-        lines += wrap(f"{lost:,} packets were dropped by the cards.")
     return lines
 
 
@@ -199,19 +171,7 @@ def gpu_section(analysis: Analysis) -> list[Any]:
     """Per card; with the warning about utilisation."""
     if not analysis.gpus:
         return []
-    rows = [("node  GPU", "resident", "memory", "power", "hottest", "slowest clock")]
-    rows += [
-        (
-            f"{use.host}  {use.index}",
-            f"{use.utilization:.0f} %",
-            size(use.memory_peak),
-            f"{use.power:.0f} W" if use.power is not None else "?",
-            f"{use.temperature:.0f} C" if use.temperature is not None else "?",
-            f"{use.clock:.0f} MHz" if use.clock is not None else "?",
-        )
-        for use in analysis.gpus
-    ]
-    lines = ["GPUS  (while training ran)", *table(rows)]
+    lines = ["GPUS  (while training ran)", *aligned(tables.gpus(analysis.gpus))]
     return lines + wrap(
         "`resident` is what nvidia-smi calls utilisation: it also counts waiting for gradients, so "
         "nothing is concluded from it."

@@ -1,0 +1,93 @@
+"""The report's tables, each once: the terminal and the page show the same columns and rows.
+
+A column is its head and the words for one row; to add one, add it here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from report import formulas
+from report.disk import DiskUse
+from report.gpu import GpuUse
+from report.network import NetworkUse
+from report.units import link, percent, size, three_digits
+
+UNKNOWN = "?"
+NAMES = 2  # the first columns of each table say whose row it is
+
+
+class Column(NamedTuple):
+    """`words` gives the cell of a row."""
+
+    head: str
+    words: Callable[[Any], str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """`rows` are as wide as `heads`; the first NAMES columns are names, the others figures."""
+
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def made(columns: tuple[Column, ...], uses: list[Any]) -> Table:
+    """One row for each of `uses`."""
+    rows = (tuple(column.words(use) for column in columns) for use in uses)
+    return Table(tuple(column.head for column in columns), tuple(rows))
+
+
+def known(value: float | None, words: Callable[[float], str]) -> str:
+    return UNKNOWN if value is None else words(value)
+
+
+def of_link(sent: float, mbit: float) -> str:
+    """Bytes per second as a share of what a link carries."""
+    return percent(sent / formulas.line_rate(mbit))
+
+
+DISKS = (
+    Column("node", lambda use: use.host),
+    Column("disk", lambda use: use.device + (" (data)" if use.holds_data else "")),
+    Column("MB/s read", lambda use: three_digits(use.read)),
+    Column("peak", lambda use: three_digits(use.peak_read)),
+    Column("MB/s written", lambda use: three_digits(use.write)),
+    Column("busy", lambda use: f"{use.util:.0f} %"),
+    Column("a request", lambda use: f"{three_digits(use.await_ms)} ms"),
+)
+# What was sent; "of link" is its share of what the link can carry.
+NETWORKS = (
+    Column("node", lambda use: use.host),
+    Column("card", lambda use: use.interface),
+    Column("link", lambda use: known(use.speed_mbit, link)),
+    Column("MB/s", lambda use: three_digits(use.sent / 1e6)),
+    Column("peak", lambda use: three_digits(use.peak_sent / 1e6)),
+    Column("of link", lambda use: known(use.speed_mbit, lambda mbit: of_link(use.sent, mbit))),
+    Column("a step", lambda use: known(use.sent_per_step, size)),
+    Column("retransmits", lambda use: f"{use.retransmits:,}"),
+    Column("drops", lambda use: f"{use.dropped:,}"),
+)
+GPUS = (
+    Column("node", lambda use: use.host),
+    Column("GPU", lambda use: str(use.index)),
+    Column("resident", lambda use: f"{use.utilization:.0f} %"),
+    Column("memory", lambda use: size(use.memory_peak)),
+    Column("power", lambda use: known(use.power, lambda watts: f"{watts:.0f} W")),
+    Column("hottest", lambda use: known(use.temperature, lambda celsius: f"{celsius:.0f} C")),
+    Column("slowest clock", lambda use: known(use.clock, lambda mhz: f"{mhz:.0f} MHz")),
+)
+
+
+def disks(uses: list[DiskUse]) -> Table:
+    return made(DISKS, uses)
+
+
+def networks(uses: list[NetworkUse]) -> Table:
+    return made(NETWORKS, uses)
+
+
+def gpus(uses: list[GpuUse]) -> Table:
+    return made(GPUS, uses)

@@ -1,0 +1,79 @@
+"""The terminal and the page show the same tables: columns, rows and cells."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from report import layout, tables
+from report.analysis import analyse
+from report.page import render_page
+from report.text import render_text
+from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
+
+TITLES = {"disks": "DISKS", "networks": "NETWORK", "gpus": "GPUS"}
+
+
+class Cells(HTMLParser):
+    """`tables`: rows of cells of each table of a page."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tables, self.inside = [], False
+        self.feed(page)
+
+    def handle_starttag(self, tag, _):
+        self.inside = tag in ("th", "td")
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif self.inside:
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag):
+        self.inside = self.inside and tag not in ("th", "td")
+
+    def handle_data(self, data):
+        if self.inside:
+            self.tables[-1][-1][-1] += data.replace("\u00a0", " ")
+
+
+def lines_of(text, title):
+    """The lines of a section of the text below its title."""
+    return re.search(rf"^{title} .*\n((?:  .*\n)+)", text, re.M).group(1).splitlines()
+
+
+@pytest.fixture
+def analysis(tmp_path):
+    return analyse(RunBuilder(tmp_path / "run", gpu=True, **BOTTLENECKS["network"]).write())
+
+
+@pytest.mark.parametrize("name", TITLES)
+def test_both_show_the_same_columns_and_cells(analysis, name):
+    table = getattr(tables, name)(getattr(analysis, name))
+    assert len(table.rows) >= 4
+    on_page = Cells(render_page(analysis)).tables
+    assert [list(row) for row in (table.heads, *table.rows)] in on_page
+    in_text = lines_of(render_text(analysis), TITLES[name])
+    for cells, line in zip((table.heads, *table.rows), in_text):
+        assert re.split(r"  +", line.strip()) == list(cells)
+
+
+def test_a_column_is_added_in_one_place(analysis, monkeypatch):
+    column = tables.Column("seen", lambda use: f"by {use.host}")
+    monkeypatch.setattr(tables, "GPUS", (*tables.GPUS[:3], column))
+    assert "by node2" in render_text(analysis) and ">by node2<" in render_page(analysis)
+
+
+def test_packets_that_were_dropped_show_in_both(analysis):
+    assert "drops" in render_text(analysis) and "drops" in render_page(analysis)
+
+
+def test_where_columns_are_too_few_names_are_cut_and_no_figure():
+    heads = ("node", "card", *(f"figure{n}" for n in range(7)))
+    rows = [("node1", "enx0123456789ab", *["123,456"] * 7)]
+    lines = layout.table([heads, *rows], tables.NAMES)
+    assert max(map(len, lines)) <= 80
+    assert lines[1].split()[-7:] == ["123,456"] * 7
+    assert lines[1].startswith("  node1  enx")
