@@ -81,7 +81,8 @@ def materials(options: Options, world: World) -> Materials:
     """Data sets and model. Raises UserError on all ranks when one of them lacks something."""
     with world.agreed():
         made = _materials(options, world)
-    counts = world.gather((len(made.train_set), len(made.eval_set)))
+    told = world.gather((len(made.train_set), len(made.eval_set)))
+    counts = [(train, val) for train, val in told]
     if len(set(counts)) > 1:
         raise UserError(f"the ranks see different data sets (train, val images): {counts}.")
     return made

@@ -16,7 +16,6 @@ import uuid
 from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
-import torch.distributed as dist
 
 from .build import Job
 from .compat import load_tensors
@@ -125,7 +124,7 @@ def _complete(job: Job) -> FrozenSet[Tuple[str, int]]:
     if job.sync is None or job.sync.state_dict() is None:
         return frozenset()
     keys = job.world.gather([key for key, _ in _own_files(job)])
-    return frozenset.intersection(*map(frozenset, keys))
+    return frozenset.intersection(*(frozenset(map(tuple, theirs)) for theirs in keys))
 
 
 def load_weights(
@@ -161,7 +160,6 @@ class Found(NamedTuple):
     files for it, then by samples seen."""
 
     key: Tuple[str, bool, int]
-    rank: int
     other_options: List[str]
 
 
@@ -175,21 +173,22 @@ def find(job: Job, same_options: bool = True) -> Optional[Dict[str, Any]]:
     complete = _complete(job)
     if world.local_rank == 0:
         content, mine = _newest_here(job, complete)
-    found = [one for one in world.gather(mine) if one is not None]
-    if not found:
+    told = [one and Found(tuple(one[0]), one[1]) for one in world.gather(mine)]
+    # The lowest rank's of equal ones.
+    source = max(range(world.size), key=lambda rank: told[rank].key if told[rank] else ("",))
+    best = told[source]
+    if best is None:
         if options.resume == "auto":
             return None
         raise UserError(f"--resume {options.resume}: no whole checkpoint on any node.")
-    best = max(found, key=lambda one: (one.key, -one.rank))
     if same_options and best.other_options:
         raise UserError(
             f"the checkpoint was made with another {', '.join(best.other_options)}: give the same "
             "options, or --resume none to start afresh."
         )
-    box = [content]
-    if world.size > 1:
-        dist.broadcast_object_list(box, best.rank)
-    return load_tensors(io.BytesIO(box[0]))
+    if world.exchange is not None:
+        content = world.exchange.bytes_from(source, content)
+    return load_tensors(io.BytesIO(content))
 
 
 def _newest_here(job: Job, complete: FrozenSet[Tuple[str, int]]) -> Tuple[bytes, Optional[Found]]:
@@ -197,7 +196,7 @@ def _newest_here(job: Job, complete: FrozenSet[Tuple[str, int]]) -> Tuple[bytes,
     for content, state in _allowed_here(job.options):
         other = differing(state, job.options, len(job.train_set))
         key = (state["run"], (state["run"], state["step"]) in complete, state["samples"])
-        found = Found(key, job.world.rank, other)
+        found = Found(key, other)
         if best[1] is None or found.key > best[1].key:
             best = content, found
     return best

@@ -2,6 +2,7 @@
 
 import collections
 import inspect
+import os
 import pickle
 import re
 from typing import Any, BinaryIO, Dict, Optional
@@ -31,6 +32,14 @@ def cpu_capability() -> Optional[str]:
         return torch.backends.cpu.get_cpu_capability()
     found = re.search(r"CPU capability usage: (\w+)", torch.__config__.show())
     return found.group(1) if found else None
+
+
+def nccl_settings() -> Dict[str, str]:
+    """Environment by which a collective that outlives its time-out ends the process: the default
+    since torch 2.2, before that set by torchrun alone."""
+    name = "NCCL_ASYNC_ERROR_HANDLING"
+    old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 2)
+    return {name: "1"} if old and name not in os.environ else {}
 
 
 class _TensorsOnly(pickle.Unpickler):

@@ -83,7 +83,8 @@ def _gathered(made: Job) -> List[torch.Tensor]:
         features = seen["features"].flatten(1).float() if made.options.extract else best.values
         found = (batch.indices, best.indices, best.values, features)
         parts.append([column.cpu() for column in found])
-    rows = [part for several in made.world.gather(parts) for part in several]
+    mine = [torch.cat(column) for column in zip(*parts)]  # none where this rank had no image
+    rows = [theirs for theirs in made.world.gather_state(mine) if theirs]
     if not rows:
         raise UserError("--predict and --extract: not one image of val can be read.")
     columns = [torch.cat(column) for column in zip(*rows)]

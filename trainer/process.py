@@ -34,9 +34,9 @@ def work(options: Options) -> int:
             raise
         print(f"trainer: rank {place(os.environ).rank}: out of memory: {error}", file=sys.stderr)
         return OUT_OF_MEMORY
-    if world.size > 1:
-        # All ranks are here: leave together, so that no peer sees a connection break.
-        dist.barrier()
+    if world.exchange is not None:
+        # All ranks come here: leave together, so that no peer sees a connection break.
+        world.exchange.meet()
         dist.destroy_process_group()
     return code
 

@@ -104,7 +104,7 @@ class Run:
         self.clock.enter("data")
         for batch in batches:
             # Only where all ranks have met is nothing under way, and only there can they agree.
-            if job.met and self.stop.before(at.step):
+            if job.met and self.stop.now():
                 return False
             self._step(batch)
             every = self.options.checkpoint_every

@@ -6,16 +6,18 @@ import os
 import socket
 import subprocess
 from datetime import timedelta
-from typing import Any, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from .batch import SMALLEST, rank_batches
+from .compat import nccl_settings
 from .data.order import split_batch
 from .devices import of_all_ranks, of_this_rank
 from .errors import RankError, UserError
+from .exchange import Exchange
 from .levels import Device
 from .options import Options
 
@@ -50,6 +52,7 @@ class World(Place):
     batches: Tuple[int, ...] = (1,)
     devices: Tuple[Device, ...] = ()  # of each rank, for the choice of the precision
     store: Optional[dist.Store] = None
+    exchange: Optional[Exchange] = None  # None in a world of one
 
     @property
     def global_batch(self) -> int:
@@ -65,12 +68,12 @@ class World(Place):
         return split_batch(count, self.batches, self.smallest)
 
     def gather(self, thing: Any) -> List[Any]:
-        """One picklable thing from each rank, in rank order, on every rank."""
-        if self.size == 1:
-            return [thing]
-        things: List[Any] = [None] * self.size
-        dist.all_gather_object(things, thing)
-        return things
+        """One value of JSON from each rank, in rank order, on every rank; tuples become lists."""
+        return [thing] if self.exchange is None else self.exchange.json(thing)
+
+    def gather_state(self, thing: Any) -> List[Any]:
+        """One value of tensors and plain containers from each rank, in rank order."""
+        return [thing] if self.exchange is None else self.exchange.state(thing)
 
     @contextlib.contextmanager
     def agreed(self) -> Iterator[None]:
@@ -80,7 +83,7 @@ class World(Place):
             yield
         except UserError as error:
             own = str(error)
-        told = self.gather((own, self.host))
+        told = [(sentence, host) for sentence, host in self.gather((own, self.host))]
         if any(sentence for sentence, _ in told):
             apart = [f"{host}: {sentence}" for sentence, host in dict.fromkeys(told) if sentence]
             alike = len({sentence for sentence, _ in told}) == 1
@@ -115,9 +118,9 @@ def start(options: Options) -> World:
     own = of_this_rank(device, world.host, options)
     world = dataclasses.replace(world, devices=(own,))
     if here.size > 1:
-        store, devices = _meet(options, here, own)
-        world = dataclasses.replace(world, store=store, devices=devices)
-    places = world.gather((world.host if here.node is None else here.node, here.local_rank))
+        world = dataclasses.replace(world, **_meet(options, here, own))
+    at = (world.host if here.node is None else here.node, here.local_rank)
+    places = [(node, local) for node, local in world.gather(at)]
     nodes = [node for node, _ in places]
     node = nodes[here.rank]
     return dataclasses.replace(
@@ -144,14 +147,16 @@ def _device(options: Options, here: Place) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _meet(options: Options, here: Place, own: Device) -> Tuple[dist.Store, Tuple[Device, ...]]:
-    """Form the process group; return a store of the trainer's own for small agreements, and the
-    devices of all ranks."""
+def _meet(options: Options, here: Place, own: Device) -> Dict[str, Any]:
+    """Form the process group. Returns World's `store`, of the trainer's own, its `exchange`, and
+    the `devices` of all ranks."""
     if "MASTER_ADDR" not in os.environ:
         os.environ["MASTER_ADDR"] = _first_host(here)
     os.environ.setdefault("MASTER_PORT", "29500")
     patience = timedelta(seconds=options.timeout)
     backend = "nccl" if own.kind == "cuda" else "gloo"
+    if backend == "nccl":
+        os.environ.update(nccl_settings())
     try:
         store, *_ = next(rendezvous("env://", here.rank, here.size, timeout=patience))
         store.set_timeout(patience)
@@ -163,15 +168,19 @@ def _meet(options: Options, here: Place, own: Device) -> Tuple[dist.Store, Tuple
             world_size=here.size,
             timeout=patience,
         )
-        dist.barrier()
+        exchange = Exchange(patience)
+        exchange.meet()
     except (RuntimeError, OSError) as error:
+        if "nccl" in str(error).lower():
+            raise  # the ranks have met; its own words say what is wrong
         raise UserError(
             f"rank {here.rank} of {here.size} did not meet the others at "
             f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within {options.timeout} s: "
             f"{str(error).splitlines()[0]}. Were {here.size} processes started, and is that "
             "address the first machine's?"
         ) from error
-    return dist.PrefixStore("trainer", store), devices
+    own_store = dist.PrefixStore("trainer", store)
+    return {"store": own_store, "exchange": exchange, "devices": devices}
 
 
 def _first_host(here: Place) -> str:

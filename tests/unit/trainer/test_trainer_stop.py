@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from trainer.stop import STEP, Stop
+from trainer.stop import WHEN, Stop
 from trainer.world import World
 
 LOG_EVERY = 10  # steps between two waits for the device in the training loop
@@ -46,10 +46,10 @@ class Mark:
         self.devices.wait(self.count)
 
 
-def leave(rank, told_at, devices, store, left, device, meets):
+def leave(rank, told_at, devices, store, left, device):
     """One rank's loop; the rank 1 is slow, so that the others run ahead as far as they may."""
     world = World(rank=rank, size=len(left), device=torch.device(device), store=store)
-    stop = Stop(world, meets)
+    stop = Stop(world)
     stop._mark = lambda: Mark(devices, rank)
     for step in range(200):
         if rank == 1:
@@ -58,7 +58,7 @@ def leave(rank, told_at, devices, store, left, device, meets):
                 # The others go as far as they can before this rank looks.
                 time.sleep(0.05)
                 stop.told = True
-        if stop.before(step):
+        if step % devices.every == 0 and stop.now():
             left[rank] = step
             return
         devices.enqueue(rank)
@@ -75,12 +75,9 @@ def test_all_ranks_leave_at_one_step(monkeypatch, device, every, told_at):
     monkeypatch.setattr("trainer.stop.signal.signal", lambda *_: None)  # of the main thread alone
     devices, left, store = Devices(3, every), [None] * 3, dist.HashStore()
 
-    def meets(step):
-        return -(-step // every) * every
-
     ranks = [
         threading.Thread(
-            target=leave, args=(rank, told_at, devices, store, left, device, meets), daemon=True
+            target=leave, args=(rank, told_at, devices, store, left, device), daemon=True
         )
         for rank in range(3)
     ]
@@ -88,9 +85,8 @@ def test_all_ranks_leave_at_one_step(monkeypatch, device, every, told_at):
         rank.start()
     for rank in ranks:
         rank.join(60)
-    assert left == [store.add(STEP, 0)] * 3
-    assert told_at < left[0] <= told_at + 2 + 2 * every
-    assert left[0] % every == 0
+    assert left == [(store.add(WHEN, 0) - 1) * every] * 3
+    assert told_at < left[0] <= told_at + 4 * every
 
 
 @pytest.fixture
@@ -103,22 +99,22 @@ def stops():
 
 def test_all_ranks_leave_before_the_same_step(stops):
     first, second, third = stops
-    assert not any(stop.before(4) for stop in stops)
+    assert not any(stop.now() for stop in stops)
     # The second is told while the first has begun step 5 already.
-    assert not first.before(5)
+    assert not first.now()
     second.told = True
-    assert not second.before(5)
-    assert not third.before(5)
-    assert [stop.before(6) for stop in stops] == [True] * 3
+    assert not second.now()
+    assert not third.now()
+    assert [stop.now() for stop in stops] == [True] * 3
 
 
 def test_the_first_that_was_told_decides(stops):
     first, second, third = stops
     first.told = second.told = True
-    assert not first.before(7)
-    assert not second.before(7)
-    assert not third.before(7)
-    assert [stop.before(8) for stop in stops] == [True] * 3
+    assert not first.now()
+    assert not second.now()
+    assert not third.now()
+    assert [stop.now() for stop in stops] == [True] * 3
 
 
 def test_two_that_are_told_at_once_write_one_step(stops):
@@ -128,9 +124,10 @@ def test_two_that_are_told_at_once_write_one_step(stops):
     late = types.SimpleNamespace(add=lambda name, n: store.add(name, n) if n else 0)
     second.world = World(store=late)
     first.told = second.told = True
-    assert not first.before(7)
-    assert not second.before(7)
-    assert third.before(8)
+    assert not first.now()
+    assert not second.now()
+    assert not third.now()
+    assert third.now()
 
 
 def test_sigterm_tells(stops):
@@ -141,7 +138,7 @@ def test_sigterm_tells(stops):
 def test_one_process_leaves_at_once():
     before = signal.getsignal(signal.SIGTERM)
     stop = Stop(World())
-    assert not stop.before(3)
+    assert not stop.now()
     stop.told = True
-    assert stop.before(3)
+    assert stop.now()
     signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,126 @@
+"""What ranks tell each other is JSON, tensors and bytes: no rank's object is another's code."""
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.trainer_ranks import run_ranks
+from trainer.options import Options
+
+
+class Attack:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def told_by_a_hostile_rank(path):
+    """Rank 1 sends an object as torch's all_gather_object does, within the same collectives."""
+    from trainer.world import start
+
+    world = start(Options())
+    if world.rank == 1:
+        group = getattr(getattr(world, "exchange", None), "_group", None)
+        try:
+            dist.all_gather_object([None, None], Attack(path), group=group)
+        except Exception:  # it gets JSON
+            return "attacked"
+    try:
+        return str(world.gather("honest"))
+    except Exception as error:
+        return str(error)
+
+
+def test_an_object_of_one_rank_is_not_run_on_another(tmp_path):
+    path = tmp_path / "made by another rank"
+    told = run_ranks([1, 1], told_by_a_hostile_rank, str(path))
+    assert not path.exists()
+    assert "sent what is no JSON" in told[0]
+
+
+def exchanged():
+    from trainer.world import start
+
+    world = start(Options())
+    rank, exchange = world.rank, world.exchange
+    state = {"error": torch.full((rank, 3), float(rank)), "step": rank} if rank else None
+    states = exchange.state(state)
+    return (
+        world.gather((f"node\udce9{rank}", [None, 0.1 * rank, "x" * 1000 * rank])),
+        [one and (one["error"].tolist(), one["step"]) for one in states],
+        exchange.bytes_from(2, b"" if rank else b"not this"),
+        exchange.bytes_from(1, bytes(range(256)) * rank),
+    )
+
+
+def test_values_come_in_rank_order_to_all():
+    told = run_ranks([1, 2], exchanged)
+    values = [[f"node\udce9{rank}", [None, 0.1 * rank, "x" * 1000 * rank]] for rank in range(3)]
+    states = [None, ([[1.0] * 3], 1), ([[2.0] * 3] * 2, 2)]
+    assert told == [(values, states, b"", bytes(range(256)))] * 3
+
+
+def too_much():
+    from trainer import exchange
+    from trainer.world import start
+
+    world = start(Options())
+    exchange.LARGEST = 100
+    try:
+        world.gather("x" * 200 * world.rank)
+    except Exception as error:
+        return str(error)
+
+
+def test_more_than_a_sentence_of_json_is_refused():
+    assert run_ranks([1, 1], too_much) == ["rank 1 sent 202 bytes of JSON."] * 2
+
+
+def waited(seconds):
+    """A rank comes later than a step's peers would wait."""
+    from trainer.world import start
+
+    world = start(Options(timeout=1))
+    time.sleep(seconds * world.rank)
+    return world.gather(world.rank)
+
+
+def test_unequal_phases_are_not_under_the_patience_of_a_step():
+    assert run_ranks([1, 1], waited, 3) == [[0, 1]] * 2
+
+
+def failing_nccl():
+    from unittest import mock
+
+    from trainer import world
+
+    broken = RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:825, invalid usage\nDuplicate GPU")
+    with mock.patch.object(world.dist, "init_process_group", side_effect=broken):
+        try:
+            world.start(Options())
+        except Exception as error:
+            return type(error).__name__, str(error)
+
+
+def test_an_error_of_nccl_is_not_called_a_failed_meeting():
+    told = run_ranks([1, 1], failing_nccl)
+    assert [kind for kind, _ in told] == ["RuntimeError"] * 2
+    assert all("Duplicate GPU" in text for _, text in told)
+
+
+@pytest.mark.parametrize(("version", "set_"), [("1.12.1", True), ("2.1.0", True), ("2.2.0", False)])
+def test_old_torch_ends_a_collective_that_hangs_without_torchrun_too(monkeypatch, version, set_):
+    from trainer import compat
+
+    monkeypatch.setattr(compat.torch, "__version__", version)
+    monkeypatch.delenv("NCCL_ASYNC_ERROR_HANDLING", raising=False)
+    assert compat.nccl_settings() == ({"NCCL_ASYNC_ERROR_HANDLING": "1"} if set_ else {})
+    monkeypatch.setenv("NCCL_ASYNC_ERROR_HANDLING", "0")
+    assert compat.nccl_settings() == {}

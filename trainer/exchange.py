@@ -1,0 +1,69 @@
+"""What ranks tell each other beside gradients: JSON, tensors and bytes, never objects, since one
+rank's pickle would be code on all others.
+
+It goes over a Gloo group of its own. NCCL's would take GPU memory for it, and the patience of a
+step would be too short for phases that are rightly unequal: a compilation, a scan of a cold share,
+a slow disk at the end. A peer that is gone is noticed at once: its connection breaks.
+"""
+
+import io
+import json
+from datetime import timedelta
+from typing import Any, List
+
+import torch
+import torch.distributed as dist
+
+from .compat import load_tensors
+from .errors import RankError
+
+PHASE = timedelta(minutes=30)  # at least, for the slowest rank to come
+LARGEST = 2**24  # bytes of JSON from one rank
+
+
+class Exchange:
+    """Each method is called by all ranks of the run, in the same order."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        self.size, self.rank = dist.get_world_size(), dist.get_rank()
+        self._group = dist.new_group(backend="gloo", timeout=max(timeout, PHASE))
+
+    def json(self, own: Any) -> List[Any]:
+        """One value each, in rank order; tuples become lists. Raises RankError for what is none."""
+        told = self._bytes(json.dumps(own).encode(), LARGEST)
+        try:
+            return [json.loads(one) for one in told]
+        except (ValueError, RecursionError) as error:
+            raise RankError(f"a rank sent what is no JSON: {error}.") from error
+
+    def state(self, own: Any) -> List[Any]:
+        """One value of tensors and plain containers each, in rank order, on the CPU."""
+        file = io.BytesIO()
+        torch.save(own, file)
+        return [load_tensors(io.BytesIO(one)) for one in self._bytes(file.getvalue())]
+
+    def bytes_from(self, source: int, own: bytes) -> bytes:
+        """Those of rank `source`; the others' are not looked at."""
+        length = torch.tensor([len(own)])
+        dist.broadcast(length, source, group=self._group)
+        content = _tensor(own) if self.rank == source else _tensor(bytes(int(length)))
+        dist.broadcast(content, source, group=self._group)
+        return bytes(content.numpy())
+
+    def meet(self) -> None:
+        """Wait until all ranks are here."""
+        dist.all_reduce(torch.zeros(1), group=self._group)
+
+    def _bytes(self, own: bytes, limit: int = 2**40) -> List[bytes]:
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([len(own)]), group=self._group)
+        sizes = [int(length) for length in lengths]
+        if max(sizes) > limit:
+            raise RankError(f"rank {sizes.index(max(sizes))} sent {max(sizes)} bytes of JSON.")
+        padded = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes]
+        dist.all_gather(padded, _tensor(own.ljust(max(sizes))), group=self._group)
+        return [bytes(one[:size].numpy()) for one, size in zip(padded, sizes)]
+
+
+def _tensor(content: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content or b" "), dtype=torch.uint8)[: len(content)]
