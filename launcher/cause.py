@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from launcher.pitfalls import explain
-from trainer.errors import STOPPED
+from trainer.errors import OUT_OF_MEMORY, STOPPED
 
 # Gaps have a limit: with `.*` a line that repeats a first word costs the square of its length.
 PEER_LOST = re.compile(
@@ -23,6 +23,15 @@ PEER_LOST = re.compile(
     r"gloo/transport.{0,200}(closed|reset|timeout|timed out|refused|Connect)",
     re.IGNORECASE,
 )
+# What NCCL says in a process whose peer is gone: its watchdog then ends the process by SIGABRT, and
+# frames of C++ come after it. Worded so in torch 1.12 to 2.15 and NCCL 2.10 to 2.27.
+NCCL_PEER_LOST = re.compile(
+    r"watchdog caught collective|ncclRemoteError|NCCL communicator was aborted|"
+    r"Some NCCL operations have failed or timed out|taking the entire process down|"
+    r"socket(Progress|Poll|Connect)\w{0,20}:? .{0,200}(closed|reset|timed out|refused)",
+    re.IGNORECASE,
+)
+OWN_WORDS = re.compile(r"^trainer: ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -47,11 +56,20 @@ class Failure:
     @property
     def peer_lost(self) -> bool:
         """Whether it only says that another process is gone."""
-        if self.kind != "worker" or self.signal is not None:
+        aborted = self.signal == "SIGABRT"
+        if self.kind != "worker" or self.exit_code == OUT_OF_MEMORY:
             return False
         if self.exit_code == STOPPED:
             return True
-        return bool(PEER_LOST.search(self.exception or "\n".join(self.last_lines[-3:])))
+        lines = "\n".join(self.last_lines)
+        if self.signal is None or aborted:
+            own = self.exception or (aborted and OWN_WORDS.search(lines))
+            if not own and NCCL_PEER_LOST.search(lines):
+                return True
+        if self.signal is not None:
+            return False
+        said = self.exception or "\n".join(self.last_lines[-3:])
+        return bool(PEER_LOST.search(said) or NCCL_PEER_LOST.search(said))
 
     @property
     def disk_full(self) -> bool:

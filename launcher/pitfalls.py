@@ -29,7 +29,8 @@ PITFALLS = (
         "run `make provision`, or choose an older stack",
     ),
     Pitfall(
-        r"CUDA out of memory|OutOfMemoryError",
+        r"CUDA out of memory|OutOfMemoryError|_STATUS_ALLOC_FAILED|"
+        r"Unable to find a valid cuDNN algorithm|unable to find an engine",
         "the batch does not fit into the GPU's memory",
         "give a smaller BATCH, or ARGS='--accumulate 2', which keeps the global batch",
     ),
@@ -47,6 +48,22 @@ PITFALLS = (
         r"NCCL.*invalid usage|ncclInvalidUsage|Duplicate GPU detected",
         "two ranks use the same GPU, or a tensor lies on another GPU than its rank's",
         "check `gpus` of this machine in the inventory",
+    ),
+    Pitfall(
+        r"NCCL.*unhandled (system|cuda) error|nccl(SystemError|UnhandledCudaError|InternalError)",
+        "NCCL could not use the network, the GPU or shared memory",
+        "read the NCCL WARN lines of that rank's log; /dev/shm and `interface` "
+        "in the inventory are the usual causes",
+    ),
+    Pitfall(
+        r"[Ww]atchdog caught collective operation timeout",
+        "its peers did not come to the same step within --timeout, and NCCL ended it",
+        "see what the other ranks last said; ARGS='--timeout 600' waits longer",
+    ),
+    Pitfall(
+        r"ncclRemoteError|NCCL communicator was aborted",
+        "NCCL lost the connection to a peer",
+        "see what the other ranks last said, and the network between the machines",
     ),
     Pitfall(
         r"Expected more than 1 value per channel",
@@ -150,7 +167,9 @@ def explain(failure) -> tuple[str, str]:
         what = {"gone": "is gone", "guard": "lost its guard", "launch": "could not run launch"}
         return f"{failure.host} {what[failure.kind]}{said}", remedies[failure.kind]
     if failure.exit_code == 2 and failure.last_lines:
-        return f"{_who(failure)}: {failure.last_lines[-1]}", "correct it and start again"
+        own = [line for line in failure.last_lines if line.startswith("trainer: ")]
+        said = (own or failure.last_lines)[-1]  # torch may add warnings as it leaves
+        return f"{_who(failure)}: {said}", "correct it and start again"
     said = f": {failure.exception}" if failure.exception else ""
     return (
         f"{_who(failure)} ended with exit code {failure.exit_code}{said}",

@@ -21,18 +21,28 @@ def normed(num_classes):
 class _OutOfMemory(nn.Module):
     """Runs out of memory at forwards of more than `limit` samples, as a small device would."""
 
-    def __init__(self, inner, limit):
+    def __init__(self, inner, limit, always=False):
         super().__init__()
-        self.inner, self.limit = inner, limit
+        self.inner, self.limit, self.always = inner, limit, always
 
     def forward(self, images):
-        if self.training and torch.is_grad_enabled() and len(images) > self.limit:
+        training = self.training and torch.is_grad_enabled()
+        if (training or self.always) and len(images) > self.limit:
             raise RuntimeError("CUDA out of memory. Tried to allocate more than there is")
         return self.inner(images)
 
 
 def small_device(num_classes):
     return _OutOfMemory(plain(num_classes), 4)
+
+
+def small_device_always(num_classes):
+    return _OutOfMemory(plain(num_classes), 4, always=True)
+
+
+def small_device_late(num_classes):
+    """Its batch normalisation is done when memory runs out."""
+    return nn.Sequential(nn.BatchNorm2d(3), _OutOfMemory(plain(num_classes), 4))
 
 
 class _Unused(nn.Module):

@@ -2,13 +2,14 @@
 
 import os
 import sys
-from typing import List, Optional
+import traceback
+from typing import List, NoReturn, Optional
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from .cli import parse
 from .errors import UserError, tell
-from .process import spawn, work
+from .process import leave, spawn, work
 from .world import place
 
 
@@ -26,5 +27,15 @@ def main(argv: Optional[List[str]] = None) -> int:
         return 130  # as a shell says it
 
 
+def run() -> NoReturn:
+    """The process from its first to its last moment."""
+    try:
+        code = main()
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    leave(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from . import parallel, precision, syncbn
 from . import sync as syncs
 from .apex_amp import choose
+from .batch import micro_batches
 from .data.augment import Normalise
 from .data.folder import ImageFolder
 from .data.mix import Loss
@@ -58,6 +59,11 @@ class Job(Materials):
     @property
     def steps_per_epoch(self) -> int:
         return steps_per_epoch(len(self.train_set), self.world.global_batch, self.world.smallest)
+
+    @property
+    def micro_batch(self) -> int:
+        """The most images that this rank computes on at once, in evaluation too."""
+        return max(micro_batches(self.world.batches[self.world.rank], self.micro_batches))
 
     @property
     def gradient_bytes(self) -> int:
@@ -116,7 +122,7 @@ def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
     # torch declares no `to` of a module with both, which it has.
     model = cast(nn.Module, cast(Any, found.model).to(world.device, memory_format=shape))
     if options.sync_bn and world.size > 1:
-        model = syncbn.convert(model, world.device)
+        model = syncbn.convert(model, world.device, clock, options.timeout)
     optimizer = build_optimizer(model, options, world.global_batch)
     level.prepare(model, optimizer)
     exposed = partial(clock.enter, "sync_exposed")
@@ -124,6 +130,8 @@ def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
     if options.checkpoint_activations:
         recompute_activations(model)
     called = cast(nn.Module, torch.compile(model)) if options.compile else model
+    if options.parallel != "ddp":
+        called = parallel.Computing(called, level)
     return Job(
         options=options,
         world=world,

@@ -20,9 +20,29 @@ def ddp_buffers(at_each_forward: bool) -> Dict[str, Any]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """By its words: torch 1.12 raises a plain RuntimeError, later ones a subclass; cuBLAS, cuDNN
-    and the CPU's allocator have words of their own."""
-    words = ("out of memory", "STATUS_ALLOC_FAILED", "can't allocate memory")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+    and the CPU's allocator have words of their own, some of which mean it only on a full device."""
+    if not isinstance(error, RuntimeError):
+        return False
+    if any(
+        word in str(error) for word in ("out of memory", "ALLOC_FAILED", "can't allocate memory")
+    ):
+        return True
+    return any(word in str(error).lower() for word in WITHOUT_MEMORY) and _device_is_full()
+
+
+# cuDNN without room for a workspace, and both without room for their handle.
+WITHOUT_MEMORY = (
+    *("unable to find a valid cudnn algorithm", "unable to find an engine"),
+    *("cublas_status_not_initialized", "cudnn_status_not_initialized"),
+)
+
+
+def _device_is_full() -> bool:
+    """Whether less than a twentieth of the GPU's memory is free."""
+    if not torch.cuda.is_initialized():
+        return False
+    free, total = torch.cuda.mem_get_info()
+    return free < total / 20
 
 
 def cpu_capability() -> Optional[str]:
@@ -35,11 +55,13 @@ def cpu_capability() -> Optional[str]:
 
 
 def nccl_settings() -> Dict[str, str]:
-    """Environment by which a collective that outlives its time-out ends the process: the default
-    since torch 2.2, before that set by torchrun alone."""
-    name = "NCCL_ASYNC_ERROR_HANDLING"
-    old = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 2)
-    return {name: "1"} if old and name not in os.environ else {}
+    """Environment in which NCCL says in words what is wrong, and in which a collective that
+    outlives its time-out ends the process: the default since torch 2.2, before that set by torchrun
+    alone. What the user has set stays."""
+    wanted = {"NCCL_DEBUG": "WARN"}
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 2):
+        wanted["NCCL_ASYNC_ERROR_HANDLING"] = "1"
+    return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
 class _TensorsOnly(pickle.Unpickler):

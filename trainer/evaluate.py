@@ -51,7 +51,7 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
     job.model.eval()
     with averaged:
         done = 0
-        for batch in eval_batches(job.eval_set, job.options, job.world):
+        for batch in eval_batches(job.eval_set, job.options, job.world, job.micro_batch):
             progress(done)
             done += len(batch.indices)
             sums += _sums(job, *batch.on(job.world.device))

@@ -55,12 +55,15 @@ class Lines:
         """The last line; its `mono` is the moment at which the last lap ends."""
         self.add("end", **fields)
         self._waiting[-1][0]["mono"] = time.monotonic()
-        self.flush()
+        # After a failure the device may hang in a collective whose peers are gone.
+        self.flush(patience=1.0 if fields["status"] == "failed" else None)
 
-    def flush(self) -> None:
+    def flush(self, patience: Optional[float] = None) -> None:
         for line, lap in self._waiting:
             if lap is not None:
-                spent = self._clock.read(lap)
+                spent = self._clock.read(lap, patience)
+                if not spent and patience:
+                    patience = 0.0  # later laps end later
                 line["seconds"] = {name: round(value, 7) for name, value in spent.items() if value}
             if self._file is not None:
                 self._file.write(json.dumps(line) + "\n")

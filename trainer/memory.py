@@ -15,7 +15,8 @@ from .batch import SMALLEST, micro_batches
 from .build import Job
 from .compat import is_out_of_memory
 from .data.loader import Batch
-from .step import blank_pass, train_step, unchanged
+from .precision import optimized
+from .step import blank_pass, resting, train_step, unchanged
 
 log = logging.getLogger(__name__)
 
@@ -36,26 +37,44 @@ def guarded_step(
 
 
 def agree_micro_batches(job: Job) -> None:
-    """With --auto_batch, the fewest micro-batches that fit, the same on all ranks. Collective."""
+    """With --auto_batch, the fewest micro-batches that fit, the same on all ranks. Collective.
+
+    A trial has none of training's own collectives, which a rank that runs out of memory would not
+    come to: batch normalisation over ranks rests meanwhile.
+    """
     if not job.options.auto_batch:
         return
     count = job.world.batches[job.world.rank]
     parts = job.micro_batches
-    while not _fits(job, max(micro_batches(count, parts))) and count // parts > SMALLEST:
-        parts *= 2
+    with resting(job.norms, job.options.sync_bn):
+        while not _fits(job, max(micro_batches(count, parts))) and count // parts > SMALLEST:
+            parts *= 2
     job.micro_batches = max(job.world.gather(parts))
 
 
 def _fits(job: Job, size: int) -> bool:
-    """Whether a forward and backward of `size` images fits; leaves the model as it was."""
+    """Whether a forward and backward of `size` images fits beside what comes later; leaves the
+    model as it was."""
     try:
         with unchanged(job):
+            reserve = reserved(job) if job.world.device.type == "cuda" else 0
+            ballast = torch.empty(reserve, dtype=torch.uint8, device=job.world.device)
             blank_pass(job, job.model, size)
+            del ballast
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
         return False
     return True
+
+
+def reserved(job: Job) -> int:
+    """Bytes of GPU memory that a trial must leave: what the optimizer makes at its first step (its
+    masters and the average are there already), and a twentieth for fragments."""
+    copies = 2 if job.options.optimizer == "adamw" else int(job.options.momentum > 0)
+    weights = sum(weight.numel() * weight.element_size() for weight in optimized(job.optimizer))
+    total = torch.cuda.get_device_properties(job.world.device).total_memory
+    return copies * weights + int(total) // 20
 
 
 def peak(device: torch.device) -> int:

@@ -10,6 +10,7 @@ from .batch import even_parts
 from .compat import ddp_buffers
 from .errors import UserError
 from .options import Options
+from .precision import Precision
 from .sync import Sync
 from .world import World
 
@@ -44,6 +45,12 @@ def check(options: Options, world: World) -> None:
         raise UserError("--parallel balanced-dp and --gpu0_batch N (images for GPU 0) go together.")
     if options.parallel == "ddp":
         return
+    for name in ("sync_bn", "compile", "checkpoint_activations"):
+        if getattr(options, name):
+            raise UserError(
+                f"--{name} does not work with --parallel {options.parallel}, whose copies of the "
+                "model share no statistics and no rewritten layers: use --parallel ddp."
+            )
     gpus = torch.cuda.device_count() if world.device.type == "cuda" else 0
     if world.size > 1:
         raise UserError(
@@ -57,6 +64,21 @@ def check(options: Options, world: World) -> None:
             f"a micro-batch of {options.per_node_batch_size // options.accumulation} is smaller "
             f"than {gpus} GPUs: use --per_node_batch_size {gpus * options.accumulation} or more."
         )
+
+
+class Computing(nn.Module):
+    """A model whose forward is within `precision.computing()` whichever thread calls it.
+
+    DataParallel's threads take over that autocast is on, but not its type: bf16 would be fp16.
+    """
+
+    def __init__(self, model: nn.Module, precision: Precision) -> None:
+        super().__init__()
+        self.model, self.precision = model, precision
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        with self.precision.computing():
+            return self.model(images)
 
 
 def wrap(model: nn.Module, options: Options, world: World, sync: Optional[Sync]) -> nn.Module:

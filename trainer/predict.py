@@ -75,7 +75,7 @@ def _gathered(made: Job) -> List[torch.Tensor]:
         last.register_forward_pre_hook(lambda _, inputs: seen.update(features=inputs[0]))
     parts = []
     made.model.eval()
-    for batch in eval_batches(made.eval_set, made.options, made.world):
+    for batch in eval_batches(made.eval_set, made.options, made.world, made.micro_batch):
         images, _ = batch.on(made.world.device)
         with made.precision.computing():
             outputs = made.model(made.normalise(images))

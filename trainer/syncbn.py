@@ -5,32 +5,48 @@ float64, so that mean and variance are as exact as those of one big batch. Formu
 Szegedy, Batch Normalization, 2015, algorithm 1 and section 3.
 """
 
-from typing import Any, Tuple, cast
+from datetime import timedelta
+from typing import Any, NamedTuple, Tuple, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from .timing import Clock
 
-def convert(model: nn.Module, device: torch.device) -> nn.Module:
+
+def convert(model: nn.Module, device: torch.device, clock: Clock, timeout: int) -> nn.Module:
     """The model with each batch normalisation over all ranks; parameters and buffers stay."""
+    # A group of its own: DDP's gradients may be under way while statistics are summed, and these
+    # would wait behind buckets of 25 MiB.
+    group = dist.new_group(timeout=timedelta(seconds=timeout))
     if device.type == "cuda":
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    # A group of its own: DDP's gradients may be under way while statistics are summed.
-    group = dist.new_group()
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model, group)
     for module in model.modules():
         if isinstance(module, _BatchNorm):
             # Only how it computes is another: what it holds, and who holds it, stays.
             module.__class__ = GlooBatchNorm
-            cast(GlooBatchNorm, module).group = group
+            cast(GlooBatchNorm, module).group = Group(group, clock)
     return model
+
+
+class Group(NamedTuple):
+    """Over whom statistics are summed, and the stopwatch that books the wait."""
+
+    group: Any
+    clock: Clock
+
+    def sum(self, values: torch.Tensor) -> None:
+        """In place, over all ranks."""
+        with self.clock.within("sync_exposed"):
+            dist.all_reduce(values, group=self.group)
 
 
 class GlooBatchNorm(_BatchNorm):
     """What `convert` makes of a batch normalisation. Input (n, channels, ...)."""
 
-    group: Any
+    group: Group
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         pass  # any number of dimensions: this stands for BatchNorm1d, 2d and 3d
@@ -72,7 +88,7 @@ class _Normalize(torch.autograd.Function):
         wide, channels = x.double(), x.shape[1]
         size = wide.new_tensor([x.numel() / channels])
         sums = torch.cat([wide.sum(axes), (wide * wide).sum(axes), size])
-        dist.all_reduce(sums, group=group)
+        group.sum(sums)
         count = sums[-1]
         mean = sums[:channels] / count
         variance = (sums[channels:-1] / count - mean * mean).clamp_(min=0)
@@ -91,7 +107,7 @@ class _Normalize(torch.autograd.Function):
         # The parameters' gradients stay this rank's own: DDP sums them.
         own = torch.stack([(grad * normal).double().sum(ctx.axes), grad.double().sum(ctx.axes)])
         total = own.clone()
-        dist.all_reduce(total, group=ctx.group)
+        ctx.group.sum(total)
         product, plain = (_wide(part / count, normal) for part in total)
         scale = inverse if weight is None else inverse * weight
         grad_x = (grad - plain - normal * product) * _wide(scale, normal)

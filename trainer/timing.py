@@ -5,8 +5,9 @@ an event on the current stream, which costs microseconds and no synchronisation;
 log points. Between two log points the device's timeline is as long as the host's.
 """
 
+import contextlib
 import time
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 import torch
 
@@ -41,6 +42,14 @@ class Clock:
             self._categories.append(category)
             self._marks.append(self._now())
 
+    @contextlib.contextmanager
+    def within(self, category: str) -> Iterator[None]:
+        """Time within belongs to `category`, and afterwards again to what it was."""
+        before = self._categories[-1]
+        self.enter(category)
+        yield
+        self.enter(before)
+
     def lap(self) -> Lap:
         """All since the last lap; the current category goes on into the next one."""
         now = self._now()
@@ -48,10 +57,17 @@ class Clock:
         self._categories, self._marks = [done.categories[-1]], [now]
         return done
 
-    def read(self, lap: Lap) -> Dict[str, float]:
-        """Seconds per category. On CUDA this waits until the device has passed the lap's end."""
-        if self._cuda:
+    def read(self, lap: Lap, patience: Optional[float] = None) -> Dict[str, float]:
+        """Seconds per category. On CUDA this waits until the device has passed the lap's end;
+        {} where that takes longer than `patience` seconds."""
+        if self._cuda and patience is None:
             lap.marks[-1].synchronize()
+        elif self._cuda:
+            until = time.monotonic() + float(patience or 0)
+            while not lap.marks[-1].query():
+                if time.monotonic() > until:
+                    return {}
+                time.sleep(0.01)
         seconds: Dict[str, float] = {}
         for category, begin, end in zip(lap.categories, lap.marks, lap.marks[1:]):
             spent = begin.elapsed_time(end) / 1000 if self._cuda else end - begin

@@ -10,7 +10,7 @@ from . import checkpoint, memory
 from .build import job, materials
 from .data.loader import Batch, train_batches
 from .data.order import rank_slice, steps_per_epoch
-from .errors import STOPPED
+from .errors import STOPPED, UserError
 from .evaluate import evaluate
 from .introduce import sentences, start_line
 from .logs import Lines, SampleLog
@@ -36,6 +36,9 @@ def train(options: Options, world: World) -> int:
     except BaseException:
         with contextlib.suppress(RuntimeError):  # a broken device cannot be read any more
             run.end("failed")
+        for writer in filter(None, (run.writer, run.own_writer)):
+            with contextlib.suppress(UserError):
+                writer.finish()  # the process may leave without waiting for its threads
         raise
     run.end("finished" if finished else "stopped")
     return 0 if finished else STOPPED

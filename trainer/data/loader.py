@@ -100,12 +100,14 @@ def train_batches(
         yield Batch(images, targets, indices, count)
 
 
-def eval_batches(dataset: ImageFolder, options: Options, world: World) -> Iterator[Batch]:
-    """Every image exactly once over all ranks, in order within a rank; bad ones are left out."""
+def eval_batches(
+    dataset: ImageFolder, options: Options, world: World, size: int
+) -> Iterator[Batch]:
+    """Every image exactly once over all ranks, in order within a rank, `size` at a time; bad ones
+    are left out."""
     samples = Samples(dataset, Evaluate(dataset.sizes), options.seed, None)
     mine = list(range(world.rank, len(dataset), world.size))
-    step = max(world.batches)
-    shares = [mine[begin : begin + step] for begin in range(0, len(mine), step)]
+    shares = [mine[begin : begin + size] for begin in range(0, len(mine), size)]
     loader = _loader(samples, shares, dataset.sizes.evaluate, options, world)
     for images, targets, indices, bad in loader:
         dataset.quarantine.add(bad)

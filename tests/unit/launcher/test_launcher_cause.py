@@ -50,6 +50,61 @@ def test_a_signal_is_no_lost_peer_whatever_was_printed_before():
     assert not failure(rank=0, signal="SIGKILL", last_lines=(PEER,)).peer_lost
 
 
+# Words of torch and NCCL as they stand in their sources and in reports of users; never seen here.
+WATCHDOG_OF_1_12 = (
+    "[E ProcessGroupNCCL.cpp:737] [Rank 1] Watchdog caught collective operation timeout: "
+    "WorkNCCL(OpType=ALLREDUCE, Timeout(ms)=120000) ran for 120710 milliseconds before timing out.",
+    "[E ProcessGroupNCCL.cpp:414] Some NCCL operations have failed or timed out. Due to the "
+    "asynchronous nature of CUDA kernels, subsequent GPU operations might run on "
+    "corrupted/incomplete data. To avoid this inconsistency, we are taking the entire process "
+    "down.",
+    "terminate called after throwing an instance of 'std::runtime_error'",
+    "  what():  [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE, "
+    "Timeout(ms)=120000) ran for 120710 milliseconds before timing out.",
+)
+FRAMES = tuple(f"frame #{n}: <unknown function> + 0x{n}f8 (in /lib/libc10.so)" for n in range(9))
+REMOTE_OF_2 = (
+    "[rank1]:[E1122 10:12:13.123 ProcessGroupNCCL.cpp:1834] [PG ID 0 PG GUID 0(default_pg) Rank 1] "
+    "Process group watchdog thread terminated with exception: NCCL error: remote process exited or "
+    "there was a network error, NCCL version 2.21.5",
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting "
+    "prematurely.",
+    "Last error:",
+    "socketProgress: Connection closed by remote peer node2<43422>",
+    "Exception raised from checkForNCCLErrorsInternal at ProcessGroupNCCL.cpp:2027:",
+    *FRAMES,
+)
+
+
+@pytest.mark.parametrize("lines", [WATCHDOG_OF_1_12, REMOTE_OF_2])
+@pytest.mark.parametrize("end", [{"signal": "SIGABRT"}, {"exit_code": 1}])
+def test_whom_nccl_s_watchdog_ends_is_a_victim(lines, end):
+    """They may report before the rank that ran out of memory, whose code decides what comes."""
+    victim = failure("node1", order=0, rank=0, last_lines=lines, **end)
+    cause = failure("node2", order=1, rank=1, exit_code=76, last_lines=(*lines[:1], "trainer: x"))
+    assert victim.peer_lost
+    assert not cause.peer_lost
+    assert first_of([victim, cause]) is cause
+
+
+def test_an_own_error_before_nccl_s_abort_is_no_lost_peer():
+    own = failure(rank=1, signal="SIGABRT", exception="ValueError: broken", last_lines=REMOTE_OF_2)
+    assert not own.peer_lost
+    said = ("trainer: rank 1: out of memory: CUDA out of memory", *REMOTE_OF_2)
+    assert not failure(rank=1, signal="SIGABRT", last_lines=said).peer_lost
+    assert not failure(rank=1, signal="SIGABRT", last_lines=("free(): invalid size",)).peer_lost
+
+
+def test_torch_s_warnings_do_not_hide_our_sentence():
+    warning = (
+        "[rank0]:[W1122 ProcessGroupNCCL.cpp:1496] Warning: WARNING: destroy_process_group() was "
+        "not called before program exit, which can leak resources."
+    )
+    ours = "trainer: --model resnet81: torchvision has no such classifier"
+    told = failure(rank=0, exit_code=2, last_lines=("Loading", ours, warning))
+    assert document(told)["message"] == f"node1, rank 0: {ours}"
+
+
 def test_nothing_failed():
     assert first_of([]) is None
 

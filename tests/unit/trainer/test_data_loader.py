@@ -111,7 +111,7 @@ def test_evaluation_counts_each_image_once(root, ranks):
     indices = [
         index
         for rank in range(ranks)
-        for batch in eval_batches(folder, options, world(rank, (3,) * ranks))
+        for batch in eval_batches(folder, options, world(rank, (3,) * ranks), 3)
         for index in batch.indices.tolist()
     ]
     assert sorted(indices) == list(range(len(folder)))
@@ -151,7 +151,7 @@ def test_a_replacement_brings_its_own_target(spoilt, root):
 def test_bad_images_are_left_out_of_evaluation(spoilt):
     options = Options(workers=0)
     folder = ImageFolder(spoilt, "val", options)
-    batches = list(eval_batches(folder, options, world()))
+    batches = list(eval_batches(folder, options, world(), 4))
     lost = folder.paths.index("val/1/0.png")
     indices = [index for batch in batches for index in batch.indices.tolist()]
     assert indices == [index for index in range(len(folder)) if index != lost]

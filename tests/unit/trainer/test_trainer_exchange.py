@@ -117,10 +117,14 @@ def test_an_error_of_nccl_is_not_called_a_failed_meeting():
 
 @pytest.mark.parametrize(("version", "set_"), [("1.12.1", True), ("2.1.0", True), ("2.2.0", False)])
 def test_old_torch_ends_a_collective_that_hangs_without_torchrun_too(monkeypatch, version, set_):
+    """And NCCL says what is wrong."""
     from trainer import compat
 
     monkeypatch.setattr(compat.torch, "__version__", version)
-    monkeypatch.delenv("NCCL_ASYNC_ERROR_HANDLING", raising=False)
-    assert compat.nccl_settings() == ({"NCCL_ASYNC_ERROR_HANDLING": "1"} if set_ else {})
+    for name in ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    ours = {"NCCL_ASYNC_ERROR_HANDLING": "1"} if set_ else {}
+    assert compat.nccl_settings() == {"NCCL_DEBUG": "WARN", **ours}
     monkeypatch.setenv("NCCL_ASYNC_ERROR_HANDLING", "0")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
     assert compat.nccl_settings() == {}

@@ -164,6 +164,17 @@ def test_balanced_dp_gives_the_first_gpu_less():
     assert even_parts(7, 3) == [3, 2, 2]
 
 
+@pytest.mark.parametrize("parallel", ["dp", "balanced-dp"])
+@pytest.mark.parametrize("name", ["sync_bn", "compile", "checkpoint_activations"])
+def test_what_copies_of_a_model_cannot_do_is_refused(monkeypatch, name, parallel):
+    """--sync_bn was ignored; the others found their tensors on different GPUs."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    gpu0 = 2 if parallel == "balanced-dp" else None
+    world = World(device=torch.device("cuda", 0), batches=(16,))
+    with pytest.raises(UserError, match=f"--{name} does not work with --parallel {parallel}"):
+        check(Options(parallel=parallel, gpu0_batch=gpu0, **{name: True}), world)
+
+
 @pytest.mark.parametrize("batch, refused", [(15, True), (16, False)])
 def test_dp_s_batch_is_at_least_the_gpus(monkeypatch, batch, refused):
     """Pitfall 16: DataParallel leaves GPUs without samples otherwise."""

@@ -1,6 +1,7 @@
 """What cannot work ends at once, on all ranks, with a sentence; what ends has its exit code."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -81,6 +82,40 @@ def test_auto_batch_finds_what_fits(images, tmp_path):
     assert '"accumulate": 2' in (tmp_path / "nodes/node2/rank1.steps.jsonl").read_text()
 
 
+def test_evaluation_computes_on_no_more_images_at_once_than_training(images, tmp_path):
+    """Training fitted and evaluation did not, which no smaller micro-batch cured."""
+    argv = ["--data", images, "--model", "tests.trainer_models:small_device_always"]
+    argv += ["--epochs", 1, "--per_node_batch_size", 8, "--accumulate", 2, "--workers", 0]
+    assert run_ranks([1], trainer, *argv, "--output", tmp_path) == [0]
+    predict = ["--resume", tmp_path, "--predict", tmp_path / "out.csv"]
+    assert run_ranks([1], trainer, *argv, *predict) == [0]
+
+
+def test_trials_of_auto_batch_have_no_collectives(tmp_path):
+    """One rank tries twice, the others once, and batch normalisation is over all of them."""
+    images = make_images(tmp_path / "images", per_class=4)
+    argv = ["--data", images, "--model", "tests.trainer_models:small_device_late", "--workers", 0]
+    argv += ["--epochs", 1, "--per_node_batch_size", 8, "--auto_batch", "--sync_bn"]
+    argv += ["--timeout", 10, "--output", tmp_path]
+    assert run_ranks([1, 2], trainer, *argv) == [0, 0, 0]
+    assert '"accumulate": 2' in (tmp_path / "nodes/node2/rank1.steps.jsonl").read_text()
+
+
+def test_a_trial_leaves_room_for_what_the_optimizer_makes_later(monkeypatch):
+    from trainer.memory import reserved
+    from trainer.options import Options
+
+    weights = torch.nn.Parameter(torch.zeros(1000))
+    card = SimpleNamespace(total_memory=100_000)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    for settings, copies in (({}, 1), ({"momentum": 0.0}, 0), ({"optimizer": "adamw"}, 2)):
+        job = SimpleNamespace(
+            options=Options(**settings), world=SimpleNamespace(device=torch.device("cuda")),
+            optimizer=torch.optim.SGD([weights], 0.1),
+        )  # fmt: skip
+        assert reserved(job) == 5000 + copies * 4000
+
+
 def test_skip_oom_drops_the_step_in_one_process(images):
     argv = ["--data", images, "--model", "tests.trainer_models:small_device", "--workers", 0]
     argv += ["--epochs", 1, "--per_node_batch_size", 8, "--skip_oom"]
@@ -95,6 +130,27 @@ def test_out_of_memory_is_recognised_on_old_and_new_torch():
     assert is_out_of_memory(raised.value)
     assert not is_out_of_memory(RuntimeError("shapes do not match"))
     assert not is_out_of_memory(ValueError("CUDA out of memory"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Unable to find a valid cuDNN algorithm to run convolution",
+        "GET was unable to find an engine to execute this computation",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+    ],
+)
+def test_what_libraries_say_on_a_full_device_is_out_of_memory(monkeypatch, words):
+    free = [4]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free[0], 100))
+    assert is_out_of_memory(RuntimeError(words))
+    assert not is_out_of_memory(RuntimeError("shapes do not match"))
+    free[0] = 40
+    assert not is_out_of_memory(RuntimeError(words))
+    monkeypatch.undo()
+    assert not is_out_of_memory(RuntimeError(words))
 
 
 def test_the_device_is_set_before_the_group_is_formed(monkeypatch):

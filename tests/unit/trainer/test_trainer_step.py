@@ -1,15 +1,23 @@
 """The parts of a step: gradient sync, chance, timing."""
 
+import json
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.trainer_ranks import run_ranks
+from trainer.logs import Lines
 from trainer.options import Options
 from trainer.step import local_only, resting
+from trainer.sync.base import Sync
 from trainer.timing import Clock
+from trainer.world import World
 
 
 def ranks_gradients(kind, forwards):
@@ -117,7 +125,6 @@ def test_resting_norms_keep_their_statistics():
 def test_tallies_keep_no_graph():
     """Pitfall 17: `total += loss` keeps the graphs of all steps alive."""
     from types import SimpleNamespace
-    from unittest import mock
 
     from trainer import step
     from trainer.precision import Precision
@@ -134,6 +141,91 @@ def test_tallies_keep_no_graph():
     assert net[1].weight.grad is not None
     assert tally.shape == (2,)
     assert not (tally.requires_grad or tally.grad_fn)
+
+
+class Hanging:
+    """An event of a device that waits for a collective whose peers are gone."""
+
+    def __init__(self, **_):
+        pass
+
+    def record(self):
+        pass
+
+    def query(self):
+        return False
+
+    def synchronize(self):
+        raise AssertionError("would wait for ever")
+
+
+def test_the_lines_of_a_failed_run_do_not_wait_for_a_device_that_hangs(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "Event", Hanging)
+    clock = Clock(torch.device("cuda"))
+    lines = Lines(Options(output=str(tmp_path)), World(), clock)
+    lines.add("step", step=1)
+    lines.end(status="failed")
+    text = (tmp_path / "nodes/localhost/rank0.steps.jsonl").read_text()
+    said = [json.loads(line) for line in text.splitlines()]
+    assert [line["kind"] for line in said] == ["step", "end"]
+    assert [line["seconds"] for line in said] == [{}, {}]
+
+
+class Late(Sync):
+    """Its sums arrive `seconds` after the last bucket was handed over, by a side thread, as an
+    all-reduce does that the network is slow with. Stand-in for NCCL's and Gloo's futures."""
+
+    seconds = 0.0
+
+    def start_sum(self, buffer, index):
+        future = torch.futures.Future()
+        threading.Timer(self.seconds, future.set_result, [buffer]).start()
+        return future
+
+
+def exposed(seconds):
+    """Seconds that a step's stopwatch books as exposed, and as backward."""
+    from trainer.parallel import wrap
+    from trainer.world import start
+
+    world = start(Options())
+    clock = Clock(world.device)
+    sync = Late(mock.Mock(), partial(clock.enter, "sync_exposed"))
+    sync.seconds = seconds
+    net = wrap(torch.nn.Linear(30, 30), Options(), world, sync)
+    booked = []
+    for _ in range(3):
+        clock.lap()
+        clock.enter("forward")
+        loss = net(torch.ones(4, 30)).sum()
+        clock.enter("backward")
+        loss.backward()
+        clock.enter("optimizer")
+        booked.append(clock.read(clock.lap()))
+    return [(one["sync_exposed"], one["backward"]) for one in booked[1:]]
+
+
+def test_what_the_network_is_late_is_booked_as_exposed():
+    for booked in run_ranks([1, 1], exposed, 0.5):
+        for waited, backward in booked:
+            assert waited == pytest.approx(0.5, rel=0.1)
+            assert backward < 0.25
+
+
+def in_threads(function, count):
+    with ThreadPoolExecutor(count) as pool:
+        return [one.result() for one in [pool.submit(function) for _ in range(count)]]
+
+
+def test_dp_s_threads_compute_in_the_type_that_was_asked_for():
+    """Autocast is of one thread: DataParallel's found none, or fp16 in the place of bf16."""
+    from trainer.parallel import Computing
+    from trainer.precision import Precision
+
+    level = Precision("bf16", torch.device("cpu"))
+    net = Computing(torch.nn.Linear(2, 2), level)
+    kinds = in_threads(lambda: net(torch.ones(1, 2)).dtype, 2)
+    assert kinds == [torch.bfloat16] * 2
 
 
 def test_the_stopwatch_adds_up():

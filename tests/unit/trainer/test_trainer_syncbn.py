@@ -6,6 +6,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.trainer_ranks import run_ranks
+from trainer.timing import Clock
 
 SIZES = [5, 2, 3]
 
@@ -36,7 +37,7 @@ def as_rank():
 
     world = start(Options())
     mine = everything().split(SIZES)[world.rank]
-    net = convert(network(), torch.device("cpu"))
+    net = convert(network(), torch.device("cpu"), Clock(torch.device("cpu")), 60)
     assert type(net[1]).__name__ == "GlooBatchNorm"
     output, grad, weights, buffers = one_pass(net, mine)
     for weight in weights:
