@@ -20,7 +20,6 @@ import torch
 from .build import Job
 from .compat import load_tensors
 from .errors import UserError
-from .evaluate import share_buffers
 from .options import Options
 from .writer import checkpoints, is_whole
 
@@ -40,8 +39,7 @@ class Position:
 
 
 def snapshot(job: Job, position: Position) -> Dict[str, Any]:
-    """A copy of all state, on the CPU, which training may outrun. Collective."""
-    share_buffers(job)
+    """A copy of all state, on the CPU, which training may outrun; of the rank that saves it."""
     state = {
         "model": job.precision.full_state(job.model),
         "optimizer": job.optimizer.state_dict(),

@@ -38,7 +38,8 @@ def parameter_groups(model: nn.Module, options: Options) -> List[Dict[str, Any]]
 
 
 def build_optimizer(model: nn.Module, options: Options, global_batch: int) -> torch.optim.Optimizer:
-    """SGD or AdamW over `parameter_groups`; fused where torch can and all are on CUDA."""
+    """SGD or AdamW over `parameter_groups`; where all are on CUDA fused, or at least in a few
+    kernels for all weights."""
     groups = parameter_groups(model, options)
     settings: Dict[str, Any] = {"lr": peak_lr(options, global_batch)}
     if options.optimizer == "sgd":
@@ -50,6 +51,8 @@ def build_optimizer(model: nn.Module, options: Options, global_batch: int) -> to
     on_cuda = all(p.is_cuda for group in groups for p in group["params"])
     if on_cuda and "fused" in inspect.signature(kind).parameters:
         settings["fused"] = True
+    elif on_cuda and "foreach" in inspect.signature(kind).parameters:
+        settings["foreach"] = True  # torch 1.12, which loops unless it is told
     return kind(groups, **settings)
 
 

@@ -62,6 +62,12 @@ class Options:
     seed: int = opt(0, "seed of weights, order, augmentation and dropout")
     deterministic: bool = opt(False, "only deterministic algorithms; slower on CUDA")
     spawn: int = free(0, "start this many processes on this machine without a launcher")
+    tf32: str = opt(
+        "auto",
+        "TF32 in fp32's matrix products and convolutions on Ampere and later; auto: as torch does, "
+        "in convolutions alone",
+        ("auto", "on", "off"),
+    )
     device: str = free("auto", "where to compute", ("auto", "cpu", "cuda"))
     timeout: int = free(120, "seconds after which a silent peer ends the run")
     local_rank: Optional[int] = free(None, "given by torch.distributed.launch, not by people")

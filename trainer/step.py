@@ -56,7 +56,14 @@ def train_step(
 
 def seed_step(job: Job, step: int) -> None:
     """Dropout depends on the step and rank, not on what was drawn before: a resumed run agrees."""
-    torch.manual_seed(derive_seed("dropout", job.options.seed, step, job.world.rank))
+    seed = derive_seed("dropout", job.options.seed, step, job.world.rank)
+    # What torch.manual_seed sets of these generators, without its search for devices.
+    torch.default_generator.manual_seed(seed)
+    if job.world.device.type == "cuda":
+        every = torch.cuda.default_generators
+        own = [every[job.world.device.index]] if job.options.parallel == "ddp" else every
+        for generator in own:
+            generator.manual_seed(seed)
 
 
 def _gradients(

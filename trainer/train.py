@@ -11,7 +11,7 @@ from .build import job, materials
 from .data.loader import Batch, train_batches
 from .data.order import rank_slice, steps_per_epoch
 from .errors import STOPPED, UserError
-from .evaluate import evaluate
+from .evaluate import evaluate, share_buffers
 from .introduce import sentences, start_line
 from .logs import Lines, SampleLog
 from .models import describe
@@ -195,12 +195,16 @@ class Run:
         self.due = False
         self.clock.enter("checkpoint")
         self.screen.doing("saving a checkpoint")
-        payload = checkpoint.snapshot(self.job, self.position)
-        file = None if self.writer is None else self.writer.save(payload, best).name
+        share_buffers(self.job)
+        file = None
+        if self.writer is not None:
+            payload = checkpoint.snapshot(self.job, self.position)
+            file = self.writer.save(payload, best).name
         own = checkpoint.own_state(self.job, self.position)
         if own is not None and self.own_writer is not None:
             self.own_writer.save(own, best=False)
-        size = sum(t.numel() * t.element_size() for t in payload["model"].values())
+        state = self.job.precision.full_state(self.job.model)
+        size = sum(t.numel() * t.element_size() for t in state.values())
         self.clock.enter("other")
         self.lines.add("checkpoint", step=self.position.step, bytes=size, file=file)
         self.lines.flush()

@@ -109,6 +109,9 @@ def start(options: Options) -> World:
     # Before anything that could touch a device: NCCL calls a model on another GPU "invalid usage".
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    if options.tf32 != "auto":
+        torch.backends.cuda.matmul.allow_tf32 = options.tf32 == "on"
+        torch.backends.cudnn.allow_tf32 = options.tf32 == "on"
     if options.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

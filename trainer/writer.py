@@ -53,6 +53,18 @@ def write_whole(payload: Dict[str, Any], path: pathlib.Path) -> None:
         torch.save(payload, file)
 
 
+def _same(path: pathlib.Path, other: pathlib.Path, payload: Dict[str, Any]) -> None:
+    """Make `other` the file that `path` is, without writing it twice; a copy where the file system
+    has no links (exFAT, some shares)."""
+    unfinished = other.with_suffix(".unfinished")
+    try:
+        unfinished.unlink(missing_ok=True)
+        os.link(path, unfinished)
+        unfinished.replace(other)
+    except OSError:
+        write_whole(payload, other)
+
+
 class Writer:
     """Writes one checkpoint at a time in a thread; keeps the newest `keep` and the best.
 
@@ -85,7 +97,7 @@ class Writer:
     def _write(self, payload: Dict[str, Any], path: pathlib.Path, best: bool) -> None:
         write_whole(payload, path)
         if best:
-            write_whole(payload, path.with_name("best.pt"))
+            _same(path, path.with_name("best.pt"), payload)
         # By time and not by step: another run may have been here before.
         own = sorted(self.folder.glob("step-*.pt"), key=lambda old: old.stat().st_mtime_ns)
         for old in own[: -self.keep]:

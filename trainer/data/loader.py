@@ -119,13 +119,13 @@ def eval_batches(
 
 def worker_count(options: Options, world: World, size: int) -> int:
     """Loader processes of this rank: the option, else none for small images (starting a process
-    costs more than decoding them), else this rank's share of the machine's cores."""
+    costs more than decoding them), else its share of the machine's cores, one of which trains."""
     if options.workers is not None:
         return options.workers
     if size <= SMALL:
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(8, max(1, (cores or 1) // world.local_size))
+    return min(16, max(1, ((cores or 1) - 1) // world.local_size))
 
 
 def _loader(

@@ -184,6 +184,15 @@ def test_small_images_need_no_workers():
     assert worker_count(Options(workers=5), here, 32) == 5
 
 
+@pytest.mark.parametrize(
+    "cores, ranks, each", [(2, 1, 1), (8, 1, 7), (64, 1, 16), (24, 4, 5), (4, 8, 1)]
+)
+def test_a_machine_s_ranks_share_its_cores(monkeypatch, cores, ranks, each):
+    """8 loaders gave 2,900 images a second, as many as one card may want alone."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cores)), raising=False)
+    assert worker_count(Options(), World(local_size=ranks), 224) == each
+
+
 @pytest.mark.parametrize("least, most, aspect", [(0.08, 1.0, 4 / 3), (0.02, 0.33, 1 / 0.3)])
 def test_boxes_stay_inside_and_cover_the_stated_range(least, most, aspect):
     rng, shares, ratios = Random(0), [], []

@@ -143,3 +143,27 @@ def test_a_restored_average_goes_on_alike(model, tmp_path):
     for average in (ema, other):
         average.update(model.state_dict())
     assert all(torch.equal(value, other.average[key]) for key, value in ema.average.items())
+
+
+class OnCuda(nn.Parameter):
+    """Says that it is on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("able", ["fused", "foreach"])
+def test_on_a_gpu_all_weights_are_stepped_in_few_kernels(monkeypatch, able):
+    """torch 1.12 has `foreach` alone, and loops over the weights unless it is told."""
+    given = {}
+
+    def sgd(params, lr, momentum, fused=None, foreach=None):
+        given.update(fused=fused, foreach=foreach)
+
+    def old(params, lr, momentum, foreach=None):
+        given.update(fused=None, foreach=foreach)
+
+    monkeypatch.setattr(torch.optim, "SGD", sgd if able == "fused" else old)
+    model = nn.Linear(2, 2)
+    model.weight, model.bias = OnCuda(torch.zeros(2, 2)), OnCuda(torch.zeros(2))
+    build_optimizer(model, Options(), 8)
+    assert given == {"fused": None, "foreach": None, able: True}

@@ -1,6 +1,7 @@
 """Options, places and batch sizes: what is decided before anything runs."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -128,6 +129,19 @@ def test_machines_are_told_apart_by_their_names_where_no_launcher_numbers_them(m
         monkeypatch.setenv(name, value)
     ours = world.start(Options(per_node_batch_size=9))
     assert (ours.node_rank, ours.local_size, ours.batches) == (0, 3, (3, 9, 3, 3))
+
+
+@pytest.mark.parametrize(
+    "tf32, flags", [("auto", (False, True)), ("on", (True,) * 2), ("off", (False,) * 2)]
+)
+def test_one_switch_for_tf32_in_products_and_convolutions(monkeypatch, tf32, flags):
+    from trainer import world
+
+    products, convolutions = SimpleNamespace(allow_tf32=False), SimpleNamespace(allow_tf32=True)
+    monkeypatch.setattr(torch.backends.cuda, "matmul", products)
+    monkeypatch.setattr(torch.backends, "cudnn", convolutions)
+    world.start(Options(tf32=tf32))
+    assert (products.allow_tf32, convolutions.allow_tf32) == flags
 
 
 def test_a_node_splits_its_batch_over_its_ranks():

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from tests.trainer_ranks import make_images, run_ranks, trainer
+from trainer import checkpoint
 from trainer.compat import load_tensors
 from trainer.export import main as export
 from trainer.screen import Screen
@@ -175,14 +176,17 @@ def test_the_average_begins_at_the_given_weights(images, trained, tmp_path):
 
 
 def writers(*argv):
-    with mock.patch("trainer.train.Writer", wraps=Writer) as made:
+    """Whether this rank writes its machine's checkpoints, and whether it copies its state."""
+    snapshot = mock.patch("trainer.checkpoint.snapshot", wraps=checkpoint.snapshot)
+    with mock.patch("trainer.train.Writer", wraps=Writer) as made, snapshot as copied:
         assert trainer(*argv) == 0
-    return any(call.args[0].parent.name == "checkpoints" for call in made.call_args_list)
+    names = [call.args[0].parent.name for call in made.call_args_list]
+    return "checkpoints" in names, copied.called
 
 
 def test_one_process_of_a_machine_looks_after_its_checkpoints(images, tmp_path):
     argv = ["--data", images, "--output", tmp_path, *MODEL, "--epochs", 1]
-    assert run_ranks([2, 1], writers, *argv) == [True, False, True]
+    assert run_ranks([2, 1], writers, *argv) == [(True,) * 2, (False,) * 2, (True,) * 2]
 
 
 def test_export_gives_plain_weights(trained, tmp_path):

@@ -114,6 +114,24 @@ def test_dropout_depends_on_step_and_rank_alone():
     assert run_ranks([1, 1], chances, [6])[1] == second[2:]
 
 
+@pytest.mark.parametrize("parallel", ["ddp", "dp"])
+def test_a_step_seeds_the_generators_it_draws_from_as_manual_seed_does(monkeypatch, parallel):
+    from trainer import step
+    from trainer.data.order import derive_seed
+
+    cards = [torch.Generator() for _ in range(3)]
+    for card in cards:
+        card.manual_seed(5)
+    monkeypatch.setattr(torch.cuda, "default_generators", cards)
+    monkeypatch.setattr(torch, "manual_seed", None)
+    seed = derive_seed("dropout", 0, 7, 2)
+    world = World(rank=2, device=torch.device("cuda", 1))
+    step.seed_step(mock.Mock(options=Options(parallel=parallel), world=world), 7)
+    assert torch.default_generator.initial_seed() == seed
+    seeded = [card.initial_seed() == seed for card in cards]
+    assert seeded == ([False, True, False] if parallel == "ddp" else [True] * 3)
+
+
 def test_resting_norms_keep_their_statistics():
     norm = torch.nn.BatchNorm1d(3)
     with resting([norm], on=True):

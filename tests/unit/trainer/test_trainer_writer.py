@@ -49,6 +49,25 @@ def test_the_newest_are_kept_and_the_best(tmp_path):
     assert torch.load(tmp_path / "best.pt")["step"] == 2
 
 
+@pytest.mark.parametrize("linked", [True, False])
+def test_the_best_is_not_written_twice(tmp_path, monkeypatch, linked):
+    if not linked:  # as on exFAT
+
+        def refused(*_):
+            raise OSError(95, "Operation not supported")
+
+        monkeypatch.setattr(writer.os, "link", refused)
+    own = Writer(tmp_path, keep=1)
+    saved(own, 1, best=True)
+    same = (tmp_path / "best.pt").stat().st_ino == (tmp_path / "step-00000001.pt").stat().st_ino
+    assert same == linked
+    saved(own, 2)
+    assert torch.load(tmp_path / "best.pt")["step"] == 1
+    saved(own, 3, best=True)
+    assert torch.load(tmp_path / "best.pt")["step"] == 3
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["best.pt", "step-00000003.pt"]
+
+
 def test_an_older_run_s_later_steps_go_first(tmp_path):
     saved(Writer(tmp_path, keep=2), 900)
     os.utime(tmp_path / "step-00000900.pt", ns=(0, 0))
