@@ -53,7 +53,6 @@ class Plan:
     epochs: int
     sync: str
     precision: str
-    precision_why: str
     world_size: int
     master_addr: str
     master_port: int
@@ -62,6 +61,7 @@ class Plan:
     git_diff: str
     options: Options
     nodes: tuple[NodePlan, ...]
+    precision_why: str = "as asked"
     predicted: dict[str, Any] | None = None
 
     def document(self) -> dict[str, Any]:
