@@ -223,7 +223,6 @@ def settings():
     libraries = re.search(r'^LD_LIBRARY_PATH="?([^"\n]*)', environment, re.MULTILINE)
     folders = libraries.group(1).split(":") if libraries else []
     return {
-        "sudo": output("sudo", "-n", "true") is not None,
         "apt_lock": lock_holder("/var/lib/dpkg/lock-frontend") or lock_holder("/var/lib/dpkg/lock"),
         "dpkg_broken": bool(
             os.path.isdir("/var/lib/dpkg/updates") and os.listdir("/var/lib/dpkg/updates")

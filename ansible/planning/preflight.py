@@ -24,8 +24,7 @@ def findings(facts, question):
     free, "provisioned": whether the environment is in place, "env_manager", "conda_installer",
     "offline", "stack", "driver_version" and "driver_policy": the wishes, "table": that of
     stacks.yml, "kept": what `stack: auto` decided before or {}, "ansible_core": its version,
-    "become_password": whether -K was given, "clock": [the control machine's seconds before and
-    after collecting]}.
+    "clock": [the control machine's seconds before and after collecting]}.
     """
     judges = (*machine.JUDGES, *network.JUDGES, *stack.JUDGES)
     return [

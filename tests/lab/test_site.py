@@ -32,6 +32,18 @@ def test_the_right_keys_let_in_and_a_second_time_changes_nothing(let_in, tmp_pat
     assert recap(again.stdout) == {f"node{n}": (0, 0, 0) for n in range(1, 5)}
 
 
+def test_a_password_that_was_given_is_as_good_as_a_sudo_rule(let_in, tmp_path):
+    """As -K gives it, which asks at a terminal."""
+    (tmp_path / "password").write_text("lab\n")
+    book = write_play(tmp_path, ["preflight"], "node1")
+    words = ["ansible-playbook", book, "-e", "ansible_user=student"]
+    words += ["--connection-password-file", str(tmp_path / "password")]
+    refused = let_in.control(*words, check=False)
+    assert "sudo asks for a password" in refused.stdout
+    words += ["--become-password-file", str(tmp_path / "password")]
+    assert recap(let_in.control(*words).stdout)["node1"] == (0, 0, 0)
+
+
 def test_a_second_user_takes_nothing_from_the_first_and_keeps_its_shell(let_in, tmp_path):
     let_in.member(2, "sudo useradd --create-home --shell /bin/sh anna")
     words = {"access_user": "anna", "access_key": "ssh-ed25519 " + "A" * 68}

@@ -37,10 +37,10 @@ def system(facts, question):
 
 
 def privileges(facts, question):
-    if not facts["sudo"] and not question["become_password"]:
+    if not facts["sudo"]:
         yield (
             "sudo",
-            "sudo asks for a password",
+            "sudo asks for a password, or refuses the one that was given",
             "give it: add -K to the command; or run `make bootstrap`, which installs a sudo rule",
         )
 

@@ -87,7 +87,6 @@ QUESTION = {
     "table": TABLE,
     "clock": [999.0, 1001.0],
     "ansible_core": "2.19.5",
-    "become_password": False,
 }
 
 # release: (distribution, release, kernel, glibc, python), as installed.

@@ -153,10 +153,6 @@ def test_everything_is_said_at_once():
     assert {finding["fault"] for finding in found(ill)} == {"sudo", "rsync", "firewall"}
 
 
-def test_a_given_password_is_as_good_as_a_sudo_rule():
-    assert found(machine(sudo=False), become_password=True) == []
-
-
 def test_folders_of_one_disk_need_the_sum():
     assert found(machine(**disks(free=9.4e9)))[0]["fault"] == "disk_full"
     assert found(machine(**disks(free=9.6e9))) == []
