@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from launcher import folders
 from launcher.errors import UserError
@@ -46,7 +47,7 @@ def elsewhere(folder: Path) -> str | None:
     return words[1] if len(words) > 1 and words[1] != socket.gethostname() else None
 
 
-def read(path: Path) -> dict:
+def read(path: Path) -> dict[str, Any]:
     """A JSON object, or an empty one where it is missing or broken."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -96,7 +97,8 @@ def status(name: str) -> int:
             )
             if attempt["first_cause"]:
                 print(f"    {attempt['first_cause']['message']}")
-    for path in sorted(folder.glob("nodes/*/rank*.log")):
+    logs = folder.glob("nodes/*/rank*.log")
+    for path in sorted(logs, key=lambda log: (len(log.stem), log.stem)):  # rank 9, then 10
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
         if lines:
             print(f"  [{path.parent.name} {path.stem[4:]}] {lines[-1][:100]}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from report.network import grown
-from report.records import Run, attempt_of, dicts, number
+from report.records import Run, attempt_of, dicts, natural, number
 from report.windows import Window, between, loop_windows
 
 
@@ -48,7 +48,11 @@ def disk_use(run: Run) -> list[Any]:
             for window in windows.get(host, []):
                 if window.attempt == attempt_of(entry):
                     found += disks_of(host, entry, window)
-    return sorted(found, key=lambda use: (use.attempt, use.host, not use.holds_data, -use.read))
+
+    def place(use: DiskUse) -> tuple[Any, ...]:
+        return use.attempt, natural(use.host), not use.holds_data, -use.read
+
+    return sorted(found, key=place)
 
 
 def disks_of(host: str, entry: dict[str, Any], window: Window) -> list[Any]:

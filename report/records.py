@@ -12,6 +12,7 @@ import json
 import math
 import re
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -100,7 +101,7 @@ class Run:
         planned = [host for host in planned if isinstance(host, str)]
         seen = {record.host for record in self.ranks} | {host for host, _ in self.exits}
         seen |= set(self.iostat) | set(self.net) | set(self.gpu)
-        return planned + sorted(seen - set(planned))
+        return planned + sorted(seen - set(planned), key=natural)
 
 
 def number(value) -> float | None:
@@ -162,7 +163,7 @@ def read_run(folder: Path) -> Run:
         exits=read_exits(nodes),
         iostat={
             path.parent.name: dicts(read_object(path, missing).get("attempts"))
-            for path in sorted(nodes.glob("*/iostat.json"))
+            for path in by_host(nodes.glob("*/iostat.json"))
         },
         net=read_samples(nodes, "net.jsonl"),
         gpu=read_samples(nodes, "gpu.jsonl"),
@@ -204,10 +205,19 @@ def read_lines(path: Path):
         return
 
 
+def natural(name: str) -> list[Any]:
+    """A key that sorts node9 before node10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def by_host(paths: Iterable[Path]) -> list[Path]:
+    return sorted(paths, key=lambda path: natural(path.parent.name))
+
+
 def read_samples(nodes: Path, name: str) -> dict[str, Any]:
     """Host -> samples that carry a time (`mono`), for net.jsonl, gpu.jsonl and mounts.jsonl."""
     found = {}
-    for path in sorted(nodes.glob(f"*/{name}")):
+    for path in by_host(nodes.glob(f"*/{name}")):
         found[path.parent.name] = [
             x for x in read_lines(path) if time_of(x.get("mono")) is not None
         ]
@@ -217,7 +227,7 @@ def read_samples(nodes: Path, name: str) -> dict[str, Any]:
 def read_exits(nodes: Path) -> dict[tuple[str, int], dict[str, Any]]:
     """(host, attempt) -> the entry of exit.json."""
     found = {}
-    for path in sorted(nodes.glob("*/exit.json")):
+    for path in by_host(nodes.glob("*/exit.json")):
         for entry in dicts(read_object(path, []).get("attempts")):
             found[path.parent.name, attempt_of(entry)] = entry
     return found

@@ -19,6 +19,13 @@ FIELDS = {
 }  # fmt: skip
 
 
+def test_twelve_machines_stand_in_the_order_of_their_numbers(tmp_path):
+    analysis = analyse(RunBuilder(tmp_path / "run", nodes=12).write())
+    names = [f"node{number}" for number in range(1, 13)]
+    for uses in (analysis.disks, analysis.networks):
+        assert list(dict.fromkeys(use.host for use in uses)) == names
+
+
 def test_summary_has_every_field_and_adds_up(tmp_path):
     summary = analyse(RunBuilder(tmp_path / "run").write()).summary
     assert set(summary) == FIELDS
