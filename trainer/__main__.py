@@ -30,7 +30,7 @@ def main(argv: Optional[List[str]] = None) -> int:
 def run() -> NoReturn:
     """The process from its first to its last moment."""
     try:
-        code = main()
+        code = main() or 0  # (torch declares that `record` may swallow it)
     except Exception:
         traceback.print_exc()
         code = 1

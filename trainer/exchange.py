@@ -26,7 +26,7 @@ class Exchange:
 
     def __init__(self, timeout: timedelta) -> None:
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
-        self._group = dist.new_group(backend="gloo", timeout=max(timeout, PHASE))
+        self._group: Any = dist.new_group(backend="gloo", timeout=max(timeout, PHASE))
 
     def json(self, own: Any) -> List[Any]:
         """One value each, in rank order; tuples become lists. Raises RankError for what is none."""
