@@ -5,7 +5,7 @@ import inspect
 import os
 import pickle
 import re
-from typing import Any, BinaryIO, Dict, Optional
+from typing import Any, BinaryIO, Dict, List, Optional
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -52,6 +52,24 @@ def cpu_capability() -> Optional[str]:
         return torch.backends.cpu.get_cpu_capability()
     found = re.search(r"CPU capability usage: (\w+)", torch.__config__.show())
     return found.group(1) if found else None
+
+
+def lerp_all(to: List[torch.Tensor], values: List[torch.Tensor], share: float) -> None:
+    """Move each tensor by `share` of the way to its value, in place; in few kernels."""
+    if hasattr(torch, "_foreach_lerp_"):  # torch 2.0
+        torch._foreach_lerp_(to, values, share)
+    else:
+        torch._foreach_mul_(to, 1 - share)
+        torch._foreach_add_(to, values, alpha=share)
+
+
+def copy_all(to: List[torch.Tensor], values: List[torch.Tensor]) -> None:
+    """Copy each value to its tensor, whatever its type; in few kernels."""
+    if hasattr(torch, "_foreach_copy_"):  # torch 2.1
+        torch._foreach_copy_(to, values)
+    else:
+        for tensor, value in zip(to, values):
+            tensor.copy_(value)
 
 
 def nccl_settings() -> Dict[str, str]:

@@ -6,6 +6,8 @@ from typing import Any, Dict, Iterator
 import torch
 from torch import nn
 
+from .compat import lerp_all
+
 State = Dict[str, torch.Tensor]
 
 
@@ -37,8 +39,7 @@ class Ema:
                 values.append(_wide(value))
             else:
                 self.average[key].copy_(value)
-        torch._foreach_mul_(averages, decay)
-        torch._foreach_add_(averages, values, alpha=1 - decay)
+        lerp_all(averages, values, 1 - decay)
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from .compat import copy_all
 from .errors import UserError
 
 AUTOCAST = {"bf16": torch.bfloat16, "O1": torch.float16}
@@ -113,8 +114,9 @@ class Precision:
             self.scale.update(overflow)
         if not overflow:
             optimizer.step()
-            for weight, master in self.masters:
-                weight.copy_(master)
+            if self.masters:
+                halves, masters = zip(*self.masters)
+                copy_all(list(halves), list(masters))
         return overflow
 
     def full_state(self, model: nn.Module) -> Dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """One optimizer step: forward and backward over micro-batches, gradients summed over ranks."""
 
 import contextlib
-from typing import ContextManager, Iterator, List
+from typing import ContextManager, Iterator, List, Optional
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .batch import SMALLEST, StepShape, step_shape
 from .build import Job
 from .data.loader import Batch
-from .data.mix import mix_images, mixed_loss, plan_mix
+from .data.mix import Mix, mix_images, mixed_loss, plan_mix
 from .data.order import derive_seed
 from .errors import UserError
 from .sync import Moment
@@ -78,14 +78,16 @@ def _gradients(
     if not sizes:
         return _take_part(job)
     mix = plan_mix(job.options, job.image_size, step, job.world.rank)
-    inputs = mix_images(job.normalise(images), mix)
+    # Neighbours in the batch, as bytes: a micro-batch at a time becomes floats.
+    others = images if mix is None else images.roll(1, 0)
     tallies = []
-    parts = list(zip(inputs.split(sizes), targets.split(sizes), targets.roll(1, 0).split(sizes)))
-    for number, (part, *both) in enumerate(parts):
+    columns = (images, others, targets, targets.roll(1, 0))
+    parts = list(zip(*(column.split(sizes) for column in columns)))
+    for number, (part, other, *both) in enumerate(parts):
         with local_only(job.net, number < len(parts) - 1):
             job.clock.enter("forward")
             with job.precision.computing():
-                outputs = job.net(part)
+                outputs = job.net(_inputs(job, part, other, mix))
             outputs = outputs.float() if outputs.dtype is not torch.float64 else outputs
             loss = mixed_loss(job.loss, outputs, both, mix)
             job.clock.enter("backward")
@@ -93,6 +95,14 @@ def _gradients(
         hits = (outputs.detach().argmax(1) == both[0]).sum()
         tallies.append(torch.stack([loss.detach(), hits.to(loss.dtype)]))
     return torch.stack(tallies).sum(0)
+
+
+def _inputs(
+    job: Job, images: torch.Tensor, neighbours: torch.Tensor, mix: Optional[Mix]
+) -> torch.Tensor:
+    """What the net gets of a micro-batch; both are uint8."""
+    own = job.normalise(images)
+    return own if mix is None else mix_images(own, job.normalise(neighbours), mix)
 
 
 def _take_part(job: Job) -> torch.Tensor:

@@ -48,13 +48,12 @@ def plan_mix(options: Options, size: int, step: int, rank: int) -> Optional[Mix]
     return Mix(1 - (bottom - top) * (right - left) / size**2, (top, bottom, left, right))
 
 
-def mix_images(images: torch.Tensor, mix: Optional[Mix]) -> torch.Tensor:
-    """Apply to floating-point images (n, 3, size, size), which are left as they are."""
-    if mix is None:
-        return images
-    neighbours = images.roll(1, 0)
+def mix_images(images: torch.Tensor, neighbours: torch.Tensor, mix: Mix) -> torch.Tensor:
+    """Apply to floating-point images and their neighbours (n, 3, size, size), which are left as they
+    are. In the memory format of `images`."""
     if mix.box is None:
-        return torch.lerp(neighbours, images, mix.share)
+        # From `images`, whose format the result takes.
+        return torch.lerp(images, neighbours, 1 - mix.share)
     top, bottom, left, right = mix.box
     mixed = images.clone()
     mixed[:, :, top:bottom, left:right] = neighbours[:, :, top:bottom, left:right]

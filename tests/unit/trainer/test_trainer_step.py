@@ -161,6 +161,41 @@ def test_tallies_keep_no_graph():
     assert not (tally.requires_grad or tally.grad_fn)
 
 
+@pytest.mark.parametrize("kind", ["mixup", "cutmix"])
+def test_a_micro_batch_at_a_time_becomes_floats_and_stays_channels_last(kind):
+    from types import SimpleNamespace
+
+    from trainer import step
+    from trainer.data.augment import Normalise
+    from trainer.data.mix import mix_images, plan_mix
+    from trainer.precision import Precision
+
+    device, seen, sizes = torch.device("cpu"), [], []
+    normalise = Normalise(device, torch.float32, torch.channels_last)
+    linear = torch.nn.Linear(3 * 64, 2)
+
+    def net(images):
+        seen.append(images)
+        return linear(images.flatten(1))
+
+    def counted(images):
+        sizes.append(len(images))
+        return normalise(images)
+
+    job = SimpleNamespace(
+        options=Options(**{kind: 0.5}), world=mock.Mock(rank=0), net=net, image_size=8,
+        clock=Clock(device), normalise=counted, precision=Precision("fp32", device),
+        loss=torch.nn.CrossEntropyLoss(reduction="sum"),
+    )  # fmt: skip
+    images = torch.randint(0, 255, (6, 3, 8, 8), dtype=torch.uint8)
+    step._gradients(job, images, torch.tensor([0, 1, 1, 0, 1, 0]), 6, [2, 2, 2], 3)
+    assert set(sizes) == {2}
+    assert all(part.is_contiguous(memory_format=torch.channels_last) for part in seen)
+    whole = normalise(images)
+    plan = plan_mix(job.options, 8, 3, 0)
+    assert torch.equal(torch.cat(seen), mix_images(whole, whole.roll(1, 0), plan))
+
+
 class Hanging:
     """An event of a device that waits for a collective whose peers are gone."""
 
