@@ -11,7 +11,7 @@ from .faults import machine, network, stack
 HINDERS = frozenset(
     (
         *("release", "arch", "systemd", "python", "sudo", "disk_full", "read_only", "address"),
-        *("apt_lock", "dpkg", "rsync", "venv", "installer", "uv", "stack", "collect"),
+        *("dpkg", "rsync", "venv", "installer", "uv", "stack", "collect"),
         *("duplicate_address", "duplicate_machine_id", "duplicate_mac"),
     )
 )

@@ -98,7 +98,7 @@ def packages(facts, question):
         yield (
             "apt_lock",
             f"{lock['command']} (process {lock['pid']}) holds the lock of the package manager",
-            "wait until it has finished",
+            "nothing: make provision waits for it, up to ten minutes each time",
         )
     if facts["dpkg_broken"]:
         yield ("dpkg", "an installation of packages was interrupted", "sudo dpkg --configure -a")

@@ -225,6 +225,18 @@ def test_a_full_disk_hinders_and_a_slow_cable_does_not():
     assert [row["fault"] for row in preflight.hindering(found(full))] == ["disk_full"]
 
 
+def test_a_package_manager_that_is_at_work_is_waited_for():
+    busy = machine(apt_lock={"pid": 7, "command": "unattended-upgr"})
+    (finding,) = found(busy)
+    assert preflight.hindering([finding]) == []
+    assert finding["remedy"].startswith("nothing: make provision waits")
+    tasks = [*(ROOT / "ansible/roles").rglob("*.yml")]
+    waits = re.compile(r"^ *ansible\.builtin\.apt:\n((?: +.*\n)*?)(?=\n| *- |\Z)", re.MULTILINE)
+    for path in tasks:
+        for options in waits.findall(path.read_text()):
+            assert "lock_timeout: 600" in options, path
+
+
 def test_only_faults_that_exist_hinder():
     known = {row[0] for row in [*FAULTS, *ASKED]} | TOLD_BY_OTHERS
     assert known >= preflight.HINDERS
