@@ -7,7 +7,7 @@ import os
 import pathlib
 import platform
 import re
-from typing import Any, List, Tuple
+from typing import Tuple
 
 import torch
 import torch.distributed as dist
@@ -35,18 +35,13 @@ def _cpuinfo() -> str:
 
 
 def of_all_ranks(own: Device, rank: int, size: int, store: dist.Store) -> Tuple[Device, ...]:
-    """Before the group is formed. Raises UserError on all ranks when GPUs and CPUs are mixed."""
-    devices = tuple(Device(*told) for told in tell_all("device", list(own), rank, size, store))
-    refuse_mixture(devices)
-    return devices
-
-
-def tell_all(name: str, thing: Any, rank: int, size: int, store: dist.Store) -> List[Any]:
-    """One JSON value from each rank, in rank order, on every rank. Collective."""
-    store.set(f"{name}/{rank}", json.dumps(thing))
-    told = [json.loads(store.get(f"{name}/{other}")) for other in range(size)]
-    store.set(f"{name}/read/{rank}", "1")
+    """In rank order, before the group is formed. Raises UserError on all ranks when GPUs and CPUs
+    are mixed."""
+    store.set(f"device/{rank}", json.dumps(own))
+    devices = tuple(Device(*json.loads(store.get(f"device/{other}"))) for other in range(size))
+    store.set(f"device/read/{rank}", "1")
     if rank == 0:
         # The store may live in this process: it must not leave before all have read.
-        store.wait([f"{name}/read/{other}" for other in range(size)])
-    return told
+        store.wait([f"device/read/{other}" for other in range(size)])
+    refuse_mixture(devices)
+    return devices

@@ -4,7 +4,6 @@ import dataclasses
 import logging
 
 from . import checkpoint
-from .devices import tell_all
 from .levels import resolve
 from .options import Options
 from .world import World
@@ -28,7 +27,4 @@ def _kept(options: Options, world: World) -> str:
     if options.resume == "none" or options.predict or options.extract:
         return ""
     mine = checkpoint.level_here(options) if world.local_rank == 0 else ("", 0, "")
-    told = [mine]
-    if world.store is not None:
-        told = tell_all("level", mine, world.rank, world.size, world.store)
-    return str(max(told)[2])
+    return str(max(world.gather(mine))[2])

@@ -179,6 +179,15 @@ def test_by_hand_a_run_that_goes_on_keeps_its_precision_on_other_machines(images
     assert run(images, tmp_path, *more) == [2, 2]  # another number of epochs, and no other option
 
 
+def test_ranks_that_go_on_find_the_precision_in_the_checkpoint(images, tmp_path):
+    assert run(images, tmp_path, "--precision", "fp64") == [0, 0]
+    assert run(images, tmp_path, "--resume", "auto") == [0, 0]
+    for path in tmp_path.glob("nodes/*/rank*.steps.jsonl"):
+        lines = map(json.loads, path.read_text().splitlines())
+        starts = [line["precision"] for line in lines if line["kind"] == "start"]
+        assert starts == ["fp64", "fp64"]
+
+
 def said_with_a_gpu_on_rank_1(*argv):
     """As `said`, in ranks whose second one has a GPU by its own account."""
     from trainer import world
