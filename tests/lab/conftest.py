@@ -22,6 +22,7 @@ LONG = {
     "test_guard_orphans.py",
     "test_lab_leftovers.py",
     "test_lab_vm.py",
+    "test_many.py",
     "test_share_mounts.py",
     "test_share_ntfs.py",
     "test_site_driver.py",
