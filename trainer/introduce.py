@@ -57,16 +57,24 @@ def sentences(job: Job, cost: Cost) -> str:
     """What is about to be trained, for people."""
     world, options, size = job.world, job.options, job.image_size
     count, flops = cost
-    work = "FLOPs unknown" if flops is None else f"{flops / 1e9:.2f} GFLOP an image"
+    work = "FLOPs unknown" if flops is None else amount(flops, "FLOP") + " an image"
     ranks = "1 rank" if world.size == 1 else f"{world.size} ranks"
     level = options.precision + (f" by {job.precision.by}" if "O" in options.precision else "")
     parts = f" in {job.micro_batches} micro-batches" if job.micro_batches > 1 else ""
     saved = "" if options.output else "; nothing is saved: no --output"
     return (
-        f"{options.model}: {count / 1e6:.2f} M parameters, {work} of {size} px, {level}\n"
+        f"{options.model}: {amount(count, ' parameters')}, {work} of {size} px, {level}\n"
         f"{len(job.train_set)} images of {len(job.train_set.classes)} classes{saved}\n"
         f"{job.steps_per_epoch} steps an epoch; batch {world.global_batch} over {ranks}{parts}"
     )
+
+
+def amount(number: int, unit: str) -> str:
+    """Three digits and a unit with its letter: 25.6 M parameters (" parameters"), 3.65 GFLOP."""
+    for letter, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= scale:
+            return f"{number / scale:.3g} {letter}{unit}"
+    return f"{number} {unit.strip()}"
 
 
 def process_start() -> float:

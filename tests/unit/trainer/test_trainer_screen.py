@@ -10,6 +10,7 @@ import pytest
 from trainer import screen as screens
 from trainer.errors import UserError
 from trainer.evaluate import Result
+from trainer.introduce import amount
 from trainer.logs import quiet_others
 from trainer.options import Options
 from trainer.screen import Screen
@@ -136,3 +137,18 @@ def test_a_missing_tensorboard_is_a_sentence(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(UserError, match="--tensorboard needs `pip install tensorboard`"):
         screen(tensorboard=True, output=str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("number", "unit", "words"),
+    [
+        (25_557_032, " parameters", "25.6 M parameters"),
+        (94_762, " parameters", "94.8 k parameters"),
+        (2_468_352, "FLOP", "2.47 MFLOP"),
+        (3_650_000_000, "FLOP", "3.65 GFLOP"),
+        (7, " parameters", "7 parameters"),
+        (640, "FLOP", "640 FLOP"),
+    ],
+)
+def test_a_small_model_has_figures_too(number, unit, words):
+    assert amount(number, unit) == words
