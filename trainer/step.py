@@ -86,8 +86,9 @@ def _gradients(
     for number, (part, other, *both) in enumerate(parts):
         with local_only(job.net, number < len(parts) - 1):
             job.clock.enter("forward")
+            inputs = _inputs(job, part, other, mix)
             with job.precision.computing():
-                outputs = job.net(_inputs(job, part, other, mix))
+                outputs = job.net(inputs)
             outputs = outputs.float() if outputs.dtype is not torch.float64 else outputs
             loss = mixed_loss(job.loss, outputs, both, mix)
             job.clock.enter("backward")

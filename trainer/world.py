@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from .batch import SMALLEST, rank_batches
+from .card import card_towards
 from .compat import nccl_settings
 from .data.order import split_batch
 from .devices import of_all_ranks, of_this_rank
@@ -156,6 +157,9 @@ def _meet(options: Options, here: Place, own: Device) -> Dict[str, Any]:
     if "MASTER_ADDR" not in os.environ:
         os.environ["MASTER_ADDR"] = _first_host(here)
     os.environ.setdefault("MASTER_PORT", "29500")
+    card = card_towards(os.environ["MASTER_ADDR"])
+    if card is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", card)
     patience = timedelta(seconds=options.timeout)
     backend = "nccl" if own.kind == "cuda" else "gloo"
     if backend == "nccl":

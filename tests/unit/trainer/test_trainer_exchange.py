@@ -1,13 +1,16 @@
 """What ranks tell each other is JSON, tensors and bytes: no rank's object is another's code."""
 
 import os
+import socket
 import time
+from typing import ClassVar
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.trainer_ranks import run_ranks
+from trainer import card
 from trainer.options import Options
 
 
@@ -128,3 +131,47 @@ def test_old_torch_ends_a_collective_that_hangs_without_torchrun_too(monkeypatch
     monkeypatch.setenv("NCCL_ASYNC_ERROR_HANDLING", "0")
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     assert compat.nccl_settings() == {}
+
+
+class Route:
+    """A UDP socket of a machine with lo, a card without an address and eth0."""
+
+    CARDS: ClassVar = {"lo": "127.0.0.1", "eth0": "192.0.2.7"}
+
+    def __init__(self, *_):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def connect(self, to):
+        if to[0] == "no.such.name":
+            raise socket.gaierror
+        self.own = "127.0.0.1" if to[0].startswith("127.") else "192.0.2.7"
+
+    def getsockname(self):
+        return self.own, 4711
+
+    def fileno(self):
+        return 3
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [("192.0.2.1", "eth0"), ("192.0.2.7", "eth0"), ("127.0.1.1", None), ("no.such.name", None)],
+)
+def test_gloo_gets_the_card_that_leads_to_the_first_machine(monkeypatch, address, name):
+    def ask(number, request, asked):
+        found = Route.CARDS.get(asked.rstrip(b"\0").decode())
+        if found is None:
+            raise OSError(99, "Cannot assign requested address")
+        return bytes(20) + socket.inet_aton(found) + bytes(232)
+
+    cards = [(1, "lo"), (2, "wlan0"), (3, "eth0")]
+    monkeypatch.setattr(card.socket, "if_nameindex", lambda: cards)
+    monkeypatch.setattr(card.socket, "socket", Route)
+    monkeypatch.setattr(card.fcntl, "ioctl", ask)
+    assert card.card_towards(address) == name
