@@ -99,7 +99,8 @@ def status(name: str) -> int:
                 print(f"    {attempt['first_cause']['message']}")
     logs = folder.glob("nodes/*/rank*.log")
     for path in sorted(logs, key=lambda log: (len(log.stem), log.stem)):  # rank 9, then 10
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        text = path.read_text(encoding="utf-8", errors="replace")
+        lines = [line for line in text.splitlines() if line.strip()]
         if lines:
             print(f"  [{path.parent.name} {path.stem[4:]}] {lines[-1][:100]}")
     return 0

@@ -184,7 +184,7 @@ class RankLog:
     def close(self) -> None:
         for stream, assembler in self._streams.items():
             rest = assembler.rest()
-            if rest:
+            if rest.strip():  # a bar that was taken away is blank
                 self._lines(stream, [rest])
         self._file.close()
 

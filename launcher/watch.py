@@ -110,9 +110,7 @@ class Watch:
         self._killed_at: float | None = None
         self._stopped_at: float | None = None
         self._begun: set[tuple[str, int]] = set()  # processes of which a guard said so
-        self._patience: Patience | None = Patience(
-            logs.terminal, "the processes import torch, meet each other and read the data"
-        )
+        self._patience: Patience | None = Patience(logs.terminal, "starting (torch, network, data)")
 
     def run(self) -> Outcome:
         with selectors.DefaultSelector() as selector, wakeup() as wake:
@@ -134,7 +132,7 @@ class Watch:
                     self._logs.flush()
                     if self._patience:
                         begun, size = len(self._begun), self._plan.world_size
-                        self._patience.look(f"{begun} of {size} have begun")
+                        self._patience.look(f"{begun} of {size} processes run")
                     for guard in self._active():
                         guard.renew()
                 self._decide(now, selector)

@@ -99,6 +99,13 @@ def test_no_bar_where_there_is_no_terminal(tmp_path):
     assert screen.getvalue() == "[node1 0]  100%\n"
 
 
+def test_a_bar_that_was_taken_away_is_no_last_line(tmp_path):
+    logs = RunLogs(tmp_path, Terminal(io.StringIO()), 1)
+    logs.feed("node1", 0, "stderr", b"epoch 8\n\r 10%\r        \r")
+    logs.close()
+    assert (tmp_path / "nodes/node1/rank0.log").read_text() == "epoch 8\n"
+
+
 def test_what_was_shown_is_kept_for_attach(tmp_path):
     terminal = Terminal(io.StringIO())
     terminal.keep_in(tmp_path / "controller.log")

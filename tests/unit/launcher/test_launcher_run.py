@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import attempts, connection, folders, plan, preflight, prepare, run
+from launcher import attempts, connection, folders, patience, plan, preflight, prepare, run
 from launcher.errors import Busy, MachineError, UserError
 from launcher.lines import Terminal
 from launcher.options import Options
@@ -231,6 +231,16 @@ sys.exit(9)
 def test_a_failed_run_ends_with_what_to_type(start, script, last):
     _, said, _ = start(script, nodes=2)
     assert said.splitlines()[-1].startswith(f"tandem: {last}")
+
+
+def test_what_a_start_waits_for_is_said_until_a_rank_speaks(start, monkeypatch):
+    monkeypatch.setattr(patience, "FIRST", 0.0)
+    monkeypatch.setattr(patience, "EVERY", 0.0)
+    _, said, _ = start("time.sleep(2.5); print('here'); time.sleep(2.5)", nodes=1)
+    waiting = "tandem: starting (torch, network, data): "
+    before, after = said.split("[node1 0] here")
+    assert waiting in before and "1 of 1 processes run" in before
+    assert waiting not in after
 
 
 def test_a_traceback_is_in_the_log_and_the_error_on_the_terminal(start):
