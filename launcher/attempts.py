@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from launcher import border
+from launcher.border import One, Untrue
 from launcher.cause import document
 from launcher.plan import Plan
 from launcher.watch import Outcome
@@ -17,13 +19,24 @@ def write_json(path: Path, value, mode: int = 0o644) -> None:
     """Whole or not at all, also when power fails: readers may look at any moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(made, "w", encoding="utf-8") as file:
-        file.write(json.dumps(value, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        temporary.unlink(missing_ok=True)
+        made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(made, "w", encoding="utf-8") as file:
+            file.write(json.dumps(value, indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+SPARE = 1 << 20  # bytes
+LINE = 1 << 20  # bytes; no line of ours is longer
+START = {"kind": One(("start",)), "attempt": int, "resumed_samples": int}
+CHECKPOINT = {"kind": One(("checkpoint",)), "file": str}
 
 
 class Attempts:
@@ -32,6 +45,9 @@ class Attempts:
     def __init__(self, folder: Path):
         self.path = folder / "attempts.json"
         self.list: list[dict[str, Any]] = []
+        self.problem: str | None = None  # why the file is not what it should be
+        self._spare = folder / ".spare"
+        self._status = "running"
         if self.path.exists():
             self.list = json.loads(self.path.read_text(encoding="utf-8"))["attempts"]
 
@@ -57,6 +73,8 @@ class Attempts:
                 "first_cause": None,
             }
         )
+        with contextlib.suppress(OSError):  # there is little room: it is told when it matters
+            reserve(self._spare)
         self._write("running")
 
     def end(self, outcome: Outcome) -> None:
@@ -79,34 +97,50 @@ class Attempts:
     def read_resumed(self, folder: Path) -> None:
         """Where each attempt took up, from what its ranks wrote when they began."""
         for path in folder.glob("nodes/*/rank*.steps.jsonl"):
-            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-                if '"start"' not in line:
-                    continue
-                with contextlib.suppress(ValueError, KeyError):
-                    start = json.loads(line)
-                    for attempt in self.list:
-                        if start["kind"] == "start" and attempt["attempt"] == start["attempt"]:
-                            attempt["resumed_samples"] = start["resumed_samples"]
-        self._write(json.loads(self.path.read_text(encoding="utf-8"))["status"])
+            for start in lines_of(path, START):
+                for attempt in self.list:
+                    if attempt["attempt"] == start["attempt"]:
+                        attempt["resumed_samples"] = start["resumed_samples"]
+        self._write(self._status)
 
     @staticmethod
     def saved(folder: Path) -> bool:
         """Whether any rank whose records are here wrote a checkpoint."""
-        for path in folder.glob("nodes/*/rank*.steps.jsonl"):
-            with path.open(encoding="utf-8", errors="replace") as file:
-                if any('"checkpoint"' in line and _names_a_file(line) for line in file):
-                    return True
-        return False
+        paths = folder.glob("nodes/*/rank*.steps.jsonl")
+        return any(line["file"] for path in paths for line in lines_of(path, CHECKPOINT))
 
     def close(self, status: str) -> None:
         self._write(status)
+        self._spare.unlink(missing_ok=True)
 
     def _write(self, status: str) -> None:
-        write_json(self.path, {"status": status, "attempts": self.list})
+        """Where the disk is full, into the room that was kept for it; the old file stays until the
+        new one is whole."""
+        self._status = status
+        value = {"status": status, "attempts": self.list}
+        try:
+            write_json(self.path, value)
+            self.problem = None
+        except OSError:
+            self._spare.unlink(missing_ok=True)
+            try:
+                write_json(self.path, value)
+                self.problem = None
+            except OSError as error:
+                self.problem = f"{self.path} could not be written ({error.strerror}): make room"
 
 
-def _names_a_file(line: str) -> bool:
-    with contextlib.suppress(ValueError, AttributeError):
-        told = json.loads(line)
-        return told.get("kind") == "checkpoint" and bool(told.get("file"))
-    return False
+def reserve(path: Path) -> None:
+    """A file that holds its place on the disk. Raises OSError."""
+    with path.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, SPARE)
+
+
+def lines_of(path: Path, shape: dict[str, Any]):
+    """The lines of a rank's timings that have this shape: what a rank wrote is not believed."""
+    word = f'"{shape["kind"].values[0]}"'.encode()
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        while line := file.readline(LINE):
+            if word in line:
+                with contextlib.suppress(Untrue):
+                    yield border.check(border.parse(line), shape, "line")

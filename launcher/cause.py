@@ -39,7 +39,8 @@ class Failure:
     """Something that went wrong on one node, as the control machine learnt of it.
 
     `kind`: worker (a rank ended badly), launch (launch did), gone (the machine or the way to it),
-    guard (its guard was killed), busy (another run has the machine).
+    guard (its guard was killed, or sends what no guard does), busy (another run has the machine),
+    paused (the control machine did not run, so the lease ended).
     """
 
     host: str
@@ -80,7 +81,7 @@ class Failure:
 
 def first_of(failures: list[Failure]) -> Failure | None:
     """The one that explains the others."""
-    kinds = {"busy": -1, "worker": 0, "gone": 0, "guard": 1, "launch": 2}
+    kinds = {"busy": -1, "worker": 0, "gone": 0, "paused": 0, "guard": 1, "launch": 2}
 
     def place(failure: Failure):
         return (failure.peer_lost, kinds[failure.kind], not failure.first_on_node, failure.order)

@@ -9,6 +9,7 @@ import sys
 from typing import Any, NoReturn
 
 from launcher import defaults
+from launcher.clean import clean
 from launcher.errors import UserError
 from launcher.options import Options, asks_for_help, trainer_help
 
@@ -141,7 +142,7 @@ def main(argv: list[str]) -> int:
         return _carry_out(given, argv)
     except UserError as error:
         for problem in error.problems:
-            print(f"tandem: {problem}", file=sys.stderr)
+            print(f"tandem: {clean(problem)}", file=sys.stderr)
         return USAGE_ERROR
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

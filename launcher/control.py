@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from launcher import folders
+from launcher import folders, kept
+from launcher.clean import clean
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT
 from launcher.tell import relative
@@ -93,16 +94,19 @@ def status(name: str) -> int:
         for attempt in read(folder / "attempts.json")["attempts"]:
             nodes = ", ".join(attempt["nodes"])
             print(
-                f"  attempt {attempt['attempt']}, {attempt['status']}: {nodes}: {attempt['reason']}"
+                f"  attempt {attempt['attempt']}, {attempt['status']}: {nodes}: "
+                f"{clean(attempt['reason'])}"
             )
             if attempt["first_cause"]:
-                print(f"    {attempt['first_cause']['message']}")
+                print(f"    {clean(attempt['first_cause']['message'])}")
     logs = folder.glob("nodes/*/rank*.log")
     for path in sorted(logs, key=lambda log: (len(log.stem), log.stem)):  # rank 9, then 10
-        text = path.read_text(encoding="utf-8", errors="replace")
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
+            text = file.read().decode(errors="replace")
         lines = [line for line in text.splitlines() if line.strip()]
         if lines:
-            print(f"  [{path.parent.name} {path.stem[4:]}] {lines[-1][:100]}")
+            print(f"  [{path.parent.name} {path.stem[4:]}] {clean(lines[-1])[:100]}")
     return 0
 
 
@@ -137,18 +141,25 @@ def attach(name: str) -> int:
 
 def follow(folder: Path, begin: int) -> None:
     """Copy controller.log from byte `begin` to stdout while its controller lives."""
-    with (folder / "controller.log").open("rb") as file:
-        file.seek(begin)
-        while True:
-            alive = controller(folder) is not None  # before reading, so that no last line is lost
-            piece = file.read(1 << 16)
-            if piece:
-                sys.stdout.buffer.write(piece)
-                sys.stdout.buffer.flush()
-            elif not alive:
-                return
-            else:
-                time.sleep(LOOK_EVERY)
+    log = folder / "controller.log"
+    for older in kept.parts(log)[:-1] if begin == 0 else []:
+        sys.stdout.buffer.write(older.read_bytes())
+    file = log.open("rb")
+    file.seek(begin)
+    while True:
+        alive = controller(folder) is not None  # before reading, so that no last line is lost
+        piece = file.read(1 << 16)
+        if piece:
+            sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.flush()
+        elif os.fstat(file.fileno()).st_ino != log.stat().st_ino:  # it was rotated
+            file.close()
+            file = log.open("rb")
+        elif not alive:
+            file.close()
+            return
+        else:
+            time.sleep(LOOK_EVERY)
 
 
 def detach(argv: list[str]) -> int:

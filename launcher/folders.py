@@ -27,6 +27,12 @@ def find(name: str) -> Path:
     raise UserError(f"no run {name} in {relative(RUNS)}/: the newest are {', '.join(known)}.")
 
 
+def disk_free() -> int:
+    """Bytes that may still be written where the runs lie."""
+    state = os.statvfs(RUNS if RUNS.exists() else CHECKOUT)
+    return state.f_bavail * state.f_frsize
+
+
 def point_latest(folder: Path) -> None:
     fresh = RUNS / f".latest.{os.getpid()}"
     fresh.unlink(missing_ok=True)

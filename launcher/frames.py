@@ -2,28 +2,74 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from typing import Any
+
+from launcher import border
+from launcher.border import Each, Match, One, Untrue
+
+LARGEST = 1 << 20  # bytes of a frame, its raw bytes apart, and of those; our guard splits
+GREETING = 1 << 20  # bytes before hello: a .bashrc that prints more never comes to a guard
+KEPT = 4096  # of what is no frame, for the person who asks why
+
+REASONS = ("finished", "failed", "stopped", "killed", "busy", "lease", "eof", "guard")
+SIGNAL = (Match(r"SIG[A-Z0-9+-]{1,20}|signal \d{1,3}"), None)
+PROCESSES = [{"pid": int, "command": str}]
+
+
+def shapes(ranks: tuple[int, ...]) -> dict[str, dict[str, Any]]:
+    """What the fields of each frame may be, from a node that has these ranks."""
+    rank = One(frozenset(ranks))
+    code = (One(range(256)), None)
+    worker = {"exit_code": code, "signal": SIGNAL, "exception": (str, None)}
+    return {
+        "hello": {"protocol": One((1,)), "way": One(("service", "wardens"))},
+        "started": {"pid": int, "mono_start": float},
+        "worker": {"rank": rank, "pid": int},
+        "log": {
+            "rank": (rank, None),
+            "stream": One(("stdout", "stderr")),
+            "bytes": One(range(1, LARGEST + 1)),
+        },
+        "beat": {"unix": float, "running": [rank], "disk_free": (int, None)},
+        "worker_exit": {"rank": rank, "first": bool, **worker},
+        "trouble": {"what": str, "message": str},
+        "exit": {
+            "reason": One(REASONS),
+            "message": (str, None),
+            "exit_code": code,
+            "signal": SIGNAL,
+            "mono_start": float,
+            "mono_end": float,
+            "workers": Each(worker),
+            "ended": PROCESSES,
+            "left": PROCESSES,
+        },
+    }
 
 
 class Frames:
-    """Cuts a byte stream into frames, however it was split on the way."""
+    """Cuts a byte stream into frames, however it was split on the way.
 
-    def __init__(self):
-        self.said_before = (
-            b""  # what came before hello: a .bashrc's greeting, or why there is no guard
-        )
+    A frame that no guard of ours sends raises Untrue: the stream means nothing from there on.
+    """
+
+    def __init__(self, ranks: tuple[int, ...]):
+        self._shapes = shapes(ranks)
+        # What came before hello: a .bashrc's greeting, or why there is no guard.
+        self.said_before = b""
+        self._before = 0  # bytes of it
         self._buffer = bytearray()
+        self._looked = 0  # bytes of the buffer in which there is no line's end
         self._greeted = False
         self._waiting: dict[str, Any] | None = None  # a frame whose raw bytes are not all here
 
-    def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
-        """Add bytes; return the frames that are now complete, each with its raw bytes."""
+    def feed(self, data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
+        """Add bytes; yield the frames that are now complete, each with its raw bytes. Raises
+        Untrue, after the frames that came before."""
         self._buffer += data
-        frames = []
         while (frame := self._next()) is not None:
-            frames.append(frame)
-        return frames
+            yield frame
 
     def _next(self) -> tuple[dict[str, Any], bytes] | None:
         while True:
@@ -35,34 +81,55 @@ class Frames:
                 del self._buffer[:size]
                 self._waiting = None
                 return frame, payload
-            end = self._buffer.find(b"\n")
-            if end < 0:
+            line = self._line()
+            if line is None:
                 return None
-            line = bytes(self._buffer[:end])
-            del self._buffer[: end + 1]
-            found = _frame(line)
-            if not self._greeted:
-                if found is None or found["type"] != "hello":
-                    self.said_before = (self.said_before + line + b"\n")[-4096:]
-                    continue
-                self._greeted = True
+            found = self._frame(line)
             if found is None:
-                # stderr shares the stream: a defect of the guard, kept for the person who asks why.
-                self.said_before = (self.said_before + line + b"\n")[-4096:]
-                continue
-            if found.get("bytes"):
+                self._keep(line + b"\n")
+            elif found["type"] == "log":
                 self._waiting = found
-                continue
-            return found, b""
+            else:
+                return found, b""
+
+    def _line(self) -> bytes | None:
+        end = self._buffer.find(b"\n", self._looked)
+        if end < 0:
+            self._looked = len(self._buffer)
+            if self._looked > LARGEST:
+                self._keep(bytes(self._buffer[:KEPT]))
+                raise Untrue(f"a line of more than {LARGEST >> 20} MiB")
+            return None
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        self._looked = 0
+        return line
+
+    def _frame(self, line: bytes) -> dict[str, Any] | None:
+        """The frame in a line, checked; None for a line that is none."""
+        try:
+            found = border.parse(line)
+        except Untrue:
+            return None
+        if not isinstance(found, dict) or "type" not in found:
+            return None
+        kind = found["type"]
+        if not self._greeted and kind != "hello":
+            return None
+        if not isinstance(kind, str) or kind not in self._shapes:
+            raise Untrue(f"a frame of type {str(kind)[:40]!r}")
+        border.check(found, self._shapes[kind], f"{kind} frame")
+        self._greeted = True
+        return found
+
+    def _keep(self, said: bytes) -> None:
+        """stderr shares the stream: a defect of the guard, or what came instead of one."""
+        self.said_before = (self.said_before + said)[-KEPT:]
+        self._before += len(said)
+        if not self._greeted and self._before > GREETING:
+            raise Untrue(f"{GREETING >> 20} MiB before its first word: does a .bashrc print there?")
 
     def rest(self) -> str:
         """What is no frame, as text."""
-        return (self.said_before + bytes(self._buffer)).decode(errors="replace").strip()
-
-
-def _frame(line: bytes) -> dict[str, Any] | None:
-    try:
-        frame = json.loads(line)
-    except ValueError:
-        return None
-    return frame if isinstance(frame, dict) and "type" in frame else None
+        text = self.said_before + bytes(self._buffer[:KEPT])
+        return text.decode(errors="replace").strip()

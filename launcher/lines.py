@@ -11,6 +11,10 @@ from collections import deque
 from pathlib import Path
 from typing import IO
 
+from launcher.clean import clean
+from launcher.kept import KeptLog
+from launcher.screen import Screen
+from launcher.sizes import MIB, Sizes
 from launcher.tracebacks import Folded
 
 LAST_LINES = 20
@@ -39,7 +43,7 @@ class Assembler:
             self._buffer = b"\r" + _visible(self._buffer) + pending
         *cut, self._buffer = _pieces(self._buffer)
         pieces = [piece for line in whole for piece in _pieces(_visible(line))] + cut
-        lines = [piece.decode(errors="replace") for piece in pieces]
+        lines = [clean(piece.decode(errors="replace")) for piece in pieces]
         bar = None
         if self._buffer[:1] == b"\r":
             bar = _visible(self._buffer).decode(errors="replace")
@@ -47,7 +51,7 @@ class Assembler:
 
     def rest(self) -> str:
         text, self._buffer = _visible(self._buffer).decode(errors="replace"), b""
-        return text
+        return clean(text)
 
 
 def _pieces(line: bytes) -> list[bytes]:
@@ -76,17 +80,9 @@ def _visible(line: bytes) -> bytes:
     return pieces[-1] if pieces else b""
 
 
-def open_log(path: Path, **options) -> IO[str]:
-    """A log to append to. Whatever else is there, a link or a FIFO, is none of ours and is taken
-    away."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        path.unlink()
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, 0o644), "a", encoding="utf-8", **options)
-
-
 class Terminal:
-    """The control terminal: lines above, rank 0's progress bar live in the last line.
+    """The control terminal: lines above, rank 0's progress bar live in the last line. Showing never
+    waits for it.
 
     Every line is kept in the run's controller.log too, from which `attach` shows it again.
     """
@@ -94,11 +90,12 @@ class Terminal:
     def __init__(self, out: IO[str] | None = None):
         self._out = out if out is not None else sys.stdout
         self.is_tty = self._out.isatty()
+        self._screen = Screen(self._out)
         self._bar = ""
-        self._kept: IO[str] | None = None
+        self._kept: KeptLog | None = None
 
-    def keep_in(self, path: Path) -> None:
-        self._kept = open_log(path, buffering=1)
+    def keep_in(self, path: Path, limit: int = Sizes.log * MIB) -> None:
+        self._kept = KeptLog(path, limit)
 
     def say(self, text: str) -> None:
         """A line of the launcher's own."""
@@ -109,23 +106,22 @@ class Terminal:
 
     def lines(self, texts: list[str]) -> None:
         """All at once: at thousands of lines a second each write counts."""
-        text = "\n".join(texts)
+        text = clean("\n".join(texts))
         if self._kept:
-            with contextlib.suppress(OSError):  # a full disk is told by the guards
-                self._kept.write(text + "\n")
+            self._kept.write(text.split("\n"))
         if self._bar:
-            self._write(f"{CLEAR}{text}\n{self._bar}")
+            self._screen.write(f"{CLEAR}{text}\n{self._bar}")
         else:
-            self._write(text + "\n")
+            self._screen.write(text + "\n")
 
     def bar(self, text: str) -> None:
         """Replace the live bar; an empty one takes it away. Nothing where the output is no
         terminal."""
         if not self.is_tty:
             return
-        text = self._fit(text)
+        text = self._fit(clean(text))
         if text != self._bar:
-            self._write(CLEAR + text)
+            self._screen.write(CLEAR + text)
             self._bar = text
 
     def _fit(self, text: str) -> str:
@@ -140,19 +136,16 @@ class Terminal:
                 return os.get_terminal_size(self._out.fileno()).columns
         return 0
 
-    def _write(self, text: str) -> None:
-        # A terminal that was closed must not end the run by an error of ours: SIGHUP decides.
-        with contextlib.suppress(OSError, ValueError):
-            self._out.write(text)
-            self._out.flush()
+    def drain(self) -> bool:
+        """Wait until all was shown; False for a terminal that takes nothing."""
+        return self._screen.drain()
 
 
 class RankLog:
     """One rank's log file, its last lines, and its share of the terminal."""
 
-    def __init__(self, path: Path, label: str, terminal: Terminal | None, live_bar: bool):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open_log(path)
+    def __init__(self, file: KeptLog, label: str, terminal: Terminal | None, live_bar: bool):
+        self._file = file
         self._label = label
         self._terminal = terminal
         self._live_bar = live_bar
@@ -171,15 +164,16 @@ class RankLog:
     def _lines(self, stream: str, lines: list[str]) -> None:
         if not lines:
             return
-        self._file.write("\n".join(lines) + "\n")
+        self._file.write(lines)
         told = [_short(line) for line in lines]
         self.last.extend(line for line in told if line.strip())
         shown = self._folded.setdefault(stream, Folded()).feed(told)
         if self._terminal and shown:
             self._terminal.lines([f"{self._label} {line}" for line in shown])
 
-    def flush(self) -> None:
-        self._file.flush()
+    @property
+    def lost(self) -> int:
+        return self._file.lost
 
     def close(self) -> None:
         for stream, assembler in self._streams.items():
@@ -193,8 +187,12 @@ class RunLogs:
     """All ranks of an attempt, and each node's launch command (rank None), which stays off the
     terminal."""
 
-    def __init__(self, folder: Path, terminal: Terminal, world_size: int):
+    def __init__(
+        self, folder: Path, terminal: Terminal, world_size: int, limit: int = Sizes.log * MIB
+    ):
         self._folder = folder
+        self._limit = limit
+        self._told = False  # that the disk is full
         self.terminal = terminal
         self._width = len(str(max(0, world_size - 1)))
         self._logs: dict[tuple[str, int | None], RankLog] = {}
@@ -206,16 +204,24 @@ class RunLogs:
         if (host, rank) not in self._logs:
             name = "launch.log" if rank is None else f"rank{rank}.log"
             self._logs[host, rank] = RankLog(
-                self._folder / "nodes" / host / name,
+                KeptLog(self._folder / "nodes" / host / name, self._limit),
                 f"[{host} {rank:>{self._width}}]" if rank is not None else f"[{host}]",
                 self.terminal if rank is not None else None,
                 live_bar=rank == 0,
             )
         return self._logs[host, rank]
 
-    def flush(self) -> None:
-        for log in self._logs.values():
-            log.flush()
+    def look(self) -> None:
+        """Say once when this machine's disk takes no lines, and once when it does again."""
+        full = any(log.lost for log in self._logs.values())
+        if full != self._told:
+            self._told = full
+            self.terminal.say(
+                f"this machine's disk is full: lines of the logs in {self._folder} are left out; "
+                "the run goes on: make room"
+                if full
+                else "this machine's disk has room again; the logs say how many lines are missing"
+            )
 
     def close(self) -> None:
         for log in self._logs.values():

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
+from launcher import border
+from launcher.border import Row, Untrue
 from launcher.inventory import Host
 from launcher.node.reach import MARK
-from launcher.probe import Facts
+from launcher.plan import FIRST_PORT
+from launcher.probe import LARGEST, Facts
 
 SOURCE = Path(__file__).parent / "node" / "reach.py"
 SECONDS = 15.0
+PAIR = Row((Row((str, int)), str))  # peer, and why it is not reached
 # Beyond this many machines each is tried with its next neighbours and node 0: n * n would be many.
 ALL_PAIRS = 16
 
@@ -31,7 +34,7 @@ def check(hosts: list[Host], nodes: dict[str, Any], facts: dict[str, Facts]) -> 
     """A sentence for each pair of machines that does not meet."""
     if len({host.address for host in hosts}) < 2:
         return []  # local nodes: there is nothing between them
-    ports = [facts[host.name].free_ports[-1] for host in hosts]
+    ports = [(facts[host.name].free_ports or (FIRST_PORT,))[-1] for host in hosts]
 
     def start(index: int):
         host = hosts[index]
@@ -43,7 +46,7 @@ def check(hosts: list[Host], nodes: dict[str, Any], facts: dict[str, Facts]) -> 
     with ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
         processes = list(pool.map(start, range(len(hosts))))
         try:
-            answers = list(pool.map(_answer, processes))
+            answers = list(pool.map(lambda process: _answer(process, set(names)), processes))
         finally:  # only now: a machine that has answered is still to be reached by others
             for process in processes:
                 process.close()
@@ -61,7 +64,18 @@ def check(hosts: list[Host], nodes: dict[str, Any], facts: dict[str, Facts]) -> 
     return problems
 
 
-def _answer(process) -> list[Any] | str:
+def _read(line: str, known: set[str]) -> list[Any] | str:
+    """The pairs in an answer, or that it is none."""
+    try:
+        pairs = border.check(border.parse(line), [PAIR], "its answer")
+    except Untrue as error:
+        return f"what it says cannot be so ({error})"
+    if any(address not in known for (address, _), _ in pairs):
+        return "what it says cannot be so (a machine that is none of them)"
+    return pairs
+
+
+def _answer(process, known: set[str]) -> list[Any] | str:
     """What one machine found: pairs of [address, port] and reason; or why it found nothing."""
     deadline = time.monotonic() + SECONDS
     text = ""
@@ -77,5 +91,7 @@ def _answer(process) -> list[Any] | str:
             text += (piece or b"").decode(errors="replace")
             for line in text.splitlines(keepends=True):
                 if line.startswith(MARK) and line.endswith("\n"):
-                    return json.loads(line[len(MARK) :])
+                    return _read(line[len(MARK) :], known)
+            if len(text) > LARGEST:
+                return "it said too much"
     return f"no answer within {SECONDS:.0f} s"

@@ -157,6 +157,12 @@ def explain(failure) -> tuple[str, str]:
         return f"{_who(failure)} ended by {failure.signal}: {meaning}", remedy
     if failure.signal:
         return f"{_who(failure)} ended by {failure.signal}", "read its last lines below"
+    if failure.kind == "paused":
+        return (
+            f"{failure.message}, so {failure.host} heard nothing from it and stopped its part",
+            "do not stop or suspend the control machine during a run (`make train DETACH=1` needs "
+            "no terminal); `make train RESUME=latest` goes on",
+        )
     if failure.kind in ("gone", "guard", "launch"):
         said = f": {failure.message}" if failure.message else ""
         remedies = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from launcher import code, connection, devices, mesh, models, probe
+from launcher import code, connection, devices, folders, mesh, models, probe
 from launcher.build import candidate_ports, check_master
 from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.options import Options, data_path
 from launcher.probe import Facts
-from launcher.problems import Problem, of_machine
+from launcher.problems import Problem, of_control, of_machine
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ def _task(host: Host, hosts: list[Host], asked: Asked) -> dict[str, Any]:
 def check(machines: Machines, asked: Asked) -> list[Problem]:
     """All that is wrong with these machines for this run."""
     parts, problems = _parts(machines, asked)
+    problems += of_control(folders.disk_free())
     for host in machines.hosts:
         facts = machines.facts[host.name]
         wants = devices.wants_gpus(host, asked.settings["device"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,13 +9,53 @@ from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
-from launcher.errors import UserError
+from launcher import border
+from launcher.border import Each, Match, One, Untrue
+from launcher.errors import MachineError, UserError
 from launcher.inventory import CHECKOUT, Host
 from launcher.node.probe import MARK
 
 SOURCE = Path(__file__).parent / "node" / "probe.py"
 LAYOUT = CHECKOUT / "trainer" / "data" / "layout.py"
 SECONDS = 30.0
+LARGEST = 4 << 20  # bytes of an answer: a .bashrc that runs `yes` must not fill our memory
+ROUTE = {"interface": (str, None), "source": (str, None), "error": (str, None)}
+LISTING = {"classes": int, "images": int, "sha256": Match("[0-9a-f]{64}")}
+VERSIONS = ("python", "torch", "torchvision", "nccl", "cuda")
+SHAPE = {
+    "unix": float,
+    "home": Match(r"/[^\x00-\x1f]*"),
+    "hostname": str,
+    "cores": One(range(1, 1 << 20)),
+    "cpu_flags": [str],
+    "machine": str,
+    "versions": Each((str, None)),
+    "models": [str],
+    "packages": Each(bool),
+    "gpus": {
+        "count": One(range(1024)),
+        "cards": [{"name": str, "uuid": str, "pci": (str, None), "sm": (int, None)}],
+        "driver": (str, None),
+        "holders": [{"pid": int, "user": str, "command": str}],
+        "error": (str, None),
+        "cards_on_bus": int,
+    },
+    "runs": [{"pid": int, "run": str, "holder": str}],
+    "paths": Each(bool),
+    "routes": Each(ROUTE),
+    "free_ports": [One(range(1, 1 << 16))],
+    "code_sha256": (Match("[0-9a-f]{64}"), None),
+    "data": {
+        "path": str,
+        "exists": bool,
+        "problem": (str, None),
+        "splits": Each(LISTING),
+    },
+    "disk_free": int,
+    "writable": bool,
+    "rsync": bool,
+    "guard_python": bool,
+}
 
 
 @dataclass(frozen=True)
@@ -82,8 +121,10 @@ def _ask(node, task: dict[str, Any]) -> Facts | str:
     try:
         process = node.start([host.env_python, "-IB", "-"])
         output, said, status = talk(process, source.encode(), SECONDS)
-    except UserError as error:
+    except MachineError as error:
         return str(error)
+    except UserError as error:
+        return f"{host.label()}: {error}"
     except FileNotFoundError:
         return no_python(host, "no such file")
     except OSError as error:
@@ -91,8 +132,10 @@ def _ask(node, task: dict[str, Any]) -> Facts | str:
     text = output.decode(errors="replace")
     line = next((line for line in text.splitlines() if line.startswith(MARK)), None)
     if line is not None:
-        found = json.loads(line[len(MARK) :])
-        found["free_ports"] = tuple(found["free_ports"])
+        try:
+            found = read_facts(line[len(MARK) :])
+        except Untrue as error:
+            return f"{host.label()}: what it says of itself cannot be so: {error}."
         return Facts(host=host.name, asked_unix=asked, answered_unix=time.time(), **found)
     if status in (126, 127):
         return no_python(host, said)
@@ -102,6 +145,15 @@ def _ask(node, task: dict[str, Any]) -> Facts | str:
             "share hanging?"
         )
     return f"{host.label()}: {host.env_python} could not look at the machine: {said}"
+
+
+def read_facts(line: str) -> dict[str, Any]:
+    """The fields of Facts that a machine tells, checked. Raises Untrue."""
+    found = border.check(border.parse(line), SHAPE, "answer")
+    border.check(found["versions"], dict.fromkeys(VERSIONS, (str, None)), "answer.versions")
+    if len(found["gpus"]["cards"]) != found["gpus"]["count"]:
+        raise Untrue("answer.gpus.count is not the number of its cards")
+    return {**{name: found[name] for name in SHAPE}, "free_ports": tuple(found["free_ports"])}
 
 
 def code_sha256(node, python: str, folder: str) -> str | None:
@@ -129,7 +181,7 @@ def talk(process, data: bytes, seconds: float) -> tuple[bytes, str, int | None]:
     """Give a process its whole input; return its output, what it said on stderr, and its exit
     status.
 
-    The status is None when it did not end in time.
+    The status is None when it did not end in time. Raises UserError when it says too much.
     """
     deadline = time.monotonic() + seconds
     output = b""
@@ -150,6 +202,11 @@ def talk(process, data: bytes, seconds: float) -> tuple[bytes, str, int | None]:
                         status = process.wait()
                         return output, _short(process.stderr()), status
                     output += piece or b""
+                    if len(output) > LARGEST:
+                        raise UserError(
+                            f"it said more than {LARGEST >> 20} MiB where an answer was wanted: "
+                            "does a .bashrc print there?"
+                        )
         except BrokenPipeError:
             # It ended before it read all: what it said tells why.
             status = process.wait()

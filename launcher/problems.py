@@ -30,6 +30,17 @@ def of_machine(host: Host, facts: Facts, run: str | None, on_gpus: bool) -> list
     return [*_software(host, facts, on_gpus), *_data(host, facts), *state]
 
 
+def of_control(free: int) -> list[Problem]:
+    """What is wrong with the disk to which logs, records and checkpoints come."""
+    if free >= DISK_FREE:
+        return []
+    told = (
+        f"this machine: only {free >> 20} MiB free where runs/ lies, to which logs and checkpoints "
+        "come: remove old runs."
+    )
+    return [Problem(told, fatal=free < 2 * DISK_FULL)]
+
+
 def _software(host: Host, facts: Facts, on_gpus: bool) -> list[Problem]:
     remedy = "run `make env`" if host.is_local else "run `make provision`"
     missing = [name for name in ("torch", "torchvision") if not facts.versions.get(name)]

@@ -12,6 +12,7 @@ import paramiko
 from launcher.inventory import CHECKOUT
 
 STATUS_SECONDS = 5.0
+READS = 16
 
 
 class SshProcess:
@@ -27,7 +28,9 @@ class SshProcess:
 
     def read(self) -> bytes | None:
         """What has arrived on stdout; b"" at the end; None when there is nothing yet."""
-        while self._channel.recv_stderr_ready():
+        for _ in range(READS):  # a flood there must not keep us from what matters
+            if not self._channel.recv_stderr_ready():
+                break
             self._stderr = (self._stderr + self._channel.recv_stderr(1 << 16))[-4096:]
         try:
             return self._channel.recv(1 << 18)

@@ -69,6 +69,8 @@ def decide(outcome: Outcome, limits: Limits) -> tuple[Limits, str] | None:
 def reason(cause: Failure) -> str:
     if cause.kind == "gone":
         return f"{cause.host} gone: {cause.message}"
+    if cause.kind == "paused":
+        return cause.message or "the control machine did not run"
     if cause.kind == "worker":
         how = cause.signal or f"exit code {cause.exit_code}"
         return f"{cause.host}, rank {cause.rank} failed: {how}"

@@ -14,6 +14,7 @@ from launcher import collect, folders, preflight, restart
 from launcher import plan as planning
 from launcher.attempts import Attempts, write_json
 from launcher.cause import Failure
+from launcher.clean import clean
 from launcher.errors import Busy, MachineError, UserError
 from launcher.inventory import CHECKOUT
 from launcher.lines import RunLogs, Terminal
@@ -22,7 +23,7 @@ from launcher.patience import waiting
 from launcher.plan import NodePlan, Plan
 from launcher.prepare import QUEUE_LOOKS_EVERY, Prepared, make_plan, new_id, prepare
 from launcher.problems import BUSY_REMEDY
-from launcher.sizes import Sizes
+from launcher.sizes import MIB, Sizes
 from launcher.start import start_guards, sync_code
 from launcher.stopper import Stopper
 from launcher.tell import describe, exit_code, go_on, proof, relative
@@ -35,7 +36,8 @@ def dry_run(options: Options) -> int:
     try:
         name = new_id(prepared)
         plan = make_plan(prepared, prepared.machines, run=name, bar=terminal.columns)
-        print(planning.render(plan))
+        terminal.drain()
+        print(clean(planning.render(plan)))
     finally:
         prepared.machines.close()
     return 0
@@ -115,10 +117,11 @@ class Run:
         self.terminal = terminal
         self.attempts = Attempts(folder)
         self.parts: dict[str, NodePlan] = {}  # of every machine that ever took part
+        self.log_limit = Sizes.of(prepared.options.keep).log * MIB
         self._lock = folders.lock(folder)
 
     def carry_out(self, plan: Plan, reason: str) -> int:
-        self.terminal.keep_in(self.folder / "controller.log")
+        self.terminal.keep_in(self.folder / "controller.log", self.log_limit)
         folders.point_latest(self.folder)
         with Stopper().listening() as stopper:
             outcome = self._attempts(plan, reason, stopper)
@@ -136,8 +139,11 @@ class Run:
             raise
         finally:
             self.machines.close()
+        if self.attempts.problem:
+            self.terminal.say(self.attempts.problem)
         if outcome.status != "finished":
             self.terminal.say(go_on(self.folder.name, saved))
+        self.terminal.drain()
         return exit_code(outcome)
 
     def _attempts(self, plan: Plan, reason: str, stopper: Stopper) -> Outcome:
@@ -209,7 +215,7 @@ class Run:
             f"{planning.count(plan.world_size, 'process')}"
         )
         self.attempts.begin(plan, reason, time.time())
-        logs = RunLogs(self.folder, self.terminal, plan.world_size)
+        logs = RunLogs(self.folder, self.terminal, plan.world_size, self.log_limit)
         processes = start_guards(plan, self.machines)
         try:
             outcome = Watch(plan, processes, logs, stopper).run()

@@ -18,6 +18,10 @@ class Stopper:
 
     def __init__(self):
         self.asked = 0
+        self.suspended = False  # Ctrl-Z was pressed: a stopped controller renews no lease
+
+    def _suspend(self, *_) -> None:
+        self.suspended = True
 
     def _ask(self, *_) -> None:
         self.asked += 1
@@ -27,6 +31,9 @@ class Stopper:
         ignored = {n for n in SIGNALS if signal.getsignal(n) is signal.SIG_IGN} - {signal.SIGTERM}
         heeded = [number for number in SIGNALS if number not in ignored]
         before = {number: signal.signal(number, self._ask) for number in heeded}
+        before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._suspend)
+        # After Ctrl-Z `make` is stopped, and this process in the background: it may print there.
+        before[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         try:
             yield self
         finally:

@@ -42,7 +42,7 @@ def exit_code(outcome: Outcome) -> int:
     if outcome.status != "failed":
         return 0 if outcome.status == "finished" else STOPPED
     cause = outcome.cause
-    if cause is None or cause.kind in ("gone", "guard"):
+    if cause is None or cause.kind in ("gone", "guard", "paused"):
         return 1
     if cause.signal:
         return 128 + getattr(signal, cause.signal, signal.SIGKILL)

@@ -10,11 +10,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.border import Untrue
 from launcher.cause import Failure, first_of
 from launcher.frames import Frames
 from launcher.lines import RunLogs
 from launcher.node.launch import who
 from launcher.patience import Patience
+from launcher.pauses import Pauses
 from launcher.plan import NodePlan, Plan
 from launcher.stopper import Stopper, wakeup
 
@@ -67,7 +69,7 @@ class Guarded:
     def __init__(self, node: NodePlan, process, now: float):
         self.node = node
         self.process = process
-        self.frames = Frames()
+        self.frames = Frames(node.ranks)
         self.heard = now
         self.exit: dict[str, Any] | None = None
         self.ended = False  # its stream is at an end, or it was given up
@@ -105,6 +107,7 @@ class Watch:
         self._stopper = stopper
         self._begin = self._end = now
         self._guards = {n.host: Guarded(n, processes[n.host], now) for n in plan.nodes}
+        self._pauses = Pauses()
         self._failures: list[Failure] = []
         self._failed_at: float | None = None
         self._killed_at: float | None = None
@@ -120,6 +123,7 @@ class Watch:
                 guard.send(task(self._plan, guard.node))
             renew_at = time.monotonic() + RENEW_EVERY
             while self._active():
+                self._notice_pause()
                 timeout = max(0.0, renew_at - time.monotonic())
                 for key, _ in selector.select(min(timeout, self._until_deadline())):
                     if key.data is None:
@@ -129,7 +133,7 @@ class Watch:
                 now = time.monotonic()
                 if now >= renew_at:
                     renew_at = now + RENEW_EVERY
-                    self._logs.flush()
+                    self._logs.look()
                     if self._patience:
                         begun, size = len(self._begun), self._plan.world_size
                         self._patience.look(f"{begun} of {size} processes run")
@@ -137,6 +141,20 @@ class Watch:
                         guard.renew()
                 self._decide(now, selector)
         return self._outcome()
+
+    def _notice_pause(self) -> None:
+        """While this process did not run, no node was silent: what they sent waits to be read."""
+        pause = self._pauses.look()
+        if not pause:
+            return
+        self._say(
+            f"this machine did not run for {pause:.0f} s: it was stopped, asleep or overloaded"
+        )
+        now = time.monotonic()
+        for guard in self._active():
+            guard.heard = now
+        self._stopped_at = self._stopped_at and now
+        self._killed_at = self._killed_at and now
 
     def _active(self) -> list[Guarded]:
         return [guard for guard in self._guards.values() if not guard.ended]
@@ -160,9 +178,21 @@ class Watch:
             self._ended(guard)
             return True
         guard.heard = now
-        for frame, payload in guard.frames.feed(data):
-            self._take(guard, frame, payload)
+        try:
+            for frame, payload in guard.frames.feed(data):
+                self._take(guard, frame, payload)
+        except Untrue as error:
+            self._distrust(guard, error)
+            return True
         return False
+
+    def _distrust(self, guard: Guarded, error: Untrue) -> None:
+        """What this guard says means nothing any more: the end of its stdin ends its part."""
+        guard.ended = True
+        guard.exit = None
+        message = f"what came from it is no word of a guard: {error}"
+        self._fail(self._failure(guard.node.host, "guard", message=message))
+        guard.process.close()
 
     def _take(self, guard: Guarded, frame: dict[str, Any], payload: bytes) -> None:
         kind = frame["type"]
@@ -178,19 +208,26 @@ class Watch:
         elif kind == "trouble":
             self._say(f"{host}: {frame['message']}")
         elif kind == "exit":
-            guard.exit = frame
-            if frame["reason"] == "busy":
-                self._fail(self._failure(host, "busy", message=frame["message"]))
-            elif frame["reason"] == "failed" and not self._has_failure(host):
-                self._fail(self._launch_failure(host, frame))
-            elif frame["reason"] in ("lease", "eof", "guard") and self._killed_at is None:
-                message = {
-                    "lease": "it heard nothing from here for too long, and stopped its part",
-                    "eof": "its connection from here ended, and it stopped its part",
-                    "guard": "a part of its guard was killed",
-                }[frame["reason"]]
-                kind = "guard" if frame["reason"] == "guard" else "gone"
-                self._fail(self._failure(host, kind, message=message))
+            self._exit(guard, frame)
+
+    def _exit(self, guard: Guarded, frame: dict[str, Any]) -> None:
+        host = guard.node.host
+        guard.exit = frame
+        if frame["reason"] == "busy":
+            self._fail(self._failure(host, "busy", message=frame["message"]))
+        elif frame["reason"] == "failed" and not self._has_failure(host):
+            self._fail(self._launch_failure(host, frame))
+        elif frame["reason"] in ("lease", "eof", "guard") and self._killed_at is None:
+            message = {
+                "lease": "it heard nothing from here for too long, and stopped its part",
+                "eof": "its connection from here ended, and it stopped its part",
+                "guard": "a part of its guard was killed",
+            }[frame["reason"]]
+            kind = "guard" if frame["reason"] == "guard" else "gone"
+            if frame["reason"] == "lease" and self._pauses.longest > LEASE / 2:
+                kind = "paused"
+                message = f"the control machine did not run for {self._pauses.longest:.0f} s"
+            self._fail(self._failure(host, kind, message=message))
 
     def _worker_exit(self, host: str, frame: dict[str, Any]) -> None:
         if frame["exit_code"] == 0 or self._killed_at is not None:
@@ -253,6 +290,12 @@ class Watch:
                 selector.unregister(guard.process)
                 message = f"no heartbeat for {SILENCE:.0f} s"
                 self._fail(self._failure(guard.node.host, "gone", message=message))
+        if self._stopper.suspended:
+            self._stopper.suspended = False
+            self._say(
+                "Ctrl-Z would end the run on every machine, so it is not heeded: Ctrl-C ends it in "
+                "order, and `make train DETACH=1` needs no terminal"
+            )
         if self._stopper.asked and self._stopped_at is None:
             self._stopped_at = now
             self._say("stopping: the workers save and leave (again: kill them at once)")

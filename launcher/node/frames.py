@@ -5,6 +5,7 @@ import json
 import os
 import time
 
+TEXT = 4000  # characters of a field: the control side takes 4096, and 1 MiB of a frame
 BACKLOG = 16 << 20  # bytes kept for a slow reader: 10,000 lines a second for as long as a lease
 
 
@@ -21,7 +22,9 @@ class FrameWriter:
 
     def send(self, kind, payload=b"", **fields):
         """Queue one frame, and write what the reader takes at once."""
-        head = dict({"type": kind}, **fields)
+        head = {"type": kind}
+        for name, value in fields.items():
+            head[name] = value[:TEXT] if isinstance(value, str) else value
         if payload:
             head["bytes"] = len(payload)
         head["seq"], head["mono"] = self.seq, round(time.monotonic(), 6)

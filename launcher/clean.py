@@ -1,0 +1,35 @@
+"""Text of machines made fit for a terminal: of control characters only tabs, newlines and colours
+pass. Others set a window's title, write to the clipboard, move the cursor over what was said, or
+make the terminal type an answer."""
+
+from __future__ import annotations
+
+import re
+
+# C0, DEL, C1, halves of surrogates, and the marks that turn the direction of text.
+_BAD = (
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u200e\u200f\u061c"
+    "\u202a-\u202e\u2066-\u2069"
+)
+_SUSPECT = re.compile(f"[{_BAD}]")
+_COLOUR = r"\x1b\[[0-9;:]{0,40}m"
+_SEQUENCE = re.compile(
+    rf"(?P<colour>{_COLOUR})"
+    r"|\x1b[\]PX^_][^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)"  # a string for the terminal
+    r"|(?:\x1b\[|\x9b)[0-?]{0,40}[ -/]{0,9}[@-~]"  # another command
+    r"|\x1b[ -/]{0,9}[0-~]"
+    rf"|[{_BAD}]"
+)
+RESET = "\x1b[0m"
+
+
+def clean(text: str) -> str:
+    """The text without what a terminal would obey; a colour ends with its line."""
+    if not _SUSPECT.search(text):
+        return text
+    return "\n".join(map(_line, text.split("\n")))
+
+
+def _line(text: str) -> str:
+    kept = _SEQUENCE.sub(lambda match: match["colour"] or "", text)
+    return kept + RESET if "\x1b" in kept and not kept.endswith(RESET) else kept

@@ -1,0 +1,99 @@
+"""Logs on this machine's disk: capped, rotated, and never a reason to end a run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from launcher.sizes import MIB
+
+# So much of the disk stays free of logs: attempts.json, the records and the report need it.
+RESERVE = 64 * MIB
+LOOKS_EVERY = 1.0
+FIRST = 16  # the first 1/16 of what a log may have is kept in <name>.first
+NEWER = 4  # the rest in four parts: <name>, <name>.1, ... <name>.3, each older than the one before
+
+
+class KeptLog:
+    """Appends whole lines to a file, at most `limit` bytes in all; what the disk cannot take is
+    left out, counted, and said in the log where it is missing."""
+
+    def __init__(self, path: Path, limit: int):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self._limit = path, limit
+        self.lost = 0  # lines, since the last that was written
+        self._looked, self._room = 0.0, True
+        self._open()
+
+    def _open(self) -> None:
+        # Whatever else is there, a link or a FIFO, is none of ours: nothing is written through it.
+        if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
+            self.path.unlink()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(self.path, flags, 0o644)
+        self._size = os.fstat(self._fd).st_size
+
+    def write(self, lines: list[str]) -> None:
+        """Add lines, or count them as lost."""
+        missing = f"tandem: {self.lost} lines are missing here: this machine's disk was full\n"
+        text = (missing if self.lost else "") + "\n".join(lines) + "\n"
+        if self._has_room() and self._append(text.encode(errors="replace")):
+            self.lost = 0
+        else:
+            self.lost += len(lines)
+
+    def _append(self, data: bytes) -> bool:
+        try:
+            if os.write(self._fd, data) == len(data):
+                self._size += len(data)
+                if self._size >= self._part:
+                    self._rotate()
+                return True
+        except OSError:
+            pass
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._fd, self._size)  # no half line
+        return False
+
+    def _has_room(self) -> bool:
+        now = time.monotonic()
+        if now >= self._looked + LOOKS_EVERY:
+            self._looked = now
+            with contextlib.suppress(OSError):
+                state = os.fstatvfs(self._fd)
+                self._room = state.f_bavail * state.f_frsize >= RESERVE
+        return self._room
+
+    @property
+    def _part(self) -> int:
+        """Bytes of the file that is written to now."""
+        first = self._limit // FIRST
+        return (self._limit - first) // NEWER if _named(self.path, "first").exists() else first
+
+    def _rotate(self) -> None:
+        names = [self.path, *(_named(self.path, n) for n in range(1, NEWER))]
+        if not _named(self.path, "first").exists():
+            self.path.replace(_named(self.path, "first"))
+        else:
+            for newer, older in zip(reversed(names[:-1]), reversed(names[1:])):
+                if newer.exists():
+                    newer.replace(older)
+        os.close(self._fd)
+        self._open()
+
+    def close(self) -> None:
+        if self.lost and self._has_room():
+            self._append(f"tandem: {self.lost} lines are missing here\n".encode())
+        os.close(self._fd)
+
+
+def _named(path: Path, suffix) -> Path:
+    return path.with_name(f"{path.name}.{suffix}")
+
+
+def parts(path: Path) -> list[Path]:
+    """The files of a log that are there, the oldest lines first."""
+    older = [_named(path, n) for n in reversed(range(1, NEWER))]
+    return [one for one in (_named(path, "first"), *older, path) if one.exists()]

@@ -1,0 +1,30 @@
+"""Whether this process was kept from running: stopped (Ctrl-Z, SIGSTOP), or its machine asleep."""
+
+from __future__ import annotations
+
+import time
+
+# The event loop turns at least once a second; a machine under load is late by less.
+LONGEST_TURN = 5.0
+
+
+def now() -> float:
+    """Seconds since boot, sleep included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Pauses:
+    """To be asked in each turn of a loop."""
+
+    def __init__(self):
+        self._seen = now()
+        self.longest = 0.0
+
+    def look(self) -> float:
+        """Seconds that this process did not run since the last look; 0 for an ordinary turn."""
+        before, self._seen = self._seen, now()
+        pause = self._seen - before
+        if pause < LONGEST_TURN:
+            return 0.0
+        self.longest = max(self.longest, pause)
+        return pause

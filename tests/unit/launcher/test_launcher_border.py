@@ -1,0 +1,274 @@
+"""What a node tells, at the border: 100 and more generated cases for each parser, none of which may
+do anything but be taken as true or be refused."""
+
+import contextlib
+import json
+import re
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from launcher import attempts, border, collect, known_hosts, mesh, probe
+from launcher.border import Untrue
+from launcher.clean import clean
+from launcher.frames import LARGEST, Frames
+from launcher.lines import RunLogs, Terminal
+from launcher.sizes import Sizes
+from tests.unit.launcher.launcher_values import facts
+
+RANKS = (2, 3)
+many = settings(
+    max_examples=100,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+HELLO = {"type": "hello", "protocol": 1, "way": "service"}
+WORKER = {"exit_code": 1, "signal": None, "exception": "E: x"}
+GOOD = (
+    {"type": "started", "pid": 7, "mono_start": 1.5},
+    {"type": "worker", "rank": 2, "pid": 8},
+    {"type": "log", "rank": 3, "stream": "stdout", "bytes": 3},
+    {"type": "log", "rank": None, "stream": "stderr", "bytes": 3},
+    {"type": "beat", "unix": 1.0, "running": [2, 3], "disk_free": None},
+    {"type": "worker_exit", "rank": 3, "first": True, **WORKER},
+    {"type": "trouble", "what": "disk", "message": "full"},
+    {
+        "type": "exit",
+        "reason": "failed",
+        "message": None,
+        "exit_code": None,
+        "signal": "SIGKILL",
+        "mono_start": 0.0,
+        "mono_end": 2,
+        "workers": {"2": WORKER},
+        "ended": [{"pid": 9, "command": "x"}],
+        "left": [],
+    },
+)
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.sampled_from(["../../x", "\x1b]52;c;eA==\x07", "rank", 2**70, -1, 1e400, "9" * 5000]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def wire(*frames):
+    lines = [json.dumps(frame).encode() + b"\n" for frame in frames]
+    payloads = [b"abc" if frame.get("type") == "log" else b"" for frame in frames]
+    return b"".join(line + payload for line, payload in zip(lines, payloads))
+
+
+def read(data, size=1 << 16):
+    frames, found = Frames(RANKS), []
+    for start in range(0, len(data), size):
+        found += frames.feed(data[start : start + size])
+    return found
+
+
+def test_every_frame_of_ours_passes():
+    found = read(wire(HELLO, *GOOD))
+    assert [frame["type"] for frame, _ in found] == [frame["type"] for frame in (HELLO, *GOOD)]
+
+
+@many
+@given(st.binary(max_size=300), st.integers(1, 50))
+def test_any_bytes_are_frames_or_refused(data, size):
+    for before in (b"", wire(HELLO)):
+        with contextlib.suppress(Untrue):
+            for frame, _ in read(before + data, size):
+                assert frame["type"] in {"hello", *(good["type"] for good in GOOD)}
+
+
+@many
+@given(st.data())
+def test_a_frame_with_a_wrong_field_is_true_or_refused(data):
+    frame = dict(data.draw(st.sampled_from(GOOD)))
+    name = data.draw(st.sampled_from(sorted(frame)))
+    frame[name] = data.draw(values)
+    sent = wire(HELLO) + json.dumps(frame).encode() + b"\n" + b"abc"
+    try:
+        found = read(sent)
+    except Untrue:
+        return
+    for got, payload in found[1:]:
+        if got["type"] in ("log", "worker", "worker_exit"):
+            assert got["rank"] in (*RANKS, None) and not isinstance(got["rank"], bool)
+        assert len(payload) <= LARGEST
+
+
+@pytest.mark.parametrize("good", GOOD, ids=lambda frame: frame["type"])
+def test_a_frame_without_a_field_is_refused(good):
+    for name in set(good) - {"type"}:
+        with pytest.raises(Untrue, match=name):
+            read(
+                wire(HELLO)
+                + json.dumps({k: v for k, v in good.items() if k != name}).encode()
+                + b"\n"
+            )
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b'["start"]\n' * 3,
+        b"[" * 100_000 + b"\n",
+        b'{"type": ["log"]}\n',
+        b'{"type": "log", "rank": 7, "stream": "stdout", "bytes": 3}\nabc',
+        b'{"type": "log", "rank": "../../x", "stream": "stdout", "bytes": 3}\nabc',
+        b'{"type": "log", "rank": true, "stream": "stdout", "bytes": 3}\nabc',
+        b'{"type": "log", "rank": 2, "stream": "stdout", "bytes": -3}\nabc',
+        b'{"type": "log", "rank": 2, "stream": "stdout", "bytes": 99999999999}\nabc',
+        b'{"type": "log", "rank": 2, "stream": "stdin", "bytes": 3}\nabc',
+        b'{"type": "exit"}\n',
+        b'{"type": "worker_exit", "rank": 2}\n',
+        b'{"type": "beat", "unix": NaN, "running": [], "disk_free": 1}\n',
+        b"y\n" * (1 << 20),
+        b"y" * (2 << 20),
+    ],
+)
+def test_odd_frames(odd):
+    with contextlib.suppress(Untrue):
+        for frame, _ in read(wire(HELLO) + odd):
+            assert frame["type"] in ("hello", "log")
+            assert frame.get("rank") is None
+
+
+def test_a_flood_before_hello_is_cut_off():
+    with pytest.raises(Untrue, match=r"before its first word: does a \.bashrc print there"):
+        read(b"y\n" * (1 << 20))
+    with pytest.raises(Untrue, match="a line of more than 1 MiB"):
+        read(b"y" * (2 << 20))
+
+
+ANSWER = {name: getattr(facts(1), name) for name in probe.SHAPE}
+ANSWER["versions"] = {**dict.fromkeys(probe.VERSIONS), **ANSWER["versions"]}
+
+
+def test_an_answer_of_ours_passes():
+    assert probe.read_facts(json.dumps(ANSWER))["cores"] == 8
+
+
+@many
+@given(st.sampled_from(sorted(ANSWER)), values)
+def test_an_answer_with_a_wrong_field_is_true_or_refused(name, value):
+    with contextlib.suppress(Untrue):
+        found = probe.read_facts(json.dumps({**ANSWER, name: value}))
+        assert found["home"].startswith("/") and "\n" not in found["home"]
+        assert len(found["gpus"]["cards"]) == found["gpus"]["count"] < 1024
+
+
+@many
+@given(st.text() | values.map(json.dumps))
+def test_any_text_is_an_answer_or_refused(text):
+    with contextlib.suppress(Untrue):
+        probe.read_facts(text)
+    told = mesh._read(text, {"192.0.2.1"})
+    assert isinstance(told, str) or all(pair[0][0] == "192.0.2.1" for pair in told)
+
+
+TERMINAL = re.compile("[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\ud800-\udfff]")
+COLOUR = re.compile(r"\x1b\[[0-9;:]{0,40}m")
+escapes = st.lists(
+    st.sampled_from(["\x1b", "[", "]", "0;t", "\x07", "\x1b\\", "31m", "\x9b", "\r", "c", "é", "P"])
+    | st.characters(),
+    max_size=20,
+).map("".join)
+
+
+@many
+@given(escapes)
+def test_only_tabs_newlines_and_colours_reach_the_terminal(text):
+    shown = clean(text)
+    assert not TERMINAL.search(shown)
+    assert "\x1b" not in COLOUR.sub("", shown)
+    shown.encode()
+    if text.isprintable():
+        assert shown == text
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("\x1b]0;owned\x07title", "title"),
+        ("\x1b]52;c;cm0gLXJm\x07clipboard", "clipboard"),
+        ("\x1b]52;c;cm0gLXJm\x1b\\clipboard", "clipboard"),
+        ("\x1b[2J\x1b[Hscreen", "screen"),
+        ("\x1b[6nask", "ask"),
+        ("\x1bPq sixel\x1b\\after", "after"),
+        ("\x9b31mc1", "c1"),
+        ("a\u202eb", "ab"),
+        ("\x1b[31mred", "\x1b[31mred\x1b[0m"),
+        ("\x1b[1;31mred\x1b[0m", "\x1b[1;31mred\x1b[0m"),
+        ("tab\tand\nline", "tab\tand\nline"),
+    ],
+)
+def test_escapes(said, shown):
+    assert clean(said) == shown
+
+
+@many
+@given(st.lists(st.binary(max_size=40) | escapes.map(lambda t: t.encode(errors="replace"))))
+def test_any_output_of_a_rank_is_shown_clean(tmp_path_factory, pieces):
+    folder = tmp_path_factory.mktemp("run")
+    with (folder / "screen").open("w+", encoding="utf-8") as screen:
+        terminal = Terminal(screen)
+        terminal.keep_in(folder / "controller.log")
+        logs = RunLogs(folder, terminal, 4)
+        for piece in pieces:
+            logs.feed("node1", 2, "stdout", piece)
+        logs.close()
+        assert terminal.drain()
+    for name in ("screen", "controller.log", "nodes/node1/rank2.log"):
+        if (folder / name).exists():
+            assert not TERMINAL.search((folder / name).read_text().replace("\r\x1b[K", ""))
+
+
+@many
+@given(st.binary(max_size=200))
+def test_any_known_hosts_is_read(data):
+    known_hosts.read(data + b"\n" + data)
+
+
+@many
+@given(st.lists(st.binary(max_size=60) | values.map(lambda v: json.dumps(v).encode()), max_size=5))
+def test_any_timings_are_read(tmp_path_factory, lines):
+    path = tmp_path_factory.mktemp("run") / "rank0.steps.jsonl"
+    good = b'{"kind": "start", "attempt": 1, "resumed_samples": 8}'
+    path.write_bytes(b"\n".join([*lines, b'["start"]', good]) + b"\n")
+    assert [line["resumed_samples"] for line in attempts.lines_of(path, attempts.START)][-1:] == [8]
+
+
+@many
+@given(st.lists(st.text(max_size=30), max_size=5))
+def test_any_names_of_checkpoints_are_read(names):
+    tip = collect.newest(names)
+    assert tip is None or re.fullmatch(r"step-[0-9]+\.pt", tip[1])
+
+
+@many
+@given(values)
+def test_any_value_has_a_shape_or_not(value):
+    for shape in probe.SHAPE.values():
+        with contextlib.suppress(Untrue):
+            border.check(value, shape, "value")
+
+
+@many
+@given(
+    st.dictionaries(st.sampled_from(["node1", "node2"]), st.lists(st.integers(0, 9), max_size=3))
+)
+def test_only_names_of_the_host_and_its_ranks_are_asked_for(ranks):
+    told = [{"attempt": 1, "ranks": ranks}]
+    names = {one.name for one in collect.wanted("node1", told, Sizes())}
+    mine = {int(n) for name in names for n in re.findall(r"rank(\d+)", name)}
+    assert mine == set(ranks.get("node1", []))
+    assert all(name.startswith(("nodes/node1/", "samples/")) for name in names)
