@@ -81,7 +81,7 @@ def write(path: Path, content: str) -> None:
     """Replaces a file atomically. Raises ReportError when it cannot be written."""
     part = path.with_name(f".{path.name}.part")
     try:
-        part.write_text(content, encoding="utf-8")
+        part.write_text(content, encoding="utf-8", errors="replace")
         part.replace(path)
     except OSError as error:
         raise ReportError(

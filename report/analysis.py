@@ -15,7 +15,7 @@ from report.gpu import gpu_use
 from report.measure import Step, longest_attempt, measure_step
 from report.network import network_use
 from report.progress import hundred_epochs, images_per_second, learning_curve, time_line
-from report.records import Run, dicts, number, read_run
+from report.records import Run, dicts, number, open_record, read_run
 from report.short import TooShort, too_short
 from report.verdict import Verdict, headline_of, verdict
 
@@ -195,9 +195,10 @@ def log_tail(run: Run, host, rank) -> list[Any]:
     """The last lines of a rank's log; [] where there is none."""
     path = run.folder / "nodes" / str(host) / f"rank{rank}.log"
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
-            return file.read().decode(errors="replace").splitlines()[-LAST_LINES:]
+        with open_record(path) as file:
+            raw = file.buffer
+            raw.seek(max(0, raw.seek(0, os.SEEK_END) - 8192))
+            return raw.read().decode(errors="replace").splitlines()[-LAST_LINES:]
     except OSError:
         return []
 

@@ -8,14 +8,17 @@ while they are read, because a long run has millions of step lines.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import math
+import os
 import re
+import stat
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 CATEGORIES = (
     "start_stop",
@@ -33,6 +36,8 @@ CATEGORIES = (
 
 LARGEST = 1e18  # no counter of bytes is larger
 LONGEST = 1e10  # seconds
+LARGEST_FILE = 4 << 30  # bytes
+LONGEST_LINE = 1 << 20  # characters; what follows counts as a line that does not parse
 
 
 class ReportError(Exception):
@@ -163,7 +168,7 @@ def read_run(folder: Path) -> Run:
         exits=read_exits(nodes),
         iostat={
             path.parent.name: dicts(read_object(path, missing).get("attempts"))
-            for path in by_host(nodes.glob("*/iostat.json"))
+            for path in found_in(nodes, "iostat.json")
         },
         net=read_samples(nodes, "net.jsonl"),
         gpu=read_samples(nodes, "gpu.jsonl"),
@@ -174,13 +179,33 @@ def read_run(folder: Path) -> Run:
 
 def parse(text: str):
     """A JSON value; NaN and Infinity, which JSON does not have, become null. Raises ValueError."""
-    return json.loads(text, parse_constant=lambda name: None)
+    try:
+        return json.loads(text, parse_constant=lambda name: None)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def open_record(path: Path) -> TextIO:
+    """A regular file of at most LARGEST_FILE bytes, for reading. Raises OSError for a link, a FIFO
+    (which would be waited for) or a device (which may have no end)."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    state = os.fstat(descriptor)
+    if not stat.S_ISREG(state.st_mode) or state.st_size > LARGEST_FILE:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file, or too large", str(path))
+    return os.fdopen(descriptor, encoding="utf-8", errors="replace")
+
+
+def found_in(nodes: Path, pattern: str) -> list[Path]:
+    """The files nodes/<host>/<pattern> in order; a name that no text can hold is no host's."""
+    return by_host(path for path in nodes.glob(f"*/{pattern}") if str(path).isprintable())
 
 
 def read_object(path: Path, missing: list[Any]) -> dict[str, Any]:
     """A JSON object; {} when it cannot be had, with a sentence in `missing`."""
     try:
-        value = parse(path.read_text(encoding="utf-8", errors="replace"))
+        with open_record(path) as file:
+            value = parse(file.read())
     except FileNotFoundError:
         missing.append(f"{path.name} is missing.")
         return {}
@@ -193,8 +218,8 @@ def read_object(path: Path, missing: list[Any]) -> dict[str, Any]:
 def read_lines(path: Path):
     """Yields the JSON objects of a JSON Lines file; lines that do not parse are skipped."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for line in file:
+        with open_record(path) as file:
+            while line := file.readline(LONGEST_LINE):
                 try:
                     value = parse(line)
                 except ValueError:
@@ -217,7 +242,7 @@ def by_host(paths: Iterable[Path]) -> list[Path]:
 def read_samples(nodes: Path, name: str) -> dict[str, Any]:
     """Host -> samples that carry a time (`mono`), for net.jsonl, gpu.jsonl and mounts.jsonl."""
     found = {}
-    for path in by_host(nodes.glob(f"*/{name}")):
+    for path in found_in(nodes, name):
         found[path.parent.name] = [
             x for x in read_lines(path) if time_of(x.get("mono")) is not None
         ]
@@ -227,7 +252,7 @@ def read_samples(nodes: Path, name: str) -> dict[str, Any]:
 def read_exits(nodes: Path) -> dict[tuple[str, int], dict[str, Any]]:
     """(host, attempt) -> the entry of exit.json."""
     found = {}
-    for path in by_host(nodes.glob("*/exit.json")):
+    for path in found_in(nodes, "exit.json"):
         for entry in dicts(read_object(path, []).get("attempts")):
             found[path.parent.name, attempt_of(entry)] = entry
     return found
@@ -236,7 +261,7 @@ def read_exits(nodes: Path) -> dict[tuple[str, int], dict[str, Any]]:
 def read_ranks(nodes: Path, missing: list[Any]) -> list[Any]:
     """One RankRecord for each rank and attempt that left lines, ordered by attempt and rank."""
     records: dict[tuple[int, int, str], RankRecord] = {}
-    for path in sorted(nodes.glob("*/rank*.steps.jsonl")):
+    for path in found_in(nodes, "rank*.steps.jsonl"):
         match = re.fullmatch(r"rank(\d+)\.steps\.jsonl", path.name)
         if not match:
             continue
