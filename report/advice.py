@@ -79,7 +79,8 @@ def strategy_advice(step: Step, rest: float) -> list[Any]:
     waits = [
         (waited, strategy)
         for strategy in strategies.usual()
-        if strategy != step.strategy
+        if strategy.rule.advised
+        and strategy != step.strategy
         and (waited := step.wait(strategy, step.world, rate)) is not None
     ]
     if not waits:

@@ -1,9 +1,10 @@
 """Everything a run consists of, made from the options; nothing has been trained yet."""
 
+import contextlib
 import dataclasses
 from collections import Counter
 from functools import partial
-from typing import Any, List, Optional, cast
+from typing import Any, ContextManager, List, Optional, cast
 
 import torch
 from torch import nn
@@ -75,6 +76,10 @@ class Job(Materials):
         """Whether all ranks have met at the end of the last step."""
         return self.sync is None or self.sync.meets
 
+    def agreed(self) -> ContextManager[None]:
+        """Within, the model is what all ranks have in common. Collective, where all have met."""
+        return contextlib.nullcontext() if self.sync is None else self.sync.agreed()
+
     @property
     def matrices(self) -> List[List[int]]:
         """(rows, columns, how many) of the trained weights, all but the first dimension as one."""
@@ -126,7 +131,10 @@ def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
     optimizer = build_optimizer(model, options, world.global_batch)
     level.prepare(model, optimizer)
     exposed = partial(clock.enter, "sync_exposed")
-    sync = syncs.make(options.sync, exposed) if world.size > 1 else None
+    sync = None
+    if world.size > 1:
+        sync = syncs.make(options.sync, exposed, options.timeout, options.sync_rule)
+        sync.use_masters(level.masters)
     if options.checkpoint_activations:
         recompute_activations(model)
     called = cast(nn.Module, torch.compile(model)) if options.compile else model

@@ -89,7 +89,12 @@ def own_state(job: Job, position: Position) -> Optional[Dict[str, Any]]:
     if own is None:
         return None
     place = {"run": position.run, "step": position.step, "ranks": job.world.size}
-    return {"sync": _copied(own), **place}
+    state: Dict[str, Any] = {"sync": own}
+    if job.sync is not None and job.sync.strategy.local:
+        # Ranks that train by themselves have no step in common.
+        state["optimizer"] = job.optimizer.state_dict()
+        state["precision"] = job.precision.state_dict()
+    return {**_copied(state), **place}
 
 
 def restore_own(job: Job, position: Position) -> bool:
@@ -99,9 +104,12 @@ def restore_own(job: Job, position: Position) -> bool:
         return True
     wanted = (position.run, position.step)
     own = next((state for key, state in _own_files(job) if key == wanted), None)
-    if not all(job.world.gather(own is not None)):
+    if not all(job.world.gather(own is not None)) or own is None:
         return False
-    job.sync.load_state_dict((own or {})["sync"])
+    job.sync.load_state_dict(own["sync"])
+    if "optimizer" in own:
+        job.optimizer.load_state_dict(own["optimizer"])
+        job.precision.load_state_dict(own["precision"])
     return True
 
 

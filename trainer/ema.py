@@ -29,9 +29,10 @@ class Ema:
         self.average = {key: _wide(value).detach().clone() for key, value in state.items()}
 
     @torch.no_grad()
-    def update(self, state: State) -> None:
-        self.updates += 1
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+    def update(self, state: State, steps: int = 1) -> None:
+        """Take in a state that stands for so many steps: as much of the old average goes."""
+        self.updates += steps
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) ** steps
         averages, values = [], []
         for key, value in state.items():
             if value.is_floating_point():

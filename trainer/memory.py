@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 
 def guarded_step(
-    job: Job, batch: Batch, step: int, lr: float, left: int, exact: bool
+    job: Job, batch: Batch, step: int, lr: float, left: int, exact: bool, warm: bool
 ) -> Optional[torch.Tensor]:
     """A step; None where --skip_oom dropped it because it did not fit."""
     try:
-        return train_step(job, batch, step, lr, left, exact)
+        return train_step(job, batch, step, lr, left, exact, warm)
     except RuntimeError as error:
         if not (job.options.skip_oom and is_out_of_memory(error)):
             raise

@@ -141,6 +141,9 @@ class Options:
     sync_warmup: Optional[float] = opt(
         None, "epochs with exact sums before a strategy that leaves bits out; default warmup_epochs"
     )
+    sync_rule: str = opt(
+        "", "qsr:ALPHA lets rounds of H steps grow to (ALPHA / lr)^2 as the learning rate falls"
+    )
     sync_bn: bool = opt(False, "batch statistics over all ranks")
     broadcast_buffers: bool = opt(False, "copy rank 0's BN buffers at each forward, as DDP did")
     find_unused_parameters: bool = free(False, "for models that leave parameters out of some steps")
@@ -173,11 +176,28 @@ class Options:
             if isinstance(value, (int, float)) and not least <= value <= most:
                 limit = f"at least {least}" if value < least else f"at most {most}"
                 raise UserError(f"--{field.name} {value}: must be {limit}.")
-        strategies.parse(self.sync)
+        self._check_sync()
         asked = ["resume auto"] if self.resume == "auto" else []
         asked += [name for name in WRITTEN if getattr(self, name)]
         if asked and self.output is None:
             raise UserError(f"--{asked[0]} needs --output DIR.")
+
+    def _check_sync(self) -> None:
+        """Ranks that train by themselves have no batch in common, and no buffers."""
+        strategy, rule = strategies.parse(self.sync), strategies.parse_rule(self.sync_rule)
+        if rule and not strategy.local:
+            raise UserError(f"--sync_rule {self.sync_rule}: --sync {self.sync} has no rounds.")
+        for name in ("sync_bn", "broadcast_buffers"):
+            if strategy.local and getattr(self, name):
+                raise UserError(
+                    f"--{name} with --sync {self.sync}: between meetings each rank is by itself: "
+                    f"leave --{name} out, or use --sync ef:2."
+                )
+        if strategy.local and self.precision == "fp64":
+            raise UserError(
+                f"--precision fp64 with --sync {self.sync}: parameters are averaged in fp32: use "
+                "--sync allreduce."
+            )
 
     @property
     def exact_epochs(self) -> float:

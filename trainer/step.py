@@ -24,13 +24,20 @@ def shape_of(job: Job, global_count: int) -> StepShape:
 
 
 def train_step(
-    job: Job, batch: Batch, step: int, lr: float, left: int = 1, exact: bool = False
+    job: Job,
+    batch: Batch,
+    step: int,
+    lr: float,
+    left: int = 1,
+    exact: bool = False,
+    warm: bool = False,
 ) -> torch.Tensor:
     """Train on this rank's share; `step` is the global number from 0, `left` the steps to the
-    epoch's end with this one, `exact` whether a strategy that leaves bits out is not to yet.
+    epoch's end with this one, `exact` whether a strategy that leaves bits out is not to yet,
+    `warm` whether the learning rate still rises.
     Returns the sums of its loss and of its hits (2), which stay on the device: no wait, no
     graph."""
-    clock, options = job.clock, job.options
+    clock = job.clock
     clock.enter("h2d")
     images, targets = batch.on(job.world.device)
     clock.enter("optimizer")
@@ -40,18 +47,37 @@ def train_step(
     job.net.zero_grad(set_to_none=True)
     if job.sync is not None:
         scale = 1.0 if job.precision.scale is None else job.precision.scale.value
-        job.sync.before_step(Moment(step, left, lr, len(batch.indices), scale, exact))
+        shares = tuple(job.world.shares(batch.global_count))
+        job.sync.before_step(Moment(step, left, lr, shares, scale, exact, warm))
+    alone = job.sync is not None and job.sync.keeps
+    # A rank by itself steps by its own samples' mean; what ranks sum, by that of all samples.
+    count = len(batch.indices) if alone else batch.global_count
     shape = shape_of(job, batch.global_count)
     with resting(job.norms, shape.running_statistics):
-        tally = _gradients(job, images, targets, batch.global_count, shape.micro, step)
+        tally = _gradients(job, images, targets, count, shape.micro, step, alone)
     clock.enter("optimizer")
-    skipped = job.precision.step(job.optimizer, options.clip_grad_norm)
+    # Nobody waits for a rank by itself that has no samples; it has nothing to step by.
+    skipped = (alone and count == 0) or job.precision.step(
+        job.optimizer, job.options.clip_grad_norm
+    )
     if job.sync is not None:
         job.sync.after_step(skipped)
-    if job.ema is not None and not skipped and (step + 1) % options.ema_every == 0:
-        job.ema.update(job.precision.full_state(job.model))
+        clock.enter("optimizer")
+    _average(job, step, skipped)
     clock.enter("other")
     return tally
+
+
+def _average(job: Job, step: int, skipped: bool) -> None:
+    """Take what the step has made into --ema; of ranks by themselves, what they agree on."""
+    if job.ema is None:
+        return
+    if job.sync is not None and job.sync.keeps:
+        if job.sync.meets:
+            state = job.sync.common(job.precision.full_state(job.model))
+            job.ema.update(state, job.sync.covered)
+    elif not skipped and (step + 1) % job.options.ema_every == 0:
+        job.ema.update(job.precision.full_state(job.model))
 
 
 def seed_step(job: Job, step: int) -> None:
@@ -70,13 +96,15 @@ def _gradients(
     job: Job,
     images: torch.Tensor,
     targets: torch.Tensor,
-    global_count: int,
+    count: int,
     sizes: List[int],
     step: int,
+    alone: bool = False,
 ) -> torch.Tensor:
-    """Sum the gradients of loss / global count; ranks then sum theirs to the whole batch's."""
+    """Sum the gradients of loss / `count`, the global one; ranks then sum theirs to the whole
+    batch's. A rank `alone` counts its own samples and asks nobody."""
     if not sizes:
-        return _take_part(job)
+        return torch.zeros(2, device=job.world.device) if alone else _take_part(job)
     mix = plan_mix(job.options, job.image_size, step, job.world.rank)
     # Neighbours in the batch, as bytes: a micro-batch at a time becomes floats.
     others = images if mix is None else images.roll(1, 0)
@@ -84,7 +112,7 @@ def _gradients(
     columns = (images, others, targets, targets.roll(1, 0))
     parts = list(zip(*(column.split(sizes) for column in columns)))
     for number, (part, other, *both) in enumerate(parts):
-        with local_only(job.net, number < len(parts) - 1):
+        with local_only(job.net, alone or number < len(parts) - 1):
             job.clock.enter("forward")
             inputs = _inputs(job, part, other, mix)
             with job.precision.computing():
@@ -92,7 +120,7 @@ def _gradients(
             outputs = outputs.float() if outputs.dtype is not torch.float64 else outputs
             loss = mixed_loss(job.loss, outputs, both, mix)
             job.clock.enter("backward")
-            job.precision.backward(loss / global_count, last=number == len(parts) - 1)
+            job.precision.backward(loss / count, last=number == len(parts) - 1)
         hits = (outputs.detach().argmax(1) == both[0]).sum()
         tallies.append(torch.stack([loss.detach(), hits.to(loss.dtype)]))
     return torch.stack(tallies).sum(0)

@@ -69,7 +69,8 @@ class Rule:
     `exact`: the result is the sum in the gradients' own precision. `sent`: bytes that each rank
     sends for one exchange of a payload; None where the payload's matrices would have to be known.
     `bucket_mb`: size of the gradient buckets unless --bucket_mb says otherwise. `warms`: the first
-    --sync_warmup epochs are exact. `usual`: the specs that a prediction shows.
+    --sync_warmup epochs are exact. `usual`: the specs that a prediction shows;
+    `advised`: whether advice may name them, because first trials found no loss of accuracy.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Rule:
     wires: Tuple[str, ...] = ()  # the first is the default; empty: the name says it
     bucket_mb: int = BUCKET_MB
     warms: bool = False
+    advised: bool = False
     usual: Tuple[str, ...] = ()
 
     @property
@@ -92,11 +94,13 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """One `--sync`, parsed: a rule with its arguments and its wire (empty where it has none)."""
+    """One `--sync`, parsed: a rule with its arguments and its wire (empty where it has none).
+    `growth`: ALPHA of --sync_rule qsr, 0 without."""
 
     rule: Rule
     arguments: Tuple[str, ...] = ()
     wire: str = ""
+    growth: float = 0.0
 
     @property
     def name(self) -> str:
@@ -189,6 +193,29 @@ def _factors(strategy: Strategy, world: int, payload: Payload) -> Optional[float
     return ring_bytes(world, values * 4)
 
 
+# Bits of a value on the wire of strategies that average parameters, the blocks' scales with them.
+WIRE_BITS = {"fp32": 32.0, "bf16": 16.0, "int8": 8 + 16 / BLOCK, "4bit": 4 + 16 / BLOCK}
+H, D = Argument("H"), Argument("D", default="H")
+
+
+def chunks_of(values: int) -> List[int]:
+    """Values of each chunk in which parameters travel."""
+    whole = BUCKET_MB * MIB // 4
+    return [min(whole, values - begin) for begin in range(0, values, whole)]
+
+
+def _averages(strategy: Strategy, world: int, payload: Payload) -> float:
+    """As with `ef`, but of parameters, in chunks of their own and once a round."""
+    values = sum(part_of(chunk, world) for chunk in chunks_of(round(payload.values)))
+    return 2 * (world - 1) * values * WIRE_BITS[strategy.wire] / 8
+
+
+def _averaging(name: str, text: str, *arguments: Argument, usual: Tuple[str, ...]) -> Rule:
+    """An entry of a strategy that averages parameters every H steps."""
+    wires = tuple(WIRE_BITS)
+    return Rule(name, text, False, _averages, arguments, wires, warms=True, usual=usual)
+
+
 RULES: Dict[str, Rule] = {
     rule.name: rule
     for rule in (
@@ -197,6 +224,7 @@ RULES: Dict[str, Rule] = {
             "the sum in the gradients' own precision",
             exact=True,
             sent=_summed_in(None),
+            advised=True,
             usual=("allreduce",),
         ),
         Rule(
@@ -204,6 +232,7 @@ RULES: Dict[str, Rule] = {
             "gradients travel as bf16 and are summed in it",
             exact=False,
             sent=_summed_in(2),
+            advised=True,
             usual=("bf16",),
         ),
         Rule(
@@ -211,6 +240,7 @@ RULES: Dict[str, Rule] = {
             "gradients travel as fp16 and are summed in it",
             exact=False,
             sent=_summed_in(2),
+            advised=True,
             usual=("fp16",),
         ),
         Rule(
@@ -221,6 +251,7 @@ RULES: Dict[str, Rule] = {
             arguments=(Argument("BITS", ("8", "4", "2", "1.6")),),
             bucket_mb=8,
             warms=True,
+            advised=True,
             usual=("ef:8", "ef:4", "ef:2"),
         ),
         Rule(
@@ -231,6 +262,16 @@ RULES: Dict[str, Rule] = {
             arguments=(Argument("R"),),
             warms=True,
             usual=("powersgd:4",),
+        ),
+        _averaging("localsgd", "parameters averaged every H steps", H, usual=("localsgd:8",)),
+        _averaging(
+            "overlap",
+            "parameters averaged every H steps, applied D steps later",
+            *(H, D),
+            usual=("overlap:6:bf16", "overlap:3:int8"),
+        ),
+        _averaging(
+            "diloco", "an outer step every H steps, by Nesterov's momentum", H, usual=("diloco:32",)
         ),
     )
 }
@@ -257,6 +298,28 @@ def parse(spec: str) -> Strategy:
         default = str(argument.default)
         given.append(given[names.index(default)] if default in names else default)
     return Strategy(rule, tuple(given), wire)
+
+
+def parse_rule(text: str) -> float:
+    """ALPHA of `qsr:ALPHA`; 0 of an empty text. Raises UserError."""
+    if not text:
+        return 0.0
+    name, _, alpha = text.partition(":")
+    try:
+        value = float(alpha)
+    except ValueError:
+        value = math.nan
+    if name != "qsr" or not 0 < value < math.inf:
+        raise UserError(f"--sync_rule {text}: write qsr:ALPHA, ALPHA a number above 0.")
+    return value
+
+
+def round_length(strategy: Strategy, lr: float, warm: bool) -> int:
+    """Steps of a round that begins at this learning rate: H, and with the quadratic synchronisation
+    rule max(H, floor((ALPHA / lr)^2)) once the rate has risen (Gu et al., ICLR 2024)."""
+    if not strategy.growth or warm or lr <= 0:
+        return strategy.every
+    return max(strategy.every, math.floor(min((strategy.growth / lr) ** 2, 1e9)))
 
 
 def known(spec: object) -> Optional[Strategy]:

@@ -127,7 +127,8 @@ class Run:
         lr = learning_rate(self.options, progress, job.steps_per_epoch, self.world.global_batch)
         left = steps_per_epoch(total - at.sample, self.world.global_batch, self.world.smallest)
         exact = progress < self.options.exact_epochs * job.steps_per_epoch
-        tally = memory.guarded_step(job, batch, at.step, lr, left, exact)
+        warm = progress < self.options.warmup_epochs * job.steps_per_epoch
+        tally = memory.guarded_step(job, batch, at.step, lr, left, exact, warm)
         if tally is not None:
             self.tallies.append(tally)
             self.tallied += len(batch.indices)
@@ -197,9 +198,10 @@ class Run:
         self.screen.doing("saving a checkpoint")
         share_buffers(self.job)
         file = None
-        if self.writer is not None:
-            payload = checkpoint.snapshot(self.job, self.position)
-            file = self.writer.save(payload, best).name
+        with self.job.agreed():
+            if self.writer is not None:
+                payload = checkpoint.snapshot(self.job, self.position)
+                file = self.writer.save(payload, best).name
         own = checkpoint.own_state(self.job, self.position)
         if own is not None and self.own_writer is not None:
             self.own_writer.save(own, best=False)

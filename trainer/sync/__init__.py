@@ -1,12 +1,14 @@
 """The strategies of `--sync`: one small class each, under the names of `trainer/strategies.py`."""
 
+import dataclasses
 from typing import Callable, Dict, Type
 
-from ..strategies import parse
+from ..strategies import parse, parse_rule
 from .allreduce import AllReduce
 from .base import Moment, Sync
 from .compressed import BF16, FP16
 from .ef import ErrorFeedback
+from .local import DiLoCo, LocalSGD, Overlap
 from .powersgd import PowerSGD
 
 __all__ = ["KINDS", "Moment", "Sync", "make"]
@@ -17,10 +19,16 @@ KINDS: Dict[str, Type[Sync]] = {
     "bf16": BF16,
     "ef": ErrorFeedback,
     "powersgd": PowerSGD,
+    "localsgd": LocalSGD,
+    "overlap": Overlap,
+    "diloco": DiLoCo,
 }
 
 
-def make(spec: str, last_bucket: Callable[[], None]) -> Sync:
-    """The strategy of a `--sync`. Raises UserError."""
-    strategy = parse(spec)
-    return KINDS[strategy.name](strategy, last_bucket)
+def make(
+    spec: str, last_bucket: Callable[[], None], patience: float = 120.0, rule: str = ""
+) -> Sync:
+    """The strategy of a `--sync` and its `--sync_rule`; `patience`: seconds that it waits for a
+    silent peer. Raises UserError."""
+    strategy = dataclasses.replace(parse(spec), growth=parse_rule(rule))
+    return KINDS[strategy.name](strategy, last_bucket, patience)

@@ -16,26 +16,30 @@ and `agreed()` shows what the ranks have in common.
 
 import contextlib
 import dataclasses
-from typing import Any, Callable, ContextManager, Dict, Optional
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..strategies import Strategy
 
+State = Dict[str, torch.Tensor]
+
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """What a strategy may know of the step that begins; equal on all ranks but for `samples` and
-    `scale`. `left`: steps to the epoch's end, this one counted."""
+    """What a strategy may know of the step that begins; equal on all ranks but for `scale`.
+    `left`: steps to the epoch's end, this one counted."""
 
     step: int
     left: int
     lr: float
-    samples: int  # of this rank
+    shares: Tuple[int, ...]  # samples of each rank
     scale: float = 1.0  # by which the loss is multiplied
     exact: bool = False  # in warm-up, for strategies that begin with exact sums
+    warm: bool = False  # the learning rate still rises
 
 
 class Sync:
@@ -50,9 +54,13 @@ class Sync:
     keeps = False
     # Whether all ranks have met when the step ends; of the second family after some steps only.
     meets = True
+    # Steps from the last but one meeting to the last.
+    covered = 1
 
-    def __init__(self, strategy: Strategy, last_bucket: Callable[[], None]) -> None:
-        self.strategy = strategy
+    def __init__(
+        self, strategy: Strategy, last_bucket: Callable[[], None], patience: float = 120.0
+    ) -> None:
+        self.strategy, self.patience = strategy, patience  # seconds, with a silent peer
         # Called when the last bucket has been handed over: from here on communication is exposed.
         self._last_bucket = last_bucket
 
@@ -74,6 +82,13 @@ class Sync:
 
     def after_step(self, skipped: bool) -> None:
         """After the optimizer; `skipped` when the loss scale overflowed and nothing changed."""
+
+    def use_masters(self, masters: List[Tuple[nn.Parameter, nn.Parameter]]) -> None:
+        """Half weights and the fp32 copies that the optimizer steps in their place."""
+
+    def common(self, state: State) -> State:
+        """A model's state dict with what all ranks agreed on where they met, for its average."""
+        return state
 
     def agreed(self) -> ContextManager[None]:
         """Within, the model has what all ranks have in common, and its own again afterwards, to

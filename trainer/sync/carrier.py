@@ -14,6 +14,7 @@ on a GPU.)
 import contextlib
 import queue
 import threading
+from datetime import timedelta
 from typing import Any, Callable, ContextManager, List, Optional
 
 import torch
@@ -25,14 +26,15 @@ Result = torch.futures.Future[torch.Tensor]
 
 
 class Carrier:
-    """Runs each job through `stages`: groups, threads and streams behind them. Collective."""
+    """Runs each job through `stages`: groups, threads and streams behind them. Collective. A peer
+    that is silent for `patience` seconds ends a job with an error."""
 
-    def __init__(self, stages: List[Stage], device: torch.device) -> None:
+    def __init__(self, stages: List[Stage], device: torch.device, patience: float) -> None:
         self.device = device
         self._queues: List[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in stages]
         self._failed: Optional[BaseException] = None
         for number, stage in enumerate(stages):
-            group = dist.new_group(backend="gloo")
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=patience))
             names = (number, stage, group)
             threading.Thread(target=self._serve, args=names, daemon=True).start()
 

@@ -5,7 +5,7 @@ its halves, quarters or fifths, so that each operation runs over memory in order
 """
 
 import dataclasses
-from typing import Dict, List
+from typing import Dict, List, Union
 
 import torch
 
@@ -79,10 +79,31 @@ class Codec:
         return [*digits, rest]
 
 
+@dataclasses.dataclass(frozen=True)
+class Plain:
+    """Numbers as they are, or rounded to another type, where that is all a wire asks for."""
+
+    dtype: torch.dtype
+
+    def encode(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of fp32 (R, V) as bytes, a copy in any case."""
+        return rows.to(self.dtype, copy=True).view(torch.uint8)
+
+    def decode(self, coded: torch.Tensor, values: int) -> torch.Tensor:
+        return coded.contiguous().view(self.dtype).float()
+
+
 # By the bits of a value, block scales apart; 1.6 packs five three-level values into a byte.
 CODECS: Dict[str, Codec] = {
     "8": Codec(levels=127, packed=1, radix=256),
     "4": Codec(levels=7, packed=2, radix=16),
     "2": Codec(levels=1, packed=4, radix=4),
     "1.6": Codec(levels=1, packed=5, radix=3),
+}
+# By the WIRE of a strategy that averages parameters.
+WIRES: Dict[str, Union[Codec, Plain]] = {
+    "fp32": Plain(torch.float32),
+    "bf16": Plain(torch.bfloat16),
+    "int8": CODECS["8"],
+    "4bit": CODECS["4"],
 }

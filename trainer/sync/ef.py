@@ -1,63 +1,22 @@
-"""Few bits a value in each step, and nothing lost: errors are kept, and sent with the next step.
+"""Few bits a value in each step, and nothing lost: errors are kept, and sent with the next step."""
 
-Each rank owns a part of every bucket. All ranks send the owner their values of that part in codes;
-it adds them up and sends the sum to all, in codes again. What the codes leave out stays where it
-was made, at the sender and at the owner, and is added before the next coding (error feedback:
-Seide et al., "1-bit stochastic gradient descent", 2014; at both ends: Tang et al., "DoubleSqueeze",
-ICML 2019). All ranks decode the same bytes, so they stay equal to the bit.
-"""
-
-import dataclasses
-from typing import Any, Callable, List
+from typing import List
 
 import torch
 
-from ..strategies import Strategy, part_of
-from .carrier import Stage, gather_parts, swap_parts
+from .carrier import Stage
 from .codec import CODECS
-from .feedback import Feedback, Kept
-
-
-@dataclasses.dataclass
-class Bucket:
-    """One bucket on its way."""
-
-    buffer: torch.Tensor  # DDP's; takes the result
-    kept: Kept
-    coded: torch.Tensor  # the parts that came from all ranks
+from .feedback import Feedback
+from .parts import Parts
 
 
 class ErrorFeedback(Feedback):
-    """Keeps what was left out: of all parts by this rank (N x part), and of its own part's sum."""
-
-    def __init__(self, strategy: Strategy, last_bucket: Callable[[], None]) -> None:
-        super().__init__(strategy, last_bucket)
-        self.codec = CODECS[strategy.arguments[0]]
+    @property
+    def parts(self) -> Parts:
+        return Parts(CODECS[self.strategy.arguments[0]], self.world)
 
     def stages(self) -> List[Stage]:
-        return [self._send, self._own]
+        return self.parts.stages()
 
     def sizes(self, buffer: torch.Tensor, index: int) -> List[int]:
-        part = part_of(buffer.numel(), self.world)
-        return [self.world * part, part]
-
-    def _send(self, job: Any, group: Any) -> Bucket:
-        """Code what this rank has and what it had left out; swap parts with all ranks."""
-        buffer, _, kept = job
-        flat = kept.coming[0].copy_(kept.now[0])
-        flat[: buffer.numel()].add_(buffer)
-        whole = flat.view(self.world, -1)
-        coded = self.codec.encode(whole)
-        whole.sub_(self.codec.decode(coded, whole.shape[1]))
-        return Bucket(buffer, kept, swap_parts(coded, group))
-
-    def _own(self, bucket: Bucket, group: Any) -> torch.Tensor:
-        """Sum the part of which this rank is the owner, and take the other owners' sums."""
-        whole = bucket.kept.coming[1].copy_(bucket.kept.now[1]).view(1, -1)
-        part = whole.shape[1]
-        whole.add_(self.codec.decode(bucket.coded, part).sum(0))
-        coded = self.codec.encode(whole)
-        whole.sub_(self.codec.decode(coded, part))
-        gathered = gather_parts(coded[0], self.world, group)
-        result = self.codec.decode(gathered, part).view(-1)[: bucket.buffer.numel()]
-        return bucket.buffer.copy_(result)
+        return self.parts.sizes(buffer.numel())

@@ -28,15 +28,17 @@ class Feedback(Sync):
     """Sums bucket by bucket in the background, by `stages`; a subclass says what is
     kept. Exact before the first step, which only orders DDP's buckets, and in warm-up."""
 
-    def __init__(self, strategy: Strategy, last_bucket: Callable[[], None]) -> None:
-        super().__init__(strategy, last_bucket)
+    def __init__(
+        self, strategy: Strategy, last_bucket: Callable[[], None], patience: float = 120.0
+    ) -> None:
+        super().__init__(strategy, last_bucket, patience)
         self.kept: Dict[int, Kept] = {}
         self.scale = 1.0  # by which all that is kept is multiplied, as the loss was
         self.exact = True
 
     def setup(self, model: DistributedDataParallel) -> None:
         self.world = dist.get_world_size()
-        self.carrier = Carrier(self.stages(), model.device)
+        self.carrier = Carrier(self.stages(), model.device, self.patience)
         super().setup(model)
 
     def stages(self) -> List[Stage]:

@@ -36,8 +36,10 @@ class Bucket:
 class PowerSGD(Feedback):
     """Keeps what was left out of a bucket, and the right factors of the last step."""
 
-    def __init__(self, strategy: Strategy, last_bucket: Callable[[], None]) -> None:
-        super().__init__(strategy, last_bucket)
+    def __init__(
+        self, strategy: Strategy, last_bucket: Callable[[], None], patience: float = 120.0
+    ) -> None:
+        super().__init__(strategy, last_bucket, patience)
         self.rank = int(strategy.arguments[0])
         self.shapes: Dict[int, List[torch.Size]] = {}
 

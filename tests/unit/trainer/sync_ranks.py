@@ -78,7 +78,7 @@ class Steps:
 
     def step(self, number, scale=1.0, spoil=None, exact=False, skipped=False):
         """This strategy's sums after one backward."""
-        self.sync.before_step(Moment(number, 1, 0.1, 4, scale, exact))
+        self.sync.before_step(Moment(number, 1, 0.1, (4,) * self.world.size, scale, exact))
         if spoil is not None and self.world.rank == 0:
             scale = spoil
         self._backward(self.wrapped, number, scale)

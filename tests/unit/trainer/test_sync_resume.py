@@ -12,10 +12,10 @@ from trainer.compat import load_tensors
 ARGV = [
     "--model", "tests.trainer_models:normed", "--precision", "fp32", "--augment", "none",
     "--per_node_batch_size", 8, "--workers", 0, "--resume", "auto", "--keep", 99,
-    "--epochs", 2, "--warmup_epochs", 0, "--evaluate_every", 2,
+    "--epochs", 3, "--warmup_epochs", 0, "--evaluate_every", 3, "--momentum", 0.9,
 ]  # fmt: skip
 # Those of all strategies that keep something for each rank.
-KEEPING = ["ef:2", "powersgd:1"]
+KEEPING = ["ef:2", "powersgd:1", "localsgd:3:int8", "overlap:3", "overlap:4:2:4bit", "diloco:3"]
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Options reach what they are about: the loss, the memory format, DDP, torch.compile."""
 
+import contextlib
 import dataclasses
 from unittest import mock
 
@@ -112,7 +113,8 @@ def test_state_of_gradient_sync_is_kept_per_rank_and_told_of_skipped_steps(image
     from trainer.writer import write_whole
 
     ours = made(images)
-    ours.sync = mock.Mock()
+    ours.sync = mock.Mock(agreed=contextlib.nullcontext, keeps=False)
+    ours.sync.strategy.local = False
     ours.sync.state_dict.return_value = {"error": torch.ones(2)}
     batch = next(train_batches(ours.train_set, ours.options, ours.world, 0))
     with mock.patch.object(ours.precision, "step", return_value=True):

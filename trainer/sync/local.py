@@ -1,0 +1,257 @@
+"""Ranks that train by themselves and meet every H steps, to average what they have become.
+
+`z` is what all ranks agreed on when they last met. Where they meet, each rank sends how far it has
+come from there, weighted by the samples that it trained on; the sum moves z (McMahan et al.,
+"Communication-efficient learning of deep networks from decentralized data", AISTATS 2017; Stich,
+"Local SGD converges fast and communicates little", ICLR 2019). Codes of few bits are of that
+difference, which is small, and what they leave out is sent at the next meeting.
+
+Rounds end with an epoch: the last one is shorter, and nothing is under way at an epoch's end.
+"""
+
+import contextlib
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..strategies import Strategy, chunks_of, round_length
+from .base import Moment, State, Sync, sum_over_ranks
+from .carrier import Carrier
+from .codec import WIRES
+from .feedback import Kept
+from .parts import Parts
+
+
+class LocalSGD(Sync):
+    """Averages at once: when ranks meet, all have the same weights."""
+
+    def __init__(
+        self, strategy: Strategy, last_bucket: Callable[[], None], patience: float = 120.0
+    ) -> None:
+        super().__init__(strategy, last_bucket, patience)
+        self.exact = True  # before the first step, and in warm-up
+        self.done = 0  # steps of this round
+        self.length = strategy.every
+        self.samples: List[int] = []  # of this round, by rank
+        self.waiting: List[torch.futures.Future[torch.Tensor]] = []
+        self.kept: List[Kept] = []
+
+    @property
+    def keeps(self) -> bool:  # type: ignore[override]
+        return not self.exact
+
+    def start_sum(self, buffer: torch.Tensor, index: int) -> torch.futures.Future[torch.Tensor]:
+        return sum_over_ranks(buffer)
+
+    def setup(self, model: DistributedDataParallel) -> None:
+        super().setup(model)
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.names = [name for name, p in model.module.named_parameters() if p.requires_grad]
+        self.weights = [p for p in model.module.parameters() if p.requires_grad]
+        self.masters: Dict[nn.Parameter, nn.Parameter] = {}
+        self.parts = Parts(WIRES[self.strategy.wire], self.world)
+        self.carrier = Carrier(self.parts.stages(), model.device, self.patience)
+
+    def use_masters(self, masters: List[Tuple[nn.Parameter, nn.Parameter]]) -> None:
+        self.masters = dict(masters)
+
+    @property
+    def trained(self) -> List[torch.Tensor]:
+        """What the optimizer steps: masters in the place of half weights."""
+        return [self.masters.get(weight, weight).data for weight in self.weights]
+
+    def before_step(self, moment: Moment) -> None:
+        was, self.exact = self.exact, moment.exact
+        if self.exact:
+            return
+        if was:
+            self.begin_anew()
+        if self.done == 0:
+            self.length = min(round_length(self.strategy, moment.lr, moment.warm), moment.left)
+            self.samples = [0] * self.world
+        self.samples = [sum(pair) for pair in zip(self.samples, moment.shares)]
+
+    def begin_anew(self) -> None:
+        """All ranks have the same weights: they agree on them."""
+        self.z = flat(self.trained)
+        self.done, self.kept = 0, []
+
+    def after_step(self, skipped: bool) -> None:
+        if self.exact:
+            return
+        self.done += 1
+        self.meets = self.done >= self.length
+        if self.meets:
+            self.covered = self.done
+            self._last_bucket()
+            self.start(flat(self.trained).sub_(self.z))
+            self.z.add_(self.outer(self.finish()))
+            self.write(self.z)
+            self.done = 0
+
+    def outer(self, moved: torch.Tensor) -> torch.Tensor:
+        """What the ranks' average movement makes of z."""
+        return moved
+
+    def start(self, moved: torch.Tensor) -> None:
+        """Begin to average how far the ranks have come; `moved` is written to."""
+        total = sum(self.samples)
+        self.moving = moved.mul_(self.samples[self.rank] / total if total else 1 / self.world)
+        chunks = self.moving.split(chunks_of(len(moved)))
+        if not self.kept:
+            self.kept = [self._blank(self.parts.sizes(len(chunk))) for chunk in chunks]
+        for index, (chunk, kept) in enumerate(zip(chunks, self.kept)):
+            self.waiting.append(self.carrier.future())
+            self.carrier.start((chunk, index, kept), self.waiting[-1])
+
+    def _blank(self, sizes: List[int]) -> Kept:
+        first = [torch.zeros(size, device=self.z.device) for size in sizes]
+        return Kept(first, [torch.zeros_like(one) for one in first])
+
+    def finish(self) -> torch.Tensor:
+        """The average of what `start` was given on all ranks."""
+        for future in self.waiting:
+            future.wait()
+        self.waiting = []
+        for kept in self.kept:
+            kept.now, kept.coming = kept.coming, kept.now
+        return self.moving
+
+    @torch.no_grad()
+    def write(self, values: torch.Tensor) -> None:
+        """Into the weights, and what the optimizer steps in their place."""
+        for tensor, part in zip(self.trained, views(values, self.trained)):
+            tensor.copy_(part)
+        for weight, master in self.masters.items():
+            weight.data.copy_(master)
+
+    def common(self, state: State) -> State:
+        values = views(self.z, self.trained) if self.keeps else []
+        return {**state, **dict(zip(self.names, values))}
+
+    def state_dict(self) -> Optional[Dict[str, Any]]:
+        if self.exact:
+            return {"own": {}}
+        kept = [one.now for one in self.kept]
+        return {"own": {"z": self.z, "weights": flat(self.trained), "kept": kept}}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        own = state["own"]
+        if not own:
+            return
+        device = self.carrier.device
+        self.exact = False
+        self.z = own["z"].to(device, copy=True)
+        self.write(own["weights"].to(device))
+        there = [[one.to(device, copy=True) for one in kept] for kept in own["kept"]]
+        self.kept = [Kept(now, [torch.zeros_like(one) for one in now]) for now in there]
+
+
+class DiLoCo(LocalSGD):
+    """An outer step by the average movement, with Nesterov's momentum (Douillard et al., "DiLoCo",
+    2023: learning rate 0.7, momentum 0.9)."""
+
+    RATE, MOMENTUM = 0.7, 0.9
+
+    def begin_anew(self) -> None:
+        super().begin_anew()
+        self.momentum = torch.zeros_like(self.z)
+
+    def outer(self, moved: torch.Tensor) -> torch.Tensor:
+        self.momentum.mul_(self.MOMENTUM).add_(moved)
+        return moved.add(self.momentum, alpha=self.MOMENTUM).mul_(self.RATE)
+
+    def state_dict(self) -> Optional[Dict[str, Any]]:
+        state = super().state_dict() or {}
+        return {**state, "momentum": None if self.exact else self.momentum}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if state["momentum"] is not None:
+            self.momentum = state["momentum"].to(self.carrier.device, copy=True)
+
+
+class Overlap(LocalSGD):
+    """Averages while the next steps compute. What a rank has learned meanwhile it keeps:
+    its weights become the average of then plus its own way since (Wang et al., "Overlap local
+    SGD", ICASSP 2020, and CoCoD-SGD, Shen et al., IJCAI 2019)."""
+
+    COUNTED = ("done", "length", "owed", "samples", "since")  # of its place in a round
+
+    def __init__(
+        self, strategy: Strategy, last_bucket: Callable[[], None], patience: float = 120.0
+    ) -> None:
+        super().__init__(strategy, last_bucket, patience)
+        self.before: Optional[torch.Tensor] = None  # weights of when the exchange began
+        self.owed: List[int] = []  # samples of the round that is to be exchanged, by rank
+        self.since = 0  # steps since all ranks met
+
+    def begin_anew(self) -> None:
+        super().begin_anew()
+        self.owed, self.since = [], 0
+
+    def before_step(self, moment: Moment) -> None:
+        starts = self.done == 0
+        super().before_step(moment)
+        self.last = moment.left == 1
+        if not self.exact and starts and self.owed:
+            self.before = flat(self.trained)
+            samples, self.samples = self.samples, self.owed
+            self.start(self.before - self.z)
+            self.samples, self.owed = samples, []
+
+    def after_step(self, skipped: bool) -> None:
+        if self.exact:
+            return
+        self.done, self.since = self.done + 1, self.since + 1
+        due = self.before is not None and (self.done >= min(self.delay, self.length) or self.last)
+        self.meets = due
+        if due:
+            self._last_bucket()
+            self.covered, self.since = self.since, 0
+            own = flat(self.trained).sub_(self.before)
+            self.z.add_(self.finish())
+            self.before = None
+            self.write(own.add_(self.z))
+        if self.done >= self.length:
+            self.done, self.owed = 0, self.samples
+
+    @property
+    def delay(self) -> int:
+        return self.strategy.delay
+
+    @contextlib.contextmanager
+    def _agreed(self) -> Any:
+        own = flat(self.trained)
+        average = own / self.world
+        dist.all_reduce(average)
+        self.write(average)
+        try:
+            yield
+        finally:
+            self.write(own)
+
+    def agreed(self) -> ContextManager[None]:
+        return contextlib.nullcontext() if self.exact else self._agreed()
+
+    def state_dict(self) -> Optional[Dict[str, Any]]:
+        state = super().state_dict() or {}
+        return {**state, **{name: getattr(self, name) for name in self.COUNTED}}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        for name in self.COUNTED:
+            setattr(self, name, state[name])
+
+
+def flat(tensors: List[torch.Tensor]) -> torch.Tensor:
+    """A copy of all values in fp32, one after the other."""
+    return torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors])
+
+
+def views(values: torch.Tensor, like: List[torch.Tensor]) -> List[torch.Tensor]:
+    parts = values.split([tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like)]
