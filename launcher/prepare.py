@@ -103,19 +103,49 @@ def make_plan(prepared: Prepared, machines: Machines, **details) -> Plan:
 def predicted(settings: dict[str, Any], nodes: int) -> dict[str, Any] | None:
     """What `make plan` said of such a run, if it was asked: `images_per_second`, `made_unix`. Of
     the same model, machines, batch and strategy: what holds for another run is no prediction."""
-    path = folders.RUNS / f"plan-{settings['model']}-{nodes}n.json"
+    found = _rows_of_plan(settings, nodes)
     sync = strategies.parse(settings["sync"]).spec
+    if found is None or (sync, nodes) not in found[1]:
+        return None
+    made, speeds = found
+    return {"images_per_second": round(speeds[sync, nodes], 2), "made_unix": made}
+
+
+def slower_than_one(settings: dict[str, Any], nodes: int) -> str | None:
+    """A sentence where `make plan` has this run slower than one machine alone, and what would
+    help; None where it has not, or was not asked."""
+    found = _rows_of_plan(settings, nodes)
+    sync = strategies.parse(settings["sync"]).spec
+    if found is None or (sync, nodes) not in found[1]:
+        return None
+    speeds = found[1]
+    alone, here = speeds.get((sync, 1), 0.0), speeds[sync, nodes]
+    if nodes == 1 or here >= alone:
+        return None
+    advised = [(speeds.get((one.spec, nodes), 0.0), one.spec) for one in strategies.advised()]
+    speed, better = max(advised)
+    remedy = f"SYNC={better} would give {speed:.0f}" if speed > alone else "train on one machine"
+    return (
+        f"by `make plan` {nodes} machines with SYNC={sync} are slower than one alone, "
+        f"{here:.0f} against {alone:.0f} images/s: {remedy} (docs/slow-networks.md)"
+    )
+
+
+def _rows_of_plan(
+    settings: dict[str, Any], nodes: int
+) -> tuple[float, dict[tuple[str, int], float]] | None:
+    """When a plan for this model, batch and number of machines was made, and its images/s by
+    strategy and machines; one machine has the same with each. None where there is no such plan."""
+    path = folders.RUNS / f"plan-{settings['model']}-{nodes}n.json"
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         if told["batch"] != settings["per_node_batch_size"]:
             return None
-        row = next(
-            row
-            for row in told["rows"]
-            if row["nodes"] == nodes and (nodes == 1 or row["sync"] == sync)
-        )
-        speed = round(float(row["images_per_second"]), 2)
-        return {"images_per_second": speed, "made_unix": float(told["made_unix"])}
+        rows = [(str(row["sync"]), row["nodes"], row["images_per_second"]) for row in told["rows"]]
+        speeds = {(sync, count): float(speed) for sync, count, speed in rows}
+        alone = next(float(speed) for _, count, speed in rows if count == 1)
+        own = strategies.parse(settings["sync"]).spec
+        return float(told["made_unix"]), {**speeds, (own, 1): alone}
     except (OSError, ValueError, KeyError, TypeError, StopIteration):
         return None
 

@@ -21,7 +21,14 @@ from launcher.lines import RunLogs, Terminal
 from launcher.options import Options, keeping
 from launcher.patience import waiting
 from launcher.plan import NodePlan, Plan
-from launcher.prepare import QUEUE_LOOKS_EVERY, Prepared, make_plan, new_id, prepare
+from launcher.prepare import (
+    QUEUE_LOOKS_EVERY,
+    Prepared,
+    make_plan,
+    new_id,
+    prepare,
+    slower_than_one,
+)
 from launcher.problems import BUSY_REMEDY
 from launcher.sizes import MIB, Sizes
 from launcher.start import start_guards, sync_code
@@ -63,6 +70,9 @@ def train_once(options: Options, terminal: Terminal) -> int:
     try:
         run = new_id(prepared)
         plan = make_plan(prepared, prepared.machines, run=run, bar=terminal.columns)
+        warning = slower_than_one(prepared.settings, len(prepared.hosts))
+        if warning:
+            terminal.say(warning)
         folder = folders.RUNS / run
         begin(folder)
         # It holds the diff of the checkout and each machine's run_env: nobody else's business.

@@ -78,9 +78,8 @@ def strategy_advice(step: Step, rest: float) -> list[Any]:
         return []
     waits = [
         (waited, strategy)
-        for strategy in strategies.usual()
-        if strategy.rule.advised
-        and strategy != step.strategy
+        for strategy in strategies.advised()
+        if strategy != step.strategy
         and (waited := step.wait(strategy, step.world, rate)) is not None
     ]
     if not waits:

@@ -19,6 +19,7 @@ from report import formulas
 from report.layout import table, wrap
 from report.measure import Step, measure_step
 from report.network import network_use
+from report.paper import BATCH, SOURCE, paper_step
 from report.progress import learning_curve
 from report.records import Parser, ReportError, number, read_run
 from report.units import count, link, seconds, size, three_digits
@@ -63,6 +64,7 @@ def plan_main(argv: list[Any]) -> int:
     parser.add_argument(
         "--model", default=defaults.MODEL, help=f"as in make train ({defaults.MODEL})"
     )
+    parser.add_argument("--gpu", help="predict on paper, by published speeds of it: 2080ti, v100")
     parser.add_argument("--image-size", type=int, help="only from a run at this size")
     parser.add_argument(
         "--link", help="speed of the network, like 1gbit or 2.5gbit (as measured, else 1gbit)"
@@ -74,14 +76,26 @@ def plan_main(argv: list[Any]) -> int:
     if options.nodes < 1:
         raise ReportError(f"--nodes {options.nodes}: must be at least 1.")
     asked = asked_strategy(options.sync)
-    basis = find_basis(options)
+    basis = find_basis(options) if options.gpu is None else on_paper(options)
     rate, where = usable_rate(basis.step, parse_link(options.link) if options.link else None)
     rows = predict(basis, options.nodes, rate, asked)
+    if options.gpu is not None:
+        print("\n".join(render(basis, f"{where}: {size(rate)} a second get through", rows)))
+        print("\n".join(wrap(f"Speeds published at {SOURCE}, for 1000 classes.", "")))
+        return 0
     path = options.runs / f"plan-{options.model}-{options.nodes}n.json"
     write_plan(path, options.nodes, asked, basis, rate, rows)
     print("\n".join(render(basis, f"{where}: {size(rate)} a second get through", rows)))
     print("\n".join(wrap(f"Written to {path}; the next such run's report shows it.", "")))
     return 0
+
+
+def on_paper(options: argparse.Namespace) -> Basis:
+    """A machine that nobody measured. Raises ReportError for what no figure is known of."""
+    if options.run or options.image_size:
+        raise ReportError("--gpu is a prediction on paper: leave --run and --image-size out.")
+    step = paper_step(options.gpu, options.model)
+    return Basis(f"published figures of {options.gpu}", options.model, 224, BATCH, step, None, 0.0)
 
 
 def asked_strategy(spec: str) -> Strategy:
@@ -248,7 +262,7 @@ def render(basis: Basis, speed: str, rows: list[Any]) -> list[Any]:
     if step.shared_machine:
         lines += wrap("There the nodes shared one machine's cores: alone, each is faster.", "")
     alone = rows[0].images_per_second
-    cells = [("nodes", "sync", "sent a step", "a step", "images/s", "of one machine", "100 epochs")]
+    cells = [("nodes", "sync", "sent a step", "a step", "images/s", "of one", "100 epochs")]
     cells += [
         (
             str(row.nodes),
@@ -261,6 +275,8 @@ def render(basis: Basis, speed: str, rows: list[Any]) -> list[Any]:
         )
         for row in rows
     ]
+    if rows[0].hundred_epochs is None:
+        cells = [row[:-1] for row in cells]
     lines += [*wrap(f"{speed}.", ""), "", *table(cells), ""]
     lines += wrap(conclusion(rows), "")
     return [
@@ -290,5 +306,16 @@ def conclusion(rows: list[Any]) -> str:
         return f"One machine: {three_digits(alone.images_per_second)} images/s."
     factor = winner.images_per_second / alone.images_per_second
     return sentence + (
-        f"Best: {count(winner.nodes, 'node')} with sync {winner.sync}, {factor:.2f} x one machine."
+        f"Best: {count(winner.nodes, 'node')} with sync {winner.sync}, {factor:.2f} x one machine. "
+        f"{best_exact(rows)}"
     )
+
+
+def best_exact(rows: list) -> str:
+    """What is the fastest of those that leave nothing out, for the others have a price."""
+    exact = best([row for row in rows if row.nodes == 1 or strategies.parse(row.sync).exact])
+    factor = exact.images_per_second / rows[0].images_per_second
+    what = (
+        f"sync {exact.sync} on {exact.nodes}, {factor:.2f} x" if exact.nodes > 1 else "one machine"
+    )
+    return f"Best exact: {what}. What the others cost in accuracy: docs/slow-networks.md."

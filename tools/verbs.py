@@ -50,7 +50,9 @@ DATA = Variable("DATA", "--data", "a name below data_root, or a folder")
 EPOCHS = Variable("EPOCHS", "--epochs", "how often each image is seen", "number")
 BATCH = Variable("BATCH", "--batch", "images per step and node", "number")
 PRECISION = Variable("PRECISION", "--precision", "auto (default), fp32, bf16, O0, O1, O2, O3")
-SYNC = Variable("SYNC", "--sync", "how gradients are summed: allreduce, fp16, bf16")
+SYNC = Variable(
+    "SYNC", "--sync", "how ranks become one: allreduce, bf16, ef:2 ... (docs/slow-networks.md)"
+)
 ARGS = Variable("ARGS", "--", "any option of `.venv/bin/python -m trainer --help`", "words")
 RUN = Variable("RUN", "", "its name or path (default: the newest)", "run")
 CORE = Variable(
@@ -125,7 +127,8 @@ VERBS = {
         (
             Variable("NODES", "--nodes", "up to how many machines (default: 4)", "number"),
             MODEL,
-            Variable("SYNC", "--sync", "for the file: allreduce, fp16, bf16"),
+            Variable("SYNC", "--sync", "for the file: as in `make train`"),
+            Variable("GPU", "--gpu", "on paper, without a run: 2080ti, v100 ..."),
             Variable("LINK", "--link", "the network: 1gbit, 2.5gbit (default: as measured)"),
             Variable("ARGS", "", "any option of `.venv/bin/python -m report plan --help`", "words"),
         ),

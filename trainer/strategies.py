@@ -108,8 +108,18 @@ class Strategy:
 
     @property
     def spec(self) -> str:
-        """As a person writes it, with all that was left out."""
-        return ":".join(filter(None, (self.name, *self.arguments, self.wire)))
+        """As a person writes it, without what goes without saying."""
+        names, words = [one.name for one in self.rule.arguments], list(self.arguments)
+        while words:
+            default = self.rule.arguments[len(words) - 1].default
+            if default is None:
+                break
+            meant = words[names.index(default)] if default in names else default
+            if words[-1] != meant:
+                break
+            words.pop()
+        wires = [self.wire] if self.wire not in self.rule.wires[:1] else []
+        return ":".join(filter(None, (self.name, *words, *wires)))
 
     @property
     def exact(self) -> bool:
@@ -338,3 +348,8 @@ def usages() -> str:
 def usual() -> List[Strategy]:
     """The strategies that a prediction compares, in the registry's order."""
     return [parse(spec) for rule in RULES.values() for spec in rule.usual]
+
+
+def advised() -> List[Strategy]:
+    """Those of `usual` that advice may name."""
+    return [strategy for strategy in usual() if strategy.rule.advised]

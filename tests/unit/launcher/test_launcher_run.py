@@ -317,6 +317,12 @@ def test_the_plan_carries_what_was_predicted(tmp_path, monkeypatch):
     # What was said of another run is no prediction of this one.
     assert prepare.predicted({**asked, "per_node_batch_size": 32}, 4) is None
     assert prepare.predicted({**asked, "sync": "fp16"}, 4) is None
+    assert prepare.slower_than_one(asked, 4) is None
+    file.write_text(json.dumps({**told, "rows": [*rows[:1], {**rows[2], "sync": "ef:2"}, rows[1]]}))
+    said = prepare.slower_than_one({**asked, "sync": "allreduce"}, 4)
+    assert "4 machines with SYNC=allreduce are slower than one alone, 80 against 99" in said
+    assert "SYNC=ef:2 would give 150" in said
+    assert prepare.slower_than_one({**asked, "sync": "ef:2"}, 4) is None
     file.write_text(json.dumps(told)[:40])  # being written, or cut off by a full disk
     assert prepare.predicted(asked, 4) is None
 

@@ -136,6 +136,19 @@ def test_plan_does_not_take_another_function_of_the_same_name(tmp_path, capsys):
     assert "No run of examples.yours:net" in told
 
 
+def test_a_plan_on_paper_needs_no_run(tmp_path, capsys):
+    code, out, _ = plan(tmp_path, capsys, "--gpu", "RTX 2080Ti", "--link", "1gbit")
+    assert code == 0
+    # 64 images at 294 a second, and 153 MB of gradients of which backward hides two thirds of that.
+    wait = parse("allreduce").bytes_per_step(4, PAYLOAD) / GIGABIT - 64 / 294 * 2 / 3
+    rows = [line.split() for line in out.splitlines()]
+    speed = next(row[-3] for row in rows if row[:2] == ["4", "allreduce"])
+    assert float(speed) == pytest.approx(4 * 64 / (64 / 294 + wait), rel=0.01)
+    assert "Best exact: one machine." in " ".join(out.split())
+    assert "lambdalabs.com" in out
+    assert not list(tmp_path.glob("plan-*"))
+
+
 def test_plan_recommends_all_machines_when_the_link_is_fast(tmp_path, capsys):
     RunBuilder(tmp_path / "20261120T120000Z-resnet50-4n").write()
     _, out, _ = plan(tmp_path, capsys, "--link", "100gbit")
@@ -150,6 +163,8 @@ def test_plan_recommends_all_machines_when_the_link_is_fast(tmp_path, capsys):
         (["--link", "fast"], "--link fast"),
         (["--link", "0gbit"], "--link 0gbit"),
         (["--nodes", "0"], "--nodes 0"),
+        (["--gpu", "voodoo2"], "--gpu voodoo2: published speeds are kept of 2080ti"),
+        (["--gpu", "v100", "--model", "vgg16"], "--model vgg16"),
         (["--sync", "alreduce"], "--sync alreduce: choose one of allreduce"),
         (["--nodes", "x"], "report: argument --nodes: invalid int value: 'x'. See"),
         (["--model", "vgg16"], "`make demo NODES=1 MODEL=vgg16 EPOCHS=1`"),

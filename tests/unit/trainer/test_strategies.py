@@ -34,8 +34,8 @@ def test_only_the_sum_in_the_gradients_own_precision_is_called_exact():
     [
         ("bf16", "bf16", 1, 0),
         ("levels:1.6", "levels:1.6", 1, 0),
-        ("rounds:8", "rounds:8:8:fp32", 8, 8),
-        ("rounds:08:int8", "rounds:8:8:int8", 8, 8),
+        ("rounds:8:8:fp32", "rounds:8", 8, 8),
+        ("rounds:08:int8", "rounds:8:int8", 8, 8),
         ("rounds:8:2:int8", "rounds:8:2:int8", 8, 2),
     ],
 )

@@ -1,0 +1,64 @@
+"""A prediction on paper: published speeds of one GPU in the place of a measured run.
+
+Speeds are images per second in training with fp32, from Lambda's "RTX 2080 Ti Deep Learning
+Benchmarks with TensorFlow" (Chuan Li, 2019; TensorFlow 1.12, CUDA 10.0, synthetic images):
+https://lambdalabs.com/blog/2080-ti-deep-learning-benchmarks
+"""
+
+from __future__ import annotations
+
+from report.measure import Step
+from report.records import ReportError
+from trainer import strategies
+from trainer.strategies import Payload
+
+SOURCE = "lambdalabs.com/blog/2080-ti-deep-learning-benchmarks"
+IMAGES_PER_SECOND = {
+    "2080ti": {"resnet50": 294, "resnet152": 110},
+    "2080": {"resnet50": 213, "resnet152": 83},
+    "1080ti": {"resnet50": 209, "resnet152": 81},
+    "titanxp": {"resnet50": 236, "resnet152": 90},
+    "titanrtx": {"resnet50": 330, "resnet152": 129},
+    "titanv": {"resnet50": 300, "resnet152": 107},
+    "v100": {"resnet50": 405, "resnet152": 155},
+}
+# torchvision's models with 1000 classes.
+PARAMETERS = {"resnet50": 25_557_032, "resnet152": 60_192_808}
+BATCH = 64
+# Of forward and backward: backward makes gradients of activations and of weights, each about as
+# much work as forward.
+BACKWARD = 2 / 3
+
+
+def paper_step(gpu: str, model: str) -> Step:
+    """One machine with that GPU. Raises ReportError for what no source is kept of."""
+    name = gpu.lower().replace(" ", "").removeprefix("rtx").removeprefix("gtx").lstrip("-_")
+    if name not in IMAGES_PER_SECOND:
+        known = ", ".join(IMAGES_PER_SECOND)
+        raise ReportError(f"--gpu {gpu}: published speeds are kept of {known}.")
+    speeds = IMAGES_PER_SECOND[name]
+    if model not in speeds:
+        raise ReportError(
+            f"--model {model}: for a GPU on paper, speeds are kept of {', '.join(speeds)}."
+        )
+    spent = BATCH / speeds[model]
+    nothing = dict.fromkeys(
+        ("data", "h2d", "optimizer", "other", "network", "peers", "checkpoint"), 0.0
+    )
+    return Step(
+        attempt=1,
+        nodes=1,
+        world=1,
+        steps=0,
+        images=BATCH,
+        payload=Payload(PARAMETERS[model] * 4),
+        strategy=strategies.parse(strategies.EXACT),
+        forward=spent * (1 - BACKWARD),
+        backward=spent * BACKWARD,
+        bytes_sent=None,
+        link_mbit=None,
+        rate=None,
+        shared_machine=False,
+        ranks=(),
+        **nothing,
+    )
