@@ -262,7 +262,8 @@ def render(basis: Basis, speed: str, rows: list[Any]) -> list[Any]:
     if step.shared_machine:
         lines += wrap("There the nodes shared one machine's cores: alone, each is faster.", "")
     alone = rows[0].images_per_second
-    cells = [("nodes", "sync", "sent a step", "a step", "images/s", "of one", "100 epochs")]
+    heads = ("nodes", "sync", "sent a step", "a step", "images/s", "of one", "100 epochs")
+    cells: list[tuple[str, ...]] = [heads]
     cells += [
         (
             str(row.nodes),
@@ -311,7 +312,7 @@ def conclusion(rows: list[Any]) -> str:
     )
 
 
-def best_exact(rows: list) -> str:
+def best_exact(rows: list[Any]) -> str:
     """What is the fastest of those that leave nothing out, for the others have a price."""
     exact = best([row for row in rows if row.nodes == 1 or strategies.parse(row.sync).exact])
     factor = exact.images_per_second / rows[0].images_per_second

@@ -100,7 +100,14 @@ VERBS = {
             Variable("FACTS", "--facts", "a file of facts (examples/machines/) instead"),
         ),
     ),
-    "provision": Verb("make the machines of inventory.ini a cluster", (INVENTORY, CORE)),
+    "provision": Verb(
+        "make the machines of inventory.ini a cluster",
+        (
+            INVENTORY,
+            Variable("DELETE", "-e data_delete", "1: data that is gone here goes there", "switch"),
+            CORE,
+        ),
+    ),
     "verify": Verb("is what `make provision` made still so? changes nothing", (INVENTORY, CORE)),
     "accept": Verb("measure every pair of machines: bandwidth, latency, MTU, disks", (INVENTORY,)),
     "bundle": Verb("gather what machines without internet need", (INVENTORY,)),

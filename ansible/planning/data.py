@@ -18,5 +18,5 @@ def data_refusal(name, changes, there, allowed):
         f"the control machine's data/{name} lacks {len(deletions)} of the {int(there)} files that "
         f"are there, and a copy would delete them; the first: "
         f"{deletions[0].partition('*deleting')[2].strip()}. Is its disk mounted? If they are to "
-        "go: run it again with -e data_delete=true"
+        "go: make provision DELETE=1"
     )

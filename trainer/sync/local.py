@@ -207,9 +207,9 @@ class Overlap(LocalSGD):
         if self.exact:
             return
         self.done, self.since = self.done + 1, self.since + 1
-        due = self.before is not None and (self.done >= min(self.delay, self.length) or self.last)
-        self.meets = due
-        if due:
+        due = self.done >= min(self.delay, self.length) or self.last
+        self.meets = due and self.before is not None
+        if due and self.before is not None:
             self._last_bucket()
             self.covered, self.since = self.since, 0
             own = flat(self.trained).sub_(self.before)

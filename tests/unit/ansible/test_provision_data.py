@@ -27,7 +27,7 @@ def test_the_refusal_names_the_data_set_the_first_file_and_the_way_on():
     said = data_refusal("imagenet", deletions(300), 400, False)
     assert said.startswith("the control machine's data/imagenet lacks 300 of the 400 files")
     assert "the first: train/cat/0.jpg" in said
-    assert "mounted?" in said and "data_delete=true" in said
+    assert "mounted?" in said and "DELETE=1" in said
 
 
 def image(root, *names):

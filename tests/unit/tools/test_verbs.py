@@ -160,6 +160,13 @@ def test_words_for_off_switch_off(checkout):
     assert last_call(checkout, "train", "FORCE=yes", "DETACH=")[-1] == "--force"
 
 
+def test_deleting_data_is_said_to_ansible():
+    environment = {"DELETE": "1"}
+    asked = verbs.options("provision", ["DELETE"], environment)
+    assert asked == ["--extra-vars", json.dumps({"data_delete": True})]
+    assert verbs.options("provision", ["DELETE"], {"DELETE": "0"}) == []
+
+
 def test_what_a_shell_exported_is_named_and_not_used(checkout):
     printed, code, calls = make(checkout, "train", "NODES=2", MODEL="vgg16", NODES="9", LOGIN="me")
     assert (code, calls[-1][4:]) == (0, ["--nodes=2"])

@@ -34,6 +34,7 @@ def trained(images, tmp_path_factory):
 
 def evaluated(count):
     """(samples, sum of predictions' hits, loss) of `count` numbered images by the real loop."""
+    from contextlib import nullcontext
     from types import SimpleNamespace
 
     from trainer.evaluate import evaluate
@@ -45,7 +46,7 @@ def evaluated(count):
     job = SimpleNamespace(
         options=Options(workers=0), world=world, ema=None, eval_set=_Numbered(count),
         precision=Precision("fp64", world.device), normalise=lambda images: images.double(),
-        model=_Parity(), micro_batch=64,
+        model=_Parity(), micro_batch=64, agreed=nullcontext,
     )  # fmt: skip
     return tuple(evaluate(job))
 
