@@ -1,7 +1,7 @@
 #!/bin/sh
 # All checks: lint, unit tests, training tests, lab tests (these need root). Prints each part's name and seconds.
-# By a word, one part alone: legacy (the CUDA 10.2 stack), chaos (40 trials), bench (figures), long (the lab tests that the
-# plain call leaves out, since they take several minutes a file).
+# By a word, one part alone: legacy (the CUDA 10.2 stack), chaos (40 trials), bench (figures), long (the tests that the
+# plain call leaves out, since they take minutes).
 set -eu
 cd "$(dirname "$0")/.."
 part() {
@@ -46,12 +46,13 @@ bench)
     exit
     ;;
 long)
+    check "long unit tests" -m long tests/unit
     check "long lab tests" -m long tests/lab
     exit
     ;;
 esac
 part "lint" tools/lint.sh
-check "unit tests" --numprocesses=auto tests/unit
+check "unit tests" -m "not long" --numprocesses=auto tests/unit
 part "both Ansibles" tools/cores.sh
 check "training tests" tests/train
 spare runs .tandem .venv-core2.16

@@ -161,7 +161,7 @@ VERBS = {
     "Who changes the code": None,
     "test": Verb("lint, unit, training and lab tests (the last need root)"),
     "test-legacy": Verb("the CUDA 10.2 stack on Debian 11, whole runs too (root)"),
-    "test-long": Verb("lab tests of several minutes a file (root)"),
+    "test-long": Verb("tests of several minutes a file (root)"),
     "test-cores": Verb("every playbook and its unit tests by both Ansibles"),
     "chaos": Verb("40 faults in random order on a lab of four machines (root)"),
     "lint": Verb("every linter"),

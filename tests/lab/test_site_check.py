@@ -33,7 +33,7 @@ MISTAKEN = {
     "node1": ("ansible_host=192.168.56.111 env_python=/usr/bin/python3", "loopback_name"),
     "node2": ("ansible_host=192.168.56.112 env_manager=uv", "uv"),
     "node3": ("ansible_host=192.168.56.113", "duplicate_address"),
-    "node4": ("ansible_host=192.168.56.114 env_manager=conda", "installer"),
+    "node4": ("ansible_host=192.168.56.114 env_manager=conda conda_installer=''", "installer"),
     "other": ("ansible_host=192.168.56.150", "host_key_unknown"),
     "closed": ("ansible_host=192.168.56.114 ansible_port=9", "no_sshd"),
     "misspelt": ("ansible_host=no-such-machine.invalid", "name"),

@@ -62,6 +62,7 @@ def provision(start_lab, tmp_path_factory):
     settings = {
         "env_manager": "conda",
         "conda_installer": str(installer),
+        "conda_installer_sha256": "",
         "python_env_root": ROOT,
         "python_env_lock": str(lock),
         "python_env_bundle": str(wheels),
