@@ -1,5 +1,6 @@
 """Running roles of site.yml on machines of the lab, as somebody at the control machine would."""
 
+import json
 import re
 import subprocess
 import sys
@@ -30,11 +31,13 @@ def write_inventory(folder: Path, hosts: dict[str, str]) -> str:
     return str(inventory)
 
 
-def gather_bundle(stack: str) -> None:
-    """What site.yml will install, fetched on the host, since the lab has no way out."""
+def gather_bundle(stack: str, python: str = "") -> None:
+    """What site.yml will install, fetched on the host, since the lab has no way out; `python`: the
+    machines' own, where the stack prefers another."""
     tool = Path(sys.executable).with_name("ansible-playbook")
     book = CHECKOUT / "ansible/playbooks/bundle.yml"
-    subprocess.run([tool, book, "-e", f"stack={stack}"], cwd=CHECKOUT, check=True)
+    wish = json.dumps({"stack": stack, "bundle_python": python})
+    subprocess.run([tool, book, "-e", wish], cwd=CHECKOUT, check=True)
 
 
 def play(lab, *words: str, check: bool = True) -> subprocess.CompletedProcess:

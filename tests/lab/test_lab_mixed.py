@@ -15,7 +15,7 @@ SKIPPED = "network,clock,driver,toolkit,pycharm,firewall"
 @pytest.fixture(scope="module")
 def mixed(start_lab):
     """node1: Debian 12 and the newest torch; node2: Debian 11 and torch 1.12.1."""
-    gather_bundle("cu102")  # `up` gathers the other
+    gather_bundle("cu102", "3.9")  # `up` gathers the other
     lab = start_lab("mixed", "--nodes", "2", "--release", "bookworm,bullseye")
     for node, stack in (("node1", "cpu"), ("node2", "cu102")):
         play(lab, "site.yml", "--limit", node, "-e", f"stack={stack}", "--skip-tags", SKIPPED)

@@ -42,7 +42,7 @@ def gather_pytest(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def legacy(start_lab):
     """Three machines of Debian 11 that site.yml has given the cu102 stack."""
-    gather_bundle("cu102")
+    gather_bundle("cu102", "3.9")
     lab = start_lab("legacy", "--nodes", "3", "--release", "bullseye", "--no-bundle")
     play(lab, "site.yml", "-e", "stack=cu102")
     return lab
