@@ -113,7 +113,7 @@ def _bring(node, part: NodePlan, file: Wanted, folder: Path) -> list[str]:
         if size <= limit:
             settle(fresh, folder / file.name)
             return []
-        more = f"larger than {file.limit} MiB (KEEP={file.kind}=... allows more); all of it lies in"
+        more = f"larger than {file.limit} MiB (KEEP={file.kind}=... allows more); all of it is in"
         if not file.by_lines:
             raise NotHere(f"it is {more} {source} there")
         cut_to_lines(fresh, limit)

@@ -285,4 +285,4 @@ class Run:
             )
         for line in done.stdout.splitlines():
             self.terminal.line(line)
-        self.terminal.say(f"all of it lies in {relative(self.folder)}")
+        self.terminal.say(f"everything is in {relative(self.folder)}")

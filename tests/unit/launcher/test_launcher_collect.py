@@ -125,7 +125,7 @@ def test_lines_beyond_the_limit_stay_there_and_that_is_said(node2, run):
     problems = bring(part, run, sizes=Sizes(steps=1))
     assert problems == [
         "node2: nodes/node2/rank1.steps.jsonl holds the beginning only: it is larger than 1 MiB "
-        f"(KEEP=steps=... allows more); all of it lies in {output}/nodes/node2/rank1.steps.jsonl "
+        f"(KEEP=steps=... allows more); all of it is in {output}/nodes/node2/rank1.steps.jsonl "
         "there."
     ]
     kept = (run / "nodes/node2/rank1.steps.jsonl").read_bytes()
