@@ -75,3 +75,14 @@ def test_relative_imports_do_not_leave_their_room():
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ImportFrom):
                     assert node.level <= depth, f"{path}: {node.module}"
+
+
+def test_images_are_opened_in_one_place():
+    """Another decoder is one file's change; augment.py has Pillow's geometry and colours."""
+    opening = {
+        path.relative_to(ROOT / "trainer").as_posix()
+        for path in (ROOT / "trainer").rglob("*.py")
+        if any(name.partition(".")[0] == "PIL" for name in modules(path))
+    }
+    assert opening == {"data/decode.py", "data/augment.py"}
+    assert ".open(" not in (ROOT / "trainer/data/augment.py").read_text()

@@ -1,8 +1,12 @@
-"""From a file to pixels, or to the reason why not."""
+"""From a file to pixels, or to the reason why not.
 
+Nothing else opens images: another decoder, or a faster way for some files, changes this file alone.
+"""
+
+import contextlib
 import io
 from pathlib import Path
-from typing import BinaryIO, Union
+from typing import BinaryIO, Iterator, Tuple, Union
 
 from PIL import Image
 
@@ -28,7 +32,7 @@ class BadImage(Exception):
 
 
 def read_image(path: Path) -> Image.Image:
-    """Decode to 8-bit RGB, turned as the camera was held. Raises BadImage with the reason.
+    """The one way from a file to 8-bit RGB pixels, turned as the camera was held. Raises BadImage.
 
     16-bit grey is refused although Pillow would convert it: it would be clipped to white, and
     train on wrong pixels. CMYK becomes what Pillow makes of it without a colour profile.
@@ -39,12 +43,25 @@ def read_image(path: Path) -> Image.Image:
         raise BadImage(f"cannot be read: {error.strerror}") from error
     if not content:
         raise BadImage("empty file")
-    try:
-        image = open_image(io.BytesIO(content))
+    with _explained():
+        image = _open(io.BytesIO(content))
         if image.mode not in EIGHT_BIT:
             raise BadImage(f"pixels are {image.mode}, not 8-bit grey or RGB: convert it")
         image.load()
         return _upright(image if image.mode == "RGB" else _to_rgb(image), image)
+
+
+def size_of(path: Path) -> Tuple[int, int]:
+    """Width and height by the file's header, as they are stored. Raises BadImage."""
+    with _explained(), _open(path) as image:
+        return image.size
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Whatever a decoder raises, as BadImage."""
+    try:
+        yield
     except (BadImage, MemoryError):
         raise
     except Image.UnidentifiedImageError as error:
@@ -54,8 +71,8 @@ def read_image(path: Path) -> Image.Image:
         raise BadImage(f"damaged: {error}") from error
 
 
-def open_image(file: Union[BinaryIO, Path]) -> Image.Image:
-    """Read the header of an image of one of FORMATS. Raises what Pillow raises."""
+def _open(file: Union[BinaryIO, Path]) -> Image.Image:
+    """The header of an image of one of FORMATS. Raises what Pillow raises."""
     Image.init()  # once: else formats whose plug-in is not loaded yet are a KeyError
     return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
 

@@ -6,10 +6,9 @@ from pathlib import Path
 from statistics import median_low
 from typing import Iterator, NamedTuple
 
-
 from ..errors import UserError
 from ..options import Options
-from .decode import open_image
+from .decode import BadImage, size_of
 from .layout import LayoutError, images, images_by_class
 from .quarantine import Quarantine
 
@@ -57,11 +56,8 @@ class ImageFolder:
             with _explained(self.root):
                 some = images(self.root, "train", name)[: 64 // len(self.classes) + 1]
             for path in some:
-                try:
-                    with open_image(self.root / path) as image:
-                        sides.append(min(image.size))
-                except Exception:  # noqa: S112 decode.py names bad images when they are used
-                    continue
+                with contextlib.suppress(BadImage):  # it is named when it is used
+                    sides.append(min(size_of(self.root / path)))
         return median_low(sides or [USUAL])
 
 

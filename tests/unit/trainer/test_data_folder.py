@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from trainer.data.decode import BadImage, read_image
+from trainer.data.decode import BadImage, read_image, size_of
 from trainer.data.folder import ImageFolder, Sizes, image_sizes
 from trainer.data.quarantine import Bad, Quarantine
 from trainer.errors import UserError
@@ -135,6 +135,14 @@ def test_images_stand_as_the_camera_was_held(tmp_path, orientation, suffix):
     corner = ((shown.width - 1) * right, (shown.height - 1) * below)
     assert min(shown.getpixel(corner)) > 200
     assert max(shown.getpixel((shown.width - 1 - corner[0], corner[1]))) < 50
+
+
+def test_the_header_says_the_size_and_a_bad_one_is_a_bad_image(tmp_path):
+    assert size_of(make(tmp_path / "a.jpg", size=(50, 20))) == (50, 20)
+    with pytest.raises(BadImage, match="not an image"):
+        size_of(text(tmp_path))
+    with pytest.raises(BadImage, match="No such file"):
+        size_of(tmp_path / "gone.png")
 
 
 def test_a_damaged_note_of_the_camera_spoils_no_image(tmp_path):
