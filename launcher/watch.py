@@ -2,53 +2,58 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
+import enum
 import selectors
-import socket
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.border import Untrue
 from launcher.cause import Failure, first_of
-from launcher.frames import Frames
+from launcher.guarded import LEASE, Guarded, task
 from launcher.lines import RunLogs
-from launcher.node.launch import who
 from launcher.patience import Patience
 from launcher.pauses import Pauses
-from launcher.plan import NodePlan, Plan
+from launcher.plan import Plan
 from launcher.stopper import Stopper, wakeup
 
-LEASE = 16.0
 RENEW_EVERY = 1.0
 # A stall of 8 s makes TCP silent for up to 12.6 s (docs/guard-protocol.md); a frozen machine is to
 # be noticed in 20 s.
 SILENCE = 15.0
-# What other nodes report in this time after the first failure may turn out to be its cause.
+# How long it waits after the first failure for what other nodes report.
 SETTLE = 1.5
 STOP_GRACE = 20
 EXITS_WITHIN = 10.0
 
 
-def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
-    """The first line for a node's guard: argv and env exactly as a dry run prints them."""
-    return {
-        "type": "start",
-        "run": plan.run,
-        "attempt": plan.attempt,
-        "host": node.host,
-        "ranks": list(node.ranks),
-        "argv": list(node.argv),
-        "env": dict(node.env),
-        "cwd": node.cwd,
-        "output": node.output,
-        "data": node.data,
-        "lease": LEASE,
-        "interface": node.interface,
-        "holder": f"{who()[0]}@{socket.gethostname()}",
-        "shared": plan.options.force,
-    }
+class Stage(enum.Enum):
+    """Where a watch stands; `due` has the way from each to the next."""
+
+    RUNNING = enum.auto()
+    SETTLING = enum.auto()  # something failed: what others report now may turn out to be its cause
+    STOPPING = enum.auto()  # somebody asked: the workers save and leave
+    ENDING = enum.auto()  # every guard was told to kill what is left
+    OVER = enum.auto()  # guards that say nothing even now are given up
+
+
+def due(stage: Stage, seconds: float, failed: bool, asked: int) -> Stage:
+    """The stage to be in, `seconds` after coming into `stage`. `failed`: some node has; `asked`:
+    how often somebody asked to stop."""
+    if stage is Stage.RUNNING and failed:
+        return Stage.SETTLING
+    # Also while a failure settles: who asked wants checkpoints of those that still run.
+    if stage in (Stage.RUNNING, Stage.SETTLING) and asked:
+        return Stage.STOPPING
+    if stage is Stage.SETTLING and seconds >= SETTLE:
+        return Stage.ENDING
+    # Failures change nothing here: one rank that cannot save must not keep the others from it.
+    if stage is Stage.STOPPING and (asked > 1 or seconds > STOP_GRACE + EXITS_WITHIN):
+        return Stage.ENDING
+    # A guard that lives answers a kill at once; whoever is silent so long is gone or frozen.
+    if stage is Stage.ENDING and seconds > SILENCE:
+        return Stage.OVER
+    return stage
 
 
 @dataclass
@@ -61,39 +66,6 @@ class Outcome:
     gone: list[str]
     exits: dict[str, dict[str, Any]]
     lingering: list[str] = field(default_factory=list)
-
-
-class Guarded:
-    """One node's guard as the control machine sees it."""
-
-    def __init__(self, node: NodePlan, process, now: float):
-        self.node = node
-        self.process = process
-        self.frames = Frames(node.ranks)
-        self.heard = now
-        self.exit: dict[str, Any] | None = None
-        self.ended = False  # its stream is at an end, or it was given up
-        self.gone = False
-        self._pending = bytearray()
-
-    def send(self, line: dict[str, Any]) -> None:
-        self._pending += json.dumps(line).encode() + b"\n"
-        self.push()
-
-    def renew(self) -> None:
-        """A renewal that waits for the network is enough: more would only arrive in a heap."""
-        if not self._pending:
-            self.send({"type": "lease"})
-        else:
-            self.push()
-
-    def push(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a broken pipe: the end of its stdout tells
-            while self._pending:
-                taken = self.process.write(bytes(self._pending))
-                if not taken:
-                    return
-                del self._pending[:taken]
 
 
 class Watch:
@@ -109,9 +81,7 @@ class Watch:
         self._guards = {n.host: Guarded(n, processes[n.host], now) for n in plan.nodes}
         self._pauses = Pauses()
         self._failures: list[Failure] = []
-        self._failed_at: float | None = None
-        self._killed_at: float | None = None
-        self._stopped_at: float | None = None
+        self._stage, self._since = Stage.RUNNING, now
         self._begun: set[tuple[str, int]] = set()  # processes of which a guard said so
         self._patience: Patience | None = Patience(logs.terminal, "starting (torch, network, data)")
 
@@ -153,16 +123,14 @@ class Watch:
         now = time.monotonic()
         for guard in self._active():
             guard.heard = now
-        self._stopped_at = self._stopped_at and now
-        self._killed_at = self._killed_at and now
+        self._since = now
 
     def _active(self) -> list[Guarded]:
         return [guard for guard in self._guards.values() if not guard.ended]
 
     def _until_deadline(self) -> float:
-        waiting = self._killed_at is None and self._stopped_at is None
-        if self._failed_at is not None and waiting:
-            return max(0.0, self._failed_at + SETTLE - time.monotonic())
+        if self._stage is Stage.SETTLING:
+            return max(0.0, self._since + SETTLE - time.monotonic())
         return RENEW_EVERY
 
     def _read(self, guard: Guarded) -> bool:
@@ -217,7 +185,7 @@ class Watch:
             self._fail(self._failure(host, "busy", message=frame["message"]))
         elif frame["reason"] == "failed" and not self._has_failure(host):
             self._fail(self._launch_failure(host, frame))
-        elif frame["reason"] in ("lease", "eof", "guard") and self._killed_at is None:
+        elif frame["reason"] in ("lease", "eof", "guard") and not self._ending:
             message = {
                 "lease": "it heard nothing from here for too long, and stopped its part",
                 "eof": "its connection from here ended, and it stopped its part",
@@ -230,7 +198,7 @@ class Watch:
             self._fail(self._failure(host, kind, message=message))
 
     def _worker_exit(self, host: str, frame: dict[str, Any]) -> None:
-        if frame["exit_code"] == 0 or self._killed_at is not None:
+        if frame["exit_code"] == 0 or self._ending:
             return
         if self._stopper.asked and not frame["first"]:
             return
@@ -266,8 +234,6 @@ class Watch:
 
     def _fail(self, failure: Failure) -> None:
         self._failures.append(failure)
-        if self._failed_at is None:
-            self._failed_at = time.monotonic()
 
     def _ended(self, guard: Guarded) -> None:
         guard.ended = True
@@ -296,24 +262,29 @@ class Watch:
                 "Ctrl-Z would end the run on every machine, so it is not heeded: Ctrl-C ends it in "
                 "order, and `make train DETACH=1` needs no terminal"
             )
-        if self._stopper.asked and self._stopped_at is None:
-            self._stopped_at = now
+        while (stage := self._due(now)) is not self._stage:
+            self._enter(stage, now, selector)
+
+    def _due(self, now: float) -> Stage:
+        return due(self._stage, now - self._since, bool(self._failures), self._stopper.asked)
+
+    def _enter(self, stage: Stage, now: float, selector) -> None:
+        self._stage, self._since = stage, now
+        if stage is Stage.STOPPING:
             self._say("stopping: the workers save and leave (again: kill them at once)")
-            for guard in self._active():
+        for guard in self._active():
+            if stage is Stage.STOPPING:
                 guard.send({"type": "stop", "grace": STOP_GRACE})
-        settled = self._failed_at is not None and now - self._failed_at >= SETTLE
-        late = self._stopped_at is not None and now - self._stopped_at > STOP_GRACE + EXITS_WITHIN
-        leaving = self._stopped_at is not None and not late
-        if self._killed_at is None and (
-            (settled and not leaving) or self._stopper.asked > 1 or late
-        ):
-            self._killed_at = now
-            for guard in self._active():
+            elif stage is Stage.ENDING:
                 guard.send({"type": "kill"})
-        if self._killed_at is not None and now - self._killed_at > SILENCE:
-            for guard in self._active():
+            elif stage is Stage.OVER:
                 guard.ended = True
                 selector.unregister(guard.process)
+
+    @property
+    def _ending(self) -> bool:
+        """Whether what ends now ends because it was told to."""
+        return self._stage in (Stage.ENDING, Stage.OVER)
 
     def _outcome(self) -> Outcome:
         exits = {host: guard.exit for host, guard in self._guards.items() if guard.exit}

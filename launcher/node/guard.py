@@ -3,6 +3,7 @@
 Single-threaded on purpose: the death signal of a child follows the thread that forked it.
 """
 
+import enum
 import os
 import pathlib
 import selectors
@@ -24,8 +25,18 @@ SAMPLE = 1.0  # seconds between two samples of the recorders
 MACHINE_STOP = 3.0  # seconds the workers get when systemd stops the guard (which itself has 4)
 
 
+class Stage(enum.Enum):
+    """Where a guard stands. It only ever goes down this list."""
+
+    WAITING = "no task yet"
+    RUNNING = "launch was started"
+    FAILING = "a worker failed: the others of this node have until `kill_at` to say why"
+    STOPPING = "the workers were asked to save and leave, and have until `kill_at`"
+    DONE = "the loop ends; finish() kills what is left"
+
+
 class Guard:
-    """One attempt of one node. `stage` goes waiting -> running -> (stopping ->) done."""
+    """One attempt of one node."""
 
     def __init__(self, stdin, stdout, way, why):
         self.link = Link(stdin, stdout)
@@ -36,7 +47,7 @@ class Guard:
         self.launch_status, self.reason, self.message = None, None, None
         self.folder, self.troubles, self.signals = None, set(), set()
         self.mono_start = time.monotonic()
-        self.stage, self.kill_at = "waiting", None
+        self.stage, self.kill_at = Stage.WAITING, None
         self.next_beat = self.next_sample = self.mono_start
         self.selector = selectors.DefaultSelector()
 
@@ -46,12 +57,12 @@ class Guard:
         """Live until everything is over. Returns the guard's own exit code."""
         self.listen()
         self.frames.send("hello", protocol=PROTOCOL, way=self.way, why=self.why, **identity())
-        while self.stage != "done":
+        while self.stage is not Stage.DONE:
             self.listen_to_reader()
             self.selector.select(self.patience())
             self.check_lease()
             self.read_orders()
-            if self.stage != "done":
+            if self.stage is not Stage.DONE:
                 self.look_after_children()
                 self.on_time()
         self.finish()
@@ -100,9 +111,9 @@ class Guard:
         """Carry out what has come from the control side."""
         for order in self.link.read():
             kind = order.get("type")
-            if self.stage == "waiting" and kind == "start":
+            if self.stage is Stage.WAITING and kind == "start":
                 self.begin(order)
-            elif kind == "stop" and self.stage in ("waiting", "running"):
+            elif kind == "stop":
                 self.stop("stopped", float(order.get("grace", 20)))
             elif kind == "kill":
                 self.end("killed")
@@ -118,14 +129,14 @@ class Guard:
                 break
         if signal.SIGUSR1 in self.signals:
             self.end("guard", "one of the guard's wardens was killed")
-        if signal.SIGTERM in self.signals and self.stage in ("waiting", "running"):
+        if signal.SIGTERM in self.signals:
             self.stop("guard", MACHINE_STOP)
         self.signals.clear()
         self.note_ended(reap())
-        if self.output is not None and self.stage != "done":
+        if self.output is not None and self.stage is not Stage.DONE:
             self.output.look()
         if self.launch_status is not None:
-            if self.stage != "done":
+            if self.stage is not Stage.DONE:
                 # Launch ends after its workers: their news has come, and says why.
                 self.output.pass_on()
             self.end(self.reason or ("finished" if self.launch_status == 0 else "failed"))
@@ -167,7 +178,7 @@ class Guard:
         except (BadTask, OSError) as error:
             self.end("failed", cause_of(error))
             return
-        self.stage = "running"
+        self.stage = Stage.RUNNING
         self.next_sample = time.monotonic() + SAMPLE
         self.output.look()
         self.frames.send("started", pid=self.launch.pid, mono_start=self.mono_start)
@@ -207,17 +218,20 @@ class Guard:
         """Report it; the first failure starts the clock for the rest of the node."""
         failed = worker.status != 0
         self.workers.name_exception(worker)
-        worker.first = failed and self.reason is None
+        worker.first = failed and self.stage is Stage.RUNNING
         self.frames.send("worker_exit", **describe(worker))
         if worker.first:
-            self.reason = "failed"
+            self.stage, self.reason = Stage.FAILING, "failed"
             self.kill_at = time.monotonic() + self.task.fail_grace
 
     # ---- ending ----
 
     def stop(self, reason, grace):
-        """Ask the workers to save and leave; end them when `grace` seconds are over."""
-        self.reason, self.stage = self.reason or reason, "stopping"
+        """Ask the workers to save and leave; end them when `grace` seconds are over. Once: who asks
+        again gives them no more time. Where a worker has failed, the others may still save."""
+        if self.stage in (Stage.STOPPING, Stage.DONE):
+            return
+        self.reason, self.stage = self.reason or reason, Stage.STOPPING
         self.kill_at = time.monotonic() + grace
         if self.workers is None:
             self.end(reason)
@@ -231,10 +245,10 @@ class Guard:
 
     def end(self, reason, message=None):
         """Leave the loop; finish() does the rest. The first reason stays."""
-        if self.stage != "done":
+        if self.stage is not Stage.DONE:
             self.reason = self.reason or reason
             self.message = message
-        self.stage = "done"
+        self.stage = Stage.DONE
 
     def finish(self):
         """End what is left, write the files, send the proof."""

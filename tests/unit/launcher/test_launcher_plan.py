@@ -8,8 +8,8 @@ import pytest
 from launcher import build as making
 from launcher import plan
 from launcher.errors import UserError
+from launcher.guarded import task
 from launcher.options import Options
-from launcher.watch import task
 from tests.unit.launcher.launcher_values import build, facts, gpus, host
 from trainer.batch import rank_batches
 from trainer.errors import UserError as TrainerError

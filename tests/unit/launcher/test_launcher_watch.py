@@ -1,0 +1,41 @@
+"""The stages of a watch: which follows which, and what brings it about."""
+
+import pytest
+
+from launcher.watch import EXITS_WITHIN, SETTLE, SILENCE, STOP_GRACE, Stage, due
+
+RUNNING, SETTLING, STOPPING = Stage.RUNNING, Stage.SETTLING, Stage.STOPPING
+ENDING, OVER = Stage.ENDING, Stage.OVER
+LATE = STOP_GRACE + EXITS_WITHIN + 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "seconds", "failed", "asked", "then"),
+    [
+        (RUNNING, 1e6, False, 0, RUNNING),
+        (RUNNING, 0, True, 0, SETTLING),
+        (RUNNING, 0, False, 1, STOPPING),
+        (SETTLING, SETTLE / 2, True, 0, SETTLING),
+        (SETTLING, SETTLE, True, 0, ENDING),
+        # Who asks while a failure settles gets checkpoints of those that still run.
+        (SETTLING, SETTLE, True, 1, STOPPING),
+        (STOPPING, STOP_GRACE, True, 1, STOPPING),
+        (STOPPING, 0, False, 2, ENDING),
+        (STOPPING, LATE, False, 1, ENDING),
+        # Whoever is told to kill is told once, whatever comes in.
+        (ENDING, SILENCE / 2, True, 3, ENDING),
+        (ENDING, SILENCE + 1, True, 0, OVER),
+        (OVER, 1e6, True, 3, OVER),
+    ],
+)
+def test_stages_follow_each_other(stage, seconds, failed, asked, then):
+    assert due(stage, seconds, failed, asked) is then
+
+
+@pytest.mark.parametrize("failed", [False, True])
+@pytest.mark.parametrize("asked", [0, 1, 2])
+@pytest.mark.parametrize("seconds", [0, SETTLE, LATE])
+def test_no_stage_leads_back(seconds, asked, failed):
+    order = list(Stage)
+    for stage in order:
+        assert order.index(due(stage, seconds, failed, asked)) >= order.index(stage)
