@@ -66,8 +66,6 @@ def test_without_queue_busy_machines_are_refused_unless_forced(ready):
 def test_limits_on_instructions_reach_every_rank_and_an_inventory_may_have_its_own(
     ready, monkeypatch, limit
 ):
-    for name in prepare.INSTRUCTION_LIMITS:
-        monkeypatch.delenv(name, raising=False)
     if limit:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
     prepared = ready({"gpus": gpus(1)})
