@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from launcher import folders, kept
 from launcher.clean import clean
@@ -144,22 +144,35 @@ def follow(folder: Path, begin: int) -> None:
     log = folder / "controller.log"
     for older in kept.parts(log)[:-1] if begin == 0 else []:
         sys.stdout.buffer.write(older.read_bytes())
-    file = log.open("rb")
-    file.seek(begin)
-    while True:
-        alive = controller(folder) is not None  # before reading, so that no last line is lost
-        piece = file.read(1 << 16)
-        if piece:
-            sys.stdout.buffer.write(piece)
-            sys.stdout.buffer.flush()
-        elif os.fstat(file.fileno()).st_ino != log.stat().st_ino:  # it was rotated
+    file = None
+    try:
+        while True:
+            alive = controller(folder) is not None  # before reading, so that no last line is lost
+            if file is None and log.exists():
+                file = log.open("rb")
+                file.seek(begin)
+            piece = file.read(1 << 16) if file else b""
+            if piece:
+                sys.stdout.buffer.write(piece)
+                sys.stdout.buffer.flush()
+            elif file and _rotated(file, log):
+                file.close()
+                file, begin = None, 0
+            elif not alive:
+                return
+            else:
+                time.sleep(LOOK_EVERY)
+    finally:
+        if file:
             file.close()
-            file = log.open("rb")
-        elif not alive:
-            file.close()
-            return
-        else:
-            time.sleep(LOOK_EVERY)
+
+
+def _rotated(file: BinaryIO, log: Path) -> bool:
+    """Whether the log's name is now another file's, which is the case a moment after it is
+    nobody's."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.fstat(file.fileno()).st_ino != log.stat().st_ino
+    return False
 
 
 def detach(argv: list[str]) -> int:

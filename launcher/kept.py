@@ -18,16 +18,18 @@ NEWER = 4  # the rest in four parts: <name>, <name>.1, ... <name>.3, each older 
 
 class KeptLog:
     """Appends whole lines to a file, at most `limit` bytes in all; what the disk cannot take is
-    left out, counted, and said in the log where it is missing."""
+    left out, counted, and said in the log where it is missing. Raises nothing."""
 
     def __init__(self, path: Path, limit: int):
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._limit = path, limit
         self.lost = 0  # lines, since the last that was written
         self._looked, self._room = 0.0, True
-        self._open()
+        self._fd: int | None = None
+        self._size = 0
 
     def _open(self) -> None:
+        """Raises OSError."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         # Whatever else is there, a link or a FIFO, is none of ours: nothing is written through it.
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
             self.path.unlink()
@@ -37,7 +39,7 @@ class KeptLog:
 
     def write(self, lines: list[str]) -> None:
         """Add lines, or count them as lost."""
-        missing = f"tandem: {self.lost} lines are missing here: this machine's disk was full\n"
+        missing = f"tandem: {self.lost} lines are missing here: this machine's disk took none\n"
         text = (missing if self.lost else "") + "\n".join(lines) + "\n"
         if self._has_room() and self._append(text.encode(errors="replace")):
             self.lost = 0
@@ -45,16 +47,23 @@ class KeptLog:
             self.lost += len(lines)
 
     def _append(self, data: bytes) -> bool:
+        """Whether all of it is in the file; else nothing of it is."""
         try:
-            if os.write(self._fd, data) == len(data):
-                self._size += len(data)
+            if self._fd is None:
+                self._open()
+            assert self._fd is not None
+            taken = os.write(self._fd, data)
+        except OSError:
+            taken = 0
+        if taken == len(data):
+            self._size += taken
+            with contextlib.suppress(OSError):  # where nothing can be renamed, this file grows on
                 if self._size >= self._part:
                     self._rotate()
-                return True
-        except OSError:
-            pass
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._fd, self._size)  # no half line
+            return True
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._size)  # no half line
         return False
 
     def _has_room(self) -> bool:
@@ -62,7 +71,7 @@ class KeptLog:
         if now >= self._looked + LOOKS_EVERY:
             self._looked = now
             with contextlib.suppress(OSError):
-                state = os.fstatvfs(self._fd)
+                state = os.statvfs(_there(self.path.parent))
                 self._room = state.f_bavail * state.f_frsize >= RESERVE
         return self._room
 
@@ -73,6 +82,7 @@ class KeptLog:
         return (self._limit - first) // NEWER if _named(self.path, "first").exists() else first
 
     def _rotate(self) -> None:
+        """The next line begins a new file. Raises OSError."""
         names = [self.path, *(_named(self.path, n) for n in range(1, NEWER))]
         if not _named(self.path, "first").exists():
             self.path.replace(_named(self.path, "first"))
@@ -80,13 +90,24 @@ class KeptLog:
             for newer, older in zip(reversed(names[:-1]), reversed(names[1:])):
                 if newer.exists():
                     newer.replace(older)
-        os.close(self._fd)
+        self._leave()
         self._open()
 
+    def _leave(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
     def close(self) -> None:
+        """Whatever is written after this opens it again."""
         if self.lost and self._has_room():
             self._append(f"tandem: {self.lost} lines are missing here\n".encode())
-        os.close(self._fd)
+        self._leave()
+
+
+def _there(folder: Path) -> Path:
+    """The folder, or the nearest one above that is there."""
+    return next((one for one in (folder, *folder.parents) if one.exists()), folder)
 
 
 def _named(path: Path, suffix) -> Path:

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import IO
 
 from launcher.clean import clean
-from launcher.kept import KeptLog
 from launcher.screen import Screen
 from launcher.sizes import MIB, Sizes
+from launcher.spool import Spool, SpooledLog
 from launcher.tracebacks import Folded
 
 LAST_LINES = 20
 LONGEST = 1 << 16  # bytes; a longer line is cut into several, so that none has to be waited for
+STALLED = 5.0  # seconds of one write after which somebody should know
 SHOWN = 4096  # characters of a line on the terminal and among the last lines; the log has all
 CLEAR = "\r\x1b[K"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -92,10 +93,11 @@ class Terminal:
         self.is_tty = self._out.isatty()
         self._screen = Screen(self._out)
         self._bar = ""
-        self._kept: KeptLog | None = None
+        self.spool = Spool()
+        self._kept: SpooledLog | None = None
 
     def keep_in(self, path: Path, limit: int = Sizes.log * MIB) -> None:
-        self._kept = KeptLog(path, limit)
+        self._kept = SpooledLog(path, limit, self.spool)
 
     def say(self, text: str) -> None:
         """A line of the launcher's own."""
@@ -137,14 +139,15 @@ class Terminal:
         return 0
 
     def drain(self) -> bool:
-        """Wait until all was shown; False for a terminal that takes nothing."""
+        """Wait until all is written and shown; False for a terminal that takes nothing."""
+        self.spool.drain()
         return self._screen.drain()
 
 
 class RankLog:
     """One rank's log file, its last lines, and its share of the terminal."""
 
-    def __init__(self, file: KeptLog, label: str, terminal: Terminal | None, live_bar: bool):
+    def __init__(self, file: SpooledLog, label: str, terminal: Terminal | None, live_bar: bool):
         self._file = file
         self._label = label
         self._terminal = terminal
@@ -192,7 +195,7 @@ class RunLogs:
     ):
         self._folder = folder
         self._limit = limit
-        self._told = False  # that the disk is full
+        self._told = ""  # what was said of the disk
         self.terminal = terminal
         self._width = len(str(max(0, world_size - 1)))
         self._logs: dict[tuple[str, int | None], RankLog] = {}
@@ -204,7 +207,7 @@ class RunLogs:
         if (host, rank) not in self._logs:
             name = "launch.log" if rank is None else f"rank{rank}.log"
             self._logs[host, rank] = RankLog(
-                KeptLog(self._folder / "nodes" / host / name, self._limit),
+                SpooledLog(self._folder / "nodes" / host / name, self._limit, self.terminal.spool),
                 f"[{host} {rank:>{self._width}}]" if rank is not None else f"[{host}]",
                 self.terminal if rank is not None else None,
                 live_bar=rank == 0,
@@ -213,17 +216,22 @@ class RunLogs:
 
     def look(self) -> None:
         """Say once when this machine's disk takes no lines, and once when it does again."""
-        full = any(log.lost for log in self._logs.values())
-        if full != self._told:
-            self._told = full
-            self.terminal.say(
-                f"this machine's disk is full: lines of the logs in {self._folder} are left out; "
-                "the run goes on: make room"
-                if full
-                else "this machine's disk has room again; the logs say how many lines are missing"
-            )
+        stalled = self.terminal.spool.stalled() >= STALLED
+        state = "lost" if any(log.lost for log in self._logs.values()) else "late" * stalled
+        if state == self._told:
+            return
+        self._told = state
+        logs = f"lines of the logs in {self._folder}"
+        told = {
+            "lost": f"is full or takes nothing: {logs} are left out; the run goes on: make room",
+            "late": f"takes nothing: {logs} wait in memory; the run goes on",
+            "": "takes lines again; where some are missing, the logs say how many",
+        }
+        self.terminal.say(f"this machine's disk {told[state]}")
 
     def close(self) -> None:
+        """Returns when the disk has taken all."""
         for log in self._logs.values():
             log.close()
+        self.terminal.spool.drain()
         self.terminal.bar("")

@@ -230,7 +230,8 @@ class Run:
         try:
             outcome = Watch(plan, processes, logs, stopper).run()
         finally:
-            logs.close()
+            with waiting(self.terminal, "writing the logs to this machine's disk"):
+                logs.close()
             for process in processes.values():
                 process.close()
         self.attempts.end(outcome)

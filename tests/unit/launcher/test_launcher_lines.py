@@ -112,6 +112,7 @@ def test_what_was_shown_is_kept_for_attach(tmp_path):
     logs = RunLogs(tmp_path, terminal, 1)
     logs.feed("node1", 0, "stdout", b"hello\n")
     terminal.say("over")
+    terminal.drain()
     assert (tmp_path / "controller.log").read_text() == "[node1 0] hello\ntandem: over\n"
     logs.close()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import attempts, kept, pauses, problems
+from launcher import attempts, kept, lines, pauses, problems, spool
 from launcher.cause import Failure, first_of
 from launcher.kept import KeptLog
 from launcher.lines import RunLogs, Terminal
@@ -53,6 +53,7 @@ def test_a_stalled_terminal_holds_up_nothing_and_the_log_is_whole(pipe, tmp_path
             terminal.lines(lines[start : start + 100])
 
     assert within(60, show), "showing waited for the terminal"
+    terminal.spool.drain()
     assert (tmp_path / "controller.log").read_text().splitlines() == lines
     shown = bytearray()
 
@@ -212,27 +213,93 @@ class Full:
         return self.write(fd, data)
 
 
-def test_a_full_disk_costs_lines_and_says_so(tmp_path, monkeypatch):
+@pytest.fixture
+def run_logs(tmp_path):
+    """The logs of a run of one rank, and what its terminal shows."""
     screen = io.StringIO()
     logs = RunLogs(tmp_path, Terminal(screen), 1)
+
+    def look():
+        """What was said of the disk until now."""
+        logs.look()
+        lines = screen.getvalue().splitlines()
+        return [line for line in lines if line.startswith("tandem: this machine's disk")]
+
+    return logs, look, tmp_path / "nodes/node1/rank0.log"
+
+
+def test_a_full_disk_costs_lines_and_says_so(run_logs, monkeypatch):
+    logs, look, path = run_logs
     disk = Full(monkeypatch)
     logs.feed("node1", 0, "stdout", b"before\n")
+    logs.terminal.spool.drain()
     disk.full = True
     for number in range(5):
         logs.feed("node1", 0, "stdout", b"lost %d\n" % number)
-    logs.look()
-    logs.look()
+    logs.terminal.spool.drain()
+    assert len(look()) == len(look()) == 1 and "disk is full" in look()[0]
     disk.full = False
     logs.feed("node1", 0, "stdout", b"after\n")
-    logs.look()
+    logs.terminal.spool.drain()
+    assert len(look()) == 2 and "takes lines again" in look()[1]
     logs.close()
-    assert (tmp_path / "nodes/node1/rank0.log").read_text().splitlines() == [
+    assert path.read_text().splitlines() == [
         "before",
-        "tandem: 5 lines are missing here: this machine's disk was full",
+        "tandem: 5 lines are missing here: this machine's disk took none",
         "after",
     ]
-    said = [line for line in screen.getvalue().splitlines() if line.startswith("tandem")]
-    assert len(said) == 2 and "disk is full" in said[0] and "has room again" in said[1]
+
+
+def test_a_disk_that_hangs_holds_up_nothing(run_logs, monkeypatch):
+    """As an NFS server does that went away: a write returns when it is back, or never."""
+    logs, look, path = run_logs
+    back, write = threading.Event(), kept.os.write
+    monkeypatch.setattr(spool, "BACKLOG", 1000)
+    monkeypatch.setattr(lines, "STALLED", 1e-6)
+    monkeypatch.setattr(kept.os, "write", lambda *words: back.wait(60) and write(*words))
+    told = [b"line %02d %s\n" % (number, b"x" * 80) for number in range(30)]
+    try:
+        assert within(20, lambda: [logs.feed("node1", 0, "stdout", one) for one in told])
+        assert "disk is full or takes nothing" in look()[-1]
+    finally:
+        back.set()
+    logs.terminal.spool.drain()
+    logs.feed("node1", 0, "stdout", b"after\n")
+    logs.terminal.spool.drain()
+    assert "takes lines again" in look()[-1]
+    logs.close()
+    *first, missing, last = path.read_text().splitlines()
+    assert first == [one.decode().strip() for one in told[: len(first)]] and 5 < len(first) < 20
+    assert (
+        missing.startswith(f"tandem: {30 - len(first)} lines are missing here") and last == "after"
+    )
+
+
+def test_a_log_whose_folder_cannot_be_made_ends_nothing(run_logs):
+    logs, look, path = run_logs
+    path.parent.parent.write_text("in the way")
+    logs.feed("node1", 0, "stdout", b"lost\n")
+    logs.terminal.spool.drain()
+    assert "are left out" in look()[0]
+    path.parent.parent.unlink()
+    logs.feed("node1", 0, "stdout", b"after\n")
+    logs.close()
+    assert path.read_text().splitlines()[0].startswith("tandem: 1 lines are missing here")
+
+
+def test_a_log_that_cannot_be_rotated_grows_on_and_keeps_its_file(tmp_path, monkeypatch):
+    log = KeptLog(tmp_path / "log", 1600)
+    refuse = OSError(errno.ENOSPC, "No space left on device")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(refuse))
+        for number in range(30):
+            log.write([f"line {number}"])
+    log.write(["rotated"])
+    log.write(["after"])
+    log.close()
+    first = (tmp_path / "log.first").read_text().splitlines()
+    assert first == [*(f"line {number}" for number in range(30)), "rotated"]
+    assert (tmp_path / "log").read_text() == "after\n" and log.lost == 0
 
 
 def test_logs_leave_room_for_what_matters(tmp_path, monkeypatch):
@@ -240,7 +307,7 @@ def test_logs_leave_room_for_what_matters(tmp_path, monkeypatch):
     monkeypatch.setattr(kept, "RESERVE", 1 << 62)
     log._looked = 0.0
     log.write(["x"])
-    assert log.lost == 1 and (tmp_path / "log").read_text() == ""
+    assert log.lost == 1 and not (tmp_path / "log").exists()
 
 
 def test_a_log_keeps_its_beginning_and_its_end(tmp_path):
