@@ -101,8 +101,12 @@ def _driver(entry, stack, table, bundle):
         lines += ["from the distribution's archive:", *plan["packages"]]
     if plan["tools"]:
         lines.append(f"and to build the module: {', '.join(plan['tools'])}")
+    if plan["waiting"]:
+        lines.append(f"for kernel {plan['waiting']} too, which the next boot takes")
     if plan["reboot_first"]:
-        lines.append("after a reboot without nouveau")
+        nouveau = entry["facts"]["nouveau"]
+        waiting = f"into kernel {entry['facts']['waiting_kernel']}"
+        lines.append(f"after a reboot {'without nouveau' if nouveau else waiting}")
     elif plan["action"] == "package" and entry["facts"]["nouveau"]:
         lines.append("and a reboot, if nouveau holds the card")
     if plan["stop"]:

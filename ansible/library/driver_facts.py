@@ -7,10 +7,11 @@ import platform
 import re
 import shutil
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible.module_utils.looking import output, read
+from ansible.module_utils.looking import outcome, output, read
 
 DOCUMENTATION = r"""
 ---
@@ -24,6 +25,10 @@ options:
     description: The role's own file of apt preferences; what the archive offers is read without it.
     type: path
     required: true
+  simulate:
+    description: Whether apt is asked, by a simulation, which of the drivers it could install.
+    type: bool
+    default: false
 author: Tandem
 """
 
@@ -43,14 +48,17 @@ facts:
 # Packages that may matter: the driver's, and the kernel's that must not move without it.
 MATTER = re.compile(
     r"^(nvidia-|libnvidia-|libcuda1$|xserver-xorg-video-nvidia|firmware-nvidia|cuda-drivers"
-    r"|linux-(image|headers|modules|generic|lowlatency|virtual|aws|azure|gcp|oem|cloud)|dkms$|gcc$|make$"
+    r"|linux-(image|headers|modules|generic|lowlatency|virtual|aws|azure|gcp|oem|cloud)|dkms$|gcc(-\d+)?$|make$"
     r"|initramfs-tools$|unattended-upgrades$)"
 )
 OFFERED = re.compile(
     r"^(nvidia-(driver|headless|kernel|open-kernel|utils|smi)|linux-(modules-nvidia|headers)-"
-    r"|libcuda1$|dkms$|gcc$|make$)"
+    r"|libcuda1$|dkms$|gcc(-\d+)?$|make$)"
 )
+# Those that bring a whole driver along. The others' names say nothing of what they depend on.
+WHOLE = re.compile(r"nvidia-(driver|headless)-\d+[a-z-]*$|nvidia-(open-)?kernel-dkms$")
 PREFERENCES = "/etc/apt/preferences.d/*"
+BOOT = "/boot"
 PROCESSES = "/proc/[0-9]*"
 DISPLAYS = ("Xorg", "X", "Xwayland", "gnome-shell", "kwin_wayland", "weston", "sway", "labwc")
 # Where an installation writes: libraries, DKMS and records, the installer, the initial RAM disk.
@@ -77,8 +85,12 @@ def packages():
     return {"packages": found, "held": held}
 
 
-def offered(pin):
-    """{package: version} that apt would install, were it not for the pin of ours."""
+def archive(pin, simulate):
+    """What apt would install, were it not for the pin of ours.
+
+    "offered": {package: version}; "uninstallable": {package: why}, of the drivers among them, {}
+    where nothing was simulated. An archive may have a driver and lack what it depends on.
+    """
     names = [name for name in said("apt-cache", "pkgnames").split() if OFFERED.match(name)]
     with tempfile.TemporaryDirectory() as folder:
         for path in glob.glob(PREFERENCES):
@@ -86,8 +98,25 @@ def offered(pin):
                 shutil.copy(path, folder)
         option = "Dir::Etc::preferencesparts=" + folder
         text = said("apt-cache", "-o", option, "policy", *names) if names else ""
-    pairs = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (\S+)", text, re.MULTILINE)
-    return {name: version for name, version in pairs if version != "(none)"}
+        pairs = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (\S+)", text, re.MULTILINE)
+        found = {name: version for name, version in pairs if version != "(none)"}
+        asked = sorted(name for name in found if simulate and WHOLE.match(name))
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            reasons = list(pool.map(lambda name: uninstallable(name, option), asked))
+    why = {name: reason for name, reason in zip(asked, reasons) if reason}
+    return {"offered": found, "uninstallable": why}
+
+
+def uninstallable(name, option):
+    """Why apt could not install a package; None where it could."""
+    argv = ["apt-get", "-o", option, "--simulate", "--no-install-recommends"]
+    done, text = outcome(*argv, "--allow-change-held-packages", "install", name)
+    if done:
+        return None
+    # apt's own table of what is missing; its other lines say in general terms that something is.
+    rows = re.findall(r"^ (\S+ : (?:Pre)?Depends: .+)$", text, re.MULTILINE)
+    errors = re.findall(r"^E: (.+)$", text, re.MULTILINE)
+    return (rows or errors or ["apt-get --simulate failed"])[0].strip()
 
 
 def runfile():
@@ -106,6 +135,24 @@ def module(kernel):
         if found:
             return found
     return None
+
+
+def kernel_compiler():
+    """The major version of the gcc that built the running kernel, "12"; None: it does not say."""
+    built = re.search(r"gcc-(\d+) \(|gcc version (\d+)\.", read("/proc/version") or "")
+    return built.group(1) or built.group(2) if built else None
+
+
+def waiting_kernel(running):
+    """The release of the newest kernel in /boot, which the next boot takes; None: no newer one."""
+    found = [path.split("vmlinuz-", 1)[1] for path in glob.glob(BOOT + "/vmlinuz-*")]
+    found = [release for release in found if not release.endswith((".old", ".dpkg-tmp"))]
+    newest = max(found, key=numbers, default=running)
+    return newest if numbers(newest) > numbers(running) else None
+
+
+def numbers(release):
+    return [int(part) for part in re.findall(r"\d+", release)]
 
 
 def processes():
@@ -150,11 +197,18 @@ def free(folder):
 
 def main():
     module_ = AnsibleModule(
-        argument_spec={"pin": {"type": "path", "required": True}}, supports_check_mode=True
+        argument_spec={
+            "pin": {"type": "path", "required": True},
+            "simulate": {"type": "bool", "default": False},
+        },
+        supports_check_mode=True,
     )
     kernel = platform.release()
+    waiting = waiting_kernel(kernel)
     facts = {
-        "offered": offered(module_.params["pin"]),
+        "kernel_compiler": kernel_compiler(),
+        "waiting_kernel": waiting,
+        "waiting_module": module(waiting) if waiting else None,
         "runfile": runfile(),
         "module": module(kernel),
         # Whether DKMS knows a driver, and so can build it for another kernel.
@@ -163,7 +217,8 @@ def main():
         "free": {folder: free(folder) for folder in FOLDERS},
         "pending": os.path.exists("/var/lib/tandem/driver/before"),
     }
-    for part in (packages(), processes(), display_manager()):
+    parts = (packages(), processes(), display_manager())
+    for part in (*parts, archive(module_.params["pin"], module_.params["simulate"])):
         facts.update(part)
     module_.exit_json(changed=False, facts=facts)
 

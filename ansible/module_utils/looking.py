@@ -15,16 +15,22 @@ def read(path):
 
 def output(*argv, seconds=10):
     """What a command prints; None where it is missing, fails or takes longer."""
+    done, text = outcome(*argv, seconds=seconds, errors=False)
+    return text.strip() if done else None
+
+
+def outcome(*argv, seconds=300, errors=True):
+    """(whether a command did well, what it printed, its errors too where asked for)."""
     try:
         done = subprocess.run(
             argv,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT if errors else subprocess.DEVNULL,
             stdin=subprocess.DEVNULL,
             timeout=seconds,
             env=dict(os.environ, LC_ALL="C"),
             check=False,
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return False, str(error)
+    return done.returncode == 0, done.stdout.decode(errors="replace")

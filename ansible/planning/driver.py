@@ -100,6 +100,7 @@ def _installed(facts):
 def _present(facts, wish, stack, table, rows, installed):
     """The plan where a driver is on the disk."""
     kind, version = installed
+    _refuse_foreign(version, kind, rows)
     if wish["source"] not in ("auto", kind):
         raise offers.Refusal(
             f"driver {version} came by {_by(kind)}, and driver_source is {wish['source']}: one "
@@ -125,10 +126,43 @@ def _present(facts, wish, stack, table, rows, installed):
         signed = offers.signed_modules(facts)
         if signed:
             return offers.Plan("package", reason, packages=signed, **hold)
-        return offers.Plan("build", reason, tools=offers.tools(facts), **hold)
+        return offers.Plan("build", reason, **offers.building(facts), **hold)
     if facts["driver"] == version and facts["driver_library"] in (None, version):
-        return offers.Plan("nothing", f"driver {version} is installed and loaded", **hold)
+        return _for_the_next_boot(facts, version, hold)
     return offers.Plan("load", f"driver {version} is installed, but {_state(facts)}", **hold)
+
+
+def _for_the_next_boot(facts, version, hold):
+    """The plan for a driver that works: nothing, or its module for a kernel that waits."""
+    well, waiting = f"driver {version} is installed and loaded", facts["waiting_kernel"]
+    if not waiting or facts["waiting_module"]:
+        return offers.Plan("nothing", well, **hold)
+    lacking = f"{well}, and the next boot takes kernel {waiting}, which has no module of it"
+    if not facts["dkms"]:
+        # Nothing rebuilds it: after that boot the plan is another one.
+        return offers.Plan("nothing", f"{lacking}: make provision again after that boot", **hold)
+    built = offers.building(facts)
+    if not built.get("waiting"):
+        return offers.Plan("nothing", f"{lacking}, nor headers: keep to this kernel", **hold)
+    return offers.Plan("build", lacking, **built, **hold)
+
+
+def _refuse_foreign(version, kind, rows):
+    """A driver's branch that does not know the cards, such as 590 for Pascal, never gets them."""
+    foreign = [row for row in rows if not offers.knows(stacks.version(version)[0], [row])]
+    if not foreign:
+        return
+    limits = foreign[0]
+    until = (
+        f"{limits['newest_driver']} is the last"
+        if limits["newest_driver"]
+        else (f"{limits['oldest_driver']} is the first")
+    )
+    raise offers.Refusal(
+        f"driver {version} came by {_by(kind)} and does not know {limits['name']} ({until})",
+        f"take it away: {REMOVAL[kind]}; where NVIDIA's own repository brought it, its line in "
+        "/etc/apt/sources.list.d/ too; then run again",
+    )
 
 
 def _newer(facts, wish, stack, table, rows, installed):
@@ -156,8 +190,13 @@ def _fresh(facts, wish, stack, table, rows):
     found = offers.packages(facts, wish, stack, table, rows)
     if found is not None:
         return found
+    why_not = offers.why_not_by_packages(facts)
     if wish["source"] == "auto":
-        return offers.runfile(facts, wish, stack, table, rows)
+        plan = offers.runfile(facts, wish, stack, table, rows)
+        reason = f"{plan.reason}, since {why_not}" if why_not else plan.reason
+        return dataclasses.replace(plan, reason=reason)
+    if why_not:
+        raise offers.Refusal(why_not, "mend what apt names, or set driver_source: auto")
     raise offers.Refusal(
         f"its package archive offers no driver for its cards that stack {stack['name']} could use "
         f"({stack['driver']} or newer)",

@@ -29,11 +29,13 @@ class Plan:
     module: str = ""  # open or proprietary
     packages: tuple = ()
     tools: tuple = ()  # packages that building the module needs
+    compiler: str = ""  # what builds it, where that is not the machine's gcc
+    waiting: str = ""  # a newer kernel that the next boot takes, which gets its module too
     url: str = ""
     sha256: str = ""
     flags: tuple = ()
     stop: str = ""  # the display manager that stands still meanwhile
-    reboot_first: bool = False  # nouveau has to go before
+    reboot_first: bool = False  # nouveau has to go before, or a newer kernel has to come
     hold: bool = False
 
 
@@ -49,26 +51,30 @@ def packages(facts, wish, stack, table, rows):
             continue
         if wish["version"] not in ("auto", upstream(version)):
             continue
-        if branch <= max(row["branch"] for row in table["drivers"]) and _knows(branch, rows):
+        if branch <= max(row["branch"] for row in table["drivers"]) and knows(branch, rows):
             kinds = modules(rows, branch)
-            if choice["module"] in kinds:
+            names = (_debian if choice["debian"] else _ubuntu)(facts, choice)
+            if choice["module"] in kinds and names:
                 # The recommended module first, a desktop's branch before a server's.
                 rank = (branch, -kinds.index(choice["module"]), not choice["server"])
-                fitting.append((rank, version, choice))
+                fitting.append((rank, version, choice, names))
     if not fitting:
         return None
-    _, version, choice = max(fitting, key=lambda row: row[0])
-    names, tools = _debian(facts, choice) if choice["debian"] else _ubuntu(facts, choice)
+    _, version, choice, names = max(fitting, key=lambda row: row[0])
     packages = tuple(f"{name}={facts['offered'][name]}" for name in names)
     reason = f"driver {upstream(version)} by packages"
     shape = {"version": upstream(version), "module": choice["module"], "hold": True}
-    return Plan("package", reason, packages=packages, tools=tools, **shape)
+    # A module that is there already, signed, is not built.
+    built = {} if names[0].startswith("linux-modules-") else building(facts)
+    return Plan("package", reason, packages=packages, **built, **shape)
 
 
 def _offers(facts):
     """(branch, version, choice) of each driver that the archive has."""
     for name, version in sorted(facts["offered"].items()):
         ubuntu = UBUNTU.match(name)
+        if ubuntu and stacks.version(upstream(version))[0] != int(ubuntu[1]):
+            continue  # transitional: the branch that it leads to is offered by its own name
         if ubuntu:
             kind = OPEN if ubuntu[3] else PROPRIETARY
             choice = {"name": name, "module": kind, "server": bool(ubuntu[2]), "debian": False}
@@ -80,23 +86,42 @@ def _offers(facts):
 
 
 def _debian(facts, choice):
+    """The packages of a driver; None where apt could not install them."""
+    if choice["name"] in facts["uninstallable"]:
+        return None
     wanted = [choice["name"], "nvidia-smi", "libcuda1"]
     if facts["display_manager"]:  # a desktop needs the drawing half too
         wanted.append("nvidia-driver")
-    return [name for name in wanted if name in facts["offered"]], tools(facts)
+    return [name for name in wanted if name in facts["offered"]]
 
 
 def _ubuntu(facts, choice):
+    """The packages of a driver; None where the archive lacks some, or apt could not install them.
+
+    nvidia-driver brings all of it, nvidia-headless the module and the libraries for computing.
+    """
     suffix = choice["name"].removeprefix("nvidia-driver-")
     utilities = f"nvidia-utils-{suffix.removesuffix('-open')}"
     signed = f"linux-modules-nvidia-{suffix}-{facts['kernel']}"
     prebuilt = bool(facts["secure_boot"]) and signed in facts["offered"]
-    if facts["display_manager"]:
-        wanted = [choice["name"]]
-    else:
-        wanted = [f"nvidia-headless-{'no-dkms-' if prebuilt else ''}{suffix}", utilities]
-    names = [name for name in wanted if name in facts["offered"]]
-    return ([signed, *names], ()) if prebuilt else (names, tools(facts))
+    headless = [f"nvidia-headless-{'no-dkms-' if prebuilt else ''}{suffix}", utilities]
+    ways = [[choice["name"]]] if facts["display_manager"] else [headless, [choice["name"]]]
+    for names in ways:
+        if all(n in facts["offered"] and n not in facts["uninstallable"] for n in names):
+            return [signed, *names] if prebuilt else names
+    return None
+
+
+def why_not_by_packages(facts):
+    """Half a sentence on drivers that the archive has and apt could not install; "" for none."""
+    if not facts["uninstallable"]:
+        return ""
+    name = max(facts["uninstallable"])
+    why = facts["uninstallable"][name]
+    remedy = ""
+    if "firmware-nvidia" in why:
+        remedy = "; the component non-free-firmware in /etc/apt/sources.list would mend it"
+    return f"apt cannot install the archive's {name} ({why}{remedy})"
 
 
 def signed_modules(facts):
@@ -143,7 +168,7 @@ def runfile(facts, wish, stack, table, rows):
     kinds = modules(rows, branch)
     if not kinds:
         raise Refusal(f"no one driver serves {_names(rows)}", "take one of these cards out")
-    if not _knows(branch, rows):
+    if not knows(branch, rows):
         raise Refusal(
             f"the runfile's driver {version} does not serve {_names(rows)}",
             "name another one in driver_runfile",
@@ -152,8 +177,13 @@ def runfile(facts, wish, stack, table, rows):
     if branch >= OPEN_SINCE:
         flags.append(f"--kernel-module-type={kinds[0]}")
     return Plan("runfile", f"driver {version} by NVIDIA's installer", version=version,
-                module=kinds[0], tools=tools(facts), url=row["url"], sha256=row["sha256"],
-                flags=tuple(flags), reboot_first=facts["nouveau"], hold=True)  # fmt: skip
+                module=kinds[0], url=row["url"], sha256=row["sha256"], flags=tuple(flags),
+                hold=True, **joined(building(facts), facts["nouveau"]))  # fmt: skip
+
+
+def joined(built, nouveau):
+    """What building needs, and a reboot before where nouveau holds the card."""
+    return {**built, "reboot_first": built.get("reboot_first", False) or nouveau}
 
 
 def modules(rows, branch):
@@ -169,35 +199,64 @@ def modules(rows, branch):
     return (OPEN, PROPRIETARY)
 
 
-def _knows(branch, rows):
+def knows(branch, rows):
+    """Whether a branch of the driver serves all these cards."""
     return all(
         row["oldest_driver"] <= branch and branch <= (row["newest_driver"] or branch)
         for row in rows
     )
 
 
-def tools(facts):
-    """Packages to build a module with, for the *running* kernel; Refusal where they are not had."""
-    headers = f"linux-headers-{facts['kernel']}"
+def building(facts):
+    """What it takes to build a module for the running kernel, and for one that waits for its
+    reboot: {"tools", "compiler", "waiting"}, or {"reboot_first"}; Refusal where it cannot be had.
+    """
     if facts["secure_boot"] and not can_sign(facts):
         raise Refusal(
             "Secure Boot is on, and DKMS of Debian 11 cannot sign the module that it builds",
             "switch Secure Boot off in the firmware's setup, then run again",
         )
-    wanted = ["dkms", "gcc", "make"] + ([] if facts["kernel_headers"] else [headers])
-    missing = [n for n in wanted if n not in facts["packages"] and n not in facts["offered"]]
-    if headers in missing:
+
+    def had(name):
+        return name in facts["packages"] or name in facts["offered"]
+
+    headers, waiting = f"linux-headers-{facts['kernel']}", facts["waiting_kernel"]
+    if not facts["kernel_headers"] and not had(headers):
+        if waiting and had(f"linux-headers-{waiting}"):
+            return {"reboot_first": True}  # afterwards that kernel is the running one
         raise Refusal(
             f"its package archive has no headers ({headers}) for the running kernel",
             "install the newest kernel and reboot into it (sudo apt update && sudo apt "
             "full-upgrade && sudo reboot), then run again",
         )
+    compiler = kernels_gcc(facts)
+    wanted = ["dkms", "gcc", "make"] + [compiler] * bool(compiler)
+    wanted += [] if facts["kernel_headers"] else [headers]
+    missing = [name for name in wanted if not had(name)]
     if missing:
         raise Refusal(
             f"building the module needs {', '.join(missing)}, which its package archive lacks",
             "correct /etc/apt/sources.list, then run again",
         )
-    return tuple(wanted)
+    if waiting and (facts["waiting_module"] or not had(f"linux-headers-{waiting}")):
+        waiting = None
+    wanted += [f"linux-headers-{waiting}"] if waiting else []
+    return {"tools": tuple(wanted), "compiler": compiler, "waiting": waiting or ""}
+
+
+def kernels_gcc(facts):
+    """The gcc that built the running kernel, where the machine's own is older; else "".
+
+    An older one does not know all the options that the kernel's makefiles hand on: Ubuntu 22.04 has
+    gcc 11, and its kernels from 6.5 on were built by gcc 12.
+    """
+    packaged = facts["packages"].get("gcc") or facts["offered"].get("gcc")
+    own = facts["gcc"] or (upstream(packaged) if packaged else None)
+    if own is None or facts["kernel_compiler"] is None:
+        return ""
+    older = stacks.version(own)[0] < int(facts["kernel_compiler"])
+    name = f"gcc-{facts['kernel_compiler']}"
+    return name if older and (name in facts["packages"] or name in facts["offered"]) else ""
 
 
 def can_sign(facts):

@@ -53,7 +53,70 @@ def test_packages_that_count_are_installed_whole(says):
 def test_offered_is_what_apt_would_install(says):
     says("apt-cache pkgnames", "bash\nnvidia-kernel-dkms\nnvidia-driver-999\n")
     says("apt-cache -o Dir::Etc::preferencesparts=", POLICY)
-    assert collect.offered("/none") == {"nvidia-kernel-dkms": "535.300.01-1"}
+    assert collect.archive("/none", simulate=False) == {
+        "offered": {"nvidia-kernel-dkms": "535.300.01-1"},
+        "uninstallable": {},
+    }
+
+
+# Debian 12 with non-free and without non-free-firmware, as its apt-get 2.6.1 says it.
+UNMET = """\
+Reading package lists...
+Some packages could not be installed. This may mean that you have
+requested an impossible situation or if you are using the unstable
+distribution that some required packages have not yet been created
+or been moved out of Incoming.
+The following information may help to resolve the situation:
+
+The following packages have unmet dependencies:
+ nvidia-kernel-dkms : Depends: firmware-nvidia-gsp (= 535.261.03) but it is not installable
+E: Unable to correct problems, you have held broken packages.
+"""
+
+
+def test_a_driver_that_apt_cannot_install_is_told_with_apts_own_reason(says, monkeypatch):
+    says("apt-cache pkgnames", "nvidia-kernel-dkms\nnvidia-smi\n")
+    says("apt-cache -o Dir::Etc::preferencesparts=", POLICY)
+    asked = []
+
+    def outcome(*argv, seconds=300):
+        asked.append(argv[-1])
+        return False, UNMET
+
+    monkeypatch.setattr(collect, "outcome", outcome)
+    assert collect.archive("/none", simulate=True)["uninstallable"] == {
+        "nvidia-kernel-dkms": "nvidia-kernel-dkms : Depends: firmware-nvidia-gsp (= 535.261.03) "
+        "but it is not installable"
+    }
+    assert asked == ["nvidia-kernel-dkms"]  # the others depend on it, or stand alone
+    monkeypatch.setattr(collect, "outcome", lambda *argv: (True, "Inst nvidia-kernel-dkms"))
+    assert collect.archive("/none", simulate=True)["uninstallable"] == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "major"),
+    [
+        ("6.8.0-60-generic (buildd@lcy02) (x86_64-linux-gnu-gcc-12 (Ubuntu 12.3.0-1ubuntu1~22.04) "
+         "12.3.0, GNU ld", "12"),
+        ("6.1.0-31-amd64 (debian-kernel@lists.debian.org) (gcc-12 (Debian 12.2.0-14) 12.2.0",
+         "12"),
+        ("4.15.0-213-generic (buildd@lcy02) (gcc version 7.5.0 (Ubuntu 7.5.0-3ubuntu1))", "7"),
+        ("6.18.44 (builder@host) (clang version 19.1.0)", None),
+    ],
+)  # fmt: skip
+def test_which_gcc_built_the_kernel(monkeypatch, line, major):
+    monkeypatch.setattr(collect, "read", lambda path: f"Linux version {line}")
+    assert collect.kernel_compiler() == major
+
+
+def test_a_newer_kernel_waits_for_its_reboot(monkeypatch, tmp_path):
+    monkeypatch.setattr(collect, "BOOT", str(tmp_path))
+    assert collect.waiting_kernel("6.1.0-31-amd64") is None
+    for release in ("6.1.0-9-amd64", "6.1.0-31-amd64", "6.1.0-50-amd64.old"):
+        (tmp_path / f"vmlinuz-{release}").touch()
+    assert collect.waiting_kernel("6.1.0-31-amd64") is None
+    (tmp_path / "vmlinuz-6.1.0-50-amd64").touch()
+    assert collect.waiting_kernel("6.1.0-31-amd64") == "6.1.0-50-amd64"
 
 
 def test_what_is_offered_is_read_with_the_users_pins_and_without_ours(monkeypatch, tmp_path):
@@ -68,7 +131,7 @@ def test_what_is_offered_is_read_with_the_users_pins_and_without_ours(monkeypatc
 
     monkeypatch.setattr(collect, "PREFERENCES", f"{tmp_path}/*")
     monkeypatch.setattr(collect, "output", output)
-    collect.offered(str(tmp_path / "tandem-driver"))
+    collect.archive(str(tmp_path / "tandem-driver"), simulate=False)
     assert read == ["users"]
 
 

@@ -132,6 +132,76 @@ def test_tools_that_the_archive_lacks_are_named():
     assert plan(made | {"packages": {"gcc": "4:12.2.0-3"}})["action"] == "package"
 
 
+# --- what the archive has and cannot install ---------------------------------------------------
+
+
+GSP = "nvidia-kernel-dkms : Depends: firmware-nvidia-gsp (= 535.261.03) but it is not installable"
+
+
+def test_debian_without_its_component_of_firmware_says_so_and_takes_the_installer():
+    made = facts(offered=DEBIAN12, uninstallable={"nvidia-kernel-dkms": GSP})
+    chosen = plan(made)
+    assert chosen["action"] == "runfile"
+    assert GSP in chosen["reason"] and "component non-free-firmware" in chosen["reason"]
+    assert "component non-free-firmware" in refused(made, source="package")
+
+
+def test_a_branch_that_apt_cannot_install_leaves_the_next_one():
+    broken = {name: "Depends: something" for name in UBUNTU if "-580" in name}
+    chosen = plan(facts("ubuntu2204", offered=UBUNTU, uninstallable=broken))
+    assert chosen["version"] == "535.126.20"
+
+
+def test_a_headless_machine_gets_a_whole_driver_or_none_of_it():
+    """Its libraries without a module would be no driver."""
+    offered = {name: version for name, version in UBUNTU.items() if "headless" not in name}
+    chosen = plan(facts("ubuntu2204", offered=offered))
+    assert [text.split("=")[0] for text in chosen["packages"]] == ["nvidia-driver-580-open"]
+    rest = {name: version for name, version in offered.items() if "driver" not in name}
+    assert plan(facts("ubuntu2204", offered=rest))["action"] == "runfile"
+
+
+def test_the_branch_of_a_transitional_package_is_that_of_its_version():
+    """nvidia-driver-575 of Ubuntu brings 580 by now, and nvidia-driver-590 brings 595."""
+    moved = {"nvidia-driver-575": "580.126.09-0ubuntu0.22.04.1"}
+    chosen = plan(facts("ubuntu2204", ["1080 Ti"], UBUNTU | moved, display_manager="gdm.service"))
+    assert chosen["packages"] == ("nvidia-driver-580=580.126.20-0ubuntu0.22.04.1",)
+    beyond = {"nvidia-driver-570": "595.71.05-0ubuntu0.22.04.1"}
+    assert plan(facts("ubuntu2204", offered=UBUNTU | beyond))["version"] == "580.126.20"
+
+
+# --- the kernel that runs, and the one that waits -----------------------------------------------
+
+
+def test_a_kernel_of_a_newer_gcc_than_the_machines_gets_that_gcc():
+    hwe = facts("ubuntu2204", offered=UBUNTU | {"gcc-12": "12.3.0"}, kernel_compiler="12")
+    for gcc, packaged in (("11.4.0", "4:12.2.0"), (None, "4:11.2.0-1ubuntu1")):
+        hwe["offered"]["gcc"] = packaged
+        chosen = plan(hwe | {"gcc": gcc})
+        assert chosen["compiler"] == "gcc-12" and "gcc-12" in chosen["tools"]
+    assert plan(hwe | {"gcc": "12.3.0"})["compiler"] == ""
+    assert plan(hwe | {"gcc": "13.1.0"})["compiler"] == ""  # a newer one knows all options
+    assert plan(hwe | {"gcc": "11.4.0", "offered": {**UBUNTU, **hwe["offered"]}})["tools"]
+
+
+def test_a_kernel_that_waits_gets_its_module_too():
+    newer = {"waiting_kernel": "6.1.0-50-amd64"}
+    had = {**DEBIAN12, "linux-headers-6.1.0-50-amd64": "1"}
+    chosen = plan(facts(offered=had, **newer))
+    assert chosen["waiting"] == "6.1.0-50-amd64" and chosen["reboot_first"] is False
+    assert "linux-headers-6.1.0-50-amd64" in chosen["tools"]
+    assert plan(facts(offered=DEBIAN12, **newer))["waiting"] == ""
+
+
+def test_a_kernel_without_headers_goes_where_one_that_has_them_waits():
+    archive = {**DEBIAN12, "linux-headers-6.1.0-50-amd64": "1"}
+    made = facts(offered=archive, kernel="6.1.0-10-amd64", waiting_kernel="6.1.0-50-amd64")
+    for chosen in (plan(made), plan(made, source="runfile")):
+        assert chosen["action"] in ("package", "runfile") and chosen["reboot_first"] is True
+    after = made | {"kernel": "6.1.0-50-amd64", "waiting_kernel": None}
+    assert plan(after)["reboot_first"] is False
+
+
 # --- Secure Boot --------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from planning import driver_after
 from tests.unit.ansible.driver_machines import (
     DEBIAN12,
     TOOLS,
@@ -88,6 +89,43 @@ def test_a_runfile_that_dkms_does_not_know_is_run_again_for_a_new_kernel():
     assert (made["action"], made["version"]) == ("runfile", "580.126.20")
     assert "--dkms" in made["flags"]
     assert made["reason"].endswith("nor does DKMS know it")
+
+
+def test_a_driver_that_works_gets_its_module_for_the_next_boots_kernel():
+    newer = {"waiting_kernel": "6.1.0-50-amd64", "kernel_headers": True}
+    headers = {**DEBIAN12, **TOOLS, "linux-headers-6.1.0-50-amd64": "1"}
+    chosen = plan(packaged(offered=headers, **newer))
+    assert (chosen["action"], chosen["waiting"]) == ("build", "6.1.0-50-amd64")
+    assert plan(packaged(offered=headers, waiting_module="535.261.03", **newer))["action"] == (
+        "nothing"
+    )
+    assert "keep to this kernel" in plan(packaged(**newer))["reason"]
+    by_hand = plan(by_runfile(dkms=False, **newer))
+    assert by_hand["action"] == "nothing" and "make provision again" in by_hand["reason"]
+
+
+def test_a_branch_that_does_not_know_the_card_is_named_with_the_last_that_does():
+    """As NVIDIA's own repository brings it to a machine with a GTX 1080 Ti: no module loads."""
+    names = {"nvidia-open": "590.48.01-1ubuntu1", "nvidia-driver": "590.48.01-1ubuntu1"}
+    made = facts("ubuntu2204", ["1080 Ti"], packages=names, module="590.48.01")
+    said = refused(made, "cu126")
+    assert "590.48.01 came by packages and does not know Pascal (580 is the last)" in said
+    assert "sudo apt purge" in said and "sources.list.d" in said
+
+
+def test_nvidias_own_repository_whose_names_have_no_branch_is_kept_and_held():
+    names = {"nvidia-open": "590.48.01-1ubuntu1", "nvidia-driver": "590.48.01-1ubuntu1",
+             "libnvidia-compute": "590.48.01-1ubuntu1", "linux-generic": "6.8.0-60.63"}  # fmt: skip
+    state = {"driver": "590.48.01", "driver_library": "590.48.01", "module": "590.48.01"}
+    made = facts("ubuntu2404", ["3090"], packages=names, offered=names, **state)
+    for policy in ("install", "upgrade"):
+        chosen = plan(made, "cu132", policy=policy)
+        assert (chosen["action"], chosen["version"], chosen["hold"]) == (
+            "nothing",
+            "590.48.01",
+            True,
+        )
+    assert sorted(driver_after.driver_hold(made, "590.48.01")["packages"]) == sorted(names)
 
 
 def test_what_a_refusal_lacks_may_be_had_before_anything_is_taken_away():
