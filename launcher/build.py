@@ -14,7 +14,7 @@ from launcher.devices import Part
 from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.node.launch import PATH
-from launcher.options import Options, data_path, without
+from launcher.options import Options, without
 from launcher.plan import FIRST_PORT, MONITOR_INTERVAL, PORTS, NodePlan, Plan
 from launcher.probe import Facts
 from trainer import batch
@@ -104,7 +104,7 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
     """One machine's part; `on_machine` processes share its cores."""
     folder, part = fact.absolute(host.node_dir), shared.parts[host.name]
     output = f"{folder}/runs/{shared.request.run}"
-    data = data_path(shared.options.data, host.data_root, host.is_local, host.name)
+    data = host.data_path(shared.options.data)
     card = interface(host, fact)
     env = environment(card, max(1, fact.cores // on_machine), host.cuda_home)
     request = shared.request
@@ -169,11 +169,9 @@ def check_batch(names: Sequence[str], counts: Sequence[int], per_node: int) -> N
 def check_master(hosts: list[Host]) -> None:
     """Other machines cannot find node 0 at an address that means "this machine" on each of them."""
     address = ipaddress.ip_address(hosts[0].address)
-    if address.is_loopback and any(
-        host.address != hosts[0].address or not host.is_local for host in hosts[1:]
+    if address.is_loopback and not all(
+        ipaddress.ip_address(host.address).is_loopback for host in hosts
     ):
-        if all(ipaddress.ip_address(host.address).is_loopback for host in hosts):
-            return
         raise UserError(
             f"{hosts[0].name}: its address is {address}, which means on each other machine "
             "that machine itself: "

@@ -8,20 +8,28 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import io
 import os
-import shlex
 import shutil
 import subprocess
+import tarfile
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from launcher.engine import Node, talk
 from launcher.errors import MachineError, UserError
-from launcher.inventory import CHECKOUT, Host
+from launcher.inventory import CHECKOUT
 
 TRIES = 3
+SECONDS = 60.0
+# The old tree is replaced as a whole, so that no file of another version stays.
+UNPACK = (
+    'rm -rf "$1.new" && mkdir -p "$1.new" && tar --extract --gzip --no-same-owner '
+    '--directory="$1.new" && rm -rf "$1" && mv "$1.new" "$1"'
+)
 FOLDERS = ("trainer", "launcher/__init__.py", "launcher/node", "recipes", "examples")
 
 
@@ -108,76 +116,38 @@ def tree_sha256(root: Path, names: list[str]) -> str:
     return total.hexdigest()
 
 
-def send(code: Code, hosts: list[Host], folders: dict[str, str]) -> None:
-    """Make `folders[host]` hold exactly the code. Raises MachineError for those where it failed,
-    UserError when this machine cannot send."""
+def send(code: Code, nodes: dict[str, Node], folders: dict[str, str]) -> None:
+    """Make `folders[host]` hold exactly the code on these machines. Raises MachineError for those
+    where it failed."""
+    archive = packed(code)
 
-    def one(host: Host) -> str | None:
-        copy = _copy if host.is_local else _rsync
-        return copy(code.tree, host, folders[host.name])
+    def one(node: Node) -> str | None:
+        folder = folders[node.host.name]
+        try:
+            _, said, status = talk(node.start(["sh", "-c", UNPACK, "sh", folder]), archive, SECONDS)
+        except MachineError as error:
+            return str(error)
+        except (OSError, UserError) as error:
+            said, status = str(error), None
+        if status == 0:
+            return None
+        said = said or f"no answer within {SECONDS:.0f} s"
+        return (
+            f"{node.host.label()}: the code could not be written to {folder}: {said}: make room "
+            "there or give the folder to your user."
+        )
 
     with ThreadPoolExecutor(max_workers=8) as pool:
-        told = zip(hosts, pool.map(one, hosts))
-        problems = {host.name: problem for host, problem in told if problem}
+        told = zip(nodes, pool.map(one, nodes.values()))
+        problems = {name: problem for name, problem in told if problem}
     if problems:
         raise MachineError([*problems], *problems.values())
 
 
-def _copy(tree: Path, host: Host, folder: str) -> str | None:
-    """For a node on this machine, which need not have rsync. The old tree is replaced as a
-    whole."""
-    target = Path(folder)
-    fresh = target.with_name(target.name + ".new")
-    try:
-        shutil.rmtree(fresh, ignore_errors=True)
-        shutil.copytree(tree, fresh)
-        shutil.rmtree(target, ignore_errors=True)
-        fresh.rename(target)
-    except OSError as error:
-        return (
-            f"{host.label()}: the code cannot be written to {target}: {error.strerror}: make room "
-            "or give it to your user."
-        )
-    return None
-
-
-# Whatever the user's own ssh_config says: a node must not use the keys, the screen or the network
-# of its user. ansible.cfg has the same.
-FORWARD_NOTHING = (
-    *("ForwardAgent=no", "ForwardX11=no", "ForwardX11Trusted=no", "ClearAllForwardings=yes"),
-    *("Tunnel=no", "PermitLocalCommand=no"),
-)
-STRICT = ("StrictHostKeyChecking=yes", "BatchMode=yes", "ConnectTimeout=8")
-
-
-def ssh_command(host: Host) -> list[str]:
-    """ssh for rsync: as strict as launcher/connection.py, and it never asks."""
-    options = [word for option in (*STRICT, *FORWARD_NOTHING) for word in ("-o", option)]
-    return ["ssh", *options, "-p", str(host.port), *(["-l", host.user] if host.user else [])]
-
-
-def _rsync(tree: Path, host: Host, folder: str) -> str | None:
-    address = f"[{host.address}]" if ":" in host.address else host.address
-    argv = [
-        "rsync",
-        "--archive",
-        "--checksum",
-        "--delete",
-        "--delete-excluded",
-        "--exclude=__pycache__",
-        "--timeout=60",
-    ]
-    # (--mkpath would do, but rsync has it only since 3.2.3.)
-    argv += [f"--rsync-path=mkdir -p {shlex.quote(folder)} && rsync"]
-    argv += [f"--rsh={shlex.join(ssh_command(host))}", f"{tree}/", f"{address}:{folder}/"]
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-        )
-    except FileNotFoundError:
-        told = "rsync is not installed on this machine: `sudo apt install rsync`."
-        raise UserError(told) from None
-    if done.returncode != 0:
-        said = " ".join(done.stderr.split())[:300]
-        return f"{host.label()}: the code could not be copied to {folder}: {said}"
-    return None
+def packed(code: Code) -> bytes:
+    """The files of the code as tar.gz."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        for name in code.names:
+            tar.add(code.tree / name, name)
+    return archive.getvalue()

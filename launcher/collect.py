@@ -12,16 +12,14 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from selectors import EVENT_READ, DefaultSelector
-from typing import Any
+from typing import Any, BinaryIO
 
+from launcher.engine import Late, Node, Process, pieces, talk
 from launcher.errors import UserError
 from launcher.plan import NodePlan
-from launcher.probe import talk
 from launcher.sizes import MIB, Sizes
 
 CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")
@@ -76,7 +74,7 @@ class Lost(NotHere):
 
 
 def records(
-    nodes: dict[str, Any],
+    nodes: dict[str, Node],
     parts: list[NodePlan],
     attempts: list[dict[str, Any]],
     folder: Path,
@@ -102,7 +100,7 @@ def records(
         return [problem for some in pool.map(one, parts) for problem in some]
 
 
-def _bring(node, part: NodePlan, file: Wanted, folder: Path) -> list[str]:
+def _bring(node: Node, part: NodePlan, file: Wanted, folder: Path) -> list[str]:
     """One file into the run's folder, or nothing where there is none. Raises NotHere."""
     source, limit = f"{part.output}/{file.name}", file.limit * MIB
     with staging(folder) as scratch:
@@ -143,7 +141,7 @@ def cut_to_lines(path: Path, limit: int) -> None:
         file.truncate(begin + file.read(limit - begin).rfind(b"\n") + 1)
 
 
-def receive(node, source: str, target: Path, limit: int) -> int | None:
+def receive(node: Node, source: str, target: Path, limit: int) -> int | None:
     """Write a node's file to `target`, at most one byte more than `limit`.
 
     Returns the bytes written, None when the node has no such file. Raises NotHere.
@@ -172,32 +170,25 @@ def receive(node, source: str, target: Path, limit: int) -> int | None:
     return size
 
 
-def _copy(process, file, limit: int) -> int:
+def _copy(process: Process, file: BinaryIO, limit: int) -> int:
     """Bytes after MARK into a file until the end, or one more than `limit`. Raises NotHere."""
     head, begun, size = b"", False, 0
-    with DefaultSelector() as selector:
-        selector.register(process.fileno(), EVENT_READ)
-        heard = time.monotonic()
-        while size <= limit:
-            if selector.select(1.0):
-                piece = process.read()
-                if piece == b"":
-                    return size
-                heard = time.monotonic()
-                if not begun:
-                    head, mark, piece = (head + (piece or b"")).partition(MARK)
-                    begun = bool(mark)
-                    if len(head) > GREETING:
-                        raise Lost("the machine sent something else")
-                piece = (piece or b"")[: limit + 1 - size]
-                file.write(piece)
-                size += len(piece)
-            elif time.monotonic() - heard > SILENT_SECONDS:
-                raise Lost(f"the machine sent nothing for {SILENT_SECONDS:.0f} s")
+    try:
+        for piece in pieces(process, SILENT_SECONDS, renewed=True):
+            if not begun:
+                head, mark, piece = (head + piece).partition(MARK)
+                begun = bool(mark)
+                if len(head) > GREETING:
+                    raise Lost("the machine sent something else")
+            size += file.write(piece[: limit + 1 - size])
+            if size > limit:
+                break
+    except Late:
+        raise Lost(f"the machine sent nothing for {SILENT_SECONDS:.0f} s") from None
     return size
 
 
-def checkpoints(nodes: dict[str, Any], parts: list[NodePlan]) -> dict[str, list[str]]:
+def checkpoints(nodes: dict[str, Node], parts: list[NodePlan]) -> dict[str, list[str]]:
     """The names of the checkpoints that each machine holds."""
     found = {}
     for node in parts:
@@ -220,7 +211,7 @@ def newest(names: list[str]) -> tuple[int, str] | None:
 
 
 def best_and_last(
-    nodes: dict[str, Any], parts: list[NodePlan], folder: Path
+    nodes: dict[str, Node], parts: list[NodePlan], folder: Path
 ) -> tuple[list[Path], list[str]]:
     """Copy the best and the newest checkpoint from the first machine that has the newest one."""
     held = checkpoints(nodes, parts)
@@ -239,7 +230,7 @@ def best_and_last(
     return paths, problems
 
 
-def _checkpoint(node, source: str, folder: Path, target: Path) -> list[Path]:
+def _checkpoint(node: Node, source: str, folder: Path, target: Path) -> list[Path]:
     """One checkpoint, as far as this machine's disk allows. Raises NotHere."""
     room = max(0, shutil.disk_usage(folder).free - DISK_LEFT)
     with staging(folder) as scratch:

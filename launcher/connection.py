@@ -1,119 +1,16 @@
-"""The ways to the nodes: ssh with strict host keys, or none where the node is this machine.
-
-Fabric is the connection layer. It accepts unknown host keys, so `StrictConnection` replaces that
-policy: a machine that is not in the user's known_hosts is refused.
-"""
+"""The ways to all machines at once, opened and closed together."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import resource
-import shlex
-import socket
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
 
-import paramiko
-from fabric import Config, Connection
-
-from launcher import known_hosts
+from launcher.engine import Node
 from launcher.errors import MachineError, UserError
 from launcher.inventory import Host
-from launcher.process import LocalProcess, SshProcess
 
-CONNECT_SECONDS = 8.0
-BANNER_SECONDS = 12.0
-LOGIN_SECONDS = 20.0
-# paramiko's reader threads wake ten times a second to see whether they were closed; with hundreds
-# of hosts that is most of a core. Closing wakes them by shutting the socket down, so they need not
-# look so often.
-READER_WAKES_EVERY = 5.0
-TCP_THIN_LINEAR_TIMEOUTS = 16
-# What it logs of a machine that does not answer is a traceback; explain() says it in a sentence.
-logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 # Open files: of each host (its socket, and the pipes of paramiko's channels), and of all else.
 PER_HOST, BESIDE = 8, 128
-
-
-class StrictConnection(Connection):
-    """A Fabric connection that refuses host keys which the user has not confirmed, and forwards
-    nothing, whatever the user's own ssh_config says: a node must not use the keys of its user."""
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, forward_agent=False, **kwargs)
-        name = self.host if self.port == 22 else f"[{self.host}]:{self.port}"
-        known_hosts.confirm(self.client, name)
-
-
-class SshNode:
-    """One ssh connection to a machine."""
-
-    def __init__(self, host: Host):
-        self.host = host
-        self._connection = StrictConnection(
-            host.address,
-            user=host.user,
-            port=host.port,
-            config=_config(),
-            connect_timeout=CONNECT_SECONDS,
-            # A frozen machine's kernel still takes connections.
-            connect_kwargs={"banner_timeout": BANNER_SECONDS, "auth_timeout": LOGIN_SECONDS},
-        )
-
-    def open(self) -> None:
-        """Connect and log in. Raises MachineError saying what ssh said."""
-        try:
-            self._connection.open()
-        except Exception as error:
-            raise MachineError([self.host.name], explain(self.host, error)) from error
-        sock = self._connection.transport.sock
-        sock.settimeout(READER_WAKES_EVERY)
-        # After a stall TCP doubles its waiting time; on a thin stream it need not, so a lease is
-        # renewed sooner.
-        sock.setsockopt(socket.IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1)
-
-    def start(self, argv: list[str]) -> SshProcess:
-        """Run a command. Raises MachineError when the way to the machine broke."""
-        try:
-            channel = self._connection.transport.open_session(timeout=CONNECT_SECONDS)
-            channel.exec_command("exec " + shlex.join(argv))
-        except (OSError, EOFError, paramiko.SSHException) as error:
-            raise MachineError([self.host.name], explain(self.host, error)) from error
-        return SshProcess(channel)
-
-    def close(self) -> None:
-        transport = self._connection.transport
-        if transport is None:
-            return
-        with contextlib.suppress(OSError):
-            transport.sock.shutdown(socket.SHUT_RDWR)
-        self._connection.close()
-
-
-class LocalNode:
-    """This machine, playing one node."""
-
-    def __init__(self, host: Host):
-        self.host = host
-
-    def open(self) -> None:
-        pass
-
-    def start(self, argv: list[str]) -> LocalProcess:
-        return LocalProcess(argv)
-
-    def close(self) -> None:
-        pass
-
-
-def node(host: Host) -> SshNode | LocalNode:
-    return LocalNode(host) if host.is_local else SshNode(host)
-
-
-@lru_cache(maxsize=1)
-def _config() -> Config:
-    return Config()
 
 
 def make_room(hosts: int) -> None:
@@ -133,82 +30,24 @@ def make_room(hosts: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
 
 
-def open_all(hosts: list[Host]) -> tuple[dict[str, SshNode | LocalNode], dict[str, str]]:
+def open_all(hosts: list[Host]) -> tuple[dict[str, Node], dict[str, str]]:
     """Connect to all at once. Returns the nodes by name, and for the unreachable ones what ssh
     said. Raises UserError when this machine allows too few open files."""
     make_room(len(hosts))
-    nodes, failures = {}, {}
+    nodes = {host.name: host.engine.node(host) for host in hosts}
+    failures: dict[str, str] = {}
 
-    def attempt(host: Host):
-        one = node(host)
+    def attempt(node: Node) -> None:
         try:
-            one.open()
+            node.open()
         except MachineError as error:
-            return host, None, str(error)
-        return host, one, None
+            failures[node.host.name] = str(error)
 
     with ThreadPoolExecutor(max_workers=min(64, len(hosts) or 1)) as pool:
-        for host, one, failure in pool.map(attempt, hosts):
-            if one is None:
-                failures[host.name] = failure
-            else:
-                nodes[host.name] = one
-    return nodes, failures
+        list(pool.map(attempt, nodes.values()))
+    return {name: nodes[name] for name in nodes if name not in failures}, failures
 
 
-def close_all(nodes: dict[str, SshNode | LocalNode]) -> None:
+def close_all(nodes: dict[str, Node]) -> None:
     with ThreadPoolExecutor(max_workers=min(64, len(nodes) or 1)) as pool:
         list(pool.map(lambda one: one.close(), nodes.values()))
-
-
-def explain(host: Host, error: Exception) -> str:
-    """What ssh said about one machine, and what to do about it."""
-    where = f"{host.name} ({host.user + '@' if host.user else ''}{host.address}, port {host.port})"
-    if isinstance(error, paramiko.BadHostKeyException):
-        return (
-            f"{where}: its host key is another one than in your known_hosts: if the machine "
-            "was installed anew, "
-            f"run `ssh-keygen -R {host.address}` and `make bootstrap`; if not, somebody "
-            "else answers at this address."
-        )
-    if isinstance(error, known_hosts.Revoked):
-        return (
-            f"{where}: its host key is marked @revoked in your known_hosts: give the machine a new "
-            "one (`sudo ssh-keygen -A` there, after its /etc/ssh/ssh_host_* were taken away), then "
-            "run `make bootstrap`."
-        )
-    if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error):
-        return (
-            f"{where}: its host key is unknown (not in your ~/.ssh/known_hosts): run `make "
-            "bootstrap`, which shows "
-            f"the key and asks you."
-        )
-    if isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in str(
-        error
-    ):
-        return (
-            f"{where}: ssh refused to log in ({_short(error)}): check ansible_user, and "
-            "that your key is in its "
-            f"authorized_keys (`make bootstrap`)."
-        )
-    reason = _network_reason(error)
-    return f"{where}: cannot be reached: {reason} (`make train NODES=...` takes fewer machines)."
-
-
-def _network_reason(error: Exception) -> str:
-    text = _short(error)
-    if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
-        text = "; ".join(sorted({_short(e) for e in error.errors.values()}))
-    if isinstance(error, (socket.timeout, TimeoutError)) or "timed out" in text:
-        return f"no answer within {CONNECT_SECONDS:.0f} s: is it switched on and plugged in?"
-    if "No route" in text or "unreachable" in text:
-        return f"{text}: is it switched on, and in the same network?"
-    if "protocol banner" in text:
-        return f"its ssh did not answer within {BANNER_SECONDS:.0f} s: is it frozen?"
-    if "refused" in text:
-        return f"{text}: is sshd running there, on this port?"
-    return text
-
-
-def _short(error: Exception) -> str:
-    return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__

@@ -163,11 +163,10 @@ def _too_many(host: Host, hosts: list[Host], facts: Facts) -> str:
 
 def _why_cpu(host: Host, facts: Facts) -> str:
     """Why a node computes on its CPU, and what to do about that."""
-    remedy = "run `make env`" if host.is_local else "run `make provision`"
     if host.gpus == 0:
         return "the inventory says gpus=0 for it."
     if facts.gpus["count"] and not facts.versions.get("cuda"):
-        return f"its torch is built without CUDA: {remedy}."
+        return f"its torch is built without CUDA: {host.engine.mends}."
     if facts.gpus["count"]:
         return "its GPUs are others' or fewer than the nodes of its machine: name fewer nodes."
     if facts.gpus["cards_on_bus"]:

@@ -7,6 +7,7 @@ import json
 import socket
 from typing import Any
 
+from launcher.engine import Process
 from launcher.frames import Frames
 from launcher.node.launch import who
 from launcher.plan import NodePlan, Plan
@@ -37,7 +38,7 @@ def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
 class Guarded:
     """One node's guard as the control machine sees it."""
 
-    def __init__(self, node: NodePlan, process, now: float):
+    def __init__(self, node: NodePlan, process: Process, now: float):
         self.node = node
         self.process = process
         self.frames = Frames(node.ranks)

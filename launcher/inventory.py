@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launcher import engine
+from launcher.engine import Engine
 from launcher.errors import UserError
 
 GROUP = "cluster"
@@ -23,8 +25,8 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 class Host:
     """One machine of group `cluster`; its index in the list is its node rank.
 
-    Paths of a local host are absolute; node_dir of an ssh host may be relative to the home folder
-    of its run user.
+    Paths of a host that is this machine are absolute; elsewhere node_dir may be relative to the
+    home folder of the run user.
     """
 
     name: str
@@ -41,11 +43,24 @@ class Host:
     env: dict[str, str] = field(default_factory=dict)
 
     @property
-    def is_local(self) -> bool:
-        return self.connection == "local"
+    def engine(self) -> Engine:
+        return engine.of(self.connection)
 
     def label(self) -> str:
-        return self.name if self.is_local else f"{self.name} ({self.address})"
+        return self.name if self.engine.here else f"{self.name} ({self.address})"
+
+    def data_path(self, data: str) -> str:
+        """Where this machine has the images: a name is below its data_root. Raises UserError."""
+        if "/" not in data:
+            return f"{self.data_root}/{data}"
+        if Path(data).is_absolute():
+            return data
+        if self.engine.here:
+            return str(Path(data).absolute())
+        raise UserError(
+            f"DATA={data}: on {self.name} this path would begin nowhere: give a name below "
+            f"{self.data_root} or a path from /."
+        )
 
 
 def load(inventory: Path) -> list[Host]:
@@ -151,10 +166,10 @@ class Variables:
 
     def connection(self) -> str:
         value = self.word("ansible_connection", "ssh")
-        if value not in ("ssh", "local"):
+        if value not in engine.names():
             raise UserError(
                 f"{self.name}: ansible_connection={value} is not supported for training: use "
-                "ssh or local."
+                f"{' or '.join(engine.names())}."
             )
         return value
 
@@ -170,18 +185,18 @@ class Variables:
 
 def _host(name: str, variables: dict[str, Any], inventory: Path) -> Host:
     read = Variables(name, variables, inventory)
-    local = read.connection() == "local"
+    here = engine.of(read.connection()).here
 
     def path(key: str, default: str) -> str:
         # Not resolved: the environment's python is a symbolic link, and its place says which
         # environment.
         value = read.word(key, default)
-        return os.path.normpath(CHECKOUT / value) if local else value
+        return os.path.normpath(CHECKOUT / value) if here else value
 
     return Host(
         name=name,
         connection=read.connection(),
-        address=numeric(read.word("ansible_host", "127.0.0.1" if local else name), name),
+        address=numeric(read.word("ansible_host", "127.0.0.1" if here else name), name),
         port=read.number("ansible_port") or 22,
         user=read.text("ansible_user"),
         env_python=path("env_python", "/opt/tandem/env/bin/python"),

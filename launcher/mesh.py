@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
 from launcher import border
 from launcher.border import Row, Untrue
+from launcher.engine import LARGEST, Late, Node, Process, pieces
 from launcher.inventory import Host
 from launcher.node.reach import MARK
 from launcher.plan import FIRST_PORT
-from launcher.probe import LARGEST, Facts
+from launcher.probe import Facts
 
 SOURCE = Path(__file__).parent / "node" / "reach.py"
 SECONDS = 15.0
@@ -30,13 +29,13 @@ def peers_of(index: int, count: int) -> list[int]:
     return sorted({0, *near} - {index})
 
 
-def check(hosts: list[Host], nodes: dict[str, Any], facts: dict[str, Facts]) -> list[str]:
+def check(hosts: list[Host], nodes: dict[str, Node], facts: dict[str, Facts]) -> list[str]:
     """A sentence for each pair of machines that does not meet."""
     if len({host.address for host in hosts}) < 2:
         return []  # local nodes: there is nothing between them
     ports = [(facts[host.name].free_ports or (FIRST_PORT,))[-1] for host in hosts]
 
-    def start(index: int):
+    def start(index: int) -> Process:
         host = hosts[index]
         peers = [[hosts[n].address, ports[n]] for n in peers_of(index, len(hosts))]
         source = SOURCE.read_text() + f"\n\nmain({host.address!r}, {ports[index]}, {peers!r})\n"
@@ -75,23 +74,19 @@ def _read(line: str, known: set[str]) -> list[Any] | str:
     return pairs
 
 
-def _answer(process, known: set[str]) -> list[Any] | str:
-    """What one machine found: pairs of [address, port] and reason; or why it found nothing."""
-    deadline = time.monotonic() + SECONDS
+def _answer(process: Process, known: set[str]) -> list[Any] | str:
+    """What one machine found: pairs of [address, port] and reason; or why it found nothing. The
+    process stays: others may not have reached it yet."""
     text = ""
-    with DefaultSelector() as selector:
-        selector.register(process.fileno(), EVENT_READ)
-        while time.monotonic() < deadline:
-            if not selector.select(0.5):
-                continue
-            piece = process.read()
-            if piece == b"":
-                said = process.stderr()
-                return said.splitlines()[-1] if said else "it ended without an answer"
-            text += (piece or b"").decode(errors="replace")
+    try:
+        for piece in pieces(process, SECONDS):
+            text += piece.decode(errors="replace")
             for line in text.splitlines(keepends=True):
                 if line.startswith(MARK) and line.endswith("\n"):
                     return _read(line[len(MARK) :], known)
             if len(text) > LARGEST:
                 return "it said too much"
-    return f"no answer within {SECONDS:.0f} s"
+    except Late:
+        return f"no answer within {SECONDS:.0f} s"
+    said = process.stderr()
+    return said.splitlines()[-1] if said else "it ended without an answer"

@@ -127,18 +127,3 @@ def keeping(level: str, options: Options) -> Options:
             "start a new run."
         )
     return options.with_precision(level)
-
-
-def data_path(data: str, data_root: str, local: bool, name: str) -> str:
-    """Where a machine has the images: a name lies in its data_root."""
-    if "/" not in data:
-        return f"{data_root}/{data}"
-    path = Path(data)
-    if path.is_absolute():
-        return data
-    if local:
-        return str(path.absolute())
-    raise UserError(
-        f"DATA={data}: on {name} this path would begin nowhere: give a name below "
-        f"{data_root} or a path from /."
-    )

@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from launcher import defaults
+from launcher import defaults, engine
 from launcher.options import Options
 
 FIRST_PORT = 29500
@@ -98,7 +98,7 @@ def render(plan: Plan) -> str:
     for node in plan.nodes:
         where = (
             "this machine"
-            if node.connection == "local"
+            if engine.of(node.connection).here
             else f"{node.user or 'you'}@{node.address} port {node.port}"
         )
         lines += [

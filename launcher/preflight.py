@@ -7,9 +7,10 @@ from typing import Any
 
 from launcher import code, connection, devices, folders, mesh, models, probe
 from launcher.build import candidate_ports, check_master
+from launcher.engine import Node
 from launcher.errors import UserError
 from launcher.inventory import Host
-from launcher.options import Options, data_path
+from launcher.options import Options
 from launcher.probe import Facts
 from launcher.problems import Problem, of_control, of_machine
 
@@ -29,7 +30,7 @@ class Machines:
     """Open connections and what was found over them."""
 
     hosts: list[Host]
-    nodes: dict[str, Any]
+    nodes: dict[str, Node]
     facts: dict[str, Facts]
 
     def close(self) -> None:
@@ -81,11 +82,12 @@ def _task(host: Host, hosts: list[Host], asked: Asked) -> dict[str, Any]:
         "peers": list(dict.fromkeys(peers)),
         "ports": candidate_ports(options),
         "node_dir": host.node_dir,
+        "guard_python": host.engine.guard_python,
         # One machine is enough: all have the same torchvision, or that is told.
         "models": models.rule(asked.settings["model"]) if host is hosts[0] else None,
         "packages": [*packages, *(["tensorboard"] if asked.settings["tensorboard"] else [])],
         "paths": [f"{host.cuda_home}/bin"] if host.cuda_home else [],
-        "data": data_path(options.data, host.data_root, host.is_local, host.name),
+        "data": host.data_path(options.data),
     }
 
 

@@ -6,11 +6,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from selectors import EVENT_READ, DefaultSelector
 from typing import Any
 
 from launcher import border
 from launcher.border import Each, Match, One, Untrue
+from launcher.engine import Node, talk
 from launcher.errors import MachineError, UserError
 from launcher.inventory import CHECKOUT, Host
 from launcher.node.probe import MARK
@@ -18,7 +18,6 @@ from launcher.node.probe import MARK
 SOURCE = Path(__file__).parent / "node" / "probe.py"
 LAYOUT = CHECKOUT / "trainer" / "data" / "layout.py"
 SECONDS = 30.0
-LARGEST = 4 << 20  # bytes of an answer: a .bashrc that runs `yes` must not fill our memory
 ROUTE = {"interface": (str, None), "source": (str, None), "error": (str, None)}
 LISTING = {"classes": int, "images": int, "sha256": Match("[0-9a-f]{64}")}
 VERSIONS = ("python", "torch", "torchvision", "nccl", "cuda")
@@ -53,7 +52,6 @@ SHAPE = {
     },
     "disk_free": int,
     "writable": bool,
-    "rsync": bool,
     "guard_python": bool,
 }
 
@@ -83,7 +81,6 @@ class Facts:
     data: dict[str, Any]
     disk_free: int
     writable: bool
-    rsync: bool
     guard_python: bool
 
     def absolute(self, folder: str) -> str:
@@ -100,7 +97,7 @@ class Facts:
 
 
 def ask_all(
-    nodes: dict[str, Any], tasks: dict[str, dict[str, Any]]
+    nodes: dict[str, Node], tasks: dict[str, dict[str, Any]]
 ) -> tuple[dict[str, Facts], dict[str, str]]:
     """Facts by host name, and a sentence for each host that gave none."""
     facts, failures = {}, {}
@@ -114,8 +111,8 @@ def ask_all(
     return facts, failures
 
 
-def _ask(node, task: dict[str, Any]) -> Facts | str:
-    host: Host = node.host
+def _ask(node: Node, task: dict[str, Any]) -> Facts | str:
+    host = node.host
     source = SOURCE.read_text() + f"\n\nmain({task!r}, {LAYOUT.read_text()!r})\n"
     asked = time.time()
     try:
@@ -156,7 +153,7 @@ def read_facts(line: str) -> dict[str, Any]:
     return {**{name: found[name] for name in SHAPE}, "free_ports": tuple(found["free_ports"])}
 
 
-def code_sha256(node, python: str, folder: str) -> str | None:
+def code_sha256(node: Node, python: str, folder: str) -> str | None:
     """The hash of the tree that a machine holds in `folder`, None where it cannot be told."""
     source = f"{SOURCE.read_text()}\n\nprint(MARK + str(tree_sha256(pathlib.Path({folder!r}))))\n"
     try:
@@ -169,52 +166,5 @@ def code_sha256(node, python: str, folder: str) -> str | None:
 
 
 def no_python(host: Host, said: str) -> str:
-    remedy = (
-        "run `make env`"
-        if host.is_local
-        else f"run `make provision`, or correct env_python of {host.name}"
-    )
+    remedy = f"{host.engine.mends}, or correct env_python of {host.name}"
     return f"{host.label()}: no Python at {host.env_python} ({said}): {remedy}."
-
-
-def talk(process, data: bytes, seconds: float) -> tuple[bytes, str, int | None]:
-    """Give a process its whole input; return its output, what it said on stderr, and its exit
-    status.
-
-    The status is None when it did not end in time. Raises UserError when it says too much.
-    """
-    deadline = time.monotonic() + seconds
-    output = b""
-    with DefaultSelector() as selector:
-        selector.register(process.fileno(), EVENT_READ)
-        try:
-            while time.monotonic() < deadline:
-                while data:
-                    taken = process.write(data)
-                    data = data[taken:]
-                    if not data:
-                        process.close_stdin()
-                    if not taken:
-                        break
-                if selector.select(0.02 if data else 0.5):
-                    piece = process.read()
-                    if piece == b"":
-                        status = process.wait()
-                        return output, _short(process.stderr()), status
-                    output += piece or b""
-                    if len(output) > LARGEST:
-                        raise UserError(
-                            f"it said more than {LARGEST >> 20} MiB where an answer was wanted: "
-                            "does a .bashrc print there?"
-                        )
-        except BrokenPipeError:
-            # It ended before it read all: what it said tells why.
-            status = process.wait()
-            return output, _short(process.stderr()), status
-        finally:
-            process.close()
-    return output, "", None
-
-
-def _short(text: str) -> str:
-    return " ".join(text.split())[-300:]

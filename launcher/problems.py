@@ -42,7 +42,7 @@ def of_control(free: int) -> list[Problem]:
 
 
 def _software(host: Host, facts: Facts, on_gpus: bool) -> list[Problem]:
-    remedy = "run `make env`" if host.is_local else "run `make provision`"
+    remedy = host.engine.mends
     missing = [name for name in ("torch", "torchvision") if not facts.versions.get(name)]
     if missing:
         return [
@@ -65,10 +65,8 @@ def _software(host: Host, facts: Facts, on_gpus: bool) -> list[Problem]:
                 f"correct cuda_home of {host.name}."
             )
         ]
-    if not host.is_local and not facts.rsync:
-        return [Problem(f"{host.label()}: rsync is missing there: {remedy}.")]
-    if not host.is_local and not facts.guard_python:
-        return [Problem(f"{host.label()}: /usr/bin/python3 is missing there: {remedy}.")]
+    if not facts.guard_python:
+        return [Problem(f"{host.label()}: {host.engine.guard_python} is missing there: {remedy}.")]
     return []
 
 
@@ -76,10 +74,7 @@ def _data(host: Host, facts: Facts) -> list[Problem]:
     """The trainer's own words (trainer/data/layout.py) for what keeps it from being a data set."""
     data = facts.data
     where = f"{host.label()}: the data folder {data['path']}"
-    if host.is_local:
-        remedy = "`make data/digits` writes the digits; for your own images give DATA=<folder>"
-    else:
-        remedy = "`make provision` puts the digits there; for your own images give DATA=/<folder>"
+    remedy = host.engine.digits
     if Path(data["path"]).name == "imagenet":
         remedy = (
             "`make imagenet SRC=<folder of its archives>` makes data/imagenet here, and `make "

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from launcher import preflight
 from launcher.cause import Failure
+from launcher.engine import talk
 from launcher.errors import MachineError, UserError
 from launcher.inventory import Host
 from launcher.options import Options
 from launcher.preflight import Asked, Machines
-from launcher.probe import talk
 from launcher.stopper import Stopper
 from launcher.watch import Outcome
 from trainer.errors import BAD_INPUT, OUT_OF_MEMORY

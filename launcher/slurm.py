@@ -14,7 +14,7 @@ from launcher.build import check_batch, environment
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
 from launcher.node.launch import PATH
-from launcher.options import Options, data_path, trainer_settings
+from launcher.options import Options, trainer_settings
 from launcher.plan import FIRST_PORT, MONITOR_INTERVAL, run_id
 
 TEMPLATE = r"""#!/bin/bash
@@ -78,7 +78,7 @@ def script(options: Options, settings: dict[str, Any], host: Host, run: str) -> 
         environment=exports(host),
         python=shlex.quote(host.env_python),
         monitor_interval=MONITOR_INTERVAL,
-        data=shlex.quote(data_path(options.data, host.data_root, host.is_local, host.name)),
+        data=shlex.quote(host.data_path(options.data)),
         arguments=shlex.join(options.trainer_args()),
     )
 

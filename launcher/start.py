@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-from launcher import code, probe
+from launcher import code, engine, probe
+from launcher.engine import Node, Process
 from launcher.errors import MachineError
 from launcher.inventory import Host
 from launcher.plan import NodePlan, Plan
 from launcher.preflight import Machines
-
-LOCAL_GUARD_PYTHON = sys.executable
-GUARD_PYTHON = "/usr/bin/python3"
 
 
 def sync_code(plan: Plan, machines: Machines, say) -> None:
@@ -23,17 +19,17 @@ def sync_code(plan: Plan, machines: Machines, say) -> None:
     if stale:
         say(f"code {now.sha256[:12]} goes to {', '.join(host.name for host in stale)}")
         folders = {node.host: node.cwd for node in plan.nodes}
-        code.send(now, stale, folders)
+        code.send(now, {host.name: machines.nodes[host.name] for host in stale}, folders)
         check_code(now.sha256, stale, machines.nodes, folders)
 
 
 def check_code(
-    sha256: str, hosts: list[Host], nodes: dict[str, Any], folders: dict[str, str]
+    sha256: str, hosts: list[Host], nodes: dict[str, Node], folders: dict[str, str]
 ) -> None:
     """Whether these machines hold the code that is recorded. Raises MachineError for others."""
 
     def one(host: Host) -> str | None:
-        found = probe.code_sha256(nodes[host.name], guard_python(host), folders[host.name])
+        found = probe.code_sha256(nodes[host.name], host.engine.guard_python, folders[host.name])
         if found == sha256:
             return None
         return (
@@ -48,18 +44,14 @@ def check_code(
         raise MachineError([*problems], *problems.values())
 
 
-def guard_python(node: Host | NodePlan) -> str:
-    return LOCAL_GUARD_PYTHON if node.connection == "local" else GUARD_PYTHON
-
-
 def guard_argv(plan: Plan, node: NodePlan) -> list[str]:
-    return [guard_python(node), "-IB", f"{node.cwd}/launcher/node", plan.unit]
+    return [engine.of(node.connection).guard_python, "-IB", f"{node.cwd}/launcher/node", plan.unit]
 
 
-def start_guards(plan: Plan, machines: Machines) -> dict[str, Any]:
+def start_guards(plan: Plan, machines: Machines) -> dict[str, Process]:
     """A guard on each node, all at once; they wait for their task."""
 
-    def one(node: NodePlan):
+    def one(node: NodePlan) -> Process:
         return machines.nodes[node.host].start(guard_argv(plan, node))
 
     with ThreadPoolExecutor(max_workers=min(64, len(plan.nodes))) as pool:

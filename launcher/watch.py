@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher.border import Untrue
 from launcher.cause import Failure, first_of
+from launcher.engine import Process
 from launcher.guarded import LEASE, Guarded, task
 from launcher.lines import RunLogs
 from launcher.patience import Patience
@@ -71,7 +72,7 @@ class Outcome:
 class Watch:
     """Runs the event loop until every guard has ended or is given up."""
 
-    def __init__(self, plan: Plan, processes: dict[str, Any], logs: RunLogs, stopper: Stopper):
+    def __init__(self, plan: Plan, processes: dict[str, Process], logs: RunLogs, stopper: Stopper):
         now = time.monotonic()
         self._plan = plan
         self._logs = logs

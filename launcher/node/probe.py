@@ -52,8 +52,7 @@ def main(task, layout_source):
         "data": data(task["data"], task["node_dir"], layout),
         "disk_free": disk_free(task["node_dir"]),
         "writable": writable(task["node_dir"]),
-        "rsync": shutil.which("rsync") is not None,
-        "guard_python": os.access("/usr/bin/python3", os.X_OK),
+        "guard_python": os.access(task["guard_python"], os.X_OK),
     }
     print(MARK + json.dumps(facts))
 

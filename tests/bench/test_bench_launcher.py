@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.connection import LocalProcess
+from launcher.engines.local import LocalProcess
 from launcher.lines import RunLogs, Terminal
 from launcher.options import Options
 from launcher.plan import NodePlan, Plan

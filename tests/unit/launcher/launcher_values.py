@@ -73,7 +73,6 @@ def facts(number, **changes):
         "data": DATA,
         "disk_free": 1 << 40,
         "writable": True,
-        "rsync": True,
         "guard_python": True,
     }
     return Facts(**{**values, **changes})

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from launcher import code, start
-from launcher.connection import LocalNode
+from launcher.engines.local import LocalNode
 from launcher.errors import UserError
 from tests.unit.launcher.launcher_values import host
 
@@ -35,8 +35,7 @@ def target(tmp_path):
 
 def send(target):
     one, folder = target
-    Path(folder).parent.mkdir(exist_ok=True)
-    code.send(code.current(), [one], {one.name: folder})
+    code.send(code.current(), {one.name: LocalNode(one)}, {one.name: folder})
     return Path(folder)
 
 

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from launcher import collect
-from launcher.connection import LocalNode
+from launcher.engines.local import LocalNode, LocalProcess
 from launcher.errors import UserError
 from launcher.lines import RunLogs, Terminal
-from launcher.process import LocalProcess
 from launcher.sizes import MIB, Sizes
 from tests.unit.launcher.launcher_values import build, facts, host
 

@@ -4,16 +4,16 @@ import socket
 
 import pytest
 
-from launcher import connection
+from launcher.engines import ssh
 from launcher.errors import UserError
 from tests.unit.launcher.launcher_values import host
 
 
 def test_a_frozen_machine_is_a_sentence_and_no_traceback(monkeypatch, caplog):
-    monkeypatch.setattr(connection, "BANNER_SECONDS", 0.5)
+    monkeypatch.setattr(ssh, "BANNER_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as frozen:
         port = frozen.getsockname()[1]
-        node = connection.SshNode(host(1, address="127.0.0.1", port=port))
+        node = ssh.SshNode(host(1, address="127.0.0.1", port=port))
         with pytest.raises(UserError, match="is it frozen"):
             node.open()
         node.close()

@@ -2,7 +2,8 @@
 
 import sys
 
-from launcher import connection, mesh, process
+from launcher import mesh
+from launcher.engines.local import LocalNode, LocalProcess
 from tests.unit.launcher.launcher_values import facts, host
 
 
@@ -12,7 +13,7 @@ def machines(count, port=47100):
         for n in range(1, count + 1)
     ]
     found = {h.name: facts(n, free_ports=(port + n,)) for n, h in enumerate(hosts, start=1)}
-    return hosts, {h.name: connection.node(h) for h in hosts}, found
+    return hosts, {h.name: h.engine.node(h) for h in hosts}, found
 
 
 def test_all_meet():
@@ -22,13 +23,13 @@ def test_all_meet():
 def test_a_machine_that_does_not_listen_where_it_should_is_named(monkeypatch):
     hosts, nodes, found = machines(3, port=47200)
 
-    class Deaf:
+    class Deaf(LocalNode):
         """Node 2 is asked to listen elsewhere, as behind a firewall."""
 
         def start(self, argv):
-            return process.LocalProcess([*argv[:-1], argv[-1].replace("47202, [", "47299, [")])
+            return LocalProcess([*argv[:-1], argv[-1].replace("47202, [", "47299, [")])
 
-    nodes["node2"] = Deaf()
+    nodes["node2"] = Deaf(hosts[1])
     told = mesh.check(hosts, nodes, found)
     assert [line.split(" by TCP")[0] for line in told] == [
         "node1 does not reach node2 (127.0.7.2)",

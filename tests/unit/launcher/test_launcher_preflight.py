@@ -49,7 +49,6 @@ def versions(**changes):
         ({"disk_free": 0}, ["node2", "only 0 MiB free"], True),
         ({"unix": 160.0}, ["node2", "60 s ahead"], False),
         ({"paths": {"/usr/local/cuda-10.2/bin": False}}, ["node2", "cuda_home", "correct"], True),
-        ({"rsync": False}, ["node2", "rsync"], True),
         ({"gpus": gpus(0, error="Driver/library version mismatch")}, ["node2", "reboot"], True),
         (
             {"gpus": gpus(1, holders=[{"pid": 7, "user": "ann", "command": "python x"}])},

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from launcher import connection, probe
+from launcher import probe
 from tests.unit.launcher.launcher_values import host
 from trainer.data.folder import ImageFolder
 from trainer.errors import UserError
@@ -21,9 +21,9 @@ def ask(tmp_path):
 
     def ask(folder):
         task = {"peers": [], "ports": [], "packages": [], "paths": [], "data": str(folder)}
-        task["models"] = None
+        task.update(models=None, guard_python="/usr/bin/python3")
         task["node_dir"] = str(tmp_path / "node")
-        facts, failures = probe.ask_all({there.name: connection.node(there)}, {there.name: task})
+        facts, failures = probe.ask_all({there.name: there.engine.node(there)}, {there.name: task})
         assert failures == {}
         return facts[there.name].data
 

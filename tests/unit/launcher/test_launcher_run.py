@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher import attempts, connection, folders, patience, plan, preflight, prepare, run
+from launcher import attempts, folders, patience, plan, preflight, prepare, run
+from launcher.engines.local import LocalNode
+from launcher.engines.ssh import SshNode
 from launcher.errors import Busy, MachineError, UserError
 from launcher.lines import Terminal
 from launcher.options import Options
@@ -43,7 +45,7 @@ def start(tmp_path, monkeypatch, capsys):
 
         def look(_hosts, _options, *, without_missing=False):
             found = {h.name: facts(int(h.name[4:]), machine="one", routes={}) for h in hosts}
-            return preflight.Machines(hosts, {h.name: connection.node(h) for h in hosts}, found)
+            return preflight.Machines(hosts, {h.name: h.engine.node(h) for h in hosts}, found)
 
         monkeypatch.setattr(preflight, "look", look)
         # This machine may be training, or have these tests twice.
@@ -136,11 +138,11 @@ def test_a_machine_lost_at_a_restart_is_one_more_failure(start, monkeypatch):
 def test_of_ten_machines_the_one_that_is_lost_is_named(start, monkeypatch):
     """node10's name begins like node1's; what is lost is its ssh connection, not a stand-in."""
 
-    class Broken(connection.LocalNode):
+    class Broken(LocalNode):
         def start(self, argv):
             if "launcher/node" not in argv[-2]:
                 return super().start(argv)
-            wire = connection.SshNode(host(10, address="127.0.0.1"))
+            wire = SshNode(host(10, address="127.0.0.1"))
             wire._connection.transport = Closed()
             return wire.start(argv)
 
@@ -169,13 +171,13 @@ def test_what_no_other_machine_would_mend_ends_the_run_with_its_records(start, m
 
     def sync_code(plan, machines, say):
         if plan.attempt == 2:
-            raise UserError("rsync is not installed on this machine: `sudo apt install rsync`.")
+            raise UserError("this machine's disk is full: make room.")
         seen(plan, machines, say)
 
     monkeypatch.setattr(run, "sync_code", sync_code)
     code, said, folder = start("sys.exit(9)", nodes=2, max_restarts=2)
     assert code == 1
-    assert "tandem: rsync is not installed on this machine" in said
+    assert "tandem: this machine's disk is full" in said
     assert [one["first_cause"]["exit_code"] for one in told(folder)["attempts"]] == [9]
     assert told(folder)["status"] == "failed"
     assert (folder / "nodes/node2/exit.json").exists()

@@ -14,10 +14,10 @@ import pytest
 
 from launcher import attempts, kept, lines, pauses, problems, spool
 from launcher.cause import Failure, first_of
+from launcher.engines.local import LocalProcess
 from launcher.kept import KeptLog
 from launcher.lines import RunLogs, Terminal
 from launcher.pitfalls import explain
-from launcher.process import LocalProcess
 from launcher.sizes import MIB
 from launcher.stopper import Stopper
 from launcher.watch import LEASE, Watch

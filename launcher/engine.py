@@ -1,0 +1,156 @@
+"""What the launcher asks of the ways to machines. Each is one module of `launcher/engines/`, found
+by the name that the inventory has as ansible_connection, and defines `ENGINE`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from selectors import EVENT_READ, DefaultSelector
+from typing import TYPE_CHECKING, Protocol
+
+from launcher import engines
+from launcher.errors import UserError
+
+if TYPE_CHECKING:
+    from launcher.inventory import Host
+
+LARGEST = 4 << 20  # bytes of an answer: a .bashrc that runs `yes` must not fill our memory
+
+
+class Process(Protocol):
+    """One command on a machine. No method but `wait` blocks."""
+
+    def fileno(self) -> int:
+        """For select(): readable when `read` has something, the end included."""
+
+    def read(self) -> bytes | None:
+        """What has arrived on stdout; b"" at the end; None when there is nothing yet."""
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Bytes taken, perhaps 0. Raises OSError when the other side is gone."""
+
+    def close_stdin(self) -> None: ...
+
+    def wait(self) -> int:
+        """The exit status, -1 when the connection broke; call it after read() returned b""."""
+
+    def stderr(self) -> str:
+        """The last it said there, once it has ended."""
+
+    @property
+    def broken(self) -> bool:
+        """Whether the way to the machine is gone, rather than the command's end reached."""
+
+    def close(self) -> None:
+        """Let go of its pipes. A guard whose stdin ends kills what it started, then itself."""
+
+
+class Node(Protocol):
+    """The way to one machine."""
+
+    @property
+    def host(self) -> Host: ...
+
+    def open(self) -> None:
+        """Connect. Raises MachineError."""
+
+    def start(self, argv: list[str]) -> Process:
+        """Run a command. Raises MachineError when the way to the machine broke."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What all machines that are reached in the same way have in common.
+
+    `here`: their files are this machine's, and relative paths begin at the checkout.
+    `guard_python` runs the guard; `mends` and `digits` end the sentences about an environment that
+    lacks something, and about example images that are missing.
+    """
+
+    node: Callable[[Host], Node]
+    here: bool
+    guard_python: str
+    mends: str
+    digits: str
+
+
+def of(name: str) -> Engine:
+    """The engine of an ansible_connection, one of `names()`."""
+    found = importlib.import_module(f"{engines.__name__}.{name}").ENGINE
+    assert isinstance(found, Engine)
+    return found
+
+
+def names() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(engines.__path__))
+
+
+class Late(Exception):
+    """A command said nothing for as long as it was allowed to."""
+
+
+def pieces(
+    process: Process, seconds: float, data: bytes = b"", renewed: bool = False
+) -> Iterator[bytes]:
+    """What a command says, until its end, while it is given its whole input.
+
+    Raises Late after so many seconds from the beginning, or with `renewed` from the last piece.
+    """
+    deadline = time.monotonic() + seconds
+    rest = memoryview(data)
+    with DefaultSelector() as selector:
+        selector.register(process.fileno(), EVENT_READ)
+        while time.monotonic() < deadline:
+            rest = _give(process, rest)
+            if not selector.select(0.02 if rest else 0.5):
+                continue
+            piece = process.read()
+            if piece == b"":
+                return
+            if piece:
+                deadline = time.monotonic() + seconds if renewed else deadline
+                yield piece
+    raise Late
+
+
+def _give(process: Process, data: memoryview) -> memoryview:
+    """What is left of the input after as much of it was taken as can be now."""
+    try:
+        while data:
+            taken = process.write(data)
+            data = data[taken:]
+            if not data:
+                process.close_stdin()
+            if not taken:
+                break
+    except BrokenPipeError:  # it ended before it read all: what it said tells why
+        return memoryview(b"")
+    return data
+
+
+def talk(process: Process, data: bytes, seconds: float) -> tuple[bytes, str, int | None]:
+    """Give a command its whole input; its output, what it said on stderr, and its exit status.
+
+    The status is None when it did not end in time. Raises UserError when it says too much.
+    """
+    output = b""
+    try:
+        for piece in pieces(process, seconds, data):
+            output += piece
+            if len(output) > LARGEST:
+                raise UserError(
+                    f"it said more than {LARGEST >> 20} MiB where an answer was wanted: "
+                    "does a .bashrc print there?"
+                )
+        status = process.wait()
+        return output, " ".join(process.stderr().split())[-300:], status
+    except Late:
+        return output, "", None
+    finally:
+        process.close()

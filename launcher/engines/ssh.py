@@ -1,0 +1,203 @@
+"""Machines by ssh, with strict host keys.
+
+Fabric is the connection layer. It accepts unknown host keys, so `StrictConnection` replaces that
+policy: a machine that is not in the user's known_hosts is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shlex
+import socket
+from functools import lru_cache
+from typing import Any
+
+import paramiko
+from fabric import Config, Connection
+
+from launcher import known_hosts
+from launcher.engine import Engine
+from launcher.errors import MachineError
+from launcher.inventory import Host
+
+CONNECT_SECONDS = 8.0
+BANNER_SECONDS = 12.0
+LOGIN_SECONDS = 20.0
+# paramiko's reader threads wake ten times a second to see whether they were closed; with hundreds
+# of hosts that is most of a core. Closing wakes them by shutting the socket down, so they need not
+# look so often.
+READER_WAKES_EVERY = 5.0
+TCP_THIN_LINEAR_TIMEOUTS = 16
+# What it logs of a machine that does not answer is a traceback; explain() says it in a sentence.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)
+STATUS_SECONDS = 5.0
+READS = 16
+
+
+class StrictConnection(Connection):
+    """A Fabric connection that refuses host keys which the user has not confirmed, and forwards
+    nothing, whatever the user's own ssh_config says: a node must not use the keys of its user."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, forward_agent=False, **kwargs)
+        name = self.host if self.port == 22 else f"[{self.host}]:{self.port}"
+        known_hosts.confirm(self.client, name)
+
+
+class SshProcess:
+    """A command on another machine; the methods are those of engine.Process."""
+
+    def __init__(self, channel: paramiko.Channel):
+        self._channel = channel
+        self._stderr = b""
+        channel.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def read(self) -> bytes | None:
+        for _ in range(READS):  # a flood there must not keep us from what matters
+            if not self._channel.recv_stderr_ready():
+                break
+            self._stderr = (self._stderr + self._channel.recv_stderr(1 << 16))[-4096:]
+        try:
+            return self._channel.recv(1 << 18)
+        except socket.timeout:
+            return None
+
+    def write(self, data: bytes | memoryview) -> int:
+        try:
+            return self._channel.send(bytes(data[: 1 << 16]))
+        except socket.timeout:
+            return 0
+
+    def close_stdin(self) -> None:
+        self._channel.shutdown_write()
+
+    def wait(self) -> int:
+        # Not recv_exit_status(): it waits for ever when a machine died between output and status.
+        self._channel.status_event.wait(STATUS_SECONDS)
+        return self._channel.exit_status
+
+    def stderr(self) -> str:
+        return self._stderr.decode(errors="replace").strip()
+
+    @property
+    def broken(self) -> bool:
+        return not self._channel.transport.is_active()
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class SshNode:
+    """One ssh connection to a machine."""
+
+    def __init__(self, host: Host):
+        self.host = host
+        self._connection = StrictConnection(
+            host.address,
+            user=host.user,
+            port=host.port,
+            config=_config(),
+            connect_timeout=CONNECT_SECONDS,
+            # A frozen machine's kernel still takes connections.
+            connect_kwargs={"banner_timeout": BANNER_SECONDS, "auth_timeout": LOGIN_SECONDS},
+        )
+
+    def open(self) -> None:
+        """Connect and log in. Raises MachineError saying what ssh said."""
+        try:
+            self._connection.open()
+        except Exception as error:
+            raise MachineError([self.host.name], explain(self.host, error)) from error
+        sock = self._connection.transport.sock
+        sock.settimeout(READER_WAKES_EVERY)
+        # After a stall TCP doubles its waiting time; on a thin stream it need not, so a lease is
+        # renewed sooner.
+        sock.setsockopt(socket.IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1)
+
+    def start(self, argv: list[str]) -> SshProcess:
+        """Run a command. Raises MachineError when the way to the machine broke."""
+        try:
+            channel = self._connection.transport.open_session(timeout=CONNECT_SECONDS)
+            channel.exec_command("exec " + shlex.join(argv))
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise MachineError([self.host.name], explain(self.host, error)) from error
+        return SshProcess(channel)
+
+    def close(self) -> None:
+        transport = self._connection.transport
+        if transport is None:
+            return
+        with contextlib.suppress(OSError):
+            transport.sock.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+
+@lru_cache(maxsize=1)
+def _config() -> Config:
+    return Config()
+
+
+def explain(host: Host, error: Exception) -> str:
+    """What ssh said about one machine, and what to do about it."""
+    where = f"{host.name} ({host.user + '@' if host.user else ''}{host.address}, port {host.port})"
+    if isinstance(error, paramiko.BadHostKeyException):
+        return (
+            f"{where}: its host key is another one than in your known_hosts: if the machine "
+            "was installed anew, "
+            f"run `ssh-keygen -R {host.address}` and `make bootstrap`; if not, somebody "
+            "else answers at this address."
+        )
+    if isinstance(error, known_hosts.Revoked):
+        return (
+            f"{where}: its host key is marked @revoked in your known_hosts: give the machine a new "
+            "one (`sudo ssh-keygen -A` there, after its /etc/ssh/ssh_host_* were taken away), then "
+            "run `make bootstrap`."
+        )
+    if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error):
+        return (
+            f"{where}: its host key is unknown (not in your ~/.ssh/known_hosts): run `make "
+            "bootstrap`, which shows "
+            f"the key and asks you."
+        )
+    if isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in str(
+        error
+    ):
+        return (
+            f"{where}: ssh refused to log in ({_short(error)}): check ansible_user, and "
+            "that your key is in its "
+            f"authorized_keys (`make bootstrap`)."
+        )
+    reason = _network_reason(error)
+    return f"{where}: cannot be reached: {reason} (`make train NODES=...` takes fewer machines)."
+
+
+def _network_reason(error: Exception) -> str:
+    text = _short(error)
+    if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
+        text = "; ".join(sorted({_short(e) for e in error.errors.values()}))
+    if isinstance(error, (socket.timeout, TimeoutError)) or "timed out" in text:
+        return f"no answer within {CONNECT_SECONDS:.0f} s: is it switched on and plugged in?"
+    if "No route" in text or "unreachable" in text:
+        return f"{text}: is it switched on, and in the same network?"
+    if "protocol banner" in text:
+        return f"its ssh did not answer within {BANNER_SECONDS:.0f} s: is it frozen?"
+    if "refused" in text:
+        return f"{text}: is sshd running there, on this port?"
+    return text
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+
+
+ENGINE = Engine(
+    node=SshNode,
+    here=False,
+    guard_python="/usr/bin/python3",
+    mends="run `make provision`",
+    digits="`make provision` puts the digits there; for your own images give DATA=/<folder>",
+)

@@ -1,0 +1,150 @@
+"""Ways to machines: a new one is one new file, and all of the launcher works through it."""
+
+import io
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher import code, collect, connection, engine, engines, inventory, mesh, probe, start
+from launcher.attempts import Attempts
+from launcher.engine import Late, pieces, talk
+from launcher.engines.local import LocalProcess
+from launcher.errors import UserError
+from launcher.lines import RunLogs, Terminal
+from launcher.options import Options
+from launcher.preflight import Machines
+from launcher.sizes import Sizes
+from launcher.stopper import Stopper
+from launcher.watch import Watch
+from tests.unit.launcher.launcher_values import build, facts
+
+STANDIN = Path(__file__).with_name("launcher_python.py")  # for torch's launch
+# As `docker exec` or `kubectl exec` would be one: a machine behind a command.
+WRAPPED = '''
+"""Machines behind `env -i`, which hands over no variable of this one."""
+
+from launcher.engine import Engine
+from launcher.engines.local import LocalProcess
+
+
+class WrappedNode:
+    def __init__(self, host):
+        self.host = host
+
+    def open(self):
+        pass
+
+    def start(self, argv):
+        return LocalProcess(["env", "-i", "PATH=/usr/bin:/bin", *argv])
+
+    def close(self):
+        pass
+
+
+ENGINE = Engine(
+    node=WrappedNode,
+    here=False,
+    guard_python="/usr/bin/python3",
+    mends="make its image anew",
+    digits="its image has the digits",
+)
+'''
+
+
+@pytest.fixture
+def wrapped(tmp_path, monkeypatch):
+    """Two machines of an inventory that are reached by an engine of one new file."""
+    folder = tmp_path / "engines"
+    folder.mkdir()
+    (folder / "wrapped.py").write_text(WRAPPED)
+    monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(folder)])
+    monkeypatch.delitem(sys.modules, "launcher.engines.wrapped", raising=False)
+    variables = {
+        f"node{n}": {
+            "ansible_connection": "wrapped",
+            "ansible_host": f"127.0.8.{n}",
+            "env_python": sys.executable,
+            "node_dir": str(tmp_path / f"node{n}"),
+        }
+        for n in (1, 2)
+    }
+    document = {"cluster": {"hosts": list(variables)}, "_meta": {"hostvars": variables}}
+    hosts = inventory.parse(document, tmp_path / "inventory.ini")
+    nodes, failures = connection.open_all(hosts)
+    assert failures == {}
+    return hosts, nodes
+
+
+def test_an_engine_is_one_new_file(wrapped, tmp_path):
+    """Questions, code, ways between the machines, guards and records go through it."""
+    hosts, nodes = wrapped
+    assert engine.names() == ["local", "ssh", "wrapped"]
+    with pytest.raises(UserError, match="on node1 this path would begin nowhere"):
+        hosts[0].data_path("data/digits")
+
+    task = {"peers": [], "ports": [47401], "packages": [], "paths": [], "models": None}
+    tasks = {
+        one.name: {
+            **task,
+            "node_dir": one.node_dir,
+            "data": "/none",
+            "guard_python": one.engine.guard_python,
+        }
+        for one in hosts
+    }
+    found, silent = probe.ask_all(nodes, tasks)
+    assert silent == {} and found["node2"].guard_python
+
+    folders = {one.name: f"{one.node_dir}/code" for one in hosts}
+    code.send(code.current(), nodes, folders)
+    start.check_code(code.current().sha256, hosts, nodes, folders)
+
+    listening = {n: facts(n, free_ports=(47410 + n,)) for n in (1, 2)}
+    assert mesh.check(hosts, nodes, {f"node{n}": one for n, one in listening.items()}) == []
+
+    script = tmp_path / "script.py"
+    script.write_text("import os; print('rank', os.environ['RANK'])")
+    own = {"TANDEM_TEST_SCRIPT": str(script)}
+    hosts = [replace(one, env_python=str(STANDIN), env=own) for one in hosts]
+    plan = build(hosts, [facts(n, routes={}) for n in (1, 2)], Options(force=True))
+    run = tmp_path / "run"
+    logs = RunLogs(run, Terminal(io.StringIO()), len(hosts))
+    processes = start.start_guards(plan, Machines(hosts, nodes, {}))
+    try:
+        outcome = Watch(plan, processes, logs, Stopper()).run()
+    finally:
+        logs.close()
+    assert outcome.status == "finished", outcome
+    attempts = Attempts(run)
+    attempts.begin(plan, "first attempt", 0.0)
+    assert collect.records(nodes, list(plan.nodes), attempts.list, run, Sizes()) == []
+    assert (run / "nodes/node2/exit.json").exists()
+    assert "rank 1" in (run / "nodes/node2/rank1.log").read_text()
+
+
+def python(script):
+    return LocalProcess([sys.executable, "-c", script])
+
+
+def test_a_command_gets_its_input_and_its_end_is_told():
+    script = "import sys; print(len(sys.stdin.read())); sys.exit(3)"
+    assert talk(python(script), b"x" * 3_000_000, 60) == (b"3000000\n", "", 3)
+
+
+def test_a_command_that_ends_before_its_input_says_why():
+    said = "import sys; print('no'); sys.exit('it is full')"
+    assert talk(python(said), b"x" * 3_000_000, 60) == (b"no\n", "it is full", 1)
+
+
+def test_a_command_that_says_too_much_is_left():
+    with pytest.raises(UserError, match="more than 4 MiB"):
+        talk(python("while True: print('y' * 65536)"), b"", 60)
+
+
+def test_silence_is_counted_from_the_beginning_or_from_the_last_piece():
+    script = "import time\nfor _ in range(4): print(flush=True); time.sleep(0.4)"
+    with pytest.raises(Late):
+        list(pieces(python(script), 1.0))
+    assert b"".join(pieces(python(script), 1.5, renewed=True)) == b"\n" * 4
