@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 import re
 from collections import Counter
 
 from .errors import PlanError
 
-DOCKER_BRIDGE = re.compile(r"^(docker0|br-[0-9a-f]{12})$")
+# Of Docker, libvirt, LXD, Incus, LXC, Podman and CNI.
+GUESTS_BRIDGE = re.compile(
+    r"(docker0|br-[0-9a-f]{12}|(virbr|lxdbr|incusbr|lxcbr|podman|cni-podman|cni)\d+)$"
+)
+# Who listens there is let in by the rules themselves: DHCP's answers and mDNS.
+LET_IN = {("udp", "68"), ("udp", "546"), ("udp", "5353")}
 
 
 def other_firewall(services: dict, ufw_conf: str, chains: str) -> str | None:
     """Name the firewall that already rules this machine's incoming packets, or None.
 
     services: `ansible_facts.services`; ufw_conf: text of /etc/ufw/ufw.conf ("" when absent);
-    chains: output of `nft --json list chains` ("" when nft is not there). A packet has to pass
-    every base chain of the hook: a second one that drops by default keeps peers out whatever we do.
+    chains: output of `nft list chains` ("" when nft is not there), as text: nft 0.8.2 of Ubuntu
+    18.04 has no JSON. A packet has to pass every base chain of the hook: a second one that drops by
+    default keeps peers out whatever we do.
     """
     manager = firewall_manager(
         ufw_conf, services.get("firewalld.service", {}).get("state") == "running"
     )
     if manager:
         return manager
-    for chain in _input_chains(chains):
-        if chain.get("table") != "tandem" and chain.get("policy") == "drop":
-            return f"nftables table {chain['family']} {chain['table']}, chain {chain['name']}"
+    for family, table, chain in _dropping_chains(chains):
+        if table != "tandem":
+            return f"nftables table {family} {table}, chain {chain}"
     return None
 
 
@@ -40,26 +45,83 @@ def firewall_manager(ufw_conf: str, firewalld: bool) -> str | None:
     return "firewalld" if firewalld else None
 
 
-def _input_chains(chains: str) -> list[dict]:
-    entries = json.loads(chains)["nftables"] if chains.strip() else []
-    found = [entry["chain"] for entry in entries if "chain" in entry]
-    return [chain for chain in found if chain.get("hook") == "input"]
+def _dropping_chains(chains: str) -> list[tuple[str, str, str]]:
+    """(family, table, name) of the base chains that drop incoming packets by default."""
+    found, table, name = [], ("", ""), ""
+    for line in chains.splitlines():
+        opened = re.match(r"table (\S+) (\S+) \{", line)
+        table = opened.groups() if opened else table
+        begun = re.match(r"\s+chain (\S+) \{", line)
+        name = begun.group(1) if begun else name
+        if re.search(r"\bhook input\b.*\bpolicy drop\b", line):
+            found.append((*table, name))
+    return found
 
 
-def container_bridges(interfaces: list[str]) -> list[str]:
-    """Docker's own bridges among a machine's interfaces: its containers may talk to their host."""
-    return sorted(name for name in interfaces if DOCKER_BRIDGE.match(name))
+def container_bridges(facts: dict) -> list[str]:
+    """The bridges of containers and virtual machines, which may talk to their host.
+
+    facts: `ansible_facts`. A bridge that a card of the machine is part of is a way to the LAN.
+    """
+
+    def to_the_lan(name: str) -> bool:
+        ports = _link(facts, name).get("interfaces", [])
+        return any("pciid" in _link(facts, port) for port in ports)
+
+    names = [name for name in facts["interfaces"] if GUESTS_BRIDGE.match(name)]
+    return sorted(name for name in names if not to_the_lan(name))
+
+
+def _link(facts: dict, name: str) -> dict:
+    """What Ansible knows of a network interface; its keys have _ where a name has - : or ."""
+    return facts.get(re.sub(r"[-:.]", "_", name)) or {}
+
+
+def card_networks(facts: dict, own: str) -> list[str]:
+    """The networks of the card that holds an address: who plugs in there may try ssh.
+
+    facts: `ansible_facts` of the machine, for rules of its own alone. [] where no card has it.
+    """
+    for name in facts["interfaces"]:
+        link = _link(facts, name)
+        found = [*([link["ipv4"]] if "ipv4" in link else []), *link.get("ipv4_secondaries", [])]
+        rows = [*found, *link.get("ipv6", [])]
+        if any(row["address"] == own for row in rows):
+            texts = [f"{row['address']}/{row['prefix']}" for row in rows]
+            networks = [ipaddress.ip_interface(text).network for text in texts]
+            return [str(net) for net in networks if net.num_addresses > 2]
+    return []
+
+
+def cut_off(sockets: str, ssh_port: str, opened: list[dict]) -> list[str]:
+    """Who listens now and will be reached by members alone: ["smbd (tcp 445)", ...].
+
+    sockets: `ss --no-header --listening --numeric --processes --tcp --udp`; opened: firewall_open.
+    """
+    spared = LET_IN | {("tcp", ssh_port)}
+    spared |= {(open.get("protocol", "tcp"), str(open["port"])) for open in opened}
+    found = set()
+    for line in sockets.splitlines():
+        words = line.split()
+        address, _, port = words[4].rpartition(":")
+        loopback = re.match(r"\[?(127\.|::1\]?$|::ffff:127\.)", address) or "%lo" in address
+        if not loopback and (words[0], port) not in spared:
+            who = re.search(r'"([^"]+)"', line)
+            found.add((who.group(1) if who else "the kernel", words[0], int(port)))
+    return [f"{who} ({protocol} {port})" for who, protocol, port in sorted(found)]
 
 
 def connection_end(ssh_connection: str) -> dict[str, str]:
-    """Read $SSH_CONNECTION's text: the control machine's address as seen here, and sshd's port.
+    """Read $SSH_CONNECTION's text: the control machine's address as seen here, the machine's own
+    address ("own"), and sshd's port.
 
-    Without an ssh connection (ansible_connection=local) there is nothing to keep open: address "".
+    Without an ssh connection (ansible_connection=local) there is nothing to keep open: both "".
     """
     fields = ssh_connection.split()
     if len(fields) != 4:
-        return {"address": "", "ssh_port": "22"}
-    return {"address": fields[0].split("%")[0], "ssh_port": fields[3]}
+        return {"address": "", "own": "", "ssh_port": "22"}
+    there, own = (fields[number].split("%")[0] for number in (0, 2))
+    return {"address": there, "own": own, "ssh_port": fields[3]}
 
 
 def by_family(addresses: list[str]) -> dict[str, list[str]]:

@@ -94,14 +94,33 @@ def test_a_second_run_changes_nothing(guarded):
 
 
 @pytest.mark.parametrize("rebooted", [False, True])
-def test_members_reach_every_port_and_a_stranger_none(guarded, rebooted):
+def test_members_reach_every_port_and_a_stranger_of_the_lan_ssh_alone(guarded, rebooted):
     lab, _ = guarded
     if rebooted:
         reboot(lab, 1)
     with Listener(lab):
         assert reached(lab, "192.168.56.112") == ALL
+        assert reached(lab, "stranger") == ["tcp 22"]
+        assert reached(lab, "control") == ["tcp 22"]
+
+
+def test_who_listened_is_named_before_the_first_rules(guarded):
+    lab, words = guarded
+    lab.ssh(2, "sudo nft delete table inet tandem")
+    with Listener(lab):
+        lab.ssh(1, "sudo nft delete table inet tandem")
+        said = " ".join(play(lab, *words).stdout.split())
+    assert "node1: members alone reach" in said and "python3 (tcp 45678)" in said
+    assert "node2: members alone reach" not in said  # sshd alone listens there
+
+
+def test_a_stranger_of_the_lan_reaches_no_ssh_where_that_is_wished(guarded):
+    lab, words = guarded
+    play(lab, *words, "-e", "firewall_ssh_lan=false")
+    with Listener(lab):
         assert reached(lab, "stranger") == []
         assert reached(lab, "control") == ["tcp 22"]
+    play(lab, *words)
 
 
 def test_rules_that_do_not_load_at_boot_leave_the_machine_closed_and_it_is_said(guarded, tmp_path):
@@ -132,7 +151,7 @@ def test_rules_that_would_lock_the_control_machine_out_are_taken_back(guarded):
     before = lab.ssh(2, "sudo nft list ruleset; cat /etc/tandem/firewall.nft")
     wrong = json.dumps({"firewall_connection": {"address": "192.168.56.77", "ssh_port": "22"}})
     done = play(lab, *words, "--limit", "node2", "-e", wrong, "-e", "firewall_rollback_seconds=16",
-                check=False)  # fmt: skip
+                "-e", "firewall_ssh_lan=false", check=False)  # fmt: skip
     assert failures(done) == {"node2"}
     assert "The new firewall rules of node2 were taken back" in done.stdout
     assert lab.ssh(2, "sudo nft list ruleset; cat /etc/tandem/firewall.nft") == before

@@ -1,7 +1,5 @@
 """The firewall's judgement over facts as real machines give them."""
 
-import json
-
 import pytest
 
 from planning import firewall
@@ -9,23 +7,17 @@ from planning.errors import PlanError
 
 
 def _chains(*chains):
-    """As `nft --json list chains` of nftables 1.0.6 prints it."""
-    head = {
-        "metainfo": {
-            "version": "1.0.6",
-            "release_name": "Lester Gooch #5",
-            "json_schema_version": 1,
-        }
-    }
-    return json.dumps({"nftables": [head, *({"chain": chain} for chain in chains)]})
+    """As `nft list chains` prints them, from 0.8.2 (priorities are numbers) to 1.1."""
+    return "".join(
+        f"table {table} {{\n\tchain {name} {{\n\t\ttype filter hook {hook}; {policy};\n\t}}\n}}\n"
+        for table, name, hook, policy in chains
+    )
 
 
-UFW = {"family": "ip", "table": "filter", "name": "INPUT", "handle": 1, "type": "filter",
-       "hook": "input", "prio": 0, "policy": "drop"}  # fmt: skip
-DOCKER = {"family": "ip", "table": "filter", "name": "FORWARD", "handle": 2, "type": "filter",
-          "hook": "forward", "prio": 0, "policy": "drop"}  # fmt: skip
-OURS = {"family": "inet", "table": "tandem", "name": "input", "handle": 1, "type": "filter",
-        "hook": "input", "prio": 0, "policy": "drop"}  # fmt: skip
+UFW = ("ip filter", "INPUT", "input priority 0", "policy drop")
+DOCKER = ("ip filter", "FORWARD", "forward priority filter", "policy drop")
+OURS = ("inet tandem", "input", "input priority filter", "policy drop")
+OPEN = ("inet theirs", "input", "input priority filter", "policy accept")
 
 
 def test_a_free_machine_is_ours():
@@ -54,23 +46,94 @@ def test_firewalld_rules_only_when_it_runs():
 
 def test_a_table_that_drops_by_default_is_named():
     assert "table ip filter, chain INPUT" in firewall.other_firewall({}, "", _chains(UFW))
+    several = "# Warning: table ip nat is managed by iptables-nft, do not touch!\n" + _chains(
+        OURS, OPEN, DOCKER, UFW
+    )
+    assert firewall.other_firewall({}, "", several) == "nftables table ip filter, chain INPUT"
+    assert firewall.other_firewall({}, "", _chains(OURS, OPEN, DOCKER)) is None
 
 
-def test_only_dockers_own_bridges_are_let_in():
-    names = ["br-lan", "br-0a1b2c3d4e5f", "docker0", "docker01", "eth0", "lo"]
-    assert firewall.container_bridges(names) == ["br-0a1b2c3d4e5f", "docker0"]
+def test_bridges_of_containers_and_virtual_machines_are_let_in():
+    guests = ["br-0a1b2c3d4e5f", "docker0", "incusbr0", "lxdbr0", "podman1", "virbr0"]
+    others = ["br-lan", "docker01", "eth0", "lo", "virbr0-nic", "br0", "podman"]
+    assert firewall.container_bridges({"interfaces": [*others, *guests]}) == guests
+
+
+def test_a_bridge_that_a_card_is_part_of_leads_to_the_lan():
+    facts = {
+        "interfaces": ["lxdbr0", "eno1", "veth0_a"],
+        "lxdbr0": {"type": "bridge", "interfaces": ["veth0-a", "eno1"]},
+        "eno1": {"type": "ether", "pciid": "0000:02:00.0"},
+        "veth0_a": {"type": "ether"},
+    }
+    assert firewall.container_bridges(facts) == []
+    facts["lxdbr0"]["interfaces"] = ["veth0-a"]
+    assert firewall.container_bridges(facts) == ["lxdbr0"]
+
+
+CARDS = {
+    "interfaces": ["lo", "eno1", "enp3s0.7", "docker0"],
+    "lo": {"ipv4": {"address": "127.0.0.1", "prefix": "8"}},
+    "eno1": {
+        "ipv4": {"address": "192.168.56.20", "prefix": "24"},
+        "ipv4_secondaries": [{"address": "192.168.56.111", "prefix": "24"}],
+        "ipv6": [
+            {"address": "fe80::1", "prefix": "64"},
+            {"address": "2001:db8::7", "prefix": "128"},
+        ],
+    },
+    "enp3s0_7": {"ipv4": {"address": "10.7.0.5", "prefix": "16"}},
+    "docker0": {"ipv4": {"address": "172.17.0.1", "prefix": "16"}},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("text", "address", "port"),
+    ("own", "networks"),
     [
-        ("192.168.56.1 40310 192.168.56.111 2222", "192.168.56.1", "2222"),
-        ("fe80::1%eth0 40310 fe80::2%eth0 22", "fe80::1", "22"),
-        ("", "", "22"),
+        ("192.168.56.111", ["192.168.56.0/24", "192.168.56.0/24", "fe80::/64"]),
+        ("fe80::1", ["192.168.56.0/24", "192.168.56.0/24", "fe80::/64"]),
+        ("10.7.0.5", ["10.7.0.0/16"]),
+        ("203.0.113.9", []),  # behind a router that rewrites addresses: nobody is let in
+        ("", []),
     ],
 )
-def test_the_control_machine_is_who_connected(text, address, port):
-    assert firewall.connection_end(text) == {"address": address, "ssh_port": port}
+def test_ssh_is_open_to_the_network_of_the_card_by_which_the_control_machine_comes(own, networks):
+    assert firewall.card_networks(CARDS, own) == networks
+
+
+# As ss of iproute2 6.1 prints it.
+SOCKETS = """\
+udp UNCONN 0      0            0.0.0.0:5353       0.0.0.0:*    users:(("avahi-daemon",pid=7,fd=12))
+udp UNCONN 0      0      127.0.0.53%lo:53         0.0.0.0:*    users:(("systemd-res",pid=5,fd=13))
+udp UNCONN 0      0            0.0.0.0:2049       0.0.0.0:*
+tcp LISTEN 0      128          0.0.0.0:22         0.0.0.0:*    users:(("sshd",pid=9,fd=3))
+tcp LISTEN 0      50           0.0.0.0:445        0.0.0.0:*    users:(("smbd",pid=8,fd=30))
+tcp LISTEN 0      50              [::]:445           [::]:*    users:(("smbd",pid=8,fd=29))
+tcp LISTEN 0      128        127.0.0.1:631        0.0.0.0:*    users:(("cupsd",pid=6,fd=7))
+tcp LISTEN 0      128            [::1]:631           [::]:*    users:(("cupsd",pid=6,fd=6))
+tcp LISTEN 0      511                *:8888             *:*    users:(("jupyter-lab",pid=4,fd=6))
+"""
+
+
+def test_who_listens_and_will_be_cut_off_is_named():
+    told = ["jupyter-lab (tcp 8888)", "smbd (tcp 445)", "the kernel (udp 2049)"]
+    assert firewall.cut_off(SOCKETS, "22", []) == told
+    opened = [{"port": 445, "from": "192.168.56.0/24"}, {"port": 2049, "protocol": "udp"}]
+    assert firewall.cut_off(SOCKETS, "22", opened) == told[:1]
+    assert "sshd (tcp 22)" in firewall.cut_off(SOCKETS, "2222", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "own", "port"),
+    [
+        ("192.168.56.1 40310 192.168.56.111 2222", "192.168.56.1", "192.168.56.111", "2222"),
+        ("fe80::1%eth0 40310 fe80::2%eth0 22", "fe80::1", "fe80::2", "22"),
+        ("", "", "", "22"),
+    ],
+)
+def test_the_control_machine_is_who_connected(text, address, own, port):
+    found = firewall.connection_end(text)
+    assert found == {"address": address, "own": own, "ssh_port": port}
 
 
 def test_sets_hold_no_overlaps_which_nftables_would_refuse():
