@@ -24,7 +24,7 @@ class Bucket:
 
     buffer: torch.Tensor  # takes the result
     kept: Kept
-    coded: torch.Tensor  # the parts that came from all ranks
+    coded: torch.Tensor  # what is to be sent, then what came
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,30 +36,43 @@ class Parts:
     world: int
 
     def stages(self) -> List[Stage]:
-        return [self._send, self._own]
+        swap, gather = Stage(self._swap, sends=True), Stage(self._gather, sends=True)
+        return [Stage(self._code), swap, Stage(self._own), gather, Stage(self._take)]
 
     def sizes(self, values: int) -> List[int]:
         """Values of the tensors to keep for a buffer of so many."""
         part = part_of(values, self.world)
         return [self.world * part, part]
 
-    def _send(self, job: Any, group: Any) -> Bucket:
-        """Code what this rank has and what it had left out; swap parts with all ranks."""
+    def _code(self, job: Any) -> Bucket:
+        """What this rank has and what it had left out, in codes."""
         buffer, _, kept = job
         flat = kept.coming[0].copy_(kept.now[0])
         flat[: buffer.numel()].add_(buffer)
         whole = flat.view(self.world, -1)
         coded = self.codec.encode(whole)
         whole.sub_(self.codec.decode(coded, whole.shape[1]))
-        return Bucket(buffer, kept, swap_parts(coded, group))
+        return Bucket(buffer, kept, coded)
 
-    def _own(self, bucket: Bucket, group: Any) -> torch.Tensor:
-        """Sum the part of which this rank is the owner, and take the other owners' sums."""
+    def _swap(self, bucket: Bucket, group: Any) -> Bucket:
+        bucket.coded = swap_parts(bucket.coded, group)
+        return bucket
+
+    def _own(self, bucket: Bucket) -> Bucket:
+        """Sum the part of which this rank is the owner."""
         whole = bucket.kept.coming[1].copy_(bucket.kept.now[1]).view(1, -1)
         part = whole.shape[1]
         whole.add_(self.codec.decode(bucket.coded, part).sum(0))
-        coded = self.codec.encode(whole)
-        whole.sub_(self.codec.decode(coded, part))
-        gathered = gather_parts(coded[0], self.world, group)
-        result = self.codec.decode(gathered, part).view(-1)[: bucket.buffer.numel()]
+        bucket.coded = self.codec.encode(whole)
+        whole.sub_(self.codec.decode(bucket.coded, part))
+        return bucket
+
+    def _gather(self, bucket: Bucket, group: Any) -> Bucket:
+        bucket.coded = gather_parts(bucket.coded[0], self.world, group)
+        return bucket
+
+    def _take(self, bucket: Bucket) -> torch.Tensor:
+        """The sums of all owners."""
+        part = bucket.kept.coming[1].numel()
+        result = self.codec.decode(bucket.coded, part).view(-1)[: bucket.buffer.numel()]
         return bucket.buffer.copy_(result)

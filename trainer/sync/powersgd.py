@@ -3,7 +3,7 @@
 Vogels, Karimireddy and Jaggi, "PowerSGD", NeurIPS 2019: one step of power iteration, begun with the
 last step's result; what the product leaves out is kept, and added to the next gradient. Tensors
 that would not shrink to half (biases, normalisation, thin matrices) travel whole, with the first
-factor. Each bucket takes two sums, one by each stage of the carrier.
+factor. Each bucket takes two sums.
 
 All ranks compute the product from the same factors. Machines of different kinds may round it
 differently, by the last bit of fp32.
@@ -44,7 +44,8 @@ class PowerSGD(Feedback):
         self.shapes: Dict[int, List[torch.Size]] = {}
 
     def stages(self) -> List[Stage]:
-        return [self._left, self._right]
+        first, second = Stage(self._sum_left, sends=True), Stage(self._sum_right, sends=True)
+        return [Stage(self._left), first, Stage(self._right), second, Stage(self._product)]
 
     def hook(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         self.shapes[bucket.index()] = [gradient.shape for gradient in bucket.gradients()]
@@ -57,23 +58,33 @@ class PowerSGD(Feedback):
     def _is_thin(self, shape: torch.Size) -> bool:
         return len(shape) > 1 and is_thinned(*sides(shape), self.rank)
 
-    def _left(self, job: Any, group: Any) -> Bucket:
-        """The first factor: the sum over ranks of M Q, its columns then made orthonormal."""
+    def _left(self, job: Any) -> Bucket:
+        """The first factor: M Q of this rank."""
         buffer, index, kept = job
         bucket = self._bucket(buffer, index, kept)
         last = factors(kept.now[1], bucket.thin, self.rank)
         bucket.left = [m @ guess(q) for m, q in zip(bucket.thin, last)]
-        sum_all([*bucket.left, *bucket.whole], group)
-        for factor in bucket.left:
-            orthonormalise(factor)
         return bucket
 
-    def _right(self, bucket: Bucket, group: Any) -> torch.Tensor:
-        """The second factor: the sum over ranks of M' P. What P P' M leaves of M is kept."""
+    def _sum_left(self, bucket: Bucket, group: Any) -> Bucket:
+        sum_all([*bucket.left, *bucket.whole], group)
+        return bucket
+
+    def _right(self, bucket: Bucket) -> Bucket:
+        """The first factor's columns are made orthonormal. The second one: M' P of this rank. What
+        P P' M leaves of M is kept."""
+        for factor in bucket.left:
+            orthonormalise(factor)
         for matrix, left, right in zip(bucket.thin, bucket.left, bucket.right):
             torch.mm(matrix.t(), left, out=right)
             matrix.sub_(left @ right.t())
+        return bucket
+
+    def _sum_right(self, bucket: Bucket, group: Any) -> Bucket:
         sum_all(bucket.right, group)
+        return bucket
+
+    def _product(self, bucket: Bucket) -> torch.Tensor:
         products = iter([left @ right.t() for left, right in zip(bucket.left, bucket.right)])
         thin = {id(matrix) for matrix in bucket.thin}
         ordered = [next(products) if id(one) in thin else one.clone() for one in bucket.tensors]

@@ -1,0 +1,65 @@
+"""Exchanges in the background: who sends to whom and when, and what a stage may hold up."""
+
+import threading
+
+import torch
+import torch.distributed as dist
+
+from tests.trainer_ranks import run_ranks
+from trainer.options import Options
+from trainer.sync import carrier
+from trainer.sync.carrier import Carrier, Stage, gather_parts, swap_parts
+from trainer.world import start
+
+
+def exchanged():
+    """(rank, what it received of both kinds, its sends and receives in order)."""
+    world, calls = start(Options()), []
+    for name in ("isend", "irecv"):
+        real = getattr(dist, name)
+
+        def noted(tensor, peer, name=name, real=real, **words):
+            calls.append((name, peer))
+            return real(tensor, peer, **words)
+
+        setattr(carrier.dist, name, noted)
+    rows = torch.arange(world.size, dtype=torch.uint8)[:, None] + 10 * world.rank
+    swapped = swap_parts(rows.expand(-1, 5), None)[:, 0].tolist()
+    gathered = gather_parts(rows[0].expand(5), world.size, None)[:, 0].tolist()
+    return world.rank, swapped, gathered, calls
+
+
+def test_rows_go_round_so_that_no_two_ranks_send_to_the_same_one_at_a_time():
+    for rank, swapped, gathered, calls in run_ranks([1, 1, 1, 1], exchanged):
+        assert swapped == [rank, 10 + rank, 20 + rank, 30 + rank]
+        assert gathered == [0, 10, 20, 30]
+        once = calls[: len(calls) // 2]
+        assert once == calls[len(calls) // 2 :]
+        # A send must not wait for a peer that is busy sending.
+        assert [name for name, _ in once] == ["irecv"] * 3 + ["isend"] * 3
+        # In its n-th send, rank r has rank r + n for itself.
+        assert [peer for _, peer in once[3:]] == [(rank + step) % 4 for step in (1, 2, 3)]
+
+
+def order_of_work():
+    """The link's second turn comes while the stage after the first one is still at work."""
+    start(Options())
+    second = threading.Event()
+
+    def link(job, group):
+        if job == 1:
+            second.set()
+        return job
+
+    def slow(job):
+        return torch.tensor(second.wait(30))
+
+    carried = Carrier([Stage(link, sends=True), Stage(slow)], torch.device("cpu"), 30)
+    results = [carried.future() for _ in range(2)]
+    for job, result in enumerate(results):
+        carried.start(job, result)
+    return [bool(result.wait()) for result in results]
+
+
+def test_the_link_carries_the_next_bucket_while_the_last_one_is_decoded():
+    assert run_ranks([1, 1], order_of_work) == [[True, True]] * 2
