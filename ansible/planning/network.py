@@ -10,6 +10,7 @@ import re
 
 import yaml
 
+from . import network_kept as kept
 from .errors import PlanError
 
 KEYFILE = "/etc/NetworkManager/system-connections/tandem-{}.nmconnection"
@@ -25,14 +26,17 @@ def network_plan(facts: dict, want: dict) -> dict:
     facts: host, interface, card (see card_facts), files ({path: text} of the managers' folders),
     nmcli (values GENERAL.STATE, .CONNECTION, .CON-UUID, .TYPE, a line each), connection (of that
     connection ipv4.method, .addresses, .gateway, .dns, a line each), networkctl (text of
-    `networkctl status CARD`).
-    want: mode (add or replace), address (with prefix length), gateway ("" for none), dns (list).
+    `networkctl status CARD`), and what network_kept.present_way reads.
+    want: mode (add or replace), address (with prefix length), gateway ("" as today, "none"), dns
+    (list; empty: as today). What else the card has stays: see network_kept.
     Returns {"manager", "files": {path: {"content", "mode"}}, "aside": [path], "apply" and "back":
     [shell line], "wrong": [what is not so yet]}. Raises one sentence where nothing can be planned.
     """
     # Ansible's strings and lists carry tags that yaml.safe_dump does not know: take plain ones.
     facts, want = json.loads(json.dumps(facts)), json.loads(json.dumps(want))
     manager = _manager(facts)
+    if want["mode"] == "replace":
+        want = kept.completed(facts, want)
     plan = {"manager": manager, "aside": [], **_PLANNERS[manager](facts, want)}
     plan["wrong"] = _wrong(facts, want, plan["files"])
     return plan
@@ -90,29 +94,47 @@ def _file(content: str, mode: str = "0644") -> dict[str, str]:
 
 
 def _network_manager(facts: dict, want: dict) -> dict:
-    """A connection of our own with a higher priority; the one that was there stays untouched."""
+    """A connection of our own with a higher priority; the one that was there stays untouched.
+
+    Ours takes its place, so it says all that the other one says but for the address.
+    """
     interface, uuid = facts["interface"], _nmcli(facts)[2]
-    name = f"tandem-{interface}"
+    name, path = f"tandem-{interface}", KEYFILE.format(interface)
+    base = kept.keyfile_of(facts, uuid, path)
+    rest = kept.keyfile_kept(base, want["mode"] == "replace")
     lines = ["[connection]", f"id={name}", "type=ethernet", f"interface-name={interface}",
              "autoconnect-priority=100", "", "[ethernet]"]  # fmt: skip
-    lines += [f"mtu={facts['card']['mtu']}"] if facts["card"]["mtu"] != 1500 else []
-    lines += ["", "[ipv4]", *_keyfile_ipv4(facts, want), "", "[ipv6]", "method=auto", ""]
+    mtu = facts["card"]["mtu"]
+    told = any(line.startswith("mtu=") for line in rest["ethernet"])
+    lines += [f"mtu={mtu}"] if mtu != 1500 and not told else []
+    lines += [*rest.pop("ethernet"), "", "[ipv4]", *_keyfile_ipv4(facts, want)]
+    lines += _with_search(rest.pop("ipv4"), want)
+    for section, own in {"ipv6": ["method=auto"], **rest}.items():
+        lines += ["", f"[{section}]", *own]
     return {
-        "files": {KEYFILE.format(interface): _file("\n".join(lines), "0600")},
+        "files": {path: _file("\n".join([*lines, ""]), "0600")},
         "apply": ["nmcli connection reload", f"nmcli connection up id {name}"],
         "back": ["nmcli connection reload", f"nmcli connection up uuid {uuid}"],
     }
 
 
+def _with_search(lines: list[str], want: dict) -> list[str]:
+    """The lines of [ipv4], with the search domain that DHCP gave so far."""
+    told = any(line.startswith("dns-search=") for line in lines)
+    if told or not want.get("search"):
+        return lines
+    return [*lines, f"dns-search={';'.join(want['search'])};"]
+
+
 def _keyfile_ipv4(facts: dict, want: dict) -> list[str]:
-    """Ours takes the place of the other connection, so to add it also says what that one says."""
+    """Method, addresses, router and name servers. To add, today's too."""
     method, addresses, gateway, dns = [*facts["connection"].splitlines(), "", "", "", ""][:4]
     if want["mode"] == "replace":
         method, addresses, gateway, dns = "manual", "", want["gateway"], ",".join(want["dns"])
     ours = facts["files"].get(KEYFILE.format(facts["interface"]), "")
     added = [*re.findall(r"^address\d+=(\S+)$", ours, re.MULTILINE)[-1:], want["address"]]
-    kept = [text.strip() for text in addresses.split(",")]
-    several = [text for text in kept if text and text not in added] + [want["address"]]
+    today = [text.strip() for text in addresses.split(",")]
+    several = [text for text in today if text and text not in added] + [want["address"]]
     lines = [f"method={method or 'auto'}"]
     lines += [f"address{number}={text}" for number, text in enumerate(several, 1)]
     lines += [f"gateway={gateway}"] if gateway else []
@@ -125,12 +147,31 @@ def _networkd(facts: dict, want: dict) -> dict:
         path = f"/etc/systemd/network/{_network_file(facts).rpartition('/')[2]}.d/tandem.conf"
         text = f"[Network]\nAddress={want['address']}\n"
         return {"files": {path: _file(text)}, **_restart_networkd(facts, want)}
-    lines = ["[Match]", f"Name={facts['interface']}", "", "[Network]", f"Address={want['address']}"]
-    lines += [f"Gateway={want['gateway']}"] if want["gateway"] else []
-    lines += [f"DNS={server}" for server in want["dns"]]
-    text = "\n".join([*lines, ""])
     path = NETWORKD_WHOLE.format(facts["interface"])
-    return {"files": {path: _file(text)}, **_restart_networkd(facts, want)}
+    found = _network_file(facts)
+    folder = f"{found.rpartition('/')[2]}.d/"
+    drop_ins = [each for each in facts["files"] if f"/network/{folder}" in each]
+    if [each for each in drop_ins if not each.endswith("/tandem.conf")]:
+        raise PlanError(
+            f"{facts['host']}: {found} has drop-ins ({', '.join(sorted(drop_ins))}), which a file "
+            "of ours would switch off. Write the address there by hand, and leave `address` away."
+        )
+    if found not in facts["files"]:
+        raise PlanError(
+            f"{facts['host']}: {found}, which rules {facts['interface']}, was not read: it is in "
+            "neither /etc nor /run. Copy it to /etc/systemd/network, or leave `address` away."
+        )
+    network = [f"Address={want['address']}"]
+    network += [f"Gateway={want['gateway']}"] if want["gateway"] else []
+    network += [f"DNS={server}" for server in want["dns"]]
+    others = kept.networkd_kept(facts["files"][found])
+    network += [line for name, lines in others if name == "Network" for line in lines]
+    if want["search"] and not any(line.startswith("Domains") for line in network):
+        network.append(f"Domains={' '.join(want['search'])}")
+    lines = ["[Match]", f"Name={facts['interface']}", "", "[Network]", *network]
+    for name, own in others:
+        lines += ["", f"[{name}]", *own] if name != "Network" else []
+    return {"files": {path: _file("\n".join([*lines, ""]))}, **_restart_networkd(facts, want)}
 
 
 def _restart_networkd(facts: dict, want: dict) -> dict[str, list[str]]:
@@ -160,13 +201,7 @@ def _netplan(facts: dict, want: dict) -> dict:
     if want["mode"] == "add":
         content = {"network": {"version": 2, "ethernets": {name: {"addresses": [want["address"]]}}}}
     else:
-        card = {key: cards[name][key] for key in ("match", "set-name", "mtu") if key in cards[name]}
-        card |= {"dhcp4": False, "addresses": [want["address"]]}
-        if want["gateway"]:
-            card["routes"] = [{"to": "0.0.0.0/0", "via": want["gateway"]}]
-        if want["dns"]:
-            card["nameservers"] = {"addresses": want["dns"]}
-        cards[name] = card
+        cards[name] = kept.netplan_card(cards[name] or {}, want)
         content = merged
     if merged["network"].get("renderer") == "NetworkManager":
         run = {"apply": ["netplan apply"], "back": ["netplan apply"]}
@@ -219,7 +254,12 @@ def _ifupdown(facts: dict, want: dict) -> dict:
     if want["mode"] == "add":
         return _ifupdown_add(facts, want, stanza)
     stanza += [f"    gateway {want['gateway']}"] if want["gateway"] else []
-    stanza += [f"    dns-nameservers {' '.join(want['dns'])}"] if want["dns"] else []
+    given = bool(want["dns"])
+    stanza += [f"    dns-nameservers {' '.join(want['dns'])}"] if given else []
+    stanza += [f"    dns-search {' '.join(want['search'])}"] if given and want["search"] else []
+    for path, text in sorted(facts["files"].items()):
+        if path.startswith(INTERFACES):
+            stanza += kept.stanza_options(text, interface, given)
     files = {}
     for path, text in facts["files"].items():
         if path.startswith(INTERFACES) and _has_stanza(text, interface):

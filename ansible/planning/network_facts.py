@@ -12,7 +12,9 @@ def parse_files(printed: str) -> dict[str, str]:
     """Turn `grep --recursive --with-filename '' ...` (lines of "path:line") into {path: text}."""
     files: dict[str, str] = {}
     for line in printed.splitlines():
-        path, _, text = line.partition(":")
+        path, colon, text = line.partition(":")
+        if not colon:
+            continue
         files[path] = files.get(path, "") + text + "\n"
     return files
 

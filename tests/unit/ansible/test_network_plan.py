@@ -36,7 +36,8 @@ CLOUD_INIT = """network:
 def _facts(**changes):
     card = {"mac": "52:54:00:12:34:56", "mtu": 1500, "addresses": ["192.168.56.20/24"]}
     base = {"host": "node1", "interface": "eth0", "card": card, "files": {}}
-    return {**base, "nmcli": "", "connection": "", "networkctl": "", **changes}
+    way = {"card_dns": "", "card_search": "", "resolv": "", "route": "[]"}
+    return {**base, **way, "nmcli": "", "connection": "", "networkctl": "", **changes}
 
 
 def test_networkmanager_gets_a_connection_of_ours_and_goes_back_to_its_own():
@@ -99,12 +100,13 @@ def test_a_card_that_networkmanager_leaves_alone_belongs_to_networkd():
 
 
 def test_networkd_replace_comes_before_every_other_file():
-    plan = network.network_plan(_facts(networkctl=NETWORKD), REPLACE)
+    files = {"/etc/systemd/network/20-lan.network": "[Match]\nName=eth0\n[Network]\nDHCP=yes\n"}
+    plan = network.network_plan(_facts(networkctl=NETWORKD, files=files), REPLACE)
     ((path, file),) = plan["files"].items()
     assert Path(path).name < "00-anything.network"
     assert file["content"] == (
         "[Match]\nName=eth0\n\n[Network]\nAddress=192.168.56.111/24\nGateway=192.168.56.1\n"
-        "DNS=192.168.56.1\nDNS=9.9.9.9\n"
+        "DNS=192.168.56.1\nDNS=9.9.9.9\nDHCP=ipv6\n"
     )
 
 
@@ -172,7 +174,7 @@ def test_ifupdown_replace_rewrites_only_the_cards_own_stanza_and_is_stable():
     assert file["content"] == (
         "auto eth0\niface eth0 inet6 auto\niface eth1 inet dhcp\n"
         "iface eth0 inet static\n    address 192.168.56.111/24\n    gateway 192.168.56.1\n"
-        "    dns-nameservers 192.168.56.1 9.9.9.9\n"
+        "    dns-nameservers 192.168.56.1 9.9.9.9\n    metric 5\n"
     )
     again = _facts(files={"/etc/network/interfaces": file["content"]})
     (second,) = network.network_plan(again, REPLACE)["files"].values()
@@ -185,7 +187,8 @@ def test_a_card_that_nobody_manages_is_refused():
 
 
 def test_what_is_not_so_yet_is_named():
-    facts = _facts(networkctl=NETWORKD)
+    lan = {"/etc/systemd/network/20-lan.network": "[Network]\nAddress=192.168.56.20/24\n"}
+    facts = _facts(networkctl=NETWORKD, files=lan)
     plan = network.network_plan(facts, ADD)
     (path,) = plan["files"]
     no_address = "eth0 has no address 192.168.56.111/24"
@@ -195,8 +198,9 @@ def test_what_is_not_so_yet_is_named():
     facts["files"] = {path: file["content"] for path, file in plan["files"].items()}
     facts["card"]["addresses"].append("192.168.56.111/24")
     assert network.network_plan(facts, ADD)["wrong"] == []
+    facts["files"] |= lan
     replaced = network.network_plan(facts, REPLACE)
-    facts["files"] = {path: file["content"] for path, file in replaced["files"].items()}
+    facts["files"] = lan | {path: file["content"] for path, file in replaced["files"].items()}
     assert network.network_plan(facts, REPLACE)["wrong"] == ["eth0 has 192.168.56.20/24 too"]
 
 

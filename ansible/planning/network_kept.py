@@ -1,0 +1,175 @@
+"""What a machine's card has besides its IPv4 address, so that a new address takes none of it away.
+
+Name servers, search domain, router, wake-on-LAN, routes, IPv6. Texts in, texts and values out.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+
+from .errors import PlanError
+
+# Of a keyfile's [ipv4], what says which address: replaced; all else stays.
+KEYFILE_ADDRESS = re.compile(r"(method|address\d*|addresses\d*|gateway|dns)=")
+KEYFILE_DHCP = re.compile(r"(dhcp-|ignore-auto)")
+# Of an ifupdown stanza: what says which address, and what DHCP alone reads.
+STANZA_ADDRESS = re.compile(
+    r"\s*(address|netmask|network|broadcast|gateway|pointopoint|hostname|leasehours|leasetime"
+    r"|vendor|client)\s"
+)
+STANZA_DNS = re.compile(r"\s*dns-(nameservers?|search|domain)\s")
+
+
+def present_way(facts: dict) -> dict:
+    """{"dns", "search": lists, "gateway": "" for none}: how the machine finds others today.
+
+    facts: card_dns and card_search (`resolvectl dns` and `domain` of the card, "" without
+    systemd-resolved), resolv (text of resolv.conf), route (`ip -json route show default`).
+    """
+    if facts["card_dns"]:  # systemd-resolved knows each card's own, which may be none
+        dns = facts["card_dns"].partition("):")[2].split()
+        search = facts["card_search"].partition("):")[2].split()
+    else:
+        lines = [line.split() for line in facts["resolv"].splitlines()]
+        dns = [words[1] for words in lines if words[:1] == ["nameserver"] and len(words) > 1]
+        search = [word for words in lines if words[:1] in (["search"], ["domain"])
+                  for word in words[1:]]  # fmt: skip
+    routes = json.loads(facts["route"] or "[]")
+    own = [row for row in routes if row.get("dev") == facts["interface"] and "gateway" in row]
+    return {
+        "dns": [text for text in dict.fromkeys(dns) if _ipv4(text) and text[:4] != "127."],
+        "search": [word for word in dict.fromkeys(search) if word != "~."],
+        "gateway": own[0]["gateway"] if own else "",
+    }
+
+
+def _ipv4(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 4
+    except ValueError:
+        return False
+
+
+def completed(facts: dict, want: dict) -> dict:
+    """`want` with what it leaves open taken from today; adds "search". Raises where today's router
+    would be lost: it is not in the network of the new address.
+    """
+    present = present_way(facts)
+    gateway = {"none": "", "": present["gateway"]}.get(want["gateway"], want["gateway"])
+    network = ipaddress.ip_interface(want["address"]).network
+    if gateway and not want["gateway"] and ipaddress.ip_address(gateway) not in network:
+        raise PlanError(
+            f"{facts['host']}: its way to the internet is {gateway}, which is not in the network "
+            f"of {want['address']}. Write gateway=... (or gateway=none, for none) into its line of "
+            "inventory.ini."
+        )
+    return {**want, "gateway": gateway, "dns": want["dns"] or present["dns"],
+            "search": present["search"]}  # fmt: skip
+
+
+def sections(text: str) -> list[tuple[str, list[str]]]:
+    """[(name, lines)] of a file in the manner of .ini, without comments and empty lines.
+
+    A name may come several times, as [Route] does.
+    """
+    found: list[tuple[str, list[str]]] = []
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("[") and line.endswith("]"):
+            found.append((line[1:-1], []))
+        elif line and line[0] not in "#;" and found:
+            found[-1][1].append(line)
+    return found
+
+
+def keyfile_of(facts: dict, uuid: str, own: str) -> list[tuple[str, list[str]]]:
+    """The sections of the connection that the card has now; [] where NetworkManager made it up."""
+    if own in facts["files"] and f"tandem-{facts['interface']}" in facts["nmcli"].splitlines():
+        return sections(facts["files"][own])
+    for path, text in facts["files"].items():
+        if "/NetworkManager/" in path and uuid and f"uuid={uuid}" in text.splitlines():
+            return sections(text)
+    return []
+
+
+def keyfile_kept(base: list[tuple[str, list[str]]], replaced: bool) -> dict[str, list[str]]:
+    """{section: lines} that a connection of ours takes over from the one that it stands in for."""
+    names = {"802-3-ethernet": "ethernet"}  # as NetworkManager before 1.0 called it
+    kept: dict[str, list[str]] = {"ethernet": [], "ipv4": []}
+    for name, lines in base:
+        if name != "connection":
+            kept.setdefault(names.get(name, name), []).extend(lines)
+    kept["ipv4"] = [line for line in kept["ipv4"] if not KEYFILE_ADDRESS.match(line)]
+    if replaced:
+        kept["ipv4"] = [line for line in kept["ipv4"] if not KEYFILE_DHCP.match(line)]
+    return kept
+
+
+def networkd_kept(text: str) -> list[tuple[str, list[str]]]:
+    """The sections of a .network file without [Match] and without what gives IPv4 addresses."""
+    kept = []
+    for name, lines in sections(text):
+        if name in ("Match", "DHCP", "DHCPv4", "DHCPServer"):
+            continue
+        if name == "Address" and any(_value_is_ipv4(line, "Address") for line in lines):
+            continue
+        if name == "Route" and _is_default(lines):
+            continue
+        if name == "Network":
+            lines = [kept_line for line in lines for kept_line in _network_line(line)]
+        kept.append((name, lines))
+    return kept
+
+
+def _network_line(line: str) -> list[str]:
+    key, _, value = (part.strip() for part in line.partition("="))
+    if key in ("Address", "Gateway", "DNS") and _value_is_ipv4(line, key):
+        return []
+    if key == "DHCP":
+        return ["DHCP=ipv6"] if value.lower() in ("yes", "true", "on", "1", "both", "ipv6") else []
+    return [line]
+
+
+def _value_is_ipv4(line: str, key: str) -> bool:
+    found = re.match(rf"{key}\s*=\s*([\d.]+)(/\d+)?$", line)
+    return bool(found) and _ipv4(found.group(1))
+
+
+def _is_default(lines: list[str]) -> bool:
+    """Whether a [Route] is the way to everywhere, by IPv4."""
+    values = dict(re.split(r"\s*=\s*", line, maxsplit=1) for line in lines if "=" in line)
+    to = values.get("Destination", "0.0.0.0/0" if _ipv4(values.get("Gateway", "")) else "")
+    return to == "0.0.0.0/0"
+
+
+def netplan_card(card: dict, want: dict) -> dict:
+    """netplan's own description of a card with our address instead of its IPv4 ones."""
+    dropped = ("dhcp4", "dhcp4-overrides", "gateway4", "addresses", "routes", "nameservers")
+    new = {key: value for key, value in card.items() if key not in dropped}
+    # An address is a text, or a map of one key that holds its options.
+    six = [one for one in card.get("addresses", [])
+           if ":" in (one if isinstance(one, str) else next(iter(one)))]  # fmt: skip
+    routes = [row for row in card.get("routes", []) if row.get("to") not in ("default", "0.0.0.0/0")
+              or ":" in str(row.get("via", ""))]  # fmt: skip
+    if want["gateway"]:
+        routes = [{"to": "0.0.0.0/0", "via": want["gateway"]}, *routes]
+    names = dict(card.get("nameservers") or {})
+    names |= {"addresses": want["dns"]} if want["dns"] else {}
+    if want["search"] and "search" not in names:
+        names["search"] = want["search"]
+    new |= {"dhcp4": False, "addresses": [want["address"], *six]}
+    new |= {"routes": routes} if routes else {}
+    return new | ({"nameservers": names} if names else {})
+
+
+def stanza_options(text: str, interface: str, dns_given: bool) -> list[str]:
+    """The lines of a card's IPv4 stanzas that say something else than its address."""
+    kept, inside = [], False
+    for line in text.splitlines():
+        if re.match(r"\s*(iface|auto|allow-\S+|mapping|source\S*|no-auto-down|no-scripts)\s", line):
+            inside = bool(re.match(rf"\s*iface\s+{re.escape(interface)}\s+inet\s", line))
+        elif inside and line.strip() and not line.lstrip().startswith("#"):
+            dropped = STANZA_ADDRESS.match(line) or (dns_given and STANZA_DNS.match(line))
+            kept += [] if dropped else [line]
+    return kept

@@ -1,0 +1,252 @@
+"""A new address takes nothing else from a card: recorded configurations of each manager."""
+
+import pytest
+import yaml
+
+from planning import network, network_kept
+from planning.errors import PlanError
+
+REPLACE = {"mode": "replace", "address": "192.168.56.111/24", "gateway": "", "dns": []}
+ADD = {**REPLACE, "mode": "add"}
+# By DHCP, as systemd-resolved and ip say it.
+WAY = {
+    "card_dns": "Link 2 (eno1): 192.168.56.1 fd00::53 9.9.9.9",
+    "card_search": "Link 2 (eno1): lab.example ~.",
+    "resolv": "nameserver 127.0.0.53\n",
+    "route": '[{"dst":"default","gateway":"192.168.56.1","dev":"eno1","metric":100},'
+    '{"dst":"default","gateway":"10.9.0.1","dev":"wlp3s0","metric":600}]',
+}
+CARD = {"mac": "52:54:00:12:34:56", "mtu": 1500, "addresses": ["192.168.56.20/24"]}
+
+
+def facts(**changes):
+    made = {"host": "node1", "interface": "eno1", "card": CARD, "files": {}, **WAY}
+    return {**made, "nmcli": "", "connection": "", "networkctl": "", **changes}
+
+
+def files_of(made, want=REPLACE):
+    return {
+        path: file["content"] for path, file in network.network_plan(made, want)["files"].items()
+    }
+
+
+def again(made, want=REPLACE):
+    """The files of a second plan, made from those of the first."""
+    return files_of({**made, "files": {**made["files"], **files_of(made, want)}}, want)
+
+
+# --- router, name servers, search domain ---------------------------------------------------------
+
+
+def test_what_dhcp_gave_is_kept_by_the_cards_own_answers():
+    assert network_kept.present_way(facts()) == {
+        "dns": ["192.168.56.1", "9.9.9.9"],
+        "search": ["lab.example"],
+        "gateway": "192.168.56.1",
+    }
+
+
+def test_without_systemd_resolved_resolv_conf_says_it():
+    text = (
+        "# by dhclient\ndomain lab.example\nsearch lab.example b.example\nnameserver 127.0.0.53\n"
+    )
+    found = network_kept.present_way(
+        facts(card_dns="", card_search="", resolv=f"{text}nameserver 192.168.56.1\nnameserver\n")
+    )
+    assert (found["dns"], found["search"]) == (["192.168.56.1"], ["lab.example", "b.example"])
+
+
+def test_name_servers_of_another_card_are_not_this_ones():
+    other = facts(card_dns="Link 2 (eno1):", resolv="nameserver 10.8.0.1\n")
+    assert network_kept.present_way(other)["dns"] == []
+
+
+def test_a_router_outside_of_the_new_network_is_refused_until_one_is_named():
+    away = {**REPLACE, "address": "10.7.0.5/24"}
+    with pytest.raises(PlanError, match=r"its way to the internet is 192\.168\.56\.1, which"):
+        network_kept.completed(facts(), away)
+    assert network_kept.completed(facts(), {**away, "gateway": "none"})["gateway"] == ""
+    assert network_kept.completed(facts(), {**away, "gateway": "10.7.0.1"})["gateway"] == "10.7.0.1"
+    assert network_kept.completed(facts(route="[]"), away)["gateway"] == ""
+
+
+# --- NetworkManager ------------------------------------------------------------------------------
+
+KEYFILE = """\
+[connection]
+id=Wired connection 1
+uuid=6f1d-uuid
+type=ethernet
+timestamp=1700000000
+
+[ethernet]
+wake-on-lan=64
+mtu=9000
+
+[802-1x]
+eap=peap;
+
+[ipv4]
+method=manual
+address1=192.168.56.20/24,192.168.56.1
+dns=192.168.56.1;
+dns-search=lab.example;
+route1=10.20.0.0/16,192.168.56.254
+
+[ipv6]
+method=manual
+address1=2001:db8::20/64
+"""
+NM = {
+    "files": {"/etc/NetworkManager/system-connections/Wired connection 1": KEYFILE},
+    "nmcli": "100 (connected)\nWired connection 1\n6f1d-uuid\nethernet",
+    "connection": "manual\n192.168.56.20/24\n192.168.56.1\n192.168.56.1",
+}
+
+
+@pytest.mark.parametrize(("want", "first"), [(REPLACE, "111"), (ADD, "20")])
+def test_networkmanager_keeps_the_rest_of_the_connection(want, first):
+    (text,) = files_of(facts(**NM), want).values()
+    for line in ("wake-on-lan=64", "mtu=9000", "eap=peap;", "address1=2001:db8::20/64",
+                 "dns-search=lab.example;", "route1=10.20.0.0/16,192.168.56.254",
+                 "gateway=192.168.56.1"):  # fmt: skip
+        assert text.splitlines().count(line) == 1, line
+    assert f"[ipv4]\nmethod=manual\naddress1=192.168.56.{first}/24\n" in text
+    assert "6f1d-uuid" not in text and "timestamp" not in text
+    assert text.count("mtu=") == text.count("[ipv6]") == 1
+
+
+def test_networkmanagers_second_plan_is_the_first():
+    made = facts(**NM)
+    (first,) = files_of(made).values()
+    ours = {"nmcli": "100 (connected)\ntandem-eno1\nours-uuid\nethernet",
+            "connection": "manual\n192.168.56.111/24\n192.168.56.1\n192.168.56.1,9.9.9.9",
+            }  # fmt: skip
+    path = network.KEYFILE.format("eno1")
+    assert files_of(facts(**ours, files={path: first})) == {path: first}
+
+
+def test_networkmanager_by_dhcp_keeps_name_servers_and_search_domain():
+    made_up = {**NM, "files": {}, "connection": "auto\n\n\n"}
+    (text,) = files_of(facts(**made_up)).values()
+    assert "dns=192.168.56.1;9.9.9.9;\ndns-search=lab.example;\n" in text
+    assert "[ipv6]\nmethod=auto\n" in text
+
+
+# --- netplan -------------------------------------------------------------------------------------
+
+NETPLAN = """\
+network:
+  version: 2
+  ethernets:
+    eno1:
+      dhcp4: true
+      dhcp4-overrides: {use-dns: false}
+      dhcp6: true
+      wakeonlan: true
+      addresses: [10.1.0.5/16, "2001:db8::20/64", "2001:db8::21/64": {label: x}]
+      routes: [{to: default, via: 10.1.0.1}, {to: 10.20.0.0/16, via: 192.168.56.254},
+               {to: default, via: "fe80::1"}]
+      nameservers: {search: [own.example]}
+"""
+BY_NETPLAN = {
+    "files": {"/etc/netplan/01.yaml": NETPLAN},
+    "networkctl": "  Network File: /run/systemd/network/10-netplan-eno1.network\n",
+}
+
+
+def test_netplan_keeps_the_rest_of_the_card():
+    made = facts(**BY_NETPLAN)
+    (text,) = files_of(made).values()
+    card = yaml.safe_load(text)["network"]["ethernets"]["eno1"]
+    assert card == {
+        "dhcp4": False,
+        "dhcp6": True,
+        "wakeonlan": True,
+        "addresses": ["192.168.56.111/24", "2001:db8::20/64", {"2001:db8::21/64": {"label": "x"}}],
+        "routes": [
+            {"to": "0.0.0.0/0", "via": "192.168.56.1"},
+            {"to": "10.20.0.0/16", "via": "192.168.56.254"},
+            {"to": "default", "via": "fe80::1"},
+        ],
+        "nameservers": {"search": ["own.example"], "addresses": ["192.168.56.1", "9.9.9.9"]},
+    }
+    assert again({**made, "files": {}} | {"files": {network.NETPLAN: text}}) == {
+        network.NETPLAN: text
+    }
+
+
+# --- systemd-networkd ----------------------------------------------------------------------------
+
+NETWORK = """\
+[Match]
+MACAddress=52:54:00:12:34:56
+
+[Link]
+MTUBytes=9000
+# of ours
+
+[Network]
+DHCP=yes
+Address=2001:db8::20/64
+Address=10.1.0.5/16
+DNS=10.1.0.1
+LLMNR=no
+
+[Address]
+Address=10.2.0.5/16
+
+[Route]
+Gateway=10.1.0.1
+
+[Route]
+Destination=10.20.0.0/16
+Gateway=192.168.56.254
+
+[DHCPv4]
+UseDNS=no
+"""
+LAN = "/etc/systemd/network/20-lan.network"
+BY_NETWORKD = {"files": {LAN: NETWORK}, "networkctl": f"  Network File: {LAN}\n"}
+
+
+def test_networkd_keeps_the_rest_of_the_file():
+    made = facts(**BY_NETWORKD)
+    ((path, text),) = files_of(made).items()
+    assert text == (
+        "[Match]\nName=eno1\n\n[Network]\nAddress=192.168.56.111/24\nGateway=192.168.56.1\n"
+        "DNS=192.168.56.1\nDNS=9.9.9.9\nDHCP=ipv6\nAddress=2001:db8::20/64\nLLMNR=no\n"
+        "Domains=lab.example\n\n[Link]\nMTUBytes=9000\n\n"
+        "[Route]\nDestination=10.20.0.0/16\nGateway=192.168.56.254\n"
+    )
+    ours = facts(files={path: text}, networkctl=f"  Network File: {path}\n")
+    assert files_of(ours) == {path: text}
+
+
+def test_networkd_with_drop_ins_or_an_unread_file_is_refused():
+    drop_in = {f"{LAN}.d/more.conf": "[Network]\nVLAN=vlan7\n", LAN: NETWORK}
+    with pytest.raises(PlanError, match=r"has drop-ins \(.*more\.conf\)"):
+        files_of(facts(**BY_NETWORKD) | {"files": drop_in})
+    with pytest.raises(PlanError, match="was not read"):
+        files_of(facts(**BY_NETWORKD) | {"files": {}})
+
+
+# --- ifupdown ------------------------------------------------------------------------------------
+
+
+def test_ifupdown_keeps_the_rest_of_the_stanza():
+    text = (
+        "auto eno1\niface eno1 inet dhcp\n    hostname pc1\n    mtu 9000\n    ethernet-wol g\n"
+        "    up ip route add 10.20.0.0/16 via 192.168.56.254\n    dns-search old.example\n\n"
+        "iface eno1 inet6 auto\n"
+    )
+    made = facts(files={"/etc/network/interfaces": text})
+    (new,) = files_of(made).values()
+    assert new == (
+        "auto eno1\niface eno1 inet6 auto\niface eno1 inet static\n"
+        "    address 192.168.56.111/24\n    gateway 192.168.56.1\n"
+        "    dns-nameservers 192.168.56.1 9.9.9.9\n    dns-search lab.example\n"
+        "    mtu 9000\n    ethernet-wol g\n"
+        "    up ip route add 10.20.0.0/16 via 192.168.56.254\n"
+    )
+    assert again(made) == {"/etc/network/interfaces": new}
