@@ -19,7 +19,7 @@ export PATH := $(CURDIR)/$(ANSIBLE_ENV)/bin:$(CURDIR)/.venv/bin:$(PATH)
 terminal = "$$(tty | grep ^/dev/)"
 
 .DEFAULT_GOAL := help
-.PHONY: known help env ansible-env demo data/digits provision verify dry-provision check bootstrap bundle usb imagenet accept plan train dry-run slurm status attach stop runs report test test-legacy test-long test-cores chaos lint bench lock
+.PHONY: known help env ansible-env demo data/digits provision verify dry-provision check bootstrap bundle usb imagenet accept plan train dry-run slurm status attach stop runs report test test-legacy test-long test-cores test-gpu chaos lint bench lock
 
 help:
 	@python3 tools/verbs.py help
@@ -95,6 +95,9 @@ test-long: known
 test-cores: known
 	@tools/venv.sh dev
 	@tools/cores.sh
+
+test-gpu: known
+	@$(with_options) tools/test-gpu.sh
 
 chaos: known
 	@tools/test.sh chaos

@@ -69,6 +69,8 @@ START = (
 )
 RESUME = Variable("RESUME", "--resume", "a run to go on with; other variables change its own")
 
+DEVICES = ("cuda", "cpu")
+
 # Its order is that of `make help`; None begins a new paragraph.
 VERBS = {
     "help": Verb("this list; `make help VERB`: what VERB takes"),
@@ -162,6 +164,11 @@ VERBS = {
     "test": Verb("lint, unit, training and lab tests (the last need root)"),
     "test-legacy": Verb("the CUDA 10.2 stack on Debian 11, whole runs too (root)"),
     "test-long": Verb("tests of several minutes a file (root)"),
+    "test-gpu": Verb(
+        "what GPUs compute, wait for and survive: docs/gpu.md (a GPU)",
+        (Variable("DEVICE", "--device", "cpu: the cases that need no GPU", choices=DEVICES),),
+        "make test-gpu DEVICE=cpu",
+    ),
     "test-cores": Verb("every playbook and its unit tests by both Ansibles"),
     "chaos": Verb("40 faults in random order on a lab of four machines (root)"),
     "lint": Verb("every linter"),

@@ -82,6 +82,13 @@ def nccl_settings() -> Dict[str, str]:
     return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
+def bound_to(device: torch.device) -> Dict[str, Any]:
+    """init_process_group's keyword by which NCCL knows the process's GPU and connects at once: what
+    it cannot do it says there, and not in the first step. Since torch 2.3."""
+    known = inspect.signature(torch.distributed.init_process_group).parameters
+    return {"device_id": device} if "device_id" in known else {}
+
+
 class _TensorsOnly(pickle.Unpickler):
     """What torch 1.12, without `weights_only`, may load: tensors and plain containers."""
 

@@ -14,7 +14,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from .batch import SMALLEST, rank_batches
 from .card import card_towards
-from .compat import nccl_settings
+from .compat import bound_to, nccl_settings
 from .data.order import split_batch
 from .devices import of_all_ranks, of_this_rank
 from .errors import RankError, UserError
@@ -122,7 +122,7 @@ def start(options: Options) -> World:
     own = of_this_rank(device, world.host, options)
     world = dataclasses.replace(world, devices=(own,))
     if here.size > 1:
-        world = dataclasses.replace(world, **_meet(options, here, own))
+        world = dataclasses.replace(world, **_meet(options, here, own, device))
     at = (world.host if here.node is None else here.node, here.local_rank)
     places = [(node, local) for node, local in world.gather(at)]
     nodes = [node for node, _ in places]
@@ -151,7 +151,13 @@ def _device(options: Options, here: Place) -> torch.device:
     return torch.device("cuda", index)
 
 
-def _meet(options: Options, here: Place, own: Device) -> Dict[str, Any]:
+def _backend(device: torch.device) -> str:
+    """Over what gradients travel. (NCCL gives each process a GPU of its own: tests let two share
+    one, over Gloo.)"""
+    return "nccl" if device.type == "cuda" else "gloo"
+
+
+def _meet(options: Options, here: Place, own: Device, device: torch.device) -> Dict[str, Any]:
     """Form the process group. Returns World's `store`, of the trainer's own, its `exchange`, and
     the `devices` of all ranks."""
     if "MASTER_ADDR" not in os.environ:
@@ -161,7 +167,7 @@ def _meet(options: Options, here: Place, own: Device) -> Dict[str, Any]:
     if card is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", card)
     patience = timedelta(seconds=options.timeout)
-    backend = "nccl" if own.kind == "cuda" else "gloo"
+    backend = _backend(device)
     if backend == "nccl":
         os.environ.update(nccl_settings())
     try:
@@ -174,6 +180,7 @@ def _meet(options: Options, here: Place, own: Device) -> Dict[str, Any]:
             rank=here.rank,
             world_size=here.size,
             timeout=patience,
+            **(bound_to(device) if backend == "nccl" else {}),
         )
         exchange = Exchange(patience)
         exchange.meet()

@@ -179,3 +179,44 @@ def test_gloo_gets_the_card_that_leads_to_the_first_machine(monkeypatch, address
     monkeypatch.setattr(card.socket, "socket", Route)
     monkeypatch.setattr(card.fcntl, "ioctl", ask)
     assert card.card_towards(address) == name
+
+
+def met(monkeypatch, device):
+    """Settings with which a group is formed by a rank on this device."""
+    from types import SimpleNamespace
+
+    from trainer import world
+    from trainer.levels import Device
+
+    given = {}
+    monkeypatch.setattr(world, "rendezvous", lambda *_, **__: iter([(dist.HashStore(), 0, 1)]))
+    monkeypatch.setattr(world, "Exchange", lambda _: SimpleNamespace(meet=lambda: None))
+    monkeypatch.setattr(world.dist, "init_process_group", Formed(given))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    own = Device("node1", device.type, "a card")
+    world._meet(Options(), world.Place(size=1), own, device)
+    return given
+
+
+class Formed:
+    """init_process_group of a torch since 2.3, which notes what it is given."""
+
+    def __init__(self, given):
+        self.given = given
+
+    def __call__(self, backend, store=None, rank=0, world_size=1, timeout=None, device_id=None):
+        self.given.update(backend=backend, device_id=device_id)
+
+
+def test_nccl_is_told_the_process_s_gpu_and_gloo_none(monkeypatch):
+    """Barriers guess it otherwise, and errors come in the first step."""
+    card = torch.device("cuda", 1)
+    assert met(monkeypatch, card) == {"backend": "nccl", "device_id": card}
+    assert met(monkeypatch, torch.device("cpu")) == {"backend": "gloo", "device_id": None}
+
+
+def test_a_torch_before_2_3_is_not_told(monkeypatch):
+    from trainer import compat
+
+    monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout=None: None)
+    assert compat.bound_to(torch.device("cuda", 0)) == {}

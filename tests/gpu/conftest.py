@@ -1,0 +1,79 @@
+"""Which device the cases compute on, and what of them ran: `make test-gpu`, docs/gpu.md."""
+
+import os
+import sys
+
+import pytest
+import torch
+
+from tests.trainer_ranks import make_images
+
+LEAST = 60  # cases: where there are fewer, some have got lost
+CPU = torch.device("cpu")
+ALL, WITHOUT = pytest.StashKey[list](), pytest.StashKey[list]()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", choices=("cuda", "cpu"), default="cuda")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "needs_gpu: a CPU cannot show it")
+    # One card: what two ranks do that share it is tried, not what they do with one each.
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    os.environ["CUDA_VISIBLE_DEVICES"] = first
+    if config.getoption("--device") == "cuda" and not torch.cuda.is_available():
+        raise pytest.UsageError(
+            f"torch {torch.__version__} of {sys.executable} sees no GPU: see what nvidia-smi says, "
+            "name another Python by PYTHON=<its path>, or run the cases that a CPU can: DEVICE=cpu."
+        )
+
+
+def pytest_collection_modifyitems(config, items):
+    config.stash[ALL] = [item.nodeid for item in items]
+    if config.getoption("--device") == "cuda":
+        return
+    without = [item for item in items if item.get_closest_marker("needs_gpu")]
+    config.stash[WITHOUT] = [item.nodeid for item in without]
+    items[:] = [item for item in items if item not in without]
+    config.hook.pytest_deselected(items=without)
+
+
+def pytest_collection_finish(session):
+    option, found = session.config.option, len(session.config.stash[ALL])
+    whole = not (option.keyword or option.markexpr or option.file_or_dir != ["tests/gpu"])
+    if whole and found < LEAST:
+        raise pytest.UsageError(f"{found} cases were found in tests/gpu, and there are {LEAST}.")
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    say, stats = terminalreporter.write_line, terminalreporter.stats
+    without, every = config.stash.get(WITHOUT, []), config.stash.get(ALL, [])
+    device = config.getoption("--device")
+    terminalreporter.section("cases")
+    name = torch.cuda.get_device_name() if device == "cuda" else "the CPU"
+    passed, skipped = len(stats.get("passed", [])), stats.get("skipped", [])
+    say(f"{len(every)} cases on {name}, torch {torch.__version__}: {passed} passed")
+    for report in skipped:
+        say(f"left out: {report.nodeid}: {report.longrepr[2]}")
+    if without:
+        say(f"needs a GPU: {len(without)} cases")
+        for nodeid in without:
+            say(f"  {nodeid}")
+
+
+@pytest.fixture(scope="session")
+def device(request):
+    return torch.device("cuda", 0) if request.config.getoption("--device") == "cuda" else CPU
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory):
+    """Generated images of 16 pixels in four classes: 44 to train on, 12 to evaluate on."""
+    return make_images(tmp_path_factory.mktemp("images"), per_class=11)
+
+
+@pytest.fixture
+def without_apex(monkeypatch):
+    """torch's own levels, also where apex is installed."""
+    monkeypatch.setitem(sys.modules, "apex.amp", None)

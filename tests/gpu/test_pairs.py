@@ -1,0 +1,114 @@
+"""Two ranks that share the device compute what one does: each pair of settings is in one row."""
+
+import itertools
+
+import pytest
+
+from tests.gpu.ranks import compared, run_two
+
+# Images of both ranks in a step. The last step of `idle` has two images, all for the first rank.
+SHARES = {"even": (6, 6), "uneven": (7, 5), "idle": (21, 21)}
+LEVELS = {
+    "sync": ("allreduce", "fp16", "ef:8", "localsgd:1"),
+    "shares": tuple(SHARES),
+    "graph": ("usual", "static", "unused"),
+    "accumulate": (1, 3),
+    "norm": ("none", "over ranks"),
+    "format": ("usual", "channels last"),
+    "recomputed": (False, True),
+    "ema": (False, True),
+}
+NAMES = tuple(LEVELS)
+ROWS = [
+    ("fp16", "idle", "unused", 1, "none", "usual", False, True),
+    ("allreduce", "uneven", "static", 1, "over ranks", "channels last", True, False),
+    ("localsgd:1", "even", "usual", 3, "none", "usual", True, False),
+    ("ef:8", "even", "usual", 1, "over ranks", "channels last", False, True),
+    ("allreduce", "uneven", "static", 3, "none", "usual", False, True),
+    ("ef:8", "idle", "unused", 3, "none", "channels last", True, False),
+    ("fp16", "uneven", "usual", 1, "over ranks", "usual", False, False),
+    ("fp16", "even", "static", 3, "none", "channels last", True, True),
+    ("localsgd:1", "uneven", "unused", 1, "none", "channels last", False, True),
+    ("allreduce", "even", "unused", 1, "over ranks", "usual", False, True),
+    ("allreduce", "idle", "usual", 1, "none", "usual", True, True),
+    ("ef:8", "uneven", "static", 3, "none", "usual", False, True),
+    ("localsgd:1", "idle", "static", 1, "none", "usual", True, False),
+]
+# As a share of the way that a weight has come. Sums in fp64 differ by their order alone; of codes,
+# small values wait longest beside large ones until what was left out of them is sent.
+NEAR = {"allreduce": 1e-9, "fp16": 0.01, "ef:8": 0.5, "localsgd:1": 1e-3}
+# Batch normalisation over both ranks against that of the whole batch, in each precision.
+PRECISIONS = {"fp64": 1e-9, "fp32": 1e-3, "bf16": 0.25, "O1": 0.15, "O2": 0.15, "O3": 0.35}
+
+
+def comparable(row):
+    """Batch normalisation over ranks sees other samples together than one rank's does where a step
+    has micro-batches, or a rank has none; ranks that train by themselves have none over ranks."""
+    apart = (
+        row.get("sync") == "localsgd:1",
+        row.get("shares") == "idle",
+        row.get("accumulate", 1) > 1,
+    )
+    return not (row.get("norm") == "over ranks" and any(apart))
+
+
+def test_each_pair_of_settings_is_in_a_row():
+    wanted = {
+        ((one, x), (other, y))
+        for one, other in itertools.combinations(NAMES, 2)
+        for x, y in itertools.product(LEVELS[one], LEVELS[other])
+        if comparable({one: x, other: y})
+    }
+    rows = [dict(zip(NAMES, row)) for row in ROWS]
+    assert len(rows) <= 16
+    assert all(map(comparable, rows))
+    assert {pair for row in rows for pair in itertools.combinations(row.items(), 2)} == wanted
+
+
+def settings(row):
+    """(shares, options) of a row."""
+    of = dict(zip(NAMES, row))
+    model = {"none": "plain", "over ranks": "fixed"}[of["norm"]]
+    return SHARES[of["shares"]], {
+        "model": f"tests.gpu.models:{model}{'_unused' * (of['graph'] == 'unused')}",
+        "sync": of["sync"],
+        # Codes and averages of parameters are of fp32.
+        "precision": "fp64" if of["sync"] in ("allreduce", "fp16") else "fp32",
+        "static_graph": of["graph"] == "static",
+        "find_unused_parameters": of["graph"] == "unused",
+        "accumulate": of["accumulate"],
+        "sync_bn": of["norm"] == "over ranks",
+        "channels_last": of["format"] == "channels last",
+        "checkpoint_activations": of["recomputed"],
+        "ema": 0.9 if of["ema"] else 0.0,
+        # What a rank by itself has learned would differ by its momentum.
+        "momentum": 0.0,
+    }
+
+
+def over_ranks(precision):
+    given = {"model": "tests.gpu.models:fixed", "precision": precision, "sync_bn": True}
+    return SHARES["uneven"], {**given, "momentum": 0.0, "ema": 0.9}
+
+
+@pytest.fixture(scope="module")
+def found(images, device):
+    """By row or precision: what both ranks found, in one pair of processes."""
+    rows = [*map(settings, ROWS), *map(over_ranks, PRECISIONS)]
+    told = run_two(compared, str(images), device, rows)
+    return dict(zip([*ROWS, *PRECISIONS], zip(*told)))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row)).replace(" ", "_"))
+def test_two_ranks_compute_what_one_does(found, row):
+    for weights, average, way in found[row]:
+        assert way > 0.01
+        assert weights < NEAR[row[0]]
+        assert average < NEAR[row[0]]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_statistics_over_two_ranks_are_those_of_the_batch(found, precision):
+    for weights, average, _ in found[precision]:
+        assert weights < PRECISIONS[precision]
+        assert average < PRECISIONS[precision]

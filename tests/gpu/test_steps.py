@@ -1,0 +1,181 @@
+"""What a step computes: a plain loop's numbers, in the formats and types that were asked for."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from tests.gpu.jobs import batches, distance, prepared, train, weights
+from trainer.data.augment import MEAN, STD
+
+CPU = torch.device("cpu")
+FP64 = {"model": "tests.gpu.models:fixed", "precision": "fp64"}
+HALF = ["O1", "O2", "O3"]
+
+
+@pytest.fixture(scope="module")
+def by_hand(images):
+    """Weights after 20 steps of a loop as anybody writes it: fp64, on the CPU, whole batches."""
+    job = prepared(images, CPU, **FP64)
+    model = job.model
+    mean, std = (torch.tensor(one, dtype=torch.float64) for one in (MEAN, STD))
+    decays = [[p for p in model.parameters() if (p.dim() > 1) is many] for many in (True, False)]
+    groups = [{"params": p, "weight_decay": d} for p, d in zip(decays, (1e-4, 0.0))]
+    optimizer = torch.optim.SGD(groups, lr=0.02, momentum=0.9)
+    for batch in batches(job, 5, 20):
+        pixels = (batch.images.double() / 255 - mean.view(3, 1, 1)) / std.view(3, 1, 1)
+        optimizer.zero_grad()
+        cross_entropy(model(pixels), batch.targets).backward()
+        optimizer.step()
+    return weights(job)
+
+
+@pytest.mark.parametrize("given", [{}, {"channels_last": True}, {"checkpoint_activations": True}])
+def test_20_steps_are_those_of_a_plain_loop(images, device, by_hand, given):
+    job = prepared(images, device, **FP64, **given)
+    train(job, batches(job, 5, 20))
+    assert distance(weights(job), by_hand) < 1e-9
+
+
+def test_micro_batches_sum_to_the_batch(images, device):
+    """Without batch normalisation, which sees a micro-batch at a time."""
+    given = {"model": "tests.trainer_models:plain", "precision": "fp64"}
+    whole, parts = (prepared(images, device, accumulate=n, **given) for n in (1, 5))
+    for job in (whole, parts):
+        train(job, batches(job, 5, 20))
+    assert distance(weights(parts), weights(whole)) < 1e-10
+
+
+@pytest.mark.parametrize("level", ["fp32", "bf16", *HALF])
+def test_each_precision_learns(images, device, without_apex, level):
+    job = prepared(images, device, precision=level)
+    losses = [float(loss) for loss in train(job, batches(job, 8))]
+    first, last = sum(losses[:4]), sum(losses[-4:])
+    assert last < 0.6 * first
+
+
+@pytest.mark.parametrize("level", HALF)
+def test_types_of_weights_norms_and_masters(images, device, without_apex, level):
+    job = prepared(images, device, precision=level)
+    seen = {}
+    conv, norm = job.model[0], job.model[1]
+    conv.register_forward_hook(lambda _, __, output: seen.update(conv=output.dtype))
+    train(job, batches(job, 1, 2))
+    half, full = torch.float16, torch.float32
+    assert conv.weight.dtype is {"O1": full}.get(level, half)
+    assert norm.weight.dtype is norm.running_var.dtype is {"O3": half}.get(level, full)
+    assert seen["conv"] is half
+    stepped = {p.dtype for group in job.optimizer.param_groups for p in group["params"]}
+    assert stepped == {{"O3": half}.get(level, full)}
+    assert len(job.precision.masters) == (4 if level == "O2" else 0)
+    assert all(p.device == device for p in job.model.parameters())
+    for own, master in job.precision.masters:
+        assert torch.equal(own, master.half())
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_step_that_overflows_is_skipped_and_halves_the_scale(images, device, without_apex, level):
+    job = prepared(images, device, precision=level, ema=0.9)
+    fed, scale = batches(job, 2), job.precision.scale
+    scale.value = 2.0**8
+    train(job, fed[:2])
+    # Running statistics move: the forward was good.
+    before = {name: value for name, value in weights(job).items() if "running" not in name}
+    average, good = job.ema.updates, scale.good_steps
+    scale.value = 2.0**60
+    train(job, fed[2:3], begin=2)
+    after = weights(job)
+    moved = [name for name in before if not torch.equal(before[name], after[name])]
+    assert moved == ["1.num_batches_tracked", "4.num_batches_tracked"]
+    assert (scale.value, scale.good_steps) == (2.0**59, 0)
+    assert job.ema.updates == average
+    scale.value = 2.0**8
+    train(job, fed[3:4], begin=3)
+    assert (good, scale.good_steps) == (2, 1)
+    assert not torch.equal(before["0.weight"], weights(job)["0.weight"])
+
+
+def test_masters_keep_what_half_weights_round_away(images, device, without_apex):
+    job = prepared(images, device, precision="O2")
+    own, master = job.precision.masters[0]
+    before = own.detach().clone(), master.detach().clone()
+    train(job, batches(job, 1, 1), lr=1e-6)
+    assert not torch.equal(master, before[1])
+    assert float((own == before[0]).float().mean()) > 0.9
+
+
+@pytest.mark.parametrize("level", ["fp32", "bf16", "O2"])
+@pytest.mark.parametrize("mix", [None, "cutmix"])
+def test_activations_stay_channels_last(images, device, without_apex, level, mix):
+    given = {mix: 1.0} if mix else {}
+    job = prepared(images, device, channels_last=True, precision=level, **given)
+    kept = []
+
+    def look(module, inputs, output):
+        both = (inputs[0], output)
+        kept.append(all(x.is_contiguous(memory_format=torch.channels_last) for x in both))
+
+    for module in job.model.modules():
+        if isinstance(module, (nn.Conv2d, nn.BatchNorm2d, nn.ReLU)):
+            module.register_forward_hook(look)
+    train(job, batches(job, 1, 1))
+    assert kept == [True] * 6
+
+
+@pytest.mark.needs_gpu
+def test_recomputing_activations_takes_less_memory(images, device):
+    """Of the stages' insides only what is needed at once is there."""
+    peaks = []
+    for on in (False, True):
+        given = {"checkpoint_activations": on, "image_size": 128, "per_node_batch_size": 40}
+        job = prepared(images, device, model="resnet18", **given)
+        fed = batches(job, 1, 1)
+        train(job, fed)
+        torch.cuda.reset_peak_memory_stats()
+        train(job, fed, begin=1)
+        peaks.append(torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())
+    assert peaks[1] < 0.8 * peaks[0]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_compile_makes_one_graph_a_batch_size(images, device, parts, monkeypatch):
+    """An epoch of three whole batches and one of 8 images; nothing breaks the graph. The compiler
+    behind it is a stand-in, which counts."""
+    from torch._dynamo.testing import CompileCounter
+
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    torch._dynamo.reset()
+    job = prepared(images, device, compile=True, accumulate=parts)
+    train(job, batches(job, 2))
+    assert 1 <= counter.frame_count <= 2
+
+
+@pytest.mark.needs_gpu
+@pytest.mark.parametrize("level", ["fp32", "bf16"])
+def test_compiled_kernels_compute_the_same(images, device, level):
+    """By the real compiler, which needs Triton and a C compiler."""
+    torch._dynamo.reset()
+    given = {"model": "tests.gpu.models:fixed", "precision": level}
+    plain, made = (prepared(images, device, compile=on, **given) for on in (False, True))
+    for job in (plain, made):
+        train(job, batches(job, 1, 4))
+    assert distance(weights(made), weights(plain)) < (1e-3 if level == "fp32" else 0.1)
+
+
+def test_the_stopwatch_s_parts_make_up_the_steps(images, device):
+    """Categories of the device's time line, or of the CPU's clock; none is negative."""
+    job = prepared(images, device)
+    fed = batches(job, 2)
+    train(job, fed[:2])
+    job.clock.lap()
+    train(job, fed[2:], begin=2)
+    lap = job.clock.lap()
+    spent = job.clock.read(lap)
+    assert {"h2d", "forward", "backward", "optimizer"} <= set(spent)
+    assert all(value >= 0 for value in spent.values())
+    if device.type == "cuda":
+        whole = lap.marks[0].elapsed_time(lap.marks[-1]) / 1000
+        assert sum(spent.values()) == pytest.approx(whole, rel=0.01)

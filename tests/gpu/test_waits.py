@@ -1,0 +1,66 @@
+"""Between two readings of the loss no step waits for the device; fp16's levels do so once."""
+
+import pytest
+
+from tests.gpu.jobs import batches, prepared, train, waits_within
+
+CASES = {
+    "fp32": {},
+    "accumulate": {"accumulate": 3},
+    "clip": {"clip_grad_norm": 1.0},
+    "mixup": {"mixup": 0.2},
+    "cutmix": {"cutmix": 1.0},
+    "ema": {"ema": 0.99},
+    "smoothing": {"label_smoothing": 0.1},
+    "channels-last": {"channels_last": True},
+    "recomputed": {"checkpoint_activations": True},
+    "bf16": {"precision": "bf16"},
+    "bf16-all": {
+        "precision": "bf16", "mixup": 0.2, "cutmix": 1.0, "ema": 0.99, "accumulate": 2,
+        "clip_grad_norm": 1.0, "channels_last": True,
+    },
+    "O1": {"precision": "O1"},
+    "O2": {"precision": "O2"},
+    "O2-all": {"precision": "O2", "mixup": 0.2, "ema": 0.99, "accumulate": 2},
+    "O3": {"precision": "O3"},
+}  # fmt: skip
+# Whether the gradients overflowed is read once a step, by the levels with a loss scale.
+ALLOWED = {"O1": 1, "O2": 1, "O2-all": 1}
+STEPS = 4
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_do_not_wait_for_the_device(images, device, without_apex, name):
+    job = prepared(images, device, **CASES[name])
+    fed = batches(job, 3)
+    train(job, fed[:4])  # what is made at first
+    allowed = STEPS * ALLOWED.get(name, 0)
+    with waits_within(device, raises=not allowed) as waits:
+        train(job, fed[4 : 4 + STEPS], begin=4)
+    assert len(waits) <= allowed, waits
+
+
+@pytest.mark.needs_gpu
+def test_fused_adamw_does_not_wait_for_the_device(images, device):
+    job = prepared(images, device, optimizer="adamw", ema=0.99)
+    fed = batches(job, 3)
+    train(job, fed[:4])
+    with waits_within(device, raises=True):
+        train(job, fed[4:8], begin=4)
+
+
+def test_a_wait_is_seen(images, device):
+    """What the cases above look with."""
+    job = prepared(images, device)
+    (loss,) = train(job, batches(job, 1, 1))
+    with waits_within(device) as waits:
+        float(loss)
+    assert len(waits) == 1
+
+
+@pytest.mark.needs_gpu
+def test_a_batch_is_copied_from_pinned_memory(images, device):
+    """From any other a copy is not asynchronous, which torch's debug mode does not see."""
+    batch = batches(prepared(images, device), 1, 1)[0]
+    assert batch.images.is_pinned()
+    assert batch.targets.is_pinned()

@@ -1,0 +1,25 @@
+#!/bin/sh
+# The cases of tests/gpu (docs/gpu.md) by a Python that has what they need: that of PYTHON, else the first python3 on the
+# path. They need neither internet nor `make env`.
+set -eu
+cd "$(dirname "$0")/.."
+lacks() {
+    "$1" -c '
+from importlib.util import find_spec
+print(*(name for name in ("torch", "torchvision", "tqdm", "pytest") if find_spec(name) is None))
+' 2>/dev/null || echo "a Python that runs"
+}
+found=${PYTHON:-$(which -a python3 || true)}
+IFS='
+'
+for python in $found; do
+    if [ -z "$(lacks "$python")" ]; then
+        exec "$python" -m pytest --quiet --durations=5 tests/gpu "$@"
+    fi
+done
+for python in $found; do
+    echo "tandem: $python lacks: $(lacks "$python"). Name a Python with torch, torchvision, tqdm and pytest: PYTHON=<its path> make test-gpu" >&2
+    exit 1
+done
+echo "tandem: there is no python3: PYTHON=<path of one with torch, torchvision, tqdm and pytest> make test-gpu" >&2
+exit 1
