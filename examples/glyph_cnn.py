@@ -1,0 +1,24 @@
+"""A model of your own for images of 32 pixels: five convolutions, batch normalisation.
+
+    python -m trainer --data data/glyphs --model examples.glyph_cnn:glyph_cnn --epochs 4
+
+It is what the figures of docs/slow-networks.md were measured with: large enough that its weights
+are matrices worth making thinner, small enough that four ranks train on one core. Features (n,
+128, h, w); the trainer adds average pooling and a linear classifier.
+"""
+
+from torch import nn
+
+# Channels of each convolution, and its stride.
+LAYERS = ((16, 2), (32, 2), (64, 1), (96, 2), (128, 1))
+
+
+def glyph_cnn() -> nn.Module:
+    """Features of images of 16 pixels or more."""
+    layers, before = [], 3
+    for channels, stride in LAYERS:
+        # Batch normalisation has a bias of its own.
+        layers.append(nn.Conv2d(before, channels, 3, stride=stride, padding=1, bias=False))
+        layers += [nn.BatchNorm2d(channels), nn.ReLU()]
+        before = channels
+    return nn.Sequential(*layers)

@@ -1,0 +1,72 @@
+"""The data set that the prices of --sync were measured on."""
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.data.decode import read_image
+from trainer.data.layout import images_by_class
+from trainer.models import build
+
+ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT / "examples"))
+
+import glyphs  # noqa: E402
+
+
+def test_the_bytes_are_the_same_on_every_machine():
+    drawn = glyphs.images(glyphs.glyphs()[5], 7, [1, 0, 5])
+    assert drawn.shape == (7, 32, 32, 3)
+    told = hashlib.sha256(drawn.tobytes()).hexdigest()
+    assert told == "9e1b98c35e275736b3d50ddb23aae39d263491be07c54a37a3f915c4e4670b7d"
+
+
+def test_a_seed_and_a_split_draw_images_of_their_own():
+    ends = glyphs.glyphs()[0]
+    first = glyphs.images(ends, 2, [1, 0, 0])
+    for other in ([2, 0, 0], [1, 1, 0]):
+        assert np.abs(first - glyphs.images(ends, 2, other).astype(float)).mean() > 10
+
+
+def test_what_is_drawn_first_does_not_depend_on_how_many_are_drawn(monkeypatch):
+    ends = glyphs.glyphs()[0]
+    monkeypatch.setattr(glyphs, "CHUNK", 2)
+    assert (glyphs.images(ends, 4, [0, 0, 0])[:2] == glyphs.images(ends, 2, [0, 0, 0])).all()
+
+
+def test_the_trainer_reads_the_folder(tmp_path, monkeypatch):
+    two = glyphs.glyphs()[:2]
+    monkeypatch.setattr(glyphs, "CLASSES", 2)
+    monkeypatch.setattr(glyphs, "glyphs", lambda: two)
+    assert glyphs.write(tmp_path, 3, train=2, val=1) == 6
+    found = images_by_class(tmp_path, "train")
+    assert list(found) == ["00", "01"]
+    pixels = np.asarray(read_image(tmp_path / found["01"][1]))
+    assert (pixels == glyphs.images(two[1], 2, [3, 0, 1])[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--train", "0"], "--train and --val begin at 1"),
+        (["--seed", "-1"], "--seed at 0"),
+        ([], "is not empty: name another folder"),
+    ],
+)
+def test_bad_input_is_one_sentence(tmp_path, words, said):
+    (tmp_path / "mine.txt").write_text("kept")
+    command = [sys.executable, ROOT / "examples/glyphs.py", tmp_path, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_model_takes_its_images():
+    model = build("examples.glyph_cnn:glyph_cnn", glyphs.CLASSES, glyphs.SIZE)
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 64)
