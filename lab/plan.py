@@ -186,5 +186,6 @@ def bits_per_second(rate: str) -> float:
 
 
 def burst_bytes(rate: str) -> int:
-    """What a token bucket may send at once: 2 ms of the rate, at least one segment of 64 KiB."""
-    return max(65536, round(bits_per_second(rate) / 8 * 0.002))
+    """What a token bucket may send at once: 2 ms of the rate, at least what TCP hands over at once,
+    64 KiB and the headers of its packets, which the kernel would else cut up, packet by packet."""
+    return max(72 * 1024, round(bits_per_second(rate) / 8 * 0.002))

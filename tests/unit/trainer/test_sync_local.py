@@ -14,9 +14,9 @@ from trainer.sync import Moment
 SHARES = (6, 2)
 
 
-def moved(spec, steps, left=100):
+def moved(spec, steps, epoch=100):
     """The first weight of each rank after each step, where rank r moves by r + 1; and whether all
-    ranks have met there."""
+    ranks have met there. `epoch`: its steps."""
     made = Steps(spec)
     sync, weights = made.sync, list(made.model.parameters())
     with torch.no_grad():
@@ -24,7 +24,7 @@ def moved(spec, steps, left=100):
             weight.zero_()
     found = []
     for number in range(steps):
-        sync.before_step(Moment(number, left - number, 0.1, SHARES))
+        sync.before_step(Moment(number, epoch - number % epoch, 0.1, SHARES))
         with torch.no_grad():
             for weight in weights:
                 weight.add_(made.world.rank + 1)
@@ -64,6 +64,14 @@ def test_overlap_applies_the_average_d_steps_later_and_keeps_what_was_learned_si
 def test_overlap_has_nothing_under_way_at_the_end_of_an_epoch():
     for found in run_ranks([1, 1], moved, "overlap:3", 5, 5):
         assert [meets for _, meets, _ in found] == [False] * 4 + [True]
+
+
+def test_overlap_with_epochs_shorter_than_its_rounds_meets_at_the_end_of_all_but_the_first():
+    first, second = run_ranks([1, 1], moved, "overlap:9", 6, 2)
+    assert [meets for _, meets, _ in first] == [False] * 3 + [True, False, True]
+    # The average of an epoch is applied at the next one's end.
+    assert values(first) == [1, 2, 3, 2.5 + 2, 5.5, 2.5 + 2.5 + 2]
+    assert values(second) == [2, 4, 6, 2.5 + 4, 8.5, 2.5 + 2.5 + 4]
 
 
 def test_diloco_makes_an_outer_step_with_nesterovs_momentum():
@@ -140,6 +148,19 @@ def test_all_nodes_save_the_same_model_and_average(images, tmp_path, spec):
         assert torch.equal(value, weights(states[1])[name])
         assert torch.equal(states[0]["ema"]["average"][name], states[1]["ema"]["average"][name])
     assert states[0]["ema"]["updates"] == states[0]["step"]
+
+
+def test_a_run_in_which_overlap_never_meets_ends_with_the_average(images, tmp_path):
+    """One epoch, shorter than a round: what is saved is what all ranks have learned."""
+    ours = train(images, tmp_path, "--epochs", 1, "--sync_warmup", 0, "--sync", "overlap:99")
+    saved = [torch.cat([one.reshape(-1) for one in weights(state).values()]) for state in ours]
+    assert torch.equal(*saved)
+    apart = []
+    for file in sorted(tmp_path.glob("checkpoints/node*/rank*/step-*.pt")):
+        with file.open("rb") as content:
+            apart.append(load_tensors(content)["sync"]["own"]["weights"])
+    assert torch.allclose(saved[0], sum(apart) / 2, atol=1e-6)
+    assert not torch.allclose(*apart, atol=1e-4)
 
 
 @pytest.mark.parametrize("spec", ["overlap:3", "diloco:3"])

@@ -1,0 +1,66 @@
+"""A rank that dies in the middle of an exchange: the others end too, and soon."""
+
+import os
+import signal
+
+import pytest
+
+from tests.trainer_ranks import make_images, start_ranks, trainer
+from trainer.sync import carrier
+
+SPECS = ("ef:2", "powersgd:1", "localsgd:2:int8", "overlap:3", "diloco:2")
+ARGV = [
+    "--model", "tests.trainer_models:normed", "--precision", "fp32", "--augment", "none",
+    "--per_node_batch_size", 8, "--workers", 0, "--epochs", 9, "--sync_warmup", 0,
+    "--timeout", 20,
+]  # fmt: skip
+HANG = 300  # seconds after which nobody would believe that the rank still ends
+
+
+def dying(victim, turn, *argv):
+    """The trainer; rank `victim` is killed before it sends for the `turn`th time."""
+    if os.environ["RANK"] == str(victim):
+        left = [turn]
+        for name in ("isend", "all_reduce"):
+            real = getattr(carrier.dist, name)
+
+            def counted(*args, real=real, **words):
+                if words.get("group") is not None:  # an exchange's, not another part's
+                    left[0] -= 1
+                    if left[0] == 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                return real(*args, **words)
+
+            setattr(carrier.dist, name, counted)
+    return trainer(*argv)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return make_images(tmp_path_factory.mktemp("images"), per_class=18)
+
+
+def end_of(child, pipe):
+    """How a rank ended: "killed", or its exit code or "failed". AssertionError if it hangs."""
+    try:
+        assert pipe.poll(HANG), "a rank hangs"
+        good, value = pipe.recv()
+        return value if good else "failed"
+    except EOFError:
+        return "killed"
+    finally:
+        child.kill()
+        child.join()
+
+
+@pytest.mark.parametrize(
+    "trial", [pytest.param(n, marks=[pytest.mark.long] if n else []) for n in range(20)]
+)
+def test_a_kill_in_the_middle_of_an_exchange_leaves_no_hang(images, trial):
+    spec, victim, turn = SPECS[trial % len(SPECS)], trial % 3, 1 + trial
+    argv = ["--data", images, "--sync", spec, *ARGV]
+    started = start_ranks([1, 1, 1], dying, victim, turn, *argv, quiet=True)
+    ends = [end_of(*one) for one in started]
+    assert ends[victim] == "killed"
+    others = [end for rank, end in enumerate(ends) if rank != victim]
+    assert all(end == "failed" or end != 0 for end in others), ends
