@@ -52,7 +52,7 @@ def current() -> Code:
     for _ in range(TRIES):
         names = [name for name in _names() if _copied(name, tree)]
         revision = _git("rev-parse", "HEAD")
-        diff = _git("diff", "HEAD", "--", *FOLDERS) or ""
+        diff = os.fsencode(_git("diff", "HEAD", "--", *FOLDERS) or "").decode(errors="replace")
         sha256 = tree_sha256(tree, names)
         if names == _names() and sha256 == tree_sha256(CHECKOUT, names):
             return Code(tuple(names), sha256, revision.strip() if revision else None, diff, tree)
@@ -86,8 +86,18 @@ def _names() -> list[str]:
         files = [p for folder in FOLDERS for p in _files(CHECKOUT / folder)]
         names = [str(p.relative_to(CHECKOUT)) for p in files if "__pycache__" not in p.parts]
     else:
-        names = [name for name in listed.split("\0") if name and (CHECKOUT / name).is_file()]
-    return sorted(set(names))
+        names = [name for name in listed.split("\0") if name]
+    return sorted(name for name in set(names) if _goes(name))
+
+
+def _goes(name: str) -> bool:
+    """Whether a file may leave this machine: .env and its like hold secrets, and a link leads to
+    files of elsewhere. A name that is no UTF-8 could not be recorded."""
+    path = Path(name)
+    hidden = any(part.startswith(".") for part in path.parts)
+    linked = any((CHECKOUT / one).is_symlink() for one in (path, *path.parents[:-1]))
+    text = not any("\ud800" <= letter <= "\udfff" for letter in name)
+    return text and not hidden and not linked and (CHECKOUT / path).is_file()
 
 
 def _files(path: Path) -> list[Path]:
@@ -99,10 +109,10 @@ def _git(*arguments: str) -> str | None:
         ["git", "-c", "core.quotePath=off", *arguments],
         cwd=CHECKOUT,
         capture_output=True,
-        text=True,
         check=False,
     )
-    return done.stdout if done.returncode == 0 else None
+    # Names and contents may be of any encoding.
+    return os.fsdecode(done.stdout) if done.returncode == 0 else None
 
 
 def tree_sha256(root: Path, names: list[str]) -> str:

@@ -1,5 +1,7 @@
 """What is recorded is what ran: one copy of the code, hashed and sent."""
 
+import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -49,6 +51,28 @@ def test_what_is_changed_after_the_first_look_does_not_run(checkout, target):
     assert (sent / "trainer/loop.py").read_text() == "rate = 0.2\n"
     assert code.tree_sha256(sent, list(recorded.names)) == recorded.sha256
     assert not (sent / "trainer/new.py").exists()
+
+
+def test_secrets_links_and_odd_names_stay_here(checkout, target, tmp_path):
+    (tmp_path / "id_ed25519").write_text("secret\n")
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys/more.py").write_text("secret\n")
+    examples = checkout / "examples"
+    (examples / ".ssh").mkdir(parents=True)
+    (examples / ".ssh/key").write_text("secret\n")
+    (examples / ".env").write_text("TOKEN=secret\n")
+    (examples / "linked.py").symlink_to(tmp_path / "id_ed25519")
+    (examples / "folder").symlink_to(tmp_path / "keys")
+    (examples / os.fsdecode(b"caf\xe9.py")).write_text("")
+    (examples / "model.py").write_bytes(b"name = 'caf\xe9'\n")
+    (checkout / "trainer/loop.py").write_bytes(b"name = 'caf\xe9'\n")  # in the diff, too
+    assert code.current().names == ("examples/model.py", "trainer/loop.py")
+    sent = send(target)
+    assert {path.name for path in sent.rglob("*") if path.is_file()} == {"model.py", "loop.py"}
+    assert "secret" not in code.current().git_diff
+    shutil.rmtree(checkout / ".git")  # an unpacked archive has the same rule
+    code.current.cache_clear()
+    assert code.current().names == ("examples/model.py", "trainer/loop.py")
 
 
 def test_what_a_machine_holds_is_compared(checkout, target):
