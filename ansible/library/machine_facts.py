@@ -47,6 +47,7 @@ facts:
   type: dict
 """
 
+HELD = "/var/lib/tandem/driver/held"
 DISPLAY = "0x03"  # PCI class of display controllers
 
 # Who else has our address? An ARP probe (RFC 5227: no sender address, so nobody's cache changes).
@@ -234,7 +235,18 @@ def settings():
         "conda": os.path.exists("/opt/tandem/conda/bin/conda"),
         "uv": shutil.which("uv", path="/usr/local/bin:/usr/bin:/bin") is not None,  # root's
         "missing_mounts": mounts(),
+        "held_since": held_since(),
     }
+
+
+def held_since():
+    """When role driver last changed what it holds, in seconds since 1970; None: it holds nothing.
+
+    The kernel is held with the driver that was built for it, its security fixes too.
+    """
+    if not read(HELD):
+        return None
+    return os.stat(HELD).st_mtime
 
 
 def environments():

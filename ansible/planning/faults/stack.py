@@ -4,6 +4,9 @@ from .. import driver_offers as offers
 from .. import stacks
 from ..errors import PlanError
 
+# Days after which a held kernel is a finding.
+LONG_HELD = 90
+
 
 def driver(facts, question):
     if not any(gpu["vendor"] == stacks.NVIDIA for gpu in facts["gpus"]):
@@ -110,4 +113,19 @@ def environment(facts, manager, python, question):
         )
 
 
-JUDGES = (driver, fitting)
+def held(facts, question):
+    """A kernel that is held gets no security fixes either: after a while somebody should know."""
+    if facts["held_since"] is None:
+        return
+    days = int((facts["clock"] - facts["held_since"]) / 86400)
+    if days >= LONG_HELD:
+        yield (
+            "kernel_held",
+            f"kernel {facts['kernel']} is held together with its driver for {days} days, and gets "
+            "no security fixes",
+            'when it trains nothing: docs/driver.md, "Why it does not move overnight", says how a '
+            "newer kernel and its driver come together",
+        )
+
+
+JUDGES = (driver, fitting, held)

@@ -61,6 +61,7 @@ HEALTHY = {
     "clock_synchronized": "yes",
     "missing_libraries": [],
     "missing_mounts": [],
+    "held_since": None,
     "rsync": True,
     "conda": False,
     "uv": False,

@@ -47,6 +47,7 @@ FAULTS = [
     ("driver_missing", machine("debian11", ["1e07"], driver=None)),
     ("driver_mismatch", machine("debian11", ["1e07"], driver_library="580.130.1")),
     ("driver_old", machine("debian11", ["1e07"], driver="430.50", driver_library="430.50")),
+    ("kernel_held", machine(held_since=1000.0 - 91 * 86400)),
     ("stack", machine("debian11", ["ffff"])),
     ("gcc", machine("debian11", ["1e07"], gcc="10.2.1")),
     ("installer", machine("debian12", ["1e07"])),
@@ -249,3 +250,7 @@ def test_the_page_lists_every_fault_and_no_other():
     known |= {fault for _, fault, _ in network.UNREACHABLE}
     assert sorted(name for name, _ in listed) == sorted(known)
     assert {name for name, star in listed if star} == preflight.HINDERS
+
+
+def test_a_kernel_that_is_held_for_a_while_is_no_finding_yet():
+    assert preflight.findings(machine(held_since=1000.0 - 89 * 86400), QUESTION) == []
