@@ -167,7 +167,8 @@ def explain(failure) -> tuple[str, str]:
         said = f": {failure.message}" if failure.message else ""
         remedies = {
             "gone": "see that it is switched on and plugged in; MAX_RESTARTS=3 goes on without it",
-            "guard": "ask who killed it; MAX_RESTARTS=3 starts the run again",
+            "guard": "ask who killed it, or changed what runs there; MAX_RESTARTS=3 starts the run "
+            "again",
             "launch": "read nodes/<host>/launch.log of the run",
         }
         what = {"gone": "is gone", "guard": "lost its guard", "launch": "could not run launch"}

@@ -27,6 +27,11 @@ QUEUE_LOOKS_EVERY = 10.0
 INSTRUCTION_LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 
 
+def instruction_limits() -> dict[str, str]:
+    """Those that are set where the launcher was called."""
+    return {name: os.environ[name] for name in INSTRUCTION_LIMITS if os.environ.get(name)}
+
+
 @dataclass
 class Prepared:
     """All that was asked and found before anything is started."""
@@ -86,7 +91,7 @@ def settle(machines: Machines, asked: Asked, terminal: Terminal) -> dict[str, An
 def make_plan(prepared: Prepared, machines: Machines, **details) -> Plan:
     """The plan of an attempt on these machines; `details` are build.Request's. Raises UserError."""
     foreseen = predicted(prepared.settings, len(machines.hosts))
-    limits = {name: os.environ[name] for name in INSTRUCTION_LIMITS if os.environ.get(name)}
+    limits = instruction_limits()
     request = build.Request(
         unix=time.time(), predicted=foreseen, instruction_limits=limits, **details
     )

@@ -36,6 +36,8 @@ from launcher.stopper import Stopper
 from launcher.tell import describe, exit_code, go_on, proof, relative
 from launcher.watch import Outcome, Watch
 
+REPORT = (sys.executable, "-m", "report")
+
 
 def dry_run(options: Options) -> int:
     terminal = Terminal()
@@ -142,7 +144,7 @@ class Run:
             self._look_again()
         try:
             saved = self._collect()
-            self._report()
+            report(self.folder, self.terminal)
         except KeyboardInterrupt:
             name = self.folder.name
             self.terminal.say(f"make report RUN={name} makes its report from what is here by now")
@@ -273,17 +275,26 @@ class Run:
             self.terminal.say(f"checkpoint {relative(path)}")
         return bool(paths) or self.attempts.saved(self.folder)
 
-    def _report(self) -> None:
-        argv = [sys.executable, "-m", "report", str(relative(self.folder))]
-        with waiting(self.terminal, "making the report"):
-            done = subprocess.run(
-                argv,
-                cwd=CHECKOUT,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=False,
-            )
-        for line in done.stdout.splitlines():
-            self.terminal.line(line)
-        self.terminal.say(f"everything is in {relative(self.folder)}")
+
+def report(folder: Path, terminal: Terminal) -> None:
+    """Make and show the report; what was trained stands, whether that works or not."""
+    with waiting(terminal, "making the report"):
+        done = subprocess.run(
+            [*REPORT, str(relative(folder))],
+            cwd=CHECKOUT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    lines = done.stdout.splitlines()
+    if done.returncode == 0:
+        for line in lines:
+            terminal.line(line)
+    else:
+        why = lines[-1] if lines else f"exit code {done.returncode}"
+        terminal.say(
+            f"the report could not be made ({why}): the run is as it was, and "
+            f"`make report RUN={folder.name}` makes its report again"
+        )
+    terminal.say(f"everything is in {relative(folder)}")

@@ -16,6 +16,7 @@ from launcher.inventory import CHECKOUT, Host
 from launcher.node.launch import PATH
 from launcher.options import Options, trainer_settings
 from launcher.plan import FIRST_PORT, MONITOR_INTERVAL, run_id
+from launcher.prepare import instruction_limits
 
 TEMPLATE = r"""#!/bin/bash
 # Submit with `sbatch FILE` from a checkout that every node of the job has under the same path.
@@ -93,7 +94,8 @@ def exports(host: Host) -> str:
     if "PATH" in known:
         known["PATH"] = known["PATH"].replace(PATH, "$PATH")
     words = [f'{name}="{value}"' for name, value in known.items()]
-    return " ".join([*words, *(f"{name}={shlex.quote(host.env[name])}" for name in host.env)])
+    own = {**instruction_limits(), **host.env}
+    return " ".join([*words, *(f"{name}={shlex.quote(own[name])}" for name in own)])
 
 
 def main(options: Options) -> int:

@@ -81,6 +81,14 @@ def test_a_node_gets_the_environment_of_a_run_started_by_ssh(run, tmp_path):
         assert rest == ["/opt/cuda", "1", odd]
 
 
+def test_limits_of_instructions_go_along_as_by_ssh(run, monkeypatch):
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    text, *_ = run(own={"env": {"ATEN_CPU_CAPABILITY": "default"}})
+    (line,) = [line for line in text.splitlines() if "ONEDNN_MAX_CPU_ISA" in line]
+    assert line.endswith(" ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=default")
+
+
 def test_gpus_are_asked_for_and_shared_out(run):
     text, first, _ = run(gpus=4)
     assert "#SBATCH --gpus-per-node=4\n" in text
