@@ -7,9 +7,7 @@ is changed in the checkout while a run waits or starts again is no part of the r
 from __future__ import annotations
 
 import atexit
-import hashlib
 import io
-import os
 import shutil
 import subprocess
 import tarfile
@@ -22,6 +20,7 @@ from pathlib import Path
 from launcher.engine import Node, talk
 from launcher.errors import MachineError, UserError
 from launcher.inventory import CHECKOUT
+from launcher.node.tree import tree_sha256
 
 TRIES = 3
 SECONDS = 60.0
@@ -54,7 +53,7 @@ def current() -> Code:
         revision = _git("rev-parse", "HEAD")
         diff = os.fsencode(_git("diff", "HEAD", "--", *FOLDERS) or "").decode(errors="replace")
         sha256 = tree_sha256(tree, names)
-        if names == _names() and sha256 == tree_sha256(CHECKOUT, names):
+        if sha256 and names == _names() and sha256 == tree_sha256(CHECKOUT, names):
             return Code(tuple(names), sha256, revision.strip() if revision else None, diff, tree)
     raise UserError(
         f"the files of {', '.join(FOLDERS)} change while they are copied: let what writes them "
@@ -113,17 +112,6 @@ def _git(*arguments: str) -> str | None:
     )
     # Names and contents may be of any encoding.
     return os.fsdecode(done.stdout) if done.returncode == 0 else None
-
-
-def tree_sha256(root: Path, names: list[str]) -> str:
-    """As launcher/node/probe.py computes it from the node's files."""
-    total = hashlib.sha256()
-    for name in sorted(names):
-        path = root / name
-        mode = "x" if os.access(path, os.X_OK) else "-"
-        contents = hashlib.sha256(path.read_bytes()).hexdigest()
-        total.update(f"{name}\0{mode}\0{contents}\n".encode())
-    return total.hexdigest()
 
 
 def send(code: Code, nodes: dict[str, Node], folders: dict[str, str]) -> None:

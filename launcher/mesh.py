@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-from launcher import border
+from launcher import border, sent
 from launcher.border import Row, Untrue
 from launcher.engine import LARGEST, Late, Node, Process, pieces
 from launcher.inventory import Host
-from launcher.node.reach import MARK
 from launcher.plan import FIRST_PORT
 from launcher.probe import Facts
+from launcher.probes.reach import MARK
 
-SOURCE = Path(__file__).parent / "node" / "reach.py"
 SECONDS = 15.0
 PAIR = Row((Row((str, int)), str))  # peer, and why it is not reached
 # Beyond this many machines each is tried with its next neighbours and node 0: n * n would be many.
@@ -38,7 +36,8 @@ def check(hosts: list[Host], nodes: dict[str, Node], facts: dict[str, Facts]) ->
     def start(index: int) -> Process:
         host = hosts[index]
         peers = [[hosts[n].address, ports[n]] for n in peers_of(index, len(hosts))]
-        source = SOURCE.read_text() + f"\n\nmain({host.address!r}, {ports[index]}, {peers!r})\n"
+        call = f"main({host.address!r}, {ports[index]}, {peers!r})"
+        source = sent.program(("launcher.probes.reach",), call)
         return nodes[host.name].start([host.env_python, "-IB", "-c", source])
 
     names = {host.address: host.name for host in hosts}

@@ -5,18 +5,19 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from launcher import border
+from launcher import border, sent
 from launcher.border import Each, Match, One, Untrue
 from launcher.engine import Node, talk
 from launcher.errors import MachineError, UserError
-from launcher.inventory import CHECKOUT, Host
-from launcher.node.probe import MARK
+from launcher.inventory import Host
+from launcher.probes.machine import MARK
 
-SOURCE = Path(__file__).parent / "node" / "probe.py"
-LAYOUT = CHECKOUT / "trainer" / "data" / "layout.py"
+MODULES = (
+    *("trainer.card", "trainer.data.layout", "launcher.node.tree", "launcher.probes.command"),
+    *("launcher.probes.dataset", "launcher.probes.gpus", "launcher.probes.machine"),
+)
 SECONDS = 30.0
 ROUTE = {"interface": (str, None), "source": (str, None), "error": (str, None)}
 LISTING = {"classes": int, "images": int, "sha256": Match("[0-9a-f]{64}")}
@@ -58,7 +59,7 @@ SHAPE = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What launcher/node/probe.py found on one machine."""
+    """What launcher/probes/machine.py found on one machine."""
 
     host: str
     unix: float
@@ -113,7 +114,7 @@ def ask_all(
 
 def _ask(node: Node, task: dict[str, Any]) -> Facts | str:
     host = node.host
-    source = SOURCE.read_text() + f"\n\nmain({task!r}, {LAYOUT.read_text()!r})\n"
+    source = sent.program(MODULES, f"main({task!r})")
     asked = time.time()
     try:
         process = node.start([host.env_python, "-IB", "-"])
@@ -155,7 +156,7 @@ def read_facts(line: str) -> dict[str, Any]:
 
 def code_sha256(node: Node, python: str, folder: str) -> str | None:
     """The hash of the tree that a machine holds in `folder`, None where it cannot be told."""
-    source = f"{SOURCE.read_text()}\n\nprint(MARK + str(tree_sha256(pathlib.Path({folder!r}))))\n"
+    source = sent.program(("launcher.node.tree",), f"show({MARK!r}, {folder!r})")
     try:
         process = node.start([python, "-IB", "-"])
         output, _, _ = talk(process, source.encode(), SECONDS)

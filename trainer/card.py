@@ -1,25 +1,62 @@
-"""The network card that Gloo is to use, where nobody has said it."""
+"""The network card by which this machine reaches another. Standard library only: the launcher asks
+machines by it before a run, and a process without a launcher asks itself.
+"""
 
-import contextlib
+import array
 import fcntl
 import socket
 import struct
-from typing import Optional
+from pathlib import Path
+from typing import Dict, Optional
 
-SIOCGIFADDR = 0x8915  # of Linux: the first IPv4 address of a card
+SIOCGIFCONF = 0x8912  # of Linux: all IPv4 addresses with their cards
+IFREQ = 40  # sizeof(struct ifreq) on 64-bit Linux
+
+
+def route(peer: str) -> Dict[str, Optional[str]]:
+    """The card towards `peer`, and the own address there: `interface`, `source`, or the `error`.
+    Sends nothing."""
+    family = socket.AF_INET6 if ":" in peer else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((peer, 9))  # chooses the route
+            source = sock.getsockname()[0]
+    except OSError as error:
+        return {"interface": None, "source": None, "error": error.strerror or str(error)}
+    return {"interface": interface_of(source), "source": source, "error": None}
 
 
 def card_towards(address: str) -> Optional[str]:
-    """The card by which this machine reaches `address`; None for loopback and where it cannot be
-    told. By itself Gloo takes what the machine's own name resolves to, which in Debian's and
+    """The card that Gloo is to use where nobody has said it; None for loopback and where it cannot
+    be told. By itself Gloo takes what the machine's own name resolves to, which in Debian's and
     Ubuntu's /etc/hosts is 127.0.1.1: no other machine finds it there."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))  # sends nothing, but chooses the route
-        own = probe.getsockname()[0]
-        for _, name in [] if own.startswith("127.") else socket.if_nameindex():
-            with contextlib.suppress(OSError):  # a card without an address
-                asked = struct.pack("256s", name.encode()[:15])
-                answer = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, asked)
-                if socket.inet_ntoa(answer[20:24]) == own:
-                    return name
+    found = route(address)["interface"]
+    return None if found == "lo" else found
+
+
+def interface_of(address: str) -> Optional[str]:
+    """The card that bears an address, without `ip`, which need not be installed."""
+    if address.startswith("127."):
+        return "lo"
+    if ":" in address:
+        return _bearing_ipv6(address)
+    memory = array.array("B", bytes(1024 * IFREQ))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        request = struct.pack("iL", len(memory), memory.buffer_info()[0])
+        used = struct.unpack("iL", fcntl.ioctl(sock.fileno(), SIOCGIFCONF, request))[0]
+    found = memory.tobytes()[:used]
+    wanted = socket.inet_aton(address)
+    for start in range(0, used, IFREQ):
+        if found[start + 20 : start + 24] == wanted:
+            # An alias such as eth0:1 is an address of the card eth0.
+            return found[start : start + 16].split(b"\0")[0].decode().split(":")[0]
+    return None
+
+
+def _bearing_ipv6(address: str) -> Optional[str]:
+    wanted = socket.inet_pton(socket.AF_INET6, address.split("%")[0]).hex()
+    for line in Path("/proc/net/if_inet6").read_text(encoding="ascii").splitlines():
+        fields = line.split()
+        if fields[0] == wanted:
+            return fields[5]
     return None

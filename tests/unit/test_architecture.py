@@ -20,7 +20,9 @@ FORBIDDEN = {
 # Modules without torch or anything else, for rules that several rooms go by: who may import them.
 SHARED = {
     "trainer.batch": {"launcher"},
+    "trainer.card": {"launcher"},
     "trainer.cli": {"launcher"},
+    "trainer.data.layout": {"launcher"},
     "trainer.strategies": {"launcher", "report"},
     "trainer.levels": {"launcher"},
     "trainer.errors": {"launcher", "report"},

@@ -8,8 +8,8 @@ import pytest
 from launcher import devices, preflight, prepare, run
 from launcher.errors import UserError
 from launcher.lines import Terminal
-from launcher.node import probe
 from launcher.options import Options
+from launcher.probes import gpus as cards_of
 from tests.unit.launcher.launcher_values import (
     SETTINGS,
     VERSIONS,
@@ -376,8 +376,8 @@ def test_cards_of_new_and_old_drivers(monkeypatch, answers, driver, cards):
         field = argv[1].partition("=")[2].split(",")[0]
         return answers.get(field) if "query-gpu" in argv[1] else ""
 
-    monkeypatch.setattr(probe, "run", answer)
-    monkeypatch.setattr(probe.shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
-    found = probe.gpus()
+    monkeypatch.setattr(cards_of, "output", answer)
+    monkeypatch.setattr(cards_of.shutil, "which", lambda _name: "/usr/bin/nvidia-smi")
+    found = cards_of.gpus()
     assert (found["count"], found["driver"], found["cards"]) == (len(cards), driver, cards)
     assert found["error"] is None

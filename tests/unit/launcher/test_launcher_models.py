@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from launcher import models
-from launcher.node import probe
+from launcher.probes import command
+from launcher.probes import machine as probe
 from tests.unit.launcher.launcher_values import facts, host
 
 SENT = ("examples/own_backbone.py", "examples/digits.py", "trainer/train.py")
@@ -21,7 +22,7 @@ def test_the_names_are_those_that_the_trainer_knows(tmp_path, monkeypatch):
 
     from trainer.classifiers import names
 
-    monkeypatch.setattr(probe, "PATIENCE", 300)  # a loaded machine may import for minutes
+    monkeypatch.setattr(command, "SECONDS", 300)  # a loaded machine may import for minutes
     rule = models.rule("resnet18")
     known = names(torchvision.models)
     assert probe.models(rule, str(tmp_path), "0.29") == known

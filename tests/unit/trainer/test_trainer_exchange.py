@@ -1,7 +1,9 @@
 """What ranks tell each other is JSON, tensors and bytes: no rank's object is another's code."""
 
+import ctypes
 import os
 import socket
+import struct
 import time
 from typing import ClassVar
 
@@ -138,9 +140,9 @@ def test_old_torch_ends_a_collective_that_hangs_without_torchrun_too(monkeypatch
 
 
 class Route:
-    """A UDP socket of a machine with lo, a card without an address and eth0."""
+    """A UDP socket of a machine with lo and eth0, whose second address it goes out by."""
 
-    CARDS: ClassVar = {"lo": "127.0.0.1", "eth0": "192.0.2.7"}
+    CARDS: ClassVar = {"lo": "127.0.0.1", "eth0": "198.51.100.7", "eth0:1": "192.0.2.7"}
 
     def __init__(self, *_):
         pass
@@ -169,13 +171,16 @@ class Route:
 )
 def test_gloo_gets_the_card_that_leads_to_the_first_machine(monkeypatch, address, name):
     def ask(number, request, asked):
-        found = Route.CARDS.get(asked.rstrip(b"\0").decode())
-        if found is None:
-            raise OSError(99, "Cannot assign requested address")
-        return bytes(20) + socket.inet_aton(found) + bytes(232)
+        """As SIOCGIFCONF: rows of a struct ifreq each, into the memory that is named."""
+        size, memory = struct.unpack("iL", asked)
+        rows = b"".join(
+            name.encode().ljust(16, b"\0") + bytes(4) + socket.inet_aton(address) + bytes(16)
+            for name, address in Route.CARDS.items()
+        )
+        assert len(rows) <= size
+        ctypes.memmove(memory, rows, len(rows))
+        return struct.pack("iL", len(rows), memory)
 
-    cards = [(1, "lo"), (2, "wlan0"), (3, "eth0")]
-    monkeypatch.setattr(card.socket, "if_nameindex", lambda: cards)
     monkeypatch.setattr(card.socket, "socket", Route)
     monkeypatch.setattr(card.fcntl, "ioctl", ask)
     assert card.card_towards(address) == name

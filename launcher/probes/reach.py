@@ -1,6 +1,6 @@
 """Whether this machine reaches its peers by TCP: each listens, then each connects to all others.
 
-Sent to `python -c`, followed by a call of `main`. Standard library only, Python >= 3.6.
+Standard library only.
 """
 
 import json

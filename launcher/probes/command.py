@@ -1,0 +1,27 @@
+"""Commands and small files of a machine that is asked."""
+
+import json
+import os
+import subprocess
+
+SECONDS = 20  # for one command: the control machine waits for 30
+
+
+def output(argv):
+    """What it prints; None where it fails or takes too long."""
+    try:
+        return subprocess.check_output(
+            argv, stderr=subprocess.DEVNULL, timeout=SECONDS, universal_newlines=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def keep(value, path):
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(value))
+        temporary.replace(path)
+    except OSError:
+        pass  # a full disk is told elsewhere; the listing is only made again
