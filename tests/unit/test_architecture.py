@@ -38,7 +38,8 @@ def modules(path):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from names if node.module in ROOMS else [node.module]
+            modules_alone = node.module in ROOMS or not SHARED.keys().isdisjoint(names)
+            yield from names if modules_alone else [node.module]
 
 
 def imported(path, room):
