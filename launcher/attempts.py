@@ -95,12 +95,15 @@ class Attempts:
         return max((attempt["attempt"] for attempt in self.list), default=0)
 
     def read_resumed(self, folder: Path) -> None:
-        """Where each attempt took up, from what its ranks wrote when they began."""
-        for path in folder.glob("nodes/*/rank*.steps.jsonl"):
-            for start in lines_of(path, START):
-                for attempt in self.list:
-                    if attempt["attempt"] == start["attempt"]:
-                        attempt["resumed_samples"] = start["resumed_samples"]
+        """Where each attempt took up, from what its ranks wrote when they began: one rank's word on
+        each is enough, so that a file is read no further than the last of them."""
+        unknown = {attempt["attempt"]: attempt for attempt in self.list}
+        paths = folder.glob("nodes/*/rank*.steps.jsonl")
+        for start in (line for path in paths for line in lines_of(path, START)):
+            if attempt := unknown.pop(start["attempt"], None):
+                attempt["resumed_samples"] = start["resumed_samples"]
+            if not unknown:
+                break
         self._write(self._status)
 
     @staticmethod

@@ -13,6 +13,7 @@ from report.bottleneck import bottleneck
 from report.disk import disk_use, share_use
 from report.gpu import gpu_use
 from report.measure import Step, longest_attempt, measure_step
+from report.memory import MemoryUse, memory_use
 from report.network import network_use
 from report.progress import hundred_epochs, images_per_second, learning_curve, time_line
 from report.records import Run, dicts, number, open_record, read_run
@@ -49,6 +50,7 @@ class Analysis:
     shares: list[Any]
     networks: list[Any]
     gpus: list[Any]
+    memory: list[MemoryUse]
     curve: list[Any]
     line: list[Any]
     hundred_epochs: float | None
@@ -83,6 +85,7 @@ def analyse(folder: Path) -> Analysis:
         shares=shares,
         networks=networks,
         gpus=gpus,
+        memory=memory_use(run),
         curve=learning_curve(run),
         line=time_line(run),
         hundred_epochs=hundred_epochs(run, accounting),

@@ -15,12 +15,14 @@ POINTS = 240  # of a time line: more would not be seen
 
 @dataclass(frozen=True)
 class Epoch:
-    """Evaluation after one epoch (counted from 1). top1 and top5 in [0, 1]."""
+    """Evaluation after one epoch (counted from 1). top1 and top5 in [0, 1]; the loss on
+    validation images, and the mean over the epoch's training steps."""
 
     epoch: int
     top1: float | None
     top5: float | None
     loss: float | None
+    train_loss: float | None
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ def learning_curve(run: Run) -> list[Any]:
             epoch = number(line.get("epoch"))
             if epoch is not None:
                 top1, top5 = (share_of(line.get(key)) for key in ("top1", "top5"))
-                found[int(epoch)] = Epoch(int(epoch) + 1, top1, top5, number(line.get("loss")))
+                losses = (number(line.get(key)) for key in ("loss", "train_loss"))
+                found[int(epoch)] = Epoch(int(epoch) + 1, top1, top5, *losses)
     return [found[epoch] for epoch in sorted(found)]
 
 

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 from report import formulas
 from report.disk import DiskUse
 from report.gpu import GpuUse
+from report.memory import MemoryUse
 from report.network import NetworkUse
+from report.progress import Epoch
 from report.units import link, percent, size, three_digits
 
 UNKNOWN = "?"
@@ -79,6 +81,14 @@ GPUS = (
     Column("hottest", lambda use: known(use.temperature, lambda celsius: f"{celsius:.0f} C")),
     Column("slowest clock", lambda use: known(use.clock, lambda mhz: f"{mhz:.0f} MHz")),
 )
+# Of the process that took most: on a GPU what torch had allocated there.
+MEMORY = (
+    Column("node", lambda use: use.host),
+    Column("device", lambda use: use.device),
+    Column("processes", lambda use: str(use.ranks)),
+    Column("peak memory", lambda use: known(use.peak_memory, size)),
+    Column("bad images", lambda use: known(use.bad_images, lambda count: f"{count:,.0f}")),
+)
 
 
 def disks(uses: list[DiskUse]) -> Table:
@@ -87,6 +97,16 @@ def disks(uses: list[DiskUse]) -> Table:
 
 def networks(uses: list[NetworkUse]) -> Table:
     return made(NETWORKS, uses)
+
+
+def losses(epoch: Epoch) -> tuple[str, str]:
+    """In training, and on validation images."""
+    train, validation = (known(value, three_digits) for value in (epoch.train_loss, epoch.loss))
+    return train, validation
+
+
+def memory(uses: list[MemoryUse]) -> Table:
+    return made(MEMORY, uses)
 
 
 def gpus(uses: list[GpuUse]) -> Table:

@@ -37,6 +37,7 @@ def render_text(analysis: Analysis) -> str:
         disk_section,
         network_section,
         gpu_section,
+        memory_section,
         rank_section,
         curve_section,
         attempt_section,
@@ -178,6 +179,13 @@ def gpu_section(analysis: Analysis) -> list[Any]:
     )
 
 
+def memory_section(analysis: Analysis) -> list[Any]:
+    """Peak memory and bad images, by machine."""
+    if not analysis.memory:
+        return []
+    return ["MEMORY  (of the process that took most)", *aligned(tables.memory(analysis.memory))]
+
+
 def rank_section(analysis: Analysis) -> list[Any]:
     """Own work per rank; long lists are cut to the slowest."""
     step = analysis.step
@@ -200,16 +208,18 @@ def rank_section(analysis: Analysis) -> list[Any]:
 
 
 def curve_section(analysis: Analysis) -> list[Any]:
-    """Top-1 per epoch; the ends of a long list."""
+    """Top-1 and the losses per epoch; the ends of a long list."""
     scored = [epoch for epoch in analysis.curve if epoch.top1 is not None]
     if not scored:
         return []
     shown = scored if len(scored) <= 10 else [*scored[:4], *scored[-6:]]
-    lines = ["EVALUATION  (top-1 after each epoch)"]
+    lines = ["EVALUATION  (top-1 after each epoch; loss in training, and on validation images)"]
     for epoch in shown:
         if epoch is scored[-6:][0] and len(scored) > 10:
             lines.append("    ...")
-        lines.append(f"  {epoch.epoch:>4}{epoch.top1:>9.2%}  {'#' * round(epoch.top1 * BAR)}")
+        losses = "".join(f"{word:>8}" for word in tables.losses(epoch))
+        bar = "#" * round(epoch.top1 * BAR)
+        lines.append(f"  {epoch.epoch:>4}{epoch.top1:>9.2%}{losses}  {bar}")
     return lines
 
 

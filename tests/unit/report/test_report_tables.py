@@ -11,7 +11,7 @@ from report.page import render_page
 from report.text import render_text
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
 
-TITLES = {"disks": "DISKS", "networks": "NETWORK", "gpus": "GPUS"}
+TITLES = {"disks": "DISKS", "networks": "NETWORK", "gpus": "GPUS", "memory": "MEMORY"}
 
 
 class Cells(HTMLParser):
@@ -77,3 +77,17 @@ def test_where_columns_are_too_few_names_are_cut_and_no_figure():
     assert max(map(len, lines)) <= 80
     assert lines[1].split()[-7:] == ["123,456"] * 7
     assert lines[1].startswith("  node1  enx")
+
+
+def test_memory_bad_images_and_losses_are_shown(tmp_path):
+    folder = RunBuilder(tmp_path / "run", **BOTTLENECKS["network"]).write()
+    for path, peak, bad in zip(sorted(folder.glob("nodes/*/rank*.jsonl")), (7, 3), (2, 0)):
+        lines = path.read_text().replace(f": {10**9}", f": {peak * 10**9}")
+        path.write_text(lines.replace('"bad_images": 0', f'"bad_images": {bad}'))
+    analysis = analyse(folder)
+    assert [(use.host, use.peak_memory, use.bad_images) for use in analysis.memory][:2] == [
+        ("node1", 7e9, 2),
+        ("node2", 3e9, 0),
+    ]
+    assert "1.00 in training, 0.50 on validation" in render_page(analysis)
+    assert re.search(r"% +1\.00 +0\.50  ##", render_text(analysis))
