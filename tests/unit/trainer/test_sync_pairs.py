@@ -1,0 +1,50 @@
+"""Ranks that train by themselves, in whole runs with what else there is: each setting with each
+strategy at least once, and settings in pairs. (O2 and its masters compute on GPUs alone.)"""
+
+import pytest
+import torch
+
+from tests.trainer_ranks import make_images, run_ranks, trainer
+from trainer.compat import load_tensors
+
+ARGV = [
+    "--model", "tests.trainer_models:normed", "--augment", "none", "--workers", 0,
+    "--epochs", 2, "--lr", 0.05, "--sync_warmup", 0.5, "--per_node_batch_size", 8,
+]  # fmt: skip
+BF16, LAST, COMPILE = ("--precision", "bf16", "--emulate"), ("--channels_last",), ("--compile",)
+CLIP, PARTS, FP32 = ("--clip_grad_norm", 1), ("--accumulate", 2), ("--precision", "fp32")
+UNEVEN, EVEN = [2, 1], [1, 1]
+# A strategy, ranks of each machine, settings.
+RUNS = [
+    ("localsgd:2", UNEVEN, (*BF16, *LAST)),
+    ("localsgd:3:bf16", EVEN, (*FP32, *CLIP, *PARTS)),
+    ("overlap:3", EVEN, (*BF16, *CLIP)),
+    ("overlap:2:int8", UNEVEN, (*FP32, *LAST, *PARTS)),
+    ("diloco:2", UNEVEN, (*BF16, *PARTS)),
+    ("diloco:3:4bit", EVEN, (*FP32, *LAST, *CLIP)),
+    pytest.param("localsgd:2", UNEVEN, (*COMPILE, *FP32, *CLIP), marks=pytest.mark.long),
+    pytest.param("overlap:2", EVEN, (*COMPILE, *FP32, *LAST), marks=pytest.mark.long),
+    pytest.param("diloco:2:int8", EVEN, (*COMPILE, *FP32, *PARTS), marks=pytest.mark.long),
+]
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return make_images(tmp_path_factory.mktemp("images"), per_class=14)
+
+
+@pytest.mark.parametrize(("spec", "nodes", "more"), RUNS)
+def test_a_run_ends_with_the_same_finite_weights_on_all_machines(
+    images, tmp_path, spec, nodes, more
+):
+    argv = ["--data", images, "--output", tmp_path, "--sync", spec, *ARGV, *more]
+    assert run_ranks(nodes, trainer, *argv, quiet=True) == [0] * sum(nodes)
+    saved = []
+    for host in range(1, len(nodes) + 1):
+        file = sorted((tmp_path / f"checkpoints/node{host}").glob("step-*.pt"))[-1]
+        with file.open("rb") as content:
+            saved.append(load_tensors(content)["model"])
+    for name, value in saved[0].items():
+        assert bool(torch.isfinite(value.float()).all()), name
+        if "running" not in name:
+            assert torch.equal(value, saved[1][name]), name
