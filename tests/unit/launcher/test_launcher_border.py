@@ -1,6 +1,7 @@
 """What a node tells, at the border: 100 and more generated cases for each parser, none of which may
 do anything but be taken as true or be refused."""
 
+import base64
 import contextlib
 import json
 import re
@@ -175,6 +176,9 @@ def test_any_text_is_an_answer_or_refused(text):
     assert isinstance(told, str) or all(pair[0][0] == "192.0.2.1" for pair in told)
 
 
+# A public key: 32 bytes of which none is secret.
+KEY = base64.b64encode(b"\0\0\0\x0bssh-ed25519\0\0\0 " + bytes(range(32)))
+KNOWN = b"192.0.2.7 ssh-ed25519 " + KEY
 TERMINAL = re.compile("[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\ud800-\udfff]")
 COLOUR = re.compile(r"\x1b\[[0-9;:]{0,40}m")
 escapes = st.lists(
@@ -234,8 +238,10 @@ def test_any_output_of_a_rank_is_shown_clean(tmp_path_factory, pieces):
 
 @many
 @given(st.binary(max_size=200))
-def test_any_known_hosts_is_read(data):
-    known_hosts.read(data + b"\n" + data)
+def test_no_line_of_known_hosts_hides_a_confirmed_key(data):
+    found = known_hosts.read(data + b"\n" + KNOWN + b"\n" + data)
+    (line,) = [line for line in found if line.means("192.0.2.7") and not line.revoked]
+    assert line.entry.to_line().encode().split() == KNOWN.split()
 
 
 @many
