@@ -19,7 +19,7 @@ export PATH := $(CURDIR)/$(ANSIBLE_ENV)/bin:$(CURDIR)/.venv/bin:$(PATH)
 terminal = "$$(tty | grep ^/dev/)"
 
 .DEFAULT_GOAL := help
-.PHONY: known help env ansible-env demo data/digits provision verify dry-provision check bootstrap bundle usb imagenet accept plan train dry-run slurm status attach stop runs report test test-legacy test-long test-cores test-gpu chaos lint bench lock
+.PHONY: known help env ansible-env demo data/digits provision verify dry-provision check bootstrap bundle usb imagenet accept plan train dry-run slurm status attach stop runs report test test-legacy test-long test-cores test-gpu chaos lint bench bench-gpu lock
 
 help:
 	@python3 tools/verbs.py help
@@ -108,6 +108,9 @@ lint: known
 
 bench: known
 	@tools/test.sh bench
+
+bench-gpu: known
+	@$(with_options) tools/test-gpu.sh bench
 
 lock: known
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header requirements/control.in --output-file requirements/control.txt

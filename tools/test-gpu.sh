@@ -1,8 +1,13 @@
 #!/bin/sh
-# The cases of tests/gpu (docs/gpu.md) by a Python that has what they need: that of PYTHON, else the first python3 on the
-# path. They need neither internet nor `make env`.
+# The cases of tests/gpu (docs/gpu.md), or by the word bench what a step costs beside others' (docs/performance.md), by a
+# Python that has what they need: that of PYTHON, else the first python3 on the path. They need neither internet nor `make env`.
 set -eu
 cd "$(dirname "$0")/.."
+verb=test-gpu
+if [ "${1:-}" = bench ]; then
+    verb=bench-gpu
+    shift
+fi
 lacks() {
     "$1" -c '
 from importlib.util import find_spec
@@ -14,12 +19,13 @@ IFS='
 '
 for python in $found; do
     if [ -z "$(lacks "$python")" ]; then
+        if [ $verb = bench-gpu ]; then exec "$python" -m tests.bench.gpu "$@"; fi
         exec "$python" -m pytest --quiet --durations=5 tests/gpu "$@"
     fi
 done
 for python in $found; do
-    echo "tandem: $python lacks: $(lacks "$python"). Name a Python with torch, torchvision, tqdm and pytest: PYTHON=<its path> make test-gpu" >&2
+    echo "tandem: $python lacks: $(lacks "$python"). Name a Python with torch, torchvision, tqdm and pytest: PYTHON=<its path> make $verb" >&2
     exit 1
 done
-echo "tandem: there is no python3: PYTHON=<path of one with torch, torchvision, tqdm and pytest> make test-gpu" >&2
+echo "tandem: there is no python3: PYTHON=<path of one with torch, torchvision, tqdm and pytest> make $verb" >&2
 exit 1

@@ -173,6 +173,11 @@ VERBS = {
     "chaos": Verb("40 faults in random order on a lab of four machines (root)"),
     "lint": Verb("every linter"),
     "bench": Verb("figures with their method: tests/bench/README.md (root)"),
+    "bench-gpu": Verb(
+        "steps beside torchvision's and timm's ways: docs/performance.md (a GPU)",
+        (Variable("DEVICE", "--device", "cpu: a tiny version, to try it", choices=DEVICES),),
+        "make bench-gpu DEVICE=cpu",
+    ),
     "lock": Verb("make requirements/*.txt anew from *.in (needs uv)"),
 }
 INTERNAL = ("ansible-env", "data/digits", "known")

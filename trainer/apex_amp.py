@@ -2,13 +2,15 @@
 
 import contextlib
 import importlib
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
 
 import torch
 from torch import nn
 
+from .errors import UserError
+from .loss_scale import LossScale
 from .options import Options
-from .precision import LossScale, Precision, optimized
+from .precision import Precision, optimized
 from .world import World
 
 # What cannot go with it: it replaces the model's forward, which neither DataParallel's copies nor
@@ -18,16 +20,50 @@ ALONE = ("compile", "checkpoint_activations", "auto_batch", "skip_oom")
 
 
 def choose(options: Options, world: World) -> Precision:
-    """apex's amp where every rank has it and it can serve these options, else ours. Collective."""
-    amp: Any = None
-    able = options.parallel == "ddp" and not any(getattr(options, name) for name in ALONE)
-    if able and options.precision.startswith("O") and world.device.type == "cuda":
-        # Extensions that were built for another torch raise whatever they like.
-        with contextlib.suppress(Exception):
-            amp = importlib.import_module("apex.amp")
-    if all(world.gather(amp is not None)):
+    """apex's amp where every rank has it and it can serve these options, else ours, which says why.
+    Collective. Raises UserError where --amp apex cannot be had."""
+    asked = options.amp
+    amp, reason = _apex(options, world) if options.precision.startswith("O") else (None, "")
+    reasons = [str(one) for one in world.gather(reason) if one]
+    if asked == "apex" and (reasons or amp is None):
+        raise UserError(f"--amp apex: {(reasons or ['it is for O0 to O3'])[0]}.")
+    if amp is not None and not reasons:
         return ApexAmp(amp, options.precision, world.device)
-    return Precision(options.precision, world.device)
+    ours = Precision(options.precision, world.device)
+    ours.why = reasons[0] if reasons and asked == "auto" else ""
+    return ours
+
+
+def _apex(options: Options, world: World) -> Tuple[Any, str]:
+    """apex.amp, or why it is not to be used on this rank."""
+    if options.amp == "torch":
+        return None, "as asked"
+    if world.device.type != "cuda":
+        return None, "apex needs CUDA"
+    unfit = [f"--{name}" for name in ALONE if getattr(options, name)]
+    unfit += [f"--parallel {options.parallel}"] * (options.parallel != "ddp")
+    if unfit:
+        return None, f"apex cannot follow {unfit[0]}"
+    amp: Any = None
+    # Extensions that were built for another torch raise whatever they like.
+    with contextlib.suppress(Exception):
+        amp = importlib.import_module("apex.amp")
+    if amp is None:
+        return None, "apex is not installed" + f" on {world.host}" * (world.size > 1)
+    if options.amp == "auto" and not _has_kernels():
+        return None, (
+            f"apex on {world.host} lacks amp_C and would wait for the GPU at each gradient: "
+            "--amp apex takes it all the same"
+        )
+    return amp, ""
+
+
+def _has_kernels() -> bool:
+    """amp_C, by which apex scales and checks all gradients at once: without it, it reads of each
+    one on the host whether it overflowed (161 times a step with ResNet-50)."""
+    with contextlib.suppress(Exception):
+        return importlib.import_module("amp_C") is not None
+    return False
 
 
 class ApexAmp(Precision):

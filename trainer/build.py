@@ -137,7 +137,11 @@ def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
         sync.use_masters(level.masters)
     if options.checkpoint_activations:
         recompute_activations(model)
-    called = cast(nn.Module, torch.compile(model)) if options.compile else model
+    called = model
+    if options.compile:
+        # Within DDP's forward it is compiled in pieces, one a bucket, so that backward hands
+        # gradients over as it goes. Each batch size for itself: code for any size is slower.
+        called = cast(nn.Module, torch.compile(model, dynamic=False))
     if options.parallel != "ddp":
         called = parallel.Computing(called, level)
     return Job(

@@ -13,7 +13,18 @@ import pathlib
 import pickle
 import time
 import uuid
-from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import torch
 
@@ -39,7 +50,8 @@ class Position:
 
 
 def snapshot(job: Job, position: Position) -> Dict[str, Any]:
-    """A copy of all state, on the CPU, which training may outrun; of the rank that saves it."""
+    """A copy of all state, on the CPU, which training may outrun; of the rank that saves it. From
+    CUDA it is there when `arrival` says so."""
     state = {
         "model": job.precision.full_state(job.model),
         "optimizer": job.optimizer.state_dict(),
@@ -56,7 +68,20 @@ def snapshot(job: Job, position: Position) -> Dict[str, Any]:
     }
 
 
+def arrival(device: torch.device) -> Callable[[], None]:
+    """Waits until all that was begun to be copied from the device is there."""
+    if device.type != "cuda":
+        return lambda: None
+    event = torch.cuda.Event()
+    event.record()
+    return event.synchronize
+
+
 def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.is_cuda:
+        # Into pinned memory, which the device fills by itself, before it goes on to the next step.
+        there = torch.empty_like(value, device="cpu", pin_memory=True)
+        return there.copy_(value.detach(), non_blocking=True)
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
@@ -221,16 +246,23 @@ def _allowed_here(options: Options) -> Iterator[Tuple[bytes, Dict[str, Any]]]:
             yield content, state
 
 
-def level_here(options: Options) -> Tuple[str, int, str]:
-    """Run, samples seen and precision of the newest checkpoint on this machine; ("", 0, "") where
-    there is none."""
-    field = next(field for field in dataclasses.fields(options) if field.name == "precision")
-    levels = {repr(level): level for level in field.metadata["choices"]}
-    found = [
-        (state["run"], state["samples"], levels.get(state["options"].get("precision"), ""))
-        for _, state in _allowed_here(options)
-    ]
-    return max(found, default=("", 0, ""))
+def settled_here(
+    options: Options, names: Sequence[str]
+) -> Optional[Tuple[str, int, Dict[str, str]]]:
+    """Run, samples seen and the options of these names of the newest checkpoint on this machine;
+    None where there is none. Only values that such an option may have."""
+    fields = [field for field in dataclasses.fields(options) if field.name in names]
+    found = []
+    for _, state in _allowed_here(options):
+        then = {field.name: state["options"].get(field.name) for field in fields}
+        own = {
+            field.name: value
+            for field in fields
+            for value in field.metadata["choices"] or (True, False)
+            if repr(value) == (then[field.name] or repr(field.metadata["was"]))
+        }
+        found.append((state["run"], state["samples"], {k: str(v) for k, v in own.items()}))
+    return max(found, key=lambda one: one[:2], default=None)
 
 
 def decisive(options: Options) -> Dict[str, str]:

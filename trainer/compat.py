@@ -56,6 +56,8 @@ def cpu_capability() -> Optional[str]:
 
 def lerp_all(to: List[torch.Tensor], values: List[torch.Tensor], share: float) -> None:
     """Move each tensor by `share` of the way to its value, in place; in few kernels."""
+    if not to:
+        return
     if hasattr(torch, "_foreach_lerp_"):  # torch 2.0
         torch._foreach_lerp_(to, values, share)
     else:
@@ -65,11 +67,18 @@ def lerp_all(to: List[torch.Tensor], values: List[torch.Tensor], share: float) -
 
 def copy_all(to: List[torch.Tensor], values: List[torch.Tensor]) -> None:
     """Copy each value to its tensor, whatever its type; in few kernels."""
-    if hasattr(torch, "_foreach_copy_"):  # torch 2.1
+    if hasattr(torch, "_foreach_copy_") and to:  # torch 2.1
         torch._foreach_copy_(to, values)
     else:
         for tensor, value in zip(to, values):
             tensor.copy_(value)
+
+
+def steps_by_itself(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it leaves a step out by a number on the device, `found_inf`, as GradScaler asks it:
+    torch's fused optimizers, SGD since 2.3."""
+    able = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+    return able and tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 3)
 
 
 def nccl_settings() -> Dict[str, str]:

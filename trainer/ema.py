@@ -1,14 +1,21 @@
 """An exponential moving average of a model's weights and buffers, to be evaluated and exported."""
 
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator
+from typing import Any, Dict, Iterator, List
 
 import torch
 from torch import nn
 
-from .compat import lerp_all
+from .compat import copy_all, lerp_all
 
 State = Dict[str, torch.Tensor]
+
+
+class Columns:
+    """Some entries of a state, by lists that are made once."""
+
+    def __init__(self, state: State, keys: List[str]) -> None:
+        self.keys, self.tensors = keys, [state[key] for key in keys]
 
 
 class Ema:
@@ -27,20 +34,19 @@ class Ema:
         """Forget what was averaged before."""
         self.updates = 0
         self.average = {key: _wide(value).detach().clone() for key, value in state.items()}
+        floats = [key for key, value in state.items() if value.is_floating_point()]
+        self._averaged = Columns(self.average, floats)
+        self._copied = Columns(self.average, [key for key in state if key not in set(floats)])
 
     @torch.no_grad()
     def update(self, state: State, steps: int = 1) -> None:
         """Take in a state that stands for so many steps: as much of the old average goes."""
         self.updates += steps
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) ** steps
-        averages, values = [], []
-        for key, value in state.items():
-            if value.is_floating_point():
-                averages.append(self.average[key])
-                values.append(_wide(value))
-            else:
-                self.average[key].copy_(value)
-        lerp_all(averages, values, 1 - decay)
+        lerp_all(
+            self._averaged.tensors, [_wide(state[key]) for key in self._averaged.keys], 1 - decay
+        )
+        copy_all(self._copied.tensors, [state[key] for key in self._copied.keys])
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:

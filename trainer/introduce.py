@@ -59,7 +59,11 @@ def sentences(job: Job, cost: Cost) -> str:
     count, flops = cost
     work = "FLOPs unknown" if flops is None else amount(flops, "FLOP") + " an image"
     ranks = "1 rank" if world.size == 1 else f"{world.size} ranks"
-    level = options.precision + (f" by {job.precision.by}" if "O" in options.precision else "")
+    level = options.precision
+    if level.startswith("O"):
+        why = f" ({job.precision.why})" if job.precision.why else ""
+        level += f" by {job.precision.by}{why}"
+    level += ", channels last" if options.channels_last else ""
     parts = f" in {job.micro_batches} micro-batches" if job.micro_batches > 1 else ""
     saved = "" if options.output else "; nothing is saved: no --output"
     return (

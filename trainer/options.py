@@ -80,12 +80,22 @@ class Options:
         None, "short side before evaluation's crop; default size / 0.875"
     )
     workers: Optional[int] = free(None, "loader processes per rank; 0 by default for small images")
+    jpeg_scaling: Optional[bool] = opt(
+        None,
+        "decode a JPEG to a half, quarter or eighth of its pixels a side where a training crop has "
+        "enough of them left; default: on",
+        was=False,
+    )
     bad_images: int = free(100, "unreadable images per rank after which the run stops")
 
     # model
     model: str = opt("resnet18", "a torchvision name, or package.module:function")
     weights: Optional[str] = free(None, "file of weights to begin with")
-    channels_last: bool = opt(False, "memory format that tensor cores prefer")
+    channels_last: Optional[bool] = opt(
+        None,
+        "memory format that tensor cores prefer; default: on CUDA in 16 bits, unless deterministic",
+        was=False,
+    )
     compile: bool = opt(False, "torch.compile, where this torch has it")
     checkpoint_activations: bool = free(False, "less memory, about a third slower")
 
@@ -135,6 +145,12 @@ class Options:
         "half (O3)",
         ("auto", "fp32", "fp64", "bf16", "O0", "O1", "O2", "O3"),
         was="fp32",
+    )
+    amp: str = free(
+        "auto",
+        "who does O0 to O3: NVIDIA's apex or torch; auto: apex where all ranks have it and its "
+        "kernels",
+        ("auto", "apex", "torch"),
     )
     emulate: bool = free(False, "bf16 also on devices that only emulate it, slowly")
     sync: str = opt(strategies.EXACT, f"how ranks become one: {strategies.usages()}")

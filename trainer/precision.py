@@ -5,18 +5,18 @@ master weights, dynamic scale. O3: all half, scale 1.
 """
 
 import contextlib
-import dataclasses
 import importlib.util
 import math
 import pathlib
-from typing import Any, ContextManager, Dict, List, Tuple
+from typing import Any, ContextManager, Dict, List, Optional, Tuple, Union
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .compat import copy_all
+from .compat import copy_all, steps_by_itself
 from .errors import UserError
+from .loss_scale import DeviceScale, LossScale
 
 AUTOCAST = {"bf16": torch.bfloat16, "O1": torch.float16}
 WEIGHTS = {"fp64": torch.float64, "O2": torch.float16, "O3": torch.float16}
@@ -33,24 +33,6 @@ def refuse_other_apex() -> None:
         )
 
 
-@dataclasses.dataclass
-class LossScale:
-    """apex's schedule: halved when a gradient overflows, doubled after 2000 steps without.
-
-    Ours rather than torch's GradScaler, which refuses fp16 gradients and, in torch 1.12, any CPU.
-    """
-
-    value: float = 2.0**16
-    good_steps: int = 0
-
-    def update(self, overflow: bool) -> None:
-        self.good_steps = 0 if overflow else self.good_steps + 1
-        if overflow:
-            self.value /= 2
-        elif self.good_steps == 2000:
-            self.value, self.good_steps = min(self.value * 2, 2.0**24), 0
-
-
 def optimized(optimizer: torch.optim.Optimizer) -> List[nn.Parameter]:
     """What the optimizer steps, in its order."""
     return [weight for group in optimizer.param_groups for weight in group["params"]]
@@ -60,18 +42,23 @@ class Precision:
     """Our own levels, on torch's autocast."""
 
     by = "torch"
+    why = ""  # why not by apex, for people
 
     def __init__(self, level: str, device: torch.device) -> None:
         self.level, self.device = level, device
         self.input_type = WEIGHTS.get(level, torch.float32)
         self.autocast = AUTOCAST.get(level)
-        self.scale = LossScale() if level in ("O1", "O2") else None
+        scaled = level in ("O1", "O2")
+        self.scale: Union[LossScale, DeviceScale, None] = LossScale() if scaled else None
         # Half weights, and the fp32 copies that the optimizer steps in their place: in the weights
         # themselves small updates would round to nothing.
         self.masters: List[Tuple[nn.Parameter, nn.Parameter]] = []
+        self._places: Optional[Places] = None
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Give weights their type and the optimizer its masters, in place; before DDP."""
+        if self.scale is not None and steps_by_itself(optimizer):
+            self.scale = DeviceScale(self.device)
         if self.level in WEIGHTS:
             model.to(WEIGHTS[self.level])
         if self.level != "O2":
@@ -94,25 +81,32 @@ class Precision:
 
     def backward(self, loss: torch.Tensor, last: bool = True) -> None:
         """`last`: `step` comes next, no other backward."""
-        (loss if self.scale is None else loss * self.scale.value).backward()
+        (loss if self.scale is None else loss * self.scale.factor).backward()
 
     @torch.no_grad()
-    def step(self, optimizer: torch.optim.Optimizer, clip: float) -> bool:
+    def step(self, optimizer: torch.optim.Optimizer, clip: float) -> Union[bool, torch.Tensor]:
         """Unscale, clip to the norm `clip` (0: not at all) and step. True when the gradients
-        overflowed: nothing changed but the scale. All ranks hold the same sums, so they agree."""
+        overflowed: nothing changed but the scale. All ranks hold the same sums, so they agree.
+        Where torch's optimizer can leave the step out by itself, the answer stays on the device,
+        and only who asks for its truth waits."""
         for weight, master in self.masters:
             master.grad = None if weight.grad is None else weight.grad.float()
         weights = optimized(optimizer)
         if self.scale is not None:
             gradients = [weight.grad for weight in weights if weight.grad is not None]
-            torch._foreach_mul_(gradients, 1 / self.scale.value)
-        overflow = False
+            torch._foreach_mul_(gradients, 1 / self.scale.factor)
+        overflow: Union[bool, torch.Tensor] = False
         if clip or self.scale is not None:
             norm = nn.utils.clip_grad_norm_(weights, clip or math.inf)
-        if self.scale is not None:
+        if isinstance(self.scale, DeviceScale):
+            overflow = ~norm.isfinite()
+            self.scale.update(overflow)
+            _make_momenta(optimizer)
+            optimizer.found_inf = overflow.float()  # type: ignore[attr-defined]
+        elif self.scale is not None:
             overflow = not math.isfinite(norm)
             self.scale.update(overflow)
-        if not overflow:
+        if overflow is not True:
             optimizer.step()
             if self.masters:
                 halves, masters = zip(*self.masters)
@@ -125,6 +119,15 @@ class Precision:
         named = {name: masters.get(weight) for name, weight in model.named_parameters()}
         return {**model.state_dict(), **{name: m for name, m in named.items() if m is not None}}
 
+    def live_state(self, model: nn.Module) -> Dict[str, torch.Tensor]:
+        """What `full_state` gives, for each step: where it lies is looked up once. Only where:
+        torch 1.12's batch normalisation puts another counter in the place of its own."""
+        if self._places is None:
+            self._places = _places(model, self.full_state(model), dict(self.masters))
+        if not self._places:
+            return self.full_state(model)
+        return {name: holder[key] for name, (holder, key) in self._places.items()}
+
     @torch.no_grad()
     def renew_masters(self, model: nn.Module, state: Dict[str, torch.Tensor]) -> None:
         """After `state` was loaded into the model, whose half weights have rounded it."""
@@ -135,8 +138,39 @@ class Precision:
 
     def state_dict(self) -> Dict[str, Any]:
         """What `full_state` does not hold."""
-        return {"scale": None if self.scale is None else dataclasses.asdict(self.scale)}
+        return {"scale": None if self.scale is None else self.scale.state_dict()}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         if self.scale is not None:
-            self.scale = LossScale(**state["scale"])
+            self.scale.load_state_dict(state["scale"])
+
+
+# Of each name in a model's state: the dictionary that holds its tensor, and the key there.
+Places = Dict[str, Tuple[Dict[str, Any], str]]
+
+
+def _places(
+    model: nn.Module, state: Dict[str, torch.Tensor], masters: Dict[nn.Parameter, nn.Parameter]
+) -> Places:
+    """{} where a model makes its state in a way of its own."""
+    found: Places = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for holder in (module._parameters, module._buffers):
+            for key, value in holder.items():
+                name = f"{prefix}.{key}" if prefix else key
+                if name in state and value in masters:
+                    found[name] = ({key: masters[value]}, key)
+                elif name in state:
+                    found[name] = (holder, key)
+    return {name: found[name] for name in state} if found.keys() == state.keys() else {}
+
+
+def _make_momenta(optimizer: torch.optim.Optimizer) -> None:
+    """Of SGD, before its first step: fused, and told to leave that one out, it would leave what
+    happened to be in memory there."""
+    for group in optimizer.param_groups:
+        first = group["params"][0]
+        if group.get("momentum") and "momentum_buffer" not in optimizer.state[first]:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)

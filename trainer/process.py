@@ -18,7 +18,7 @@ from .errors import OUT_OF_MEMORY, UserError, tell
 from .logs import quiet_others
 from .options import Options
 from .predict import infer
-from .settle import settle_precision
+from .settle import settle
 from .train import train
 from .world import place, start
 
@@ -30,7 +30,7 @@ def work(options: Options) -> int:
     try:
         world = start(options)
         quiet_others(world)
-        options = settle_precision(options, world)
+        options = settle(options, world)
         todo = infer if options.predict or options.extract else train
         code = todo(options, world)
     except UserError as error:

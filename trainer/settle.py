@@ -1,30 +1,66 @@
-"""What is decided once for all ranks, before anything is built: the precision."""
+"""What is decided once for all ranks, before anything is built: the precision, and what follows
+from it."""
 
 import dataclasses
 import logging
+from typing import Any, Dict, Iterable, Optional
+
+import torch
 
 from . import checkpoint
-from .levels import resolve
+from .levels import HALF, Device, resolve
 from .options import Options
 from .world import World
 
 logger = logging.getLogger(__name__)
 
+# Options whose None is settled here, and which a run that goes on keeps.
+OPEN = ("channels_last", "jpeg_scaling")
 
-def settle_precision(options: Options, world: World) -> Options:
-    """The options with the level that all ranks compute in. A run that goes on keeps its own.
-    Collective. Raises UserError."""
-    kept = options.precision == "auto" and _kept(options, world)
-    level = resolve(kept or options.precision, world.devices, options.emulate, bool(kept))
+
+def settle(options: Options, world: World) -> Options:
+    """The options with what all ranks do. A run that goes on keeps its own. Collective.
+    Raises UserError."""
+    kept = _kept(options, world)
+    options = settle_precision(options, world, kept)
+    fast = _for_tensor_cores(options, world.devices)
+    usual = {"channels_last": fast, "jpeg_scaling": True}
+    chosen: Dict[str, Any] = {
+        name: kept.get(name, repr(usual[name])) == "True"
+        for name in OPEN
+        if getattr(options, name) is None
+    }
+    if fast:
+        # Which of its algorithms is fastest may differ from start to start, and so the last bits.
+        torch.backends.cudnn.benchmark = True
+    return dataclasses.replace(options, **chosen)
+
+
+def settle_precision(
+    options: Options, world: World, kept: Optional[Dict[str, str]] = None
+) -> Options:
+    """The options with the level that all ranks compute in. `kept`: as `_kept`, which is asked
+    where it is not given. Collective. Raises UserError."""
+    found = _kept(options, world) if kept is None else kept
+    before = found.get("precision", "") if options.precision == "auto" else ""
+    level = resolve(before or options.precision, world.devices, options.emulate, bool(before))
     if (level.name, level.why) != (options.precision, "as asked"):
-        why = "as this run began" if kept and level.why == "as asked" else level.why
+        why = "as this run began" if before and level.why == "as asked" else level.why
         logger.info(f"precision {level.name}: {why}")
     return dataclasses.replace(options, precision=level.name)
 
 
-def _kept(options: Options, world: World) -> str:
-    """The precision of the newest checkpoint that the run goes on from, or ""."""
+def _for_tensor_cores(options: Options, devices: Iterable[Device]) -> bool:
+    """Whether to arrange for them, which compute in 16 bits, at the price of the last bits."""
+    half = options.precision in ("bf16", *HALF) and not options.deterministic
+    return half and all(device.kind == "cuda" for device in devices)
+
+
+def _kept(options: Options, world: World) -> Dict[str, str]:
+    """What the newest checkpoint that the run goes on from says of the options that are settled
+    here; {} where there is none."""
     if options.resume == "none" or options.predict or options.extract:
-        return ""
-    mine = checkpoint.level_here(options) if world.local_rank == 0 else ("", 0, "")
-    return str(max(world.gather(mine))[2])
+        return {}
+    mine = checkpoint.settled_here(options, ("precision", *OPEN)) if world.local_rank == 0 else None
+    told = [one for one in world.gather(mine) if one]
+    return max(told, key=lambda one: one[:2])[2] if told else {}

@@ -1,7 +1,7 @@
 """One optimizer step: forward and backward over micro-batches, gradients summed over ranks."""
 
 import contextlib
-from typing import ContextManager, Iterator, List, Optional
+from typing import ContextManager, Iterator, List, Optional, Union
 
 import torch
 from torch import nn
@@ -46,7 +46,8 @@ def train_step(
         group["lr"] = lr
     job.net.zero_grad(set_to_none=True)
     if job.sync is not None:
-        scale = 1.0 if job.precision.scale is None else job.precision.scale.value
+        follows = job.precision.scale if job.sync.follows_scale else None
+        scale = 1.0 if follows is None else follows.value
         shares = tuple(job.world.shares(batch.global_count))
         job.sync.before_step(Moment(step, left, lr, shares, scale, exact, warm))
     alone = job.sync is not None and job.sync.keeps
@@ -68,16 +69,16 @@ def train_step(
     return tally
 
 
-def _average(job: Job, step: int, skipped: bool) -> None:
+def _average(job: Job, step: int, skipped: Union[bool, torch.Tensor]) -> None:
     """Take what the step has made into --ema; of ranks by themselves, what they agree on."""
     if job.ema is None:
         return
     if job.sync is not None and job.sync.keeps:
         if job.sync.meets:
-            state = job.sync.common(job.precision.full_state(job.model))
+            state = job.sync.common(job.precision.live_state(job.model))
             job.ema.update(state, job.sync.covered)
-    elif not skipped and (step + 1) % job.options.ema_every == 0:
-        job.ema.update(job.precision.full_state(job.model))
+    elif (step + 1) % job.options.ema_every == 0 and not skipped:
+        job.ema.update(job.precision.live_state(job.model))
 
 
 def seed_step(job: Job, step: int) -> None:
@@ -186,6 +187,17 @@ def local_only(net: nn.Module, on: bool) -> ContextManager[None]:
     return contextlib.nullcontext()
 
 
+def _settling_sizes(job: Job) -> List[int]:
+    """Images of each throw-away pass, as many passes on all ranks. What is compiled is compiled for
+    the sizes of an epoch's micro-batches, of which there are two at most, before the first step."""
+    if not job.options.compile:
+        return [SMALLEST]
+    least = len(job.train_set) // job.steps_per_epoch
+    counts = {min(count, job.world.global_batch) for count in (least, least + 1)}
+    shapes = [shape_of(job, count).micro or [SMALLEST] for count in sorted(counts)]
+    return [size for sizes in shapes for size in (min(sizes), max(sizes))]
+
+
 def settle_buckets(job: Job) -> None:
     """A throw-away forward and backward, after which all is as before.
 
@@ -194,7 +206,8 @@ def settle_buckets(job: Job) -> None:
     never stopped. Raises UserError for parameters without a gradient, which DDP would wait for.
     """
     with unchanged(job):
-        blank_pass(job, job.net, SMALLEST)
+        for size in _settling_sizes(job):
+            blank_pass(job, job.net, size)
         weights = job.model.named_parameters()
         unused = [name for name, p in weights if p.requires_grad and p.grad is None]
     if unused and job.world.size > 1 and not job.options.find_unused_parameters:

@@ -201,10 +201,10 @@ class Run:
         with self.job.agreed():
             if self.writer is not None:
                 payload = checkpoint.snapshot(self.job, self.position)
-                file = self.writer.save(payload, best).name
+                file = self.writer.save(payload, best, checkpoint.arrival(self.world.device)).name
         own = checkpoint.own_state(self.job, self.position)
         if own is not None and self.own_writer is not None:
-            self.own_writer.save(own, best=False)
+            self.own_writer.save(own, best=False, arrived=checkpoint.arrival(self.world.device))
         state = self.job.precision.full_state(self.job.model)
         size = sum(t.numel() * t.element_size() for t in state.values())
         self.clock.enter("other")

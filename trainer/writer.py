@@ -5,7 +5,7 @@ import os
 import pathlib
 import zipfile
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO, Dict, Iterator, List, Optional
+from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional
 
 import torch
 
@@ -78,12 +78,15 @@ class Writer:
         for left in folder.glob("*.unfinished"):
             left.unlink(missing_ok=True)
 
-    def save(self, payload: Dict[str, Any], best: bool) -> pathlib.Path:
-        """Begin to write; `payload` must not change any more. Waits for the one before.
-        Raises RankError where that could not be written."""
+    def save(
+        self, payload: Dict[str, Any], best: bool, arrived: Callable[[], None] = lambda: None
+    ) -> pathlib.Path:
+        """Begin to write; `payload` must not change any more once `arrived` has returned, which
+        the thread waits for. Waits for the one before. Raises RankError where that could not be
+        written."""
         self.finish()
         path = self.folder / f"step-{payload['step']:08d}.pt"
-        self._pending = self._thread.submit(self._write, payload, path, best)
+        self._pending = self._thread.submit(self._write, payload, path, best, arrived)
         return path
 
     def finish(self) -> None:
@@ -94,7 +97,10 @@ class Writer:
         except OSError as error:
             raise RankError(f"{self.folder}: no checkpoint written: {error.strerror}.") from error
 
-    def _write(self, payload: Dict[str, Any], path: pathlib.Path, best: bool) -> None:
+    def _write(
+        self, payload: Dict[str, Any], path: pathlib.Path, best: bool, arrived: Callable[[], None]
+    ) -> None:
+        arrived()
         write_whole(payload, path)
         if best:
             _same(path, path.with_name("best.pt"), payload)

@@ -6,55 +6,95 @@ used, since the others may draw differently in another version of Python.
 
 import math
 from random import Random
-from typing import Optional, Tuple
+from typing import Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
+from .decode import Picture
 from .folder import SMALL, Sizes
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as torchvision's models
 GREY = tuple(round(255 * mean) for mean in MEAN)
 LONGEST = 8  # times the short side: what is longer is cut to its middle before it is scaled
 BILINEAR = Image.Resampling.BILINEAR
+# Pixels a side that a crop has before it is scaled, for each one that it gets. Against whole
+# decoding pixels then differ by about one level of 255 in the mean (docs/performance.md).
+ENOUGH = 1.5
 
 
 class Train:
-    """Training's transform: `kind` is one of none, shift, crop, trivial (see --augment)."""
+    """Training's transform: `kind` is one of none, shift, crop, trivial (see --augment).
 
-    def __init__(self, kind: str, sizes: Sizes, erase: float) -> None:
+    In two parts, so that small images are decoded once: `base` is the same in each epoch, and
+    `chance` makes the epoch's pixels of it. Where chance comes first, as it does in a crop, `base`
+    is not to be kept (`keeps`).
+    """
+
+    def __init__(self, kind: str, sizes: Sizes, erase: float, scaled: bool = False) -> None:
         if kind == "auto":
             kind = "shift" if sizes.train <= SMALL else "crop"
-        self.kind, self.size, self.erase = kind, sizes.train, erase
+        self.kind, self.size, self.erase, self.scaled = kind, sizes.train, erase, scaled
+        self.keeps = kind in ("none", "shift")
+        self.reach = self.size // 8 if kind == "shift" else 0
 
-    def __call__(self, image: Image.Image, rng: Random) -> np.ndarray:
+    def __call__(self, picture: Picture, rng: Random) -> np.ndarray:
         """uint8 (size, size, 3)."""
-        if self.kind == "none":
-            image = center_crop(image, self.size, self.size)
-        elif self.kind == "shift":
-            image = shift(center_crop(image, self.size, self.size), rng)
-        else:
-            image = random_crop(image, self.size, rng)
-            if rng.random() < 0.5:
-                image = ImageOps.mirror(image)
-            if self.kind == "trivial":
-                image = trivial(image, rng)
-        pixels = np.array(image)
+        if self.keeps:
+            return self.chance(self.base(picture), rng)
+        image = random_crop(picture, self.size, rng, self.scaled)
+        if rng.random() < 0.5:
+            image = ImageOps.mirror(image)
+        if self.kind == "trivial":
+            image = trivial(image, rng)
+        return self._erased(np.array(image), rng)
+
+    def base(self, picture: Picture) -> np.ndarray:
+        """uint8 (side, side, 3): the middle, its border repeated as far as it may be moved."""
+        middle = np.asarray(center_crop(picture.pixels(), self.size, self.size))
+        if not self.reach:
+            return middle
+        places = np.arange(-self.reach, self.size + self.reach).clip(0, self.size - 1)
+        return middle[places[:, None], places]
+
+    @property
+    def side(self) -> int:
+        """Pixels of `base`."""
+        return self.size + 2 * self.reach
+
+    def chance(self, base: np.ndarray, rng: Random) -> np.ndarray:
+        """uint8 (size, size, 3), perhaps a view: moved by up to an eighth of the size; not
+        mirrored, since a mirrored digit or letter is another one."""
+        top = left = 0
+        if self.reach:
+            top, left = (int(rng.random() * (2 * self.reach + 1)) for _ in range(2))
+        return self._erased(base[top : top + self.size, left : left + self.size], rng)
+
+    def _erased(self, pixels: np.ndarray, rng: Random) -> np.ndarray:
         if rng.random() < self.erase:
+            pixels = pixels.copy()
             erase(pixels, rng)
         return pixels
 
 
 class Evaluate:
-    """Evaluation's transform: short side to `resize`, then the middle."""
+    """Evaluation's transform: short side to `resize`, then the middle. No chance in it."""
+
+    keeps = True
 
     def __init__(self, sizes: Sizes) -> None:
-        self.sizes = sizes
+        self.sizes, self.side = sizes, sizes.evaluate
 
-    def __call__(self, image: Image.Image, rng: Random) -> np.ndarray:
+    def __call__(self, picture: Picture, rng: Random) -> np.ndarray:
         """uint8 (size, size, 3)."""
-        return np.asarray(center_crop(image, self.sizes.resize, self.sizes.evaluate))
+        return self.base(picture)
+
+    def base(self, picture: Picture) -> np.ndarray:
+        return np.asarray(center_crop(picture.pixels(), self.sizes.resize, self.sizes.evaluate))
+
+    def chance(self, base: np.ndarray, rng: Random) -> np.ndarray:
+        return base
 
 
 class Normalise:
@@ -96,18 +136,6 @@ def center_crop(image: Image.Image, resize: int, size: int) -> Image.Image:
     return image.crop((left, top, left + size, top + size))
 
 
-def shift(image: Image.Image, rng: Random) -> Image.Image:
-    """Move by up to an eighth of the size, the border repeated; no mirroring: a mirrored digit or
-    letter is another one."""
-    size = image.width
-    reach = size // 8
-    rows, columns = (
-        (np.arange(size) + int(rng.random() * (2 * reach + 1)) - reach).clip(0, size - 1)
-        for _ in range(2)
-    )
-    return Image.fromarray(np.asarray(image)[rows[:, None], columns])
-
-
 Box = Tuple[int, int, int, int]  # left, top, right, bottom
 
 
@@ -127,14 +155,23 @@ def random_box(
     return None
 
 
-def random_crop(image: Image.Image, size: int, rng: Random) -> Image.Image:
+def random_crop(picture: Picture, size: int, rng: Random, scaled: bool = False) -> Image.Image:
     """A region of 8-100 % of the area and of aspect 3:4 to 4:3, scaled to `size` x `size`
-    (Szegedy et al., "Going deeper with convolutions", 2014); of a very long image the middle."""
-    side = min(image.size)
-    left, top = ((length - side) // 2 for length in image.size)
+    (Szegedy et al., "Going deeper with convolutions", 2014); of a very long image the middle.
+    `scaled`: where enough is left of it, a JPEG is decoded to fewer pixels; the region stays."""
+    side = min(picture.size)
+    left, top = ((length - side) // 2 for length in picture.size)
     middle = (left, top, left + side, top + side)
-    box = random_box(image.size, rng, 0.08, 1.0, 4 / 3) or middle
-    return image.resize((size, size), BILINEAR, box)
+    box = random_box(picture.size, rng, 0.08, 1.0, 4 / 3) or middle
+    factor = reduction(picture.factors, box, size) if scaled else 1
+    region = (box[0] / factor, box[1] / factor, box[2] / factor, box[3] / factor)
+    return picture.pixels(factor).resize((size, size), BILINEAR, region)
+
+
+def reduction(factors: Sequence[int], box: Box, size: int) -> int:
+    """The largest factor that leaves each side of `box` at least ENOUGH times `size` pixels."""
+    least = min(box[2] - box[0], box[3] - box[1])
+    return next((factor for factor in factors if least >= ENOUGH * size * factor), 1)
 
 
 def erase(pixels: np.ndarray, rng: Random) -> None:

@@ -6,9 +6,10 @@ Nothing else opens images: another decoder, or a faster way for some files, chan
 import contextlib
 import io
 from pathlib import Path
-from typing import BinaryIO, Iterator, Tuple, Union
+from typing import BinaryIO, Iterator, Optional, Tuple, Union
 
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
 
 # What a file is stands in its content, not in its name. No other of Pillow's formats is opened:
 # some are run by programs of their own (EPS by Ghostscript). MPO: JPEGs with several pictures, as
@@ -25,18 +26,65 @@ TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+SIDEWAYS = [TURNS[number] for number in (5, 6, 7, 8)]  # these change width and height
 
 
 class BadImage(Exception):
     """The file is no image that training could use; the text says why."""
 
 
-def read_image(path: Path) -> Image.Image:
-    """The one way from a file to 8-bit RGB pixels, turned as the camera was held. Raises BadImage.
+class Picture:
+    """An opened image. Of a JPEG only the header has been read, until it is known how many pixels
+    are wanted; what else there is has its pixels already."""
+
+    def __init__(self, image: Image.Image) -> None:
+        """Raises BadImage, as `pixels` does."""
+        self._later = image if isinstance(image, JpegImageFile) else None
+        if self._later is None:
+            self._pixels = _decoded(image)
+            self.size = self._pixels.size  # as it stands
+        else:
+            width, height = image.size
+            self._turned = _turn(image)
+            self.size = (height, width) if self._turned in SIDEWAYS else (width, height)
+
+    @property
+    def factors(self) -> Tuple[int, ...]:
+        """What `pixels` can be divided by so that each is where it was, the largest first."""
+        every = (8, 4, 2, 1) if self._later is not None else (1,)
+        if self._later is None or self._turned is None:
+            return every
+        # A row or column that rounding adds is the last one, which a turn makes the first.
+        return tuple(one for one in every if not any(side % one for side in self.size))
+
+    def pixels(self, factor: int = 1) -> Image.Image:
+        """8-bit RGB, as it stands; of a JPEG with `factor` (2, 4 or 8) times fewer pixels a side,
+        rounded up: its decoder then leaves the highest frequencies out, and most of the work with
+        them. The first call decides. Raises BadImage."""
+        if self._later is not None:
+            if factor > 1:
+                wanted = (self._later.width // factor, self._later.height // factor)
+                self._later.draft(None, wanted)
+            self._pixels, self._later = _decoded(self._later), None
+        return self._pixels
+
+
+def _decoded(image: Image.Image) -> Image.Image:
+    """8-bit RGB, turned as the camera was held. Raises BadImage.
 
     16-bit grey is refused although Pillow would convert it: it would be clipped to white, and
     train on wrong pixels. CMYK becomes what Pillow makes of it without a colour profile.
     """
+    with _explained():
+        if image.mode not in EIGHT_BIT:
+            raise BadImage(f"pixels are {image.mode}, not 8-bit grey or RGB: convert it")
+        image.load()
+        rgb, turn = image if image.mode == "RGB" else _to_rgb(image), _turn(image)
+        return rgb if turn is None else rgb.transpose(turn)
+
+
+def open_picture(path: Path) -> Picture:
+    """Raises BadImage with the reason."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -44,11 +92,12 @@ def read_image(path: Path) -> Image.Image:
     if not content:
         raise BadImage("empty file")
     with _explained():
-        image = _open(io.BytesIO(content))
-        if image.mode not in EIGHT_BIT:
-            raise BadImage(f"pixels are {image.mode}, not 8-bit grey or RGB: convert it")
-        image.load()
-        return _upright(image if image.mode == "RGB" else _to_rgb(image), image)
+        return Picture(_open(io.BytesIO(content)))
+
+
+def read_image(path: Path) -> Image.Image:
+    """All pixels of an image. Raises BadImage with the reason."""
+    return open_picture(path).pixels()
 
 
 def size_of(path: Path) -> Tuple[int, int]:
@@ -59,7 +108,7 @@ def size_of(path: Path) -> Tuple[int, int]:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Whatever a decoder raises, as BadImage."""
+    """What Pillow raises within is a BadImage."""
     try:
         yield
     except (BadImage, MemoryError):
@@ -77,13 +126,12 @@ def _open(file: Union[BinaryIO, Path]) -> Image.Image:
     return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
 
 
-def _upright(pixels: Image.Image, image: Image.Image) -> Image.Image:
-    """`pixels` as a viewer shows `image`, by the camera's note in its EXIF data."""
+def _turn(image: Image.Image) -> Optional[Image.Transpose]:
+    """How a viewer turns it, by the camera's note in its EXIF data."""
     try:
-        turn = TURNS.get(image.getexif().get(ORIENTATION, 1))
+        return TURNS.get(image.getexif().get(ORIENTATION, 1))
     except Exception:  # a damaged note spoils no image
-        return pixels
-    return pixels if turn is None else pixels.transpose(turn)
+        return None
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -4,11 +4,12 @@ import contextlib
 from functools import cached_property
 from pathlib import Path
 from statistics import median_low
-from typing import Iterator, NamedTuple
+from typing import Any, Dict, Iterator, NamedTuple, Optional
 
 from ..errors import UserError
 from ..options import Options
 from .decode import BadImage, size_of
+from .kept import Kept
 from .layout import LayoutError, images, images_by_class
 from .quarantine import Quarantine
 
@@ -40,6 +41,11 @@ class ImageFolder:
         self.classes = list(by_class)
         self.paths = [path for paths in by_class.values() for path in paths]
         self.targets = [number for number, paths in enumerate(by_class.values()) for _ in paths]
+        self.kept: Optional[Kept] = None
+
+    def __getstate__(self) -> Dict[str, Any]:
+        """For loader processes, which decode what is not kept yet."""
+        return {**vars(self), "kept": None}
 
     def __len__(self) -> int:
         return len(self.paths)

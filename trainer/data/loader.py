@@ -4,7 +4,7 @@ import dataclasses
 import os
 from functools import partial
 from random import Random
-from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -14,11 +14,13 @@ from ..errors import RankError
 from ..options import Options
 from ..world import World
 from .augment import Evaluate, Train
-from .decode import BadImage, read_image
+from .decode import BadImage, open_picture
 from .folder import SMALL, ImageFolder
+from .kept import Kept, fits
 from .order import derive_seed, epoch_order, rank_slice, step_size
 from .quarantine import Bad
 
+FEW = 4096  # images: decoding so many small ones takes less time than starting processes
 TRIALS = 16  # replacements in a row that may be bad too before the data set is given up
 
 
@@ -59,18 +61,40 @@ class Samples(Dataset):  # type: ignore[type-arg]
     def __getitem__(self, index: int) -> Sample:
         """In training (`epoch` is given) a bad image is replaced by others, drawn by (seed, epoch,
         index); in evaluation, and after TRIALS replacements, `pixels` is None."""
-        rng = Random(derive_seed("augment", self.seed, self.epoch, index))
+        rng = self.chance(index)
         paths, targets = self.folder.paths, self.folder.targets
         bad: List[Bad] = []
         chosen = index
         for _ in range(1 if self.epoch is None else 1 + TRIALS):
             try:
-                image = read_image(self.folder.root / paths[chosen])
-                return Sample(self.transform(image, rng), targets[chosen], index, bad)
+                picture = open_picture(self.folder.root / paths[chosen])
+                return Sample(self.transform(picture, rng), targets[chosen], index, bad)
             except BadImage as error:
                 bad.append(Bad(paths[chosen], str(error)))
                 chosen = int(rng.random() * len(paths))
         return Sample(None, targets[index], index, bad)
+
+    def chance(self, index: int) -> Random:
+        return Random(derive_seed("augment", self.seed, self.epoch, index))
+
+
+@dataclasses.dataclass
+class Bases(Dataset):  # type: ignore[type-arg]
+    """What a worker process needs to decode a small image that is to be kept."""
+
+    folder: ImageFolder
+    transform: Union[Train, Evaluate]
+
+    def __getitem__(self, index: int) -> Tuple[int, Optional[np.ndarray]]:
+        """None in the place of a bad image."""
+        try:
+            picture = open_picture(self.folder.root / self.folder.paths[index])
+            return index, self.transform.base(picture)
+        except BadImage:
+            return index, None
+
+
+Collated = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, List[Bad]]
 
 
 def train_batches(
@@ -80,7 +104,8 @@ def train_batches(
 
     Raises RankError when there are too many bad images.
     """
-    transform = Train(options.augment, dataset.sizes, options.random_erase)
+    scaled = bool(options.jpeg_scaling)
+    transform = Train(options.augment, dataset.sizes, options.random_erase, scaled)
     samples = Samples(dataset, transform, options.seed, epoch)
     order = epoch_order(len(dataset), options.seed, epoch)
     shares, counts = [], []
@@ -117,12 +142,12 @@ def eval_batches(
             yield Batch(images, targets[kept], indices[kept], len(kept))
 
 
-def worker_count(options: Options, world: World, size: int) -> int:
-    """Loader processes of this rank: the option, else none for small images (starting a process
-    costs more than decoding them), else its share of the machine's cores, one of which trains."""
+def worker_count(options: Options, world: World, size: int, images: int) -> int:
+    """Loader processes of this rank: the option, else none for a few small images, else its share
+    of the machine's cores, one of which trains."""
     if options.workers is not None:
         return options.workers
-    if size <= SMALL:
+    if size <= SMALL and images <= FEW:
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return min(16, max(1, ((cores or 1) - 1) // world.local_size))
@@ -130,21 +155,62 @@ def worker_count(options: Options, world: World, size: int) -> int:
 
 def _loader(
     samples: Samples, shares: List[List[int]], size: int, options: Options, world: World
-) -> DataLoader:  # type: ignore[type-arg]
+) -> Iterable[Collated]:
+    transform, folder = samples.transform, samples.folder
+    small = transform.keeps and size <= SMALL
+    if small and fits(len(folder), transform.side, world.local_size):
+        return _kept(samples, shares, size, options, world)
     return DataLoader(
         samples,
         batch_sampler=shares,
         collate_fn=partial(_collate, size),
-        num_workers=worker_count(options, world, size) if shares else 0,
+        num_workers=worker_count(options, world, size, sum(map(len, shares))) if shares else 0,
         pin_memory=world.device.type == "cuda",
         # A generator of its own: without one, each epoch would draw from the global one.
         generator=torch.Generator(),
     )
 
 
+def _kept(
+    samples: Samples, shares: List[List[int]], size: int, options: Options, world: World
+) -> Iterator[Collated]:
+    """Small images, of which only those are decoded that this rank has not seen yet."""
+    folder, transform = samples.folder, samples.transform
+    if folder.kept is None or folder.kept.pixels.shape[1] != transform.side:
+        folder.kept = Kept(len(folder), transform.side)
+    kept = folder.kept
+    missing = [kept.unseen(share) for share in shares]
+    unseen = sum(map(len, missing))
+    decoded = iter(
+        DataLoader(
+            Bases(folder, transform),
+            batch_sampler=[share for share in missing if share],
+            collate_fn=list,
+            num_workers=worker_count(options, world, size, unseen) if unseen else 0,
+            generator=torch.Generator(),
+        )
+    )
+    for share, wanted in zip(shares, missing):
+        for index, base in next(decoded) if wanted else []:
+            kept.put(index, base)
+        images, targets, indices, bad = _collate(size, [_again(samples, kept, i) for i in share])
+        if world.device.type == "cuda":
+            images, targets = images.pin_memory(), targets.pin_memory()
+        yield images, targets, indices, bad
+
+
+def _again(samples: Samples, kept: Kept, index: int) -> Sample:
+    """What `samples[index]` is, without decoding it."""
+    base = kept.get(index)
+    if base is None:
+        return samples[index]
+    pixels = samples.transform.chance(base, samples.chance(index))
+    return Sample(pixels, samples.folder.targets[index], index, [])
+
+
 def _collate(
     size: int, samples: Sequence[Sample]
-) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor, List[Bad]]:
+) -> Collated:
     """Images (those that could be read), targets, indices (of all), what was bad."""
     pixels = [sample.pixels for sample in samples if sample.pixels is not None]
     images = torch.from_numpy(np.stack(pixels)) if pixels else torch.empty(0, size, size, 3)

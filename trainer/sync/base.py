@@ -16,7 +16,7 @@ and `agreed()` shows what the ranks have in common.
 
 import contextlib
 import dataclasses
-from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -54,6 +54,8 @@ class Sync:
     keeps = False
     # Whether all ranks have met when the step ends; of the second family after some steps only.
     meets = True
+    # Whether `Moment.scale` is asked for, which may wait for the device.
+    follows_scale = False
     # Steps from the last but one meeting to the last.
     covered = 1
 
@@ -80,8 +82,9 @@ class Sync:
     def before_step(self, moment: Moment) -> None:
         """Before the first forward of a step."""
 
-    def after_step(self, skipped: bool) -> None:
-        """After the optimizer; `skipped` when the loss scale overflowed and nothing changed."""
+    def after_step(self, skipped: Union[bool, torch.Tensor]) -> None:
+        """After the optimizer; `skipped` when the loss scale overflowed and nothing changed: its
+        truth may wait for the device."""
 
     def use_masters(self, masters: List[Tuple[nn.Parameter, nn.Parameter]]) -> None:
         """Half weights and the fp32 copies that the optimizer steps in their place."""

@@ -5,7 +5,7 @@ leave behind counts only once the step has: after an overflow all stays as it wa
 """
 
 import dataclasses
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Union
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,10 @@ class Kept:
 
 class Feedback(Sync):
     """Sums bucket by bucket in the background, by `stages`; a subclass says what is
-    kept. Exact before the first step, which only orders DDP's buckets, and in warm-up."""
+    kept. Exact before the first step, which only orders DDP's buckets, and in warm-up. The host
+    must know of each step whether it overflowed, and by what the loss was multiplied."""
+
+    follows_scale = True
 
     def __init__(
         self, strategy: Strategy, last_bucket: Callable[[], None], patience: float = 120.0
@@ -71,7 +74,7 @@ class Feedback(Sync):
             known = self.kept[index] = Kept(first, [torch.zeros_like(one) for one in first])
         return known
 
-    def after_step(self, skipped: bool) -> None:
+    def after_step(self, skipped: Union[bool, torch.Tensor]) -> None:
         if not (skipped or self.exact):
             for kept in self.kept.values():
                 kept.now, kept.coming = kept.coming, kept.now

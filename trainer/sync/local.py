@@ -10,7 +10,7 @@ Rounds end with an epoch: the last one is shorter, and nothing is under way at a
 """
 
 import contextlib
-from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -79,7 +79,7 @@ class LocalSGD(Sync):
         self.z = flat(self.trained)
         self.done, self.kept = 0, []
 
-    def after_step(self, skipped: bool) -> None:
+    def after_step(self, skipped: Union[bool, torch.Tensor]) -> None:
         if self.exact:
             return
         self.done += 1
@@ -203,7 +203,7 @@ class Overlap(LocalSGD):
             self.start(self.before - self.z)
             self.samples, self.owed = samples, []
 
-    def after_step(self, skipped: bool) -> None:
+    def after_step(self, skipped: Union[bool, torch.Tensor]) -> None:
         if self.exact:
             return
         self.done, self.since = self.done + 1, self.since + 1

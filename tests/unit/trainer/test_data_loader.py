@@ -1,6 +1,8 @@
 """Batches of the ranks: exact shares, and the same pixels whatever rank or worker makes them."""
 
 import dataclasses
+import io
+import pickle
 from random import Random
 
 import numpy as np
@@ -8,9 +10,20 @@ import pytest
 import torch
 from PIL import Image
 
-from trainer.data.augment import GREY, Evaluate, Normalise, erase, random_box, random_crop
+from trainer.data.augment import (
+    BILINEAR,
+    GREY,
+    Evaluate,
+    Normalise,
+    erase,
+    random_box,
+    random_crop,
+    reduction,
+)
+from trainer.data.decode import Picture, open_picture
 from trainer.data.folder import ImageFolder, Sizes
-from trainer.data.loader import eval_batches, train_batches, worker_count
+from trainer.data.kept import MOST, fits
+from trainer.data.loader import FEW, eval_batches, train_batches, worker_count
 from trainer.errors import UserError
 from trainer.options import Options
 from trainer.world import World
@@ -177,11 +190,12 @@ def test_a_folder_of_nothing_but_bad_images_stops_the_run(spoilt):
         list(train_batches(folder, options, world(), 0))
 
 
-def test_small_images_need_no_workers():
+def test_a_few_small_images_need_no_workers():
     here = World(size=2, local_size=2, batches=(2, 2))
-    assert worker_count(Options(), here, 32) == 0
-    assert worker_count(Options(), here, 224) >= 1
-    assert worker_count(Options(workers=5), here, 32) == 5
+    assert worker_count(Options(), here, 32, FEW) == 0
+    assert worker_count(Options(), here, 32, FEW + 1) >= 1
+    assert worker_count(Options(), here, 224, 1) >= 1
+    assert worker_count(Options(workers=5), here, 32, 1) == 5
 
 
 @pytest.mark.parametrize(
@@ -190,7 +204,7 @@ def test_small_images_need_no_workers():
 def test_a_machine_s_ranks_share_its_cores(monkeypatch, cores, ranks, each):
     """8 loaders gave 2,900 images a second, as many as one card may want alone."""
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cores)), raising=False)
-    assert worker_count(Options(), World(local_size=ranks), 224) == each
+    assert worker_count(Options(), World(local_size=ranks), 224, 1) == each
 
 
 @pytest.mark.parametrize("least, most, aspect", [(0.08, 1.0, 4 / 3), (0.02, 0.33, 1 / 0.3)])
@@ -210,7 +224,7 @@ def test_a_crop_of_a_very_long_image_is_its_middle():
     pixels = np.zeros((4, 400, 3), dtype=np.uint8)
     pixels[:, 198:202] = 200
     assert random_box((400, 4), Random(0), 0.5, 1.0, 4 / 3) is None
-    crop = random_crop(Image.fromarray(pixels), 8, AlwaysMost())
+    crop = random_crop(Picture(Image.fromarray(pixels)), 8, AlwaysMost())
     assert crop.size == (8, 8)
     assert (np.asarray(crop)[:, 1:-1] == 200).all()
 
@@ -264,7 +278,151 @@ def test_evaluation_scales_no_image_to_gigabytes(monkeypatch, size):
         return resize(image, to if made[-1] < 1e7 else (256, 256), *more)
 
     monkeypatch.setattr(Image.Image, "resize", measured)
-    pixels = Evaluate(Sizes(224, 224, 256))(Image.new("RGB", size, (9, 9, 9)), Random(0))
+    picture = Picture(Image.new("RGB", size, (9, 9, 9)))
+    pixels = Evaluate(Sizes(224, 224, 256))(picture, Random(0))
     assert pixels.shape == (224, 224, 3)
     assert (pixels == 9).all()
     assert max(made) < 3e6
+
+
+# Small images are kept in memory
+
+
+@pytest.mark.parametrize("augment, workers", [("none", 0), ("shift", 0), ("shift", 1)])
+def test_kept_images_have_the_pixels_of_decoded_ones(spoilt, monkeypatch, augment, workers):
+    """In the epoch that decodes them, in the next one, on any rank and beside bad images."""
+    options = Options(random_erase=0.5, workers=workers, augment=augment)
+    ours = [samples(spoilt, dataclasses.replace(options, workers=0), (3, 2, 5), 0)]
+    folder = ImageFolder(spoilt, "train", options)
+    for _ in range(2):
+        again = [list(train_batches(folder, options, world(), epoch)) for epoch in range(2)]
+    monkeypatch.setattr("trainer.data.kept.MOST", 0)
+    options = dataclasses.replace(options, workers=0)
+    theirs = [samples(spoilt, options, (4,), epoch) for epoch in range(2)]
+    assert all(same(*pair) for pair in zip(ours, theirs))
+    for batches, wanted in zip(again, theirs):
+        found = [
+            (int(index), (image, int(target)))
+            for batch in batches
+            for index, image, target in zip(batch.indices, batch.images, batch.targets)
+        ]
+        assert same(dict(found), wanted)
+
+
+def test_a_small_image_is_decoded_once(root, monkeypatch):
+    opened = []
+
+    def counted(path):
+        opened.append(path)
+        return open_picture(path)
+
+    monkeypatch.setattr("trainer.data.loader.open_picture", counted)
+    options = Options(workers=0)
+    folders = [ImageFolder(root, split, options) for split in ("train", "val")]
+    for epoch in range(3):
+        list(train_batches(folders[0], options, world(), epoch))
+        list(eval_batches(folders[1], options, world(), 4))
+    assert len(opened) == len(set(opened)) == len(folders[0]) + len(folders[1])
+
+
+def test_what_is_kept_is_not_sent_to_loader_processes_and_has_a_bound(root, monkeypatch):
+    options = Options(workers=0)
+    folder = ImageFolder(root, "train", options)
+    list(train_batches(folder, options, world(), 0))
+    assert folder.kept is not None
+    assert pickle.loads(pickle.dumps(folder)).kept is None
+    side = folder.kept.pixels.shape[1]
+    most = MOST // (3 * side**2)
+    monkeypatch.setattr("os.sysconf", lambda name: 2**20)  # memory without end
+    assert fits(most // 4, side, 4) and not fits(most // 4 + 1, side, 4)
+    monkeypatch.setattr("os.sysconf", lambda name: 2**10)  # 1 MiB
+    assert not fits(2**17 // (3 * side**2) + 1, side, 1)
+
+
+# JPEGs are decoded to no more pixels than a crop needs
+
+
+def photograph(size, seed):
+    """Stand-in for a photograph as JPEG: noise with the spectrum that they have, and edges."""
+    width, height = size
+    draw = np.random.default_rng(seed)
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
+    frequency[0, 0] = 1
+    waves = draw.standard_normal((2, 4, *frequency.shape))
+    shared, *own = (waves[0] + 1j * waves[1]) / frequency
+    planes = [np.fft.irfft2(shared + 0.3 * one, (height, width)) for one in own]
+    image = np.stack([50 * plane / plane.std() + 120 for plane in planes], 2)
+    for _ in range(12):
+        left, top = (int(draw.random() * side) for side in size)
+        image[top : top + 90, left : left + 120] += 120 * draw.random(3) - 60
+    file = io.BytesIO()
+    Image.fromarray(image.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def opened(content):
+    return Picture(Image.open(io.BytesIO(content)))
+
+
+@pytest.mark.parametrize("size", [(401, 303), (640, 480)])
+def test_scaled_decoding_keeps_the_crop_and_nearly_its_pixels(size):
+    content, reduced = photograph(size, 0), 0
+    for seed in range(12):
+        whole, scaled = (
+            np.asarray(random_crop(opened(content), 48, Random(seed), on), dtype=int)
+            for on in (False, True)
+        )
+        reduced += not np.array_equal(whole, scaled)
+        apart = np.abs(whole - scaled)
+        assert apart.mean() < 2
+        assert np.percentile(apart, 99) <= 8
+        # Moved by a single pixel, the crop would be ten times as far from itself.
+        assert apart.mean() < 0.15 * np.abs(whole[1:] - whole[:-1]).mean()
+    assert reduced >= 6
+
+
+@pytest.mark.parametrize("side, factor", [(143, 1), (288, 2), (575, 2), (576, 4), (1152, 8)])
+def test_a_crop_keeps_half_again_as_many_pixels_as_it_gets(side, factor):
+    assert reduction((8, 4, 2, 1), (3, 5, 3 + side, 5 + side + 40), 96) == factor
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("size", [(160, 96), (161, 97)])
+def test_scaled_pixels_stand_where_the_whole_ones_do(tmp_path, size, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    image = Image.open(io.BytesIO(photograph(size, 1)))
+    image.save(tmp_path / "a.jpg", exif=exif, quality=95)
+    whole, scaled = open_picture(tmp_path / "a.jpg"), open_picture(tmp_path / "a.jpg")
+    factor = scaled.factors[0]
+    assert factor == (1 if orientation > 1 and size == (161, 97) else 8)
+    theirs, ours = whole.pixels(), scaled.pixels(factor)
+    assert theirs.size == scaled.size
+    assert ours.size == tuple(-(-side // factor) for side in theirs.size)
+    box = (16, 8, 80, 72)
+    region = tuple(edge / factor for edge in box)
+    apart = np.asarray(ours.resize((8, 8), BILINEAR, region), dtype=int) - theirs.resize(
+        (8, 8), BILINEAR, box
+    )
+    assert np.abs(apart).mean() < 12
+
+
+def test_only_training_crops_are_scaled_and_only_where_they_are_meant_to_be(tmp_path, monkeypatch):
+    factors, pixels = [], Picture.pixels
+    monkeypatch.setattr(
+        Picture, "pixels", lambda picture, factor=1: factors.append(factor) or pixels(picture)
+    )
+    for split in ("train", "val"):
+        (tmp_path / split / "a").mkdir(parents=True)
+        for number in range(3):
+            (tmp_path / split / f"a/{number}.jpg").write_bytes(photograph((400, 300), number))
+    for on in (None, False, True):
+        factors.clear()
+        options = Options(workers=0, image_size=48, jpeg_scaling=on)
+        folder = ImageFolder(tmp_path, "train", options)
+        list(train_batches(folder, dataclasses.replace(options, augment="crop"), world(), 0))
+        assert len(factors) == 3
+        assert (max(factors) > 1) is bool(on)
+    factors.clear()
+    list(eval_batches(ImageFolder(tmp_path, "val", options), options, world(), 4))
+    assert factors == [1, 1, 1]

@@ -9,6 +9,7 @@ import torch
 from tests import standin_apex
 from trainer.apex_amp import ApexAmp, choose
 from trainer.ema import Ema
+from trainer.errors import UserError
 from trainer.options import Options
 from trainer.precision import Precision
 from trainer.train import Run
@@ -104,31 +105,67 @@ def test_state_goes_to_ours_and_back(level):
     assert standin_apex.scaler == {"loss_scale": 2.0**15, "unskipped": 7}
 
 
-@pytest.mark.parametrize(
-    "settings, device, others, kind",
-    [
-        ({"precision": "O2"}, CUDA, True, ApexAmp),
-        ({"precision": "O2"}, CUDA, False, Precision),
-        ({"precision": "O0"}, CUDA, True, ApexAmp),
-        ({"precision": "O2", "compile": True}, CUDA, True, Precision),
-        ({"precision": "O2", "parallel": "dp"}, CUDA, True, Precision),
-        ({"precision": "O1", "checkpoint_activations": True}, CUDA, True, Precision),
-        ({"precision": "O1", "auto_batch": True}, CUDA, True, Precision),
-        ({"precision": "O1", "skip_oom": True}, CUDA, True, Precision),
-        ({"precision": "bf16"}, CUDA, True, Precision),
-        ({"precision": "O2"}, CPU, True, Precision),
-    ],
-)
-def test_apex_serves_where_all_ranks_can(monkeypatch, settings, device, others, kind):
+@pytest.fixture
+def apex(monkeypatch):
+    """As if it were installed, its kernels too."""
     monkeypatch.setitem(sys.modules, "apex", mock.Mock())
     monkeypatch.setitem(sys.modules, "apex.amp", standin_apex)
-    world = mock.Mock(device=device, gather=lambda own: [own, own and others])
-    chosen = choose(Options(**settings), world)
-    assert type(chosen) is kind
-    assert chosen.by == ("apex" if kind is ApexAmp else "torch")
+    monkeypatch.setitem(sys.modules, "amp_C", mock.Mock())
+
+
+def rank(device=CUDA, other=""):
+    """A rank whose peer says `other` of apex."""
+    return mock.Mock(device=device, host="node1", size=2, gather=lambda own: [own, other])
+
+
+@pytest.mark.parametrize(
+    "settings, device, other, why",
+    [
+        ({"precision": "O2"}, CUDA, "", None),
+        ({"precision": "O0"}, CUDA, "", None),
+        ({"precision": "O2", "amp": "apex"}, CUDA, "", None),
+        ({"precision": "O2"}, CUDA, "apex is gone on node2", "apex is gone on node2"),
+        ({"precision": "O2", "compile": True}, CUDA, "", "apex cannot follow --compile"),
+        ({"precision": "O2", "parallel": "dp"}, CUDA, "", "apex cannot follow --parallel dp"),
+        ({"precision": "O1", "auto_batch": True}, CUDA, "", "apex cannot follow --auto_batch"),
+        ({"precision": "O1", "skip_oom": True}, CUDA, "", "apex cannot follow --skip_oom"),
+        ({"precision": "O1", "amp": "torch"}, CUDA, "", ""),
+        ({"precision": "bf16"}, CUDA, "", ""),
+        ({"precision": "O2"}, CPU, "", "apex needs CUDA"),
+    ],
+)
+def test_apex_serves_where_all_ranks_can(apex, settings, device, other, why):
+    """`why` not: None where apex serves."""
+    chosen = choose(Options(**settings), rank(device, other))
+    assert type(chosen) is (ApexAmp if why is None else Precision)
+    assert (chosen.by, chosen.why) == (("apex", "") if why is None else ("torch", why))
+
+
+def test_apex_without_its_kernels_is_left_alone_unless_asked_for(apex, monkeypatch):
+    """It would read each gradient on the host."""
+    monkeypatch.setitem(sys.modules, "amp_C", None)
+    chosen = choose(Options(precision="O2"), rank())
+    assert type(chosen) is Precision
+    assert "lacks amp_C" in chosen.why and "--amp apex" in chosen.why
+    assert type(choose(Options(precision="O2", amp="apex"), rank())) is ApexAmp
+
+
+def test_the_first_line_says_who_does_it_and_why(apex, monkeypatch):
+    from trainer.introduce import sentences
+
+    monkeypatch.setitem(sys.modules, "amp_C", None)
+    options = Options(precision="O2")
+    world = mock.Mock(size=2, global_batch=8)
+    job = mock.MagicMock(options=options, precision=choose(options, rank()), world=world)
+    job.micro_batches = 1
+    first = sentences(job, (9, None)).splitlines()[0]
+    assert "O2 by torch (apex on node1 lacks amp_C" in first
 
 
 def test_an_apex_that_does_not_import_leaves_it_to_torch(monkeypatch):
     monkeypatch.setitem(sys.modules, "apex.amp", None)
-    world = mock.Mock(device=CUDA, gather=lambda own: [own])
-    assert type(choose(Options(precision="O1"), world)) is Precision
+    chosen = choose(Options(precision="O1"), rank())
+    assert type(chosen) is Precision
+    assert chosen.why == "apex is not installed on node1"
+    with pytest.raises(UserError, match="--amp apex: apex is not installed on node1"):
+        choose(Options(precision="O1", amp="apex"), rank())

@@ -49,7 +49,7 @@ def test_channels_last_reaches_weights_and_images(images):
 
 def test_compile_reaches_what_a_step_calls_and_not_what_is_saved(images, monkeypatch):
     compiled = torch.nn.Identity()
-    monkeypatch.setattr(torch, "compile", lambda model: compiled, raising=False)
+    monkeypatch.setattr(torch, "compile", lambda net, dynamic: compiled, raising=False)
     ours = made(images, compile=True)
     assert ours.net is compiled
     assert "_orig_mod" not in "".join(ours.model.state_dict())

@@ -2,11 +2,12 @@
 
 import os
 import pathlib
+import threading
 
 import pytest
 import torch
 
-from trainer import writer
+from trainer import checkpoint, writer
 from trainer.errors import RankError
 from trainer.writer import Writer, write_whole
 
@@ -115,3 +116,23 @@ def test_a_checkpoint_that_cannot_be_written_is_a_sentence(tmp_path, monkeypatch
     with pytest.raises(RankError, match="no checkpoint written: No space left on device"):
         own.finish()
     assert not list(tmp_path.glob("*.pt"))
+
+
+def test_nothing_is_written_before_the_copy_has_arrived(tmp_path):
+    """On CUDA the loop goes on while the device still copies."""
+    there, own = threading.Event(), Writer(tmp_path, 2)
+    payload = {"step": 1, "x": torch.zeros(2)}
+
+    def arrived():
+        assert there.wait(60)
+        payload["x"].fill_(7)
+
+    path = own.save(payload, False, arrived)
+    assert not path.exists()
+    there.set()
+    own.finish()
+    assert torch.load(path)["x"].tolist() == [7, 7]
+
+
+def test_the_cpu_s_copies_are_there_at_once():
+    assert checkpoint.arrival(torch.device("cpu"))() is None

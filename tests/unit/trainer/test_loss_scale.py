@@ -1,0 +1,120 @@
+"""The loss scale without a wait for the device, and what a step reads of a model's state."""
+
+import pytest
+import torch
+from torch import nn
+
+from trainer.loss_scale import DeviceScale, LossScale
+from trainer.precision import Precision
+
+CPU = torch.device("cpu")
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def by_itself(level="O2", kind=torch.optim.SGD, **settings):
+    """A net, its precision and an optimizer that can leave a step out by itself, on the CPU."""
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 4):
+        pytest.skip("this torch has no fused optimizer for the CPU")
+    net, precision = model(), Precision(level, CPU)
+    optimizer = kind(net.parameters(), lr=0.1, fused=True, **settings)
+    precision.prepare(net, optimizer)
+    return net, precision, optimizer
+
+
+def one_step(net, precision, optimizer, factor=1.0):
+    net.zero_grad(set_to_none=True)
+    weights = [weight.float() for weight in net.parameters()]
+    precision.backward(sum((weight * weight).sum() for weight in weights) * factor)
+    return precision.step(optimizer, clip=0.5)
+
+
+OVERFLOWS = (True, False, False, True, False)
+
+
+@pytest.mark.parametrize(
+    "kind, settings", [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.AdamW, {})]
+)
+def test_what_overflows_is_left_out_by_the_device_as_by_the_host(kind, settings):
+    """The first step too: fused SGD's momentum would begin with what memory happened to hold."""
+    net, precision, optimizer = by_itself(kind=kind, **settings)
+    assert isinstance(precision.scale, DeviceScale)
+    other, host, theirs = by_itself(kind=kind, **settings)
+    host.scale = LossScale()
+    for overflows in OVERFLOWS:
+        before = [value.clone() for value in precision.full_state(net).values()]
+        skipped = [
+            one_step(*one, float("inf") if overflows else 2.0**-6)
+            for one in ((net, precision, optimizer), (other, host, theirs))
+        ]
+        assert [bool(one) for one in skipped] == [overflows] * 2
+        states = precision.full_state(net), host.full_state(other)
+        assert all(torch.equal(*pair) for pair in zip(*(state.values() for state in states)))
+        same = [torch.equal(*pair) for pair in zip(before, states[0].values())]
+        assert all(same) is overflows
+        assert precision.state_dict() == host.state_dict()
+    assert (precision.scale.value, precision.scale.good_steps) == (2.0**14, 1)
+    again = by_itself()[1]
+    again.load_state_dict(host.state_dict())
+    assert again.state_dict() == host.state_dict()
+
+
+def test_the_host_does_not_wait_to_know_what_overflowed():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Readings(TorchDispatchMode):
+        found = 0
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.found += function is torch.ops.aten._local_scalar_dense.default
+            return function(*args, **(kwargs or {}))
+
+    made = by_itself(momentum=0.9)
+    one_step(*made)
+    with Readings() as readings:
+        skipped = one_step(*made)
+        assert readings.found == 0
+        assert not skipped
+        assert readings.found == 1
+
+
+def test_the_scale_of_the_device_doubles_as_the_host_s():
+    ours, theirs = DeviceScale(CPU), LossScale()
+    for scale in (ours, theirs):
+        scale.load_state_dict({"value": 2.0**23, "good_steps": 1999})
+    for overflow in (False, False, True, False):
+        ours.update(torch.tensor(overflow))
+        theirs.update(overflow)
+        assert ours.state_dict() == theirs.state_dict()
+    ours.load_state_dict({"value": 2.0**24, "good_steps": 1999})
+    ours.update(torch.tensor(False))
+    assert ours.value == 2.0**24
+
+
+@pytest.mark.parametrize("level", ["fp32", "O2", "O3"])
+def test_the_state_of_each_step_is_found_where_it_lies(level):
+    net, precision = model(), Precision(level, CPU)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    precision.prepare(net, optimizer)
+    for _ in range(2):
+        ours, theirs = precision.live_state(net), precision.full_state(net)
+        assert list(ours) == list(theirs)
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+        one_step(net, precision, optimizer, 2.0**-9)
+        # As torch 1.12's batch normalisation does with its counter.
+        net[1].num_batches_tracked = net[1].num_batches_tracked + 1
+
+
+def test_a_model_with_a_state_of_its_own_is_asked_each_time():
+    class Own(nn.Linear):
+        def get_extra_state(self):
+            return torch.tensor(7)
+
+        def set_extra_state(self, state):
+            pass
+
+    precision, net = Precision("fp32", CPU), Own(2, 2)
+    assert precision.live_state(net).keys() == net.state_dict().keys() | {"_extra_state"}

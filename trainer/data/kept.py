@@ -1,0 +1,42 @@
+"""Small images, decoded once: their pixels stay in memory, and each epoch only draws its chances.
+
+What comes out is what `Samples` of loader.py would make, to the bit, in any order and on any rank.
+"""
+
+import os
+from typing import List, Optional
+
+import numpy as np
+
+MOST = 2**31  # bytes of a machine's memory that its ranks keep of a split, and at most an eighth
+UNSEEN, GOOD, BAD = 0, 1, 2
+
+
+class Kept:
+    """Bases of a split's images: uint8 (side, side, 3) each, and which of them are there.
+
+    Memory is taken only by those that this rank has seen.
+    """
+
+    def __init__(self, count: int, side: int) -> None:
+        self.pixels = np.empty((count, side, side, 3), dtype=np.uint8)
+        self.state = np.full(count, UNSEEN, dtype=np.uint8)
+
+    def unseen(self, share: List[int]) -> List[int]:
+        return [index for index in share if self.state[index] == UNSEEN]
+
+    def put(self, index: int, base: Optional[np.ndarray]) -> None:
+        """None: the image is bad."""
+        self.state[index] = BAD if base is None else GOOD
+        if base is not None:
+            self.pixels[index] = base
+
+    def get(self, index: int) -> Optional[np.ndarray]:
+        """None: the image is bad."""
+        return self.pixels[index] if self.state[index] == GOOD else None
+
+
+def fits(count: int, side: int, ranks: int) -> bool:
+    """Whether each of a machine's ranks may keep so many bases."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return count * side * side * 3 * ranks <= min(MOST, memory // 8)

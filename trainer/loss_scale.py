@@ -1,0 +1,73 @@
+"""The loss scale of O1 and O2: apex's schedule, halved when a gradient overflows, doubled after
+2000 steps without.
+
+Ours rather than torch's GradScaler, which refuses fp16 gradients and, in torch 1.12, any CPU.
+"""
+
+import dataclasses
+from typing import Any, Dict, Union
+
+import torch
+
+MOST, PATIENCE = 2.0**24, 2000
+
+
+@dataclasses.dataclass
+class LossScale:
+    """On the host, which must know of each step whether it overflowed."""
+
+    value: float = 2.0**16
+    good_steps: int = 0
+
+    @property
+    def factor(self) -> Union[float, torch.Tensor]:
+        """By which the loss is multiplied."""
+        return self.value
+
+    def update(self, overflow: bool) -> None:
+        self.good_steps = 0 if overflow else self.good_steps + 1
+        if overflow:
+            self.value /= 2
+        elif self.good_steps == PATIENCE:
+            self.value, self.good_steps = min(self.value * 2, MOST), 0
+
+    def state_dict(self) -> Dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        self.value, self.good_steps = state["value"], state["good_steps"]
+
+
+class DeviceScale:
+    """The same on the device: the host need not wait to know whether a step overflowed."""
+
+    def __init__(self, device: torch.device) -> None:
+        # Numbers as tensors, made once: creating a tensor on a GPU from a number waits for it.
+        self.device = device
+        self.factor = self._good = torch.zeros((), device=device)
+        self.load_state_dict(LossScale().state_dict())
+
+    @property
+    def value(self) -> float:
+        """Waits for the device."""
+        return self.factor.item()
+
+    @property
+    def good_steps(self) -> int:
+        """Waits for the device."""
+        return int(self._good.item())
+
+    def update(self, overflow: torch.Tensor) -> None:
+        """`overflow`: one truth value, on the device."""
+        good = (self._good + 1) * ~overflow
+        doubled = good == PATIENCE
+        self._good = good * ~doubled
+        kept = self.factor * (1 - 0.5 * overflow.float())
+        self.factor = torch.where(doubled, (kept * 2).clamp(max=MOST), kept)
+
+    def state_dict(self) -> Dict[str, Any]:
+        return {"value": self.value, "good_steps": self.good_steps}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        self.factor = torch.tensor(state["value"], dtype=torch.float32, device=self.device)
+        self._good = torch.tensor(state["good_steps"], dtype=torch.int64, device=self.device)
