@@ -174,7 +174,7 @@ VERBS = {
     "lint": Verb("every linter"),
     "bench": Verb("figures with their method: tests/bench/README.md (root)"),
     "bench-gpu": Verb(
-        "steps beside torchvision's and timm's ways: docs/performance.md (a GPU)",
+        "our steps beside others': docs/performance.md (a GPU)",
         (Variable("DEVICE", "--device", "cpu: a tiny version, to try it", choices=DEVICES),),
         "make bench-gpu DEVICE=cpu",
     ),
