@@ -1,4 +1,4 @@
-"""A model of your own for images of 32 pixels: five convolutions, batch normalisation.
+"""A model of your own for images of 32 pixels: four convolutions, batch normalisation.
 
     python -m trainer --data data/glyphs --model examples.glyph_cnn:glyph_cnn --epochs 4
 
@@ -10,7 +10,7 @@ are matrices worth making thinner, small enough that four ranks train on one cor
 from torch import nn
 
 # Channels of each convolution, and its stride.
-LAYERS = ((16, 2), (32, 2), (64, 1), (96, 2), (128, 1))
+LAYERS = ((16, 2), (32, 2), (64, 2), (128, 1))
 
 
 def glyph_cnn() -> nn.Module:

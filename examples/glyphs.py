@@ -4,7 +4,7 @@
 
 gives DIR/{train,val}/<class>/<index>.ppm, 32 x 32 pixels. Each of the 64 classes is a glyph of four
 strokes, the same for every seed; an image shows one, turned, scaled, moved, its strokes' ends
-shaken, between other strokes, in a colour of chance on a darker background that changes over the
+shaken, beside another stroke, in a colour of chance on a darker background that changes over the
 image, and with noise. `--seed` draws other images of the same classes, for training and validation.
 
 The digits are solved by anything; this is for comparisons: what one way of training gains or loses
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 SIZE, CLASSES = 32, 64
-STROKES, DISTRACTORS = 4, 2
+STROKES, DISTRACTORS = 4, 1
 TRAIN, VAL = 400, 160  # images of each class
 CHUNK = 80  # images that are drawn at once
 # Of the glyphs' coordinates, in which an image reaches from -1 to 1.

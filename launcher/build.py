@@ -77,6 +77,7 @@ def build(
         **{name: settings[name] for name in ("model", "epochs", "sync")},
         precision=level.name,
         precision_why=settings.get("precision_why", level.why),
+        sync_why=settings.get("sync_why", "as asked"),
         data=options.data,
         world_size=sum(counts),
         master_addr=shared.master_addr,

@@ -62,6 +62,10 @@ class Options:
         words = tuple(without("--precision", self.trainer))
         return dataclasses.replace(self, precision=level, trainer=words)
 
+    def with_sync(self, spec: str) -> Options:
+        words = tuple(without("--sync", self.trainer))
+        return dataclasses.replace(self, sync=spec, trainer=words)
+
 
 def without(name: str, words: Sequence[str]) -> list[str]:
     """`words` without an option and its value."""

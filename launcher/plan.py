@@ -62,6 +62,7 @@ class Plan:
     options: Options
     nodes: tuple[NodePlan, ...]
     precision_why: str = "as asked"
+    sync_why: str = "as asked"
     predicted: dict[str, Any] | None = None
 
     def document(self) -> dict[str, Any]:
@@ -94,6 +95,7 @@ def render(plan: Plan) -> str:
         f"master {plan.master_addr} port {plan.master_port}",
         f"code {plan.code_sha256[:12]}",
         f"precision {plan.precision}: {plan.precision_why}",
+        f"sync {plan.sync}: {plan.sync_why}",
     ]
     for node in plan.nodes:
         where = (

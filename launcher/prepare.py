@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launcher import build, code, devices, folders, inventory, preflight, restart
+from launcher import build, code, devices, folders, inventory, preflight, restart, strategy
 from launcher import plan as planning
 from launcher.errors import UserError
 from launcher.inventory import Host
@@ -19,7 +21,7 @@ from launcher.patience import waiting
 from launcher.plan import Plan
 from launcher.preflight import Asked, Machines
 from launcher.sizes import Sizes
-from trainer import strategies
+from trainer import prices, strategies
 
 QUEUE_LOOKS_EVERY = 10.0
 # Where they are set, oneDNN and torch's own kernels use no newer instructions than they say. A
@@ -45,6 +47,8 @@ class Prepared:
 
 def prepare(options: Options, terminal: Terminal, run: str | None = None) -> Prepared:
     """Look at everything, change nothing; `run` is the one that goes on. Raises UserError."""
+    automatic = strategy.asks_auto(options)
+    options = options.with_sync(strategies.EXACT) if automatic else options
     settings = trainer_settings(options)
     Sizes.of(options.keep)  # said before anything is asked
     hosts = preflight.select(inventory.load(Path(options.inventory)), options)
@@ -67,7 +71,10 @@ def prepare(options: Options, terminal: Terminal, run: str | None = None) -> Pre
             for text in passed:
                 terminal.say(text)
             settings = settle(machines, asked, terminal)
-            asked = replace(asked, settings=settings, begun=True)
+            if automatic:
+                settings = settle_sync(settings, len(hosts), terminal)
+                options = options.with_sync(settings["sync"])
+            asked = replace(asked, options=options, settings=settings, begun=True)
             return Prepared(options, settings, hosts, machines, asked)
         machines.close()
         if busy[0].text != told:
@@ -86,6 +93,23 @@ def settle(machines: Machines, asked: Asked, terminal: Terminal) -> dict[str, An
     terminal.say(f"precision {level.name}: {why}")
     kind = parts[hosts[0].name].kind
     return {**settings, "device": kind, "precision": level.name, "precision_why": why}
+
+
+def settle_sync(settings: dict[str, Any], nodes: int, terminal: Terminal) -> dict[str, Any]:
+    """The same with the `sync` that `auto` becomes, and `sync_why`."""
+    if nodes > 1 and _rows_of_plan(settings, nodes) is None:
+        # It writes what an earlier run of the model lets it foresee; without one it says so.
+        argv = [sys.executable, "-m", "report", "plan", "--nodes", str(nodes)]
+        subprocess.run(
+            [*argv, "--model", settings["model"], "--runs", str(folders.RUNS)],
+            cwd=inventory.CHECKOUT,
+            capture_output=True,
+            check=False,
+        )
+    found = _rows_of_plan(settings, nodes)
+    choice = strategy.choose(found[1] if found else {}, nodes)
+    terminal.say(f"sync {choice.sync}: {choice.why}")
+    return {**settings, "sync": choice.sync, "sync_why": choice.why}
 
 
 def make_plan(prepared: Prepared, machines: Machines, **details) -> Plan:
@@ -127,7 +151,7 @@ def slower_than_one(settings: dict[str, Any], nodes: int) -> str | None:
     alone, here = speeds.get((sync, 1), 0.0), speeds[sync, nodes]
     if nodes == 1 or here >= alone:
         return None
-    advised = [(speeds.get((one.spec, nodes), 0.0), one.spec) for one in strategies.advised()]
+    advised = [(speeds.get((one.spec, nodes), 0.0), one.spec) for one in prices.advised()]
     speed, better = max(advised)
     remedy = f"SYNC={better} would give {speed:.0f}" if speed > alone else "train on one machine"
     return (

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from launcher import collect, folders, preflight, restart
+from launcher import collect, folders, preflight, restart, strategy
 from launcher import plan as planning
 from launcher.attempts import Attempts, write_json
 from launcher.cause import Failure
@@ -99,7 +99,10 @@ def resume(name: str, changes: dict[str, Any]) -> int:
     planned = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     stored = {**planned["options"], "precision": planned["precision"]}
     stored["trainer"] = tuple(stored["trainer"])
-    options = keeping(planned["precision"], Options(**{**stored, **changes}))
+    options = Options(**{**stored, **changes})
+    if strategy.asks_auto(options):
+        options = options.with_sync(planned["sync"])  # as the run began
+    options = keeping(planned["precision"], options)
     terminal = Terminal()
     prepared = prepare(options, terminal, folder.name)
     try:

@@ -11,7 +11,7 @@ from typing import Any
 from report import formulas
 from report.bottleneck import WAIT, parts
 from report.measure import Step, slowest
-from trainer import strategies
+from trainer import prices
 
 # Predicted gains below this are within the noise of a measurement.
 WORTH = 1.03
@@ -78,14 +78,15 @@ def strategy_advice(step: Step, rest: float) -> list[Any]:
         return []
     waits = [
         (waited, strategy)
-        for strategy in strategies.advised()
+        for strategy in prices.advised()
         if strategy != step.strategy
         and (waited := step.wait(strategy, step.world, rate)) is not None
     ]
     if not waits:
         return []
     waited, best = min(waits, key=lambda pair: pair[0])
-    return [(f"SYNC={best.spec}: {best.rule.text}", step.images / (rest + waited), None)]
+    change = f"SYNC={best.spec}: {best.rule.text} (accuracy: {prices.label_of(best)})"
+    return [(change, step.images / (rest + waited), None)]
 
 
 def fewer_nodes(step: Step) -> list[Any]:

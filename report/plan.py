@@ -23,7 +23,7 @@ from report.paper import BATCH, SOURCE, paper_step
 from report.progress import learning_curve
 from report.records import Parser, ReportError, number, read_run
 from report.units import count, link, seconds, size, three_digits
-from trainer import strategies
+from trainer import prices, strategies
 from trainer.errors import UserError
 from trainer.strategies import Strategy
 
@@ -262,7 +262,7 @@ def render(basis: Basis, speed: str, rows: list[Any]) -> list[Any]:
     if step.shared_machine:
         lines += wrap("There the nodes shared one machine's cores: alone, each is faster.", "")
     alone = rows[0].images_per_second
-    heads = ("nodes", "sync", "sent a step", "a step", "images/s", "of one", "100 epochs")
+    heads = ("nodes", "sync", "sent", "a step", "images/s", "of one", "accuracy", "100 epochs")
     cells: list[tuple[str, ...]] = [heads]
     cells += [
         (
@@ -272,6 +272,7 @@ def render(basis: Basis, speed: str, rows: list[Any]) -> list[Any]:
             seconds(row.step_seconds),
             three_digits(row.images_per_second),
             f"{row.images_per_second / alone:.2f} x",
+            prices.label_of(strategies.parse(row.sync)) if row.nodes > 1 else "-",
             seconds(row.hundred_epochs),
         )
         for row in rows

@@ -51,7 +51,9 @@ EPOCHS = Variable("EPOCHS", "--epochs", "how often each image is seen", "number"
 BATCH = Variable("BATCH", "--batch", "images per step and node", "number")
 PRECISION = Variable("PRECISION", "--precision", "auto (default), fp32, bf16, O0, O1, O2, O3")
 SYNC = Variable(
-    "SYNC", "--sync", "how ranks become one: allreduce, bf16, ef:2 ... (docs/slow-networks.md)"
+    "SYNC",
+    "--sync",
+    "how ranks meet: allreduce (default), auto, ef:2 ... (docs/slow-networks.md)",
 )
 ARGS = Variable("ARGS", "--", "any option of `.venv/bin/python -m trainer --help`", "words")
 RUN = Variable("RUN", "", "its name or path (default: the newest)", "run")

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any, Optional, Tuple
 
-from . import strategies
+from . import prices, strategies
 from .errors import UserError
 
 # Here and not in compat.py, which imports torch: the control machine reads options without it.
@@ -153,7 +153,11 @@ class Options:
         ("auto", "apex", "torch"),
     )
     emulate: bool = free(False, "bf16 also on devices that only emulate it, slowly")
-    sync: str = opt(strategies.EXACT, f"how ranks become one: {strategies.usages()}")
+    sync: str = opt(
+        strategies.EXACT,
+        f"how ranks become one: {strategies.usages()}. Price in accuracy, as measured on one task: "
+        f"{prices.labels() or 'of none yet'}",
+    )
     sync_warmup: Optional[float] = opt(
         None, "epochs with exact sums before a strategy that leaves bits out; default warmup_epochs"
     )

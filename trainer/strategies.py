@@ -72,8 +72,7 @@ class Rule:
     `exact`: the result is the sum in the gradients' own precision. `sent`: bytes that each rank
     sends for one exchange of a payload; None where the payload's matrices would have to be known.
     `bucket_mb`: size of the gradient buckets unless --bucket_mb says otherwise. `warms`: the first
-    --sync_warmup epochs are exact. `usual`: the specs that a prediction shows;
-    `advised`: whether advice may name them, because first trials found no loss of accuracy.
+    --sync_warmup epochs are exact. `usual`: the specs that a prediction shows.
     """
 
     name: str
@@ -84,7 +83,6 @@ class Rule:
     wires: Tuple[str, ...] = ()  # the first is the default; empty: the name says it
     bucket_mb: int = BUCKET_MB
     warms: bool = False
-    advised: bool = False
     usual: Tuple[str, ...] = ()
 
     @property
@@ -236,7 +234,6 @@ RULES: Dict[str, Rule] = {
             "the sum in the gradients' own precision",
             exact=True,
             sent=_summed_in(None),
-            advised=True,
             usual=("allreduce",),
         ),
         Rule(
@@ -244,7 +241,6 @@ RULES: Dict[str, Rule] = {
             "gradients travel as bf16 and are summed in it",
             exact=False,
             sent=_summed_in(2),
-            advised=True,
             usual=("bf16",),
         ),
         Rule(
@@ -252,7 +248,6 @@ RULES: Dict[str, Rule] = {
             "gradients travel as fp16 and are summed in it",
             exact=False,
             sent=_summed_in(2),
-            advised=True,
             usual=("fp16",),
         ),
         Rule(
@@ -263,7 +258,6 @@ RULES: Dict[str, Rule] = {
             arguments=(Argument("BITS", ("8", "4", "2", "1.6")),),
             bucket_mb=8,
             warms=True,
-            advised=True,
             usual=("ef:8", "ef:4", "ef:2"),
         ),
         Rule(
@@ -288,11 +282,17 @@ RULES: Dict[str, Rule] = {
     )
 }
 EXACT = "allreduce"
+AUTO = "auto"  # the launcher's: it becomes a strategy before anything starts
 
 
 def parse(spec: str) -> Strategy:
     """What NAME[:ARG][:WIRE] means. Raises UserError."""
     name, *words = spec.split(":")
+    if name == AUTO:
+        raise UserError(
+            "--sync auto: `make train` chooses by what `make plan` says; here name one of "
+            f"{usages()}."
+        )
     if name not in RULES:
         raise UserError(f"--sync {spec}: choose one of {usages()}.")
     rule = RULES[name]
@@ -350,8 +350,3 @@ def usages() -> str:
 def usual() -> List[Strategy]:
     """The strategies that a prediction compares, in the registry's order."""
     return [parse(spec) for rule in RULES.values() for spec in rule.usual]
-
-
-def advised() -> List[Strategy]:
-    """Those of `usual` that advice may name."""
-    return [strategy for strategy in usual() if strategy.rule.advised]

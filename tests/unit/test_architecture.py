@@ -24,6 +24,7 @@ SHARED = {
     "trainer.cli": {"launcher"},
     "trainer.data.layout": {"launcher"},
     "trainer.strategies": {"launcher", "report"},
+    "trainer.prices": {"launcher", "report"},
     "trainer.levels": {"launcher"},
     "trainer.errors": {"launcher", "report"},
     # Names that all verbs must agree on, though different rooms carry them out.

@@ -91,6 +91,7 @@ class RunBuilder:
                 "sync": self.sync,
                 "precision": "fp32",
                 "precision_why": "as asked",
+                "sync_why": "as asked",
                 "world_size": len(self.hosts),
                 "master_addr": "192.168.56.111",
                 "master_port": 29500,

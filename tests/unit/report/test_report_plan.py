@@ -11,6 +11,7 @@ from report.__main__ import main
 from report.advice import advise
 from report.analysis import analyse
 from tests.unit.report.report_runs import BOTTLENECKS, GRADIENTS, RunBuilder
+from trainer import prices
 from trainer.strategies import MIB, Payload, parse, ring_bytes, usual
 
 # Measured over links shaped to 1 Gbit/s: ResNet-50's gradients, four ranks on two cores. A step
@@ -65,7 +66,10 @@ def test_a_faster_loader_helps_until_the_rest_rules():
     assert formulas.faster_loading(1.0, 0.2, 2) == pytest.approx(0.8)
 
 
-def test_advice_on_a_slow_link_says_that_one_machine_is_faster(tmp_path):
+def test_advice_on_a_slow_link_says_that_one_machine_is_faster(tmp_path, monkeypatch):
+    # Advice names what was measured and did not lose; what that is, is no matter of this test.
+    even = {"seeds": 2, "difference": 0.0, "low": -1.0, "high": 1.0}
+    monkeypatch.setattr(prices, "read", lambda: {"strategies": {"ef:2": even, "bf16": even}})
     summary = analyse(RunBuilder(tmp_path / "run", **BOTTLENECKS["network"]).write()).summary
     advice = {item["change"].split(": ")[0]: item for item in summary["advice"]}
     assert advice["NODES=1"]["predicted_images_per_second"] == pytest.approx(32 / 0.128, rel=0.01)
@@ -142,7 +146,7 @@ def test_a_plan_on_paper_needs_no_run(tmp_path, capsys):
     # 64 images at 294 a second, and 153 MB of gradients of which backward hides two thirds of that.
     wait = parse("allreduce").bytes_per_step(4, PAYLOAD) / GIGABIT - 64 / 294 * 2 / 3
     rows = [line.split() for line in out.splitlines()]
-    speed = next(row[-3] for row in rows if row[:2] == ["4", "allreduce"])
+    speed = next(row[6] for row in rows if row[:2] == ["4", "allreduce"])
     assert float(speed) == pytest.approx(4 * 64 / (64 / 294 + wait), rel=0.01)
     assert "Best exact: one machine." in " ".join(out.split())
     assert "lambdalabs.com" in out

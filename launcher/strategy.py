@@ -1,0 +1,52 @@
+"""SYNC=auto: the exact sum where that costs little time, else the fastest strategy whose price in
+accuracy was measured as safe. Decided once, before anything starts; a resumed run keeps it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from launcher.options import Options
+from trainer import prices, strategies
+
+NEAR = 1.05  # an exact run so much slower than the fastest is taken all the same
+
+
+class Choice(NamedTuple):
+    """A `--sync`; `why` is one clause for people."""
+
+    sync: str
+    why: str
+
+
+def asks_auto(options: Options) -> bool:
+    """Whether the last --sync that the trainer would read is `auto`. Raises UserError."""
+    asked = ""
+    words = options.trainer_args()
+    for word, value in zip(words, [*words[1:], ""]):
+        name, equals, own = word.partition("=")
+        if name == "--sync":
+            asked = own if equals else value
+    return asked == strategies.AUTO
+
+
+def choose(speeds: dict[tuple[str, int], float], nodes: int) -> Choice:
+    """By images/s of each strategy (spec) on so many machines; none where nothing is known."""
+    exact, alone = strategies.EXACT, nodes == 1
+    if alone or (exact, nodes) not in speeds:
+        why = "one machine has nobody to wait for" if alone else UNKNOWN
+        return Choice(exact, why)
+    labels = {spec: prices.label_of(strategies.parse(spec)) for spec, n in speeds if n == nodes}
+    safe = [(speeds[spec, nodes], spec) for spec, label in labels.items() if label == "safe"]
+    speed, best = max([*safe, (speeds[exact, nodes], exact)])
+    if best == exact:
+        return Choice(exact, "no strategy that was measured as safe is faster, by `make plan`")
+    figures = f"{speed:.0f} images/s by `make plan`, {speeds[exact, nodes]:.0f} with {exact}"
+    if speed <= NEAR * speeds[exact, nodes]:
+        return Choice(exact, f"{best} would give little more: {figures}")
+    return Choice(best, f"{figures}; safe for accuracy where it was measured")
+
+
+UNKNOWN = (
+    "exact, for `make plan` knows no such run yet: train this model once, with the same BATCH, and "
+    "the next run can choose"
+)

@@ -1,0 +1,117 @@
+"""SYNC=auto: what it becomes, and that this is kept."""
+
+import io
+import json
+
+import pytest
+
+from launcher import folders, inventory, preflight, prepare, run, strategy
+from launcher.lines import Terminal
+from launcher.options import Options
+from launcher.preflight import Machines
+from tests.unit.launcher.launcher_values import facts, gpus, host
+from trainer import prices
+
+SAFE = {"seeds": 9, "difference": 0.0, "low": -0.2, "high": 0.2, "samples": None}
+OPEN = {"seeds": 2, "difference": 0.0, "low": -2.0, "high": 2.0, "samples": None}
+
+
+@pytest.fixture(autouse=True)
+def table(monkeypatch):
+    found = {"ef:4": SAFE, "ef:2": OPEN}
+    monkeypatch.setattr(prices, "read", lambda: {"strategies": found})
+
+
+@pytest.mark.parametrize(
+    ("exact", "ef4", "ef2", "chosen", "why"),
+    [
+        (100, 300, 500, "ef:4", "300 images/s by `make plan`, 100 with allreduce"),
+        (100, 104, 500, "allreduce", "ef:4 would give little more"),
+        (100, 90, 500, "allreduce", "no strategy that was measured as safe is faster"),
+    ],
+)
+def test_the_fastest_safe_one_is_taken_unless_exact_is_near(exact, ef4, ef2, chosen, why):
+    speeds = {("allreduce", 4): exact, ("ef:4", 4): ef4, ("ef:2", 4): ef2, ("ef:4", 2): 9000}
+    choice = strategy.choose(speeds, 4)
+    assert choice.sync == chosen
+    assert why in choice.why
+
+
+def test_what_nothing_is_known_of_is_exact_and_that_is_said():
+    assert strategy.choose({}, 4) == ("allreduce", strategy.UNKNOWN)
+    assert strategy.choose({}, 1).sync == "allreduce"
+
+
+@pytest.mark.parametrize(
+    ("options", "asks"),
+    [
+        (Options(sync="auto"), True),
+        (Options(trainer=("--sync", "auto")), True),
+        (Options(trainer=("--sync=auto",)), True),
+        (Options(sync="auto", trainer=("--sync", "ef:2")), False),
+        (Options(sync="ef:2"), False),
+        (Options(), False),
+    ],
+)
+def test_the_last_word_on_sync_counts(options, asks):
+    assert strategy.asks_auto(options) is asks
+
+
+@pytest.fixture
+def ready(monkeypatch, tmp_path):
+    """ready(images/s by spec, of two machines) -> (what is prepared, what was said)."""
+
+    def make(speeds, **options):
+        rows = [{"nodes": 2, "sync": spec, "images_per_second": v} for spec, v in speeds.items()]
+        alone = {"nodes": 1, "sync": "allreduce", "images_per_second": 50}
+        plan = {"batch": 32, "made_unix": 1.0, "rows": [alone, *rows]}
+        if speeds:
+            (tmp_path / "plan-resnet18-2n.json").write_text(json.dumps(plan))
+        said = io.StringIO()
+        return prepare.prepare(Options(**options), Terminal(said)), said
+
+    def look(hosts, _asked):
+        return Machines(hosts, {}, {h.name: facts(i, gpus=gpus(1)) for i, h in enumerate(hosts, 1)})
+
+    monkeypatch.setattr(folders, "RUNS", tmp_path)
+    monkeypatch.setattr(inventory, "load", lambda _path: [host(1), host(2)])
+    monkeypatch.setattr(preflight, "look", look)
+    monkeypatch.setattr(preflight.mesh, "check", lambda *_: [])
+    return make
+
+
+def test_auto_is_settled_before_anything_starts_and_stands_in_the_plan(ready):
+    prepared, said = ready({"allreduce": 40, "ef:4": 90}, sync="auto")
+    plan = prepare.make_plan(prepared, prepared.machines, run="r")
+    assert (plan.sync, plan.options.sync) == ("ef:4", "ef:4")
+    assert plan.sync_why.startswith("90 images/s")
+    argv = plan.nodes[0].argv
+    assert argv[argv.index("--sync") + 1] == "ef:4"
+    assert "auto" not in argv
+    prepared.machines.close()
+    assert "sync ef:4: 90 images/s" in said.getvalue()
+
+
+def test_without_an_earlier_run_it_is_exact(ready):
+    prepared, said = ready({}, sync="auto")
+    assert prepared.settings["sync"] == "allreduce"
+    assert "`make plan` knows no such run yet" in said.getvalue()
+
+
+def test_a_resumed_run_keeps_what_auto_became(ready, monkeypatch, tmp_path):
+    stored = {"sync": "ef:4", "trainer": []}
+    document = {"precision": "fp32", "sync": "ef:4", "options": stored}
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    monkeypatch.setattr(folders, "find", lambda _name: tmp_path)
+    asked = []
+
+    def stop(options, *_):
+        asked.append(options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "prepare", stop)
+    for changes in ({}, {"sync": "auto"}, {"trainer": ("--sync", "auto")}):
+        with pytest.raises(KeyboardInterrupt):
+            run.resume("r", changes)
+    assert [one.sync for one in asked] == ["ef:4"] * 3
+    assert not any("auto" in one.trainer for one in asked)

@@ -1,0 +1,70 @@
+"""What a strategy costs in accuracy, as a label."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from trainer import prices, strategies
+from trainer.options import Options
+from trainer.prices import Price
+
+PAGE = Path(__file__).parents[3] / "docs/slow-networks.md"
+
+
+@pytest.mark.parametrize(
+    ("price", "label"),
+    [
+        (Price(), "not measured"),
+        (Price(3, -0.05, -0.3, 0.2), "safe"),
+        (Price(3, 0.4, 0.1, 0.7), "safe"),
+        (Price(3, -0.05, -0.31, 0.2), "unsettled"),
+        (Price(1, 0.1), "unsettled"),
+        (Price(3, -2.0, -3.0, -1.0, 1.4), "costs samples"),
+        (Price(3, -2.0, -3.0, -1.0), "experimental"),
+        # Safe although it surely loses something: that is what 0.3 points are for.
+        (Price(20, -0.1, -0.2, -0.05), "safe"),
+    ],
+)
+def test_a_label_follows_from_the_interval(price, label):
+    assert price.label == label
+    assert label in prices.LABELS
+
+
+@pytest.fixture
+def table(monkeypatch):
+    found = {
+        "ef:2": {"seeds": 9, "difference": 0.0, "low": -0.2, "high": 0.2, "samples": None},
+        "ef:4": {"seeds": 2, "difference": 0.0, "low": -2.0, "high": 2.0, "samples": None},
+        "bf16": {"seeds": 9, "difference": -3.0, "low": -4.0, "high": -2.0, "samples": 1.5},
+    }
+    monkeypatch.setattr(prices, "read", lambda: {"strategies": found})
+
+
+def test_a_price_is_of_exactly_these_arguments(table):
+    assert prices.label_of(strategies.parse("ef:2")) == "safe"
+    assert prices.label_of(strategies.parse("ef:8")) == "not measured"
+    assert prices.label_of(strategies.parse("allreduce")) == "exact"
+
+
+def test_advice_names_nothing_that_costs_or_that_nobody_measured(table):
+    assert [one.spec for one in prices.advised()] == ["allreduce", "ef:4", "ef:2"]
+
+
+def test_the_committed_table_is_of_strategies_that_there_are():
+    told = prices.read()["strategies"]
+    for spec, fields in told.items():
+        assert strategies.parse(spec).spec == spec
+        assert Price(**fields).seeds >= 1
+
+
+def test_help_and_page_say_what_the_table_says():
+    told = {spec: Price(**one) for spec, one in prices.read()["strategies"].items()}
+    page = PAGE.read_text(encoding="utf-8").split("<!-- accuracy -->")[1].split("<!-- end")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| (\d+) \| ([+-][\d.]+) \| .* \| ([a-z ]+)[,|]", page, re.M)
+    said = {spec: (int(seeds), float(mean), label.strip()) for spec, seeds, mean, label in rows}
+    assert said == {
+        spec: (one.seeds, float(f"{one.difference:.2f}"), one.label) for spec, one in told.items()
+    }
+    text = Options.__dataclass_fields__["sync"].metadata["help"]
+    assert all(f"{spec} {one.label}" in text for spec, one in told.items())

@@ -1,0 +1,69 @@
+"""What each strategy of --sync costs in accuracy: prices.json, as it was measured, and the labels.
+
+tests/bench/accuracy/tables.py writes prices.json, from paired runs on one task
+(docs/slow-networks.md says which). A label holds on that task and promises nothing of others.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from . import strategies
+from .strategies import Strategy
+
+TABLE = Path(__file__).with_name("prices.json")
+# Points of top-1 that a safe strategy loses at the most, by the lower end of the 95 % interval.
+SAFE = -0.3
+LABELS = ("exact", "safe", "unsettled", "costs samples", "experimental", "not measured")
+# What advice may name: nothing that was shown to cost accuracy, and nothing that nobody measured.
+ADVISED = LABELS[:3]
+
+
+class Price(NamedTuple):
+    """Of one strategy. `difference`: points of top-1 against allreduce after as many samples, mean
+    over `seeds` pairs; `low`, `high`: its 95 % interval, None of a single pair. `samples`: how many
+    times the samples it takes to reach allreduce's top-1, where longer runs did."""
+
+    seeds: int = 0
+    difference: float = 0.0
+    low: Optional[float] = None
+    high: Optional[float] = None
+    samples: Optional[float] = None
+
+    @property
+    def label(self) -> str:
+        """One of LABELS, but for "exact", which is no matter of measuring."""
+        if self.seeds == 0:
+            return "not measured"
+        if self.low is not None and self.low >= SAFE:
+            return "safe"
+        if self.high is None or self.high >= 0:
+            return "unsettled"
+        return "experimental" if self.samples is None else "costs samples"
+
+
+def read() -> Dict[str, Any]:
+    """`task`: what was trained; `strategies`: a Price's fields by spec."""
+    found: Dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
+    return found
+
+
+def price_of(strategy: Strategy) -> Price:
+    """As measured for exactly these arguments and this wire."""
+    found = read()["strategies"].get(strategy.spec)
+    return Price(**found) if found else Price()
+
+
+def label_of(strategy: Strategy) -> str:
+    return "exact" if strategy.exact else price_of(strategy).label
+
+
+def labels() -> str:
+    """The labels of all that were measured, for a sentence: `ef:2 safe, ef:4 unsettled`."""
+    specs: List[str] = list(read()["strategies"])
+    return ", ".join(f"{spec} {label_of(strategies.parse(spec))}" for spec in specs)
+
+
+def advised() -> List[Strategy]:
+    """Those of strategies.usual() that advice may name."""
+    return [strategy for strategy in strategies.usual() if label_of(strategy) in ADVISED]
