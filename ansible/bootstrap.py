@@ -1,13 +1,16 @@
 """Lets this control machine into machines that know only a password: `make bootstrap`.
 
 For each machine: its host key is shown, compared by you with the one on its own screen, and trusted
-from then on; this control machine's key is installed; the user that trains gets its sudo rule.
+from then on; this control machine's key is installed for the user that provisions and the one that
+trains; the former gets its sudo rule and is seen to become root, and only then the latter loses one
+that it has from before. Where the inventory has no train_user, both are ansible_user.
 """
 
 import argparse
 import getpass
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -33,7 +36,8 @@ class Machine:
     name: str
     address: str
     port: int
-    user: str  # the one that trains
+    provisions: str  # as whom Ansible comes
+    trains: str
 
     def known_as(self):
         """Its name in known_hosts."""
@@ -49,26 +53,41 @@ class HostKey:
 def machines(inventory, limit):
     """The inventory's machines, in order. Raises BootstrapError."""
     words = ["--limit", limit, *(["--inventory", inventory] if inventory else [])]
+    words += ["--playbook-dir", str(ROOT)]  # for group_vars/, wherever the inventory lies
     variables = json.loads(_ask("ansible-inventory", "--list", *words))["_meta"]["hostvars"]
     # Ansible itself says who is in the group: by its own line, by a child group, by a pattern.
     try:
         _, *names = map(str.strip, _ask("ansible", "cluster", "--list-hosts", *words).splitlines())
     except BootstrapError:  # no such group; the inventory itself was read above
         names = []
-    found = [
-        Machine(
-            name=name,
-            address=own.get("ansible_host", name),
-            port=int(own.get("ansible_port", 22)),
-            user=own.get("ansible_user", getpass.getuser()),
-        )
-        for name in names
-        for own in [variables.get(name, {})]
-    ]
+    found = [machine_of(name, variables.get(name, {})) for name in names]
     if not found:
         limited = "" if limit == "all" else f" that --limit {limit} names"
         raise BootstrapError(f"the inventory has no machine in its group `cluster`{limited}")
     return found
+
+
+def machine_of(name, variables):
+    """A Machine of its variables in the inventory. Raises BootstrapError."""
+    provisions = user_of(variables, "ansible_user") or getpass.getuser()
+    return Machine(
+        name=name,
+        address=variables.get("ansible_host", name),
+        port=int(variables.get("ansible_port", 22)),
+        provisions=provisions,
+        trains=user_of(variables, "train_user") or provisions,
+    )
+
+
+def user_of(variables, name):
+    """A user's name in a machine's variables, or None. Raises BootstrapError."""
+    value = variables.get(name)
+    if value and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*[$]?", str(value)):
+        raise BootstrapError(
+            f"{name} in the inventory is {value!r}, which is no name of a user: write the name "
+            "itself, without a template"
+        )
+    return value
 
 
 def _ask(tool, *words):
@@ -144,23 +163,48 @@ def control_key():
     return own.with_suffix(".pub").read_text().strip()
 
 
-def let_in(chosen, login, password, args):
-    """Runs the playbook as `login`. Returns its exit code."""
+def needs_no_password(machine, login):
+    """Whether key and sudo rule let this user in already, as where a cluster gets a second user."""
+    argv = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
+    argv += ["-o", "ConnectTimeout=10", "-o", "ForwardAgent=no", "-o", "ClearAllForwardings=yes"]
+    argv += ["-p", str(machine.port), "-l", login, machine.address, "sudo -n true"]
+    return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
+
+
+def passwords(chosen, login, ask=getpass.getpass):
+    """{machine's name: the password of `login` there}, asked for; "" where none is needed."""
+    found, before = {}, None
+    for machine in chosen:
+        if needs_no_password(machine, login):
+            found[machine.name] = ""
+            continue
+        same = f" (Enter: the same as on {before})" if before else ""
+        typed = ask(f"Password of {login} on {machine.name}{same}: ")
+        found[machine.name] = typed or found.get(before, "")
+        before = machine.name
+    return found
+
+
+def let_in(chosen, secrets, args):
+    """Runs the playbook as args.login with {machine's name: password}. Returns its exit code."""
     extra = {
-        "ansible_user": login,
-        "access_users": {machine.name: machine.user for machine in chosen},
+        "access_login": args.login,
+        "access_users": {
+            machine.name: {"provisions": machine.provisions, "trains": machine.trains}
+            for machine in chosen
+        },
         "access_key": control_key(),
         "access_sudo": "keep" if args.keep_sudo else "nopasswd",
     }
-    argv = [str(TOOLS / "ansible-playbook"), str(PLAYBOOK), "--extra-vars", json.dumps(extra)]
+    argv = [str(TOOLS / "ansible-playbook"), str(PLAYBOOK)]
     argv += ["--limit", ",".join(machine.name for machine in chosen)]
     argv += ["--inventory", args.inventory] if args.inventory else []
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-    # /dev/shm is memory: the password reaches no disk, and no command line.
-    with tempfile.NamedTemporaryFile("w", dir="/dev/shm", prefix="tandem-") as file:
-        file.write(password)
-        file.flush()
-        argv += ["--connection-password-file", file.name, "--become-password-file", file.name]
+    # /dev/shm is memory: passwords reach no disk, and no command line.
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tandem-") as folder:
+        for name, secret in secrets.items():
+            (Path(folder) / name).write_text(secret)
+        argv += ["--extra-vars", json.dumps({**extra, "access_secrets": folder})]
         return subprocess.run(argv, cwd=ROOT, env=environment).returncode
 
 
@@ -187,9 +231,9 @@ def main(argv=None):
     parser.add_argument(
         "--keep-sudo",
         action="store_true",
-        help="write no sudo rule: ansible-playbook then needs -K, and the user a password",
+        help="write no sudo rule: what provisions then needs ASK_SUDO=1 (-K), and a password",
     )
-    parser.add_argument("--password-file", help="a file, instead of being asked")
+    parser.add_argument("--password-file", help="one for all, in a file, instead of being asked")
     args = parser.parse_args(argv)
     try:
         found = machines(args.inventory, args.limit)
@@ -205,9 +249,10 @@ def main(argv=None):
     if settled:
         if args.password_file:
             password = Path(args.password_file).read_text().rstrip("\n")
+            secrets = {machine.name: password for machine in settled}
         else:
-            password = getpass.getpass(f"Password of {args.login} on these machines: ")
-        code = let_in(settled, args.login, password, args)
+            secrets = passwords(settled, args.login)
+        code = let_in(settled, secrets, args)
     for sentence in sentences:
         print(f"NOT LET IN: {sentence}", file=sys.stderr)
     return code or (1 if sentences else 0)

@@ -15,6 +15,8 @@ import threading
 import time
 from pathlib import Path
 
+from planning import preflight
+
 ROOT = Path(__file__).resolve().parents[1]
 PLAYBOOK = ROOT / "ansible" / "playbooks" / "check.yml"
 
@@ -73,22 +75,36 @@ def reason(printed):
 
 
 def text(findings, width=80):
-    """What people read: a paragraph a finding, the machines in the order of the inventory."""
-    if not findings:
-        return "Nothing is wrong with the machines."
+    """What people read: a paragraph a finding, the machines in the order of the inventory; what is
+    no problem once, at the end."""
+    problems = preflight.problems(findings)
     lines, host = [], None
-    for finding in findings:
+    for finding in problems:
         if finding["host"] != host:
             host = finding["host"]
             lines.append(host)
-        for word in ("cause", "remedy"):
-            sentence = finding[word][:1].upper() + finding[word][1:]
-            first = "  - " if word == "cause" else "    Remedy: "
-            lines += textwrap.wrap(
-                f"{first}{sentence}", width, subsequent_indent="    ", break_long_words=False
-            )
-    lines.append(f"Problems: {len(findings)}. Nothing was changed.")
+        lines += paragraph(finding, width)
+    if problems:
+        lines.append(f"Problems: {len(problems)}. Nothing was changed.")
+    else:
+        lines.append("Nothing is wrong with the machines.")
+    notes = {finding["cause"]: finding for finding in findings if finding not in problems}
+    for note in notes.values():
+        named = ", ".join(row["host"] for row in findings if row["cause"] == note["cause"])
+        lines += [f"To be known of {named}:", *paragraph(note, width)]
     return "\n".join(lines)
+
+
+def paragraph(finding, width):
+    """The lines of one finding below its machine's name."""
+    lines = []
+    for word in ("cause", "remedy"):
+        sentence = finding[word][:1].upper() + finding[word][1:]
+        first = "  - " if word == "cause" else "    Remedy: "
+        lines += textwrap.wrap(
+            f"{first}{sentence}", width, subsequent_indent="    ", break_long_words=False
+        )
+    return lines
 
 
 def main(argv=None):
@@ -105,8 +121,9 @@ def main(argv=None):
             finding = {"host": "", "fault": "cannot_look", "cause": str(error), "remedy": remedy}
             print(json.dumps([finding], indent=2))
         return 2
-    print(json.dumps(findings, indent=2) if args.json else text(findings))
-    return 1 if findings else 0
+    problems = preflight.problems(findings)
+    print(json.dumps(problems, indent=2) if args.json else text(findings))
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 from lab.plan import Lab, LabError, Node
 from lab.shell import run
 
-USER_ID = 1000
+USER_ID = 1000  # of the first; the others follow
 PASSWORD = "lab"  # noqa: S105  # of the prepared-by-nobody desktop's user, in docs/lab.md
 HOST_KEY_TYPES = ("ed25519", "ecdsa")
 CHRONY = """\
@@ -40,20 +40,22 @@ def files(lab: Lab, node: Node) -> dict[str, tuple[int, str]]:
             0o644,
             "[Unit]\nAfter=systemd-user-sessions.service\n",
         ),
-        f"etc/sudoers.d/{lab.user}": (0o440, f"{lab.user} {sudo_rule}\n"),
+        f"etc/sudoers.d/{lab.user}": (
+            0o440,
+            "".join(f"{user} {sudo_rule}\n" for user in lab.users),
+        ),
     }
 
 
 def accounts(lab: Lab, base: dict[str, str]) -> dict[str, str]:
-    """The base's passwd, shadow and group files with the user of this lab added."""
-    user, group = lab.user, f"{lab.user}:x:{USER_ID}:\n"
+    """The base's passwd, shadow and group files with the users of this lab added."""
     password = password_hash() if lab.bare else "*"
-    home = f"/home/{user}"
-    return {
-        "passwd": base["passwd"] + f"{user}:x:{USER_ID}:{USER_ID}::{home}:/bin/bash\n",
-        "shadow": base["shadow"] + f"{user}:{password}:20000:0:99999:7:::\n",
-        "group": base["group"] + group,
-    }
+    made = dict(base)
+    for number, user in enumerate(lab.users, USER_ID):
+        made["passwd"] += f"{user}:x:{number}:{number}::/home/{user}:/bin/bash\n"
+        made["shadow"] += f"{user}:{password}:20000:0:99999:7:::\n"
+        made["group"] += f"{user}:x:{number}:\n"
+    return made
 
 
 def password_hash() -> str:
@@ -72,7 +74,8 @@ def write(lab: Lab, node: Node, base: Path) -> None:
         _write(upper / "etc" / name, 0o640 if name == "shadow" else 0o644, content)
         owner = (base / "etc" / name).stat()
         os.chown(upper / "etc" / name, owner.st_uid, owner.st_gid)
-    _write_home(lab, upper, base)
+    for number, user in enumerate(lab.users, USER_ID):
+        _write_home(lab, upper / "home" / user, number, base)
     _write_host_keys(upper / "etc/ssh")
 
 
@@ -82,15 +85,14 @@ def _write(path: Path, mode: int, content: str) -> None:
     path.chmod(mode)
 
 
-def _write_home(lab: Lab, upper: Path, base: Path) -> None:
-    home = upper / "home" / lab.user
+def _write_home(lab: Lab, home: Path, owner: int, base: Path) -> None:
     shutil.copytree(base / "etc/skel", home)
     if not lab.bare:
         public_key = (lab.state / "control.ssh/id_ed25519.pub").read_text()
         (home / ".ssh").mkdir(mode=0o700)
         _write(home / ".ssh/authorized_keys", 0o600, public_key)
     for path in [home, *home.rglob("*")]:
-        os.chown(path, USER_ID, USER_ID)
+        os.chown(path, owner, owner)
 
 
 def _write_host_keys(folder: Path) -> None:

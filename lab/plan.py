@@ -109,7 +109,13 @@ class Lab:
     @property
     def user(self) -> str:
         """Who logs in: a desktop's user where nothing was prepared, else the cluster's."""
-        return "student" if self.bare else "tandem"
+        return self.users[0]
+
+    @property
+    def users(self) -> tuple[str, ...]:
+        """An installer's user; or who trains and who provisions, as `make bootstrap` leaves them,
+        but for the former's sudo, by which tests do to a machine what they like."""
+        return ("student",) if self.bare else ("tandem", "tandem-admin")
 
     def netns(self, place: str) -> str:
         """Namespace of `control` or `stranger`."""

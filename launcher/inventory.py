@@ -26,7 +26,8 @@ class Host:
     """One machine of group `cluster`; its index in the list is its node rank.
 
     Paths of a host that is this machine are absolute; elsewhere node_dir may be relative to the
-    home folder of the run user.
+    home folder of the run user. `user` is that one: train_user, or where it is not set ansible_user
+    (group_vars/all.yml has the same rule, run_user). On this machine who types trains.
     """
 
     name: str
@@ -198,7 +199,7 @@ def _host(name: str, variables: dict[str, Any], inventory: Path) -> Host:
         connection=read.connection(),
         address=numeric(read.word("ansible_host", "127.0.0.1" if here else name), name),
         port=read.number("ansible_port") or 22,
-        user=read.text("ansible_user"),
+        user=read.text("train_user") or read.text("ansible_user"),
         env_python=path("env_python", "/opt/tandem/env/bin/python"),
         node_dir=path("node_dir", "tandem"),
         data_root=path("data_root", "/srv/tandem/data"),

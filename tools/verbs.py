@@ -57,6 +57,8 @@ SYNC = Variable(
 )
 ARGS = Variable("ARGS", "--", "any option of `.venv/bin/python -m trainer --help`", "words")
 RUN = Variable("RUN", "", "its name or path (default: the newest)", "run")
+LIMIT = Variable("LIMIT", "--limit", "only these machines: pc3, or pc1,pc2")
+ASK_SUDO = Variable("ASK_SUDO", "--ask-become-pass", "1: ask for sudo's password once", "switch")
 CORE = Variable(
     "CORE", "", "2.16: an older Ansible, for machines with Python 3.6", choices=("2.16",)
 )
@@ -87,15 +89,16 @@ VERBS = {
         "let this control machine into new machines",
         (
             INVENTORY,
+            LIMIT,
             Variable("LOGIN", "--login", "a user there who may use sudo (default: you)"),
             Variable("KEEP_SUDO", "--keep-sudo", "1: write no sudo rule", "switch"),
             CORE,
         ),
-        "make bootstrap LOGIN=anna",
+        "make bootstrap LIMIT=pc3 LOGIN=anna",
     ),
     "check": Verb(
         "say all that is wrong with the machines; changes nothing",
-        (INVENTORY, Variable("JSON", "--json", "1: for scripts", "switch"), CORE),
+        (INVENTORY, Variable("JSON", "--json", "1: for scripts", "switch"), ASK_SUDO, CORE),
     ),
     "dry-provision": Verb(
         "print what `make provision` would install where",
@@ -109,10 +112,13 @@ VERBS = {
         (
             INVENTORY,
             Variable("DELETE", "-e data_delete", "1: data that is gone here goes there", "switch"),
+            ASK_SUDO,
             CORE,
         ),
     ),
-    "verify": Verb("is what `make provision` made still so? changes nothing", (INVENTORY, CORE)),
+    "verify": Verb(
+        "is what `make provision` made still so? changes nothing", (INVENTORY, ASK_SUDO, CORE)
+    ),
     "accept": Verb("measure every pair of machines: bandwidth, latency, MTU, disks", (INVENTORY,)),
     "bundle": Verb("gather what machines without internet need", (INVENTORY,)),
     "usb": Verb(

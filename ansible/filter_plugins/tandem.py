@@ -114,6 +114,7 @@ FILTERS = {
     "other_firewall": firewall.other_firewall,
     "packages_planned": packages.packages_planned,
     "parse_files": network_facts.parse_files,
+    "problems": preflight.problems,
     "python": python_of,
     "share_disk": share.share_disk,
     "share_failure": share.share_failure,

@@ -2,8 +2,8 @@
 
 Facts are what ansible/library/machine_facts.py returns, with the inventory name as "host". A
 finding is {"host", "fault", "cause", "remedy"}; "fault" is a short name that scripts may rely on.
-All are problems; those in HINDERS keep site.yml from going on with the machine. docs/preflight.md
-lists them.
+All but those in NOTES are problems; those in HINDERS keep site.yml from going on with the machine.
+docs/preflight.md lists them.
 """
 
 from .faults import machine, network, stack
@@ -11,10 +11,11 @@ from .faults import machine, network, stack
 HINDERS = frozenset(
     (
         *("release", "arch", "systemd", "python", "sudo", "disk_full", "read_only", "address"),
-        *("dpkg", "rsync", "venv", "installer", "uv", "stack", "collect"),
+        *("dpkg", "rsync", "venv", "installer", "uv", "stack", "collect", "train_user"),
         *("duplicate_address", "duplicate_machine_id", "duplicate_mac"),
     )
 )
+NOTES = frozenset(("one_user",))
 
 
 def findings(facts, question):
@@ -24,7 +25,8 @@ def findings(facts, question):
     free, "provisioned": whether the environment is in place, "env_manager", "conda_installer",
     "offline", "stack", "driver_version" and "driver_policy": the wishes, "table": that of
     stacks.yml, "kept": what `stack: auto` decided before or {}, "ansible_core": its version,
-    "clock": [the control machine's seconds before and after collecting]}.
+    "clock": [the control machine's seconds before and after collecting], "users": {"provisions",
+    "trains": names, "there": whether the machine has the latter}}.
     """
     judges = (*machine.JUDGES, *network.JUDGES, *stack.JUDGES)
     return [
@@ -42,6 +44,11 @@ def not_collected(host, message):
         "cause": f"its facts could not be collected: {' '.join(str(message).split())}",
         "remedy": "a Python is needed there: sudo apt install python3",
     }
+
+
+def problems(found):
+    """Those of `found` that are wrong: without what is only to be known."""
+    return [finding for finding in found if finding["fault"] not in NOTES]
 
 
 def hindering(found):

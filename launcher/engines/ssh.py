@@ -167,9 +167,9 @@ def explain(host: Host, error: Exception) -> str:
         error
     ):
         return (
-            f"{where}: ssh refused to log in ({_short(error)}): check ansible_user, and "
-            "that your key is in its "
-            f"authorized_keys (`make bootstrap`)."
+            f"{where}: ssh refused to log in ({_short(error)}): check train_user and ansible_user "
+            "in the inventory, and that your key is in that user's authorized_keys "
+            "(`make bootstrap`)."
         )
     reason = _network_reason(error)
     return f"{where}: cannot be reached: {reason} (`make train NODES=...` takes fewer machines)."

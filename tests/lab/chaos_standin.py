@@ -1,5 +1,6 @@
 """Nodes that need no torch: an environment whose launch and trainer are stand-ins."""
 
+import shlex
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -21,7 +22,7 @@ PACKAGES = {"torch": "2.15.0", "torchvision": "0.29.2"}
 
 def install(lab, node: int) -> None:
     """The environment at /opt/standin/python and two images at /srv/standin."""
-    lab.ssh(node, "sudo install -d -o tandem /opt/standin /srv/standin")
+    lab.admin(node, "sudo install -d -o tandem /opt/standin /srv/standin")
     texts = {"launch.py": LAUNCH.read_text(), "trainer.py": TRAINER.read_text()}
     files = {"python": PYTHON, "real": REAL, **texts}
     for name, text in files.items():
@@ -36,11 +37,21 @@ def install(lab, node: int) -> None:
         lab.ssh(node, f"mkdir -p /srv/standin/d/{split}/a && touch /srv/standin/d/{split}/a/1.png")
 
 
+def take_sudo(lab, node: int, way: str) -> None:
+    """Who trains has no sudo from here on: its guards are services of its own manager (`way` is
+    service, as role base sets it up) or live by wardens (where there is no such manager)."""
+    lingers = "loginctl enable-linger tandem"
+    none = "loginctl disable-linger tandem; systemctl mask --now user@$(id -u tandem).service"
+    line = f"sed -i '/^tandem /d' /etc/sudoers.d/tandem; {lingers if way == 'service' else none}"
+    lab.admin(node, f"sudo sh -c {shlex.quote(line)}")
+
+
 def inventory(folder: Path, nodes: int, mark: str, step_seconds: float) -> Path:
     """An inventory of stand-in nodes whose runs carry the variable `mark`."""
     name, _, value = mark.partition("=")
     settings = (
-        f"ansible_user=tandem env_python=/opt/standin/python data_root=/srv/standin "
+        "ansible_user=tandem-admin train_user=tandem "
+        "env_python=/opt/standin/python data_root=/srv/standin "
         f"""run_env='{{"{name}": "{value}", "STEP_SECONDS": "{step_seconds}"}}'"""
     )
     lines = [f"node{n} ansible_host=192.168.56.{110 + n} {settings}" for n in range(1, nodes + 1)]

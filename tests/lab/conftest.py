@@ -90,6 +90,10 @@ class RunningLab:
         """The same as the user that trains, whom only bootstrap lets into a bare machine."""
         return self.control("ssh", f"tandem@192.168.56.{110 + node}", line, **options).stdout
 
+    def admin(self, node: int, line: str, **options) -> str:
+        """The same as the user that provisions, who may use sudo."""
+        return self.control("ssh", f"tandem-admin@192.168.56.{110 + node}", line, **options).stdout
+
 
 def bootstrap(lab: RunningLab, folder: Path, nodes: list[int], fingerprint: str = ""):
     """`make bootstrap` with the nodes' own fingerprints, or another one, compared by a file."""

@@ -2,7 +2,8 @@
 
 The trainer is a stand-in that writes the same files, so that the machines' cores do not decide
 (test_chaos_trainer.py has the real one). TANDEM_CHAOS_TRIALS sets how many trials there are; the
-seed is fixed.
+seed is fixed. TANDEM_CHAOS_WAY=service or =wardens takes sudo from the user that trains, and says
+how its guards live.
 """
 
 import os
@@ -12,11 +13,12 @@ import uuid
 import pytest
 
 from tests.lab import chaos_standin, chaos_trial
-from tests.lab.chaos_run import Running
+from tests.lab.chaos_run import Running, read
 from tests.lab.chaos_trial import Trial
 
 NODES, EPOCHS = 4, 4
 TRIALS = int(os.environ.get("TANDEM_CHAOS_TRIALS", "4"))
+WAY = os.environ.get("TANDEM_CHAOS_WAY")
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +26,8 @@ def arena(start_lab, request):
     lab = start_lab("chaos", "--nodes", str(NODES), "--no-bundle")
     for node in range(1, NODES + 1):
         chaos_standin.install(lab, node)
+        if WAY:
+            chaos_standin.take_sudo(lab, node, WAY)
     yield lab
     chaos_trial.print_figures(request.config)
 
@@ -35,7 +39,7 @@ def busy_gpu(trial):
     smi = "/usr/local/bin/nvidia-smi"
     for node in trial.all:
         script = SMI.format(node=node, holder=holder if node == trial.node else "none")
-        trial.lab.ssh(node, f"sudo sh -c 'cat > {smi} && chmod +x {smi}'", input=script)
+        trial.lab.admin(node, f"sudo sh -c 'cat > {smi} && chmod +x {smi}'", input=script)
     try:
         refused = Running(trial.lab, trial.folder, trial.mark, *trial.words)
         assert refused.end() == 2
@@ -50,7 +54,7 @@ def busy_gpu(trial):
         trial.finished_on(trial.all, attempts=1)
     finally:
         for node in trial.all:
-            trial.lab.ssh(node, f"sudo rm {smi}")
+            trial.lab.admin(node, f"sudo rm {smi}")
 
 
 SMI = """#!/bin/sh
@@ -90,10 +94,12 @@ def trial(arena, tmp_path, fault, node, step):
     if fault is not busy_gpu:
         made.begin()
         made.run.wait_for(rf"\[node\d \d\] step {step}\n", NODES)
+        cgroup = read(made.run.pids(node)["guard"], "cgroup")
+        assert ("/user@" in cgroup) == (WAY != "wardens")
     yield made
     made.close()
     if fault is chaos_trial.full_disk:
-        arena.ssh(node, "sudo umount -l tandem")
+        arena.admin(node, "sudo umount -l /home/tandem/tandem")
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def trial(cluster, tmp_path, fault, node):
     yield made
     made.close()
     if fault is chaos_trial.full_disk:
-        cluster.ssh(node, "sudo umount -l tandem")
+        cluster.admin(node, "sudo umount -l /home/tandem/tandem")
 
 
 def wait_for_a_checkpoint(trial):

@@ -107,7 +107,7 @@ class Pair:
             "node1": f"ansible_host=192.168.56.111 data_root={TREE} {variables} {SERVER}",
             "node2": f"ansible_host=192.168.56.112 data_root={DATA} {variables} {CLIENT}",
         }
-        secret = f"share_secret_folder={self.folder / 'secret'}"
+        secret = f"share_secret_folder={self.folder / 'secret'} run_user=tandem"
         inventory = write_inventory(self.folder, hosts)
         book = str(self.folder / "play.yml")
         return play(self.lab, book, "-e", secret, "--inventory", inventory).stdout

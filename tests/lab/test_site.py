@@ -26,7 +26,8 @@ def test_another_host_key_is_not_trusted_and_nothing_is_changed(bare, tmp_path):
 
 
 def test_the_right_keys_let_in_and_a_second_time_changes_nothing(let_in, tmp_path):
-    assert let_in.member(1, "sudo -n id -un") == "root\n"
+    assert let_in.admin(1, "sudo -n id -un") == "root\n"
+    assert let_in.member(1, "sudo -n true 2>/dev/null || echo refused") == "refused\n"
     assert let_in.member(4, "stat -c %a%U /etc/sudoers.d/tandem") == "440root\n"
     again = bootstrap(let_in, tmp_path, [1, 2, 3, 4])
     assert recap(again.stdout) == {f"node{n}": (0, 0, 0) for n in range(1, 5)}
@@ -45,16 +46,16 @@ def test_a_password_that_was_given_is_as_good_as_a_sudo_rule(let_in, tmp_path):
 
 
 def test_a_second_user_takes_nothing_from_the_first_and_keeps_its_shell(let_in, tmp_path):
-    let_in.member(2, "sudo useradd --create-home --shell /bin/sh anna")
+    let_in.admin(2, "sudo useradd --create-home --shell /bin/sh anna")
     words = {"access_user": "anna", "access_key": "ssh-ed25519 " + "A" * 68}
     book = write_play(tmp_path, ["access"], "node2", become=True)
     done = let_in.control("ansible-playbook", book, "-e", json.dumps(words))
     assert recap(done.stdout)["node2"][2] == 0
     assert let_in.member(2, "getent passwd anna").endswith(":/bin/sh\n")
-    assert let_in.member(2, "sudo -n id -un") == "root\n"
-    rules = let_in.member(2, "sudo cat /etc/sudoers.d/tandem").splitlines()
-    assert [rule.split()[0] for rule in rules] == ["tandem", "anna"]
-    let_in.member(2, "sudo sed -i /^anna/d /etc/sudoers.d/tandem; sudo userdel --remove anna")
+    assert let_in.admin(2, "sudo -n id -un") == "root\n"
+    rules = let_in.admin(2, "sudo cat /etc/sudoers.d/tandem").splitlines()
+    assert [rule.split()[0] for rule in rules] == ["tandem-admin", "anna"]
+    let_in.admin(2, "sudo sed -i /^anna/d /etc/sudoers.d/tandem; sudo userdel --remove anna")
 
 
 def test_check_of_fresh_machines_predicts_and_changes_nothing(let_in):
@@ -118,7 +119,7 @@ def test_environment_and_data(provisioned):
 def test_the_first_machine_gives_the_others_the_time(provisioned):
     for node in (2, 4):
         assert "192.168.56.111" in provisioned.member(node, "chronyc -c -n tracking").split(",")
-    served = provisioned.member(1, "sudo chronyc -c -n clients")
+    served = provisioned.admin(1, "sudo chronyc -c -n clients")
     assert "192.168.56.114," in served
 
 

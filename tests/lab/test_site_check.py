@@ -110,7 +110,7 @@ def test_planted_faults_are_all_said_at_once(machines):
     machines.ssh(
         2, "sudo sh -c 'rm /etc/ssh/ssh_host_ed25519*; ssh-keygen -A; systemctl restart ssh'"
     )
-    machines.ssh(3, "mv .ssh/authorized_keys .ssh/away")
+    machines.admin(3, "mv .ssh/authorized_keys .ssh/away")
     code, found = check(machines)
     assert code == 1
     assert set(found["node1"]) == {*PLANTED, "apt_lock"}

@@ -64,7 +64,7 @@ def shared(start_lab, tmp_path_factory):
     lab.ssh(1, DISK)
     words = [write_play(folder, ["share_server"], hosts="node1"), "-vvv"]
     words += ["--inventory", write_inventory(folder, HOSTS)]
-    words += ["-e", f"share_secret_folder={folder / 'secret'}"]
+    words += ["-e", "run_user=tandem", "-e", f"share_secret_folder={folder / 'secret'}"]
     done = play(lab, *words)
     return lab, words, done, opened(lab, folder / "secret")
 

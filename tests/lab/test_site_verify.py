@@ -47,20 +47,21 @@ BREAKS = {
         f"mv /root/whole {FIRST}",
     ),
     "access": (
-        "echo 'tandem ALL=(ALL:ALL) PASSWD: ALL' >/etc/sudoers.d/zz-lab",
-        "sudo on node1 asks tandem for a password",
+        "echo 'tandem-admin ALL=(ALL:ALL) PASSWD: ALL' >/etc/sudoers.d/zz-lab",
+        "sudo on node1 asks tandem-admin for a password",
         "rm /etc/sudoers.d/zz-lab",
     ),
 }
 BY_ROOT = ("identity", "base", "clock", "sysstat", "python_env")
 BY_USER = ("firewall", "data")
-# Its break takes sudo from the user that trains: another user looks.
+# Its break takes sudo from the user that provisions: another user looks.
 BY_STUDENT = ("access",)
 STUDENT = {
     "ansible_user": "student",
     "ansible_password": "lab",
     "ansible_become_password": "lab",
     "access_user": "tandem",
+    "access_admin": "tandem-admin",
     "access_sudo": "nopasswd",
 }
 

@@ -41,7 +41,23 @@ def privileges(facts, question):
         yield (
             "sudo",
             "sudo asks for a password, or refuses the one that was given",
-            "give it: add -K to the command; or run `make bootstrap`, which installs a sudo rule",
+            "give it: ASK_SUDO=1 after make, -K after ansible-playbook; or run `make bootstrap`, "
+            "which installs a sudo rule",
+        )
+    users = question["users"]
+    if not users["there"]:
+        yield (
+            "train_user",
+            f"it has no user {users['trains']}, who is to train there",
+            "`make bootstrap` makes it; or correct train_user in the inventory",
+        )
+    if users["trains"] == users["provisions"]:
+        yield (
+            "one_user",
+            f"{users['trains']} trains there and may use sudo: code that trains there can become "
+            "root",
+            f"write train_user={users['trains']} and another ansible_user into the inventory, then "
+            f"`make bootstrap LOGIN={users['trains']}` (docs/security.md, Two users)",
         )
 
 

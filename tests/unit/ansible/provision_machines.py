@@ -88,6 +88,7 @@ QUESTION = {
     "table": TABLE,
     "clock": [999.0, 1001.0],
     "ansible_core": "2.19.5",
+    "users": {"provisions": "tandem-admin", "trains": "tandem", "there": True},
 }
 
 # release: (distribution, release, kernel, glibc, python), as installed.

@@ -9,20 +9,23 @@ import pytest
 from tests.unit.ansible.provision_machines import load
 
 bootstrap = load("ansible/bootstrap.py")
-PC = bootstrap.Machine("pc1", "192.168.56.111", 22, "tandem")
+PC = bootstrap.Machine("pc1", "192.168.56.111", 22, "tandem-admin", "tandem")
 
 
 @pytest.fixture
 def handed(monkeypatch, tmp_path):
-    """{"argv", "password"} of the play that bootstrap starts, which is not run."""
+    """{"argv", "extra", "passwords"} of the play that bootstrap starts, which is not run."""
     seen = {}
 
     def run(argv, **_):
-        seen["argv"] = argv
-        seen["password"] = Path(argv[argv.index("--connection-password-file") + 1]).read_text()
+        seen["argv"], seen["extra"] = argv, json.loads(argv[argv.index("--extra-vars") + 1])
+        secrets = Path(seen["extra"].pop("access_secrets"))
+        assert secrets.is_relative_to("/dev/shm") and secrets.stat().st_mode & 0o077 == 0
+        seen["passwords"] = {path.name: path.read_text() for path in secrets.iterdir()}
+        seen["folder"] = secrets
         return subprocess.CompletedProcess(argv, 0)
 
-    (tmp_path / "password").write_text("secret\n")
+    (tmp_path / "password").write_text("pass word \n")
     monkeypatch.setattr(bootstrap.subprocess, "run", run)
     monkeypatch.setattr(bootstrap, "machines", lambda *_: [PC])
     monkeypatch.setattr(bootstrap, "settle_all", lambda found, _: (found, []))
@@ -48,7 +51,7 @@ def test_machines_of_child_groups_are_machines_of_the_cluster(tmp_path):
         ("pc1", "pc1", 2222),
         ("pc2", "192.168.56.112", 22),
     ]
-    assert found[0].user == "anna"
+    assert (found[0].provisions, found[0].trains) == ("anna", "anna")
     assert [one.name for one in bootstrap.machines(path, "pc2")] == ["pc2"]
 
 
@@ -60,16 +63,53 @@ def test_an_inventory_without_a_cluster_is_named(tmp_path):
 @pytest.mark.parametrize(("words", "rule"), [([], "nopasswd"), (["--keep-sudo"], "keep")])
 def test_the_play_gets_users_key_and_rule(handed, words, rule):
     assert bootstrap.main([*handed["words"], *words]) == 0
-    extra = json.loads(handed["argv"][handed["argv"].index("--extra-vars") + 1])
-    assert extra == {
-        "ansible_user": "anna",
-        "access_users": {"pc1": "tandem"},
+    assert handed["extra"] == {
+        "access_login": "anna",
+        "access_users": {"pc1": {"provisions": "tandem-admin", "trains": "tandem"}},
         "access_key": "ssh-ed25519 KEY",
         "access_sudo": rule,
     }
 
 
-def test_the_password_is_on_no_command_line(handed):
+def test_the_password_is_on_no_command_line_and_gone_afterwards(handed):
     bootstrap.main(handed["words"])
-    assert handed["password"] == "secret"
-    assert not any("secret" in word for word in handed["argv"])
+    assert handed["passwords"] == {"pc1": "pass word "}
+    assert not any("pass word" in word for word in handed["argv"])
+    assert not handed["folder"].exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "provisions", "trains"),
+    [
+        ({"ansible_user": "keeper", "train_user": "student"}, "keeper", "student"),
+        ({"ansible_user": "keeper", "train_user": ""}, "keeper", "keeper"),
+        ({"ansible_user": "keeper"}, "keeper", "keeper"),
+    ],
+)
+def test_who_trains_is_train_user_or_else_who_provisions(given, provisions, trains):
+    found = bootstrap.machine_of("pc1", given)
+    assert (found.provisions, found.trains) == (provisions, trains)
+
+
+def test_a_template_is_no_name_of_a_user():
+    with pytest.raises(bootstrap.BootstrapError, match=r"train_user in the inventory is '\{\{ x"):
+        bootstrap.machine_of("pc1", {"train_user": "{{ x }}"})
+
+
+def test_each_machines_password_is_asked_for_where_one_is_needed(monkeypatch):
+    pcs = [bootstrap.Machine(f"pc{n}", f"192.0.2.{n}", 22, "a", "t") for n in range(1, 5)]
+    monkeypatch.setattr(bootstrap, "needs_no_password", lambda pc, login: pc.name == "pc3")
+    typed = {"pc1: ": "one", "pc2 (Enter: the same as on pc1): ": "two"}
+    asked = []
+
+    def ask(words):
+        asked.append(words.removeprefix("Password of anna on "))
+        return typed.get(asked[-1], "")
+
+    assert bootstrap.passwords(pcs, "anna", ask) == {
+        "pc1": "one",
+        "pc2": "two",
+        "pc3": "",
+        "pc4": "two",
+    }
+    assert asked[2:] == ["pc4 (Enter: the same as on pc2): "]

@@ -60,6 +60,8 @@ TOLD_BY_OTHERS = {"collect", "duplicate_machine_id", "duplicate_mac"}
 ASKED = [
     ("loopback_name", machine(loopback_names=["node1"]), {"provisioned": True}),
     ("uv", machine(), {"env_manager": "uv"}),
+    ("train_user", machine(), {"users": {**QUESTION["users"], "there": False}}),
+    ("one_user", machine(), {"users": {**QUESTION["users"], "provisions": "tandem"}}),
     ("stack", machine("debian11", ["1e07"], kernel="6.1.0"), {"driver_version": "440.33.01"}),
 ]
 
@@ -82,6 +84,18 @@ def test_fault(fault, facts):
 def test_fault_of_another_wish(fault, facts, question):
     assert fault in [finding["fault"] for finding in found(facts, **question)]
     assert fault not in [finding["fault"] for finding in found(facts)]
+
+
+def test_a_user_that_trains_and_provisions_is_no_problem_but_to_be_known():
+    (note,) = found(machine(), users={**QUESTION["users"], "provisions": "tandem"})
+    assert preflight.problems([note]) == preflight.hindering([note]) == []
+    assert "make bootstrap LOGIN=tandem" in note["remedy"]
+
+
+def test_a_machine_without_the_user_that_trains_is_not_provisioned():
+    missing = found(machine(), users={**QUESTION["users"], "there": False})
+    assert preflight.hindering(missing) == preflight.problems(missing) == missing
+    assert "no user tandem" in missing[0]["cause"]
 
 
 def test_what_the_bundle_brings_is_no_fault_of_a_machine_without_internet():

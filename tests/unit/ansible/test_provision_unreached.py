@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ANSIBLE = Path(__file__).parents[3] / "ansible"
+sys.path.insert(0, str(ANSIBLE))  # as for who runs check.py itself
 
 
 def loaded(path):
@@ -48,6 +49,16 @@ def test_looking_is_not_silent_and_tells_the_task(monkeypatch, tmp_path):
     printed = check.carried_out([sys.executable, str(script), str(fifo)], None, every=0.5)
     assert printed.startswith("TASK [preflight")
     assert told[-1].endswith("s so far, at: preflight : Ask for facts")
+
+
+def test_what_is_only_to_be_known_is_said_once_and_is_no_problem(monkeypatch, capsys):
+    note = {"fault": "one_user", "cause": "tandem trains there", "remedy": "train_user=tandem"}
+    notes = [{"host": host, **note} for host in ("pc1", "pc2")]
+    monkeypatch.setattr(check, "look", lambda *_: notes)
+    assert (check.main([]), check.main(["--json"])) == (0, 0)
+    said = capsys.readouterr().out
+    assert said.startswith("Nothing is wrong with the machines.\nTo be known of pc1, pc2:\n  - Tan")
+    assert said.count("Remedy: Train_user=tandem") == 1 and said.endswith("[]\n")
 
 
 @pytest.mark.parametrize("asked", [[], ["--json"]])

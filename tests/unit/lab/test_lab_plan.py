@@ -175,13 +175,18 @@ def test_accounts():
     made = disk.accounts(LAB, passwd)
     assert made["passwd"].splitlines()[1] == "tandem:x:1000:1000::/home/tandem:/bin/bash"
     assert made["shadow"].splitlines()[1].startswith("tandem:*:")  # keys only
+    assert made["passwd"].splitlines()[2].startswith("tandem-admin:x:1001:1001:")
     bare = disk.accounts(Lab("one", LAB.checkout, bare=True), passwd)
     assert bare["shadow"].splitlines()[1].startswith("student:$6$")
 
 
 def test_sudo_asks_for_a_password_only_where_nothing_was_prepared():
     bare = Lab("one", LAB.checkout, bare=True)
-    assert "NOPASSWD" in disk.files(LAB, LAB.nodes[0])["etc/sudoers.d/tandem"][1]
+    prepared = disk.files(LAB, LAB.nodes[0])["etc/sudoers.d/tandem"][1].splitlines()
+    assert [rule.split()[0] for rule in prepared if "NOPASSWD" in rule] == [
+        "tandem",
+        "tandem-admin",
+    ]
     assert "NOPASSWD" not in disk.files(bare, bare.nodes[0])["etc/sudoers.d/student"][1]
 
 

@@ -31,6 +31,15 @@ def test_hosts_keep_the_inventorys_order_and_their_own_settings():
     assert (hosts[1].address, hosts[1].gpus, hosts[1].env) == ("fd00::5", 4, {"NCCL_DEBUG": "INFO"})
 
 
+def test_the_user_that_trains_is_train_user_or_else_ansible_user():
+    given = {"ansible_host": "192.0.2.1", "ansible_user": "admin"}
+    split = {**given, "train_user": "student"}
+    hosts = inventory.parse(document(a=given, b=split, c={**given, "train_user": ""}), FILE)
+    assert [host.user for host in hosts] == ["admin", "student", "admin"]
+    with pytest.raises(UserError, match=r"train_user in inventory\.ini is a template"):
+        inventory.parse(document(a={**given, "train_user": "{{ ansible_user }}"}), FILE)
+
+
 def test_a_variable_without_a_value_is_one_that_is_not_set():
     names = ("ansible_host", "ansible_port", "env_python", "node_dir", "data_root", "gpus")
     given = {"ansible_connection": "local", **dict.fromkeys(names)}
