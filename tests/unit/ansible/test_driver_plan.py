@@ -166,8 +166,12 @@ def test_the_branch_of_a_transitional_package_is_that_of_its_version():
     moved = {"nvidia-driver-575": "580.126.09-0ubuntu0.22.04.1"}
     chosen = plan(facts("ubuntu2204", ["1080 Ti"], UBUNTU | moved, display_manager="gdm.service"))
     assert chosen["packages"] == ("nvidia-driver-580=580.126.20-0ubuntu0.22.04.1",)
-    beyond = {"nvidia-driver-570": "595.71.05-0ubuntu0.22.04.1"}
-    assert plan(facts("ubuntu2204", offered=UBUNTU | beyond))["version"] == "580.126.20"
+    # Beyond the table by what it brings, whatever its name says.
+    older = {name: version for name, version in UBUNTU.items() if "-535" in name}
+    beyond = {
+        f"nvidia-{part}-570": "595.71.05-0ubuntu1" for part in ("driver", "headless", "utils")
+    }
+    assert plan(facts("ubuntu2204", offered=older | beyond))["version"] == "535.126.20"
 
 
 # --- the kernel that runs, and the one that waits -----------------------------------------------
