@@ -53,3 +53,45 @@ def test_a_plan_is_its_owner_s_alone(tmp_path):
     attempts.write_json(tmp_path / "attempts.json", {})
     assert (tmp_path / "plan.json").stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+def test_status_shows_attempts_causes_and_the_last_line_of_each_rank(run, capsys):
+    attempt = {"attempt": 1, "status": "failed", "nodes": ["node1", "node2"]}
+    attempt.update(reason="first attempt", first_cause={"message": "node2 ran\x1b[2J out"})
+    document = json.dumps({"status": "failed", "attempts": [attempt]})
+    folder = run("20260101T000000Z-resnet18-2n", "{}", document)
+    for rank, text in ((9, "nine\n\n"), (10, "x" * 9000 + "\nten\n")):
+        path = folder / f"nodes/node{rank}/rank{rank}.log"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    assert control.status(folder.name) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"run {folder.name}: failed\n")
+    assert "attempt 1, failed: node1, node2: first attempt" in said
+    assert "node2 ran" in said and "\x1b" not in said
+    assert said.splitlines()[-2:] == ["  [node9 9] nine", "  [node10 10] ten"]
+
+
+def test_a_run_that_is_over_is_not_stopped(run):
+    done = json.dumps({"status": "finished", "attempts": []})
+    folder = run("20260101T000000Z-resnet18-2n", "{}", done)
+    with pytest.raises(UserError, match="is not under way: it is finished"):
+        control.stop(folder.name)
+
+
+def test_attach_shows_what_was_said_and_ends_with_the_run(run, capfdbinary):
+    folder = run("20260101T000000Z-resnet18-2n", "{}")
+    log = folder / "controller.log"
+    log.write_text("one\n")
+    held = folders.lock(folder)
+
+    def look(seconds):
+        """While it follows: the log is rotated, then the controller ends."""
+        log.rename(folder / "controller.log.1")
+        log.write_text("two\n")
+        held.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(control.time, "sleep", look)
+        assert control.attach(folder.name) == 0
+    assert capfdbinary.readouterr().out == b"one\ntwo\n"
