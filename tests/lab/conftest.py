@@ -38,6 +38,7 @@ LONG = {
     "test_site_uninstall.py",
     "test_site_whole.py",
     "test_slurm.py",
+    "test_users.py",
 }
 
 
