@@ -205,7 +205,7 @@ def test_a_checkpoint_takes_no_more_than_the_disk_has(node2, run, monkeypatch):
 
 
 def test_sizes_are_settings(capsys):
-    assert Sizes.of(None) == Sizes(256, 1024, 4096, 64)
+    assert Sizes.of(None) == Sizes(256, 1024, 4096, 1024)
     assert Sizes.of("log=1,samples=9") == Sizes(log=1, samples=9)
     for text in ("log", "log=0", "disk=3", "log=-1", "log=x"):
         with pytest.raises(UserError, match=f"KEEP={text}: "):
