@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 import tempfile
+import time
 import traceback
 
 import numpy as np
@@ -70,6 +71,25 @@ def _child(pipe, env, quiet, function, args):
     sys.stderr.flush()
     # No clean-up of process groups: their peers may be gone.
     os._exit(0)
+
+
+def steps_done(output):
+    """By the first node's ranks."""
+    lines = output.glob("nodes/node1/*.jsonl")
+    return sum(path.read_text().count('"kind": "step"') for path in lines)
+
+
+def wait_for_steps(output, count, started):
+    while steps_done(output) < count and all(child.is_alive() for child, _ in started):
+        time.sleep(0.002)
+
+
+def end(started, number):
+    for child, _ in started:
+        if child.is_alive():
+            os.kill(child.pid, number)
+    for child, _ in started:
+        child.join()
 
 
 def trainer(*argv):

@@ -38,11 +38,12 @@ WITHOUT_MEMORY = (
 
 
 def _device_is_full() -> bool:
-    """Whether less than a twentieth of the GPU's memory is free."""
+    """Whether less than a twentieth of the GPU's memory is free, or torch has refused some: a
+    process may be limited to a part of it, and cuDNN hides that its workspace was refused."""
     if not torch.cuda.is_initialized():
         return False
     free, total = torch.cuda.mem_get_info()
-    return free < total / 20
+    return free < total / 20 or torch.cuda.memory_stats().get("num_ooms", 0) > 0
 
 
 def cpu_capability() -> Optional[str]:

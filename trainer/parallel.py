@@ -33,8 +33,9 @@ class BalancedDataParallel(DataParallel):  # type: ignore[type-arg]
 
 
 def balanced_sizes(count: int, gpus: int, gpu0_batch: int) -> List[int]:
-    """Samples per GPU, none empty: `gpu0_batch` for the first, the rest evenly."""
-    first = min(gpu0_batch, count)
+    """Samples per GPU, none empty: `gpu0_batch` for the first, the rest evenly; all for the only
+    one."""
+    first = min(gpu0_batch, count) if gpus > 1 else count
     rest = even_parts(count - first, gpus - 1) if gpus > 1 else []
     return [size for size in [first, *rest] if size]
 

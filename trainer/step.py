@@ -204,8 +204,19 @@ def settle_buckets(job: Job) -> None:
     DDP orders its buckets anew after its first backward, and sums in another order from then on:
     without this, the first step after a resume would differ from the same step of a run that was
     never stopped. Raises UserError for parameters without a gradient, which DDP would wait for.
+
+    Before it each rank does one by itself, and all meet: what takes long once, and on one rank
+    longer than on another, as a compilation does, is no step that a peer waits --timeout for. Batch
+    normalisation over ranks rests in it, since its statistics would be such a wait; a static graph
+    knows no backward before the first that all do.
     """
     with unchanged(job):
+        if job.world.exchange is not None and not job.options.static_graph:
+            with local_only(job.net, True), resting(job.norms, job.options.sync_bn):
+                for size in _settling_sizes(job):
+                    blank_pass(job, job.net, size)
+            job.net.zero_grad(set_to_none=True)
+            job.world.exchange.meet()
         for size in _settling_sizes(job):
             blank_pass(job, job.net, size)
         weights = job.model.named_parameters()

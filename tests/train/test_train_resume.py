@@ -8,7 +8,16 @@ import time
 import pytest
 import torch
 
-from tests.trainer_ranks import CONTEXT, make_images, run_ranks, start_ranks, trainer
+from tests.trainer_ranks import (
+    CONTEXT,
+    end,
+    make_images,
+    run_ranks,
+    start_ranks,
+    steps_done,
+    trainer,
+    wait_for_steps,
+)
 from trainer.compat import load_tensors
 from trainer.writer import Writer, is_whole
 
@@ -49,24 +58,6 @@ def same(ours, theirs):
         theirs_part = theirs[part].get("average", theirs[part])
         assert all(torch.equal(ours_part[key], theirs_part[key]) for key in theirs_part)
     assert ours["step"] == theirs["step"]
-
-
-def steps_done(output):
-    lines = output.glob("nodes/node1/*.jsonl")
-    return sum(path.read_text().count('"kind": "step"') for path in lines)
-
-
-def wait_for_steps(output, count, started):
-    while steps_done(output) < count and all(child.is_alive() for child, _ in started):
-        time.sleep(0.002)
-
-
-def end(started, number):
-    for child, _ in started:
-        if child.is_alive():
-            os.kill(child.pid, number)
-    for child, _ in started:
-        child.join()
 
 
 def test_twenty_kills_change_no_bit(images, undisturbed, tmp_path):

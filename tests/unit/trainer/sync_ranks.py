@@ -60,7 +60,8 @@ class Steps:
     def __init__(self, spec, world=None):
         options = Options(bucket_mb=1, sync=spec)
         self.world = world or start(options)
-        self.model = net()
+        self.device = self.world.device
+        self.model = net().to(self.device)
         self.alone = copy.deepcopy(self.model)
         self.sync = make(spec, lambda: None)
         self.wrapped = wrap(self.model, options, self.world, self.sync)
@@ -71,7 +72,7 @@ class Steps:
     def _backward(self, model, step, scale=1.0):
         model.zero_grad()
         torch.manual_seed(1000 * step + self.world.rank)
-        (model(torch.randn(4, 3)).pow(2).sum() * scale).backward()
+        (model(torch.randn(4, 3).to(self.device)).pow(2).sum() * scale).backward()
 
     def step(self, number, scale=1.0, spoil=None, exact=False, skipped=False):
         """This strategy's sums after one backward."""

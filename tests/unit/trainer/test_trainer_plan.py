@@ -175,6 +175,7 @@ def test_balanced_dp_gives_the_first_gpu_less():
     """Pitfall 16: DataParallel fills GPU 0 first."""
     assert balanced_sizes(32, 4, 5) == [5, 9, 9, 9]
     assert balanced_sizes(3, 4, 1) == [1, 1, 1]
+    assert balanced_sizes(12, 1, 5) == [12]
     assert even_parts(7, 3) == [3, 2, 2]
 
 

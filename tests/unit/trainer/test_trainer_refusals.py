@@ -142,13 +142,16 @@ def test_out_of_memory_is_recognised_on_old_and_new_torch():
     ],
 )
 def test_what_libraries_say_on_a_full_device_is_out_of_memory(monkeypatch, words):
-    free = [4]
+    free, refused = [4], [0]
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free[0], 100))
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_ooms": refused[0]})
     assert is_out_of_memory(RuntimeError(words))
     assert not is_out_of_memory(RuntimeError("shapes do not match"))
     free[0] = 40
     assert not is_out_of_memory(RuntimeError(words))
+    refused[0] = 1  # what cuDNN asked for, beyond this process's own limit
+    assert is_out_of_memory(RuntimeError(words))
     monkeypatch.undo()
     assert not is_out_of_memory(RuntimeError(words))
 

@@ -1,0 +1,245 @@
+"""How runs end: asked to, killed, by Ctrl-C, by an error, beside loader processes."""
+
+import os
+import pathlib
+import signal
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.gpu.jobs import batches, options_of, prepared, train
+from tests.gpu.ranks import TWO, on_one_device, run_two
+from tests.trainer_ranks import end, run_ranks, said, start_ranks, trainer, wait_for_steps
+from trainer.errors import STOPPED
+from trainer.stop import LEAD, Stop
+from trainer.world import World
+
+PATIENCE = 60  # seconds in which a process is to be gone, on a machine that does other things too
+
+
+@pytest.fixture
+def argv(images, device, tmp_path):
+    """Of a run that goes on until somebody ends it."""
+    words = ["--data", images, "--output", tmp_path, "--model", "tests.trainer_models:normed"]
+    words += ["--device", device.type, "--per_node_batch_size", 4, "--epochs", 10000]
+    return [*words, "--log_every", 1, "--evaluate_every", 9999, "--checkpoint_every", 10]
+
+
+def started(nodes, argv, output, steps=8, function=on_one_device, before=trainer):
+    """Ranks that have done some steps."""
+    ranks = start_ranks(nodes, function, before, *argv, quiet=True)
+    over = threading.Timer(2 * PATIENCE, end, (ranks, signal.SIGKILL))
+    over.start()
+    wait_for_steps(output, steps, ranks)
+    over.cancel()
+    return ranks
+
+
+def codes(ranks):
+    """Exit codes of all, which have to come in time; whoever has not come is killed."""
+    try:
+        assert all(pipe.poll(PATIENCE) for _, pipe in ranks)
+        return [pipe.recv()[1] for _, pipe in ranks]
+    finally:
+        end(ranks, signal.SIGKILL)
+
+
+def late(*argv):
+    """In a rank: the trainer, whose sums come late, by another thread, and whose second host is
+    slower than the first."""
+    from trainer.sync import allreduce, base
+
+    def sum_late(tensor):
+        result = torch.futures.Future(devices=[tensor.device] if tensor.is_cuda else [])
+        threading.Thread(target=deliver, args=(tensor, result), daemon=True).start()
+        return result
+
+    def deliver(tensor, result):
+        stream = torch.cuda.Stream() if tensor.is_cuda else None
+        with torch.cuda.stream(stream):
+            done = base.sum_over_ranks(tensor)
+            done.wait()
+            time.sleep(0.02)
+            result.set_result(tensor)
+
+    allreduce.sum_over_ranks = sum_late
+    real = Stop.now
+
+    def slow(self):
+        time.sleep(0.01 * self.world.rank)
+        return real(self)
+
+    Stop.now = slow
+    return trainer(*argv)
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_late_sums_and_skewed_hosts_stop_at_one_step(argv, tmp_path, told):
+    ranks = started(TWO, argv, tmp_path, before=late)
+    os.kill(ranks[told][0].pid, signal.SIGTERM)
+    assert codes(ranks) == [STOPPED] * 2
+    newest = [sorted(path.glob("step-*.pt"))[-1].name for path in tmp_path.glob("checkpoints/*")]
+    assert len(newest) == 2
+    assert len(set(newest)) == 1
+
+
+@pytest.mark.needs_gpu
+def test_a_host_runs_ahead_of_its_device_two_meetings_at_most(device):
+    """Each step of the device takes far longer than the host needs to hand it over."""
+    before = signal.getsignal(signal.SIGTERM)
+    stop, ends, ahead = Stop(World(size=2, device=device, store=dist.HashStore())), [], []
+    signal.signal(signal.SIGTERM, before)
+    for _ in range(8):
+        assert stop.now() is False
+        ahead.append(sum(not event.query() for event in ends))
+        torch.cuda._sleep(50_000_000)  # cycles: some 30 ms
+        ends.append(torch.cuda.Event())
+        ends[-1].record()
+    torch.cuda.synchronize()
+    assert max(ahead) <= LEAD
+    assert max(ahead) > 0
+
+
+def family(pid):
+    """A process and all below it."""
+    parents = {}
+    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(path.parent.name)] = int(fields[1])
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
+def test_asked_to_stop_a_run_with_loader_processes_saves_and_ends_them(argv, tmp_path):
+    """The rank alone is asked, as the launcher does it."""
+    ranks = started([1], [*argv, "--workers", 2], tmp_path)
+    pids = family(ranks[0][0].pid)
+    os.kill(pids[0], signal.SIGTERM)
+    assert codes(ranks) == [STOPPED]
+    wait_until_gone(pids)
+
+
+def wait_until_gone(pids):
+    until = time.monotonic() + PATIENCE
+    while any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_a_killed_rank_ends_the_other_in_time(argv, tmp_path):
+    """Long before --timeout: its connection breaks."""
+    ranks = started(TWO, [*argv, "--timeout", 600], tmp_path)
+    os.kill(ranks[0][0].pid, signal.SIGKILL)
+    end_of_other = ranks[1][1]
+    assert end_of_other.poll(PATIENCE)
+    good, text = end_of_other.recv()
+    end(ranks, signal.SIGKILL)
+    assert not good
+    assert "Connection" in text, text
+
+
+def test_ctrl_c_ends_a_run_with_the_shell_s_code(argv, tmp_path):
+    ranks = started([1], [*argv, "--workers", 0], tmp_path)
+    for pid in family(ranks[0][0].pid):
+        os.kill(pid, signal.SIGINT)
+    assert codes(ranks) == [130]
+
+
+def broken(images, device):
+    """In a rank: an error while a sum is under way that the other rank does not come to. The file
+    has what it had to say."""
+    from trainer import __main__ as program
+    from trainer.world import start
+
+    world = start(options_of(images, device))
+    if world.rank == 1:
+        time.sleep(PATIENCE)
+    dist.all_reduce(torch.ones(8, device=world.device), async_op=True)
+
+    def fails():
+        raise ValueError("broken on purpose")
+
+    program.main = fails
+    program.run()  # ends this process
+
+
+def test_an_error_beside_a_sum_that_nobody_ends_is_over_at_once(images, device):
+    ranks = start_ranks(TWO, on_one_device, broken, str(images), device, quiet=True)
+    ranks[0][0].join(PATIENCE / 2)
+    code = ranks[0][0].exitcode
+    end(ranks, signal.SIGKILL)
+    assert code == 1
+
+
+def refused(*argv):
+    return on_one_device(said, *argv)
+
+
+@pytest.mark.parametrize("nodes", [[1], TWO])
+def test_bad_input_s_last_line_is_its_sentence(images, device, nodes):
+    argv = ["--data", images, "--device", device.type, "--model", "resnet1"]
+    for code, text in run_ranks(nodes, refused, *argv):
+        assert code == 2
+        assert text.splitlines()[-1].startswith("trainer: --model resnet1: ")
+
+
+def left(argv):
+    """In a rank that has formed a group of one over NCCL: its words, by the way that it ends."""
+    import subprocess
+    import sys
+
+    script = (
+        "import sys, torch, torch.distributed as dist\n"
+        "torch.cuda.set_device(0)\n"
+        "dist.init_process_group('nccl', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "dist.all_reduce(torch.ones(1, device='cuda'))\n"
+        "from trainer.__main__ import run\n"
+        "run()\n"
+    )
+    command = [sys.executable, "-c", script, *map(str, argv)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.needs_gpu
+def test_nccl_s_tear_down_says_nothing_after_the_sentence(images):
+    """torch 2.4 and later warn there of a group that was not destroyed."""
+    done = left(["--data", images, "--device", "cuda", "--model", "resnet1"])
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("trainer: --model resnet1: ")
+
+
+def unequal(images, device):
+    """In a rank: the first step is handed over at once by one rank, late by the other."""
+    from trainer import step
+
+    job = prepared(images, device, model="tests.gpu.models:fixed")
+    # After the meeting, which may take as long as a loaded machine needs.
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=3), dist.group.WORLD)
+    real = step.blank_pass
+
+    def slow(*args, **kwargs):
+        # Stands in for a compilation, which one rank finds in its cache.
+        slow.calls += 1
+        if slow.calls == 1:
+            time.sleep(6 * job.world.rank)
+        return real(*args, **kwargs)
+
+    slow.calls = 0
+    step.blank_pass = slow
+    step.settle_buckets(job)
+    train(job, batches(job, 1, 1))
+    return slow.calls
+
+
+def test_a_first_pass_that_takes_longer_on_one_rank_breaks_nothing(images, device):
+    """Compiling is no step: its peers wait longer than --timeout for it."""
+    run_two(unequal, str(images), device)

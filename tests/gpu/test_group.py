@@ -1,0 +1,91 @@
+"""A group of one rank, with DDP around the model: over NCCL on a GPU, by every strategy."""
+
+import dataclasses
+
+import pytest
+import torch.distributed as dist
+
+from tests.gpu.jobs import batches, options_of, prepared, train, weights
+from tests.gpu.ranks import off
+from tests.trainer_ranks import run_ranks
+from tests.unit.trainer.sync_ranks import Steps
+from trainer import strategies
+from trainer.step import settle_buckets
+
+SPECS = [spec for rule in strategies.RULES.values() for spec in rule.usual]
+LOCAL = [spec for spec in SPECS if strategies.parse(spec).local]
+# Of the sum of gradients, which of one rank is its own.
+NEAR = {"allreduce": 1e-6, "bf16": 0.01, "fp16": 2e-3, "ef:8": 0.02, "ef:4": 0.3, "ef:2": 1.5}
+PRECISIONS = ["fp32", "bf16", "O1", "O2", "O3"]
+
+
+def in_a_group(images, device):
+    """In a rank: (backend, by strategy how far its sums are from the exact ones, by strategy or
+    precision how far a job with DDP ends from one without)."""
+    world = group_of_one(images, device)
+    return dist.get_backend(), sums(world), jobs(images, device, world)
+
+
+def group_of_one(images, device):
+    """A world that counts as two, so that all is built that several ranks have."""
+    from trainer import world
+    from trainer.compat import bound_to
+
+    backend = world._backend(device)
+    own = world.start(options_of(images, device))
+    store = dist.HashStore()
+    bound = bound_to(device) if backend == "nccl" else {}
+    dist.init_process_group(backend, store=store, rank=0, world_size=1, **bound)
+    return dataclasses.replace(own, size=2)
+
+
+def sums(world):
+    found = {}
+    for spec in SPECS:
+        steps = Steps(spec, world)
+        if strategies.parse(spec).local:
+            continue
+        exact = steps.exact(1)
+        found[spec] = float((steps.step(1) - exact).norm() / exact.norm())
+    return found
+
+
+def jobs(images, device, world):
+    found = {}
+    for name in [*SPECS, *PRECISIONS]:
+        given = {"precision": name} if name in PRECISIONS else {"sync": name}
+        given.update(model="tests.gpu.models:fixed", momentum=0.0)
+        forced = prepared(images, device, world, **given)
+        settle_buckets(forced)
+        begin = weights(forced)
+        alone = prepared(images, device, dataclasses.replace(world, size=1), **given)
+        for job in (forced, alone):
+            train(job, batches(job, 2))
+        found[name] = off(weights(forced), weights(alone), begin)
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(images, device):
+    return run_ranks([1], in_a_group, str(images), device, env={"WORLD_SIZE": 1})[0]
+
+
+@pytest.mark.needs_gpu
+def test_the_backend_is_nccl(found):
+    assert found[0] == "nccl"
+
+
+@pytest.mark.parametrize("spec", NEAR)
+def test_the_sum_of_one_rank_is_its_own(found, spec):
+    assert found[1][spec] < NEAR[spec]
+
+
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec not in ("diloco:32",)])
+def test_a_job_with_ddp_and_a_strategy_goes_where_one_without_does(found, spec):
+    near = {**NEAR, **dict.fromkeys(LOCAL, 0.1), "ef:4": 0.5, "powersgd:4": 2.0}
+    assert found[2][spec] < near[spec]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_job_with_ddp_computes_what_one_without_does(found, precision):
+    assert found[2][precision] < {"fp32": 1e-4}.get(precision, 0.05)

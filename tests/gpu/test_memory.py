@@ -1,0 +1,123 @@
+"""Real memory runs out, of a part of the GPU's, or of the process's on a CPU: which code it ends
+with, and that smaller micro-batches fit then.
+"""
+
+import os
+import pathlib
+import resource
+
+import pytest
+import torch
+
+from tests.trainer_ranks import make_images, run_ranks, trainer
+from trainer.compat import is_out_of_memory
+from trainer.errors import OUT_OF_MEMORY
+
+MIB = 2**20
+LIMIT = 400 * MIB
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """40 images to evaluate on, which do not fit at once."""
+    return make_images(tmp_path_factory.mktemp("many"), per_class=10, val=10)
+
+
+def limit(device, size):
+    """In a rank: from here on so many more bytes, and not one above."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(size / total)
+        return
+    pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+    used = pages * os.sysconf("SC_PAGE_SIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used + size, resource.RLIM_INFINITY))
+
+
+def limited(device, *argv):
+    """In a rank: the trainer's exit code."""
+    limit(device, LIMIT)
+    return trainer(*argv)
+
+
+def code(many, device, *argv, divisor=1, model="hungry", batch=40):
+    words = ["--data", many, "--device", device.type, "--model", f"tests.gpu.models:{model}"]
+    words += ["--precision", "fp32", "--workers", 0, "--augment", "none", "--epochs", 1]
+    words += ["--per_node_batch_size", batch, *argv]
+    env = {"TANDEM_MICRO_BATCH_DIVISOR": divisor}
+    return run_ranks([1], limited, device, *words, env=env, quiet=True)[0]
+
+
+def test_a_step_that_does_not_fit_ends_with_the_code_of_memory(many, device):
+    assert code(many, device) == OUT_OF_MEMORY
+
+
+def test_with_smaller_micro_batches_training_and_evaluation_fit(many, device):
+    """As the launcher starts the run again; the 40 images of val are evaluated few at a time."""
+    assert code(many, device, divisor=8) == 0
+
+
+def test_auto_batch_finds_micro_batches_that_fit(many, device):
+    assert code(many, device, "--auto_batch") == 0
+
+
+def test_recomputing_activations_does_not_help_one_stage(many, device):
+    """What is told is the truth: the stage itself does not fit."""
+    assert code(many, device, "--checkpoint_activations") == OUT_OF_MEMORY
+
+
+def test_an_evaluation_that_does_not_fit_ends_with_the_code_of_memory(many, device):
+    assert code(many, device, model="hungry_in_evaluation", batch=4) == OUT_OF_MEMORY
+
+
+def squeezed(device):
+    """In a rank: errors of a convolution that is left less and less room, none for a workspace at
+    last, which are not told apart from others."""
+    limit(device, LIMIT)
+    conv = torch.nn.Conv2d(64, 64, 5, padding=2, bias=False).to(device)
+    images = torch.randn(32, 64, 64, 64, device=device, requires_grad=True)
+    strange, failed = [], 0
+    for room in (200, 96, 64, 48, 36, 33, 32, 8, 1):
+        free = LIMIT - torch.cuda.memory_reserved() - room * MIB
+        ballast = torch.empty(max(free, 0), dtype=torch.uint8, device=device)
+        try:
+            conv(images).sum().backward()
+        except RuntimeError as error:
+            failed += 1
+            strange += [] if is_out_of_memory(error) else [str(error)]
+        conv.zero_grad(set_to_none=True)
+        images.grad = None
+        del ballast
+        torch.cuda.empty_cache()
+    return failed, strange
+
+
+@pytest.mark.needs_gpu
+def test_a_convolution_without_room_for_its_workspace_is_out_of_memory(device):
+    failed, strange = run_ranks([1], squeezed, device)[0]
+    assert failed > 0
+    assert strange == []
+
+
+def filled(device):
+    """In a rank: what a product says for whose handle the whole card has no room."""
+    torch.cuda.set_device(device)
+    held, size = [], torch.cuda.mem_get_info()[0] // 2
+    square = torch.ones(64, 64, device=device)
+    while size >= MIB:
+        try:
+            held.append(torch.empty(size, dtype=torch.uint8, device=device))
+        except RuntimeError:
+            size //= 2
+    try:
+        float((square @ square).sum())
+    except RuntimeError as error:
+        return is_out_of_memory(error), str(error)
+    return True, "there was room"
+
+
+@pytest.mark.needs_gpu
+def test_a_handle_without_room_is_out_of_memory(device):
+    known, said = run_ranks([1], filled, device)[0]
+    assert known, said
