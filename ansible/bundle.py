@@ -16,30 +16,31 @@ BUNDLE = Path(__file__).resolve().parents[1] / "bundle"
 ROOMS = {wheels.Wheels: wheels, debs.Debs: debs, installers.Installers: installers}
 
 
-def plan(wish, bundle):
+def plan(wanted, bundle):
     """Orders, one a folder of the bundle. Raises BundleError.
 
-    `wish`: {"wheels": [[stack, Python or ""], ...], "releases": {code name: [further packages]},
+    `wanted`: {"wheels": [[stack, Python or ""], ...], "releases": {code name: [further packages]},
     "stacks": [names of those whose installers are needed], "toolkit", "apex" and "driver_version":
     as in group_vars, "conda": [URL, SHA-256] or [],
     "index_url": ..., "mirrors": {name in releases.yml: URL}}, and "packages" instead of those of
     all roles.
     """
     made = [
-        wheels.plan(stack, python, wish["index_url"], bundle) for stack, python in wish["wheels"]
+        wheels.plan(stack, python, wanted["index_url"], bundle)
+        for stack, python in wanted["wheels"]
     ]
-    packages = set(wish["packages"]) if "packages" in wish else debs.role_packages()
+    packages = set(wanted["packages"]) if "packages" in wanted else debs.role_packages()
     made += [
-        debs.plan(release, packages | set(more), wish["mirrors"], bundle)
-        for release, more in wish["releases"].items()
+        debs.plan(release, packages | set(more), wanted["mirrors"], bundle)
+        for release, more in wanted["releases"].items()
     ]
     # Last: what must come by hand holds up nothing else.
-    for stack in wish["stacks"]:
-        made += installers.plan(stack, wish, bundle)
+    for stack in wanted["stacks"]:
+        made += installers.plan(stack, wanted, bundle)
     if any(order.folder.name.startswith("apex-") for order in made):
-        made.insert(0, wheels.plan_apex_tools(wish["index_url"], bundle))
-    if wish["conda"]:
-        made.append(installers.plan_conda(*wish["conda"], bundle))
+        made.insert(0, wheels.plan_apex_tools(wanted["index_url"], bundle))
+    if wanted["conda"]:
+        made.append(installers.plan_conda(*wanted["conda"], bundle))
     return list(dict.fromkeys(made))
 
 
@@ -62,7 +63,7 @@ def verify(orders):
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("wish", type=json.loads, help="what is needed, as JSON: see plan()")
+    parser.add_argument("wanted", type=json.loads, help="what is needed, as JSON: see plan()")
     parser.add_argument("--folder", type=Path, default=BUNDLE, help="where to, default: bundle/")
     parser.add_argument("--verify", action="store_true", help="fetch nothing: read every file")
     parser.add_argument(
@@ -70,7 +71,7 @@ def main(argv=None):
     )
     args = parser.parse_args(argv)
     try:
-        orders = plan(args.wish, args.folder)
+        orders = plan(args.wanted, args.folder)
         if args.verify:
             found = verify(orders)
             print("\n".join(found))

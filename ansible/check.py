@@ -52,14 +52,14 @@ def carried_out(argv, environment, every=8.0):
     """What a command prints. Says on stderr every so many seconds at which task it is."""
     begun, over, lines = time.monotonic(), threading.Event(), [""]
 
-    def tell():
+    def say_so():
         while not over.wait(every):
             tasks = [line for line in lines if line.startswith(("PLAY [", "TASK ["))]
             at = re.sub(r"^\w+ \[|\] \**$", "", tasks[-1].strip()) if tasks else "the inventory"
             spent = time.monotonic() - begun
             print(f"tandem: looking: {spent:.0f} s so far, at: {at}", file=sys.stderr, flush=True)
 
-    threading.Thread(target=tell, daemon=True).start()
+    threading.Thread(target=say_so, daemon=True).start()
     process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     with process:
         lines += process.stdout

@@ -26,7 +26,7 @@ ROOT = ANSIBLE.parent
 PLAYBOOK = ANSIBLE / "playbooks" / "facts.yml"
 WIDTH = 80
 # Settings by the names that driver_plan knows them by, and those of the other roles.
-DRIVER_WISH = {
+DRIVER_WANTED = {
     "policy": "driver_policy",
     "source": "driver_source",
     "version": "driver_version",
@@ -49,17 +49,17 @@ def rows(entries, table, bundle):
     """[{"host", "what", "lines"}]: everything that would be installed, machine by machine.
 
     A machine of which nothing but its "host" is known was never asked.
-    entries: [{"facts", "settings"}], one a machine; `stack` and the wishes on toolkit and apex are
-    the cluster's and taken from the first. bundle: the folder in which files are looked for.
+    entries: [{"facts", "settings"}], one a machine; `stack` and what is said of toolkit and apex
+    are the cluster's and taken from the first. bundle: the folder in which files are looked for.
     Raises PlanError where no stack fits.
     """
     members = [entry["facts"]["host"] for entry in entries]
     entries = [entry for entry in entries if "gpus" in entry["facts"]]
     machines = [entry["facts"] for entry in entries]
-    wishes = entries[0]["settings"]
-    stack = stacks.resolve(machines, wishes["stack"], table, members, wishes.get("kept"))
-    wish = {name: wishes[name] for name in ("toolkit", "apex", "apex_extensions")}
-    plans = toolkit.toolkit_plan(machines, stack, wish, table)
+    asked = entries[0]["settings"]
+    stack = stacks.resolve(machines, asked["stack"], table, members, asked.get("kept"))
+    wanted = {name: asked[name] for name in ("toolkit", "apex", "apex_extensions")}
+    plans = toolkit.toolkit_plan(machines, stack, wanted, table)
     found = []
     for entry in entries:
         facts = entry["facts"]
@@ -87,9 +87,11 @@ def _cards(facts, table):
 
 
 def _driver(entry, stack, table, bundle):
-    wish = {name: entry["settings"][setting] for name, setting in DRIVER_WISH.items()}
-    wish["at_hand"] = [path.name for path in (bundle / "installers" / stack["name"]).glob("*.run")]
-    plan = driver.driver_plan(entry["facts"], wish, stack, table)
+    wanted = {name: entry["settings"][setting] for name, setting in DRIVER_WANTED.items()}
+    wanted["at_hand"] = [
+        path.name for path in (bundle / "installers" / stack["name"]).glob("*.run")
+    ]
+    plan = driver.driver_plan(entry["facts"], wanted, stack, table)
     if plan["action"] == "refuse":
         return [f"REFUSED: {plan['reason']}", f"remedy: {plan['remedy']}"]
     lines = [plan["reason"]]
@@ -202,7 +204,7 @@ def look(inventory, extra):
     with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
         output = Path(folder) / "facts.json"
         argv = [str(Path(sys.executable).parent / "ansible-playbook"), str(PLAYBOOK)]
-        named = {"facts_output": str(output), "facts_names": [*DRIVER_WISH.values(), *SETTINGS]}
+        named = {"facts_output": str(output), "facts_names": [*DRIVER_WANTED.values(), *SETTINGS]}
         argv += ["--extra-vars", json.dumps(named)]
         argv += ["--inventory", inventory] if inventory else []
         environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}

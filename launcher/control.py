@@ -19,11 +19,12 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from launcher import folders, kept
+from launcher import folders
+from launcher.after.messages import relative
 from launcher.clean import clean
+from launcher.during import kept
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT
-from launcher.tell import relative
 
 LOOK_EVERY = 0.2
 

@@ -7,9 +7,9 @@ import os
 import socket
 from pathlib import Path
 
+from launcher.after.messages import relative
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT
-from launcher.tell import relative
 
 RUNS = CHECKOUT / "runs"
 

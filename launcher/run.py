@@ -10,45 +10,48 @@ import time
 from pathlib import Path
 from typing import Any
 
-from launcher import collect, folders, preflight, restart, strategy
-from launcher import plan as planning
-from launcher.attempts import Attempts, write_json
-from launcher.cause import Failure
-from launcher.clean import clean
-from launcher.errors import Busy, MachineError, UserError
-from launcher.inventory import CHECKOUT
-from launcher.lines import RunLogs, Terminal
-from launcher.options import Options, keeping
-from launcher.patience import waiting
-from launcher.plan import NodePlan, Plan
-from launcher.prepare import (
+from launcher import folders, strategy
+from launcher.after import collect
+from launcher.after.messages import describe, exit_code, go_on, proof, relative
+from launcher.after.sizes import MIB, Sizes
+from launcher.before import plan as planning
+from launcher.before import preflight
+from launcher.before.checks import (
     QUEUE_LOOKS_EVERY,
-    Prepared,
+    Checked,
+    check_machines,
     make_plan,
     new_id,
-    prepare,
     slower_than_one,
 )
-from launcher.problems import BUSY_REMEDY
-from launcher.sizes import MIB, Sizes
-from launcher.start import start_guards, sync_code
-from launcher.stopper import Stopper
-from launcher.tell import describe, exit_code, go_on, proof, relative
-from launcher.watch import Outcome, Watch
+from launcher.before.plan import NodePlan, Plan
+from launcher.before.problems import BUSY_REMEDY
+from launcher.clean import clean
+from launcher.during import restart
+from launcher.during.attempts import Attempts, write_json
+from launcher.during.cause import Failure
+from launcher.during.lines import RunLogs, Terminal
+from launcher.during.patience import waiting
+from launcher.during.start import start_guards, sync_code
+from launcher.during.stopper import Stopper
+from launcher.during.watch import Outcome, Watch
+from launcher.errors import Busy, MachineError, UserError
+from launcher.inventory import CHECKOUT
+from launcher.options import Options, keeping
 
 REPORT = (sys.executable, "-m", "report")
 
 
 def dry_run(options: Options) -> int:
     terminal = Terminal()
-    prepared = prepare(options, terminal)
+    checked = check_machines(options, terminal)
     try:
-        name = new_id(prepared)
-        plan = make_plan(prepared, prepared.machines, run=name, bar=terminal.columns)
+        name = new_id(checked)
+        plan = make_plan(checked, checked.machines, run=name, bar=terminal.columns)
         terminal.drain()
         print(clean(planning.render(plan)))
     finally:
-        prepared.machines.close()
+        checked.machines.close()
     return 0
 
 
@@ -68,20 +71,20 @@ def train(options: Options) -> int:
 
 def train_once(options: Options, terminal: Terminal) -> int:
     """The same, or Busy: two launchers may have found the same machines free."""
-    prepared = prepare(options, terminal)
+    checked = check_machines(options, terminal)
     try:
-        run = new_id(prepared)
-        plan = make_plan(prepared, prepared.machines, run=run, bar=terminal.columns)
-        warning = slower_than_one(prepared.settings, len(prepared.hosts))
+        run = new_id(checked)
+        plan = make_plan(checked, checked.machines, run=run, bar=terminal.columns)
+        warning = slower_than_one(checked.settings, len(checked.hosts))
         if warning:
             terminal.say(warning)
         folder = folders.RUNS / run
         begin(folder)
         # It holds the diff of the checkout and each machine's run_env: nobody else's business.
         write_json(folder / "plan.json", plan.document(), mode=0o600)
-        return Run(prepared, folder, terminal).carry_out(plan, "first attempt")
+        return Run(checked, folder, terminal).carry_out(plan, "first attempt")
     except BaseException:
-        prepared.machines.close()
+        checked.machines.close()
         raise
 
 
@@ -104,13 +107,13 @@ def resume(name: str, changes: dict[str, Any]) -> int:
         options = options.with_sync(planned["sync"])  # as the run began
     options = keeping(planned["precision"], options)
     terminal = Terminal()
-    prepared = prepare(options, terminal, folder.name)
+    checked = check_machines(options, terminal, folder.name)
     try:
-        run = Run(prepared, folder, terminal)
+        run = Run(checked, folder, terminal)
         attempt = run.attempts.close_broken() + 1
         plan = make_plan(
-            prepared,
-            prepared.machines,
+            checked,
+            checked.machines,
             run=folder.name,
             attempt=attempt,
             used_ports=run.attempts.ports,
@@ -118,21 +121,21 @@ def resume(name: str, changes: dict[str, Any]) -> int:
         )
         return run.carry_out(plan, "resumed by hand")
     except BaseException:
-        prepared.machines.close()
+        checked.machines.close()
         raise
 
 
 class Run:
     """One run: its attempts, then its files and its report."""
 
-    def __init__(self, prepared: Prepared, folder: Path, terminal: Terminal):
-        self.prepared = prepared
-        self.machines = prepared.machines
+    def __init__(self, checked: Checked, folder: Path, terminal: Terminal):
+        self.checked = checked
+        self.machines = checked.machines
         self.folder = folder
         self.terminal = terminal
         self.attempts = Attempts(folder)
         self.parts: dict[str, NodePlan] = {}  # of every machine that ever took part
-        self.log_limit = Sizes.of(prepared.options.keep).log * MIB
+        self.log_limit = Sizes.of(checked.options.keep).log * MIB
         self._lock = folders.lock(folder)
 
     def carry_out(self, plan: Plan, reason: str) -> int:
@@ -162,7 +165,7 @@ class Run:
         return exit_code(outcome)
 
     def _attempts(self, plan: Plan, reason: str, stopper: Stopper) -> Outcome:
-        limits = restart.Limits.of(self.prepared.options, len(self.prepared.hosts))
+        limits = restart.Limits.of(self.checked.options, len(self.checked.hosts))
         while True:
             try:
                 outcome = self._attempt(plan, reason, stopper)
@@ -176,7 +179,7 @@ class Run:
             if plan.attempt == 1 and outcome.cause is not None and outcome.cause.kind == "busy":
                 self.attempts.close("failed")
                 raise Busy(f"{outcome.cause.host}: {outcome.cause.message}: {BUSY_REMEDY}")
-            self._tell(outcome)
+            self._report_outcome(outcome)
             decision = restart.decide(outcome, limits)
             if decision is None or stopper.asked:
                 return outcome
@@ -207,9 +210,9 @@ class Run:
         """The plan of the next attempt, on the machines that answer. Raises UserError."""
         self.machines.close()
         with waiting(self.terminal, "looking which machines answer"):
-            self.machines = restart.survivors(self.prepared, limits, stopper)
+            self.machines = restart.survivors(self.checked, limits, stopper)
         return make_plan(
-            self.prepared,
+            self.checked,
             self.machines,
             run=old.run,
             attempt=old.attempt + 1,
@@ -242,7 +245,7 @@ class Run:
         self.attempts.end(outcome)
         return outcome
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _report_outcome(self, outcome: Outcome) -> None:
         lines = []
         if outcome.cause is not None:
             lines += describe(self.attempts.list[-1]["first_cause"])
@@ -254,7 +257,7 @@ class Run:
     def _look_again(self) -> None:
         """Some machines may be gone by now, and some be back."""
         self.machines.close()
-        hosts, asked = self.prepared.hosts, self.prepared.asked
+        hosts, asked = self.checked.hosts, self.checked.asked
         with waiting(self.terminal, "looking which machines answer"):
             self.machines = preflight.look(hosts, asked, without_missing=True)
         here = {host.name for host in self.machines.hosts}
@@ -266,7 +269,7 @@ class Run:
         """Bring the files here; whether a checkpoint was saved anywhere."""
         here = [host.name for host in self.machines.hosts]
         parts = [self.parts[name] for name in here if name in self.parts]
-        sizes = Sizes.of(self.prepared.options.keep)
+        sizes = Sizes.of(self.checked.options.keep)
         held = self.attempts.list
         with waiting(self.terminal, "copying records and checkpoints to this machine"):
             problems = collect.records(self.machines.nodes, parts, held, self.folder, sizes)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from launcher import inventory
-from launcher.build import check_batch, environment
+from launcher.before.build import check_batch, environment
+from launcher.before.checks import instruction_limits
+from launcher.before.plan import FIRST_PORT, MONITOR_INTERVAL, run_id
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
 from launcher.node.launch import PATH
 from launcher.options import Options, trainer_settings
-from launcher.plan import FIRST_PORT, MONITOR_INTERVAL, run_id
-from launcher.prepare import instruction_limits
 
 TEMPLATE = r"""#!/bin/bash
 # Submit with `sbatch FILE` from a checkout that every node of the job has under the same path.

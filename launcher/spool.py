@@ -9,7 +9,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from launcher.kept import KeptLog
+from launcher.during.kept import KeptLog
 
 BACKLOG = 64 << 20  # characters that wait for the disk; the lines that come then are left out
 

@@ -42,10 +42,10 @@ def bottleneck(step: Step | None, disks: list[Any], shares: list[Any]) -> str:
     """
     if step is None:
         return "none"
-    share = parts(step)
-    compute = share.pop("compute")
-    largest = max(share, key=lambda part: share[part])
-    if share[largest] >= WAIT:
+    fractions = parts(step)
+    compute = fractions.pop("compute")
+    largest = max(fractions, key=lambda part: fractions[part])
+    if fractions[largest] >= WAIT:
         return data_cause(disks, shares) if largest == "data" else largest
     return "compute" if compute >= WORK else "none"
 

@@ -40,7 +40,7 @@ def render_page(analysis: Analysis) -> str:
         setup=setup(analysis),
         tiles=tiles(analysis),
         words=WORDS,
-        shares=time_shares(analysis),
+        time_parts=time_parts(analysis),
         charts=all_charts(analysis),
         tables=tables,
         disk_hosts=[use.host for use in charted_disks(analysis)],
@@ -88,7 +88,7 @@ def tiles(analysis: Analysis) -> list[Any]:
     return found
 
 
-def time_shares(analysis: Analysis) -> list[Any]:
+def time_parts(analysis: Analysis) -> list[Any]:
     """(category, seconds, share of wall time) with the gap last, for the legend."""
     accounting = analysis.accounting
     if accounting.wall <= 0:
@@ -139,7 +139,7 @@ def time_chart(analysis: Analysis) -> str:
             (f"rank {time.rank}", [*time.seconds.items(), ("gap", time.gap)])
             for time in last[:MOST_RANKS]
         ]
-    said = ", ".join(f"{WORDS[name]} {percent(share)}" for name, _, share in time_shares(analysis))
+    said = ", ".join(f"{WORDS[name]} {percent(part)}" for name, _, part in time_parts(analysis))
     right = max(accounting.wall, *(sum(max(0.0, v) for _, v in parts) for _, parts in rows))
     unit, length = time_unit(right)
     rows = [(label, [(name, value / length) for name, value in parts]) for label, parts in rows]

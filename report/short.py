@@ -16,7 +16,7 @@ ENOUGH = 30.0
 # The longer run aims at twice as much: it may well be faster.
 AIM = 60.0
 # ResNet-50's gradients and arithmetic are those of real work; the demo's network has 1/250 of them.
-JUDGE = {"MODEL": "resnet50", "EPOCHS": 10}
+LONG_ENOUGH = {"MODEL": "resnet50", "EPOCHS": 10}
 # Options of the launcher that make another run of it, and the variables of `make` that are they.
 ASKED = ("model", "data", "batch", "precision", "sync")
 
@@ -50,7 +50,7 @@ def longer(run: Run, epochs: int, measured: float) -> str:
         return f"python -m trainer ... --epochs {enough(epochs, measured)}"
     words: dict[str, object] = {"NODES": nodes}
     if options.get("model") == defaults.MODEL:
-        words.update(JUDGE)
+        words.update(LONG_ENOUGH)
     else:
         words.update({name.upper(): options[name] for name in ASKED if options.get(name)})
         words["EPOCHS"] = enough(epochs, measured)

@@ -112,9 +112,9 @@ def time_section(analysis: Analysis) -> list[Any]:
     for name, value in parts:
         if name != "gap" and value == 0:
             continue
-        share = value / accounting.wall
-        bar = ("." if name == "gap" else "#") * round(max(0.0, min(1.0, share)) * BAR)
-        lines.append(f"  {WORDS[name]:<22}{share:>6.1%}  {seconds(abs(value)):>10}  {bar}".rstrip())
+        part = value / accounting.wall
+        bar = ("." if name == "gap" else "#") * round(max(0.0, min(1.0, part)) * BAR)
+        lines.append(f"  {WORDS[name]:<22}{part:>6.1%}  {seconds(abs(value)):>10}  {bar}".rstrip())
     if accounting.gap < -0.005 * accounting.wall:
         lines += wrap("The categories say more than the clock: the negative part is shown last.")
     return lines

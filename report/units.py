@@ -36,9 +36,9 @@ def three_digits(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def percent(share: float) -> str:
-    """A share in [0, 1] as whole percent; small ones are not rounded to nothing."""
-    return "< 1 %" if 0 < share < 0.005 else f"{share:.0%}".replace("%", " %")
+def percent(fraction: float) -> str:
+    """A fraction in [0, 1] as whole percent; small ones are not rounded to nothing."""
+    return "< 1 %" if 0 < fraction < 0.005 else f"{fraction:.0%}".replace("%", " %")
 
 
 def link(mbit: float) -> str:

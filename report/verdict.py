@@ -204,8 +204,8 @@ def checkpoint(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ..
 
 def spread(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
     """No part is large enough to be called the bottleneck."""
-    share = sorted(parts(step).items(), key=lambda item: -item[1])[:3]
-    named = ", ".join(f"{name} {percent(value)}" for name, value in share)
+    fractions = sorted(parts(step).items(), key=lambda item: -item[1])[:3]
+    named = ", ".join(f"{name} {percent(value)}" for name, value in fractions)
     return "There is no single bottleneck: the time is spread.", [f"The largest parts: {named}."]
 
 

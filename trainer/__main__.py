@@ -8,7 +8,7 @@ from typing import List, NoReturn, Optional
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from .cli import parse
-from .errors import UserError, tell
+from .errors import UserError, explain
 from .process import leave, spawn, work
 from .world import place
 
@@ -22,7 +22,7 @@ def main(argv: Optional[List[str]] = None) -> int:
             return spawn(options)
         return work(options)
     except UserError as error:
-        return tell(error, place(os.environ).local_rank)
+        return explain(error, place(os.environ).local_rank)
     except KeyboardInterrupt:
         return 130  # as a shell says it
 

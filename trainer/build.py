@@ -107,7 +107,7 @@ def _materials(options: Options, world: World) -> Materials:
     if options.skip_oom and world.size > 1:
         raise UserError(
             "--skip_oom is for one process: others would wait for this one's gradients for ever. "
-            "Leave it away, and the run ends with code 76, to be started with smaller batches."
+            "Leave it out, and the run ends with code 76, to be started with smaller batches."
         )
     parallel.check(options, world)
     if options.precision.startswith("O"):

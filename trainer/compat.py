@@ -55,15 +55,15 @@ def cpu_capability() -> Optional[str]:
     return found.group(1) if found else None
 
 
-def lerp_all(to: List[torch.Tensor], values: List[torch.Tensor], share: float) -> None:
-    """Move each tensor by `share` of the way to its value, in place; in few kernels."""
+def lerp_all(to: List[torch.Tensor], values: List[torch.Tensor], weight: float) -> None:
+    """Move each tensor by `weight` of the way to its value, in place; in few kernels."""
     if not to:
         return
     if hasattr(torch, "_foreach_lerp_"):  # torch 2.0
-        torch._foreach_lerp_(to, values, share)
+        torch._foreach_lerp_(to, values, weight)
     else:
-        torch._foreach_mul_(to, 1 - share)
-        torch._foreach_add_(to, values, alpha=share)
+        torch._foreach_mul_(to, 1 - weight)
+        torch._foreach_add_(to, values, alpha=weight)
 
 
 def copy_all(to: List[torch.Tensor], values: List[torch.Tensor]) -> None:

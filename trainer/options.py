@@ -35,7 +35,7 @@ ONE_OR_MORE = (
     *("epochs", "timeout", "image_size", "eval_size", "eval_resize", "per_node_batch_size"),
     *("accumulate", "gpu0_batch", "ema_every", "bucket_mb", "keep", "evaluate_every", "log_every"),
 )
-SHARES = ("random_erase", "label_smoothing", "ema", "momentum", "beta2", "warmup_factor")
+FRACTIONS = ("random_erase", "label_smoothing", "ema", "momentum", "beta2", "warmup_factor")
 WRITTEN = ("checkpoint_every", "sample_log", "tensorboard")
 
 
@@ -119,7 +119,7 @@ class Options:
     clip_grad_norm: float = opt(0.0, "largest norm of the gradient; 0: no limit")
     schedule: str = opt("cosine", "of the learning rate", ("cosine", "step", "constant"))
     warmup_epochs: float = opt(1.0, "epochs of linear warm-up")
-    warmup_factor: float = opt(0.01, "share of lr with which warm-up begins")
+    warmup_factor: float = opt(0.01, "fraction of lr with which warm-up begins")
     step_epochs: Tuple[int, ...] = opt((30, 60, 80), "epochs at which lr drops (step)")
     step_gamma: float = opt(0.1, "factor at each drop (step)")
     min_lr: float = opt(0.0, "where the cosine ends")
@@ -131,7 +131,7 @@ class Options:
         ("auto", "none", "shift", "crop", "trivial"),
     )
     random_erase: float = opt(0.0, "probability of erasing a rectangle")
-    label_smoothing: float = opt(0.0, "share of the target spread over all classes")
+    label_smoothing: float = opt(0.0, "fraction of the target spread over all classes")
     mixup: float = opt(0.0, "alpha; 0: off")
     cutmix: float = opt(0.0, "alpha; 0: off; with mixup one of both is drawn per step")
     ema: float = opt(0.0, "decay of the averaged weights that are evaluated; 0: off")
@@ -192,7 +192,7 @@ class Options:
             choices, value = field.metadata["choices"], getattr(self, field.name)
             if choices and value not in choices:
                 raise UserError(f"--{field.name} {value}: choose one of {', '.join(choices)}.")
-            least, most = int(field.name in ONE_OR_MORE), 1 if field.name in SHARES else math.inf
+            least, most = int(field.name in ONE_OR_MORE), 1 if field.name in FRACTIONS else math.inf
             if isinstance(value, (int, float)) and not least <= value <= most:
                 limit = f"at least {least}" if value < least else f"at most {most}"
                 raise UserError(f"--{field.name} {value}: must be {limit}.")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from .compat import is_out_of_memory
-from .errors import OUT_OF_MEMORY, UserError, tell
+from .errors import OUT_OF_MEMORY, UserError, explain
 from .logs import quiet_others
 from .options import Options
 from .predict import infer
@@ -34,7 +34,7 @@ def work(options: Options) -> int:
         todo = infer if options.predict or options.extract else train
         code = todo(options, world)
     except UserError as error:
-        return tell(error, place(os.environ, options.local_rank).local_rank)
+        return explain(error, place(os.environ, options.local_rank).local_rank)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

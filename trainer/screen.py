@@ -24,10 +24,10 @@ class Screen:
 
     def __init__(self, options: Options, world: World, steps: int) -> None:
         self.shown = world.rank == 0
-        wish = options.progress
-        if wish == "auto":
-            wish = os.environ.get("TANDEM_PROGRESS", "bar" if sys.stderr.isatty() else "plain")
-        self._with_bar = self.shown and wish == "bar"
+        kind = options.progress
+        if kind == "auto":
+            kind = os.environ.get("TANDEM_PROGRESS", "bar" if sys.stderr.isatty() else "plain")
+        self._with_bar = self.shown and kind == "bar"
         self._bar: Any = None
         self._epochs, self._steps_per_epoch = options.epochs, steps
         self._begun: Optional[float] = None

@@ -19,7 +19,7 @@ from .sync import Moment
 def shape_of(job: Job, global_count: int) -> StepShape:
     """This rank's part of a step of `global_count` samples; all ranks compute the same sizes."""
     return step_shape(
-        job.world.shares(global_count), job.world.rank, job.micro_batches, job.options.sync_bn
+        job.world.rank_samples(global_count), job.world.rank, job.micro_batches, job.options.sync_bn
     )
 
 
@@ -48,8 +48,8 @@ def train_step(
     if job.sync is not None:
         follows = job.precision.scale if job.sync.follows_scale else None
         scale = 1.0 if follows is None else follows.value
-        shares = tuple(job.world.shares(batch.global_count))
-        job.sync.before_step(Moment(step, left, lr, shares, scale, exact, warm))
+        rank_samples = tuple(job.world.rank_samples(batch.global_count))
+        job.sync.before_step(Moment(step, left, lr, rank_samples, scale, exact, warm))
     alone = job.sync is not None and job.sync.keeps
     # A rank by itself steps by its own samples' mean; what ranks sum, by that of all samples.
     count = len(batch.indices) if alone else batch.global_count

@@ -66,11 +66,11 @@ class GlooBatchNorm(_BatchNorm):
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         assert self.running_mean is not None and self.running_var is not None
-        share = self.momentum
-        if share is None:  # the plain mean over all batches, which torch counts then
-            share = 1.0 / float(cast(torch.Tensor, self.num_batches_tracked))
-        self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
-        self.running_var.lerp_(variance.to(self.running_var.dtype), share)
+        weight = self.momentum
+        if weight is None:  # the plain mean over all batches, which torch counts then
+            weight = 1.0 / float(cast(torch.Tensor, self.num_batches_tracked))
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
+        self.running_var.lerp_(variance.to(self.running_var.dtype), weight)
 
 
 def _wide(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -7,12 +7,12 @@ from typing import Any, Dict, List, Optional
 import torch
 
 from . import checkpoint, memory
+from .banner import sentences, start_line
 from .build import job, materials
 from .data.loader import Batch, train_batches
 from .data.order import rank_slice, steps_per_epoch
 from .errors import STOPPED, UserError
 from .evaluate import evaluate, share_buffers
-from .introduce import sentences, start_line
 from .logs import Lines, SampleLog
 from .models import describe
 from .optim import learning_rate
@@ -146,7 +146,7 @@ class Run:
             self._show_tallies()
 
     def _log_samples(self, batch: Batch) -> None:
-        sizes = self.world.shares(batch.global_count)
+        sizes = self.world.rank_samples(batch.global_count)
         begin = self.position.sample + rank_slice(sizes, self.world.rank).start
         self.sample_log.add(self.position.epoch, begin, batch.indices.tolist())
 

@@ -64,7 +64,7 @@ class World(Place):
         """A rank gets so many samples of a step or none."""
         return min(SMALLEST, *self.batches)
 
-    def shares(self, count: int) -> List[int]:
+    def rank_samples(self, count: int) -> List[int]:
         """Samples per rank of a step of `count`."""
         return split_batch(count, self.batches, self.smallest)
 

@@ -38,20 +38,20 @@ class Installers:
         return f"installers {hashlib.sha256(wanted.encode()).hexdigest()}"
 
 
-def plan(stack, wish, bundle, table=None):
+def plan(stack, wanted, bundle, table=None):
     """The folders for a row of stacks.yml. Raises BundleError.
 
-    `wish`: {"toolkit", "apex", "driver_version"} as in group_vars; auto is what a machine with a
+    `wanted`: {"toolkit", "apex", "driver_version"} as in group_vars; auto is what a machine with a
     card gets. `table` replaces stacks.yml in tests.
     """
     table = table or stacks.read()
     row = stacks.row(table, stack)
     entries = {}
     if row.get("driver"):
-        entries[stack] = [_driver(row["driver"], str(wish["driver_version"]), table["drivers"])]
-    if row.get("toolkit") and _wished(wish["toolkit"], row.get("toolkit_default")):
+        entries[stack] = [_driver(row["driver"], str(wanted["driver_version"]), table["drivers"])]
+    if row.get("toolkit") and _is_wanted(wanted["toolkit"], row.get("toolkit_default")):
         entries[f"toolkit-{row['toolkit']}"] = table["toolkits"][row["toolkit"]]
-    if row.get("apex") and _wished(wish["apex"], True):
+    if row.get("apex") and _is_wanted(wanted["apex"], True):
         entries[f"apex-{row['apex']}"] = [table["apex"][row["apex"]]]
     return [
         Installers(tuple(_installer(entry) for entry in listed), bundle / "installers" / name)
@@ -59,7 +59,7 @@ def plan(stack, wish, bundle, table=None):
     ]
 
 
-def _wished(word, default):
+def _is_wanted(word, default):
     word = str(word).lower()
     return word == "true" or (word == "auto" and bool(default))
 

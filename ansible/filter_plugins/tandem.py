@@ -81,7 +81,7 @@ FILTERS = {
     "accept_turns": accept.accept_turns,
     "address_conflicts": network_facts.address_conflicts,
     "bundle_needed": offline.bundle_needed,
-    "bundle_wish": offline.bundle_wish,
+    "bundle_order": offline.bundle_order,
     "by_family": firewall.by_family,
     "card_networks": firewall.card_networks,
     "card_facts": network_facts.card_facts,

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible.module_utils.looking import outcome, output, read
+from ansible.module_utils.commands import outcome, output, read
 
 DOCUMENTATION = r"""
 ---

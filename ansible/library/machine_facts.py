@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Collects what preflight judges. Reads only. Python >= 3.6, standard library."""
+"""Collects what preflight checks. Reads only. Python >= 3.6, standard library."""
 
 import glob
 import json
@@ -13,12 +13,12 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible.module_utils.looking import output, read
+from ansible.module_utils.commands import output, read
 
 DOCUMENTATION = r"""
 ---
 module: machine_facts
-short_description: Collects what preflight judges
+short_description: Collects what preflight checks
 description: Reads a machine's hardware, system and settings. Changes nothing.
 options:
   address:

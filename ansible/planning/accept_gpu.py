@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Shares of the known figures below which something is wrong. Good cards reach 85 to 95 % of their
 # fp32 product and of their memory's rate, 75 to 95 % of tensor cores', 75 to 85 % of PCIe's.
-SHARES = {"fp32": 0.6, "fp16": 0.5, "copy": 0.7, "to_card": 0.6, "from_card": 0.6}
+FRACTIONS = {"fp32": 0.6, "fp16": 0.5, "copy": 0.7, "to_card": 0.6, "from_card": 0.6}
 UNITS = {"fp32": "TFLOP/s", "fp16": "TFLOP/s", "copy": "GB/s"}
 WORDS = {"fp32": "fp32 matrix product", "fp16": "fp16 matrix product", "copy": "memory copy"}
 # Bits of nvidia-smi's clocks_throttle_reasons.active (NVML, nvmlClocksThrottleReasons) that are
@@ -67,7 +67,7 @@ def _figures(card: dict, row: dict) -> list[str]:
         f"{card['name']}: {WORDS[name]} {card[name]:.1f} {UNITS[name]}, {row[name]} are known of "
         "it. Is it used by somebody else, too hot, or held to less power (nvidia-smi -q -d POWER)?"
         for name in WORDS
-        if row[name] is not None and card[name] < SHARES[name] * row[name]
+        if row[name] is not None and card[name] < FRACTIONS[name] * row[name]
     ]
 
 
@@ -95,7 +95,7 @@ def _link(card: dict, row: dict | None) -> list[str]:
         )
     limit = LANE[generation] * lanes
     slowest = min(card["to_card"], card["from_card"])
-    if slowest < SHARES["to_card"] * limit:
+    if slowest < FRACTIONS["to_card"] * limit:
         found.append(
             f"{slowest:.1f} GB/s pass between it and the machine's memory, {limit:.1f} fit through "
             f"{lanes} lanes of PCIe {generation}"

@@ -2,7 +2,7 @@
 
 # A handful of files may go, as when a few bad images were taken out at the source.
 FEW = 100
-SHARE = 0.05
+FRACTION = 0.05
 
 
 def data_refusal(name, changes, there, allowed):
@@ -12,7 +12,7 @@ def data_refusal(name, changes, there, allowed):
     machine has, as text; allowed: the user's leave to delete (data_delete).
     """
     deletions = [line for line in changes if "*deleting" in line and not line.endswith("/")]
-    if allowed or len(deletions) <= FEW or len(deletions) <= SHARE * int(there):
+    if allowed or len(deletions) <= FEW or len(deletions) <= FRACTION * int(there):
         return ""
     return (
         f"the control machine's data/{name} lacks {len(deletions)} of the {int(there)} files that "

@@ -1,4 +1,4 @@
-"""What to do about a machine's NVIDIA driver: a pure function of facts, wishes and stacks.yml.
+"""What to do about a machine's NVIDIA driver: a pure function of facts, settings and stacks.yml.
 
 Facts are those of ansible/library/machine_facts.py and driver_facts.py together, with the inventory
 name as "host". roles/driver only carries the plan out.
@@ -30,21 +30,21 @@ SPACE = {
 REMOVAL = {"package": "sudo apt purge '*nvidia*'", "runfile": "sudo nvidia-uninstall"}
 
 
-def driver_plan(facts, wish, stack, table):
+def driver_plan(facts, wanted, stack, table):
     """The plan for one machine.
 
-    wish: {"policy": keep, install or upgrade; "source": auto, package or runfile;
+    wanted: {"policy": keep, install or upgrade; "source": auto, package or runfile;
     "version": auto or one of the table's; "allow_stop_display": bool; "runfile", "runfile_sha256":
     instead of the table's, or ""; "offline": bool; "at_hand": names of installers that the control
     machine has}.
     stack: a row of table["rows"] with "name". table: stacks.yml's "stacks".
     """
     try:
-        plan = _plan(facts, wish, stack, table)
+        plan = _plan(facts, wanted, stack, table)
         if plan.action not in ("nothing", "load"):
             _refuse_full_disks(facts)
         if plan.action != "nothing":
-            plan = _with_display(plan, facts, wish)
+            plan = _with_display(plan, facts, wanted)
     except offers.Refusal as refusal:
         plan = offers.Plan("refuse", *refusal.args)
     except PlanError as error:
@@ -53,7 +53,7 @@ def driver_plan(facts, wish, stack, table):
     return dataclasses.asdict(plan)
 
 
-def _plan(facts, wish, stack, table):
+def _plan(facts, wanted, stack, table):
     rows = [row for _, row in stacks.cards(facts, table)]
     if not rows or stack["cuda"] is None:
         why = "no NVIDIA card" if not rows else f"stack {stack['name']} needs no driver"
@@ -61,7 +61,7 @@ def _plan(facts, wish, stack, table):
     loaded, needed = facts["driver"], stack["driver"]
     enough = loaded and stacks.version(loaded) >= stacks.version(needed)
     consistent = facts["driver_library"] in (None, loaded)
-    if wish["policy"] == "keep":
+    if wanted["policy"] == "keep":
         if enough and consistent:
             return offers.Plan("nothing", f"driver {loaded} is loaded, {needed} or newer is needed")
         raise offers.Refusal(
@@ -71,12 +71,12 @@ def _plan(facts, wish, stack, table):
         )
     installed = _installed(facts)
     if facts["pending"]:  # an earlier run was cut off: the same way again
-        source = installed[0] if installed else wish["source"]
-        return _fresh(facts, {**wish, "source": source}, stack, table, rows)
+        source = installed[0] if installed else wanted["source"]
+        return _fresh(facts, {**wanted, "source": source}, stack, table, rows)
     if installed is not None:
-        return _present(facts, wish, stack, table, rows, installed)
+        return _present(facts, wanted, stack, table, rows, installed)
     if loaded is None:
-        return _fresh(facts, wish, stack, table, rows)
+        return _fresh(facts, wanted, stack, table, rows)
     came = f"driver {loaded} is loaded, and came neither by packages nor by NVIDIA's installer"
     if enough and consistent:
         return offers.Plan("nothing", came)
@@ -97,19 +97,19 @@ def _installed(facts):
     return ("package", offers.upstream(facts["packages"][min(names)])) if names else None
 
 
-def _present(facts, wish, stack, table, rows, installed):
+def _present(facts, wanted, stack, table, rows, installed):
     """The plan where a driver is on the disk."""
     kind, version = installed
     _refuse_foreign(version, kind, rows)
-    if wish["source"] not in ("auto", kind):
+    if wanted["source"] not in ("auto", kind):
         raise offers.Refusal(
-            f"driver {version} came by {_by(kind)}, and driver_source is {wish['source']}: one "
+            f"driver {version} came by {_by(kind)}, and driver_source is {wanted['source']}: one "
             "never goes over the other",
             f"set driver_source: auto, or take it away first: {REMOVAL[kind]}",
         )
-    newer = _newer(facts, wish, stack, table, rows, installed)
+    newer = _newer(facts, wanted, stack, table, rows, installed)
     if newer is not None:
-        if wish["policy"] == "upgrade":
+        if wanted["policy"] == "upgrade":
             return newer
         if stacks.version(version) < stacks.version(stack["driver"]):
             raise offers.Refusal(
@@ -121,7 +121,7 @@ def _present(facts, wish, stack, table, rows, installed):
         reason = f"driver {version} has no module for the running kernel {facts['kernel']}"
         if kind == "runfile" and not facts["dkms"]:
             # As at first, and this time with DKMS, so that the next kernel gets its module.
-            again = _fresh(facts, {**wish, "source": kind}, stack, table, rows)
+            again = _fresh(facts, {**wanted, "source": kind}, stack, table, rows)
             return dataclasses.replace(again, reason=f"{reason}, nor does DKMS know it")
         signed = offers.signed_modules(facts)
         if signed:
@@ -165,11 +165,11 @@ def _refuse_foreign(version, kind, rows):
     )
 
 
-def _newer(facts, wish, stack, table, rows, installed):
+def _newer(facts, wanted, stack, table, rows, installed):
     """The plan for a newer driver that comes in the same way; None: there is none to be had."""
     kind, version = installed
     try:
-        target = _fresh(facts, {**wish, "source": kind}, stack, table, rows)
+        target = _fresh(facts, {**wanted, "source": kind}, stack, table, rows)
     except (offers.Refusal, PlanError) as error:
         if stacks.version(version) >= stacks.version(stack["driver"]):
             return None
@@ -183,16 +183,16 @@ def _newer(facts, wish, stack, table, rows, installed):
     return target if stacks.version(target.version) > stacks.version(version) else None
 
 
-def _fresh(facts, wish, stack, table, rows):
+def _fresh(facts, wanted, stack, table, rows):
     """The plan to install: by packages where they will do, else by NVIDIA's runfile."""
-    if wish["source"] == "runfile" or (wish["source"] == "auto" and wish["runfile"]):
-        return offers.runfile(facts, wish, stack, table, rows)
-    found = offers.packages(facts, wish, stack, table, rows)
+    if wanted["source"] == "runfile" or (wanted["source"] == "auto" and wanted["runfile"]):
+        return offers.runfile(facts, wanted, stack, table, rows)
+    found = offers.packages(facts, wanted, stack, table, rows)
     if found is not None:
         return found
     why_not = offers.why_not_by_packages(facts)
-    if wish["source"] == "auto":
-        plan = offers.runfile(facts, wish, stack, table, rows)
+    if wanted["source"] == "auto":
+        plan = offers.runfile(facts, wanted, stack, table, rows)
         reason = f"{plan.reason}, since {why_not}" if why_not else plan.reason
         return dataclasses.replace(plan, reason=reason)
     if why_not:
@@ -215,7 +215,7 @@ def _refuse_full_disks(facts):
         raise offers.Refusal("; ".join(full), "make room there, then run again")
 
 
-def _with_display(plan, facts, wish):
+def _with_display(plan, facts, wanted):
     """The plan with what has to stand still; Refusal without consent."""
     users = [f"{row['command']} (process {row['pid']})" for row in facts["gpu_processes"]]
     if users:
@@ -224,7 +224,7 @@ def _with_display(plan, facts, wish):
     unit = facts["display_manager"] if facts["display_manager_active"] else ""
     if not shown and not unit:
         return plan
-    if not wish["allow_stop_display"]:
+    if not wanted["allow_stop_display"]:
         raise offers.Refusal(
             f"{plan.reason}, which cannot be changed under a running display: "
             f"{', '.join(shown + [unit] * bool(unit))}",

@@ -43,13 +43,13 @@ class Refusal(Exception):
     """(reason, remedy) why nothing is done."""
 
 
-def packages(facts, wish, stack, table, rows):
+def packages(facts, wanted, stack, table, rows):
     """The newest branch of packages up to the table's that fits; None: no such branch."""
     fitting = []
     for branch, version, choice in _offers(facts):
         if stacks.version(version) < stacks.version(stack["driver"]):
             continue
-        if wish["version"] not in ("auto", upstream(version)):
+        if wanted["version"] not in ("auto", upstream(version)):
             continue
         if branch <= max(row["branch"] for row in table["drivers"]) and knows(branch, rows):
             kinds = modules(rows, branch)
@@ -134,10 +134,10 @@ def signed_modules(facts):
     return ()
 
 
-def runfile(facts, wish, stack, table, rows):
-    row = dict(stacks.resolve_driver(facts, stack, table, wish["version"]))
-    if wish["runfile"]:
-        row.update(url=wish["runfile"], sha256=wish["runfile_sha256"])
+def runfile(facts, wanted, stack, table, rows):
+    row = dict(stacks.resolve_driver(facts, stack, table, wanted["version"]))
+    if wanted["runfile"]:
+        row.update(url=wanted["runfile"], sha256=wanted["runfile_sha256"])
     found = RUNFILE.search(row["url"])
     if found is None:
         raise Refusal(
@@ -159,7 +159,7 @@ def runfile(facts, wish, stack, table, rows):
             "name a newer one in driver_runfile",
         )
     name = row["url"].rpartition("/")[2]
-    if wish["offline"] and "://" in row["url"] and name not in wish["at_hand"]:
+    if wanted["offline"] and "://" in row["url"] and name not in wanted["at_hand"]:
         raise Refusal(
             f"offline is true, and bundle/installers/{stack['name']}/{name} is missing",
             "on a machine with internet: make bundle",

@@ -2,4 +2,4 @@
 
 
 class PlanError(ValueError):
-    """A wish that these machines cannot be granted; the message says why and what is nearest."""
+    """Settings that these machines cannot have; the message says why and what is nearest."""

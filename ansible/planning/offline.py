@@ -9,7 +9,7 @@ from .errors import PlanError
 ANSIBLE = Path(__file__).resolve().parents[1]
 
 
-def bundle_wish(hostvars, offline, stack, python=""):
+def bundle_order(hostvars, offline, stack, python=""):
     """What `make bundle` gathers, before any machine was asked: see plan() in ansible/bundle.py.
 
     offline: names of the machines that have offline=true. Each one's `release`, and `kernel` where
@@ -48,7 +48,7 @@ def offline_releases(hostvars, offline):
 
 
 def bundle_needed(hostvars, offline, machines, stack):
-    """What these machines need, now that they were asked: the same shape as `bundle_wish`.
+    """What these machines need, now that they were asked: the same shape as `bundle_order`.
 
     `machines`: {host: {"release": code name, "python": of its environment, "gpus": whether any}}.
     """

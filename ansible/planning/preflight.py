@@ -1,4 +1,4 @@
-"""The judge of preflight: collected facts in, findings out. Pure functions.
+"""What preflight finds: collected facts in, findings out. Pure functions.
 
 Facts are what ansible/library/machine_facts.py returns, with the inventory name as "host". A
 finding is {"host", "fault", "cause", "remedy"}; "fault" is a short name that scripts may rely on.
@@ -23,16 +23,16 @@ def findings(facts, question):
 
     question: {"address": the one in the inventory, "space": [{"folder", "bytes"}] that must be
     free, "provisioned": whether the environment is in place, "env_manager", "conda_installer",
-    "offline", "stack", "driver_version" and "driver_policy": the wishes, "table": that of
+    "offline", "stack", "driver_version" and "driver_policy": the settings, "table": that of
     stacks.yml, "kept": what `stack: auto` decided before or {}, "ansible_core": its version,
     "clock": [the control machine's seconds before and after collecting], "users": {"provisions",
     "trains": names, "there": whether the machine has the latter}}.
     """
-    judges = (*machine.JUDGES, *network.JUDGES, *stack.JUDGES)
+    checks = (*machine.CHECKS, *network.CHECKS, *stack.CHECKS)
     return [
         dict(zip(("host", "fault", "cause", "remedy"), (facts["host"], *finding)))
-        for judge in judges
-        for finding in judge(facts, question)
+        for check in checks
+        for finding in check(facts, question)
     ]
 
 

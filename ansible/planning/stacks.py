@@ -111,27 +111,27 @@ def candidates(machines, table):
     return sorted(names, key=needs_another)
 
 
-def resolve(machines, wish, table, members=(), kept=None):
+def resolve(machines, wanted, table, members=(), kept=None):
     """The one stack of a cluster: its row of stacks.yml, with "name" and "reason".
 
-    machines: facts of those that were asked; wish: a row's name, or "auto"; members: names of all
+    machines: facts of those that were asked; wanted: a row's name, or "auto"; members: names of all
     machines of the cluster; kept: what `auto` decided before ({"stack": name}), which it does not
     decide again. Raises PlanError with every obstacle and the nearest stack.
     """
     machines = list(machines)
-    for name in (wish, (kept or {}).get("stack", wish)):
+    for name in (wanted, (kept or {}).get("stack", wanted)):
         if name != "auto" and name not in table["rows"]:
             raise PlanError(
                 f"stack {name!r} is not in ansible/stacks.yml, which has "
                 f"{', '.join(table['rows'])} and auto"
             )
-    if wish == "auto" and not kept:
+    if wanted == "auto" and not kept:
         name, reason = _decide(machines, members, table)
-    elif wish == "auto":
+    elif wanted == "auto":
         name, reason = kept["stack"], "decided before, and kept"
         _refuse_impossible(name, machines, table, "was decided before, and is impossible now")
     else:
-        name, reason = wish, "named by `stack`"
+        name, reason = wanted, "named by `stack`"
         _refuse_impossible(name, machines, table, "is impossible")
     return dict(table["rows"][name], name=name, reason=reason)
 
@@ -177,18 +177,18 @@ def _refuse_impossible(name, machines, table, what):
     raise PlanError(f"stack {name} {what}. {'. '.join(wrong)}; {nearest}")
 
 
-def resolve_driver(machine, stack, table, wish="auto"):
+def resolve_driver(machine, stack, table, wanted="auto"):
     """The driver row that serves a machine's cards, kernel and stack; None: no such card.
 
-    `wish`: "auto", which is the newest that does, or a version in the table.
+    `wanted`: "auto", which is the newest that does, or a version in the table.
     """
     own_cards = cards(machine, table)
     if not own_cards or stack["cuda"] is None:
         return None
-    asked = [row for row in table["drivers"] if wish in ("auto", row["version"])]
+    asked = [row for row in table["drivers"] if wanted in ("auto", row["version"])]
     if not asked:
         known = ", ".join(row["version"] for row in table["drivers"])
-        raise PlanError(f"driver {wish} is not in ansible/stacks.yml, which has {known} and auto")
+        raise PlanError(f"driver {wanted} is not in ansible/stacks.yml, which has {known} and auto")
     sms = [row["sm"] for _, row in own_cards]
     wrong = []
     for driver in asked:
@@ -196,7 +196,7 @@ def resolve_driver(machine, stack, table, wish="auto"):
         if not reasons:
             return driver
         wrong += [f"driver {driver['version']} {reason}" for reason in reasons]
-    nearest = "" if wish == "auto" else _nearest_driver(machine, sms, stack, table)
+    nearest = "" if wanted == "auto" else _nearest_driver(machine, sms, stack, table)
     raise PlanError(f"{machine['host']}: no driver fits: {'; '.join(wrong)}{nearest}")
 
 

@@ -53,18 +53,18 @@ class Apex:
     cuda_home: str
 
 
-def toolkit_plan(machines, stack, wish, table):
+def toolkit_plan(machines, stack, wanted, table):
     """{host: {"toolkit": Toolkit or None, "apex": Apex or None}}, as dictionaries.
 
-    stack: a row of table["rows"] with "name"; wish: {"toolkit", "apex", "apex_extensions"}, each
-    auto, true or false. Raises PlanError for a wish that cannot be granted.
+    stack: a row of table["rows"] with "name"; wanted: {"toolkit", "apex", "apex_extensions"}, each
+    auto, true or false. Raises PlanError for what these machines cannot have.
     """
     machines = list(machines)
-    wish = {name: _word(name, value) for name, value in wish.items()}
-    with_toolkit = [machine for machine in machines if _has_toolkit(machine, stack, wish, table)]
-    with_apex = [machine for machine in machines if _has_apex(machine, stack, wish, table)]
+    wanted = {name: _word(name, value) for name, value in wanted.items()}
+    with_toolkit = [machine for machine in machines if _has_toolkit(machine, stack, wanted, table)]
+    with_apex = [machine for machine in machines if _has_apex(machine, stack, wanted, table)]
     toolkit = _toolkit(stack, table) if with_toolkit else None
-    apex = _apex(with_apex, with_toolkit, stack, wish, table) if with_apex else None
+    apex = _apex(with_apex, with_toolkit, stack, wanted, table) if with_apex else None
     return {
         machine["host"]: {
             "toolkit": dataclasses.asdict(toolkit) if machine in with_toolkit else None,
@@ -81,28 +81,28 @@ def _word(name, value):
     return word
 
 
-def _has_toolkit(machine, stack, wish, table):
-    if wish["toolkit"] == "auto":  # training needs none: only where nvcc could build apex with it
+def _has_toolkit(machine, stack, wanted, table):
+    if wanted["toolkit"] == "auto":  # training needs none: only where nvcc could build apex with it
         able = stack.get("toolkit_default") and stacks.cards(machine, table)
         return bool(able and not _compiler_obstacle(machine, stack))
-    if wish["toolkit"] == "true" and not stack.get("toolkit"):
+    if wanted["toolkit"] == "true" and not stack.get("toolkit"):
         raise PlanError(
             f"toolkit is true, and stack {stack['name']} has no CUDA; set toolkit: auto, or name a "
             "stack with CUDA"
         )
-    return wish["toolkit"] == "true"
+    return wanted["toolkit"] == "true"
 
 
-def _has_apex(machine, stack, wish, table):
-    if wish["apex"] == "true" and not stack.get("apex"):
+def _has_apex(machine, stack, wanted, table):
+    if wanted["apex"] == "true" and not stack.get("apex"):
         with_apex = [name for name, row in table["rows"].items() if row.get("apex")]
         raise PlanError(
             f"apex is true, and stack {stack['name']} has none: its amp was removed in 25.07, and "
             f"torch.amp took its place; set apex: auto, or stack: {' or '.join(with_apex)}"
         )
-    if wish["apex"] == "auto":
+    if wanted["apex"] == "auto":
         return bool(stack.get("apex") and stacks.cards(machine, table))
-    return wish["apex"] == "true"
+    return wanted["apex"] == "true"
 
 
 def _toolkit(stack, table):
@@ -127,13 +127,13 @@ def _part(entry):
     )
 
 
-def _apex(machines, with_toolkit, stack, wish, table):
+def _apex(machines, with_toolkit, stack, wanted, table):
     # The oldest C library: what is built with it loads with newer ones, not the other way round.
     builder = min(machines, key=lambda machine: stacks.version(machine["glibc"]))
     obstacle = _no_extensions(builder, builder in with_toolkit, stack)
-    if wish["apex_extensions"] == "false":
+    if wanted["apex_extensions"] == "false":
         obstacle = "apex_extensions is false"
-    elif wish["apex_extensions"] == "true" and obstacle:
+    elif wanted["apex_extensions"] == "true" and obstacle:
         raise PlanError(
             f"apex_extensions is true, and {builder['host']}, which builds apex, cannot: {obstacle}"
         )

@@ -10,7 +10,7 @@ import selectors
 import signal
 import time
 
-from launcher.node import exits, presence, wardens
+from launcher.node import exit_record, machine_lock, wardens
 from launcher.node.launch import start_launch
 from launcher.node.link import Link
 from launcher.node.machine import cause_of, disk_free, identity
@@ -172,7 +172,7 @@ class Guard:
             self.make_folder()
             self.launch = start_launch(self.task, self.workers, self.mono_start)
             self.start_recorder()  # takes a moment, in which launch starts already
-        except presence.InUse as error:
+        except machine_lock.InUse as error:
             self.end("busy", str(error))
             return
         except (BadTask, OSError) as error:
@@ -185,9 +185,9 @@ class Guard:
 
     def claim(self):
         """Name the run for others who ask; have the machine alone, unless it is to be shared."""
-        self.marks.append(presence.claim(self.task.run, self.task.holder))
+        self.marks.append(machine_lock.claim(self.task.run, self.task.holder))
         if not self.task.shared:
-            self.marks.append(presence.claim_alone(self.task.run))
+            self.marks.append(machine_lock.claim_alone(self.task.run))
 
     def make_folder(self):
         """Where the node's files go. A full disk is no reason not to run."""
@@ -260,14 +260,14 @@ class Guard:
         if self.recorder is not None:
             self.recorder.stop()
         members = self.workers.members if self.workers is not None else []
-        entry = exits.entry(self.mono_start, self.launch_status, members)
+        entry = exit_record.entry(self.mono_start, self.launch_status, members)
         try:
-            exits.write(self.folder, self.task, entry)
+            exit_record.write(self.folder, self.task, entry)
         except OSError as error:
             self.trouble("exit.json", cause_of(error))
         if left:
             self.message = "processes hang in the kernel and cannot be ended: {}".format(left)
-        proof = exits.proof(ended, left)
+        proof = exit_record.proof(ended, left)
         self.frames.send("exit", reason=self.reason, message=self.message, **dict(entry, **proof))
         self.link.drain()
 

@@ -26,7 +26,7 @@ def start_launch(task, workers, mono_start):
         stdout=stdout.writer,
         stderr=stderr.writer,
         start_new_session=True,
-        preexec_fn=lambda: prepare(guard),
+        preexec_fn=lambda: check_machines(guard),
     )
 
 
@@ -53,7 +53,7 @@ def who():
     return user.pw_name, user.pw_dir
 
 
-def prepare(guard):
+def check_machines(guard):
     """In the forked child, before launch takes over."""
     die_with_parent(signal.SIGKILL, guard)
     for number in (signal.SIGINT, signal.SIGHUP):

@@ -55,7 +55,7 @@ class Worker:
         return self.pid is not None and self.status is None
 
     def outcome(self):
-        """exit.json's entry. A worker that told nothing was ended together with its holder."""
+        """exit.json's entry. A worker that told nothing was ended together with its supervisor."""
         if self.status is not None:
             code, name = decode_status(self.status)
         else:
@@ -64,7 +64,7 @@ class Worker:
 
 
 class Workers:
-    """All ranks of the node, launch's own output, and the pipe on which the holders report."""
+    """All ranks of the node, launch's own output, and the pipe on which the supervisors report."""
 
     def __init__(self, ranks):
         self.members = [Worker(rank) for rank in ranks]
@@ -78,12 +78,12 @@ class Workers:
         return self.launch + [stream for pair in self.streams for stream in pair]
 
     def address(self):
-        """How holders find the pipes: guard's pid, control pipe, `stdout,stderr` by local rank."""
+        """How supervisors find the pipes: guard's pid, control pipe, `stdout,stderr` by rank."""
         pairs = ["{},{}".format(out.writer, err.writer) for out, err in self.streams]
         return ":".join([str(os.getpid()), str(self.control), *pairs])
 
     def news(self):
-        """What the holders told since the last look: [(event, worker)], states up to date."""
+        """What the supervisors told since the last look: [(event, worker)], states up to date."""
         found = []
         for line in self.reports.lines():
             worker = self.members[line["local_rank"]]

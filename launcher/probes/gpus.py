@@ -23,7 +23,7 @@ def cards_on_bus():
 
 def gpus():
     """GPUs in the order of nvidia-smi, driver version and the processes that hold them."""
-    none = {"count": 0, "cards": [], "driver": None, "holders": [], "error": None}
+    none = {"count": 0, "cards": [], "driver": None, "processes": [], "error": None}
     none["cards_on_bus"] = cards_on_bus()
     if shutil.which("nvidia-smi") is None:
         return none
@@ -35,12 +35,12 @@ def gpus():
     capabilities += [[""]] * (len(listed) - len(capabilities))
     cards = [card(row, sm) for row, sm in zip(listed, capabilities)]
     held = output(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]) or ""
-    holders = []
+    processes = []
     for line in held.splitlines():
         if line.strip().isdigit():
-            holders.append(holder(int(line)))
+            processes.append(of_process(int(line)))
     driver = listed[0][0] if listed else None
-    return dict(none, count=len(cards), cards=cards, driver=driver, holders=holders)
+    return dict(none, count=len(cards), cards=cards, driver=driver, processes=processes)
 
 
 def query(fields):
@@ -66,7 +66,7 @@ def card(row, capability):
     }
 
 
-def holder(pid):
+def of_process(pid):
     """Who a process belongs to and what it is, for people."""
     try:
         process = pathlib.Path("/proc", str(pid))

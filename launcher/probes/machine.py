@@ -131,7 +131,7 @@ def has_package(name):
 
 
 def runs():
-    """The runs whose guards live on this machine, by the names they claimed (presence.py)."""
+    """The runs whose guards live on this machine, by the names they claimed (machine_lock.py)."""
     found = []
     for line in pathlib.Path("/proc/net/unix").read_text().splitlines():
         match = re.search(r" @tandem/(\d+)/([^/]+)/([^/]+)$", line)

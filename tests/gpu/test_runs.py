@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from launcher.devices import share_out
+from launcher.before.devices import share_out
 from tests.gpu.jobs import distance
 from tests.gpu.ranks import TWO, on_one_device
 from tests.trainer_ranks import run_ranks, said, trainer

@@ -82,7 +82,7 @@ class Running:
                 continue
             if "torch.distributed.launch" in words:
                 found["launch"], found["guard"] = pid, parent(pid)
-            elif "trainer" in words and "holder.py" in " ".join(command(parent(pid))):
+            elif "trainer" in words and "supervisor.py" in " ".join(command(parent(pid))):
                 found["worker"] = pid
         return found
 

@@ -36,8 +36,8 @@ def gather_bundle(stack: str, python: str = "") -> None:
     machines' own, where the stack prefers another."""
     tool = Path(sys.executable).with_name("ansible-playbook")
     book = CHECKOUT / "ansible/playbooks/bundle.yml"
-    wish = json.dumps({"stack": stack, "bundle_python": python})
-    subprocess.run([tool, book, "-e", wish], cwd=CHECKOUT, check=True)
+    wanted = json.dumps({"stack": stack, "bundle_python": python})
+    subprocess.run([tool, book, "-e", wanted], cwd=CHECKOUT, check=True)
 
 
 def play(lab, *words: str, check: bool = True) -> subprocess.CompletedProcess:

@@ -81,7 +81,7 @@ def test_a_second_run_is_refused_by_name_or_waits(pair_of_nodes, start):
     done = control(pair_of_nodes, "stop", first.name)
     assert (done.returncode, first.end()) == (0, 75)
     for node in range(1, NODES + 1):
-        assert f"tandem: node{node}: nothing left" in done.stdout
+        assert f"tandem: node{node}: clean: " in done.stdout
     assert third.end() == 0, third.said()
     assert third.name != first.name
 

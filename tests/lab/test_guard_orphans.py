@@ -86,7 +86,7 @@ class Run:
             "worker": self.client.wait_for("worker")["pid"],
             "child": int(self.client.output[0, "stdout"].split()[1]),
         }
-        assert len(alive(mark)) == 4  # launch, holder, worker, child
+        assert len(alive(mark)) == 4  # launch, supervisor, worker, child
 
     def kill(self, name):
         self.lab.ssh(1, f"sudo kill -9 {self.pids[name]}")

@@ -51,7 +51,7 @@ class Watched:
             words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
             environment = Path(f"/proc/{pid}/environ").read_text()
             mine = f"TANDEM_NODE=node{node}\0" in environment and "RANK=" in environment
-            if mine and "holder" not in str(words) and not children_of_worker(pid):
+            if mine and "supervisor" not in str(words) and not children_of_worker(pid):
                 return pid
         raise AssertionError(f"no worker on node{node}")
 

@@ -52,7 +52,7 @@ UNINSTALL = """
 class Toolkit:
     """Two machines, stand-ins in a bundle of their own, and the play that installs them."""
 
-    wishes: ClassVar = {}
+    asked: ClassVar = {}
 
     def __init__(self, lab, folder):
         self.lab, self.folder = lab, folder
@@ -75,7 +75,7 @@ class Toolkit:
             "cuda_table": {**table, **self.standins},
             "cuda_bundle": str(self.bundle), "apex_bundle": str(self.bundle),
             "cuda_packages": [], "preflight_stack": {**table["rows"]["cu102"], "name": "cu102"},
-            **self.wishes,
+            **self.asked,
         }  # fmt: skip
         (self.folder / "vars.json").write_text(json.dumps(variables))
 

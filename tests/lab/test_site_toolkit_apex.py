@@ -19,7 +19,7 @@ SHOW = f"{ENV}/bin/python -c '{CODE}'"
 class Apex(Toolkit):
     """The same machines and stand-ins, with an environment without torch and apex wanted."""
 
-    wishes: ClassVar = {
+    asked: ClassVar = {
         "toolkit": False,
         "apex": True,
         "env_python": f"{ENV}/bin/python",

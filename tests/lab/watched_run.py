@@ -13,12 +13,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from launcher import connection
+from launcher.before.plan import NodePlan, Plan
+from launcher.during.lines import RunLogs, Terminal
+from launcher.during.stopper import Stopper
+from launcher.during.watch import Watch
 from launcher.inventory import Host
-from launcher.lines import RunLogs, Terminal
 from launcher.options import Options
-from launcher.plan import NodePlan, Plan
-from launcher.stopper import Stopper
-from launcher.watch import Watch
 
 WORKER = """
 import os, signal, sys, time

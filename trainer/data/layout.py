@@ -1,6 +1,6 @@
 """What a data set is: ROOT/{train,val}/<class>/<image>, by the names of files and folders alone.
 
-The only place where this is said. The trainer lists its images by it, and launcher/probe.py sends
+The only place where this is said. The trainer lists its images by it, and launcher/before/probe.py sends
 this source to machines that have neither the code nor a package yet. So it imports the standard
 library alone, nothing of the trainer, and runs under Python >= 3.6.
 """

@@ -108,13 +108,13 @@ def train_batches(
     transform = Train(options.augment, dataset.sizes, options.random_erase, scaled)
     samples = Samples(dataset, transform, options.seed, epoch)
     order = epoch_order(len(dataset), options.seed, epoch)
-    shares, counts = [], []
+    steps, counts = [], []
     while start < len(order):
         counts.append(step_size(start, len(order), world.global_batch, world.smallest))
-        mine = rank_slice(world.shares(counts[-1]), world.rank)
-        shares.append(order[start : start + counts[-1]][mine].tolist())
+        mine = rank_slice(world.rank_samples(counts[-1]), world.rank)
+        steps.append(order[start : start + counts[-1]][mine].tolist())
         start += counts[-1]
-    loader = _loader(samples, shares, dataset.sizes.train, options, world)
+    loader = _loader(samples, steps, dataset.sizes.train, options, world)
     for (images, targets, indices, bad), count in zip(loader, counts):
         dataset.quarantine.add(bad)
         if len(images) < len(indices):
@@ -132,8 +132,8 @@ def eval_batches(
     are left out."""
     samples = Samples(dataset, Evaluate(dataset.sizes), options.seed, None)
     mine = list(range(world.rank, len(dataset), world.size))
-    shares = [mine[begin : begin + size] for begin in range(0, len(mine), size)]
-    loader = _loader(samples, shares, dataset.sizes.evaluate, options, world)
+    steps = [mine[begin : begin + size] for begin in range(0, len(mine), size)]
+    loader = _loader(samples, steps, dataset.sizes.evaluate, options, world)
     for images, targets, indices, bad in loader:
         dataset.quarantine.add(bad)
         lost = {path for path, _ in bad}
@@ -154,17 +154,17 @@ def worker_count(options: Options, world: World, size: int, images: int) -> int:
 
 
 def _loader(
-    samples: Samples, shares: List[List[int]], size: int, options: Options, world: World
+    samples: Samples, steps: List[List[int]], size: int, options: Options, world: World
 ) -> Iterable[Collated]:
     transform, folder = samples.transform, samples.folder
     small = transform.keeps and size <= SMALL
     if small and fits(len(folder), transform.side, world.local_size):
-        return _kept(samples, shares, size, options, world)
+        return _kept(samples, steps, size, options, world)
     return DataLoader(
         samples,
-        batch_sampler=shares,
+        batch_sampler=steps,
         collate_fn=partial(_collate, size),
-        num_workers=worker_count(options, world, size, sum(map(len, shares))) if shares else 0,
+        num_workers=worker_count(options, world, size, sum(map(len, steps))) if steps else 0,
         pin_memory=world.device.type == "cuda",
         # A generator of its own: without one, each epoch would draw from the global one.
         generator=torch.Generator(),
@@ -172,14 +172,14 @@ def _loader(
 
 
 def _kept(
-    samples: Samples, shares: List[List[int]], size: int, options: Options, world: World
+    samples: Samples, steps: List[List[int]], size: int, options: Options, world: World
 ) -> Iterator[Collated]:
     """Small images, of which only those are decoded that this rank has not seen yet."""
     folder, transform = samples.folder, samples.transform
     if folder.kept is None or folder.kept.pixels.shape[1] != transform.side:
         folder.kept = Kept(len(folder), transform.side)
     kept = folder.kept
-    missing = [kept.unseen(share) for share in shares]
+    missing = [kept.unseen(share) for share in steps]
     unseen = sum(map(len, missing))
     decoded = iter(
         DataLoader(
@@ -190,7 +190,7 @@ def _kept(
             generator=torch.Generator(),
         )
     )
-    for share, wanted in zip(shares, missing):
+    for share, wanted in zip(steps, missing):
         for index, base in next(decoded) if wanted else []:
             kept.put(index, base)
         images, targets, indices, bad = _collate(size, [_again(samples, kept, i) for i in share])

@@ -20,10 +20,10 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of outputs and ta
 
 @dataclasses.dataclass(frozen=True)
 class Mix:
-    """`share` of the own target; `box` (top, bottom, left, right) comes from the neighbour, or the
+    """`weight` of the own target; `box` (top, bottom, left, right) comes from the neighbour, or the
     whole image is blended where `box` is None."""
 
-    share: float
+    weight: float
     box: Optional[Tuple[int, int, int, int]] = None
 
 
@@ -38,10 +38,10 @@ def plan_mix(options: Options, size: int, step: int, rank: int) -> Optional[Mix]
         return None
     kind = kinds[int(rng.random() * len(kinds))]
     alpha = getattr(options, kind)
-    share = rng.betavariate(alpha, alpha)
+    weight = rng.betavariate(alpha, alpha)
     if kind == "mixup":
-        return Mix(share)
-    half = 0.5 * math.sqrt(1 - share) * size
+        return Mix(weight)
+    half = 0.5 * math.sqrt(1 - weight) * size
     row, column = rng.random() * size, rng.random() * size
     edges = (row - half, row + half, column - half, column + half)
     top, bottom, left, right = (min(size, max(0, round(edge))) for edge in edges)
@@ -53,7 +53,7 @@ def mix_images(images: torch.Tensor, neighbours: torch.Tensor, mix: Mix) -> torc
     are. In the memory format of `images`."""
     if mix.box is None:
         # From `images`, whose format the result takes.
-        return torch.lerp(images, neighbours, 1 - mix.share)
+        return torch.lerp(images, neighbours, 1 - mix.weight)
     top, bottom, left, right = mix.box
     mixed = images.clone()
     mixed[:, :, top:bottom, left:right] = neighbours[:, :, top:bottom, left:right]
@@ -61,7 +61,7 @@ def mix_images(images: torch.Tensor, neighbours: torch.Tensor, mix: Mix) -> torc
 
 
 def mixed_loss(loss: Loss, outputs: torch.Tensor, targets: Pair, mix: Optional[Mix]) -> torch.Tensor:
-    """`loss` against both targets, by their shares. `targets` are the own ones and these rolled by
+    """`loss` against both targets, by their weights. `targets` are the own ones and these rolled by
     one, which is done before a batch is split into micro-batches."""
     own = loss(outputs, targets[0])
-    return own if mix is None else mix.share * own + (1 - mix.share) * loss(outputs, targets[1])
+    return own if mix is None else mix.weight * own + (1 - mix.weight) * loss(outputs, targets[1])

@@ -54,13 +54,13 @@ def split_batch(count: int, weights: Sequence[int], minimum: int = 2) -> List[in
         raise ValueError(f"{count} samples cannot be split over {weights}, {minimum} each at least")
     sizes = [0] * len(weights)
     spare = count - minimum * len(active)
-    shares = {rank: weights[rank] - minimum for rank in active}
-    if not any(shares.values()):
-        shares = dict.fromkeys(active, 1)
-    total, upto = sum(shares.values()), 0
+    beyond = {rank: weights[rank] - minimum for rank in active}
+    if not any(beyond.values()):
+        beyond = dict.fromkeys(active, 1)
+    total, upto = sum(beyond.values()), 0
     for rank in active:
         # Differences of sums, rounded up, add up to the whole. Integers: all machines agree.
-        before, upto = upto, upto + shares[rank]
+        before, upto = upto, upto + beyond[rank]
         sizes[rank] = minimum + -spare * before // total - -spare * upto // total
     return sizes
 

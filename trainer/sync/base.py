@@ -36,7 +36,7 @@ class Moment:
     step: int
     left: int
     lr: float
-    shares: Tuple[int, ...]  # samples of each rank
+    rank_samples: Tuple[int, ...]  # samples of each rank
     scale: float = 1.0  # by which the loss is multiplied
     exact: bool = False  # in warm-up, for strategies that begin with exact sums
     warm: bool = False  # the learning rate still rises

@@ -72,7 +72,7 @@ class LocalSGD(Sync):
         if self.done == 0:
             self.length = min(round_length(self.strategy, moment.lr, moment.warm), moment.left)
             self.samples = [0] * self.world
-        self.samples = [sum(pair) for pair in zip(self.samples, moment.shares)]
+        self.samples = [sum(pair) for pair in zip(self.samples, moment.rank_samples)]
 
     def begin_anew(self) -> None:
         """All ranks have the same weights: they agree on them."""

@@ -137,4 +137,4 @@ def clock(facts, question):
         )
 
 
-JUDGES = (system, privileges, disks, mounts, libraries, packages, clock)
+CHECKS = (system, privileges, disks, mounts, libraries, packages, clock)

@@ -115,7 +115,7 @@ def filters(facts, question):
         )
 
 
-JUDGES = (address, names, overlaps, links, filters)
+CHECKS = (address, names, overlaps, links, filters)
 
 
 def own_link(facts):

@@ -128,4 +128,4 @@ def held(facts, question):
         )
 
 
-JUDGES = (driver, fitting, held)
+CHECKS = (driver, fitting, held)

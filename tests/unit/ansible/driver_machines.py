@@ -19,7 +19,7 @@ UBUNTU = {
 }
 TOOLS = {"dkms": "3.0.10-8", "gcc": "4:12.2.0-3", "make": "4.3-4.1"}
 PCI = {"1080 Ti": "1b06", "2080 Ti": "1e07", "3090": "2204", "4090": "2684", "5090": "2b85"}
-WISH = {
+WANTED = {
     "policy": "install",
     "source": "auto",
     "version": "auto",
@@ -57,13 +57,13 @@ def facts(release="debian12", cards=("2080 Ti",), offered=None, **changes):
     return made
 
 
-def plan(recorded, stack="cu102", **wish):
+def plan(recorded, stack="cu102", **wanted):
     row = dict(TABLE["rows"][stack], name=stack)
-    return driver.driver_plan(recorded, WISH | wish, row, TABLE)
+    return driver.driver_plan(recorded, WANTED | wanted, row, TABLE)
 
 
-def refused(recorded, stack="cu102", **wish):
-    made = plan(recorded, stack, **wish)
+def refused(recorded, stack="cu102", **wanted):
+    made = plan(recorded, stack, **wanted)
     assert made["action"] == "refuse", made
     return f"{made['reason']}; {made['remedy']}"
 

@@ -12,7 +12,7 @@ bundle = load("ansible/bundle.py")
 installers, manifest, wheels = bundle.installers, bundle.manifest, bundle.wheels
 Progress, BundleError = bundle.fetch.Progress, bundle.BundleError
 
-WISH = {"wheels": [], "releases": {}, "stacks": [], "index_url": "", "mirrors": {}, "conda": []}
+WANTED = {"wheels": [], "releases": {}, "stacks": [], "index_url": "", "mirrors": {}, "conda": []}
 PAGE = "https://vendor.invalid/login"
 
 
@@ -46,8 +46,8 @@ def test_plan_follows_the_table(tmp_path):
 
 
 def test_a_folder_asked_for_twice_is_gathered_once(tmp_path):
-    wish = {**WISH, "wheels": [["cpu", ""], ["cpu", "3.11"], ["cpu", "3.12"]]}
-    names = [made.folder.name for made in bundle.plan(wish, tmp_path)]
+    wanted = {**WANTED, "wheels": [["cpu", ""], ["cpu", "3.11"], ["cpu", "3.12"]]}
+    names = [made.folder.name for made in bundle.plan(wanted, tmp_path)]
     assert names == ["cpu-py3.11", "cpu-py3.12"]
 
 
@@ -144,14 +144,14 @@ def table(**row):
 
 
 def by_hand(tmp_path):
-    wish = {"toolkit": "true", "apex": "auto", "driver_version": "auto"}
-    return installers.plan("cu", wish, tmp_path, table(driver=None))[0]
+    wanted = {"toolkit": "true", "apex": "auto", "driver_version": "auto"}
+    return installers.plan("cu", wanted, tmp_path, table(driver=None))[0]
 
 
 def test_installers_follow_the_wishes(tmp_path):
     def names(toolkit, version="auto", **row):
-        wish = {"toolkit": toolkit, "apex": "auto", "driver_version": version}
-        return [made.folder.name for made in installers.plan("cu", wish, tmp_path, table(**row))]
+        wanted = {"toolkit": toolkit, "apex": "auto", "driver_version": version}
+        return [made.folder.name for made in installers.plan("cu", wanted, tmp_path, table(**row))]
 
     assert names("auto") == ["cu", "toolkit-10.2"]
     assert names("auto", toolkit_default=False) == names("false") == ["cu"]
@@ -202,8 +202,8 @@ def test_a_url_without_a_known_checksum_keeps_that_of_its_first_use(tmp_path):
 
 
 def test_verify_prints_what_is_wrong_and_a_bad_wish_is_a_sentence(tmp_path, capsys):
-    wish = {**WISH, "wheels": [["cpu", "3.11"]]}
-    assert bundle.main(["--folder", str(tmp_path), "--verify", json.dumps(wish)]) == 1
+    wanted = {**WANTED, "wheels": [["cpu", "3.11"]]}
+    assert bundle.main(["--folder", str(tmp_path), "--verify", json.dumps(wanted)]) == 1
     assert "wheels/cpu-py3.11 is missing or was not completed" in capsys.readouterr().out
-    assert bundle.main([json.dumps({**wish, "releases": {"etch": []}})]) == 2
+    assert bundle.main([json.dumps({**wanted, "releases": {"etch": []}})]) == 2
     assert "tandem: release 'etch' is not in ansible/releases.yml" in capsys.readouterr().err

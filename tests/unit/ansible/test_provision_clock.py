@@ -8,7 +8,7 @@ MEMBERS = {"pc1": "10.0.0.1", "pc2": "10.0.0.2"}
 
 
 @pytest.mark.parametrize(
-    ("wish", "own_addresses", "address", "host"),
+    ("wanted", "own_addresses", "address", "host"),
     [
         ("auto", ["127.0.0.1", "10.0.0.9"], "10.0.0.1", "pc1"),
         ("auto", ["127.0.0.1", "10.0.0.2"], "10.0.0.2", "pc2"),  # the control machine is a member
@@ -17,5 +17,5 @@ MEMBERS = {"pc1": "10.0.0.1", "pc2": "10.0.0.2"}
         ("10.0.0.254", [], "10.0.0.254", ""),  # a router that serves time
     ],
 )
-def test_the_server(wish, own_addresses, address, host):
-    assert clock.clock_server(MEMBERS, wish, own_addresses) == {"address": address, "host": host}
+def test_the_server(wanted, own_addresses, address, host):
+    assert clock.clock_server(MEMBERS, wanted, own_addresses) == {"address": address, "host": host}

@@ -20,30 +20,31 @@ def test_only_machines_that_say_so_are_offline():
 
 
 def test_packages_for_each_release_and_wheels_for_its_python():
-    wish = offline.bundle_wish(HOSTS, ["desk", "card"], "cu126")
-    assert wish["releases"] == {"bookworm": ["linux-headers-6.1.0-31-amd64"], "jammy": []}
-    assert wish["wheels"] == [["cu126", ""], ["cu126", "3.10"], ["cu126", "3.11"]]
-    assert wish["stacks"] == ["cu126"]
+    wanted = offline.bundle_order(HOSTS, ["desk", "card"], "cu126")
+    assert wanted["releases"] == {"bookworm": ["linux-headers-6.1.0-31-amd64"], "jammy": []}
+    assert wanted["wheels"] == [["cu126", ""], ["cu126", "3.10"], ["cu126", "3.11"]]
+    assert wanted["stacks"] == ["cu126"]
 
 
 def test_a_python_that_the_stack_cannot_use_needs_no_wheels():
-    wish = offline.bundle_wish(HOSTS, ["desk"], "cpu")
-    assert wish["wheels"] == [["cpu", ""]]
+    wanted = offline.bundle_order(HOSTS, ["desk"], "cpu")
+    assert wanted["wheels"] == [["cpu", ""]]
 
 
 def test_without_offline_machines_it_is_the_wheels_alone():
-    wish = offline.bundle_wish(HOSTS, [], "cu102", "3.9")
-    assert wish == {"wheels": [["cu102", "3.9"]], "releases": {}, "stacks": [], "conda": False}
+    wanted = offline.bundle_order(HOSTS, [], "cu102", "3.9")
+    assert wanted == {"wheels": [["cu102", "3.9"]], "releases": {}, "stacks": [], "conda": False}
 
 
 def test_condas_installer_is_gathered_where_a_release_has_no_fitting_python():
-    wishes = {stack: offline.bundle_wish(HOSTS, ["desk"], stack) for stack in ("cu102", "cpu")}
-    assert {stack: wish["conda"] for stack, wish in wishes.items()} == {"cu102": False, "cpu": True}
+    asked = {stack: offline.bundle_order(HOSTS, ["desk"], stack) for stack in ("cu102", "cpu")}
+    conda = {stack: wanted["conda"] for stack, wanted in asked.items()}
+    assert conda == {"cu102": False, "cpu": True}
 
 
 def test_a_machine_without_a_release_is_named_with_the_command_that_tells_it():
     with pytest.raises(PlanError, match=r"new has offline=true.*VERSION_CODENAME"):
-        offline.bundle_wish({"new": {"offline": True}}, ["new"], "cpu")
+        offline.bundle_order({"new": {"offline": True}}, ["new"], "cpu")
 
 
 def machine(**changes):
@@ -52,8 +53,8 @@ def machine(**changes):
 
 def test_what_machines_said_asks_for_the_same_packages_as_the_inventory():
     needed = offline.bundle_needed(HOSTS, ["card"], {"card": machine(gpus=True)}, "cu132")
-    wish = offline.bundle_wish(HOSTS, ["card"], "cu132")
-    assert needed["releases"] == wish["releases"] and needed["stacks"] == wish["stacks"]
+    wanted = offline.bundle_order(HOSTS, ["card"], "cu132")
+    assert needed["releases"] == wanted["releases"] and needed["stacks"] == wanted["stacks"]
     assert needed["wheels"] == [["cu132", "3.11"]]
 
 

@@ -1,4 +1,4 @@
-"""The judge of preflight over recorded facts: each fault is found alone, with a remedy."""
+"""What preflight finds in recorded facts: each fault is found alone, with a remedy."""
 
 import re
 

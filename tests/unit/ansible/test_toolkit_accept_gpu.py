@@ -1,11 +1,11 @@
-"""The judge of cards over figures: good ones, and each fault alone."""
+"""What is said of cards by their figures: good ones, and each fault alone."""
 
 import re
 
 import pytest
 import yaml
 
-from planning import accept_gpu as judge
+from planning import accept_gpu
 from tests.unit.ansible.provision_machines import ROOT
 
 TABLE = yaml.safe_load((ROOT / "ansible/gpus.yml").read_text())["gpus"]
@@ -28,7 +28,7 @@ GOOD = {
 
 
 def findings(allreduce=None, **changes):
-    return judge.gpu_findings({"node1": [{**GOOD, **changes}]}, TABLE, allreduce or {})
+    return accept_gpu.gpu_findings({"node1": [{**GOOD, **changes}]}, TABLE, allreduce or {})
 
 
 def test_a_card_in_good_order_is_right():
@@ -69,14 +69,14 @@ def test_a_card_that_is_not_in_the_table_is_judged_by_its_link_and_clocks_alone(
 
 
 def test_names_are_compared_to_their_end():
-    assert judge.known("NVIDIA GeForce RTX 2080", TABLE) is None
-    assert judge.known("NVIDIA GeForce RTX 3090 Ti", TABLE) is None
-    assert judge.known("NVIDIA GeForce RTX 3090", TABLE)["copy"] == 936
+    assert accept_gpu.known("NVIDIA GeForce RTX 2080", TABLE) is None
+    assert accept_gpu.known("NVIDIA GeForce RTX 3090 Ti", TABLE) is None
+    assert accept_gpu.known("NVIDIA GeForce RTX 3090", TABLE)["copy"] == 936
 
 
 def test_a_card_that_could_not_be_measured_and_different_drivers():
     results = {"node1": [GOOD], "node2": [{**GOOD, "driver": "535.1"}, {"error": "CUDA error: x"}]}
-    found = judge.gpu_findings(results, TABLE, {})
+    found = accept_gpu.gpu_findings(results, TABLE, {})
     assert "node2, card 1: it could not be measured: CUDA error: x." in found[0]
     assert "different drivers (535.1, 580.126.20)" in found[1]
 
@@ -94,7 +94,7 @@ def test_the_table_fits_80_columns():
         ],
         "node3": [{"error": "torch 1.12.1 sees no card"}],
     }
-    lines = judge.gpu_table(results, TABLE, {"seconds": 1.3, "floor_seconds": 1.2}, 102228128)
+    lines = accept_gpu.gpu_table(results, TABLE, {"seconds": 1.3, "floor_seconds": 1.2}, 102228128)
     assert max(len(line) for line in lines) <= 80
     assert "12.4/13.4" in lines[1] and "530/616" in lines[1] and "3x16" in lines[1]
     assert lines[-1] == "all-reduce of 102 MB over NCCL: 1.30 s, floor 1.20 s"

@@ -53,8 +53,8 @@ def test_the_bundle_and_the_roles_mean_the_same_folder(tmp_path):
     made = toolkit._toolkit(row, TABLE)
     parts = [vars(part) for part in made.parts]
     mine = toolkit_files.order(made.bundle, parts, tmp_path)
-    wish = {"toolkit": "true", "apex": "auto", "driver_version": "auto"}
-    theirs = toolkit_files.installers.plan("cu102", wish, tmp_path)
+    wanted = {"toolkit": "true", "apex": "auto", "driver_version": "auto"}
+    theirs = toolkit_files.installers.plan("cu102", wanted, tmp_path)
     assert mine.purpose() in [order.purpose() for order in theirs if order.folder == mine.folder]
 
 
@@ -63,7 +63,7 @@ def test_the_bundle_of_a_stack_with_apex_has_the_tools_that_build_it(tmp_path, a
     bundle = load("ansible/bundle.py")
     empty = {"wheels": [], "releases": {}, "packages": [], "conda": [], "mirrors": {}}
     empty["driver_version"] = "auto"
-    wish = {**empty, "stacks": ["cu102"], "toolkit": "auto", "apex": apex, "index_url": "x"}
-    names = {order.folder.name for order in bundle.plan(wish, tmp_path)}
+    wanted = {**empty, "stacks": ["cu102"], "toolkit": "auto", "apex": apex, "index_url": "x"}
+    names = {order.folder.name for order in bundle.plan(wanted, tmp_path)}
     assert ("apex-build" in names) is tools
     assert "toolkit-10.2" in names

@@ -18,9 +18,9 @@ MACHINES = sorted((ROOT / "examples/machines").glob("*.json"))
 EXPECTED = ROOT / "tests/unit/ansible/dry_provision"
 
 
-def plan(*machines, stack="cu102", **wish):
+def plan(*machines, stack="cu102", **wanted):
     row = dict(TABLE["rows"][stack], name=stack)
-    return toolkit.toolkit_plan(machines, row, {**AUTO, **wish}, TABLE)
+    return toolkit.toolkit_plan(machines, row, {**AUTO, **wanted}, TABLE)
 
 
 def turing(host="node1", **changes):
@@ -44,7 +44,7 @@ def test_newer_stacks_get_one_on_request_alone():
 
 
 @pytest.mark.parametrize(
-    ("wish", "stack", "sentence"),
+    ("wanted", "stack", "sentence"),
     [
         ({"toolkit": True}, "cpu", "stack cpu has no CUDA"),
         ({"apex": True}, "cu132", "stack cu132 has none.*stack: cu102"),
@@ -52,9 +52,9 @@ def test_newer_stacks_get_one_on_request_alone():
         ({"apex_extensions": True}, "cu102", "node1, which builds apex, cannot: gcc 11.4.0"),
     ],
 )
-def test_wishes_that_cannot_be_granted(wish, stack, sentence):
+def test_settings_that_cannot_be_granted(wanted, stack, sentence):
     with pytest.raises(PlanError, match=sentence):
-        plan(turing(gcc="11.4.0"), stack=stack, **wish)
+        plan(turing(gcc="11.4.0"), stack=stack, **wanted)
 
 
 def test_extensions_need_the_toolkit():
@@ -63,7 +63,7 @@ def test_extensions_need_the_toolkit():
 
 
 @pytest.mark.parametrize(
-    ("gcc", "wish", "extensions"),
+    ("gcc", "wanted", "extensions"),
     [
         ("7.5.0", "auto", True),
         ("8.3.0", "auto", True),
@@ -72,8 +72,8 @@ def test_extensions_need_the_toolkit():
         ("7.5.0", False, False),
     ],
 )
-def test_apex_gets_cuda_extensions_where_gcc_is_old_enough(gcc, wish, extensions):
-    apex = plan(turing(gcc=gcc), apex_extensions=wish)["node1"]["apex"]
+def test_apex_gets_cuda_extensions_where_gcc_is_old_enough(gcc, wanted, extensions):
+    apex = plan(turing(gcc=gcc), apex_extensions=wanted)["node1"]["apex"]
     assert apex["extensions"] is extensions
     assert apex["cuda_home"] == ("/usr/local/cuda-10.2" if extensions else "")
 
@@ -128,7 +128,7 @@ def test_dry_provision_prints_the_whole_list(path, tmp_path):
 
 def test_the_driver_is_asked_with_all_that_its_role_asks_with():
     role = yaml.safe_load((ROOT / "ansible/roles/driver/vars/main.yml").read_text())
-    assert set(role["driver_wish"]) == {*dry.DRIVER_WISH, "at_hand"}
+    assert set(role["driver_wish"]) == {*dry.DRIVER_WANTED, "at_hand"}
 
 
 def test_a_file_of_facts_that_cannot_be_read_is_named(tmp_path, capsys):

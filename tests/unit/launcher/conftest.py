@@ -4,7 +4,7 @@ import uuid
 
 import pytest
 
-from launcher.prepare import INSTRUCTION_LIMITS
+from launcher.before.checks import INSTRUCTION_LIMITS
 from tests.unit.launcher.guard_client import Client, alive, kill
 from trainer import prices
 

@@ -1,10 +1,10 @@
 """Hosts, facts and plans for tests."""
 
-from launcher import build as making
-from launcher.code import Code
+from launcher.before import build as making
+from launcher.before.probe import Facts
+from launcher.during.code import Code
 from launcher.inventory import Host
 from launcher.options import Options
-from launcher.probe import Facts
 
 SETTINGS = {
     "model": "resnet18",
@@ -22,7 +22,7 @@ NO_GPUS = {
     "count": 0,
     "cards": [],
     "driver": None,
-    "holders": [],
+    "processes": [],
     "error": None,
     "cards_on_bus": 0,
 }

@@ -40,9 +40,9 @@ class Tree:
             "child": int(guard.output[0, "stdout"].split()[1]),
         }
         self.pids["inner warden"] = parent_of(self.pids["guard"])
-        self.pids["holder"] = parent_of(self.pids["worker"])
+        self.pids["supervisor"] = parent_of(self.pids["worker"])
         assert parent_of(self.pids["inner warden"]) == self.pids["outer warden"]
-        assert len(alive(mark)) == 4  # launch, holder, worker, child
+        assert len(alive(mark)) == 4  # launch, supervisor, worker, child
 
     def left(self, seconds):
         """Processes of the run, and of the three that guard it, that outlive `seconds`."""
@@ -71,7 +71,7 @@ def tree(guards, tmp_path, mark):
 
 
 @pytest.mark.parametrize(
-    "victim", ["outer warden", "inner warden", "guard", "launch", "holder", "worker"]
+    "victim", ["outer warden", "inner warden", "guard", "launch", "supervisor", "worker"]
 )
 def test_one_is_killed(tree, victim):
     kill(tree.pids[victim])
@@ -95,7 +95,7 @@ def test_guard_and_launch_are_killed_in_a_row(tree):
 
 
 def test_all_that_guards_is_killed_at_once(guards, tmp_path, mark):
-    """Launch, holder and worker die with their parents; a worker's own children are not covered."""
+    """Launch, supervisor and worker die with their parents; a worker's children are not covered."""
     tree = Tree(guards(), tmp_path, mark)
     kill(tree.pids["child"])
     for keeper in KEEPERS:
@@ -116,7 +116,7 @@ def test_the_proof_lists_what_was_ended(tree):
     tree.guard.send(type="kill")
     end = tree.guard.wait_for("exit")
     ended = {process["pid"] for process in end["ended"]}
-    assert ended >= {tree.pids[name] for name in ("launch", "holder", "worker", "child")}
+    assert ended >= {tree.pids[name] for name in ("launch", "supervisor", "worker", "child")}
     assert end["left"] == []
 
 

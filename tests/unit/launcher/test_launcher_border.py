@@ -10,12 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher import attempts, border, collect, known_hosts, mesh, probe
+from launcher import border, known_hosts
+from launcher.after import collect
+from launcher.after.sizes import Sizes
+from launcher.before import mesh, probe
 from launcher.border import Untrue
 from launcher.clean import clean
-from launcher.frames import LARGEST, Frames
-from launcher.lines import RunLogs, Terminal
-from launcher.sizes import Sizes
+from launcher.during import attempts
+from launcher.during.frames import LARGEST, Frames
+from launcher.during.lines import RunLogs, Terminal
 from tests.unit.launcher.launcher_values import facts
 
 RANKS = (2, 3)

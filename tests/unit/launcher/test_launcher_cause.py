@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from launcher.cause import PEER_LOST, Failure, document, first_of
+from launcher.during.cause import PEER_LOST, Failure, document, first_of
 
 PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [192.0.2.3]:4711"
 

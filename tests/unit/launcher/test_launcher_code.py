@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import code, start
+from launcher.during import code, start
 from launcher.engines.local import LocalNode
 from launcher.errors import UserError
 from tests.unit.launcher.launcher_values import host

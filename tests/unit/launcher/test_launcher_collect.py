@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher import collect
+from launcher.after import collect
+from launcher.after.sizes import MIB, Sizes
+from launcher.during.lines import RunLogs, Terminal
 from launcher.engines.local import LocalNode, LocalProcess
 from launcher.errors import UserError
-from launcher.lines import RunLogs, Terminal
-from launcher.sizes import MIB, Sizes
 from tests.unit.launcher.launcher_values import build, facts, host
 
 ATTEMPTS = [
@@ -124,7 +124,7 @@ def test_lines_beyond_the_limit_stay_there_and_that_is_said(node2, run):
     problems = bring(part, run, sizes=Sizes(steps=1))
     assert problems == [
         "node2: nodes/node2/rank1.steps.jsonl holds the beginning only: it is larger than 1 MiB "
-        f"(KEEP=steps=... allows more); all of it is in {output}/nodes/node2/rank1.steps.jsonl "
+        f"(KEEP=steps=... allows more); the whole file is {output}/nodes/node2/rank1.steps.jsonl "
         "there."
     ]
     kept = (run / "nodes/node2/rank1.steps.jsonl").read_bytes()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from launcher import cli, defaults, folders, options, plan, slurm
+from launcher import cli, defaults, folders, options, slurm
+from launcher.before import plan
 from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.options import Options

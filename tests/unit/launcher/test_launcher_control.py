@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from launcher import attempts, control, folders
+from launcher import control, folders
+from launcher.during import attempts
 from launcher.errors import UserError
 
 

@@ -5,9 +5,10 @@ import json
 
 import pytest
 
-from launcher import devices, preflight, prepare, run
+from launcher import run
+from launcher.before import checks, devices, preflight
+from launcher.during.lines import Terminal
 from launcher.errors import UserError
-from launcher.lines import Terminal
 from launcher.options import Options
 from launcher.probes import gpus as cards_of
 from tests.unit.launcher.launcher_values import (
@@ -176,7 +177,7 @@ def test_gpus_and_cpus_in_one_run_are_refused_with_the_reason(changes, why):
 
 
 def test_whose_gpus_are_held_is_no_matter_to_who_computes_on_the_cpu():
-    held = gpus(1, holders=[{"pid": 7, "user": "ann", "command": "python x"}])
+    held = gpus(1, processes=[{"pid": 7, "user": "ann", "command": "python x"}])
     assert "ann" in problems([host(1)], [facts(1, gpus=held)])[0]
     assert problems([host(1, gpus=0)], [facts(1, gpus=held)]) == []
     together = [facts(n, gpus=held, machine="one") for n in (1, 2)]
@@ -288,7 +289,7 @@ def resumed(plan, folder, monkeypatch, **changes):
     (folder / "plan.json").write_text(json.dumps(plan))
     asked = []
     monkeypatch.setattr(run.folders, "find", lambda _name: folder)
-    monkeypatch.setattr(run, "prepare", lambda options, *_: asked.append(options) or 1 / 0)
+    monkeypatch.setattr(run, "check_machines", lambda options, *_: asked.append(options) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run.resume("r", changes)
     return asked[0]
@@ -305,29 +306,29 @@ def test_a_resumed_run_asks_for_the_precision_that_it_began_with(tmp_path, monke
     with pytest.raises(UserError, match="PRECISION=fp32: the run began in bf16"):
         resumed(plan, tmp_path, monkeypatch, trainer=("--precision=fp32",))
     settings = {**SETTINGS, "precision": "bf16"}
-    monkeypatch.setattr(prepare, "trainer_settings", lambda _options: settings)
-    monkeypatch.setattr(prepare.inventory, "load", lambda _path: [host(1)])
+    monkeypatch.setattr(checks, "trainer_settings", lambda _options: settings)
+    monkeypatch.setattr(checks.inventory, "load", lambda _path: [host(1)])
     cards = {"node1": facts(1, gpus=having("2080 Ti"))}
     machines = preflight.Machines([host(1)], {}, cards)
     monkeypatch.setattr(preflight, "look", lambda *_: machines)
     with pytest.raises(UserError, match=r"bf16: NVIDIA GeForce RTX 2080 Ti \(node1\).*leave node1"):
-        prepare.prepare(Options(precision="bf16"), Terminal(io.StringIO()), "r")
+        checks.check_machines(Options(precision="bf16"), Terminal(io.StringIO()), "r")
 
 
 def test_what_is_decided_is_said_and_holds_for_every_attempt(monkeypatch):
-    monkeypatch.setattr(prepare, "trainer_settings", lambda _options: SETTINGS)
-    monkeypatch.setattr(prepare.inventory, "load", lambda _path: [host(1), host(2)])
+    monkeypatch.setattr(checks, "trainer_settings", lambda _options: SETTINGS)
+    monkeypatch.setattr(checks.inventory, "load", lambda _path: [host(1), host(2)])
     cards = {f"node{n}": facts(n, gpus=having(name)) for n, name in ((1, "3090"), (2, "2080 Ti"))}
     machines = preflight.Machines([host(1), host(2)], {}, cards)
     monkeypatch.setattr(preflight, "look", lambda *_: machines)
     said = io.StringIO()
-    found = prepare.prepare(Options(), Terminal(said))
+    found = checks.check_machines(Options(), Terminal(said))
     assert "precision O1: NVIDIA GeForce RTX 2080 Ti (node2)" in said.getvalue()
     assert (found.settings["precision"], found.settings["device"]) == ("O1", "cuda")
     assert found.asked.begun and found.asked.settings == found.settings
     # The machine that decided is gone: the level stays.
     left = preflight.Machines([host(1)], {}, {"node1": cards["node1"]})
-    later = prepare.make_plan(found, left, run="r", attempt=2)
+    later = checks.make_plan(found, left, run="r", attempt=2)
     assert (later.precision, later.precision_why) == ("O1", found.settings["precision_why"])
 
 

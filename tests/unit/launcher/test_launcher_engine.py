@@ -7,17 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from launcher import code, collect, connection, engine, engines, inventory, mesh, probe, start
-from launcher.attempts import Attempts
+from launcher import connection, engine, engines, inventory
+from launcher.after import collect
+from launcher.after.sizes import Sizes
+from launcher.before import mesh, probe
+from launcher.before.preflight import Machines
+from launcher.during import code, start
+from launcher.during.attempts import Attempts
+from launcher.during.lines import RunLogs, Terminal
+from launcher.during.stopper import Stopper
+from launcher.during.watch import Watch
 from launcher.engine import Late, pieces, talk
 from launcher.engines.local import LocalProcess
 from launcher.errors import UserError
-from launcher.lines import RunLogs, Terminal
 from launcher.options import Options
-from launcher.preflight import Machines
-from launcher.sizes import Sizes
-from launcher.stopper import Stopper
-from launcher.watch import Watch
 from tests.unit.launcher.launcher_values import build, facts
 
 STANDIN = Path(__file__).with_name("launcher_python.py")  # for torch's launch

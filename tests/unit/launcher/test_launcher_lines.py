@@ -4,9 +4,9 @@ import io
 
 import pytest
 
-from launcher import patience
-from launcher.lines import LONGEST, SHOWN, Assembler, RunLogs, Terminal
-from launcher.tracebacks import Folded
+from launcher.during import patience
+from launcher.during.lines import LONGEST, SHOWN, Assembler, RunLogs, Terminal
+from launcher.during.tracebacks import Folded
 
 
 class Screen(io.StringIO):

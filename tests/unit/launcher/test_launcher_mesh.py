@@ -2,7 +2,7 @@
 
 import sys
 
-from launcher import mesh
+from launcher.before import mesh
 from launcher.engines.local import LocalNode, LocalProcess
 from tests.unit.launcher.launcher_values import facts, host
 

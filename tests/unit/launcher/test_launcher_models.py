@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import models
+from launcher.before import models
 from launcher.probes import command
 from launcher.probes import machine as probe
 from tests.unit.launcher.launcher_values import facts, host

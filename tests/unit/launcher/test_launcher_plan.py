@@ -5,10 +5,10 @@ import shlex
 
 import pytest
 
-from launcher import build as making
-from launcher import plan
+from launcher.before import build as making
+from launcher.before import plan
+from launcher.during.guarded import task
 from launcher.errors import UserError
-from launcher.guarded import task
 from launcher.options import Options
 from tests.unit.launcher.launcher_values import build, facts, gpus, host
 from trainer.batch import rank_batches

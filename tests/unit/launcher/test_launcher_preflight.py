@@ -2,10 +2,10 @@
 
 import pytest
 
-from launcher import preflight
+from launcher.before import preflight
+from launcher.before.preflight import Machines, Problem
 from launcher.errors import UserError
 from launcher.options import Options
-from launcher.preflight import Machines, Problem
 from tests.unit.launcher.launcher_values import DATA, LISTING, SETTINGS, VERSIONS, facts, gpus, host
 
 
@@ -51,7 +51,7 @@ def versions(**changes):
         ({"paths": {"/usr/local/cuda-10.2/bin": False}}, ["node2", "cuda_home", "correct"], True),
         ({"gpus": gpus(0, error="Driver/library version mismatch")}, ["node2", "reboot"], True),
         (
-            {"gpus": gpus(1, holders=[{"pid": 7, "user": "ann", "command": "python x"}])},
+            {"gpus": gpus(1, processes=[{"pid": 7, "user": "ann", "command": "python x"}])},
             ["node2", "ann: python x (pid 7)", "QUEUE=1"],
             False,
         ),
@@ -73,7 +73,7 @@ def test_a_run_on_a_machine_without_gpus_is_told_with_its_holder():
 
 
 def test_a_run_that_goes_on_does_not_stand_in_its_own_way():
-    left = facts(1, runs=[{"pid": 7, "run": "r", "holder": "ann@desk"}], gpus=gpus(1, holders=[]))
+    left = facts(1, runs=[{"pid": 7, "run": "r", "holder": "ann@desk"}], gpus=gpus(1, processes=[]))
     assert problems(left, run="r") == []
     assert problems(left, run="other")[0].busy
 
@@ -99,11 +99,11 @@ def test_data_that_differs_is_told():
 
 def test_force_passes_over_what_is_not_fatal():
     soft, hard = Problem("slow clock", fatal=False), Problem("no torch")
-    assert preflight.judge([soft], force=True) == ["slow clock"]
+    assert preflight.refuse_or_warn([soft], force=True) == ["slow clock"]
     with pytest.raises(UserError, match="FORCE=1"):
-        preflight.judge([soft], force=False)
+        preflight.refuse_or_warn([soft], force=False)
     with pytest.raises(UserError, match="no torch"):
-        preflight.judge([soft, hard], force=True)
+        preflight.refuse_or_warn([soft, hard], force=True)
 
 
 def test_more_nodes_than_the_inventory_lists():

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from launcher import probe, sent
+from launcher.before import probe, sent
 from tests.unit.launcher.launcher_values import host
 from trainer.data.folder import ImageFolder
 from trainer.errors import UserError

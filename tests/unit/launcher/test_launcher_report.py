@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from launcher import run
-from launcher.lines import Terminal
+from launcher.during.lines import Terminal
 
 
 @pytest.fixture

@@ -2,12 +2,12 @@
 
 import pytest
 
-from launcher import restart
-from launcher.cause import Failure
+from launcher.during import restart
+from launcher.during.cause import Failure
+from launcher.during.restart import Limits
+from launcher.during.watch import Outcome
 from launcher.errors import UserError
 from launcher.options import Options
-from launcher.restart import Limits
-from launcher.watch import Outcome
 from tests.unit.launcher.launcher_values import host
 
 

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher import attempts, folders, patience, plan, preflight, prepare, run
+from launcher import folders, run
+from launcher.before import checks, plan, preflight
+from launcher.before.checks import Checked
+from launcher.during import attempts, patience
+from launcher.during.lines import Terminal
 from launcher.engines.local import LocalNode
 from launcher.engines.ssh import SshNode
 from launcher.errors import Busy, MachineError, UserError
-from launcher.lines import Terminal
 from launcher.options import Options
-from launcher.prepare import Prepared
 from launcher.run import Run
 from tests.unit.launcher.launcher_values import SETTINGS, facts, host
 
@@ -51,12 +53,12 @@ def start(tmp_path, monkeypatch, capsys):
         # This machine may be training, or have these tests twice.
         asked = Options(**{"force": True, **options})
         machines, what = look(hosts, None), preflight.Asked(asked, SETTINGS)
-        prepared = Prepared(asked, SETTINGS, hosts, machines, what)
-        made = prepare.make_plan(prepared, prepared.machines, run="r")
+        checked = Checked(asked, SETTINGS, hosts, machines, what)
+        made = checks.make_plan(checked, checked.machines, run="r")
         folder = tmp_path / "runs" / "r"
         folder.mkdir(parents=True)
         attempts.write_json(folder / "plan.json", made.document())
-        code = Run(prepared, folder, Terminal()).carry_out(made, "first attempt")
+        code = Run(checked, folder, Terminal()).carry_out(made, "first attempt")
         return code, capsys.readouterr().out, folder
 
     return start
@@ -89,7 +91,7 @@ def test_the_first_cause_ends_all_and_gives_the_exit_code(start):
     cause = told(folder)["attempts"][0]["first_cause"]
     assert (cause["host"], cause["rank"], cause["exit_code"]) == ("node2", 1, 41)
     assert cause["last_lines"] == ["about to break"]
-    assert said.count("nothing left") == 3
+    assert said.count(": clean: ") == 3
 
 
 def test_a_signal_is_told_and_gives_128_more(start):
@@ -300,13 +302,13 @@ def test_stop_asks_the_workers_to_save(start, monkeypatch):
     code, said, folder = start(script, nodes=1)
     assert (code, told(folder)["status"]) == (75, "stopped")
     assert "[node1 0] saved" in said
-    assert "node1: nothing left" in said
+    assert "node1: clean: " in said
 
 
 def test_the_plan_carries_what_was_predicted(tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "RUNS", tmp_path)
     asked = {"model": "resnet50", "per_node_batch_size": 64, "sync": "bf16"}
-    assert prepare.predicted(asked, 4) is None
+    assert checks.predicted(asked, 4) is None
     file = tmp_path / "plan-resnet50-4n.json"
     rows = [
         {"nodes": 1, "sync": "allreduce", "images_per_second": 99.0},
@@ -315,18 +317,18 @@ def test_the_plan_carries_what_was_predicted(tmp_path, monkeypatch):
     ]
     told = {"images_per_second": 80.0, "made_unix": 1.0, "batch": 64, "rows": rows}
     file.write_text(json.dumps(told))
-    assert prepare.predicted(asked, 4) == {"images_per_second": 150.5, "made_unix": 1.0}
+    assert checks.predicted(asked, 4) == {"images_per_second": 150.5, "made_unix": 1.0}
     # What was said of another run is no prediction of this one.
-    assert prepare.predicted({**asked, "per_node_batch_size": 32}, 4) is None
-    assert prepare.predicted({**asked, "sync": "fp16"}, 4) is None
-    assert prepare.slower_than_one(asked, 4) is None
+    assert checks.predicted({**asked, "per_node_batch_size": 32}, 4) is None
+    assert checks.predicted({**asked, "sync": "fp16"}, 4) is None
+    assert checks.slower_than_one(asked, 4) is None
     file.write_text(json.dumps({**told, "rows": [*rows[:1], {**rows[2], "sync": "ef:2"}, rows[1]]}))
-    said = prepare.slower_than_one({**asked, "sync": "allreduce"}, 4)
+    said = checks.slower_than_one({**asked, "sync": "allreduce"}, 4)
     assert "4 machines with SYNC=allreduce are slower than one alone, 80 against 99" in said
     assert "SYNC=ef:2 would give 150" in said
-    assert prepare.slower_than_one({**asked, "sync": "ef:2"}, 4) is None
+    assert checks.slower_than_one({**asked, "sync": "ef:2"}, 4) is None
     file.write_text(json.dumps(told)[:40])  # being written, or cut off by a full disk
-    assert prepare.predicted(asked, 4) is None
+    assert checks.predicted(asked, 4) is None
 
 
 def test_whoever_loses_the_machines_to_another_run_waits_on_if_asked_to(monkeypatch, capsys):

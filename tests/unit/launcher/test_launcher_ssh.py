@@ -47,9 +47,9 @@ def test_ansible_forwards_nothing(tmp_path):
     assert (chosen["tunnel"], chosen["clearallforwardings"]) == ("false", "yes")
 
 
-@pytest.mark.parametrize("wish", ["yes", "$SSH_AUTH_SOCK"])
-def test_fabric_does_not_forward_the_agent(tmp_path, wish):
-    (tmp_path / "config").write_text(f"Host *\n    ForwardAgent {wish}\n")
+@pytest.mark.parametrize("wanted", ["yes", "$SSH_AUTH_SOCK"])
+def test_fabric_does_not_forward_the_agent(tmp_path, wanted):
+    (tmp_path / "config").write_text(f"Host *\n    ForwardAgent {wanted}\n")
     config = Config(runtime_ssh_path=str(tmp_path / "config"))
     assert StrictConnection(ADDRESS, config=config).forward_agent is False
 

@@ -12,15 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from launcher import attempts, kept, lines, pauses, problems, spool
-from launcher.cause import Failure, first_of
+from launcher import spool
+from launcher.after.sizes import MIB
+from launcher.before import problems
+from launcher.during import attempts, kept, lines, pauses
+from launcher.during.cause import Failure, first_of
+from launcher.during.kept import KeptLog
+from launcher.during.lines import RunLogs, Terminal
+from launcher.during.pitfalls import explain
+from launcher.during.stopper import Stopper
+from launcher.during.watch import LEASE, Watch
 from launcher.engines.local import LocalProcess
-from launcher.kept import KeptLog
-from launcher.lines import RunLogs, Terminal
-from launcher.pitfalls import explain
-from launcher.sizes import MIB
-from launcher.stopper import Stopper
-from launcher.watch import LEASE, Watch
 from tests.unit.launcher.launcher_values import build, facts, host
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -179,7 +181,7 @@ def test_a_paused_controller_explains_what_follows():
 
 def test_ctrl_z_is_refused():
     script = (
-        "import os, signal\nfrom launcher.stopper import Stopper\nstopper = Stopper()\n"
+        "import os, signal\nfrom launcher.during.stopper import Stopper\nstopper = Stopper()\n"
         "with stopper.listening():\n"
         "    os.kill(os.getpid(), signal.SIGTSTP)\n"
         "    print(stopper.suspended, signal.getsignal(signal.SIGTTOU) is signal.SIG_IGN)\n"

@@ -5,10 +5,11 @@ import json
 
 import pytest
 
-from launcher import folders, inventory, preflight, prepare, run, strategy
-from launcher.lines import Terminal
+from launcher import folders, inventory, run, strategy
+from launcher.before import checks, preflight
+from launcher.before.preflight import Machines
+from launcher.during.lines import Terminal
 from launcher.options import Options
-from launcher.preflight import Machines
 from tests.unit.launcher.launcher_values import facts, gpus, host
 from trainer import prices
 
@@ -68,7 +69,7 @@ def ready(monkeypatch, tmp_path):
         if speeds:
             (tmp_path / "plan-resnet18-2n.json").write_text(json.dumps(plan))
         said = io.StringIO()
-        return prepare.prepare(Options(**options), Terminal(said)), said
+        return checks.check_machines(Options(**options), Terminal(said)), said
 
     def look(hosts, _asked):
         return Machines(hosts, {}, {h.name: facts(i, gpus=gpus(1)) for i, h in enumerate(hosts, 1)})
@@ -81,20 +82,20 @@ def ready(monkeypatch, tmp_path):
 
 
 def test_auto_is_settled_before_anything_starts_and_stands_in_the_plan(ready):
-    prepared, said = ready({"allreduce": 40, "ef:4": 90}, sync="auto")
-    plan = prepare.make_plan(prepared, prepared.machines, run="r")
+    checked, said = ready({"allreduce": 40, "ef:4": 90}, sync="auto")
+    plan = checks.make_plan(checked, checked.machines, run="r")
     assert (plan.sync, plan.options.sync) == ("ef:4", "ef:4")
     assert plan.sync_why.startswith("90 images/s")
     argv = plan.nodes[0].argv
     assert argv[argv.index("--sync") + 1] == "ef:4"
     assert "auto" not in argv
-    prepared.machines.close()
+    checked.machines.close()
     assert "sync ef:4: 90 images/s" in said.getvalue()
 
 
 def test_without_an_earlier_run_it_is_exact(ready):
-    prepared, said = ready({}, sync="auto")
-    assert prepared.settings["sync"] == "allreduce"
+    checked, said = ready({}, sync="auto")
+    assert checked.settings["sync"] == "allreduce"
     assert "`make plan` knows no such run yet" in said.getvalue()
 
 
@@ -109,7 +110,7 @@ def test_a_resumed_run_keeps_what_auto_became(ready, monkeypatch, tmp_path):
         asked.append(options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "prepare", stop)
+    monkeypatch.setattr(run, "check_machines", stop)
     for changes in ({}, {"sync": "auto"}, {"trainer": ("--sync", "auto")}):
         with pytest.raises(KeyboardInterrupt):
             run.resume("r", changes)

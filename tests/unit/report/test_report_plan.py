@@ -5,7 +5,7 @@ import json
 import pytest
 
 from launcher import cli
-from launcher import plan as launcher_plan
+from launcher.before import plan as launcher_plan
 from report import formulas
 from report.__main__ import main
 from report.advice import advise

@@ -29,8 +29,8 @@ def test_cutmix_shares_are_the_areas():
         plan = plan_mix(Options(cutmix=1.0), 32, step, 0)
         marks = torch.stack([torch.zeros(3, 32, 32), torch.ones(3, 32, 32)]).double()
         own = mix_images(marks, marks.roll(1, 0), plan)
-        assert own[0].mean().item() == pytest.approx(1 - plan.share)
-        assert own[1].mean().item() == pytest.approx(plan.share)
+        assert own[0].mean().item() == pytest.approx(1 - plan.weight)
+        assert own[1].mean().item() == pytest.approx(plan.weight)
 
 
 def test_mixup_blends_with_the_next_and_leaves_its_input():

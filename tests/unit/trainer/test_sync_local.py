@@ -11,7 +11,7 @@ from trainer.options import Options
 from trainer.strategies import parse, parse_rule, round_length
 from trainer.sync import Moment
 
-SHARES = (6, 2)
+RANK_SAMPLES = (6, 2)
 
 
 def moved(spec, steps, epoch=100):
@@ -24,7 +24,7 @@ def moved(spec, steps, epoch=100):
             weight.zero_()
     found = []
     for number in range(steps):
-        sync.before_step(Moment(number, epoch - number % epoch, 0.1, SHARES))
+        sync.before_step(Moment(number, epoch - number % epoch, 0.1, RANK_SAMPLES))
         with torch.no_grad():
             for weight in weights:
                 weight.add_(made.world.rank + 1)

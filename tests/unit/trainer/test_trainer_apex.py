@@ -151,7 +151,7 @@ def test_apex_without_its_kernels_is_left_alone_unless_asked_for(apex, monkeypat
 
 
 def test_the_first_line_says_who_does_it_and_why(apex, monkeypatch):
-    from trainer.introduce import sentences
+    from trainer.banner import sentences
 
     monkeypatch.setitem(sys.modules, "amp_C", None)
     options = Options(precision="O2")

@@ -8,9 +8,9 @@ import types
 import pytest
 
 from trainer import screen as screens
+from trainer.banner import amount
 from trainer.errors import UserError
 from trainer.evaluate import Result
-from trainer.introduce import amount
 from trainer.logs import quiet_others
 from trainer.options import Options
 from trainer.screen import Screen

@@ -34,7 +34,7 @@ def exception_of(path):
         return None
 
 
-def tell(control, **fields):
+def report(control, **fields):
     """One line to the guard. If that is gone, launch's death will end this process."""
     try:
         os.write(control, json.dumps(fields).encode() + b"\n")
@@ -44,12 +44,12 @@ def tell(control, **fields):
 
 def start_worker(python, arguments):
     """Fork the worker; signals are blocked until handlers stand. Returns the worker's pid."""
-    holder = os.getpid()
+    supervisor = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     pid = os.fork()
     if pid == 0:
-        die_with_parent(signal.SIGKILL, holder)
-        os.setsid()  # launch may signal the holder's group; the holder passes it on, once
+        die_with_parent(signal.SIGKILL, supervisor)
+        os.setsid()  # launch may signal the supervisor's group; the supervisor passes it on, once
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         try:
             os.execvp(python, [python, *arguments])  # noqa: S606 (the very process)
@@ -86,10 +86,10 @@ def main():
         os.dup2(open_pipe(guard, number), target)
     control = open_pipe(guard, control_fd)
     pid = start_worker(python, sys.argv[1:])
-    tell(control, event="start", local_rank=local_rank, pid=pid)
+    report(control, event="start", local_rank=local_rank, pid=pid)
     _, status = os.waitpid(pid, 0)
     exception = exception_of(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
-    tell(control, event="exit", local_rank=local_rank, status=status, exception=exception)
+    report(control, event="exit", local_rank=local_rank, status=status, exception=exception)
     end_like(status)
 
 

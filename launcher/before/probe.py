@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from launcher import border, sent
+from launcher import border
+from launcher.before import sent
 from launcher.border import Each, Match, One, Untrue
 from launcher.engine import Node, talk
 from launcher.errors import MachineError, UserError
@@ -36,7 +37,7 @@ SHAPE = {
         "count": One(range(1024)),
         "cards": [{"name": str, "uuid": str, "pci": (str, None), "sm": (int, None)}],
         "driver": (str, None),
-        "holders": [{"pid": int, "user": str, "command": str}],
+        "processes": [{"pid": int, "user": str, "command": str}],
         "error": (str, None),
         "cards_on_bus": int,
     },

@@ -10,15 +10,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from launcher import preflight
-from launcher.cause import Failure
+from launcher.before import preflight
+from launcher.before.preflight import Asked, Machines
+from launcher.during.cause import Failure
+from launcher.during.stopper import Stopper
+from launcher.during.watch import Outcome
 from launcher.engine import talk
 from launcher.errors import MachineError, UserError
 from launcher.inventory import Host
 from launcher.options import Options
-from launcher.preflight import Asked, Machines
-from launcher.stopper import Stopper
-from launcher.watch import Outcome
 from trainer.errors import BAD_INPUT, OUT_OF_MEMORY
 
 LARGEST_DIVISOR = 64
@@ -77,12 +77,12 @@ def reason(cause: Failure) -> str:
     return f"{cause.host}: {cause.kind} failed"
 
 
-def survivors(prepared, limits: Limits, stopper: Stopper) -> Machines:
+def survivors(checked, limits: Limits, stopper: Stopper) -> Machines:
     """Connections to the machines that are fit now, at least MIN_NODES. Raises UserError."""
     deadline = time.monotonic() + PATIENCE
     while True:
-        machines = preflight.look(prepared.hosts, prepared.asked, without_missing=True)
-        told = {host.name: _unfit(host, machines, prepared.asked) for host in machines.hosts}
+        machines = preflight.look(checked.hosts, checked.asked, without_missing=True)
+        told = {host.name: _unfit(host, machines, checked.asked) for host in machines.hosts}
         unfit = {name: why for name, why in told.items() if why is not None}
         fit = [host for host in machines.hosts if host.name not in unfit]
         for name in unfit:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from launcher.before.probe import Facts
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
-from launcher.probe import Facts
 from trainer import levels
 from trainer.errors import UserError as TrainerError
 from trainer.levels import Device, Level

@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher import __version__, devices
-from launcher.code import Code
-from launcher.devices import Part
+from launcher import __version__
+from launcher.before import devices
+from launcher.before.devices import Part
+from launcher.before.plan import FIRST_PORT, MONITOR_INTERVAL, PORTS, NodePlan, Plan
+from launcher.before.probe import Facts
+from launcher.during.code import Code
 from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.node.launch import PATH
 from launcher.options import Options, without
-from launcher.plan import FIRST_PORT, MONITOR_INTERVAL, PORTS, NodePlan, Plan
-from launcher.probe import Facts
 from trainer import batch
 
 

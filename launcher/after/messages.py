@@ -6,8 +6,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from launcher.before.plan import count
+from launcher.during.watch import Outcome
 from launcher.inventory import CHECKOUT
-from launcher.watch import Outcome
 from trainer.errors import STOPPED
 
 
@@ -28,8 +29,9 @@ def proof(outcome: Outcome) -> list[str]:
     lines = []
     for host, frame in outcome.exits.items():
         left = ", ".join(f"{process['pid']} {process['command']}" for process in frame["left"])
-        nothing = f"nothing left ({len(frame['ended'])} killed)"
-        lines.append(f"{host}: still alive: {left}" if left else f"{host}: {nothing}")
+        ended = count(len(frame["ended"]), "leftover process")
+        clean = f"clean: {ended} ended" if frame["ended"] else "clean: nothing was left"
+        lines.append(f"{host}: still alive: {left}" if left else f"{host}: {clean}")
     for host in outcome.gone:
         lines.append(f"{host}: does not answer; its guard ends its part by itself within 20 s")
     for host in outcome.lingering:

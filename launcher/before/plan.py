@@ -1,4 +1,4 @@
-"""What a run will do, as plain values (launcher/build.py makes them); nothing here acts.
+"""What a run will do, as plain values (launcher/before/build.py makes them); nothing here acts.
 
 Dry run prints a Plan, the watch sends a Plan's argv and env to the guards, plan.json is a Plan.
 """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from launcher.before.probe import Facts
 from launcher.inventory import Host
-from launcher.probe import Facts
 
 CLOCK_SKEW = 5.0
 DISK_FREE = 1 << 30
@@ -124,7 +124,7 @@ def _busy(host: Host, facts: Facts, run: str | None, on_gpus: bool) -> list[Prob
     what = "it is in use by"
     if not facts.runs and on_gpus:
         what = "its GPUs are in use by"
-        held = [f"{h['user']}: {h['command']} (pid {h['pid']})" for h in facts.gpus["holders"]]
+        held = [f"{h['user']}: {h['command']} (pid {h['pid']})" for h in facts.gpus["processes"]]
     if not held:
         return []
     told = f"{host.label()}: {what} {'; '.join(held)}: {BUSY_REMEDY}"

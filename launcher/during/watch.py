@@ -8,15 +8,15 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.before.plan import Plan
 from launcher.border import Untrue
-from launcher.cause import Failure, first_of
+from launcher.during.cause import Failure, first_of
+from launcher.during.guarded import LEASE, Guarded, task
+from launcher.during.lines import RunLogs
+from launcher.during.patience import Patience
+from launcher.during.pauses import Pauses
+from launcher.during.stopper import Stopper, wakeup
 from launcher.engine import Process
-from launcher.guarded import LEASE, Guarded, task
-from launcher.lines import RunLogs
-from launcher.patience import Patience
-from launcher.pauses import Pauses
-from launcher.plan import Plan
-from launcher.stopper import Stopper, wakeup
 
 RENEW_EVERY = 1.0
 # A stall of 8 s makes TCP silent for up to 12.6 s (docs/guard-protocol.md); a frozen machine is to

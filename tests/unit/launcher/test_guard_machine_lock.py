@@ -7,53 +7,53 @@ import threading
 
 import pytest
 
-from launcher.node import presence
+from launcher.node import machine_lock
 
 
 @pytest.fixture(autouse=True)
 def own_name(monkeypatch):
     """Not the name by which this machine's own runs exclude each other."""
-    monkeypatch.setattr(presence, "ALONE", f"\0tandem-test-{os.getpid()}")
+    monkeypatch.setattr(machine_lock, "ALONE", f"\0tandem-test-{os.getpid()}")
 
 
 def test_another_run_is_told_who_has_the_machine_until_it_is_gone():
     with (
-        presence.claim("a-1", "ann@desk"),
-        presence.claim_alone("a-1"),
-        pytest.raises(presence.InUse, match=r"^it is in use by ann@desk: run a-1$"),
+        machine_lock.claim("a-1", "ann@desk"),
+        machine_lock.claim_alone("a-1"),
+        pytest.raises(machine_lock.InUse, match=r"^it is in use by ann@desk: run a-1$"),
     ):
-        presence.claim_alone("b")
-    with presence.claim_alone("b"):
+        machine_lock.claim_alone("b")
+    with machine_lock.claim_alone("b"):
         pass
 
 
 def test_guards_of_one_run_share_a_machine():
-    with presence.claim("a b", "ann@desk"), presence.claim_alone("a b"):
-        assert presence.claim_alone("a b") is None
+    with machine_lock.claim("a b", "ann@desk"), machine_lock.claim_alone("a b"):
+        assert machine_lock.claim_alone("a b") is None
 
 
 def test_whoever_has_it_without_a_name_is_told_by_its_process():
     told = f"in use by process {os.getpid()}"
-    with presence.claim_alone("a"), pytest.raises(presence.InUse, match=told):
-        presence.claim_alone("a")
+    with machine_lock.claim_alone("a"), pytest.raises(machine_lock.InUse, match=told):
+        machine_lock.claim_alone("a")
 
 
 def test_a_guard_of_the_same_run_that_has_not_come_to_listen_is_waited_for(monkeypatch):
     """Local nodes start at once: one has the name, and answers a moment later."""
-    with presence.claim("a", "ann@desk"), socket.socket(socket.AF_UNIX) as first:
-        first.bind(presence.ALONE)
-        monkeypatch.setattr(presence.time, "sleep", lambda _seconds: first.listen())
-        assert presence.claim_alone("a") is None
+    with machine_lock.claim("a", "ann@desk"), socket.socket(socket.AF_UNIX) as first:
+        first.bind(machine_lock.ALONE)
+        monkeypatch.setattr(machine_lock.time, "sleep", lambda _seconds: first.listen())
+        assert machine_lock.claim_alone("a") is None
 
 
 def test_a_name_without_a_listener_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr(presence.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(machine_lock.time, "sleep", lambda _seconds: None)
     with (
         socket.socket(socket.AF_UNIX) as silent,
-        pytest.raises(presence.InUse, match="does not say"),
+        pytest.raises(machine_lock.InUse, match="does not say"),
     ):
-        silent.bind(presence.ALONE)
-        presence.claim_alone("a")
+        silent.bind(machine_lock.ALONE)
+        machine_lock.claim_alone("a")
 
 
 def test_a_listener_that_takes_no_connection_is_not_waited_for():
@@ -62,15 +62,15 @@ def test_a_listener_that_takes_no_connection_is_not_waited_for():
 
     def ask():
         try:
-            presence.claim_alone("a")
-        except presence.InUse as error:
+            machine_lock.claim_alone("a")
+        except machine_lock.InUse as error:
             said.append(str(error))
 
     asking = threading.Thread(target=ask, daemon=True)
     with socket.socket(socket.AF_UNIX) as deaf, socket.socket(socket.AF_UNIX) as waiting:
-        deaf.bind(presence.ALONE)
+        deaf.bind(machine_lock.ALONE)
         deaf.listen(0)
-        waiting.connect(presence.ALONE)  # the one place in the queue
+        waiting.connect(machine_lock.ALONE)  # the one place in the queue
         asking.start()
         asking.join(20)
         assert not asking.is_alive()
@@ -83,14 +83,14 @@ def test_another_user_is_not_believed_to_be_a_guard_of_the_same_run():
     other = os.fork()
     if other == 0:
         os.setuid(65534)
-        with presence.claim("a", "ann@desk"), presence.claim_alone("a"):
+        with machine_lock.claim("a", "ann@desk"), machine_lock.claim_alone("a"):
             os.write(writer, b"ready")
             signal.pause()
     try:
         assert os.read(reader, 8) == b"ready"
         told = r"^it is in use by ann@desk \(user nobody\): run a$"
-        with pytest.raises(presence.InUse, match=told):
-            presence.claim_alone("a")
+        with pytest.raises(machine_lock.InUse, match=told):
+            machine_lock.claim_alone("a")
     finally:
         os.kill(other, signal.SIGKILL)
         os.waitpid(other, 0)

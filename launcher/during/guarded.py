@@ -7,10 +7,10 @@ import json
 import socket
 from typing import Any
 
+from launcher.before.plan import NodePlan, Plan
+from launcher.during.frames import Frames
 from launcher.engine import Process
-from launcher.frames import Frames
 from launcher.node.launch import who
-from launcher.plan import NodePlan, Plan
 
 LEASE = 16.0
 

@@ -11,16 +11,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launcher import build, code, devices, folders, inventory, preflight, restart, strategy
-from launcher import plan as planning
+from launcher import folders, inventory, strategy
+from launcher.after.sizes import Sizes
+from launcher.before import build, devices, preflight
+from launcher.before import plan as planning
+from launcher.before.plan import Plan
+from launcher.before.preflight import Asked, Machines
+from launcher.during import code, restart
+from launcher.during.lines import Terminal
+from launcher.during.patience import waiting
 from launcher.errors import UserError
 from launcher.inventory import Host
-from launcher.lines import Terminal
 from launcher.options import Options, trainer_settings
-from launcher.patience import waiting
-from launcher.plan import Plan
-from launcher.preflight import Asked, Machines
-from launcher.sizes import Sizes
 from trainer import prices, strategies
 
 QUEUE_LOOKS_EVERY = 10.0
@@ -35,7 +37,7 @@ def instruction_limits() -> dict[str, str]:
 
 
 @dataclass
-class Prepared:
+class Checked:
     """All that was asked and found before anything is started."""
 
     options: Options
@@ -45,7 +47,7 @@ class Prepared:
     asked: Asked
 
 
-def prepare(options: Options, terminal: Terminal, run: str | None = None) -> Prepared:
+def check_machines(options: Options, terminal: Terminal, run: str | None = None) -> Checked:
     """Look at everything, change nothing; `run` is the one that goes on. Raises UserError."""
     automatic = strategy.asks_auto(options)
     options = options.with_sync(strategies.EXACT) if automatic else options
@@ -63,7 +65,7 @@ def prepare(options: Options, terminal: Terminal, run: str | None = None) -> Pre
                 problems = preflight.check(machines, asked)
             busy = [problem for problem in problems if problem.busy and options.queue]
             # What waiting does not mend is said before it.
-            passed = preflight.judge([p for p in problems if p not in busy], options.force)
+            passed = preflight.refuse_or_warn([p for p in problems if p not in busy], options.force)
         except UserError:
             machines.close()
             raise
@@ -75,7 +77,7 @@ def prepare(options: Options, terminal: Terminal, run: str | None = None) -> Pre
                 settings = settle_sync(settings, len(hosts), terminal)
                 options = options.with_sync(settings["sync"])
             asked = replace(asked, options=options, settings=settings, begun=True)
-            return Prepared(options, settings, hosts, machines, asked)
+            return Checked(options, settings, hosts, machines, asked)
         machines.close()
         if busy[0].text != told:
             told = busy[0].text
@@ -112,9 +114,9 @@ def settle_sync(settings: dict[str, Any], nodes: int, terminal: Terminal) -> dic
     return {**settings, "sync": choice.sync, "sync_why": choice.why}
 
 
-def make_plan(prepared: Prepared, machines: Machines, **details) -> Plan:
+def make_plan(checked: Checked, machines: Machines, **details) -> Plan:
     """The plan of an attempt on these machines; `details` are build.Request's. Raises UserError."""
-    foreseen = predicted(prepared.settings, len(machines.hosts))
+    foreseen = predicted(checked.settings, len(machines.hosts))
     limits = instruction_limits()
     request = build.Request(
         unix=time.time(), predicted=foreseen, instruction_limits=limits, **details
@@ -122,8 +124,8 @@ def make_plan(prepared: Prepared, machines: Machines, **details) -> Plan:
     return build.build(
         machines.hosts,
         machines.facts,
-        prepared.options,
-        prepared.settings,
+        checked.options,
+        checked.settings,
         code.current(),
         request,
     )
@@ -179,5 +181,5 @@ def _rows_of_plan(
         return None
 
 
-def new_id(prepared: Prepared) -> str:
-    return planning.run_id(prepared.settings["model"], len(prepared.hosts), time.time())
+def new_id(checked: Checked) -> str:
+    return planning.run_id(checked.settings["model"], len(checked.hosts), time.time())

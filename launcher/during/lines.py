@@ -11,11 +11,11 @@ from collections import deque
 from pathlib import Path
 from typing import IO
 
+from launcher.after.sizes import MIB, Sizes
 from launcher.clean import clean
-from launcher.screen import Screen
-from launcher.sizes import MIB, Sizes
+from launcher.during.screen import Screen
+from launcher.during.tracebacks import Folded
 from launcher.spool import Spool, SpooledLog
-from launcher.tracebacks import Folded
 
 LAST_LINES = 20
 LONGEST = 1 << 16  # bytes; a longer line is cut into several, so that none has to be waited for

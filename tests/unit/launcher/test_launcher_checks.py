@@ -4,14 +4,15 @@ import io
 
 import pytest
 
-from launcher import inventory, preflight, prepare
+from launcher import inventory
+from launcher.before import checks, preflight
+from launcher.before.preflight import Machines
+from launcher.during.lines import Terminal
 from launcher.errors import UserError
-from launcher.lines import Terminal
 from launcher.options import Options
-from launcher.preflight import Machines
 from tests.unit.launcher.launcher_values import SETTINGS, facts, gpus, host
 
-BUSY = gpus(1, holders=[{"pid": 7, "user": "ann", "command": "python x"}])
+BUSY = gpus(1, processes=[{"pid": 7, "user": "ann", "command": "python x"}])
 
 
 @pytest.fixture
@@ -29,9 +30,9 @@ def ready(monkeypatch):
         monkeypatch.setattr(inventory, "load", lambda _path: [host(1), host(2)])
         monkeypatch.setattr(preflight, "look", look)
         monkeypatch.setattr(preflight.mesh, "check", lambda *_: [])
-        monkeypatch.setattr(prepare, "trainer_settings", lambda _options: SETTINGS)
-        monkeypatch.setattr(prepare.time, "sleep", slept.append)
-        return prepare.prepare(Options(**options), Terminal(said))
+        monkeypatch.setattr(checks, "trainer_settings", lambda _options: SETTINGS)
+        monkeypatch.setattr(checks.time, "sleep", slept.append)
+        return checks.check_machines(Options(**options), Terminal(said))
 
     slept, said = [], io.StringIO()
     make.slept, make.said = slept, said.getvalue
@@ -40,10 +41,10 @@ def ready(monkeypatch):
 
 def test_busy_machines_are_waited_for_and_that_is_said_once(ready):
     free = gpus(1)
-    other = {**BUSY, "holders": [{"pid": 8, "user": "ben", "command": "python y"}]}
+    other = {**BUSY, "processes": [{"pid": 8, "user": "ben", "command": "python y"}]}
     looks = [{"gpus": BUSY}, {"gpus": BUSY}, {"gpus": other}, {"gpus": free}]
     assert ready(*looks, queue=True).hosts == [host(1), host(2)]
-    assert ready.slept == [prepare.QUEUE_LOOKS_EVERY] * 3
+    assert ready.slept == [checks.QUEUE_LOOKS_EVERY] * 3
     waited = [line for line in ready.said().splitlines() if "waiting" in line]
     assert [line.split("by ")[1][:3] for line in waited] == ["ann", "ben"]
 
@@ -68,9 +69,9 @@ def test_limits_on_instructions_reach_every_rank_and_an_inventory_may_have_its_o
 ):
     if limit:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    prepared = ready({"gpus": gpus(1)})
-    prepared.machines.hosts[1] = host(2, env={"ATEN_CPU_CAPABILITY": "default"})
-    first, second = prepare.make_plan(prepared, prepared.machines, run="r").nodes
+    checked = ready({"gpus": gpus(1)})
+    checked.machines.hosts[1] = host(2, env={"ATEN_CPU_CAPABILITY": "default"})
+    first, second = checks.make_plan(checked, checked.machines, run="r").nodes
     assert first.env.get("ONEDNN_MAX_CPU_ISA") == limit
     assert second.env.get("ONEDNN_MAX_CPU_ISA") == limit
     assert "ATEN_CPU_CAPABILITY" not in first.env

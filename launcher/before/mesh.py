@@ -5,12 +5,13 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from launcher import border, sent
+from launcher import border
+from launcher.before import sent
+from launcher.before.plan import FIRST_PORT
+from launcher.before.probe import Facts
 from launcher.border import Row, Untrue
 from launcher.engine import LARGEST, Late, Node, Process, pieces
 from launcher.inventory import Host
-from launcher.plan import FIRST_PORT
-from launcher.probe import Facts
 from launcher.probes.reach import MARK
 
 SECONDS = 15.0
@@ -57,7 +58,7 @@ def check(hosts: list[Host], nodes: dict[str, Node], facts: dict[str, Facts]) ->
             problems.append(
                 f"{host.label()} does not reach {names[address]} ({address}) by TCP, tried on port "
                 f"{port}: {said}: check the firewall of {names[address]}, and that its address in "
-                f"the inventory lies in the same network."
+                f"the inventory is one of the same network."
             )
     return problems
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher import border
+from launcher.before.plan import Plan
 from launcher.border import One, Untrue
-from launcher.cause import document
-from launcher.plan import Plan
-from launcher.watch import Outcome
+from launcher.during.cause import document
+from launcher.during.watch import Outcome
 
 
 def write_json(path: Path, value, mode: int = 0o644) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 
-from launcher.lines import Terminal
+from launcher.during.lines import Terminal
 
 FIRST = 5.0  # seconds until the first word
 EVERY = 15.0
@@ -33,11 +33,11 @@ def waiting(terminal: Terminal, what: str):
     """While the body goes on, by a thread of its own."""
     patience, over = Patience(terminal, what), threading.Event()
 
-    def tell() -> None:
+    def say() -> None:
         while not over.wait(1.0):
             patience.look()
 
-    thread = threading.Thread(target=tell, name="patience", daemon=True)
+    thread = threading.Thread(target=say, name="patience", daemon=True)
     thread.start()
     try:
         yield

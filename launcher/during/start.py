@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from launcher import code, engine, probe
+from launcher import engine
+from launcher.before import probe
+from launcher.before.plan import NodePlan, Plan
+from launcher.before.preflight import Machines
+from launcher.during import code
 from launcher.engine import Node, Process
 from launcher.errors import MachineError
 from launcher.inventory import Host
-from launcher.plan import NodePlan, Plan
-from launcher.preflight import Machines
 
 
 def sync_code(plan: Plan, machines: Machines, say) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from launcher import code, connection, devices, folders, mesh, models, probe
-from launcher.build import candidate_ports, check_master
+from launcher import connection, folders
+from launcher.before import devices, mesh, models, probe
+from launcher.before.build import candidate_ports, check_master
+from launcher.before.probe import Facts
+from launcher.before.problems import Problem, of_control, of_machine
+from launcher.during import code
 from launcher.engine import Node
 from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.options import Options
-from launcher.probe import Facts
-from launcher.problems import Problem, of_control, of_machine
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ def _model(machines: Machines, asked: Asked) -> list[Problem]:
     return [Problem(told)] if told else []
 
 
-def judge(problems: list[Problem], force: bool) -> list[str]:
+def refuse_or_warn(problems: list[Problem], force: bool) -> list[str]:
     """Raise UserError if the run must not start; return what is to be told anyway."""
     blocking = [problem.text for problem in problems if problem.fatal or not force]
     if blocking:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from launcher.after.sizes import MIB, Sizes
+from launcher.before.plan import NodePlan
 from launcher.engine import Late, Node, Process, pieces, talk
 from launcher.errors import UserError
-from launcher.plan import NodePlan
-from launcher.sizes import MIB, Sizes
 
 CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")
 LIST_SECONDS = 20.0
@@ -111,7 +111,7 @@ def _bring(node: Node, part: NodePlan, file: Wanted, folder: Path) -> list[str]:
         if size <= limit:
             settle(fresh, folder / file.name)
             return []
-        more = f"larger than {file.limit} MiB (KEEP={file.kind}=... allows more); all of it is in"
+        more = f"larger than {file.limit} MiB (KEEP={file.kind}=... allows more); the whole file is"
         if not file.by_lines:
             raise NotHere(f"it is {more} {source} there")
         cut_to_lines(fresh, limit)

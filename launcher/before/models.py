@@ -6,8 +6,8 @@ import ast
 import difflib
 from pathlib import Path
 
+from launcher.before.probe import Facts
 from launcher.inventory import CHECKOUT, Host
-from launcher.probe import Facts
 
 
 def rule(name: str) -> str | None:

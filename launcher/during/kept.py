@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from launcher.sizes import MIB
+from launcher.after.sizes import MIB
 
 # So much of the disk stays free of logs: attempts.json, the records and the report need it.
 RESERVE = 64 * MIB

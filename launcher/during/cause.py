@@ -10,7 +10,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from launcher.pitfalls import explain
+from launcher.during.pitfalls import explain
 from trainer.errors import OUT_OF_MEMORY, STOPPED
 
 # Gaps have a limit: with `.*` a line that repeats a first word costs the square of its length.

@@ -1,0 +1,1 @@
+"""After a run: its files, and what is said of it."""

@@ -1,0 +1,1 @@
+"""While a run lives: code and guards to the machines, the watch, the next attempt."""
