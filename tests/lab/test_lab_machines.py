@@ -25,7 +25,8 @@ def test_status_is_a_table(lab):
 
 def test_machines_are_whole_and_differ(lab):
     line = (
-        "hostname; cat /etc/machine-id; ls /etc/ssh/*.pub | xargs cat; systemctl is-system-running"
+        "hostname; cat /etc/machine-id; ls /etc/ssh/*.pub | xargs cat; "
+        "systemctl is-system-running --wait"
     )
     said = [lab.ssh(i, line).splitlines() for i in (1, 2, 3, 4)]
     assert [s[0] for s in said] == ["node1", "node2", "node3", "node4"]
@@ -158,7 +159,9 @@ def test_bare_machines_are_as_an_installer_leaves_them(start_lab):
 
 def test_older_release(start_lab):
     old = start_lab("old", "--nodes", "1", "--release", "bullseye", "--no-bundle")
-    line = "python3 --version; . /etc/os-release; echo $VERSION_ID; systemctl is-system-running"
+    line = (
+        "python3 --version; . /etc/os-release; echo $VERSION_ID; systemctl is-system-running --wait"
+    )
     assert old.ssh(1, line).splitlines() == ["Python 3.9.2", "11", "running"]
 
 
