@@ -171,26 +171,48 @@ def needs_no_password(machine, login):
     return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
 
-def passwords(chosen, login, ask=getpass.getpass):
-    """{machine's name: the password of `login` there}, asked for; "" where none is needed."""
+def ways_in(chosen, login, ask):
+    """{machine's name: (user, password)}: who logs in there, and "" where key and rule are enough.
+
+    Where the user that provisions gets in already, it does: an earlier call may have taken the rule
+    of `login`. Else ask(prompt) gives the password of `login`. Raises BootstrapError.
+    """
     found, before = {}, None
     for machine in chosen:
-        if needs_no_password(machine, login):
-            found[machine.name] = ""
+        free = [user for user in (machine.provisions, login) if needs_no_password(machine, user)]
+        if free:
+            found[machine.name] = (free[0], "")
             continue
         same = f" (Enter: the same as on {before})" if before else ""
-        typed = ask(f"Password of {login} on {machine.name}{same}: ")
-        found[machine.name] = typed or found.get(before, "")
+        try:
+            typed = ask(f"Password of {login} on {machine.name}{same}: ")
+        except EOFError:
+            raise BootstrapError(
+                f"{machine.name} wants a password of {login}, and there is no terminal to type it: "
+                "call this from one, or give --password-file"
+            ) from None
+        found[machine.name] = (login, typed or (found[before][1] if before else ""))
         before = machine.name
     return found
 
 
-def let_in(chosen, secrets, args):
-    """Runs the playbook as args.login with {machine's name: password}. Returns its exit code."""
+def asked_or_read(file):
+    """How `ways_in` comes to a password: typed, or the one in a file for all machines."""
+    if not file:
+        return getpass.getpass
+    password = Path(file).read_text().rstrip("\n")
+    return lambda _: password
+
+
+def let_in(chosen, ways, args):
+    """Runs the playbook with the result of `ways_in`. Returns its exit code."""
     extra = {
-        "access_login": args.login,
         "access_users": {
-            machine.name: {"provisions": machine.provisions, "trains": machine.trains}
+            machine.name: {
+                "login": ways[machine.name][0],
+                "provisions": machine.provisions,
+                "trains": machine.trains,
+            }
             for machine in chosen
         },
         "access_key": control_key(),
@@ -202,7 +224,7 @@ def let_in(chosen, secrets, args):
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
     # /dev/shm is memory: passwords reach no disk, and no command line.
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tandem-") as folder:
-        for name, secret in secrets.items():
+        for name, (_, secret) in ways.items():
             (Path(folder) / name).write_text(secret)
         argv += ["--extra-vars", json.dumps({**extra, "access_secrets": folder})]
         return subprocess.run(argv, cwd=ROOT, env=environment).returncode
@@ -242,17 +264,11 @@ def main(argv=None):
             rows = Path(args.fingerprints).read_text().splitlines()
             expected = dict(row.split()[:2] for row in rows if row.strip())
         settled, sentences = settle_all(found, expected)
+        ways = ways_in(settled, args.login, asked_or_read(args.password_file))
     except BootstrapError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 2
-    code = 0
-    if settled:
-        if args.password_file:
-            password = Path(args.password_file).read_text().rstrip("\n")
-            secrets = {machine.name: password for machine in settled}
-        else:
-            secrets = passwords(settled, args.login)
-        code = let_in(settled, secrets, args)
+    code = let_in(settled, ways, args) if settled else 0
     for sentence in sentences:
         print(f"NOT LET IN: {sentence}", file=sys.stderr)
     return code or (1 if sentences else 0)

@@ -30,6 +30,7 @@ def handed(monkeypatch, tmp_path):
     monkeypatch.setattr(bootstrap, "machines", lambda *_: [PC])
     monkeypatch.setattr(bootstrap, "settle_all", lambda found, _: (found, []))
     monkeypatch.setattr(bootstrap, "control_key", lambda: "ssh-ed25519 KEY")
+    monkeypatch.setattr(bootstrap, "needs_no_password", lambda *_: False)
     seen["words"] = ["--login", "anna", "--password-file", str(tmp_path / "password")]
     return seen
 
@@ -64,8 +65,9 @@ def test_an_inventory_without_a_cluster_is_named(tmp_path):
 def test_the_play_gets_users_key_and_rule(handed, words, rule):
     assert bootstrap.main([*handed["words"], *words]) == 0
     assert handed["extra"] == {
-        "access_login": "anna",
-        "access_users": {"pc1": {"provisions": "tandem-admin", "trains": "tandem"}},
+        "access_users": {
+            "pc1": {"login": "anna", "provisions": "tandem-admin", "trains": "tandem"}
+        },
         "access_key": "ssh-ed25519 KEY",
         "access_sudo": rule,
     }
@@ -106,10 +108,27 @@ def test_each_machines_password_is_asked_for_where_one_is_needed(monkeypatch):
         asked.append(words.removeprefix("Password of anna on "))
         return typed.get(asked[-1], "")
 
-    assert bootstrap.passwords(pcs, "anna", ask) == {
-        "pc1": "one",
-        "pc2": "two",
-        "pc3": "",
-        "pc4": "two",
+    assert bootstrap.ways_in(pcs, "anna", ask) == {
+        "pc1": ("anna", "one"),
+        "pc2": ("anna", "two"),
+        "pc3": ("a", ""),
+        "pc4": ("anna", "two"),
     }
     assert asked[2:] == ["pc4 (Enter: the same as on pc2): "]
+
+
+@pytest.mark.parametrize("who", ["keeper", "anna"])
+def test_who_gets_in_already_logs_in(monkeypatch, who):
+    """The rule of `login` may be gone since an earlier call made the user that provisions."""
+    pc = bootstrap.Machine("pc1", "192.0.2.1", 22, "keeper", "anna")
+    monkeypatch.setattr(bootstrap, "needs_no_password", lambda _, login: login == who)
+    assert bootstrap.ways_in([pc], "anna", ask=None) == {"pc1": (who, "")}
+
+
+def test_a_password_without_a_terminal_is_asked_for_in_a_sentence(handed, monkeypatch, capsys):
+    def ask(_):
+        raise EOFError
+
+    monkeypatch.setattr(bootstrap.getpass, "getpass", ask)
+    assert bootstrap.main(handed["words"][:2]) == 2  # without --password-file
+    assert "pc1 wants a password of anna" in capsys.readouterr().err
