@@ -242,4 +242,4 @@ def unequal(images, device):
 
 def test_a_first_pass_that_takes_longer_on_one_rank_breaks_nothing(images, device):
     """Compiling is no step: its peers wait longer than --timeout for it."""
-    run_two(unequal, str(images), device)
+    assert run_two(unequal, str(images), device) == [2, 2]
