@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,9 +119,11 @@ def trusted_lines(machine):
     return [line.split()[1:3] for line in done.stdout.splitlines() if not line.startswith("#")]
 
 
-def settle_host_key(machine, expected, ask=input):
-    """Trusts the machine's host key once it is known to be its own. Raises BootstrapError."""
-    key = scan(machine)
+def settle_host_key(machine, key, expected, ask=input):
+    """Trusts the machine's host key once it is known to be its own. Raises BootstrapError.
+
+    `key`: the result of `scan`. `expected`: {machine's name: fingerprint}; None asks a person.
+    """
     if key is None:
         raise BootstrapError(NO_SSHD.format(**vars(machine)))
     known = trusted_lines(machine)
@@ -147,7 +150,13 @@ def is_own(machine, key, expected, ask):
     print(f"\n{machine.name}, {machine.address}")
     print(f"  The host key that answers there:  {key.fingerprint}")
     print("  On that machine's own screen:     ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
-    return ask("  Are the two the same? [yes/no] ").strip().lower() in ("y", "yes")
+    try:
+        return ask("  Are the two the same? [yes/no] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        raise BootstrapError(
+            f"{machine.name}: whether its host key is its own is asked on a terminal, and there is "
+            "none: call this from one, or give --fingerprints"
+        ) from None
 
 
 def control_key():
@@ -179,6 +188,7 @@ def ways_in(chosen, login, ask):
     """
     found, before = {}, None
     for machine in chosen:
+        print(f"{machine.name}: trying whether it lets somebody in without a password", flush=True)
         free = [user for user in (machine.provisions, login) if needs_no_password(machine, user)]
         if free:
             found[machine.name] = (free[0], "")
@@ -200,8 +210,30 @@ def asked_or_read(file):
     """How `ways_in` comes to a password: typed, or the one in a file for all machines."""
     if not file:
         return getpass.getpass
-    password = Path(file).read_text().rstrip("\n")
+    password = read("--password-file", file).rstrip("\n")
     return lambda _: password
+
+
+def fingerprints(file):
+    """{machine's name: fingerprint} of a file's lines; None without one. Raises BootstrapError."""
+    if not file:
+        return None
+    rows = [row.split() for row in read("--fingerprints", file).splitlines() if row.strip()]
+    for row in rows:
+        if len(row) < 2 or not row[1].startswith("SHA256:"):
+            raise BootstrapError(
+                f"--fingerprints {file}: {' '.join(row)!r} is not a machine's name and its "
+                "fingerprint, `pc1 SHA256:...`"
+            )
+    return {name: fingerprint for name, fingerprint, *_ in rows}
+
+
+def read(option, file):
+    """The text of the file that an option names. Raises BootstrapError."""
+    try:
+        return Path(file).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BootstrapError(f"{option} {file}: {error}") from None
 
 
 def let_in(chosen, ways, args):
@@ -232,10 +264,13 @@ def let_in(chosen, ways, args):
 
 def settle_all(found, expected):
     """(machines whose host key is trusted now, sentences on the others)."""
+    print("Asking all machines for their host keys, which takes 10 s where one is off.", flush=True)
+    with ThreadPoolExecutor(len(found)) as pool:
+        keys = list(pool.map(scan, found))
     settled, sentences = [], []
-    for machine in found:
+    for machine, key in zip(found, keys, strict=True):
         try:
-            settle_host_key(machine, expected)
+            settle_host_key(machine, key, expected)
             settled.append(machine)
         except BootstrapError as error:
             sentences.append(str(error))
@@ -259,12 +294,9 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         found = machines(args.inventory, args.limit)
-        expected = None
-        if args.fingerprints:
-            rows = Path(args.fingerprints).read_text().splitlines()
-            expected = dict(row.split()[:2] for row in rows if row.strip())
+        expected, ask = fingerprints(args.fingerprints), asked_or_read(args.password_file)
         settled, sentences = settle_all(found, expected)
-        ways = ways_in(settled, args.login, asked_or_read(args.password_file))
+        ways = ways_in(settled, args.login, ask)
     except BootstrapError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 2

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,41 @@ def test_a_password_without_a_terminal_is_asked_for_in_a_sentence(handed, monkey
     monkeypatch.setattr(bootstrap.getpass, "getpass", ask)
     assert bootstrap.main(handed["words"][:2]) == 2  # without --password-file
     assert "pc1 wants a password of anna" in capsys.readouterr().err
+
+
+def test_all_machines_are_asked_for_their_keys_at_once(monkeypatch, capsys):
+    pcs = [bootstrap.Machine(f"pc{n}", f"192.0.2.{n}", 22, "a", "t") for n in range(1, 6)]
+    together = threading.Barrier(len(pcs), timeout=30)
+    monkeypatch.setattr(bootstrap, "scan", lambda _: None if together.wait() >= 0 else ())
+    settled, sentences = bootstrap.settle_all(pcs, None)
+    assert settled == [] and len(sentences) == 5
+    assert "Asking all machines for their host keys" in capsys.readouterr().out
+
+
+def test_a_key_that_nobody_can_compare_is_named(monkeypatch):
+    def ask(_):
+        raise EOFError
+
+    key = bootstrap.HostKey("192.0.2.1 ssh-ed25519 KEY", "SHA256:x")
+    monkeypatch.setattr(bootstrap, "trusted_lines", lambda _: [])
+    with pytest.raises(bootstrap.BootstrapError, match="give --fingerprints"):
+        bootstrap.settle_host_key(PC, key, None, ask)
+
+
+@pytest.mark.parametrize(
+    "option, text, said",
+    [
+        ("--fingerprints", None, "No such file"),
+        ("--fingerprints", "pc1\n", "'pc1' is not a machine's name and its fingerprint"),
+        ("--password-file", None, "No such file"),
+    ],
+)
+def test_a_file_that_is_no_such_file_changes_nothing(
+    handed, monkeypatch, tmp_path, capsys, option, text, said
+):
+    path = tmp_path / "given"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr(bootstrap, "settle_all", None)  # not reached
+    assert bootstrap.main([option, str(path)]) == 2
+    assert said in capsys.readouterr().err and "argv" not in handed
