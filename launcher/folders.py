@@ -48,9 +48,9 @@ def lock(folder: Path):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.seek(0)
-        holder = " on ".join(file.read().split())
+        process = " on ".join(file.read().split())
         raise UserError(
-            f"run {folder.name} is being carried out by process {holder}: "
+            f"run {folder.name} is being carried out by process {process}: "
             f"`make attach` shows it, `make stop` ends it."
         ) from None
     file.truncate(0)

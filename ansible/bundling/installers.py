@@ -68,8 +68,8 @@ def _driver(oldest, version, drivers):
     """The newest of the table, or the one of `version`."""
     found = [row for row in drivers if version in ("auto", str(row["version"]))]
     if not found or _numbers(found[0]["version"]) < _numbers(oldest):
-        wished = "" if version == "auto" else f" {version}, and this stack needs one"
-        raise BundleError(f"ansible/stacks.yml has no driver{wished} of version {oldest} or newer")
+        which = "" if version == "auto" else f" {version}, and this stack needs one"
+        raise BundleError(f"ansible/stacks.yml has no driver{which} of version {oldest} or newer")
     return found[0]
 
 

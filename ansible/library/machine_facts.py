@@ -205,7 +205,7 @@ def loopback_names():
     return names
 
 
-def lock_holder(path):
+def process_with_lock(path):
     """{"pid", "command"} of the process that holds a lock on a file; None where nobody does."""
     try:
         inode = os.stat(path).st_ino
@@ -224,7 +224,8 @@ def settings():
     libraries = re.search(r'^LD_LIBRARY_PATH="?([^"\n]*)', environment, re.MULTILINE)
     folders = libraries.group(1).split(":") if libraries else []
     return {
-        "apt_lock": lock_holder("/var/lib/dpkg/lock-frontend") or lock_holder("/var/lib/dpkg/lock"),
+        "apt_lock": process_with_lock("/var/lib/dpkg/lock-frontend")
+        or process_with_lock("/var/lib/dpkg/lock"),
         "dpkg_broken": bool(
             os.path.isdir("/var/lib/dpkg/updates") and os.listdir("/var/lib/dpkg/updates")
         ),

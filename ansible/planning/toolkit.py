@@ -10,7 +10,7 @@ from . import stacks
 from .errors import PlanError
 
 LINK = "/usr/local/cuda"
-WISHES = ("auto", "true", "false")
+SWITCH = ("auto", "true", "false")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ def toolkit_plan(machines, stack, wanted, table):
 
 def _word(name, value):
     word = str(value).lower()
-    if word not in WISHES:
+    if word not in SWITCH:
         raise PlanError(f"{name} is {value!r}: write auto, true or false")
     return word
 

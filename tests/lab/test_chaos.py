@@ -35,22 +35,22 @@ def arena(start_lab, request):
 def busy_gpu(trial):
     """Stand-ins for nvidia-smi show a GPU of its own on each node, and on one a real process that
     holds it. (GPUs on some machines only would be refused.)"""
-    holder = trial.lab.ssh(trial.node, "sleep 8888 >/dev/null 2>&1 </dev/null & echo $!").strip()
+    occupant = trial.lab.ssh(trial.node, "sleep 8888 >/dev/null 2>&1 </dev/null & echo $!").strip()
     smi = "/usr/local/bin/nvidia-smi"
     for node in trial.all:
-        script = SMI.format(node=node, holder=holder if node == trial.node else "none")
+        script = SMI.format(node=node, occupant=occupant if node == trial.node else "none")
         trial.lab.admin(node, f"sudo sh -c 'cat > {smi} && chmod +x {smi}'", input=script)
     try:
         refused = Running(trial.lab, trial.folder, trial.mark, *trial.words)
         assert refused.end() == 2
         said = refused.said()
         where = f"node{trial.node} (192.168.56.{110 + trial.node})"
-        assert f"{where}: its GPUs are in use by tandem: sleep 8888 (pid {holder})" in said
+        assert f"{where}: its GPUs are in use by tandem: sleep 8888 (pid {occupant})" in said
         assert "QUEUE=1" in said and "FORCE=1" in said and said.count("in use by") == 1
         own = ("--queue", "--", "--sample_log")
         trial.run = Running(trial.lab, trial.folder, trial.mark, *trial.words, *own)
         trial.run.wait_for(f"waiting: node{trial.node}")
-        trial.lab.ssh(trial.node, f"kill {holder}")
+        trial.lab.ssh(trial.node, f"kill {occupant}")
         trial.finished_on(trial.all, attempts=1)
     finally:
         for node in trial.all:
@@ -61,7 +61,7 @@ SMI = """#!/bin/sh
 case "$*" in
 *compute_cap*) echo 7.5 ;;
 *pci.device_id*) echo "580.126.20, NVIDIA GeForce RTX 2080 Ti, GPU-{node}, 0x1E0710DE" ;;
-*query-compute-apps*) kill -0 {holder} && echo {holder} ;;
+*query-compute-apps*) kill -0 {occupant} && echo {occupant} ;;
 esac
 """
 

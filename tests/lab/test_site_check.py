@@ -102,8 +102,8 @@ def test_no_space_is_asked_for_once_the_environment_is_made(machines):
 
 
 def test_planted_faults_are_all_said_at_once(machines):
-    holder = f"setsid python3 -c {shlex.quote(HOLD_THE_LOCK)} </dev/null >/dev/null 2>&1 &"
-    machines.ssh(1, f"sudo sh -c {shlex.quote(holder)}; until test -e /run/held; do :; done")
+    command = f"setsid python3 -c {shlex.quote(HOLD_THE_LOCK)} </dev/null >/dev/null 2>&1 &"
+    machines.ssh(1, f"sudo sh -c {shlex.quote(command)}; until test -e /run/held; do :; done")
     own = machines.ssh(1, "cat /etc/machine-id").strip()
     machines.ssh(4, f"echo {own} | sudo tee /etc/machine-id")
     machines.ssh(1, f"sudo sh -c {shlex.quote('; '.join(PLANTED.values()))}")

@@ -114,7 +114,7 @@ def test_who_listened_is_named_before_the_first_rules(guarded):
     assert "node2: members alone reach" not in said  # sshd alone listens there
 
 
-def test_a_stranger_of_the_lan_reaches_no_ssh_where_that_is_wished(guarded):
+def test_a_stranger_of_the_lan_reaches_no_ssh_where_that_is_set(guarded):
     lab, words = guarded
     play(lab, *words, "-e", "firewall_ssh_lan=false")
     with Listener(lab):

@@ -79,11 +79,11 @@ def test_a_right_address_survives_a_reboot(addressed, node, address):
 
 def test_verification_names_an_address_that_the_next_boot_will_not_have(addressed, tmp_path):
     lab, words, _ = addressed
-    looking = ["network", *words[1:], "--limit", "node2,node3"]
-    assert complaint(lab, tmp_path, *looking) == ""
+    role = ["network", *words[1:], "--limit", "node2,node3"]
+    assert complaint(lab, tmp_path, *role) == ""
     file = "/etc/systemd/network/10-lan.network.d/tandem.conf"
     at(lab, "192.168.56.122", f"sudo mv {file} /root/")
-    said = complaint(lab, tmp_path, *looking)
+    said = complaint(lab, tmp_path, *role)
     assert "node2 does not have its static address as systemd-networkd was told" in said
     assert f"{file} is missing" in said
     at(lab, "192.168.56.122", f"sudo mv /root/tandem.conf {file}")

@@ -146,10 +146,10 @@ def test_verification_names_what_is_wrong_with_the_server_and_the_next_run_mends
     shared, tmp_path, line
 ):
     lab, words, _, password = shared
-    looking = ["share_server", *words[2:]]
-    assert complaint(lab, tmp_path, *looking) == ""
+    role = ["share_server", *words[2:]]
+    assert complaint(lab, tmp_path, *role) == ""
     lab.ssh(1, f"sudo {line}")
-    assert BREAKS[line] in complaint(lab, tmp_path, *looking)
+    assert BREAKS[line] in complaint(lab, tmp_path, *role)
     lab.ssh(1, "sudo sh -c 'mv /mnt/disk/gone /mnt/disk/set 2>/dev/null || true'")
     play(lab, *words)
     assert "picture" in smbclient(lab, password, "get a.png -")
@@ -157,17 +157,17 @@ def test_verification_names_what_is_wrong_with_the_server_and_the_next_run_mends
 
 def test_verification_names_what_is_wrong_with_the_password(shared, tmp_path):
     lab, words, _, _ = shared
-    looking = ["share_secret", *words[2:]]
-    assert complaint(lab, tmp_path, *looking) == ""
+    role = ["share_secret", *words[2:]]
+    assert complaint(lab, tmp_path, *role) == ""
     key = Path(words[-1].partition("=")[2]) / "vault-pass"
     key.chmod(0o644)
     assert "vault-pass on the control machine may be opened by others (mode 0644): chmod 600" in (
-        complaint(lab, tmp_path, *looking)
+        complaint(lab, tmp_path, *role)
     )
     key.chmod(0o600)
     kept = key.read_bytes()
     key.write_text("another")
-    assert "share.vault on the control machine does not open" in complaint(lab, tmp_path, *looking)
+    assert "share.vault on the control machine does not open" in complaint(lab, tmp_path, *role)
     refused = play(lab, *words, check=False)
     assert "share.vault on the control machine does not open" in said(refused)
     key.write_bytes(kept)
@@ -183,8 +183,8 @@ def test_a_server_that_is_no_line_of_the_inventory_is_an_address(shared, tmp_pat
         play(lab, *client, *server, check=False)
     )
     assert "//192.168.56.111/pictures /srv/tandem/data cifs" in lab.ssh(2, "cat /etc/fstab")
-    looking = ["share_client", *words[2:], *server]
-    wrong = complaint(lab, tmp_path, *looking, hosts="node2")
+    role = ["share_client", *words[2:], *server]
+    wrong = complaint(lab, tmp_path, *role, hosts="node2")
     assert "node2 cannot read the data of 192.168.56.111: ls: cannot access" in wrong
     assert "Nothing tried to mount it: run site.yml --tags data" in wrong
     play(lab, *client, "-e", "share_client_protocol=local")

@@ -148,7 +148,7 @@ def by_hand(tmp_path):
     return installers.plan("cu", wanted, tmp_path, table(driver=None))[0]
 
 
-def test_installers_follow_the_wishes(tmp_path):
+def test_installers_follow_the_settings(tmp_path):
     def names(toolkit, version="auto", **row):
         wanted = {"toolkit": toolkit, "apex": "auto", "driver_version": version}
         return [made.folder.name for made in installers.plan("cu", wanted, tmp_path, table(**row))]
@@ -201,7 +201,7 @@ def test_a_url_without_a_known_checksum_keeps_that_of_its_first_use(tmp_path):
         installers.gather(made, Progress())
 
 
-def test_verify_prints_what_is_wrong_and_a_bad_wish_is_a_sentence(tmp_path, capsys):
+def test_verify_prints_what_is_wrong_and_a_bad_order_is_a_sentence(tmp_path, capsys):
     wanted = {**WANTED, "wheels": [["cpu", "3.11"]]}
     assert bundle.main(["--folder", str(tmp_path), "--verify", json.dumps(wanted)]) == 1
     assert "wheels/cpu-py3.11 is missing or was not completed" in capsys.readouterr().out

@@ -81,7 +81,7 @@ def test_fault(fault, facts):
 
 
 @pytest.mark.parametrize(("fault", "facts", "question"), ASKED, ids=[row[0] for row in ASKED])
-def test_fault_of_another_wish(fault, facts, question):
+def test_fault_of_other_settings(fault, facts, question):
     assert fault in [finding["fault"] for finding in found(facts, **question)]
     assert fault not in [finding["fault"] for finding in found(facts)]
 

@@ -110,7 +110,7 @@ def test_pascal_beside_ampere_gets_the_newest_that_both_can_run():
     assert stacks.resolve(mixed, "auto", TABLE)["name"] == "cu126"
 
 
-def test_pascal_beside_turing_wishing_for_the_newest_hears_the_reason_and_the_nearest():
+def test_pascal_beside_turing_that_ask_for_the_newest_hear_the_reason_and_the_nearest():
     mixed = [machine(cards=["1b06"]), machine(cards=["1e07"], host="node2")]
     with pytest.raises(PlanError) as caught:
         stacks.resolve(mixed, "cu132", TABLE)

@@ -128,7 +128,7 @@ def test_dry_provision_prints_the_whole_list(path, tmp_path):
 
 def test_the_driver_is_asked_with_all_that_its_role_asks_with():
     role = yaml.safe_load((ROOT / "ansible/roles/driver/vars/main.yml").read_text())
-    assert set(role["driver_wish"]) == {*dry.DRIVER_WANTED, "at_hand"}
+    assert set(role["driver_wanted"]) == {*dry.DRIVER_WANTED, "at_hand"}
 
 
 def test_a_file_of_facts_that_cannot_be_read_is_named(tmp_path, capsys):
