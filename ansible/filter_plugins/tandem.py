@@ -4,7 +4,6 @@ All begin with `tandem_`, and each is used by a role or a playbook.
 """
 
 import functools
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -46,21 +45,21 @@ def offline_hosts(hostvars, hosts):
 @functools.cache
 def control_machine():
     """Networks and gateways of the machine that Ansible runs on, as member_addresses takes them."""
-    links, routes = _ip("address"), _ip("route")
-    found = [one for link in links for one in link.get("addr_info", []) if one["family"] == "inet"]
+    links = network_facts.links(_ip("-json", "address"))
+    found = [one for link in links for one in link["addr_info"] if one["family"] == "inet"]
+    ways = network_facts.routes(_ip("-4", "route"))
     return {
         "networks": [f"{one['local']}/{one['prefixlen']}" for one in found],
-        "gateways": [route["gateway"] for route in routes if "gateway" in route],
+        "gateways": [way["gateway"] for way in ways if way["gateway"]],
     }
 
 
-def _ip(what):
-    """What `ip -json` lists; nothing on a control machine without that program."""
+def _ip(*words):
+    """What `ip` prints; nothing on a control machine without that program."""
     try:
-        done = subprocess.run(["ip", "-json", what], capture_output=True, text=True)
+        return subprocess.run(["ip", *words], capture_output=True, text=True).stdout
     except OSError:
-        return []
-    return json.loads(done.stdout or "[]")
+        return ""
 
 
 def member_addresses(hosts, hostvars):

@@ -155,7 +155,8 @@ def mounts():
 
 def network(address):
     links = []
-    for link in json.loads(output("ip", "-j", "address") or "[]"):
+    # iproute2 4.15 prints {} for what it leaves out.
+    for link in filter(None, json.loads(output("ip", "-j", "address") or "[]")):
         name = link["ifname"]
         base = "/sys/class/net/%s" % name
         speed = read(base + "/speed")
@@ -186,7 +187,7 @@ def network(address):
 
 
 def ipv4(link):
-    return [one for one in link.get("addr_info", []) if one["family"] == "inet"]
+    return [one for one in link.get("addr_info", []) if one.get("family") == "inet"]
 
 
 def rival(interface, address):

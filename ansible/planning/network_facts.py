@@ -7,6 +7,9 @@ import json
 
 from .errors import PlanError
 
+ROUTE_KINDS = ("unicast", "local", "broadcast", "multicast", "throw", "unreachable", "prohibit",
+               "blackhole", "nat", "anycast")  # fmt: skip
+
 
 def parse_files(printed: str) -> dict[str, str]:
     """Turn `grep --recursive --with-filename '' ...` (lines of "path:line") into {path: text}."""
@@ -19,10 +22,37 @@ def parse_files(printed: str) -> dict[str, str]:
     return files
 
 
+def routes(printed: str) -> list[dict]:
+    """[{"to": "default" or a network, "gateway": "" for none, "card": name}] of `ip -4 route`.
+
+    By its text: iproute2 4.15, that of Ubuntu 18.04, has no JSON of routes. A route over several
+    routers (lines that begin with nexthop) is several rows.
+    """
+    found, to = [], ""
+    for line in printed.splitlines():
+        words = line.split()
+        if not words:
+            continue
+        if not line[0].isspace():
+            # Some begin with their kind: `blackhole 10.0.0.0/8`.
+            to = words[1] if words[0] in ROUTE_KINDS and len(words) > 1 else words[0]
+        said = dict(zip(words, words[1:]))
+        if "dev" in said:
+            found.append({"to": to, "gateway": said.get("via", ""), "card": said["dev"]})
+    return found
+
+
+def links(ip_json: str) -> list[dict]:
+    """The cards of `ip -json address`; iproute2 4.15 prints {} for what it leaves out."""
+    found = [link for link in json.loads(ip_json or "[]") if link.get("ifname")]
+    return [{**link, "addr_info": [a for a in link.get("addr_info", []) if a.get("local")]}
+            for link in found]  # fmt: skip
+
+
 def interface_of(ip_json: str, address: str, host: str) -> str:
     """Name the card that holds an address, from `ip -json address`."""
-    for link in json.loads(ip_json):
-        if any(entry.get("local") == address for entry in link.get("addr_info", [])):
+    for link in links(ip_json):
+        if any(entry["local"] == address for entry in link["addr_info"]):
             return link["ifname"]
     raise PlanError(
         f"{host}: no network card holds {address}, by which it is reached (a router in between?). "
@@ -32,12 +62,12 @@ def interface_of(ip_json: str, address: str, host: str) -> str:
 
 def card_facts(ip_json: str, interface: str, host: str) -> dict:
     """Give {"mac", "mtu", "addresses": ["192.168.56.111/24", ...]} of a card, IPv4 alone."""
-    for link in json.loads(ip_json):
+    for link in links(ip_json):
         if link["ifname"] == interface:
-            found = [a for a in link.get("addr_info", []) if a["family"] == "inet"]
+            found = [a for a in link["addr_info"] if a["family"] == "inet"]
             addresses = [f"{a['local']}/{a['prefixlen']}" for a in found]
             return {"mac": link.get("address", ""), "mtu": link["mtu"], "addresses": addresses}
-    cards = ", ".join(sorted(link["ifname"] for link in json.loads(ip_json)))
+    cards = ", ".join(sorted(link["ifname"] for link in links(ip_json)))
     raise PlanError(
         f"{host}: there is no network card {interface}. It has: {cards}. Correct interface=..."
     )

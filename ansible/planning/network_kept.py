@@ -6,10 +6,10 @@ Name servers, search domain, router, wake-on-LAN, routes, IPv6. Texts in, texts 
 from __future__ import annotations
 
 import ipaddress
-import json
 import re
 
 from .errors import PlanError
+from .network_facts import routes
 
 # Of a keyfile's [ipv4], what says which address: replaced; all else stays.
 KEYFILE_ADDRESS = re.compile(r"(method|address\d*|addresses\d*|gateway|dns)=")
@@ -26,7 +26,7 @@ def present_way(facts: dict) -> dict:
     """{"dns", "search": lists, "gateway": "" for none}: how the machine finds others today.
 
     facts: card_dns and card_search (`resolvectl dns` and `domain` of the card, "" without
-    systemd-resolved), resolv (text of resolv.conf), route (`ip -json route show default`).
+    systemd-resolved), resolv (text of resolv.conf), route (`ip -4 route show default`).
     """
     if facts["card_dns"]:  # systemd-resolved knows each card's own, which may be none
         dns = facts["card_dns"].partition("):")[2].split()
@@ -36,12 +36,12 @@ def present_way(facts: dict) -> dict:
         dns = [words[1] for words in lines if words[:1] == ["nameserver"] and len(words) > 1]
         search = [word for words in lines if words[:1] in (["search"], ["domain"])
                   for word in words[1:]]  # fmt: skip
-    routes = json.loads(facts["route"] or "[]")
-    own = [row for row in routes if row.get("dev") == facts["interface"] and "gateway" in row]
+    ways = [way for way in routes(facts["route"]) if way["card"] == facts["interface"]]
+    own = [way["gateway"] for way in ways if _ipv4(way["gateway"])]
     return {
         "dns": [text for text in dict.fromkeys(dns) if _ipv4(text) and text[:4] != "127."],
         "search": [word for word in dict.fromkeys(search) if word != "~."],
-        "gateway": own[0]["gateway"] if own else "",
+        "gateway": own[0] if own else "",
     }
 
 

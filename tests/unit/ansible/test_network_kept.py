@@ -13,8 +13,8 @@ WAY = {
     "card_dns": "Link 2 (eno1): 192.168.56.1 fd00::53 9.9.9.9",
     "card_search": "Link 2 (eno1): lab.example ~.",
     "resolv": "nameserver 127.0.0.53\n",
-    "route": '[{"dst":"default","gateway":"192.168.56.1","dev":"eno1","metric":100},'
-    '{"dst":"default","gateway":"10.9.0.1","dev":"wlp3s0","metric":600}]',
+    "route": "default via 192.168.56.1 dev eno1 proto dhcp metric 100 \n"
+    "default via 10.9.0.1 dev wlp3s0 proto dhcp metric 600 \n",
 }
 CARD = {"mac": "52:54:00:12:34:56", "mtu": 1500, "addresses": ["192.168.56.20/24"]}
 
@@ -67,7 +67,7 @@ def test_a_router_outside_of_the_new_network_is_refused_until_one_is_named():
         network_kept.completed(facts(), away)
     assert network_kept.completed(facts(), {**away, "gateway": "none"})["gateway"] == ""
     assert network_kept.completed(facts(), {**away, "gateway": "10.7.0.1"})["gateway"] == "10.7.0.1"
-    assert network_kept.completed(facts(route="[]"), away)["gateway"] == ""
+    assert network_kept.completed(facts(route=""), away)["gateway"] == ""
 
 
 # --- NetworkManager ------------------------------------------------------------------------------

@@ -36,8 +36,43 @@ CLOUD_INIT = """network:
 def _facts(**changes):
     card = {"mac": "52:54:00:12:34:56", "mtu": 1500, "addresses": ["192.168.56.20/24"]}
     base = {"host": "node1", "interface": "eth0", "card": card, "files": {}}
-    way = {"card_dns": "", "card_search": "", "resolv": "", "route": "[]"}
+    way = {"card_dns": "", "card_search": "", "resolv": "", "route": ""}
     return {**base, **way, "nmcli": "", "connection": "", "networkctl": "", **changes}
+
+
+# The form of iproute2 4.15 (Ubuntu 18.04): a blank at the end of each line, no JSON of routes.
+ROUTES = """\
+default via 192.168.56.1 dev eno1 proto dhcp metric 100 
+default proto static metric 200 
+	nexthop via 10.9.0.1 dev wlp3s0 weight 1 
+	nexthop via 10.8.0.1 dev eth2 weight 1 onlink 
+10.7.0.0/16 dev tun0 scope link 
+192.168.56.0/24 dev eno1 proto kernel scope link src 192.168.56.20 metric 100 
+blackhole 172.30.0.0/16 proto bird 
+unreachable default dev lo metric 4294967295 error -101 
+"""  # noqa: W291
+
+
+def test_routes_are_read_from_the_text_that_every_release_prints():
+    rows = [(way["to"], way["gateway"], way["card"]) for way in facts_of.routes(ROUTES)]
+    assert rows == [
+        ("default", "192.168.56.1", "eno1"),
+        ("default", "10.9.0.1", "wlp3s0"),
+        ("default", "10.8.0.1", "eth2"),
+        ("10.7.0.0/16", "", "tun0"),
+        ("192.168.56.0/24", "", "eno1"),
+        ("default", "", "lo"),
+    ]
+    assert facts_of.routes("") == []
+
+
+def test_objects_that_an_old_ip_leaves_empty_are_no_cards():
+    printed = (
+        '[{},{"ifname":"lo","mtu":65536,"addr_info":[{}]},{"ifname":"eno1","mtu":1500,"addr_info":'
+        '[{},{"family":"inet","local":"192.168.56.20","prefixlen":24}]}]'
+    )
+    assert facts_of.interface_of(printed, "192.168.56.20", "node1") == "eno1"
+    assert facts_of.card_facts(printed, "eno1", "node1")["addresses"] == ["192.168.56.20/24"]
 
 
 def test_networkmanager_gets_a_connection_of_ours_and_goes_back_to_its_own():
