@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from planning import network, network_kept
+from planning import network, network_kept, network_netplan, network_nm
 from planning.errors import PlanError
 
 REPLACE = {"mode": "replace", "address": "192.168.56.111/24", "gateway": "", "dns": []}
@@ -122,7 +122,7 @@ def test_networkmanagers_second_plan_is_the_first():
     ours = {"nmcli": "100 (connected)\ntandem-eno1\nours-uuid\nethernet",
             "connection": "manual\n192.168.56.111/24\n192.168.56.1\n192.168.56.1,9.9.9.9",
             }  # fmt: skip
-    path = network.KEYFILE.format("eno1")
+    path = network_nm.KEYFILE.format("eno1")
     assert files_of(facts(**ours, files={path: first})) == {path: first}
 
 
@@ -171,8 +171,8 @@ def test_netplan_keeps_the_rest_of_the_card():
         ],
         "nameservers": {"search": ["own.example"], "addresses": ["192.168.56.1", "9.9.9.9"]},
     }
-    assert again({**made, "files": {}} | {"files": {network.NETPLAN: text}}) == {
-        network.NETPLAN: text
+    assert again({**made, "files": {}} | {"files": {network_netplan.NETPLAN: text}}) == {
+        network_netplan.NETPLAN: text
     }
 
 

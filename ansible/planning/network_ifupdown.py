@@ -1,0 +1,69 @@
+"""A static address by ifupdown."""
+
+from __future__ import annotations
+
+import re
+
+from . import network_kept as kept
+from .errors import PlanError
+
+INTERFACES = "/etc/network/interfaces"
+
+
+def plan(facts: dict, want: dict) -> dict:
+    """A second stanza for the card adds an address; to replace, its stanzas are rewritten."""
+    interface = facts["interface"]
+    stanza = [f"iface {interface} inet static", f"    address {want['address']}"]
+    if want["mode"] == "add":
+        return _add(facts, want, stanza)
+    stanza += [f"    gateway {want['gateway']}"] if want["gateway"] else []
+    given = bool(want["dns"])
+    stanza += [f"    dns-nameservers {' '.join(want['dns'])}"] if given else []
+    stanza += [f"    dns-search {' '.join(want['search'])}"] if given and want["search"] else []
+    for path, text in sorted(facts["files"].items()):
+        if path.startswith(INTERFACES):
+            stanza += kept.stanza_options(text, interface, given)
+    files = {}
+    for path, text in facts["files"].items():
+        if path.startswith(INTERFACES) and has_stanza(text, interface):
+            files[path] = _without_stanzas(text, interface) + "".join(f"{s}\n" for s in stanza)
+            stanza = []
+    again = [
+        f"ifdown --force {interface}",
+        f"ip address flush dev {interface}",
+        f"ifup {interface}",
+    ]
+    return {"files": files, "apply": again, "back": again}
+
+
+def _add(facts: dict, want: dict, stanza: list[str]) -> dict:
+    interface = facts["interface"]
+    main = facts["files"].get(INTERFACES, "")
+    if not re.search(
+        r"^\s*source(-directory)?\s+(/etc/network/)?interfaces\.d", main, re.MULTILINE
+    ):
+        raise PlanError(
+            f"{facts['host']}: {INTERFACES} does not read {INTERFACES}.d. "
+            f"Add the line `source {INTERFACES}.d/*` to it."
+        )
+    # ifup of a card that is up does nothing, so the running card gets its address directly.
+    address = f"{want['address']} dev {interface}"
+    return {
+        "files": {f"{INTERFACES}.d/tandem-{interface}": "\n".join([*stanza, ""])},
+        "apply": [f"ip address add {want['address']} broadcast + dev {interface}"],
+        "back": [f"ip address delete {address}"],
+    }
+
+
+def _without_stanzas(text: str, interface: str) -> str:
+    kept, inside = [], False
+    for line in text.splitlines():
+        if re.match(r"\s*(iface|auto|allow-\S+|mapping|source\S*|no-auto-down|no-scripts)\s", line):
+            inside = bool(re.match(rf"\s*iface\s+{re.escape(interface)}\s+inet\s", line))
+        if not inside:
+            kept.append(line)
+    return "\n".join([*kept, ""])
+
+
+def has_stanza(text: str, interface: str) -> bool:
+    return bool(re.search(rf"^\s*iface\s+{re.escape(interface)}\s+inet\s", text, re.MULTILINE))

@@ -1,0 +1,72 @@
+"""A static address by netplan, which joins the lists of all its files."""
+
+from __future__ import annotations
+
+import yaml
+
+from . import network_kept as kept
+from . import network_networkd as networkd
+from .errors import PlanError
+
+NETPLAN = "/etc/netplan/90-tandem.yaml"
+
+
+def plan(facts: dict, want: dict) -> dict:
+    """To add an address, a file of our own is enough. To replace one it is not, since the address
+    of another file stays in the list: all become one then, and the others step aside."""
+    texts = {
+        path: text for path, text in facts["files"].items() if path.startswith("/etc/netplan/")
+    }
+    others = sorted(path for path in texts if path != NETPLAN)
+    # Where all others stepped aside in an earlier run, ours holds everything.
+    merged = _merge_all([yaml.safe_load(texts[path]) or {} for path in others or texts])
+    cards = merged.setdefault("network", {}).setdefault("ethernets", {})
+    name = _own_name(cards, facts)
+    if want["mode"] == "add":
+        content = {"network": {"version": 2, "ethernets": {name: {"addresses": [want["address"]]}}}}
+    else:
+        cards[name] = kept.netplan_card(cards[name] or {}, want)
+        content = merged
+    if merged["network"].get("renderer") == "NetworkManager":
+        run = {"apply": ["netplan apply"], "back": ["netplan apply"]}
+    else:
+        server = networkd.restart(facts, want)
+        run = {key: ["netplan generate", *lines] for key, lines in server.items()}
+    return {
+        "files": {NETPLAN: yaml.safe_dump(content, sort_keys=True)},
+        "mode": "0600",  # it may hold what other files did, such as a password of 802.1X
+        "aside": others if want["mode"] == "replace" else [],
+        **run,
+    }
+
+
+def _own_name(cards: dict, facts: dict) -> str:
+    """Find netplan's own name of a card, which need not be the kernel's."""
+    for name, card in cards.items():
+        match = (card or {}).get("match", {})
+        names = {match.get("name"), (card or {}).get("set-name"), None if match else name}
+        if (
+            facts["interface"] in names
+            or match.get("macaddress", "").lower() == facts["card"]["mac"]
+        ):
+            return name
+    raise PlanError(
+        f"{facts['host']}: none of the files in /etc/netplan names the card {facts['interface']}. "
+        "Add it there, or set its address by hand and leave `address` out."
+    )
+
+
+def _merge_all(documents: list[dict]) -> dict:
+    merged: dict = {}
+    for document in documents:
+        merged = _merge(merged, document)
+    return merged
+
+
+def _merge(first, second):
+    if isinstance(first, dict) and isinstance(second, dict):
+        both = {key: _merge(first[key], second[key]) for key in first if key in second}
+        return {**first, **second, **both}
+    if isinstance(first, list) and isinstance(second, list):
+        return first + [item for item in second if item not in first]
+    return second

@@ -1,0 +1,61 @@
+"""A static address by systemd-networkd."""
+
+from __future__ import annotations
+
+import re
+
+from . import network_kept as kept
+from .errors import PlanError
+
+# '-' sorts before every digit and letter: networkd finds this file first.
+WHOLE = "/etc/systemd/network/0-tandem-{}.network"
+
+
+def plan(facts: dict, want: dict) -> dict:
+    """A drop-in that adds an address, or a whole file that comes first."""
+    if want["mode"] == "add":
+        path = f"/etc/systemd/network/{network_file(facts).rpartition('/')[2]}.d/tandem.conf"
+        text = f"[Network]\nAddress={want['address']}\n"
+        return {"files": {path: text}, **restart(facts, want)}
+    path = WHOLE.format(facts["interface"])
+    found = network_file(facts)
+    folder = f"{found.rpartition('/')[2]}.d/"
+    drop_ins = [each for each in facts["files"] if f"/network/{folder}" in each]
+    if [each for each in drop_ins if not each.endswith("/tandem.conf")]:
+        raise PlanError(
+            f"{facts['host']}: {found} has drop-ins ({', '.join(sorted(drop_ins))}), which a file "
+            "of ours would switch off. Write the address there by hand, and leave `address` out."
+        )
+    if found not in facts["files"]:
+        raise PlanError(
+            f"{facts['host']}: {found}, which rules {facts['interface']}, was not read: it is in "
+            "neither /etc nor /run. Copy it to /etc/systemd/network, or leave `address` out."
+        )
+    network = [f"Address={want['address']}"]
+    network += [f"Gateway={want['gateway']}"] if want["gateway"] else []
+    network += [f"DNS={server}" for server in want["dns"]]
+    others = kept.networkd_kept(facts["files"][found])
+    network += [line for name, lines in others if name == "Network" for line in lines]
+    if want["search"] and not any(line.startswith("Domains") for line in network):
+        network.append(f"Domains={' '.join(want['search'])}")
+    lines = ["[Match]", f"Name={facts['interface']}", "", "[Network]", *network]
+    for name, own in others:
+        lines += ["", f"[{name}]", *own] if name != "Network" else []
+    return {"files": {path: "\n".join([*lines, ""])}, **restart(facts, want)}
+
+
+def restart(facts: dict, want: dict) -> dict[str, list[str]]:
+    """Shell lines. networkd keeps addresses that are no longer configured, so they are deleted
+    or flushed before it is restarted."""
+    again = "systemctl restart systemd-networkd"
+    device = f"dev {facts['interface']}"
+    if want["mode"] == "add":
+        delete = f"ip address delete {want['address']} {device}"
+        return {"apply": [again], "back": [delete, again]}
+    both = [f"ip address flush {device}", again]
+    return {"apply": both, "back": both}
+
+
+def network_file(facts: dict) -> str:
+    found = re.search(r"^\s*Network File: (/\S+)", facts["networkctl"], re.MULTILINE)
+    return found.group(1) if found else ""

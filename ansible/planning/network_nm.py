@@ -1,0 +1,62 @@
+"""A static address by NetworkManager."""
+
+from __future__ import annotations
+
+import re
+
+from . import network_kept as kept
+
+KEYFILE = "/etc/NetworkManager/system-connections/tandem-{}.nmconnection"
+
+
+def plan(facts: dict, want: dict) -> dict:
+    """A connection of our own with a higher priority; the one that was there stays untouched.
+
+    Ours takes its place, so it says all that the other one says but for the address.
+    """
+    interface, uuid = facts["interface"], nmcli(facts)[2]
+    name, path = f"tandem-{interface}", KEYFILE.format(interface)
+    base = kept.keyfile_of(facts, uuid, path)
+    rest = kept.keyfile_kept(base, want["mode"] == "replace")
+    lines = ["[connection]", f"id={name}", "type=ethernet", f"interface-name={interface}",
+             "autoconnect-priority=100", "", "[ethernet]"]  # fmt: skip
+    mtu = facts["card"]["mtu"]
+    told = any(line.startswith("mtu=") for line in rest["ethernet"])
+    lines += [f"mtu={mtu}"] if mtu != 1500 and not told else []
+    lines += [*rest.pop("ethernet"), "", "[ipv4]", *_keyfile_ipv4(facts, want)]
+    lines += _with_search(rest.pop("ipv4"), want)
+    for section, own in {"ipv6": ["method=auto"], **rest}.items():
+        lines += ["", f"[{section}]", *own]
+    return {
+        "files": {path: "\n".join([*lines, ""])},
+        "mode": "0600",  # NetworkManager ignores a keyfile that others may read
+        "apply": ["nmcli connection reload", f"nmcli connection up id {name}"],
+        "back": ["nmcli connection reload", f"nmcli connection up uuid {uuid}"],
+    }
+
+
+def _with_search(lines: list[str], want: dict) -> list[str]:
+    """The lines of [ipv4], with the search domain that DHCP gave so far."""
+    told = any(line.startswith("dns-search=") for line in lines)
+    if told or not want.get("search"):
+        return lines
+    return [*lines, f"dns-search={';'.join(want['search'])};"]
+
+
+def _keyfile_ipv4(facts: dict, want: dict) -> list[str]:
+    """Method, addresses, router and name servers. To add, today's too."""
+    method, addresses, gateway, dns = [*facts["connection"].splitlines(), "", "", "", ""][:4]
+    if want["mode"] == "replace":
+        method, addresses, gateway, dns = "manual", "", want["gateway"], ",".join(want["dns"])
+    ours = facts["files"].get(KEYFILE.format(facts["interface"]), "")
+    added = [*re.findall(r"^address\d+=(\S+)$", ours, re.MULTILINE)[-1:], want["address"]]
+    today = [text.strip() for text in addresses.split(",")]
+    several = [text for text in today if text and text not in added] + [want["address"]]
+    lines = [f"method={method or 'auto'}"]
+    lines += [f"address{number}={text}" for number, text in enumerate(several, 1)]
+    lines += [f"gateway={gateway}"] if gateway else []
+    return lines + ([f"dns={dns.replace(' ', '').replace(',', ';')};"] if dns else [])
+
+
+def nmcli(facts: dict) -> list[str]:
+    return [*facts["nmcli"].splitlines(), "", "", "", ""][:4]
