@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from report.analysis import Analysis, analyse
+from report.errors import Parser, ReportError
 from report.page import render_page
 from report.plan import plan_main
-from report.records import Parser, ReportError
 from report.text import render_text
 
 

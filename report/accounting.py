@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from report.records import CATEGORIES, RankRecord, Run, dicts, time_of
+from report.files import dicts, time_of
+from report.records import CATEGORIES, RankRecord, Run
 
 
 @dataclass(frozen=True)

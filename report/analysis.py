@@ -11,12 +11,13 @@ from report.accounting import Accounting, account, attempt_numbers
 from report.advice import advise
 from report.bottleneck import bottleneck
 from report.disk import disk_use, share_use
+from report.files import dicts, number, open_record
 from report.gpu import gpu_use
 from report.measure import Step, longest_attempt, measure_step
 from report.memory import MemoryUse, memory_use
 from report.network import network_use
 from report.progress import hundred_epochs, images_per_second, learning_curve, time_line
-from report.records import Run, dicts, number, open_record, read_run
+from report.records import Run, read_run
 from report.short import TooShort, too_short
 from report.verdict import Verdict, headline_of, verdict
 

@@ -6,8 +6,9 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
+from report.files import dicts, natural, number
 from report.network import grown
-from report.records import Run, attempt_of, dicts, natural, number
+from report.records import Run, attempt_of
 from report.windows import Window, between, loop_windows
 
 

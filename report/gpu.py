@@ -6,7 +6,8 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from report.records import Run, number
+from report.files import number
+from report.records import Run
 from report.windows import between, loop_windows
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from report import formulas
-from report.records import RankRecord, Run, number
+from report.files import number
+from report.records import RankRecord, Run
 from trainer.strategies import MIB, Payload, Strategy
 
 OWN_WORK = ("data", "h2d", "forward", "backward", "optimizer", "other")

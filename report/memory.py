@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from report.records import Run, number
+from report.files import number
+from report.records import Run
 
 
 @dataclass(frozen=True)

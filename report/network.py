@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from report.records import Run, dicts, number
+from report.files import dicts, number
+from report.records import Run
 from report.windows import Window, between, loop_windows
 
 

@@ -7,8 +7,8 @@ https://lambdalabs.com/blog/2080-ti-deep-learning-benchmarks
 
 from __future__ import annotations
 
+from report.errors import ReportError
 from report.measure import Step
-from report.records import ReportError
 from trainer import strategies
 from trainer.strategies import Payload
 

@@ -1,8 +1,4 @@
-"""Predicts the next run: images per second for 1..N nodes and each way of summing gradients.
-
-It starts from the measured step of an earlier run of the same model, with any number of nodes, and
-changes only what waits for the network (formulas.py). What was not measured is not predicted.
-"""
+"""`make plan`: finds the run to start from, prints the predicted table and writes it to a file."""
 
 from __future__ import annotations
 
@@ -10,19 +6,22 @@ import argparse
 import json
 import re
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from launcher import defaults
 from report import formulas
+from report.errors import Parser, ReportError
+from report.files import number
 from report.layout import table, wrap
 from report.measure import Step, measure_step
 from report.network import network_use
 from report.paper import BATCH, SOURCE, paper_step
+from report.predict import Basis, Row, conclusion, predict
 from report.progress import learning_curve
-from report.records import Parser, ReportError, number, read_run
-from report.units import count, link, seconds, size, three_digits
+from report.records import read_run
+from report.units import link, seconds, size, three_digits
 from trainer import prices, strategies
 from trainer.errors import UserError
 from trainer.strategies import Strategy
@@ -30,32 +29,7 @@ from trainer.strategies import Strategy
 DEFAULT_LINK = 1000.0  # Mbit/s: what the cards of ordinary PCs do
 
 
-@dataclass(frozen=True)
-class Basis:
-    """What was measured: the run's name, its mean step, and what an epoch is."""
-
-    run: str
-    model: str
-    image_size: int | None
-    batch: int  # images per node and step, as asked for
-    step: Step
-    train_images: int | None
-    evaluate_seconds: float  # per epoch
-
-
-@dataclass(frozen=True)
-class Row:
-    """One prediction; `bytes_sent` per node and step, `hundred_epochs` in seconds."""
-
-    nodes: int
-    sync: str
-    bytes_sent: float
-    step_seconds: float
-    images_per_second: float
-    hundred_epochs: float | None
-
-
-def plan_main(argv: list[Any]) -> int:
+def plan_main(argv: list[str]) -> int:
     """Prints the table and writes runs/plan-<model>-<N>n.json."""
     parser = Parser(
         prog="python -m report plan", description="Predicts the next run before it is started."
@@ -106,7 +80,7 @@ def asked_strategy(spec: str) -> Strategy:
         raise ReportError(str(error)) from None
 
 
-def usable_rate(step: Step, mbit: float | None) -> tuple[Any, ...]:
+def usable_rate(step: Step, mbit: float | None) -> tuple[float, str]:
     """Bytes per second that gradients get, and in words where that figure is from."""
     if mbit:
         return formulas.goodput(mbit), f"Over a link of {link(mbit)}"
@@ -180,47 +154,8 @@ def node_batch(start: dict[str, Any], step: Step) -> int:
     return round(whole / step.nodes)
 
 
-def predict(basis: Basis, nodes: int, rate: float, asked: Strategy) -> list[Any]:
-    """A Row for each number of nodes up to `nodes` and each usual strategy, and the asked one;
-    one node needs none. A strategy whose bytes the basis cannot tell has no row.
-
-    Batch per node, loading and computing stay as measured; waiting for the network is
-    formulas.sync_wait; waiting for slower peers is not predicted.
-    """
-    compared = list(dict.fromkeys([*strategies.usual(), asked]))
-    rows = [predict_row(basis, 1, compared[0], rate)]
-    for n in range(2, nodes + 1):
-        rows += [predict_row(basis, n, strategy, rate) for strategy in compared]
-    return [row for row in rows if row is not None]
-
-
-def predict_row(basis: Basis, nodes: int, strategy: Strategy, rate: float) -> Row | None:
-    """One prediction; None where it is not known what the strategy sends."""
-    step = basis.step
-    ranks_per_node = max(1, round(step.world / step.nodes))
-    world = nodes * ranks_per_node
-    waited: float | None = 0.0
-    sent: float | None = 0.0
-    if nodes > 1:
-        waited = step.wait(strategy, world, rate)
-        sent = strategy.bytes_per_step(world, step.payload_for(strategy))
-    if waited is None or sent is None:
-        return None
-    spent = step.work + waited
-    speed = step.images * nodes / step.nodes / spent
-    epochs = None
-    if basis.train_images:
-        epochs = 100 * (basis.train_images / speed + basis.evaluate_seconds * step.nodes / nodes)
-    return Row(nodes, strategy.spec, sent, spent, speed, epochs)
-
-
-def best(rows: list[Any]) -> Row:
-    """The fastest; of equal ones the one with fewer machines."""
-    return max(rows, key=lambda row: (row.images_per_second, -row.nodes))
-
-
 def write_plan(
-    path: Path, nodes: int, strategy: Strategy, basis: Basis, rate: float, rows: list[Any]
+    path: Path, nodes: int, strategy: Strategy, basis: Basis, rate: float, rows: list[Row]
 ) -> None:
     """`images_per_second` is that of the asked number of nodes and strategy."""
     asked = next(
@@ -250,7 +185,7 @@ def write_plan(
         raise ReportError(f"Cannot write {path}: {error.strerror}.") from None
 
 
-def render(basis: Basis, speed: str, rows: list[Any]) -> list[Any]:
+def render(basis: Basis, speed: str, rows: list[Row]) -> list[str]:
     """The table and what follows from it, in 80 columns."""
     step = basis.step
     at = f" at {basis.image_size} pixels" if basis.image_size else ""
@@ -285,39 +220,3 @@ def render(basis: Basis, speed: str, rows: list[Any]) -> list[Any]:
         *lines,
         *wrap("Slower machines, disks and shares are not foreseen: docs/report.md.", ""),
     ]
-
-
-def conclusion(rows: list[Any]) -> str:
-    """Which number of nodes and sync is best, and whether more machines are worth it at all."""
-    alone, winner, nodes = rows[0], best(rows), rows[-1].nodes
-    full = best([row for row in rows if row.nodes == nodes])
-    exact = next(row for row in rows if row.nodes == nodes)
-    sentence = ""
-    if nodes > 1 and exact.images_per_second < alone.images_per_second:
-        factor = alone.images_per_second / exact.images_per_second
-        sentence = (
-            f"One machine is {factor:.1f} x as fast as {nodes} with sync {exact.sync}: the "
-            "gradients take longer to send than the batch takes to compute. "
-        )
-    if winner.nodes == 1 and nodes > 1:
-        return sentence + (
-            f"Train on one machine, or raise BATCH: even the best of {nodes} machines "
-            f"({full.sync}) gives {full.images_per_second / alone.images_per_second:.2f} x that."
-        )
-    if winner.nodes == 1:
-        return f"One machine: {three_digits(alone.images_per_second)} images/s."
-    factor = winner.images_per_second / alone.images_per_second
-    return sentence + (
-        f"Best: {count(winner.nodes, 'node')} with sync {winner.sync}, {factor:.2f} x one machine. "
-        f"{best_exact(rows)}"
-    )
-
-
-def best_exact(rows: list[Any]) -> str:
-    """What is the fastest of those that leave nothing out, for the others have a price."""
-    exact = best([row for row in rows if row.nodes == 1 or strategies.parse(row.sync).exact])
-    factor = exact.images_per_second / rows[0].images_per_second
-    what = (
-        f"sync {exact.sync} on {exact.nodes}, {factor:.2f} x" if exact.nodes > 1 else "one machine"
-    )
-    return f"Best exact: {what}. What the others cost in accuracy: docs/slow-networks.md."

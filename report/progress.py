@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from report.accounting import Accounting
+from report.files import number
 from report.measure import longest_attempt
-from report.records import Run, number
+from report.records import Run
 
 POINTS = 240  # of a time line: more would not be seen
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from report.records import Run, attempt_of, time_of
+from report.files import time_of
+from report.records import Run, attempt_of
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,102 @@
+"""Reads the files of a run as what they are: text from machines, possibly cut off or hostile.
+
+Nothing found in a file makes reading fail: a value of the wrong type counts as absent, a line that
+does not parse is skipped, and what is no regular file is not opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TextIO
+
+LARGEST = 1e18  # no counter of bytes is larger
+LONGEST = 1e10  # seconds
+LARGEST_FILE = 4 << 30  # bytes
+LONGEST_LINE = 1 << 20  # characters; what follows counts as a line that does not parse
+
+
+def number(value) -> float | None:
+    """The value when it is a number that a file of a run can mean, else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return value if math.isfinite(value) and abs(value) < LARGEST else None
+
+
+def time_of(value) -> float | None:
+    """The value when it can be seconds, of a clock since boot or of a duration; else None."""
+    value = number(value)
+    return value if value is not None and 0 <= value < LONGEST else None
+
+
+def dicts(value) -> list[Any]:
+    """The dictionaries in a list; empty when it is no list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def parse(text: str):
+    """A JSON value; NaN and Infinity, which JSON does not have, become null. Raises ValueError."""
+    try:
+        return json.loads(text, parse_constant=lambda name: None)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def open_record(path: Path) -> TextIO:
+    """A regular file of at most LARGEST_FILE bytes, for reading. Raises OSError for a link, a FIFO
+    (which would be waited for) or a device (which may have no end)."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    state = os.fstat(descriptor)
+    if not stat.S_ISREG(state.st_mode) or state.st_size > LARGEST_FILE:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file, or too large", str(path))
+    return os.fdopen(descriptor, encoding="utf-8", errors="replace")
+
+
+def found_in(nodes: Path, pattern: str) -> list[Path]:
+    """The files nodes/<host>/<pattern> in order; a name that no text can hold is no host's."""
+    return by_host(path for path in nodes.glob(f"*/{pattern}") if str(path).isprintable())
+
+
+def read_object(path: Path, missing: list[Any]) -> dict[str, Any]:
+    """A JSON object; {} when it cannot be had, with a sentence in `missing`."""
+    try:
+        with open_record(path) as file:
+            value = parse(file.read())
+    except FileNotFoundError:
+        missing.append(f"{path.name} is missing.")
+        return {}
+    except (OSError, ValueError):
+        missing.append(f"{'/'.join(path.parts[-2:])} cannot be read as JSON.")
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def read_lines(path: Path):
+    """Yields the JSON objects of a JSON Lines file; lines that do not parse are skipped."""
+    try:
+        with open_record(path) as file:
+            while line := file.readline(LONGEST_LINE):
+                try:
+                    value = parse(line)
+                except ValueError:
+                    continue
+                if isinstance(value, dict):
+                    yield value
+    except OSError:
+        return
+
+
+def natural(name: str) -> list[Any]:
+    """A key that sorts node9 before node10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def by_host(paths: Iterable[Path]) -> list[Path]:
+    return sorted(paths, key=lambda path: natural(path.parent.name))
