@@ -9,9 +9,8 @@ ROLES = Path(__file__).resolve().parent / "roles"
 
 def readme(role):
     """The text of a role's README.md. `role`: its folder."""
-    description = yaml.safe_load((role / "meta/main.yml").read_text())["galaxy_info"]["description"]
     specs = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]
-    parts = [f"# {role.name}", f"{description}."]
+    parts = [f"# {role.name}", f"{specs['main']['short_description']}."]
     for entry, spec in specs.items():
         parts.append(f"## `tasks/{entry}.yml`")
         parts.append("\n".join(f"- {plain(line)}" for line in listed(spec["description"])))
