@@ -85,6 +85,7 @@ FILTERS = {
     "card_networks": firewall.card_networks,
     "card_facts": network_facts.card_facts,
     "clock_server": clock.clock_server,
+    "clock_servers_fault": clock.clock_servers_fault,
     "cluster_findings": network_faults.twins,
     "connection_end": firewall.connection_end,
     "container_bridges": firewall.container_bridges,

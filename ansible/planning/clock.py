@@ -1,4 +1,6 @@
-"""Which machine gives the others the time: a pure function of the inventory."""
+"""Which machine gives the others the time, and what is its fault where they do not follow it."""
+
+from . import firewall
 
 
 def clock_server(members, wanted, own_addresses):
@@ -17,3 +19,23 @@ def clock_server(members, wanted, own_addresses):
     here = [name for name, address in members.items() if address in own_addresses]
     host = (here or list(members))[0]
     return {"address": members[host], "host": host}
+
+
+def clock_servers_fault(server, facts, gone):
+    """What keeps the others from following the clock of the cluster, as a sentence; "" for nothing.
+
+    server: its name in the inventory, "" for a server of somebody else; facts: what preflight
+    collected there, or {}; gone: whether it does not answer, or failed earlier in this run.
+    """
+    if not server:
+        return ""
+    if gone:
+        return f"{server}, which gives the time, did not answer or has failed"
+    manager = firewall.firewall_manager(facts.get("ufw_conf", ""), facts.get("firewalld", False))
+    if manager == "ufw":
+        remedy = f"on {server}: sudo ufw allow from <address of each> to any port 123 proto udp"
+        return f"ufw is switched on at {server}, which gives the time ({remedy})"
+    if manager:
+        remedy = f"on {server}: sudo firewall-cmd --permanent --add-service=ntp, and --reload"
+        return f"{manager} is switched on at {server}, which gives the time ({remedy})"
+    return ""
