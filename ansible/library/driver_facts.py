@@ -108,8 +108,12 @@ def archive(pin, simulate):
 
 
 def uninstallable(name, option):
-    """Why apt could not install a package; None where it could."""
-    argv = ["apt-get", "-o", option, "--simulate", "--no-install-recommends"]
+    """Why apt could not install a package; None where it could, were nothing held.
+
+    The role holds the driver that it brought, all of it, and lets it go before it brings another.
+    """
+    argv = ["apt-get", "-o", option, "-o", "APT::Ignore-Hold=true", "--simulate"]
+    argv.append("--no-install-recommends")
     done, text = outcome(*argv, "--allow-change-held-packages", "install", name)
     if done:
         return None

@@ -1,5 +1,7 @@
 """What driver_facts reads out of what dpkg, apt, modinfo and systemctl print."""
 
+import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -91,6 +93,41 @@ def test_a_driver_that_apt_cannot_install_is_told_with_apts_own_reason(says, mon
     assert asked == ["nvidia-kernel-dkms"]  # the others depend on it, or stand alone
     monkeypatch.setattr(collect, "outcome", lambda *argv: (True, "Inst nvidia-kernel-dkms"))
     assert collect.archive("/none", simulate=True)["uninstallable"] == {}
+
+
+OLD, NEW = "535.261.03-1", "535.300.01-1"
+
+
+def stanza(name, version, *lines):
+    told = [f"Package: {name}", f"Version: {version}", "Architecture: all", *lines]
+    return "\n".join([*told, "Description: stand-in", "", ""])
+
+
+def driver(version, *lines):
+    """The packages of a driver, one of which wants its neighbour at its own version."""
+    depends = f"Depends: firmware-nvidia-gsp (= {version})"
+    return stanza("firmware-nvidia-gsp", version, *lines) + stanza(
+        "nvidia-kernel-dkms", version, depends, *lines
+    )
+
+
+@pytest.mark.skipif(not shutil.which("apt-get"), reason="asks the real apt")
+def test_what_we_hold_is_no_reason_against_a_newer_driver(tmp_path, monkeypatch):
+    for folder in ("lists/partial", "archives/partial", "preferences.d"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "status").write_text(driver(OLD, "Status: hold ok installed"))
+    (tmp_path / "Packages").write_text(driver(NEW, "Filename: ./none.deb", "Size: 1"))
+    (tmp_path / "sources").write_text(f"deb [trusted=yes] file:{tmp_path} ./\n")
+    (tmp_path / "apt.conf").write_text(
+        f'Dir::State "{tmp_path}"; Dir::State::status "{tmp_path}/status"; Dir::Cache "{tmp_path}";'
+        f'Dir::Etc::sourcelist "{tmp_path}/sources"; Dir::Etc::sourceparts "/dev/null";'
+    )
+    monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
+    subprocess.run(["apt-get", "-q", "update"], check=True, capture_output=True)
+    monkeypatch.setattr(collect, "PREFERENCES", f"{tmp_path}/preferences.d/*")
+    found = collect.archive("/none", simulate=True)
+    assert found["offered"]["nvidia-kernel-dkms"] == NEW
+    assert found["uninstallable"] == {}
 
 
 @pytest.mark.parametrize(
