@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from launcher import inventory
-from launcher.before.build import check_batch, environment
+from launcher.before.build import Launch, check_batch, environment
 from launcher.before.checks import instruction_limits
-from launcher.before.plan import FIRST_PORT, MONITOR_INTERVAL, run_id
+from launcher.before.plan import FIRST_PORT, run_id
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
 from launcher.node.launch import PATH
@@ -55,9 +55,7 @@ node() {{
     threads=$((SLURM_CPUS_ON_NODE > count ? SLURM_CPUS_ON_NODE / count : 1))
     export {environment}
     export TANDEM_NODE="$SLURMD_NODENAME" TANDEM_ATTEMPT=$((${{SLURM_RESTART_COUNT:-0}} + 1))
-    exec {python} -m torch.distributed.launch --nnodes="$SLURM_NNODES" --node_rank="$SLURM_NODEID" \
-        --nproc_per_node="$count" --master_addr="$master" --master_port="$port" \
-        --rdzv_id="{run}-$SLURM_JOB_ID" --monitor_interval={monitor_interval} \
+    exec {launch} \
         -m trainer --data {data} --output "$PWD/runs/{run}" --resume auto {arguments}
 }}
 
@@ -77,11 +75,18 @@ def script(options: Options, settings: dict[str, Any], host: Host, run: str) -> 
         gpus=f"#SBATCH --gpus-per-node={host.gpus}\n" if host.gpus else "",
         first_port=FIRST_PORT,
         environment=exports(host),
-        python=shlex.quote(host.env_python),
-        monitor_interval=MONITOR_INTERVAL,
+        launch=launch(host, run),
         data=shlex.quote(host.data_path(options.data)),
         arguments=shlex.join(options.trainer_args()),
     )
+
+
+def launch(host: Host, run: str) -> str:
+    """The launch command of a run started by ssh; what only the job knows are bash's variables."""
+    name = f"{run}-$SLURM_JOB_ID"
+    part = Launch("$SLURM_NNODES", "$SLURM_NODEID", "$count", "$master", "$port", name)
+    words = [f'"{word}"' if "$" in word else word for word in part.arguments()]
+    return " ".join([shlex.quote(host.env_python), *words])
 
 
 def exports(host: Host) -> str:

@@ -137,16 +137,37 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
     )
 
 
+@dataclass(frozen=True)
+class Launch:
+    """A node's part in torch.distributed.launch; in a Slurm script the values are bash's variables.
+
+    `name` is a part of the prefix of the store's keys: a process of an earlier attempt that wakes
+    up late finds nothing of its own there.
+    """
+
+    nodes: int | str
+    node_rank: int | str
+    processes: int | str
+    master_addr: str
+    master_port: int | str
+    name: str
+
+    def arguments(self) -> list[str]:
+        """What follows the name of the Python."""
+        return [
+            *("-m", "torch.distributed.launch"),
+            *(f"--nnodes={self.nodes}", f"--node_rank={self.node_rank}"),
+            f"--nproc_per_node={self.processes}",
+            *(f"--master_addr={self.master_addr}", f"--master_port={self.master_port}"),
+            *(f"--rdzv_id={self.name}", f"--monitor_interval={MONITOR_INTERVAL}"),
+        ]
+
+
 def _launch(rank: int, host: Host, shared: Shared) -> list[str]:
-    counts = shared.ranks_per_node
-    return [
-        *(host.env_python, "-m", "torch.distributed.launch"),
-        *(f"--nnodes={len(counts)}", f"--node_rank={rank}", f"--nproc_per_node={counts[rank]}"),
-        *(f"--master_addr={shared.master_addr}", f"--master_port={shared.master_port}"),
-        # A part of the prefix of the store's keys: who wakes up late finds nothing of its own.
-        f"--rdzv_id={shared.request.run}-{shared.request.attempt}",
-        f"--monitor_interval={MONITOR_INTERVAL}",
-    ]
+    counts, request = shared.ranks_per_node, shared.request
+    name = f"{request.run}-{request.attempt}"
+    launch = Launch(len(counts), rank, counts[rank], shared.master_addr, shared.master_port, name)
+    return [host.env_python, *launch.arguments()]
 
 
 def _trainer(data: str, output: str, shared: Shared, part: Part) -> list[str]:
