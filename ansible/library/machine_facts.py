@@ -99,13 +99,8 @@ def gpus():
     for device in sorted(glob.glob("/sys/bus/pci/devices/*")):
         kind = read(device + "/class") or ""
         if kind.startswith(DISPLAY):
-            found.append(
-                {
-                    "vendor": read(device + "/vendor")[2:],
-                    "device": read(device + "/device")[2:],
-                    "slot": os.path.basename(device),
-                }
-            )
+            vendor, card = (read(device + "/" + name)[2:] for name in ("vendor", "device"))
+            found.append({"vendor": vendor, "device": card})
     return found
 
 
@@ -165,7 +160,6 @@ def network(address):
                 "name": name,
                 "mac": link.get("address"),
                 "mtu": link.get("mtu"),
-                "up": link.get("operstate") == "UP",
                 "speed": int(speed) if speed and speed.isdigit() else None,
                 "duplex": read(base + "/duplex"),
                 "wireless": os.path.isdir(base + "/wireless"),
@@ -231,7 +225,6 @@ def settings():
             os.path.isdir("/var/lib/dpkg/updates") and os.listdir("/var/lib/dpkg/updates")
         ),
         "clock": time.time(),
-        "clock_synchronized": output("timedatectl", "show", "-p", "NTPSynchronized", "--value"),
         "missing_libraries": [name for name in folders if name and not os.path.isdir(name)],
         "rsync": shutil.which("rsync") is not None,
         "conda": os.path.exists("/opt/tandem/conda/bin/conda"),

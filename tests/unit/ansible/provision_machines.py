@@ -41,7 +41,6 @@ HEALTHY = {
             "name": "eno1",
             "mac": "3c:7c:3f:00:00:01",
             "mtu": 1500,
-            "up": True,
             "speed": 1000,
             "duplex": "full",
             "wireless": False,
@@ -58,7 +57,6 @@ HEALTHY = {
     "apt_lock": None,
     "dpkg_broken": False,
     "clock": 1000.0,
-    "clock_synchronized": "yes",
     "missing_libraries": [],
     "missing_mounts": [],
     "held_since": None,
@@ -109,9 +107,7 @@ def machine(release="debian12", cards=(), **changes):
     made = copy.deepcopy(HEALTHY)
     names = ("distribution", "release", "kernel", "glibc", "python")
     made.update(zip(names, RELEASES[release]))
-    made["gpus"] = [
-        {"vendor": "10de", "device": card, "slot": f"0{place}"} for place, card in enumerate(cards)
-    ]
+    made["gpus"] = [{"vendor": "10de", "device": card} for card in cards]
     if cards:
         made.update(driver="580.126.20", driver_library="580.126.20")
     made.update(changes)
