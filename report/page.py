@@ -10,10 +10,11 @@ import jinja2
 
 from report import charts, formulas, tables
 from report.analysis import Analysis
+from report.heading import setup
 from report.progress import POINTS
 from report.records import CATEGORIES
 from report.text import WORDS
-from report.units import count, link, percent, seconds, size, three_digits
+from report.units import link, percent, seconds, size, three_digits
 
 MOST_RANKS = 16  # rows of a chart
 STEP_PARTS = ("data", "h2d", "forward", "backward", "sync_exposed", "optimizer", "other")
@@ -37,7 +38,7 @@ def render_page(analysis: Analysis) -> str:
         start=analysis.start,
         step=analysis.step,
         name=analysis.run.folder.resolve().name,
-        setup=setup(analysis),
+        setup=" · ".join(setup(analysis)),
         tiles=tiles(analysis),
         words=WORDS,
         time_parts=time_parts(analysis),
@@ -51,21 +52,6 @@ def bound(sentence: str) -> str:
     """The sentence with its figures bound to their units by no-break spaces."""
     units = r"%|ms|s|min|h|d|kB|MB|GB|MB/s|[GM]bit/s|images/s|px"
     return re.sub(rf"(?<=\d) (?=(?:{units})(?![\w/]))|(?<=<) (?=\d)", "\u00a0", sentence)
-
-
-def setup(analysis: Analysis) -> str:
-    """What ran, in one line."""
-    summary, start = analysis.summary, analysis.start
-    parts = [
-        str(start.get("model") or analysis.run.plan.get("model") or "unknown model"),
-        f"{count(summary['nodes'], 'node')}, {count(summary['world_size'], 'rank')}",
-    ]
-    parts += [f"{start['image_size']} px"] if start.get("image_size") else []
-    parts += [f"global batch {start['global_batch']}"] if start.get("global_batch") else []
-    parts += [str(start["precision"])] if start.get("precision") else []
-    parts += [f"sync {summary['sync']}"] if summary["sync"] else []
-    parts += [str(start["device"])] if start.get("device") else []
-    return " · ".join(parts)
 
 
 def tiles(analysis: Analysis) -> list[Any]:

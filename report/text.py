@@ -6,10 +6,11 @@ from typing import Any
 
 from report import layout, tables
 from report.analysis import Analysis
+from report.heading import setup
 from report.layout import wrap
 from report.measure import slowest
 from report.records import CATEGORIES
-from report.units import count, seconds, three_digits
+from report.units import seconds, three_digits
 
 BAR = 30
 WORDS = {
@@ -50,15 +51,9 @@ def render_text(analysis: Analysis) -> str:
 
 def heading_section(analysis: Analysis) -> list[Any]:
     """What ran, how long, how well."""
-    summary, start = analysis.summary, analysis.start
-    setup = [
-        str(start.get("model") or analysis.run.plan.get("model") or "unknown model"),
-        f"{count(summary['nodes'], 'node')} ({count(summary['world_size'], 'rank')})",
-    ]
-    setup += [str(start[key]) for key in ("precision",) if start.get(key)]
-    setup.append(f"sync {summary['sync'] or 'unknown'}")
-    setup += [f"batch {start['global_batch']}"] if start.get("global_batch") else []
-    lines = [f"Tandem run {analysis.run.folder.resolve().name}", *wrap(", ".join(setup))]
+    summary = analysis.summary
+    name = analysis.run.folder.resolve().name
+    lines = [f"Tandem run {name}", *wrap(", ".join(setup(analysis)))]
     facts = [f"{summary['status']} after {seconds(summary['wall_seconds'])}"]
     if summary["final_top1"] is not None:
         facts.append(

@@ -36,6 +36,11 @@ def three_digits(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
+def millions(number: float) -> str:
+    """A large count: 25.6 M, 0.96 M."""
+    return f"{three_digits(number / 1e6)} M"
+
+
 def percent(fraction: float) -> str:
     """A fraction in [0, 1] as whole percent; small ones are not rounded to nothing."""
     return "< 1 %" if 0 < fraction < 0.005 else f"{fraction:.0%}".replace("%", " %")

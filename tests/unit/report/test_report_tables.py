@@ -66,6 +66,18 @@ def test_a_column_is_added_in_one_place(analysis, monkeypatch):
     assert "by node2" in render_text(analysis) and ">by node2<" in render_page(analysis)
 
 
+def test_both_say_the_same_of_what_ran(tmp_path):
+    folder = RunBuilder(tmp_path / "run", **BOTTLENECKS["network"]).write()
+    for path in folder.glob("nodes/*/rank*.jsonl"):
+        lines = path.read_text().replace('"accumulate": 1', '"accumulate": 4')
+        path.write_text(lines.replace('"onednn_limit": null', '"onednn_limit": "AVX2"'))
+    analysis = analyse(folder)
+    said = ["M parameters", "224 px", " in 4 micro-", "torch 2.15.0", "limited to AVX2"]
+    text, page = " ".join(render_text(analysis).split()), render_page(analysis)
+    assert [words for words in said if words not in text] == []
+    assert [words for words in said if words not in page.replace("\u00a0", " ")] == []
+
+
 def test_packets_that_were_dropped_show_in_both(analysis):
     assert "drops" in render_text(analysis) and "drops" in render_page(analysis)
 
