@@ -111,6 +111,7 @@ VERBS = {
         "make the machines of inventory.ini a cluster",
         (
             INVENTORY,
+            LIMIT,
             Variable("DELETE", "-e data_delete", "1: data that is gone here goes there", "switch"),
             ASK_SUDO,
             CORE,

@@ -18,6 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))
 from planning import (
     accept,
     accept_gpu,
+    boot,
     clock,
     data,
     driver,
@@ -105,6 +106,7 @@ FILTERS = {
     "hosts_file": members.hosts_file,
     "interface_of": network_facts.interface_of,
     "known_hosts_file": members.known_hosts_file,
+    "linux_again": boot.linux_again,
     "member": members.member,
     "member_addresses": member_addresses,
     "network_plan": network.network_plan,
