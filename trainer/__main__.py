@@ -8,7 +8,7 @@ from typing import List, NoReturn, Optional
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from .cli import parse
-from .errors import UserError, explain
+from .errors import INTERRUPTED, UserError, explain
 from .process import leave, spawn, work
 from .world import place
 
@@ -24,7 +24,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     except UserError as error:
         return explain(error, place(os.environ).local_rank)
     except KeyboardInterrupt:
-        return 130  # as a shell says it
+        return INTERRUPTED
 
 
 def run() -> NoReturn:

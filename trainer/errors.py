@@ -6,6 +6,7 @@ import sys
 BAD_INPUT = 2
 STOPPED = 75  # on request, after saving
 OUT_OF_MEMORY = 76  # of the device: smaller micro-batches may fit
+INTERRUPTED = 130  # by Ctrl-C, as a shell says it
 
 
 class UserError(Exception):

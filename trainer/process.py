@@ -1,20 +1,21 @@
 """The processes of a run: what each does, and `--spawn N` without a launcher."""
 
+import multiprocessing
 import os
 import signal
 import socket
 import sys
-import threading
-import time
 import traceback
-from typing import Any, List, NoReturn
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
+from typing import Any, NoReturn, Optional, Sequence, cast
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from .compat import is_out_of_memory
-from .errors import OUT_OF_MEMORY, UserError, explain
+from .data.workers import end_with
+from .errors import INTERRUPTED, OUT_OF_MEMORY, UserError, explain
 from .logs import quiet_others
 from .options import Options
 from .predict import infer
@@ -22,7 +23,8 @@ from .settle import settle
 from .train import train
 from .world import place, start
 
-GRACE = 10.0  # seconds that the others of --spawn have to leave once one has failed
+# Seconds that the other ranks of --spawn have to leave, once one has failed or is done.
+GRACE, TEAR_DOWN = 10.0, 120.0
 
 
 def work(options: Options) -> int:
@@ -56,6 +58,9 @@ def leave(code: int) -> NoReturn:
     """
     sys.stdout.flush()
     sys.stderr.flush()
+    # Python would wait for loaders that hang in a read, and for ranks that --spawn has left.
+    for child in multiprocessing.active_children():
+        child.kill()
     if dist.is_initialized():
         os._exit(code)
     sys.exit(code)
@@ -72,35 +77,52 @@ def spawn(options: Options) -> int:
     count = str(options.spawn)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     os.environ.update(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count)
-    context = mp.spawn(_child, (options,), nprocs=options.spawn, join=False)
-    threading.Thread(target=_end_all, args=(context.processes,), daemon=True).start()
-    signal.signal(signal.SIGTERM, lambda *_: [child.terminate() for child in context.processes])
-    try:
-        while not context.join():
-            pass
-    except mp.ProcessExitedException as error:
-        return error.exit_code
-    return 0
+    context = multiprocessing.get_context("spawn")
+    numbers = range(options.spawn)
+    ranks = [context.Process(target=_rank, args=(n, os.getpid(), options)) for n in numbers]
+
+    def tell(*_: object) -> None:
+        for rank in filter(BaseProcess.is_alive, ranks):
+            rank.terminate()
+
+    signal.signal(signal.SIGTERM, tell)
+    for rank in ranks:
+        rank.start()
+    return first_failure(ranks)
 
 
-def _child(rank: int, options: Options) -> None:
+def _rank(rank: int, parent: int, options: Options) -> None:
+    end_with(parent)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.spawn))
     try:
         code = work(options)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     except Exception:
         traceback.print_exc()
         code = 1
     leave(code)
 
 
-def _end_all(processes: List[Any]) -> None:
-    """Once one has failed, kill those that are left after GRACE seconds: mp.spawn asks them to
-    leave and waits, for ever where they wait in a collective."""
-    while any(process.is_alive() for process in processes):
-        if any(process.exitcode for process in processes):
-            time.sleep(GRACE)
-            for process in processes:
-                process.kill()
-            return
-        time.sleep(0.5)
+def first_failure(ranks: Sequence[BaseProcess]) -> int:
+    """Wait for all; the exit code, as a shell says it, of the first that failed, or 0.
+
+    Ranks leave together. Whoever is still there GRACE seconds after one that failed waits for it in
+    a collective, and would for ever: it is killed. So is, after TEAR_DOWN seconds, who has nothing
+    left to do.
+    """
+    left, code = {rank.sentinel: rank for rank in ranks}, 0
+    patience: Optional[float] = None
+    while left:
+        ended = connection.wait(list(left), patience)
+        if not ended:
+            for rank in left.values():
+                rank.kill()
+        for sentinel in ended or list(left):
+            rank = left.pop(int(cast(Any, sentinel)))
+            rank.join()
+            own = rank.exitcode or 0
+            code = code or (own if own >= 0 else 128 - own)
+        patience = GRACE if code else TEAR_DOWN
+    return code

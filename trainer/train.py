@@ -9,7 +9,7 @@ import torch
 from . import checkpoint, memory
 from .banner import sentences, start_line
 from .build import job, materials
-from .data.loader import Batch, train_batches
+from .data.loader import Batch, TrainBatches
 from .data.order import rank_slice, steps_per_epoch
 from .errors import STOPPED, UserError
 from .evaluate import evaluate, share_buffers
@@ -58,6 +58,7 @@ class Run:
             self.lines = Lines(options, world, self.clock)
             self.screen = Screen(options, world, self.job.steps_per_epoch)
             self.sample_log = SampleLog(options, world)
+        self.batches = TrainBatches(found.train_set, options, world)
         self.stop = Stop(world)
         folder = pathlib.Path(options.output or ".", "checkpoints", world.host)
         saves = bool(options.output) and world.local_rank == 0
@@ -101,11 +102,10 @@ class Run:
     def epoch(self) -> bool:
         """Train from the position to the epoch's end; False when asked to stop."""
         at, job = self.position, self.job
-        batches = train_batches(job.train_set, self.options, self.world, at.epoch, at.sample)
         self.epoch_loss = [0.0, 0]
         self.screen.epoch(at.epoch, round(at.sample / len(job.train_set) * job.steps_per_epoch))
         self.clock.enter("data")
-        for batch in batches:
+        for batch in self.batches.epoch(at.epoch, at.sample):
             # Only where all ranks have met is nothing under way, and only there can they agree.
             if job.met and self.stop.now():
                 return False

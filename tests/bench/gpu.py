@@ -23,7 +23,7 @@ from tests.bench.gpu_peers import AUTOCAST, Setting, Tandem, contenders
 from trainer import checkpoint, memory
 from trainer.compat import is_out_of_memory
 from trainer.data.folder import ImageFolder
-from trainer.data.loader import train_batches
+from trainer.data.loader import TrainBatches
 from trainer.ema import Ema
 from trainer.options import Options
 from trainer.precision import optimized
@@ -129,7 +129,7 @@ def loader_alone(data, size, scale):
             continue
         options = Options(workers=workers, image_size=size, augment="crop", jpeg_scaling=True)
         folder = ImageFolder(str(data.root), "train", options)
-        batches = train_batches(folder, options, World(batches=(4,)), 0)
+        batches = TrainBatches(folder, options, World(batches=(4,))).epoch(0)
         next(batches)
         begin = time.perf_counter()
         count = sum(len(batch.indices) for batch in batches)
@@ -148,7 +148,9 @@ def fed(device, data, scale):
     ours.step()
     synthetic = rate(ours, setting, scale.seconds)
     counted, begin, world = 0, 0.0, ours.job.world
-    for number, one in enumerate(train_batches(ours.job.train_set, ours.job.options, world, 0)):
+    for number, one in enumerate(
+        TrainBatches(ours.job.train_set, ours.job.options, world).epoch(0)
+    ):
         train_step(ours.job, one, number, 0.01)
         if number == 0:  # until here processes were started
             wait(device)

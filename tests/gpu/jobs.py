@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.build import job, materials
-from trainer.data.loader import train_batches
+from trainer.data.loader import TrainBatches
 from trainer.options import Options
 from trainer.step import train_step
 from trainer.timing import Clock
@@ -43,7 +43,7 @@ def batches(job, epochs=1, size=None):
     every = [
         batch
         for epoch in range(epochs)
-        for batch in train_batches(job.train_set, job.options, job.world, epoch)
+        for batch in TrainBatches(job.train_set, job.options, job.world).epoch(epoch)
     ]
     return every[:size]
 

@@ -120,10 +120,12 @@ def family(pid):
 
 
 def test_asked_to_stop_a_run_with_loader_processes_saves_and_ends_them(argv, tmp_path):
-    """The rank alone is asked, as the launcher does it."""
-    ranks = started([1], [*argv, "--workers", 2], tmp_path)
+    """Each process is asked, as Slurm's scancel and systemd do it."""
+    ranks = started([1], [*argv, "--workers", 2, "--augment", "crop"], tmp_path)
     pids = family(ranks[0][0].pid)
-    os.kill(pids[0], signal.SIGTERM)
+    assert len(pids) >= 3
+    for pid in reversed(pids):
+        os.kill(pid, signal.SIGTERM)
     assert codes(ranks) == [STOPPED]
     wait_until_gone(pids)
 

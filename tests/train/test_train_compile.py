@@ -5,7 +5,7 @@ import torch
 
 from tests.trainer_ranks import make_images, run_ranks
 from trainer.build import job, materials
-from trainer.data.loader import train_batches
+from trainer.data.loader import TrainBatches
 from trainer.options import Options
 from trainer.process import start
 from trainer.step import settle_buckets, train_step
@@ -30,7 +30,7 @@ def compiled_for(root):
     ours = job(options, world, materials(options, world), Clock(world.device))
     settle_buckets(ours)
     settled = list(sizes)
-    for step, batch in enumerate(train_batches(ours.train_set, options, world, 0)):
+    for step, batch in enumerate(TrainBatches(ours.train_set, options, world).epoch(0)):
         train_step(ours, batch, step, 0.1)
     weights = torch.cat([p.detach().flatten() for p in ours.model.parameters()])
     return settled, sizes, weights.sum().item()

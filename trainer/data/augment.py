@@ -84,7 +84,7 @@ class Evaluate:
     keeps = True
 
     def __init__(self, sizes: Sizes) -> None:
-        self.sizes, self.side = sizes, sizes.evaluate
+        self.sizes, self.size, self.side = sizes, sizes.evaluate, sizes.evaluate
 
     def __call__(self, picture: Picture, rng: Random) -> np.ndarray:
         """uint8 (size, size, 3)."""

@@ -9,21 +9,22 @@ from typing import List, Optional
 import numpy as np
 
 MOST = 2**31  # bytes of a machine's memory that its ranks keep of a split, and at most an eighth
-UNSEEN, GOOD, BAD = 0, 1, 2
+NOT_DECODED, GOOD, BAD = 0, 1, 2
 
 
 class Kept:
     """Bases of a split's images: uint8 (side, side, 3) each, and which of them are there.
 
-    Memory is taken only by those that this rank has seen.
+    Memory is taken only by those that this rank has decoded.
     """
 
     def __init__(self, count: int, side: int) -> None:
         self.pixels = np.empty((count, side, side, 3), dtype=np.uint8)
-        self.state = np.full(count, UNSEEN, dtype=np.uint8)
+        self.state = np.full(count, NOT_DECODED, dtype=np.uint8)
 
-    def unseen(self, share: List[int]) -> List[int]:
-        return [index for index in share if self.state[index] == UNSEEN]
+    def missing(self, indices: List[int]) -> List[int]:
+        """Those that were not decoded yet."""
+        return [index for index in indices if self.state[index] == NOT_DECODED]
 
     def put(self, index: int, base: Optional[np.ndarray]) -> None:
         """None: the image is bad."""

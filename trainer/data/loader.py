@@ -1,7 +1,6 @@
-"""Batches for one rank: its share of each step in training, of all images in evaluation."""
+"""Batches for one rank: its part of each step in training, of all images in evaluation."""
 
 import dataclasses
-import os
 from functools import partial
 from random import Random
 from typing import Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
@@ -19,8 +18,8 @@ from .folder import SMALL, ImageFolder
 from .kept import Kept, fits
 from .order import derive_seed, epoch_order, rank_slice, step_size
 from .quarantine import Bad
+from .workers import data_loader, started, worker_count
 
-FEW = 4096  # images: decoding so many small ones takes less time than starting processes
 TRIALS = 16  # replacements in a row that may be bad too before the data set is given up
 
 
@@ -42,6 +41,13 @@ class Batch:
         return self.images.to(device, non_blocking=True), self.targets.to(device, non_blocking=True)
 
 
+class Draw(NamedTuple):
+    """Which sample is to be made: of an epoch of training, or with None in evaluation."""
+
+    epoch: Optional[int]
+    number: int  # its place in the data set
+
+
 class Sample(NamedTuple):
     pixels: Optional[np.ndarray]
     target: int
@@ -56,16 +62,15 @@ class Samples(Dataset):  # type: ignore[type-arg]
     folder: ImageFolder
     transform: Union[Train, Evaluate]
     seed: int
-    epoch: Optional[int]
 
-    def __getitem__(self, index: int) -> Sample:
-        """In training (`epoch` is given) a bad image is replaced by others, drawn by (seed, epoch,
-        index); in evaluation, and after TRIALS replacements, `pixels` is None."""
-        rng = self.chance(index)
+    def __getitem__(self, draw: Draw) -> Sample:
+        """In training (the draw has an epoch) a bad image is replaced by others, drawn by (seed,
+        epoch, index); in evaluation, and after TRIALS replacements, `pixels` is None."""
+        rng, index = self.chance(draw), draw.number
         paths, targets = self.folder.paths, self.folder.targets
         bad: List[Bad] = []
         chosen = index
-        for _ in range(1 if self.epoch is None else 1 + TRIALS):
+        for _ in range(1 if draw.epoch is None else 1 + TRIALS):
             try:
                 picture = open_picture(self.folder.root / paths[chosen])
                 return Sample(self.transform(picture, rng), targets[chosen], index, bad)
@@ -74,8 +79,8 @@ class Samples(Dataset):  # type: ignore[type-arg]
                 chosen = int(rng.random() * len(paths))
         return Sample(None, targets[index], index, bad)
 
-    def chance(self, index: int) -> Random:
-        return Random(derive_seed("augment", self.seed, self.epoch, index))
+    def chance(self, draw: Draw) -> Random:
+        return Random(derive_seed("augment", self.seed, draw.epoch, draw.number))
 
 
 @dataclasses.dataclass
@@ -97,32 +102,37 @@ class Bases(Dataset):  # type: ignore[type-arg]
 Collated = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, List[Bad]]
 
 
-def train_batches(
-    dataset: ImageFolder, options: Options, world: World, epoch: int, start: int = 0
-) -> Iterator[Batch]:
-    """This rank's share of each step from position `start` of the epoch on; it may be empty.
+class TrainBatches:
+    """The training steps of one rank, epoch by epoch. Its loader processes stay from one to the
+    next."""
 
-    Raises RankError when there are too many bad images.
-    """
-    scaled = bool(options.jpeg_scaling)
-    transform = Train(options.augment, dataset.sizes, options.random_erase, scaled)
-    samples = Samples(dataset, transform, options.seed, epoch)
-    order = epoch_order(len(dataset), options.seed, epoch)
-    steps, counts = [], []
-    while start < len(order):
-        counts.append(step_size(start, len(order), world.global_batch, world.smallest))
-        mine = rank_slice(world.rank_samples(counts[-1]), world.rank)
-        steps.append(order[start : start + counts[-1]][mine].tolist())
-        start += counts[-1]
-    loader = _loader(samples, steps, dataset.sizes.train, options, world)
-    for (images, targets, indices, bad), count in zip(loader, counts):
-        dataset.quarantine.add(bad)
-        if len(images) < len(indices):
-            raise RankError(
-                f"{1 + TRIALS} images drawn one after another cannot be used, "
-                f"the last is {bad[-1].path}: {bad[-1].reason}."
+    def __init__(self, dataset: ImageFolder, options: Options, world: World) -> None:
+        self.dataset, self.options, self.world = dataset, options, world
+        scaled = bool(options.jpeg_scaling)
+        transform = Train(options.augment, dataset.sizes, options.random_erase, scaled)
+        self._source = Source(Samples(dataset, transform, options.seed), options, world, stays=True)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """This rank's samples of each step from position `start` of the epoch on; there may be none
+        of a step. Raises RankError when there are too many bad images."""
+        order = epoch_order(len(self.dataset), self.options.seed, epoch)
+        steps, counts = [], []
+        while start < len(order):
+            counts.append(
+                step_size(start, len(order), self.world.global_batch, self.world.smallest)
             )
-        yield Batch(images, targets, indices, count)
+            mine = rank_slice(self.world.rank_samples(counts[-1]), self.world.rank)
+            steps.append(order[start : start + counts[-1]][mine].tolist())
+            start += counts[-1]
+        found = self._source.batches(steps, epoch)
+        for (images, targets, indices, bad), count in zip(found, counts):
+            self.dataset.quarantine.add(bad)
+            if len(images) < len(indices):
+                raise RankError(
+                    f"{1 + TRIALS} images drawn one after another cannot be used, "
+                    f"the last is {bad[-1].path}: {bad[-1].reason}."
+                )
+            yield Batch(images, targets, indices, count)
 
 
 def eval_batches(
@@ -130,11 +140,10 @@ def eval_batches(
 ) -> Iterator[Batch]:
     """Every image exactly once over all ranks, in order within a rank, `size` at a time; bad ones
     are left out."""
-    samples = Samples(dataset, Evaluate(dataset.sizes), options.seed, None)
+    samples = Samples(dataset, Evaluate(dataset.sizes), options.seed)
     mine = list(range(world.rank, len(dataset), world.size))
     steps = [mine[begin : begin + size] for begin in range(0, len(mine), size)]
-    loader = _loader(samples, steps, dataset.sizes.evaluate, options, world)
-    for images, targets, indices, bad in loader:
+    for images, targets, indices, bad in Source(samples, options, world).batches(steps):
         dataset.quarantine.add(bad)
         lost = {path for path, _ in bad}
         kept = [i for i, index in enumerate(indices.tolist()) if dataset.paths[index] not in lost]
@@ -142,70 +151,80 @@ def eval_batches(
             yield Batch(images, targets[kept], indices[kept], len(kept))
 
 
-def worker_count(options: Options, world: World, size: int, images: int) -> int:
-    """Loader processes of this rank: the option, else none for a few small images, else its share
-    of the machine's cores, one of which trains."""
-    if options.workers is not None:
-        return options.workers
-    if size <= SMALL and images <= FEW:
-        return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(16, max(1, ((cores or 1) - 1) // world.local_size))
+@dataclasses.dataclass
+class Steps:
+    """What loader processes are asked for, step by step: they know nothing of epochs themselves."""
+
+    epoch: Optional[int] = None
+    indices: Sequence[List[int]] = ()
+
+    def __iter__(self) -> Iterator[List[Draw]]:
+        for step in self.indices:
+            yield [Draw(self.epoch, index) for index in step]
 
 
-def _loader(
-    samples: Samples, steps: List[List[int]], size: int, options: Options, world: World
-) -> Iterable[Collated]:
-    transform, folder = samples.transform, samples.folder
-    small = transform.keeps and size <= SMALL
-    if small and fits(len(folder), transform.side, world.local_size):
-        return _kept(samples, steps, size, options, world)
-    return DataLoader(
-        samples,
-        batch_sampler=steps,
-        collate_fn=partial(_collate, size),
-        num_workers=worker_count(options, world, size, sum(map(len, steps))) if steps else 0,
-        pin_memory=world.device.type == "cuda",
-        # A generator of its own: without one, each epoch would draw from the global one.
-        generator=torch.Generator(),
-    )
+class Source:
+    """The samples of a split, collated by steps: decoded as they are wanted, or small ones once and
+    then kept. `stays`: loader processes wait for the next `batches` when one is over."""
 
+    def __init__(
+        self, samples: Samples, options: Options, world: World, stays: bool = False
+    ) -> None:
+        self.samples, self.options, self.world, self.stays = samples, options, world, stays
+        self.size, self._steps = samples.transform.size, Steps()
+        self._loader: Optional[DataLoader[Collated]] = None
 
-def _kept(
-    samples: Samples, steps: List[List[int]], size: int, options: Options, world: World
-) -> Iterator[Collated]:
-    """Small images, of which only those are decoded that this rank has not seen yet."""
-    folder, transform = samples.folder, samples.transform
-    if folder.kept is None or folder.kept.pixels.shape[1] != transform.side:
-        folder.kept = Kept(len(folder), transform.side)
-    kept = folder.kept
-    missing = [kept.unseen(share) for share in steps]
-    unseen = sum(map(len, missing))
-    decoded = iter(
-        DataLoader(
-            Bases(folder, transform),
-            batch_sampler=[share for share in missing if share],
-            collate_fn=list,
-            num_workers=worker_count(options, world, size, unseen) if unseen else 0,
-            generator=torch.Generator(),
-        )
-    )
-    for share, wanted in zip(steps, missing):
-        for index, base in next(decoded) if wanted else []:
-            kept.put(index, base)
-        images, targets, indices, bad = _collate(size, [_again(samples, kept, i) for i in share])
-        if world.device.type == "cuda":
-            images, targets = images.pin_memory(), targets.pin_memory()
-        yield images, targets, indices, bad
+    def batches(
+        self, steps: Sequence[List[int]], epoch: Optional[int] = None
+    ) -> Iterator[Collated]:
+        """`steps`: indices of the data set. Only one such iterator is in use at a time."""
+        folder, transform = self.samples.folder, self.samples.transform
+        small = transform.keeps and self.size <= SMALL
+        if small and fits(len(folder), transform.side, self.world.local_size):
+            return self._kept(steps, epoch)
+        if not steps:
+            return iter(())
+        self._steps.epoch, self._steps.indices = epoch, steps
+        if self._loader is None:
+            self._loader = data_loader(
+                self.samples,
+                self._steps,
+                partial(_collate, self.size),
+                self._workers(len(folder) // self.world.size),
+                pinned=self.world.device.type == "cuda",
+                stays=self.stays,
+            )
+        return started(self._loader)
 
+    def _workers(self, images: int) -> int:
+        return worker_count(self.options, self.world, self.size, images)
 
-def _again(samples: Samples, kept: Kept, index: int) -> Sample:
-    """What `samples[index]` is, without decoding it."""
-    base = kept.get(index)
-    if base is None:
-        return samples[index]
-    pixels = samples.transform.chance(base, samples.chance(index))
-    return Sample(pixels, samples.folder.targets[index], index, [])
+    def _kept(self, steps: Sequence[List[int]], epoch: Optional[int]) -> Iterator[Collated]:
+        """Small images, of which only those are decoded that this rank has not seen yet."""
+        folder, side = self.samples.folder, self.samples.transform.side
+        if folder.kept is None or folder.kept.pixels.shape[1] != side:
+            folder.kept = Kept(len(folder), side)
+        missing = [folder.kept.missing(indices) for indices in steps]
+        count = sum(map(len, missing))
+        bases = Bases(folder, self.samples.transform)
+        wanted = [indices for indices in missing if indices]
+        decoded = started(data_loader(bases, wanted, list, self._workers(count) if count else 0))
+        for indices, lacking in zip(steps, missing):
+            for index, base in next(decoded) if lacking else []:
+                folder.kept.put(index, base)
+            again = [self._again(folder.kept, Draw(epoch, index)) for index in indices]
+            images, targets, numbers, bad = _collate(self.size, again)
+            if self.world.device.type == "cuda":
+                images, targets = images.pin_memory(), targets.pin_memory()
+            yield images, targets, numbers, bad
+
+    def _again(self, kept: Kept, draw: Draw) -> Sample:
+        """What `samples[draw]` is, without decoding it."""
+        base = kept.get(draw.number)
+        if base is None:
+            return self.samples[draw]
+        pixels = self.samples.transform.chance(base, self.samples.chance(draw))
+        return Sample(pixels, self.samples.folder.targets[draw.number], draw.number, [])
 
 
 def _collate(

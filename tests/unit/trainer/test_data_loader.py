@@ -23,7 +23,7 @@ from trainer.data.augment import (
 from trainer.data.decode import Picture, open_picture
 from trainer.data.folder import ImageFolder, Sizes
 from trainer.data.kept import MOST, fits
-from trainer.data.loader import FEW, eval_batches, train_batches, worker_count
+from trainer.data.loader import TrainBatches, eval_batches
 from trainer.errors import UserError
 from trainer.options import Options
 from trainer.world import World
@@ -53,7 +53,7 @@ def samples(root, options, batches, epoch=0, start=0):
     found = {}
     for rank in range(len(batches)):
         folder = ImageFolder(root, "train", options)
-        for batch in train_batches(folder, options, world(rank, batches), epoch, start):
+        for batch in TrainBatches(folder, options, world(rank, batches)).epoch(epoch, start):
             assert batch.images.dtype == torch.uint8
             assert batch.images.shape == (len(batch.indices), 3, 16, 16)
             for image, target, index in zip(batch.images, batch.targets, batch.indices.tolist()):
@@ -86,7 +86,7 @@ def test_each_sample_has_chances_of_its_own(root):
     folder = ImageFolder(root, "train", options)
     folder.paths = [folder.paths[0]] * len(folder)
     images = [
-        image for batch in train_batches(folder, options, world(), 0) for image in batch.images
+        image for batch in TrainBatches(folder, options, world()).epoch(0) for image in batch.images
     ]
     assert len({image.numpy().tobytes() for image in images}) == len(images) == CLASSES * EACH
 
@@ -103,7 +103,7 @@ def test_every_rank_sees_each_step_even_without_samples(root):
     options = Options(workers=0)
     folder = ImageFolder(root, "train", options)
     per_rank = [
-        list(train_batches(folder, options, world(rank, (4, 4, 4)), 0, CLASSES * EACH - 5))
+        list(TrainBatches(folder, options, world(rank, (4, 4, 4))).epoch(0, CLASSES * EACH - 5))
         for rank in range(3)
     ]
     assert [batch.global_count for batch in per_rank[2]] == [5]
@@ -148,7 +148,7 @@ def test_bad_images_are_replaced_alike_on_any_rank(spoilt):
     assert sorted(alone) == list(range(CLASSES * EACH))
     assert same(alone, samples(spoilt, options, (3, 2, 5)))
     folder = ImageFolder(spoilt, "train", options)
-    list(train_batches(folder, options, world(), 0))
+    list(TrainBatches(folder, options, world()).epoch(0))
     assert sorted(folder.quarantine.found) == ["train/0/1.png", "train/2/5.png"]
 
 
@@ -178,7 +178,7 @@ def test_too_many_bad_images_stop_the_run(spoilt):
     options = Options(workers=0, bad_images=1)
     folder = ImageFolder(spoilt, "train", options)
     with pytest.raises(UserError, match="2 images cannot be used"):
-        list(train_batches(folder, options, world(), 0))
+        list(TrainBatches(folder, options, world()).epoch(0))
 
 
 def test_a_folder_of_nothing_but_bad_images_stops_the_run(spoilt):
@@ -187,24 +187,7 @@ def test_a_folder_of_nothing_but_bad_images_stops_the_run(spoilt):
     options = Options(workers=0, image_size=16)
     folder = ImageFolder(spoilt, "train", options)
     with pytest.raises(UserError, match="drawn one after another cannot be used"):
-        list(train_batches(folder, options, world(), 0))
-
-
-def test_a_few_small_images_need_no_workers():
-    here = World(size=2, local_size=2, batches=(2, 2))
-    assert worker_count(Options(), here, 32, FEW) == 0
-    assert worker_count(Options(), here, 32, FEW + 1) >= 1
-    assert worker_count(Options(), here, 224, 1) >= 1
-    assert worker_count(Options(workers=5), here, 32, 1) == 5
-
-
-@pytest.mark.parametrize(
-    "cores, ranks, each", [(2, 1, 1), (8, 1, 7), (64, 1, 16), (24, 4, 5), (4, 8, 1)]
-)
-def test_a_machine_s_ranks_share_its_cores(monkeypatch, cores, ranks, each):
-    """8 loaders gave 2,900 images a second, as many as one card may want alone."""
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cores)), raising=False)
-    assert worker_count(Options(), World(local_size=ranks), 224, 1) == each
+        list(TrainBatches(folder, options, world()).epoch(0))
 
 
 @pytest.mark.parametrize("least, most, aspect", [(0.08, 1.0, 4 / 3), (0.02, 0.33, 1 / 0.3)])
@@ -295,7 +278,7 @@ def test_kept_images_have_the_pixels_of_decoded_ones(spoilt, monkeypatch, augmen
     ours = [samples(spoilt, dataclasses.replace(options, workers=0), (3, 2, 5), 0)]
     folder = ImageFolder(spoilt, "train", options)
     for _ in range(2):
-        again = [list(train_batches(folder, options, world(), epoch)) for epoch in range(2)]
+        again = [list(TrainBatches(folder, options, world()).epoch(epoch)) for epoch in range(2)]
     monkeypatch.setattr("trainer.data.kept.MOST", 0)
     options = dataclasses.replace(options, workers=0)
     theirs = [samples(spoilt, options, (4,), epoch) for epoch in range(2)]
@@ -320,7 +303,7 @@ def test_a_small_image_is_decoded_once(root, monkeypatch):
     options = Options(workers=0)
     folders = [ImageFolder(root, split, options) for split in ("train", "val")]
     for epoch in range(3):
-        list(train_batches(folders[0], options, world(), epoch))
+        list(TrainBatches(folders[0], options, world()).epoch(epoch))
         list(eval_batches(folders[1], options, world(), 4))
     assert len(opened) == len(set(opened)) == len(folders[0]) + len(folders[1])
 
@@ -328,7 +311,7 @@ def test_a_small_image_is_decoded_once(root, monkeypatch):
 def test_what_is_kept_is_not_sent_to_loader_processes_and_has_a_bound(root, monkeypatch):
     options = Options(workers=0)
     folder = ImageFolder(root, "train", options)
-    list(train_batches(folder, options, world(), 0))
+    list(TrainBatches(folder, options, world()).epoch(0))
     assert folder.kept is not None
     assert pickle.loads(pickle.dumps(folder)).kept is None
     side = folder.kept.pixels.shape[1]
@@ -420,7 +403,7 @@ def test_only_training_crops_are_scaled_and_only_where_they_are_meant_to_be(tmp_
         factors.clear()
         options = Options(workers=0, image_size=48, jpeg_scaling=on)
         folder = ImageFolder(tmp_path, "train", options)
-        list(train_batches(folder, dataclasses.replace(options, augment="crop"), world(), 0))
+        list(TrainBatches(folder, dataclasses.replace(options, augment="crop"), world()).epoch(0))
         assert len(factors) == 3
         assert (max(factors) > 1) is bool(on)
     factors.clear()

@@ -11,7 +11,7 @@ from tests.trainer_ranks import make_images
 from trainer import parallel
 from trainer.build import job, materials
 from trainer.compat import ddp_buffers
-from trainer.data.loader import train_batches
+from trainer.data.loader import TrainBatches
 from trainer.models import build
 from trainer.options import Options
 from trainer.recompute import recompute_activations
@@ -98,7 +98,7 @@ def test_a_step_reads_nothing_from_the_device(images):
             return function(*args, **(kwargs or {}))
 
     ours = made(images, momentum=0.9, ema=0.5, mixup=0.2, accumulate=2)
-    batch = next(train_batches(ours.train_set, ours.options, ours.world, 0))
+    batch = next(TrainBatches(ours.train_set, ours.options, ours.world).epoch(0))
     train_step(ours, batch, 0, 0.1)
     with Readings() as readings:
         tally = train_step(ours, batch, 1, 0.1)
@@ -116,7 +116,7 @@ def test_state_of_gradient_sync_is_kept_per_rank_and_told_of_skipped_steps(image
     ours.sync = mock.Mock(agreed=contextlib.nullcontext, keeps=False)
     ours.sync.strategy.local = False
     ours.sync.state_dict.return_value = {"error": torch.ones(2)}
-    batch = next(train_batches(ours.train_set, ours.options, ours.world, 0))
+    batch = next(TrainBatches(ours.train_set, ours.options, ours.world).epoch(0))
     with mock.patch.object(ours.precision, "step", return_value=True):
         train_step(ours, batch, 0, 0.1)
     names = [call[0] for call in ours.sync.method_calls]
@@ -139,7 +139,7 @@ def test_state_of_gradient_sync_is_kept_per_rank_and_told_of_skipped_steps(image
 
 def test_the_average_is_left_alone_by_a_skipped_step(images):
     ours = made(images, ema=0.5)
-    batch = next(train_batches(ours.train_set, ours.options, ours.world, 0))
+    batch = next(TrainBatches(ours.train_set, ours.options, ours.world).epoch(0))
     with mock.patch.object(ours.precision, "step", return_value=True):
         train_step(ours, batch, 0, 0.1)
     assert ours.ema.updates == 0
@@ -149,7 +149,9 @@ def test_the_average_is_left_alone_by_a_skipped_step(images):
 
 def test_the_average_is_updated_every_so_many_steps(images):
     ours = made(images, ema=0.5, ema_every=3)
-    batch = dataclasses.replace(next(train_batches(ours.train_set, ours.options, ours.world, 0)))
+    batch = dataclasses.replace(
+        next(TrainBatches(ours.train_set, ours.options, ours.world).epoch(0))
+    )
     for step in range(7):
         train_step(ours, batch, step, 0.1)
     assert ours.ema.updates == 2

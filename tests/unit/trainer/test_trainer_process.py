@@ -1,12 +1,16 @@
 """How a process of the trainer ends: its words first, at once, and all of --spawn together."""
 
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
-from types import SimpleNamespace
+import time
 
 from tests.trainer_ranks import free_port
 from trainer import process
+
+FORK = multiprocessing.get_context("fork")
 
 HANGING = """
 import os, sys
@@ -54,34 +58,42 @@ def test_an_exception_is_said_last_and_the_code_is_1():
     assert made.stderr.splitlines()[-1] == "ValueError: broken on purpose"
 
 
-class Child:
-    """A process of --spawn: failed, done, or waiting in a collective until it is killed."""
-
-    def __init__(self, exitcode=None):
-        self.exitcode, self.killed = exitcode, False
-
-    def is_alive(self):
-        return self.exitcode is None
-
-    def kill(self):
-        self.killed, self.exitcode = True, -9
+def leaving(code, after):
+    time.sleep(after)
+    os._exit(code)
 
 
-def test_what_is_left_of_spawn_is_killed_once_one_has_failed(monkeypatch):
-    slept = []
-    monkeypatch.setattr(process, "time", SimpleNamespace(sleep=slept.append))
-    children = [Child(0), Child(1), Child()]
-    process._end_all(children)
-    assert slept == [process.GRACE]
-    assert children[2].killed
+def hanging(number=None):
+    if number:
+        os.kill(os.getpid(), number)
+    time.sleep(1000)
 
 
-def test_spawn_s_processes_that_finish_are_left_alone(monkeypatch):
-    children = [Child(), Child(0)]
+def first(*works):
+    """Of --spawn's ranks that do so: the exit code, and each rank's own."""
+    ranks = [FORK.Process(target=work, args=args) for work, *args in works]
+    for rank in ranks:
+        rank.start()
+    code = process.first_failure(ranks)
+    return code, [rank.exitcode for rank in ranks]
 
-    def sleep(seconds):
-        children[0].exitcode = 0
 
-    monkeypatch.setattr(process, "time", SimpleNamespace(sleep=sleep))
-    process._end_all(children)
-    assert not any(child.killed for child in children)
+def test_the_first_failure_ends_the_ranks_that_wait_for_it(monkeypatch):
+    """mp.spawn asks them to leave, and waits for ever where they are in a collective."""
+    monkeypatch.setattr(process, "GRACE", 0.3)
+    assert first((leaving, 0, 0), (leaving, 7, 0), (hanging,)) == (7, [0, 7, -9])
+
+
+def test_a_rank_that_was_killed_is_told_as_a_shell_tells_it(monkeypatch):
+    monkeypatch.setattr(process, "GRACE", 0.3)
+    assert first((hanging, signal.SIGTERM), (hanging,)) == (143, [-15, -9])
+
+
+def test_ranks_that_stop_together_are_left_alone():
+    assert first((leaving, 75, 0), (leaving, 75, 0.1)) == (75, [75, 75])
+    assert first((leaving, 0, 0), (leaving, 0, 0.1)) == (0, [0, 0])
+
+
+def test_a_rank_that_hangs_at_its_end_is_not_waited_for_for_ever(monkeypatch):
+    monkeypatch.setattr(process, "TEAR_DOWN", 0.3)
+    assert first((leaving, 0, 0), (hanging,)) == (137, [0, -9])

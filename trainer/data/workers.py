@@ -1,0 +1,82 @@
+"""Loader processes: how many a rank has, and that they live exactly as long as the rank does.
+
+Who ends a job signals all of its processes (Slurm's scancel, systemd's control group, Ctrl-C on a
+terminal), but only a rank knows at which step to stop, and until then it needs what its loaders
+make. So none of these signals reaches them. They end when the rank has no more work for them, and
+when it is gone: at once, since they hold its connections open, by which its peers notice.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+from functools import partial
+from typing import Any, Callable, Iterable, Iterator
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from ..options import Options
+from ..world import World
+from .folder import SMALL
+
+FEW = 4096  # images: decoding so many small ones takes less time than starting processes
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+
+
+def worker_count(options: Options, world: World, size: int, images: int) -> int:
+    """Loader processes of this rank: the option, else none for a few small images, else its part
+    of the machine's cores, one of which trains."""
+    if options.workers is not None:
+        return options.workers
+    if size <= SMALL and images <= FEW:
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(16, max(1, ((cores or 1) - 1) // world.local_size))
+
+
+def data_loader(
+    dataset: Dataset[Any],
+    steps: Iterable[Any],
+    collate: Callable[[Any], Any],
+    workers: int,
+    pinned: bool = False,
+    stays: bool = False,
+) -> DataLoader[Any]:
+    """torch's, over `steps` of indices. `stays`: its processes outlive an epoch."""
+    return DataLoader(
+        dataset,
+        batch_sampler=steps,
+        collate_fn=collate,
+        num_workers=workers,
+        pin_memory=pinned,
+        # A generator of its own: without one, each epoch would draw from the global one.
+        generator=torch.Generator(),
+        # The default of Python 3.14 would import torch anew in each of them.
+        multiprocessing_context="fork" if workers else None,
+        worker_init_fn=partial(end_with, os.getpid()),
+        persistent_workers=stays and workers > 0,
+    )
+
+
+def started(loader: DataLoader[Any]) -> Iterator[Any]:
+    """iter(loader), whose processes begin with these signals blocked, and so remain."""
+    with blocked(signal.SIGTERM, signal.SIGINT):
+        return iter(loader)
+
+
+@contextlib.contextmanager
+def blocked(*numbers: signal.Signals) -> Iterator[None]:
+    """Signals that come within are delivered afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_with(parent: int, worker: int = 0) -> None:
+    """From now on this process is killed when process `parent`, which has started it, is gone."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:  # gone already
+        os._exit(1)
