@@ -1,4 +1,4 @@
-"""Several ranks of the trainer on this machine, forked from a server that has imported torch."""
+"""Several ranks of the trainer on this machine, forked from a server (tests/trainer_preload.py)."""
 
 import multiprocessing
 import os
@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["trainer.__main__", "torchvision.models"])
+CONTEXT.set_forkserver_preload(["tests.trainer_preload"])
 
 
 def free_port():

@@ -1,0 +1,10 @@
+"""Imported once, by the server from which the ranks of tests/trainer_ranks.py are forked."""
+
+import pytest  # noqa: F401  # of the files whose functions the ranks call
+import torchvision.models  # noqa: F401
+from PIL import Image
+
+import trainer.__main__  # noqa: F401
+from tests import trainer_models  # noqa: F401
+
+Image.init()  # its formats, which it else imports at a rank's first image
