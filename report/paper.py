@@ -24,6 +24,8 @@ IMAGES_PER_SECOND = {
 }
 # torchvision's models with 1000 classes.
 PARAMETERS = {"resnet50": 25_557_032, "resnet152": 60_192_808}
+# Bottleneck blocks of each stage.
+BLOCKS = {"resnet50": (3, 4, 6, 3), "resnet152": (3, 8, 36, 3)}
 BATCH = 64
 # Of forward and backward: backward makes gradients of activations and of weights, each about as
 # much work as forward.
@@ -51,7 +53,7 @@ def paper_step(gpu: str, model: str) -> Step:
         world=1,
         steps=0,
         images=BATCH,
-        payload=Payload(PARAMETERS[model] * 4),
+        payload=Payload(PARAMETERS[model] * 4, matrices=matrices(BLOCKS[model])),
         strategy=strategies.parse(strategies.EXACT),
         forward=spent * (1 - BACKWARD),
         backward=spent * BACKWARD,
@@ -62,3 +64,15 @@ def paper_step(gpu: str, model: str) -> Step:
         ranks=(),
         **nothing,
     )
+
+
+def matrices(blocks: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
+    """Payload.matrices of torchvision's ResNet with so many bottleneck blocks in each stage."""
+    found, before = [(64, 3 * 7 * 7, 1)], 64
+    for stage, count in enumerate(blocks):
+        width = 64 * 2**stage
+        wide = 4 * width
+        found += [(width, before, 1), (wide, before, 1)]  # its shortcut is the second
+        found += [(width, wide, count - 1), (width, 9 * width, count), (wide, width, count)]
+        before = wide
+    return (*found, (1000, before, 1))

@@ -258,7 +258,7 @@ RULES: Dict[str, Rule] = {
             arguments=(Argument("BITS", ("8", "4", "2", "1.6")),),
             bucket_mb=8,
             warms=True,
-            usual=("ef:8", "ef:4", "ef:2"),
+            usual=("ef:8", "ef:4", "ef:2", "ef:1.6"),
         ),
         Rule(
             "powersgd",

@@ -49,7 +49,7 @@ def test_a_price_is_of_exactly_these_arguments(table):
 
 def test_advice_names_nothing_that_was_seen_to_cost_accuracy(table):
     named = [one.spec for one in prices.advised()]
-    assert named == ["allreduce", "fp16", "ef:8", "ef:4", "ef:2"]
+    assert named == ["allreduce", "fp16", "ef:8", "ef:4", "ef:2", "ef:1.6"]
 
 
 def test_the_committed_table_is_of_strategies_that_there_are():
