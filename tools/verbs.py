@@ -178,7 +178,7 @@ VERBS = {
         (Variable("DEVICE", "--device", "cpu: the cases that need no GPU", choices=DEVICES),),
         "make test-gpu DEVICE=cpu",
     ),
-    "test-cores": Verb("every playbook and its unit tests by both Ansibles"),
+    "test-cores": Verb("both Ansibles read every playbook; unit tests by the older"),
     "chaos": Verb("40 faults in random order on a lab of four machines (root)"),
     "lint": Verb("every linter"),
     "bench": Verb("figures with their method: tests/bench/README.md (root)"),
