@@ -9,7 +9,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from report.analysis import Analysis, analyse
 from report.errors import Parser, ReportError
@@ -18,7 +17,7 @@ from report.plan import plan_main
 from report.text import render_text
 
 
-def main(argv: list[Any]) -> int:
+def main(argv: list[str]) -> int:
     """0 when the report was made, 2 when the user has to put something right."""
     try:
         if argv[:1] == ["plan"]:
@@ -34,7 +33,7 @@ def main(argv: list[Any]) -> int:
         return 2
 
 
-def report_main(argv: list[Any]) -> int:
+def report_main(argv: list[str]) -> int:
     """Makes and prints one report."""
     parser = Parser(
         prog="python -m report", description="Makes the report of a run from its files."

@@ -16,7 +16,7 @@ class RankTime:
     attempt: int
     host: str
     rank: int
-    seconds: dict[str, Any]
+    seconds: dict[str, float]
     wall: float
 
     @property
@@ -28,8 +28,8 @@ class RankTime:
 class Accounting:
     """`seconds`: mean over ranks; both `seconds` and `wall` are summed over attempts."""
 
-    ranks: list[Any]
-    seconds: dict[str, Any]
+    ranks: list[RankTime]
+    seconds: dict[str, float]
     wall: float
 
     @property
@@ -58,14 +58,14 @@ def account(run: Run) -> Accounting:
     return Accounting(ranks, seconds, wall)
 
 
-def attempt_numbers(run: Run) -> list[Any]:
+def attempt_numbers(run: Run) -> list[int]:
     """The attempts that any file speaks of."""
     numbers = {entry["attempt"] for entry in run.attempts}
     numbers |= {record.attempt for record in run.ranks} | {attempt for _, attempt in run.exits}
     return sorted(numbers)
 
 
-def wall_seconds(run: Run, attempt: int, records: list[Any]) -> float:
+def wall_seconds(run: Run, attempt: int, records: list[RankRecord]) -> float:
     """From first start to last exit: the launcher's clock, else a guard's, else a rank's."""
     for entry in run.attempts:
         if entry["attempt"] == attempt and time_of(entry.get("wall_seconds")) is not None:
@@ -83,7 +83,7 @@ def span(entry: dict[str, Any]) -> float | None:
     return None if start is None or end is None else max(0.0, end - start)
 
 
-def rank_seconds(run: Run, record: RankRecord) -> dict[str, Any]:
+def rank_seconds(run: Run, record: RankRecord) -> dict[str, float]:
     """All categories of one rank in one attempt.
 
     `start_stop` is read from clocks of the rank's own machine: guard's start to loop's begin, and
@@ -101,7 +101,7 @@ def rank_seconds(run: Run, record: RankRecord) -> dict[str, Any]:
     return seconds
 
 
-def unstarted(run: Run, attempt: int, known: set[int], wall: float) -> list[Any]:
+def unstarted(run: Run, attempt: int, known: set[int], wall: float) -> list[RankTime]:
     """Ranks that never reached the loop: all that their guard saw was start and stop."""
     found = []
     for (host, which), entry in sorted(run.exits.items(), key=str):
@@ -115,7 +115,7 @@ def unstarted(run: Run, attempt: int, known: set[int], wall: float) -> list[Any]
     return found
 
 
-def ranks_of(run: Run, host: str, entry: dict[str, Any]) -> list[Any]:
+def ranks_of(run: Run, host: str, entry: dict[str, Any]) -> list[int]:
     """The ranks a node had in an attempt: by its guard, else by the plan."""
     workers = entry.get("workers")
     if isinstance(workers, dict) and workers:

@@ -6,10 +6,11 @@ made for what the run did not measure.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Optional
 
 from report import formulas
 from report.bottleneck import WAIT, parts
+from report.files import Entry
 from report.measure import Step, slowest
 from trainer import prices
 
@@ -21,13 +22,15 @@ SMALL_COPY_DECODES = 1018 / 660
 # The same copy has 27 KB an image instead of 65 KB.
 SMALL_COPY_READS = 65 / 27
 LINKS = ((2500, "2.5 Gbit/s"), (10000, "10 Gbit/s"))
+# What to change, the images/s predicted then, and those to compare with (None: those of now).
+Change = tuple[str, float, Optional[float]]
 
 
-def advise(step: Step | None, cause: str, image_size: float | None) -> list[Any]:
+def advise(step: Step | None, cause: str, image_size: float | None) -> list[Entry]:
     """List of {change, predicted_images_per_second}, best first; empty when nothing gains."""
     if step is None or step.seconds <= 0:
         return []
-    found = []
+    found: list[Change] = []
     if step.world > 1:
         found += network_advice(step) + fewer_nodes(step) + straggler_advice(step)
     found += data_advice(step, cause, image_size) + checkpoint_advice(step)
@@ -42,11 +45,11 @@ def advise(step: Step | None, cause: str, image_size: float | None) -> list[Any]
     ]
 
 
-def network_advice(step: Step) -> list[Any]:
+def network_advice(step: Step) -> list[Change]:
     """Another strategy, a faster link, a larger batch between two exchanges."""
     if step.network <= 0 or not step.payload.bytes or step.strategy is None:
         return []
-    found = []
+    found: list[Change] = []
     rest = step.seconds - step.network
     if step.rate:
         found += strategy_advice(step, rest)
@@ -71,7 +74,7 @@ def network_advice(step: Step) -> list[Any]:
     return found
 
 
-def strategy_advice(step: Step, rest: float) -> list[Any]:
+def strategy_advice(step: Step, rest: float) -> list[Change]:
     """The strategy that waits least of those that were not used; `rest`: a step without waiting."""
     rate = step.rate
     if rate is None:
@@ -89,7 +92,7 @@ def strategy_advice(step: Step, rest: float) -> list[Any]:
     return [(change, step.images / (rest + waited), None)]
 
 
-def fewer_nodes(step: Step) -> list[Any]:
+def fewer_nodes(step: Step) -> list[Change]:
     """Each number of nodes below this one that would be faster, the best only."""
     if step.shared_machine or not step.rate or step.strategy is None:
         return []
@@ -110,7 +113,7 @@ def nodes_rate(step: Step, nodes: int) -> float:
     return step.images * world / step.world / (step.work + waited)
 
 
-def straggler_advice(step: Step) -> list[Any]:
+def straggler_advice(step: Step) -> list[Change]:
     """Leaving out the machine that the others wait for."""
     last, others = slowest(step)
     if step.nodes < 3 or step.shared_machine or last.own < (1 + WAIT) * others:
@@ -123,11 +126,11 @@ def straggler_advice(step: Step) -> list[Any]:
     return [(f"train without {last.host}, or repair it", predicted, None)]
 
 
-def data_advice(step: Step, cause: str, image_size: float | None) -> list[Any]:
+def data_advice(step: Step, cause: str, image_size: float | None) -> list[Change]:
     """Smaller copies of large images; images on each node's own disk."""
     if not cause.startswith("data"):
         return []
-    found = []
+    found: list[Change] = []
     if image_size and image_size >= 128:
         factor = SMALL_COPY_DECODES if cause == "data_decode" else SMALL_COPY_READS
         seconds = formulas.faster_loading(step.seconds, step.data, factor)
@@ -158,7 +161,7 @@ def data_advice(step: Step, cause: str, image_size: float | None) -> list[Any]:
     return found
 
 
-def checkpoint_advice(step: Step) -> list[Any]:
+def checkpoint_advice(step: Step) -> list[Change]:
     """Saving half as often. Compared with images per second that count the time for saving."""
     if parts(step)["checkpoint"] < 0.1:
         return []

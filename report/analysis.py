@@ -5,25 +5,34 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from report.accounting import Accounting, account, attempt_numbers
 from report.advice import advise
 from report.bottleneck import bottleneck
-from report.disk import disk_use, share_use
-from report.files import dicts, number, open_record
-from report.gpu import gpu_use
+from report.disk import DiskUse, ShareUse, disk_use, share_use
+from report.files import Entry, dicts, number, open_record
+from report.gpu import GpuUse, gpu_use
 from report.measure import Step, longest_attempt, measure_step
 from report.memory import MemoryUse, memory_use
-from report.network import network_use
-from report.progress import hundred_epochs, images_per_second, learning_curve, time_line
+from report.network import NetworkUse, network_use
+from report.progress import (
+    Epoch,
+    TimePoint,
+    hundred_epochs,
+    images_per_second,
+    learning_curve,
+    time_line,
+)
 from report.records import Run, read_run
 from report.short import TooShort, too_short
 from report.verdict import Verdict, headline_of, verdict
 
+Use = TypeVar("Use", DiskUse, ShareUse, NetworkUse)
+
 LAST_LINES = 12
 # The fields of a first cause, as attempts.json has them.
-NO_CAUSE: dict[str, Any] = {
+NO_CAUSE: Entry = {
     "host": None,
     "rank": None,
     "exit_code": None,
@@ -40,22 +49,22 @@ class Analysis:
     """One run, understood. `summary` is the content of summary.json."""
 
     run: Run
-    summary: dict[str, Any]
-    start: dict[str, Any]  # the first start line of the longest attempt, {} without one
+    summary: Entry
+    start: Entry  # the first start line of the longest attempt, {} without one
     accounting: Accounting
     step: Step | None
     verdict: Verdict
     failure: str | None  # the sentence before the verdict when the run did not finish
     too_short: TooShort | None  # what is said before the verdict of a finished run
-    disks: list[Any]
-    shares: list[Any]
-    networks: list[Any]
-    gpus: list[Any]
+    disks: list[DiskUse]
+    shares: list[ShareUse]
+    networks: list[NetworkUse]
+    gpus: list[GpuUse]
     memory: list[MemoryUse]
-    curve: list[Any]
-    line: list[Any]
+    curve: list[Epoch]
+    line: list[TimePoint]
     hundred_epochs: float | None
-    notes: list[Any]  # what is missing, in sentences
+    notes: list[str]  # what is missing, in sentences
 
 
 def analyse(folder: Path) -> Analysis:
@@ -65,7 +74,7 @@ def analyse(folder: Path) -> Analysis:
     step = measure_step(run, networks)
     cause = bottleneck(step, of_attempt(step, disks), of_attempt(step, shares))
     records = longest_attempt(run.ranks) or run.ranks
-    start: dict[str, Any] = next((record.start for record in records if record.start), {})
+    start: Entry = next((record.start for record in records if record.start), {})
     accounting = account(run)
     summary = summarise(run, accounting, step, start)
     summary["bottleneck"] = cause
@@ -94,21 +103,19 @@ def analyse(folder: Path) -> Analysis:
     )
 
 
-def predicted_of(run: Run) -> dict[str, Any] | None:
+def predicted_of(run: Run) -> Entry | None:
     """What `make plan` had said, as the launcher put it into the plan."""
     said = run.plan.get("predicted")
     known = isinstance(said, dict) and number(said.get("images_per_second"))
     return said if known else None
 
 
-def of_attempt(step: Step | None, uses: list[Any]) -> list[Any]:
+def of_attempt(step: Step | None, uses: list[Use]) -> list[Use]:
     """The uses during the attempt that the step was measured in."""
     return [use for use in uses if step and use.attempt == step.attempt]
 
 
-def summarise(
-    run: Run, accounting: Accounting, step: Step | None, start: dict[str, Any]
-) -> dict[str, Any]:
+def summarise(run: Run, accounting: Accounting, step: Step | None, start: Entry) -> Entry:
     """summary.json without the conclusions (bottleneck, advice, predicted)."""
     curve = learning_curve(run)
     scores = [epoch.top1 for epoch in curve if epoch.top1 is not None]
@@ -147,7 +154,7 @@ def status_of(run: Run) -> str:
     return "failed"
 
 
-def last_hosts(run: Run) -> list[Any]:
+def last_hosts(run: Run) -> list[str]:
     """The machines of the last attempt."""
     if run.attempts and run.attempts[-1]["nodes"]:
         return run.attempts[-1]["nodes"]
@@ -163,7 +170,7 @@ def world_size(run: Run) -> int:
     return len({record.rank for record in run.ranks})
 
 
-def attempts_of(run: Run) -> list[Any]:
+def attempts_of(run: Run) -> list[Entry]:
     """`nodes`, `reason`, `status` and `wall_seconds` of each attempt."""
     if run.attempts:
         keys = ("nodes", "reason", "status", "wall_seconds", "resumed_samples", "first_cause")
@@ -177,7 +184,7 @@ def attempts_of(run: Run) -> list[Any]:
     ]
 
 
-def first_cause(run: Run) -> dict[str, Any] | None:
+def first_cause(run: Run) -> Entry | None:
     """The last attempt's cause; for a run without a launcher, the first rank that failed."""
     if status_of(run) in ("finished", "running"):
         return None
@@ -195,7 +202,7 @@ def first_cause(run: Run) -> dict[str, Any] | None:
     return None
 
 
-def log_tail(run: Run, host, rank) -> list[Any]:
+def log_tail(run: Run, host, rank) -> list[str]:
     """The last lines of a rank's log; [] where there is none."""
     path = run.folder / "nodes" / str(host) / f"rank{rank}.log"
     try:
@@ -207,14 +214,14 @@ def log_tail(run: Run, host, rank) -> list[Any]:
         return []
 
 
-def missing_notes(run: Run, gpus: list[Any]) -> list[Any]:
+def missing_notes(run: Run, gpus: list[GpuUse]) -> list[str]:
     """What the report could not see, in sentences."""
     notes = list(run.missing)
     hosts = run.hosts
     world = world_size(run)
     for attempt in attempt_numbers(run):
         present = {record.rank for record in run.ranks if record.attempt == attempt}
-        entry: dict[str, Any] = next((e for e in run.attempts if e["attempt"] == attempt), {})
+        entry: Entry = next((e for e in run.attempts if e["attempt"] == attempt), {})
         wanted = int(number(entry.get("world_size")) or world)
         if present and len(present) < wanted:
             absent = sorted(set(range(wanted)) - present)

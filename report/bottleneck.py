@@ -5,8 +5,7 @@ GPU utilisation is no evidence: it reads 100 % while NCCL waits.
 
 from __future__ import annotations
 
-from typing import Any
-
+from report.disk import DiskUse, ShareUse
 from report.measure import Step
 
 # A wait is the bottleneck from a quarter of training time: without it the run would be at least a
@@ -20,7 +19,7 @@ DISK_BUSY = 60.0
 SHARE_READS = 0.5
 
 
-def parts(step: Step) -> dict[str, Any]:
+def parts(step: Step) -> dict[str, float]:
     """The share of training time (steps and saving) of each possible bottleneck."""
     total = step.seconds + step.checkpoint
     seconds = {
@@ -34,7 +33,7 @@ def parts(step: Step) -> dict[str, Any]:
     return {name: value / total if total > 0 else 0.0 for name, value in seconds.items()}
 
 
-def bottleneck(step: Step | None, disks: list[Any], shares: list[Any]) -> str:
+def bottleneck(step: Step | None, disks: list[DiskUse], shares: list[ShareUse]) -> str:
     """The value of `bottleneck` in summary.json.
 
     The largest wait when it takes a quarter of training time; else `compute` when that takes half;
@@ -50,7 +49,7 @@ def bottleneck(step: Step | None, disks: list[Any], shares: list[Any]) -> str:
     return "compute" if compute >= WORK else "none"
 
 
-def data_cause(disks: list[Any], shares: list[Any]) -> str:
+def data_cause(disks: list[DiskUse], shares: list[ShareUse]) -> str:
     """Why the loader is late: the share, a busy disk, else the processors that decode."""
     disk = data_disk(disks)
     read = disk.read if disk else 0.0
@@ -61,7 +60,7 @@ def data_cause(disks: list[Any], shares: list[Any]) -> str:
     return "data_decode"
 
 
-def data_disk(disks: list[Any]):
+def data_disk(disks: list[DiskUse]) -> DiskUse | None:
     """The busiest disk that holds the data; where that is unknown, the busiest one read from."""
     known = [use for use in disks if use.holds_data]
     read = [use for use in disks if use.holds_data is None and use.read > 0]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import Any
 
 from report.units import three_digits
+
+Parts = list[tuple[str, float]]  # (category, value)
+Points = list[tuple[float, float]]  # (x, y)
 
 WIDTH = 720
 LEFT, RIGHT = 76, 12
 
 
-def stacked_bars(rows: list[Any], total: float, unit: str, description: str) -> str:
+def stacked_bars(rows: list[tuple[str, Parts]], total: float, unit: str, description: str) -> str:
     """Horizontal bars, each made of parts from left to right.
 
     `rows`: (label, [(category, value)]), category being the CSS class too; `total`: right edge.
@@ -39,7 +41,11 @@ def stacked_bars(rows: list[Any], total: float, unit: str, description: str) -> 
 
 
 def lines(
-    series: list[Any], unit: str, description: str, x_unit: str, top: float | None = None
+    series: list[tuple[str, Points]],
+    unit: str,
+    description: str,
+    x_unit: str,
+    top: float | None = None,
 ) -> str:
     """A line chart from zero. `series`: (css class, [(x, y)]). `top` fixes the upper edge."""
     points = [point for _, values in series for point in values]
@@ -49,7 +55,7 @@ def lines(
     ceiling = top or nice(max(y for _, y in points))
     height, base = 170, 184
 
-    def place(x: float, y: float) -> tuple[Any, ...]:
+    def place(x: float, y: float) -> tuple[float, float]:
         across = LEFT + x / end * (WIDTH - LEFT - RIGHT)
         return across, base - min(y, ceiling) / ceiling * height
 
@@ -66,7 +72,9 @@ def lines(
     return svg(base + 26, description, marks)
 
 
-def bars(rows: list[Any], unit: str, description: str, limit: float | None = None) -> str:
+def bars(
+    rows: list[tuple[str, float, str]], unit: str, description: str, limit: float | None = None
+) -> str:
     """Horizontal bars with their figure. `rows`: (label, value, css class); `limit`: a line."""
     left, right, step = 120, WIDTH - 120, 32
     most = max([value for _, value, _ in rows] + ([limit] if limit else [])) or 1.0
@@ -87,7 +95,7 @@ def bars(rows: list[Any], unit: str, description: str, limit: float | None = Non
     return svg(height, description, marks)
 
 
-def grid(ceiling: float, base: int, height: int, unit: str) -> list[Any]:
+def grid(ceiling: float, base: int, height: int, unit: str) -> list[str]:
     """Horizontal lines with their figures at the left."""
     marks = []
     for value in ticks(ceiling):
@@ -100,7 +108,7 @@ def grid(ceiling: float, base: int, height: int, unit: str) -> list[Any]:
     return marks
 
 
-def axis_x(left: int, base: float, end: float, unit: str) -> list[Any]:
+def axis_x(left: int, base: float, end: float, unit: str) -> list[str]:
     """The foot of a chart from zero to `end`, with its unit at the right; epochs are whole."""
     marks = [f'<line class="axis" x1="{left}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>']
     for value in ticks(end, 1.0 if unit == "epochs" else 0.0):
@@ -115,7 +123,7 @@ def axis_x(left: int, base: float, end: float, unit: str) -> list[Any]:
     return marks
 
 
-def ticks(end: float, least: float = 0.0) -> list[Any]:
+def ticks(end: float, least: float = 0.0) -> list[float]:
     """Round figures from 0 to `end`, four to eight of them but never closer than `least`."""
     power = 10.0 ** math.floor(math.log10(end / 4))
     step = max(least, *(power * factor for factor in (1, 2, 5) if power * factor <= end / 4))
@@ -132,7 +140,7 @@ def nice(value: float) -> float:
     )
 
 
-def svg(height: float, description: str, marks: list[Any]) -> str:
+def svg(height: float, description: str, marks: list[str]) -> str:
     """The element, with its text alternative; it scales with the page."""
     return (
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(description)}">'

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import Any
 
-from report.files import dicts, natural, number
+from report.files import Entry, dicts, natural, number
 from report.network import grown
 from report.records import Run, attempt_of
 from report.windows import Window, between, loop_windows
@@ -26,7 +25,8 @@ class DiskUse:
     peak_read: float
     util: float
     await_ms: float
-    series: tuple[Any, ...]  # (seconds since the loop began, MB/s read, percent busy)
+    # (seconds since the loop began, MB/s read, percent busy)
+    series: tuple[tuple[float, float, float], ...]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class ShareUse:
     read: float
 
 
-def disk_use(run: Run) -> list[Any]:
+def disk_use(run: Run) -> list[DiskUse]:
     """All disks that did anything, the one with the data first within each node."""
     windows = loop_windows(run)
     found = []
@@ -50,17 +50,17 @@ def disk_use(run: Run) -> list[Any]:
                 if window.attempt == attempt_of(entry):
                     found += disks_of(host, entry, window)
 
-    def place(use: DiskUse) -> tuple[Any, ...]:
+    def place(use: DiskUse) -> tuple[int, list[str | int], bool, float]:
         return use.attempt, natural(use.host), not use.holds_data, -use.read
 
     return sorted(found, key=place)
 
 
-def disks_of(host: str, entry: dict[str, Any], window: Window) -> list[Any]:
+def disks_of(host: str, entry: Entry, window: Window) -> list[DiskUse]:
     """The disks in one iostat document, its intervals cut to the loop."""
     start, interval = number(entry.get("mono_start")), number(entry.get("interval")) or 1.0
     start = window.start if start is None else start
-    rows: dict[str, Any] = {}
+    rows: dict[str, list[tuple[float, Entry]]] = {}
     for index, report in enumerate(statistics_of(entry)):
         time = start + (index + 1) * interval - window.start
         if 0 <= time <= window.seconds + interval:
@@ -77,7 +77,7 @@ def disks_of(host: str, entry: dict[str, Any], window: Window) -> list[Any]:
     return [use for use in uses if use.holds_data or use.read + use.write + use.util > 0]
 
 
-def statistics_of(entry: dict[str, Any]) -> list[Any]:
+def statistics_of(entry: Entry) -> list[Entry]:
     """The reports of an iostat document. (sysstat: {hosts: [{statistics: [{disk: [...]}]}]}.)"""
     document = entry.get("sysstat")
     hosts = dicts(document.get("hosts")) if isinstance(document, dict) else []
@@ -85,7 +85,12 @@ def statistics_of(entry: dict[str, Any]) -> list[Any]:
 
 
 def one_disk(
-    host: str, attempt: int, device: str, holds_data: bool | None, source: str, rows: list[Any]
+    host: str,
+    attempt: int,
+    device: str,
+    holds_data: bool | None,
+    source: str,
+    rows: list[tuple[float, Entry]],
 ) -> DiskUse:
     """Means and series over the rows (time, disk)."""
     reads = [megabytes(disk, "rkB/s") for _, disk in rows]
@@ -107,12 +112,12 @@ def one_disk(
     )
 
 
-def megabytes(disk: dict[str, Any], key: str) -> float:
+def megabytes(disk: Entry, key: str) -> float:
     """A kB/s figure of iostat (units of 1024 bytes) as MB/s."""
     return (number(disk.get(key)) or 0.0) * 1024 / 1e6
 
 
-def await_of(disk: dict[str, Any]) -> float:
+def await_of(disk: Entry) -> float:
     """Mean milliseconds a request took: reads and writes weighted by their number."""
     total = weighted = 0.0
     for rate, wait in (("r/s", "r_await"), ("w/s", "w_await")):
@@ -122,7 +127,7 @@ def await_of(disk: dict[str, Any]) -> float:
     return weighted / total if total else 0.0
 
 
-def share_use(run: Run) -> list[Any]:
+def share_use(run: Run) -> list[ShareUse]:
     """All NFS and SMB mounts with at least two samples within a loop."""
     found = []
     windows = loop_windows(run)

@@ -16,6 +16,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
+# A JSON object from a machine: a field may be absent, or of any type.
+Entry = dict[str, Any]
+
 LARGEST = 1e18  # no counter of bytes is larger
 LONGEST = 1e10  # seconds
 LARGEST_FILE = 4 << 30  # bytes
@@ -35,7 +38,7 @@ def time_of(value) -> float | None:
     return value if value is not None and 0 <= value < LONGEST else None
 
 
-def dicts(value) -> list[Any]:
+def dicts(value) -> list[Entry]:
     """The dictionaries in a list; empty when it is no list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
@@ -64,7 +67,7 @@ def found_in(nodes: Path, pattern: str) -> list[Path]:
     return by_host(path for path in nodes.glob(f"*/{pattern}") if str(path).isprintable())
 
 
-def read_object(path: Path, missing: list[Any]) -> dict[str, Any]:
+def read_object(path: Path, missing: list[str]) -> Entry:
     """A JSON object; {} when it cannot be had, with a sentence in `missing`."""
     try:
         with open_record(path) as file:
@@ -93,7 +96,7 @@ def read_lines(path: Path):
         return
 
 
-def natural(name: str) -> list[Any]:
+def natural(name: str) -> list[str | int]:
     """A key that sorts node9 before node10."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 

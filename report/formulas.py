@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from report.files import Entry
 from trainer.strategies import MIB, Payload, Strategy, known
 
 # Ethernet at MTU 1500 carries 1448 bytes of TCP payload in 1538 bytes on the wire.
@@ -62,7 +63,7 @@ def sync_wait(
     return exposed(strategy, sent / rate, payload, backward, work)
 
 
-def payload_of(start: dict[str, Any]) -> Payload:
+def payload_of(start: Entry) -> Payload:
     """What a rank's `start` line says of its gradients; 0 bytes where it says nothing."""
     size: Any = start.get("gradient_bytes")
     bucket: Any = start.get("bucket_mb")
@@ -74,7 +75,7 @@ def payload_of(start: dict[str, Any]) -> Payload:
     )
 
 
-def strategy_of(start: dict[str, Any]) -> Strategy | None:
+def strategy_of(start: Entry) -> Strategy | None:
     """The strategy of a `start` line; None for one that this version does not know."""
     return known(start.get("sync", "allreduce"))
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import Any
 
-from report.files import number
+from report.files import Entry, number
 from report.records import Run
 from report.windows import between, loop_windows
 
@@ -29,7 +28,7 @@ class GpuUse:
     clock: float | None  # MHz, lowest
 
 
-def gpu_use(run: Run) -> list[Any]:
+def gpu_use(run: Run) -> list[GpuUse]:
     """One GpuUse per card and attempt."""
     windows = loop_windows(run)
     found = []
@@ -42,10 +41,10 @@ def gpu_use(run: Run) -> list[Any]:
     return found
 
 
-def one_gpu(host: str, attempt: int, index: int, samples: list[Any]) -> GpuUse:
+def one_gpu(host: str, attempt: int, index: int, samples: list[Entry]) -> GpuUse:
     """The figures of one card."""
 
-    def values(key: str) -> list[Any]:
+    def values(key: str) -> list[float]:
         return [value for sample in samples if (value := number(sample.get(key))) is not None]
 
     return GpuUse(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
+from collections.abc import Sequence
 
 COLUMNS = 80
 
@@ -13,7 +13,7 @@ def printable(text: str) -> str:
     return "".join(character for character in text if character.isprintable())
 
 
-def wrap(sentence: str, indent: str = "  ", first: str | None = None) -> list[Any]:
+def wrap(sentence: str, indent: str = "  ", first: str | None = None) -> list[str]:
     """Lines of at most 80 columns."""
     return textwrap.wrap(
         printable(sentence),
@@ -23,7 +23,7 @@ def wrap(sentence: str, indent: str = "  ", first: str | None = None) -> list[An
     )
 
 
-def table(rows: list[Any], names: int = 1) -> list[Any]:
+def table(rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:
     """Rows of strings as aligned columns: the first `names` to the left, the others to the right.
 
     Where 80 columns are too few, long names are cut, never figures."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, replace
-from typing import Any
 
 from report import formulas
 from report.files import number
+from report.network import NetworkUse
 from report.records import RankRecord, Run
 from trainer.strategies import MIB, Payload, Strategy
 
@@ -20,7 +20,7 @@ class RankWork:
 
     host: str
     rank: int
-    seconds: dict[str, Any]
+    seconds: dict[str, float]
 
     @property
     def own(self) -> float:
@@ -58,7 +58,7 @@ class Step:
     link_mbit: float | None
     rate: float | None  # bytes per second that the gradients really got
     shared_machine: bool  # all nodes are one machine: no cable between them
-    ranks: tuple[Any, ...]
+    ranks: tuple[RankWork, ...]
 
     @property
     def compute(self) -> float:
@@ -90,7 +90,7 @@ class Step:
         return self.images / self.seconds
 
 
-def measure_step(run: Run, networks: list[Any]) -> Step | None:
+def measure_step(run: Run, networks: list[NetworkUse]) -> Step | None:
     """None where no rank finished two steps."""
     records = longest_attempt(run.ranks)
     if not records:
@@ -136,9 +136,9 @@ def measure_step(run: Run, networks: list[Any]) -> Step | None:
     return replace(step, rate=real_rate(step, used))
 
 
-def longest_attempt(records: list[Any]) -> list[Any]:
+def longest_attempt(records: list[RankRecord]) -> list[RankRecord]:
     """The records with at least two steps of the attempt that spent most time in steps."""
-    seconds: dict[str, Any] = {}
+    seconds: dict[int, float] = {}
     for record in records:
         if len(record.steps) > 1:
             spent = sum(record.step_seconds.values())
@@ -149,7 +149,7 @@ def longest_attempt(records: list[Any]) -> list[Any]:
     return [r for r in records if r.attempt == longest and len(r.steps) > 1]
 
 
-def steady_seconds(record: RankRecord) -> dict[str, Any]:
+def steady_seconds(record: RankRecord) -> dict[str, float]:
     """Mean seconds per step by category, the first step left out."""
     count = len(record.steps) - 1
     return {
@@ -158,9 +158,9 @@ def steady_seconds(record: RankRecord) -> dict[str, Any]:
     }
 
 
-def least_wait(records: list[Any]) -> float:
+def least_wait(records: list[RankRecord]) -> float:
     """Mean over the steps of the least `sync_exposed` among the ranks, the first step left out."""
-    least: dict[str, Any] = {}
+    least: dict[int, float] = {}
     for record in records:
         columns = record.steps
         for index in range(1, len(columns)):
@@ -170,12 +170,12 @@ def least_wait(records: list[Any]) -> float:
     return statistics.fmean(least.values()) if least else 0.0
 
 
-def images_per_step(records: list[Any], world: int) -> float:
+def images_per_step(records: list[RankRecord], world: int) -> float:
     """Images of all ranks in a mean step; a rank without a file counts as the others' mean."""
     return world * statistics.fmean(sum(r.steps.samples) / len(r.steps) for r in records)
 
 
-def real_rate(step: Step, used: list[Any]) -> float | None:
+def real_rate(step: Step, used: list[NetworkUse]) -> float | None:
     """Bytes per second that the gradients got, by what a step waited (formulas.transfer_of).
 
     Never more than the card can do, never less than was seen going out within one second.
@@ -196,13 +196,13 @@ def real_rate(step: Step, used: list[Any]) -> float | None:
     return max([rate, *seen])
 
 
-def mean_or_none(values: list[Any]) -> float | None:
+def mean_or_none(values: list[float | None]) -> float | None:
     """Mean of the values that are not None."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
 
-def slowest(step: Step) -> tuple[Any, ...]:
+def slowest(step: Step) -> tuple[RankWork, float]:
     """The rank with the most own work per step, and the median of the other ranks' own work."""
     last = max(step.ranks, key=lambda rank: rank.own)
     others = [rank.own for rank in step.ranks if rank is not last]

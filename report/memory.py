@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from report.files import number
-from report.records import Run
+from report.records import RankRecord, Run
 
 
 @dataclass(frozen=True)
@@ -24,14 +23,14 @@ class MemoryUse:
 def memory_use(run: Run) -> list[MemoryUse]:
     """The machines of the last attempt whose ranks left a word at their end."""
     last = max((record.attempt for record in run.ranks), default=0)
-    ended: dict[str, list[Any]] = {}
+    ended: dict[str, list[RankRecord]] = {}
     for record in run.ranks:
         if record.attempt == last and record.end:
             ended.setdefault(record.host, []).append(record)
     return [_of_machine(host, records) for host, records in ended.items()]
 
 
-def _of_machine(host: str, records: list[Any]) -> MemoryUse:
+def _of_machine(host: str, records: list[RankRecord]) -> MemoryUse:
     peaks, bad = (
         [value for record in records if (value := number(record.end.get(key))) is not None]
         for key in ("peak_memory_bytes", "bad_images")

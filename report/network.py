@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from report.files import dicts, number
+from report.files import Entry, dicts, number
 from report.records import Run
 from report.windows import Window, between, loop_windows
 
@@ -30,10 +29,10 @@ class NetworkUse:
     retransmits: int
     dropped: int
     shared_by: int
-    series: tuple[Any, ...]  # (seconds since the loop began, bytes per second sent)
+    series: tuple[tuple[float, float], ...]  # (seconds since the loop began, bytes per second sent)
 
 
-def network_use(run: Run) -> list[Any]:
+def network_use(run: Run) -> list[NetworkUse]:
     """One NetworkUse per host and attempt that has at least two samples within its loop."""
     windows = loop_windows(run)
     sharing = machines_shared(run)
@@ -46,14 +45,14 @@ def network_use(run: Run) -> list[Any]:
     return found
 
 
-def machines_shared(run: Run) -> dict[str, Any]:
+def machines_shared(run: Run) -> dict[str, int]:
     """Host -> how many nodes are processes of the same machine (connection `local`)."""
     nodes = dicts(run.plan.get("nodes"))
     local = [node.get("host") for node in nodes if node.get("connection") == "local"]
-    return {host: len(local) for host in local}
+    return {host: len(local) for host in local if isinstance(host, str)}
 
 
-def one_use(host: str, samples: list[Any], window: Window, shared_by: int) -> NetworkUse | None:
+def one_use(host: str, samples: list[Entry], window: Window, shared_by: int) -> NetworkUse | None:
     """The card's counters between the loop's begin and end."""
     inside = between(samples, window)
     if len(inside) < 2:
@@ -87,7 +86,7 @@ def one_use(host: str, samples: list[Any], window: Window, shared_by: int) -> Ne
     )
 
 
-def grown(first: dict[str, Any], last: dict[str, Any], key: str) -> float:
+def grown(first: Entry, last: Entry, key: str) -> float:
     """How much a counter grew; 0 where it is absent or began anew."""
     before, after = number(first.get(key)), number(last.get(key))
     return 0.0 if before is None or after is None else max(0.0, after - before)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import jinja2
 
 from report import charts, formulas, tables
-from report.analysis import Analysis
+from report.analysis import Analysis, Use, of_attempt
+from report.disk import DiskUse
 from report.heading import setup
 from report.progress import POINTS
 from report.records import CATEGORIES
@@ -54,7 +54,7 @@ def bound(sentence: str) -> str:
     return re.sub(rf"(?<=\d) (?=(?:{units})(?![\w/]))|(?<=<) (?=\d)", "\u00a0", sentence)
 
 
-def tiles(analysis: Analysis) -> list[Any]:
+def tiles(analysis: Analysis) -> list[tuple[str, str]]:
     """(figure, what it is) pairs beside the verdict."""
     summary, step = analysis.summary, analysis.step
     found = []
@@ -74,7 +74,7 @@ def tiles(analysis: Analysis) -> list[Any]:
     return found
 
 
-def time_parts(analysis: Analysis) -> list[Any]:
+def time_parts(analysis: Analysis) -> list[tuple[str, float, float]]:
     """(category, seconds, share of wall time) with the gap last, for the legend."""
     accounting = analysis.accounting
     if accounting.wall <= 0:
@@ -86,7 +86,7 @@ def time_parts(analysis: Analysis) -> list[Any]:
     return [(name, value, value / accounting.wall) for name, value in parts]
 
 
-def all_charts(analysis: Analysis) -> dict[str, Any]:
+def all_charts(analysis: Analysis) -> dict[str, str]:
     """Name -> SVG, "" where there is nothing to draw."""
     return {
         "time": time_chart(analysis),
@@ -100,12 +100,14 @@ def all_charts(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def time_unit(longest: float) -> tuple[Any, ...]:
+def time_unit(longest: float) -> tuple[str, int]:
     """The unit of a time axis, and its length in seconds."""
     return ("s", 1) if longest < 300 else ("min", 60) if longest < 10800 else ("h", 3600)
 
 
-def over_time(series: list[Any], unit: str, said: str, top: float | None = None) -> str:
+def over_time(
+    series: list[tuple[str, charts.Points]], unit: str, said: str, top: float | None = None
+) -> str:
     """A line chart whose x are seconds."""
     x_unit, length = time_unit(max(x for _, points in series for x, _ in points))
     scaled = [(name, [(x / length, y) for x, y in points]) for name, points in series]
@@ -176,28 +178,23 @@ def waits_chart(analysis: Analysis) -> str:
     return over_time([("data", data), ("sync_exposed", sync)], "%", said, top=100.0)
 
 
-def thin(points: list[Any]) -> list[Any]:
+def thin(points: charts.Points) -> charts.Points:
     """At most POINTS of them, evenly taken."""
     stride = -(-len(points) // POINTS)
     return points[::stride] if stride > 1 else points
 
 
-def measured(analysis: Analysis, uses: list[Any]) -> list[Any]:
-    """The uses during the attempt that the step was measured in."""
-    return [use for use in uses if analysis.step and use.attempt == analysis.step.attempt]
-
-
-def first_per_host(uses: list[Any]) -> list[Any]:
+def first_per_host(uses: list[Use]) -> list[Use]:
     """One use per host (disks come sorted: the data disk first)."""
-    found: dict[str, Any] = {}
+    found: dict[str, Use] = {}
     for use in uses:
         found.setdefault(use.host, use)
     return list(found.values())
 
 
-def charted_disks(analysis: Analysis) -> list[Any]:
+def charted_disks(analysis: Analysis) -> list[DiskUse]:
     """The disks that have a line of their own: one per node, as many as there are colours."""
-    return first_per_host(measured(analysis, analysis.disks))[:8]
+    return first_per_host(of_attempt(analysis.step, analysis.disks))[:8]
 
 
 def disk_chart(analysis: Analysis) -> str:
@@ -217,7 +214,7 @@ def disk_chart(analysis: Analysis) -> str:
 
 def network_chart(analysis: Analysis) -> str:
     """MB/s sent per node, with the line rate."""
-    uses = first_per_host(measured(analysis, analysis.networks))[:MOST_RANKS]
+    uses = first_per_host(of_attempt(analysis.step, analysis.networks))[:MOST_RANKS]
     if not uses:
         return ""
     speeds = [use.speed_mbit for use in uses if use.speed_mbit and use.shared_by == 1]
@@ -234,7 +231,7 @@ def network_chart(analysis: Analysis) -> str:
 
 def curve_chart(analysis: Analysis) -> str:
     """Top-1 in percent after each epoch."""
-    points = [(e.epoch, 100 * e.top1) for e in analysis.curve if e.top1 is not None]
+    points = [(float(e.epoch), 100 * e.top1) for e in analysis.curve if e.top1 is not None]
     if len(points) < 2:
         return ""
     said = f"Top-1 after each epoch, from {points[0][1]:.1f} % to {points[-1][1]:.1f} %."

@@ -8,12 +8,11 @@ import re
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from launcher import defaults
 from report import formulas
 from report.errors import Parser, ReportError
-from report.files import number
+from report.files import Entry, number
 from report.layout import table, wrap
 from report.measure import Step, measure_step
 from report.network import network_use
@@ -132,7 +131,7 @@ def read_basis(folder: Path) -> Basis | None:
     if step is None or not step.payload.bytes:
         return None
     records = [r for r in run.ranks if r.attempt == step.attempt]
-    start: dict[str, Any] = next((record.start for record in records if record.start), {})
+    start: Entry = next((record.start for record in records if record.start), {})
     images = number(start.get("train_images"))
     size_ = number(start.get("image_size"))
     evaluated = max(1, len(learning_curve(run)))
@@ -148,7 +147,7 @@ def read_basis(folder: Path) -> Basis | None:
     )
 
 
-def node_batch(start: dict[str, Any], step: Step) -> int:
+def node_batch(start: Entry, step: Step) -> int:
     """BATCH of that run: its global batch, which its machines shared evenly."""
     whole = number(start.get("global_batch")) or step.images
     return round(whole / step.nodes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import Any
 
 from report.accounting import Accounting
 from report.files import number
@@ -36,7 +35,7 @@ class TimePoint:
     sync_share: float
 
 
-def learning_curve(run: Run) -> list[Any]:
+def learning_curve(run: Run) -> list[Epoch]:
     """One Epoch per evaluated epoch; after a restart the later attempt counts."""
     found: dict[int, Epoch] = {}
     for record in run.ranks:
@@ -55,7 +54,7 @@ def share_of(value) -> float | None:
     return value if value is not None and 0 <= value <= 1 else None
 
 
-def time_line(run: Run) -> list[Any]:
+def time_line(run: Run) -> list[TimePoint]:
     """At most POINTS equal slices of the longest attempt; one without a step has no point."""
     records = longest_attempt(run.ranks)
     end = max((record.steps.clock[-1] for record in records), default=0.0)

@@ -10,10 +10,10 @@ import re
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from report.errors import ReportError
 from report.files import (
+    Entry,
     dicts,
     found_in,
     natural,
@@ -59,14 +59,14 @@ class RankRecord:
     host: str
     rank: int
     attempt: int
-    start: dict[str, Any] = field(default_factory=dict)
-    end: dict[str, Any] = field(default_factory=dict)
-    seconds: dict[str, Any] = field(default_factory=dict)  # by category, over all lines
-    step_seconds: dict[str, Any] = field(default_factory=dict)  # by category, over the step lines
-    first_step: dict[str, Any] = field(default_factory=dict)  # by category, the first step line
+    start: Entry = field(default_factory=dict)
+    end: Entry = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # by category, over all lines
+    step_seconds: dict[str, float] = field(default_factory=dict)  # by category, over the step lines
+    first_step: dict[str, float] = field(default_factory=dict)  # by category, the first step line
     steps: StepColumns = field(default_factory=StepColumns)
-    evaluations: list[Any] = field(default_factory=list)
-    checkpoints: list[Any] = field(default_factory=list)
+    evaluations: list[Entry] = field(default_factory=list)
+    checkpoints: list[Entry] = field(default_factory=list)
 
 
 @dataclass
@@ -74,34 +74,34 @@ class Run:
     """The files of one run. Samples are in the order written; hosts are inventory names."""
 
     folder: Path
-    plan: dict[str, Any]
-    attempts: list[Any]
+    plan: Entry
+    attempts: list[Entry]
     status: str | None
-    ranks: list[Any]
-    exits: dict[tuple[str, int], dict[str, Any]]  # (host, attempt) -> the guard's entry
-    iostat: dict[str, Any]  # host -> list of attempts
-    net: dict[str, Any]  # host -> list of samples
-    gpu: dict[str, Any]
-    mounts: dict[str, Any]
-    missing: list[Any]  # sentences
+    ranks: list[RankRecord]
+    exits: dict[tuple[str, int], Entry]  # (host, attempt) -> the guard's entry
+    iostat: dict[str, list[Entry]]  # host -> attempts
+    net: dict[str, list[Entry]]  # host -> samples
+    gpu: dict[str, list[Entry]]
+    mounts: dict[str, list[Entry]]
+    missing: list[str]  # sentences
 
     @property
-    def hosts(self) -> list[Any]:
+    def hosts(self) -> list[str]:
         """All hosts that were planned or left a trace, by node rank where it is known."""
-        planned = [node.get("host") for node in dicts(self.plan.get("nodes"))]
-        planned = [host for host in planned if isinstance(host, str)]
+        named = [node.get("host") for node in dicts(self.plan.get("nodes"))]
+        planned = [host for host in named if isinstance(host, str)]
         seen = {record.host for record in self.ranks} | {host for host, _ in self.exits}
         seen |= set(self.iostat) | set(self.net) | set(self.gpu)
         return planned + sorted(seen - set(planned), key=natural)
 
 
-def attempt_of(entry: dict[str, Any]) -> int:
+def attempt_of(entry: Entry) -> int:
     """The attempt that a line or an entry belongs to; the first, where it does not say."""
     value = entry.get("attempt", 1)
     return value if isinstance(value, int) else 1
 
 
-def clean_attempts(ended: dict[str, Any]) -> list[Any]:
+def clean_attempts(ended: Entry) -> list[Entry]:
     """The entries of attempts.json, with fields of the right type where they are used."""
     found = []
     for entry in dicts(ended.get("attempts")):
@@ -117,7 +117,7 @@ def read_run(folder: Path) -> Run:
     """Reads `folder`. Raises ReportError when there is nothing of a run in it."""
     if not folder.is_dir():
         raise ReportError(f"There is no run at {folder}: `ls runs` shows the runs there are.")
-    missing: list[Any] = []
+    missing: list[str] = []
     plan = read_object(folder / "plan.json", missing)
     ended = read_object(folder / "attempts.json", missing)
     nodes = folder / "nodes"
@@ -145,7 +145,7 @@ def read_run(folder: Path) -> Run:
     )
 
 
-def read_samples(nodes: Path, name: str) -> dict[str, Any]:
+def read_samples(nodes: Path, name: str) -> dict[str, list[Entry]]:
     """Host -> samples that carry a time (`mono`), for net.jsonl, gpu.jsonl and mounts.jsonl."""
     found = {}
     for path in found_in(nodes, name):
@@ -155,7 +155,7 @@ def read_samples(nodes: Path, name: str) -> dict[str, Any]:
     return found
 
 
-def read_exits(nodes: Path) -> dict[tuple[str, int], dict[str, Any]]:
+def read_exits(nodes: Path) -> dict[tuple[str, int], Entry]:
     """(host, attempt) -> the entry of exit.json."""
     found = {}
     for path in found_in(nodes, "exit.json"):
@@ -164,7 +164,7 @@ def read_exits(nodes: Path) -> dict[tuple[str, int], dict[str, Any]]:
     return found
 
 
-def read_ranks(nodes: Path, missing: list[Any]) -> list[Any]:
+def read_ranks(nodes: Path, missing: list[str]) -> list[RankRecord]:
     """One RankRecord for each rank and attempt that left lines, ordered by attempt and rank."""
     records: dict[tuple[int, int, str], RankRecord] = {}
     for path in found_in(nodes, "rank*.steps.jsonl"):
@@ -181,7 +181,7 @@ def read_ranks(nodes: Path, missing: list[Any]) -> list[Any]:
     return [records[key] for key in sorted(records)]
 
 
-def fold(record: RankRecord, line: dict[str, Any]) -> None:
+def fold(record: RankRecord, line: Entry) -> None:
     """Adds one line of rank<k>.steps.jsonl to the rank's record."""
     kind = line.get("kind")
     if kind == "start":
@@ -199,7 +199,7 @@ def fold(record: RankRecord, line: dict[str, Any]) -> None:
         record.end = line
 
 
-def fold_step(record: RankRecord, line: dict[str, Any], seconds: dict[str, Any]) -> None:
+def fold_step(record: RankRecord, line: Entry, seconds: dict[str, float]) -> None:
     """Adds a step line to the columns."""
     if not record.steps:
         record.first_step = seconds
@@ -213,14 +213,14 @@ def fold_step(record: RankRecord, line: dict[str, Any], seconds: dict[str, Any])
     columns.sync.append(seconds.get("sync_exposed", 0.0))
 
 
-def clean_seconds(value) -> dict[str, Any]:
+def clean_seconds(value) -> dict[str, float]:
     """The known categories that carry a number."""
     if not isinstance(value, dict):
         return {}
     return {key: time_of(value[key]) or 0.0 for key in CATEGORIES if key in value}
 
 
-def add(total: dict[str, Any], part: dict[str, Any]) -> None:
+def add(total: dict[str, float], part: dict[str, float]) -> None:
     """Adds `part` to `total`, key by key."""
     for key, value in part.items():
         total[key] = total.get(key, 0.0) + value

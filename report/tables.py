@@ -5,7 +5,7 @@ A column is its head and the words for one row; to add one, add it here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
-def made(columns: tuple[Column, ...], uses: list[Any]) -> Table:
+def made(columns: tuple[Column, ...], uses: Sequence[Any]) -> Table:
     """One row for each of `uses`."""
     rows = (tuple(column.words(use) for column in columns) for use in uses)
     return Table(tuple(column.head for column in columns), tuple(rows))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from report import layout, tables
 from report.analysis import Analysis
 from report.heading import setup
@@ -49,7 +47,7 @@ def render_text(analysis: Analysis) -> str:
     return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
 
 
-def heading_section(analysis: Analysis) -> list[Any]:
+def heading_section(analysis: Analysis) -> list[str]:
     """What ran, how long, how well."""
     summary = analysis.summary
     name = analysis.run.folder.resolve().name
@@ -75,7 +73,7 @@ def heading_section(analysis: Analysis) -> list[Any]:
     return lines
 
 
-def verdict_section(analysis: Analysis) -> list[Any]:
+def verdict_section(analysis: Analysis) -> list[str]:
     """The sentence that matters, then its figures."""
     lines = ["VERDICT"]
     if analysis.failure:
@@ -95,7 +93,7 @@ def verdict_section(analysis: Analysis) -> list[Any]:
     return lines
 
 
-def time_section(analysis: Analysis) -> list[Any]:
+def time_section(analysis: Analysis) -> list[str]:
     """Bars of the categories, and the gap, against the wall time."""
     accounting = analysis.accounting
     if accounting.wall <= 0:
@@ -115,7 +113,7 @@ def time_section(analysis: Analysis) -> list[Any]:
     return lines
 
 
-def step_section(analysis: Analysis) -> list[Any]:
+def step_section(analysis: Analysis) -> list[str]:
     """The mean step."""
     step = analysis.step
     if step is None:
@@ -134,7 +132,7 @@ def step_section(analysis: Analysis) -> list[Any]:
     return ["ONE STEP", *wrap(f"{seconds(step.seconds)} for {step.images:.0f} images: {named}.")]
 
 
-def disk_section(analysis: Analysis) -> list[Any]:
+def disk_section(analysis: Analysis) -> list[str]:
     """Per node its disks, the one with the data first, and what it read from shares."""
     if not analysis.disks and not analysis.shares:
         return []
@@ -148,12 +146,12 @@ def disk_section(analysis: Analysis) -> list[Any]:
     return lines
 
 
-def aligned(table: tables.Table) -> list[Any]:
+def aligned(table: tables.Table) -> list[str]:
     """The lines of a table; none without rows."""
     return layout.table([table.heads, *table.rows], tables.NAMES) if table.rows else []
 
 
-def network_section(analysis: Analysis) -> list[Any]:
+def network_section(analysis: Analysis) -> list[str]:
     """Per node what the card sent against what it can."""
     if not analysis.networks:
         return []
@@ -163,7 +161,7 @@ def network_section(analysis: Analysis) -> list[Any]:
     return lines
 
 
-def gpu_section(analysis: Analysis) -> list[Any]:
+def gpu_section(analysis: Analysis) -> list[str]:
     """Per card; with the warning about utilisation."""
     if not analysis.gpus:
         return []
@@ -174,14 +172,14 @@ def gpu_section(analysis: Analysis) -> list[Any]:
     )
 
 
-def memory_section(analysis: Analysis) -> list[Any]:
+def memory_section(analysis: Analysis) -> list[str]:
     """Peak memory and bad images, by machine."""
     if not analysis.memory:
         return []
     return ["MEMORY  (of the process that took most)", *aligned(tables.memory(analysis.memory))]
 
 
-def rank_section(analysis: Analysis) -> list[Any]:
+def rank_section(analysis: Analysis) -> list[str]:
     """Own work per rank; long lists are cut to the slowest."""
     step = analysis.step
     if step is None or len(step.ranks) < 2:
@@ -202,23 +200,23 @@ def rank_section(analysis: Analysis) -> list[Any]:
     return lines
 
 
-def curve_section(analysis: Analysis) -> list[Any]:
+def curve_section(analysis: Analysis) -> list[str]:
     """Top-1 and the losses per epoch; the ends of a long list."""
-    scored = [epoch for epoch in analysis.curve if epoch.top1 is not None]
+    scored = [(epoch.top1, epoch) for epoch in analysis.curve if epoch.top1 is not None]
     if not scored:
         return []
     shown = scored if len(scored) <= 10 else [*scored[:4], *scored[-6:]]
     lines = ["EVALUATION  (top-1 after each epoch; loss in training, and on validation images)"]
-    for epoch in shown:
-        if epoch is scored[-6:][0] and len(scored) > 10:
+    for top1, epoch in shown:
+        if epoch is scored[-6:][0][1] and len(scored) > 10:
             lines.append("    ...")
         losses = "".join(f"{word:>8}" for word in tables.losses(epoch))
-        bar = "#" * round(epoch.top1 * BAR)
-        lines.append(f"  {epoch.epoch:>4}{epoch.top1:>9.2%}{losses}  {bar}")
+        bar = "#" * round(top1 * BAR)
+        lines.append(f"  {epoch.epoch:>4}{top1:>9.2%}{losses}  {bar}")
     return lines
 
 
-def attempt_section(analysis: Analysis) -> list[Any]:
+def attempt_section(analysis: Analysis) -> list[str]:
     """The attempts, when there was more than one."""
     attempts = analysis.summary["attempts"]
     if len(attempts) < 2:
@@ -233,7 +231,7 @@ def attempt_section(analysis: Analysis) -> list[Any]:
     return lines
 
 
-def advice_section(analysis: Analysis) -> list[Any]:
+def advice_section(analysis: Analysis) -> list[str]:
     """What to change, the best first."""
     advice, step = analysis.summary["advice"], analysis.step
     if not advice or step is None:
@@ -246,7 +244,7 @@ def advice_section(analysis: Analysis) -> list[Any]:
     return lines + wrap("Predictions from the measured step, one change each: docs/report.md.")
 
 
-def note_section(analysis: Analysis) -> list[Any]:
+def note_section(analysis: Analysis) -> list[str]:
     """What the report could not see."""
     if not analysis.notes:
         return []

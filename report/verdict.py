@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from report import formulas
 from report.bottleneck import data_disk, parts
+from report.disk import DiskUse, ShareUse
+from report.files import Entry
 from report.measure import Step, slowest
 from report.units import link, percent, seconds, size, three_digits
+
+# A headline, and the sentences that give its reasons.
+Finding = tuple[str, list[str]]
 
 
 @dataclass(frozen=True)
@@ -16,10 +20,10 @@ class Verdict:
     """`headline` is one sentence; `because` are the sentences with its figures."""
 
     headline: str
-    because: tuple[Any, ...]
+    because: tuple[str, ...]
 
 
-def verdict(cause: str, step: Step | None, disks: list[Any], shares: list[Any]) -> Verdict:
+def verdict(cause: str, step: Step | None, disks: list[DiskUse], shares: list[ShareUse]) -> Verdict:
     """Words for a value of `bottleneck`."""
     if step is None:
         return Verdict(
@@ -40,13 +44,13 @@ def verdict(cause: str, step: Step | None, disks: list[Any], shares: list[Any]) 
     return Verdict(headline, (*because, *page_cache(cause, step, disks)))
 
 
-def network(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
-    """Exposed waiting for gradients rules."""
+def network(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
+    """Most of the wait is for gradients that even the last rank waits for."""
     headline = (
         f"The network is the bottleneck: {of_step(step, step.network)} of each step "
         "waits for gradients."
     )
-    return headline, (*traffic(step), *link_differs(step))
+    return headline, [*traffic(step), *link_differs(step)]
 
 
 def of_step(step: Step, value: float) -> str:
@@ -54,7 +58,7 @@ def of_step(step: Step, value: float) -> str:
     return percent(value / step.seconds)
 
 
-def traffic(step: Step) -> list[Any]:
+def traffic(step: Step) -> list[str]:
     """What a node sent per step, and how long the link needs for it at the least."""
     if step.shared_machine:
         return [
@@ -75,7 +79,7 @@ def traffic(step: Step) -> list[Any]:
     ]
 
 
-def link_differs(step: Step) -> list[Any]:
+def link_differs(step: Step) -> list[str]:
     """A link that carries much less than its card says."""
     if step.shared_machine or not (step.rate and step.link_mbit and step.bytes_sent):
         return []
@@ -93,7 +97,7 @@ def three_figures(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def compute(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
+def compute(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
     """Forward, backward and optimizer rule: the healthy case."""
     waits = {
         "gradients": step.network,
@@ -110,9 +114,10 @@ def compute(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
     )
 
 
-def disk(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
+def disk(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
     """A busy disk keeps the loader waiting."""
     busy = data_disk(disks)
+    assert busy is not None  # without one the cause would be another (bottleneck.data_cause)
     return (
         f"The disk is the bottleneck: {of_step(step, step.data)} of each step waits for images.",
         [
@@ -122,7 +127,7 @@ def disk(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
     )
 
 
-def share(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
+def share(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
     """The images come over NFS or SMB, too slowly."""
     most = max(shares, key=lambda use: use.read)
     return (
@@ -135,7 +140,7 @@ def share(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
     )
 
 
-def decode(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
+def decode(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
     """The loader is late although nothing it reads from is busy."""
     busy = data_disk(disks)
     idle = (
@@ -153,7 +158,7 @@ def decode(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
     )
 
 
-def h2d(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
+def h2d(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
     """Copies to the device rule."""
     return (
         f"Copying batches to the device is the bottleneck: {of_step(step, step.h2d)} of each step.",
@@ -161,7 +166,7 @@ def h2d(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
     )
 
 
-def straggler(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
+def straggler(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
     """Ranks wait for a slower one, or for each other in turn."""
     last, others = slowest(step)
     waits = of_step(step, step.peers)
@@ -190,7 +195,7 @@ def excess(step: Step, last, category: str) -> float:
     return last.seconds.get(category, 0.0) - mean
 
 
-def checkpoint(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
+def checkpoint(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
     """Saving stalls training."""
     return (
         f"Saving checkpoints is the bottleneck: {percent(parts(step)['checkpoint'])} of "
@@ -202,14 +207,14 @@ def checkpoint(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ..
     )
 
 
-def spread(step: Step, disks: list[Any], shares: list[Any]) -> tuple[Any, ...]:
+def spread(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
     """No part is large enough to be called the bottleneck."""
     fractions = sorted(parts(step).items(), key=lambda item: -item[1])[:3]
     named = ", ".join(f"{name} {percent(value)}" for name, value in fractions)
     return "There is no single bottleneck: the time is spread.", [f"The largest parts: {named}."]
 
 
-def page_cache(cause: str, step: Step, disks: list[Any]) -> list[Any]:
+def page_cache(cause: str, step: Step, disks: list[DiskUse]) -> list[str]:
     """What an idle disk means, since it is often taken for a sign of trouble."""
     if cause.startswith("data") or not disks:
         return []
@@ -223,7 +228,7 @@ def page_cache(cause: str, step: Step, disks: list[Any]) -> list[Any]:
     ]
 
 
-def headline_of(status: str, first_cause: dict[str, Any] | None) -> str | None:
+def headline_of(status: str, first_cause: Entry | None) -> str | None:
     """A sentence that comes before the verdict when the run did not finish."""
     if status == "finished":
         return None

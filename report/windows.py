@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from report.files import time_of
+from report.files import Entry, time_of
 from report.records import Run, attempt_of
 
 
@@ -23,9 +22,9 @@ class Window:
         return self.end - self.start
 
 
-def loop_windows(run: Run) -> dict[str, Any]:
+def loop_windows(run: Run) -> dict[str, list[Window]]:
     """Host -> its windows. A rank without an end is taken to have ended with its last line."""
-    found: dict[str, Any] = {}
+    found: dict[str, list[Window]] = {}
     for record in run.ranks:
         start = time_of(record.start.get("mono"))
         if start is None or any(w.attempt == record.attempt for w in found.get(record.host, [])):
@@ -38,7 +37,7 @@ def loop_windows(run: Run) -> dict[str, Any]:
     return found
 
 
-def between(samples: list[Any], window: Window) -> list[Any]:
+def between(samples: list[Entry], window: Window) -> list[Entry]:
     """The samples of the window's attempt taken within it, by time."""
     inside = [
         sample
