@@ -132,7 +132,7 @@ def settle_host_key(machine, key, expected, ask=input):
     if any(kind == key.line.split()[1] for kind, _ in known):
         raise BootstrapError(
             f"{machine.name}: its host key is {key.fingerprint}, and known_hosts has another. "
-            f"If it was installed anew: ssh-keygen -R '{machine.known_as()}', and again. If not, "
+            f"If it was reinstalled: ssh-keygen -R '{machine.known_as()}', and again. If not, "
             "somebody may stand in between: find out before you go on"
         )
     if not is_own(machine, key, expected, ask):

@@ -57,7 +57,7 @@ def carried_out(argv, environment, every=8.0):
             tasks = [line for line in lines if line.startswith(("PLAY [", "TASK ["))]
             at = re.sub(r"^\w+ \[|\] \**$", "", tasks[-1].strip()) if tasks else "the inventory"
             spent = time.monotonic() - begun
-            print(f"tandem: looking: {spent:.0f} s so far, at: {at}", file=sys.stderr, flush=True)
+            print(f"tandem: checking: {spent:.0f} s so far, at: {at}", file=sys.stderr, flush=True)
 
     threading.Thread(target=say_so, daemon=True).start()
     process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT)

@@ -91,7 +91,7 @@ TABLES = {"stacks": stacks, "drivers": drivers, "files": files}
 
 
 def page(text, table):
-    """The page with its tables made anew."""
+    """The page with its tables written again."""
     for name, make in TABLES.items():
         head, found, rest = text.partition(BEGIN.format(name) + "\n")
         if not found:

@@ -37,7 +37,7 @@ VM_PACKAGES = (
     *("udev", "linux-image-cloud-amd64", "busybox-static"),
     *("nfs-kernel-server", "nfs-common", "samba", "smbclient", "cifs-utils"),
 )
-# The servers that only a role is to start, and what costs half a minute of an emulated boot.
+# The servers that only a role should start, and what would cost half a minute of an emulated boot.
 VM_FINISH = """
 systemctl disable nfs-server.service nfs-blkmap.service smbd.service nmbd.service
 systemctl disable samba-ad-dc.service
@@ -61,7 +61,7 @@ def folder(system: System) -> Path:
 
 
 def ensure(system: System, lab: Lab) -> Path:
-    """The base of `system`, made if it is not there; `lab` takes away what it left by half."""
+    """The base of `system`, made if it is not there; `lab` removes half-made ones."""
     return ensure_folder(folder(system), lab, lambda target: _make(system, target))
 
 

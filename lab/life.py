@@ -92,7 +92,7 @@ def _write_control_files(lab: Lab) -> None:
 
 
 def down(name: str) -> None:
-    """Ends a lab, also one that was made by half or whose nodes are frozen or dead."""
+    """Ends a lab, also one that is half made or whose nodes are frozen or dead."""
     group = cgroup.of(name)
     if cgroup.own().is_relative_to(group):
         cgroup.join(cgroup.mount_point())

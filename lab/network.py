@@ -129,7 +129,7 @@ def answers_ssh(lab: Lab, node: Node, connect: float, greet: float) -> bool:
 
 
 def namespaces_of(lab: str) -> list[str]:
-    """The namespaces of a lab, also of one that was made by half."""
+    """The namespaces of a lab, also of one that is half made."""
     with contextlib.suppress(FileNotFoundError):
         ours = re.compile(rf"{re.escape(lab)}-(control|stranger|node\d+)")
         return sorted(found.name for found in NAMESPACES.iterdir() if ours.fullmatch(found.name))

@@ -116,7 +116,9 @@ def reboot(lab: Lab, node: Node) -> None:
     before = control.run_on(lab, node, BOOT_ID)
     if before.returncode:
         said = before.stderr.strip() or f"exit code {before.returncode}"
-        raise LabError(f"{node.name} lets nobody in to reboot it ({said}): mend {node.index}")
+        raise LabError(
+            f"{node.name} refuses the login that would reboot it ({said}): mend {node.index}"
+        )
     # The password is for bare machines; the others do not ask.
     line = "sudo --stdin --prompt= systemctl reboot"
     asked = control.run_on(lab, node, line, stdin=f"{disk.PASSWORD}\n")

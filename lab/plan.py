@@ -114,7 +114,7 @@ class Lab:
     @property
     def users(self) -> tuple[str, ...]:
         """An installer's user; or who trains and who provisions, as `make bootstrap` leaves them,
-        but for the former's sudo, by which tests do to a machine what they like."""
+        except that `tandem` has sudo here, so that tests can change a machine as they like."""
         return ("student",) if self.bare else ("tandem", "tandem-admin")
 
     def netns(self, place: str) -> str:

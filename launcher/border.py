@@ -1,4 +1,4 @@
-"""What a node tells, before anything here believes it: JSON of known shape and bounded size.
+"""Checks what a node sends before anything here uses it: JSON of known shape and bounded size.
 
 (jsonschema would do the checking; its compiled dependencies are too much for forty lines.)
 """
@@ -17,7 +17,7 @@ _LONE = re.compile(r"[\ud800-\udfff]")
 
 
 class Untrue(Exception):
-    """What a node told cannot be so; the text says what, for a person."""
+    """A node sent something impossible; the text says what, for a person."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Text of machines made fit for a terminal: of control characters only tabs, newlines and colours
+"""Makes text from machines safe for a terminal: of control characters only tabs, newlines, colours
 pass. Others set a window's title, write to the clipboard, move the cursor over what was said, or
 make the terminal type an answer."""
 
@@ -24,7 +24,7 @@ RESET = "\x1b[0m"
 
 
 def clean(text: str) -> str:
-    """The text without what a terminal would obey; a colour ends with its line."""
+    """The text without anything a terminal would obey; a colour ends with its line."""
     if not _SUSPECT.search(text):
         return text
     return "\n".join(map(_line, text.split("\n")))

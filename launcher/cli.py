@@ -14,7 +14,7 @@ from launcher.errors import UserError
 from launcher.options import Options, asks_for_help, trainer_help
 
 USAGE_ERROR = 2
-# Less alike, and the hint would be a guess.
+# Anything less similar would make the hint a guess.
 NEAR = 0.66
 
 
@@ -60,7 +60,7 @@ def _training(verb: argparse.ArgumentParser) -> None:
     add("--min-nodes", type=int, help="go on with as few machines as this (default: all)")
     add("--port", type=int, help="of the rendezvous on node 0 (default: a free one)")
     add("--queue", action="store_const", const=True, help="wait for busy GPUs")
-    add("--force", action="store_const", const=True, help="start although something is amiss")
+    add("--force", action="store_const", const=True, help="start although something is wrong")
     add("--keep", metavar="SIZES", help="most MiB kept of a file: log=256,steps=1024,...")
     add("--resume", metavar="RUN", help="go on with this run; other options change its own")
     add("--detach", action="store_true", help="leave the terminal; see attach, status, stop")

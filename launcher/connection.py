@@ -1,4 +1,4 @@
-"""The ways to all machines at once, opened and closed together."""
+"""The connections to all machines, opened and closed together."""
 
 from __future__ import annotations
 

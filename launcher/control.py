@@ -44,7 +44,7 @@ def controller(folder: Path) -> int | None:
 
 
 def elsewhere(folder: Path) -> str | None:
-    """The machine of the controller when it is another one than this: runs/ may be shared."""
+    """The controller's machine, where it is not this one: runs/ may be shared."""
     words = (folder / "controller.pid").read_text(encoding="utf-8").split()
     return words[1] if len(words) > 1 and words[1] != socket.gethostname() else None
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 DATA = "digits"
 # For a first run: it takes seconds on two old cores (examples/small_cnn.py).
 MODEL = "examples.small_cnn:small_cnn"
-# For data of one's own.
+# For the user's own data.
 MODEL_OF_DATA = "resnet18"
 
 

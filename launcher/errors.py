@@ -13,7 +13,7 @@ class UserError(Exception):
 
 
 class MachineError(UserError):
-    """The same of machines of the run; `hosts` are their names in the inventory."""
+    """A UserError about machines of the run; `hosts` are their names in the inventory."""
 
     def __init__(self, hosts: list[str], *problems: str):
         super().__init__(*problems)

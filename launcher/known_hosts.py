@@ -47,7 +47,7 @@ def _like(name: str, pattern: str) -> bool:
 
 
 def read(data: bytes) -> list[Line]:
-    """The lines of a file that mean something here."""
+    """The usable lines of a file."""
     found = []
     for raw in data.split(b"\n"):
         try:

@@ -95,7 +95,7 @@ def _split_config(trainer: tuple[str, ...]) -> tuple[list[Path], list[str]]:
 
 @contextlib.contextmanager
 def _trainers_words():
-    """What the trainer says of bad input is the launcher's sentence, too."""
+    """The trainer's sentence about bad input becomes the launcher's."""
     try:
         yield
     except TrainerError as error:

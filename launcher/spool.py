@@ -41,7 +41,7 @@ class Spool:
         return True
 
     def stalled(self) -> float:
-        """Seconds that the disk has needed for one piece by now."""
+        """Seconds that the disk has needed for one piece so far."""
         since = self._busy
         return time.monotonic() - since if since is not None else 0.0
 

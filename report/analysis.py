@@ -1,4 +1,4 @@
-"""All that is known about a run, put together once; text and page only show it."""
+"""Everything that is known about a run, put together once; text and page only show it."""
 
 from __future__ import annotations
 

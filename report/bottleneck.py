@@ -1,4 +1,4 @@
-"""Which part of training holds it up: rules over the measured step, and nothing else.
+"""Which part of training holds it up, by rules about the measured step and nothing else.
 
 GPU utilisation is no evidence: it reads 100 % while NCCL waits.
 """

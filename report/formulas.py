@@ -64,7 +64,7 @@ def sync_wait(
 
 
 def payload_of(start: Entry) -> Payload:
-    """What a rank's `start` line says of its gradients; 0 bytes where it says nothing."""
+    """The gradients as a rank's `start` line describes them; 0 bytes where it says nothing."""
     size: Any = start.get("gradient_bytes")
     bucket: Any = start.get("bucket_mb")
     found: Any = start.get("matrices")

@@ -1,4 +1,4 @@
-"""What processes say at their end: the memory they took, the images they left out."""
+"""What processes report at their end: the memory they used and the images they skipped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MemoryUse:
 
 
 def memory_use(run: Run) -> list[MemoryUse]:
-    """The machines of the last attempt whose ranks left a word at their end."""
+    """The machines of the last attempt whose ranks wrote an `end` line."""
     last = max((record.attempt for record in run.ranks), default=0)
     ended: dict[str, list[RankRecord]] = {}
     for record in run.ranks:

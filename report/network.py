@@ -87,7 +87,7 @@ def one_use(host: str, samples: list[Entry], window: Window, shared_by: int) -> 
 
 
 def grown(first: Entry, last: Entry, key: str) -> float:
-    """How much a counter grew; 0 where it is absent or began anew."""
+    """How much a counter grew; 0 where it is absent or was reset."""
     before, after = number(first.get(key)), number(last.get(key))
     return 0.0 if before is None or after is None else max(0.0, after - before)
 

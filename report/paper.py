@@ -33,15 +33,15 @@ BACKWARD = 2 / 3
 
 
 def paper_step(gpu: str, model: str) -> Step:
-    """One machine with that GPU. Raises ReportError for what no source is kept of."""
+    """One machine with that GPU. Raises ReportError where no source gives its speed."""
     name = gpu.lower().replace(" ", "").removeprefix("rtx").removeprefix("gtx").lstrip("-_")
     if name not in IMAGES_PER_SECOND:
         known = ", ".join(IMAGES_PER_SECOND)
-        raise ReportError(f"--gpu {gpu}: published speeds are kept of {known}.")
+        raise ReportError(f"--gpu {gpu}: published speeds are known for {known}.")
     speeds = IMAGES_PER_SECOND[name]
     if model not in speeds:
         raise ReportError(
-            f"--model {model}: for a GPU on paper, speeds are kept of {', '.join(speeds)}."
+            f"--model {model}: for a GPU on paper, speeds are known for {', '.join(speeds)}."
         )
     spent = BATCH / speeds[model]
     nothing = dict.fromkeys(

@@ -64,7 +64,7 @@ def plan_main(argv: list[str]) -> int:
 
 
 def on_paper(options: argparse.Namespace) -> Basis:
-    """A machine that nobody measured. Raises ReportError for what no figure is known of."""
+    """A machine that nobody measured. Raises ReportError where no published figure is known."""
     if options.run or options.image_size:
         raise ReportError("--gpu is a prediction on paper: leave --run and --image-size out.")
     step = paper_step(options.gpu, options.model)
@@ -163,7 +163,7 @@ def write_plan(
     )
     if asked is None:
         raise ReportError(
-            f"{basis.run} does not tell what --sync {strategy.spec} would send: train this model "
+            f"{basis.run} does not say what --sync {strategy.spec} would send: train this model "
             "once with this version, or ask for another strategy."
         )
     document = {
@@ -217,5 +217,5 @@ def render(basis: Basis, speed: str, rows: list[Row]) -> list[str]:
     lines += wrap(conclusion(rows), "")
     return [
         *lines,
-        *wrap("Slower machines, disks and shares are not foreseen: docs/report.md.", ""),
+        *wrap("Slower machines, disks and shares are not predicted: docs/report.md.", ""),
     ]

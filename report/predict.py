@@ -41,7 +41,7 @@ class Row:
 
 def predict(basis: Basis, nodes: int, rate: float, asked: Strategy) -> list[Row]:
     """A Row for each number of nodes up to `nodes` and each usual strategy, and the asked one;
-    one node needs none. A strategy whose bytes the basis cannot tell has no row.
+    one node needs none. A strategy whose bytes do not follow from the basis has no row.
 
     Batch per node, loading and computing stay as measured; waiting for the network is
     formulas.sync_wait; waiting for slower peers is not predicted.
@@ -105,7 +105,7 @@ def conclusion(rows: list[Row]) -> str:
 
 
 def best_exact(rows: list[Row]) -> str:
-    """What is the fastest of those that leave nothing out, for the others have a price."""
+    """The fastest of the exact strategies; the others cost accuracy."""
     exact = best([row for row in rows if row.nodes == 1 or strategies.parse(row.sync).exact])
     factor = exact.images_per_second / rows[0].images_per_second
     what = (

@@ -27,7 +27,7 @@ class Epoch:
 
 @dataclass(frozen=True)
 class TimePoint:
-    """A slice of the loop: seconds since its begin, all ranks' rate, shares of waiting."""
+    """A slice of the loop: seconds since it began, the rate of all ranks, fractions of waiting."""
 
     seconds: float
     images_per_second: float

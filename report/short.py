@@ -1,4 +1,4 @@
-"""Runs that are over before they say anything about the machines, and the one that does."""
+"""Runs that are too short to say anything about the machines, and the run that is not."""
 
 from __future__ import annotations
 
@@ -70,5 +70,5 @@ def longer(run: Run, epochs: int, measured: float) -> str:
 
 
 def enough(epochs: int, measured: float) -> int:
-    """So many epochs take as long as a judgement needs."""
+    """How many epochs take long enough for a verdict."""
     return max(epochs + 1, math.ceil(max(1, epochs) * AIM / max(measured, 0.1)))

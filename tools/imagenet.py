@@ -49,7 +49,7 @@ class ImagenetError(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is in the archives, and what of it is still to be copied to `target`."""
+    """What is in the archives, and which part of it has not been copied to `target` yet."""
 
     source: Path
     target: Path

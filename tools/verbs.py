@@ -1,7 +1,7 @@
 """The verbs of the Makefile and their variables: the one table that says what each of them takes.
 
 `verbs.py help [VERB]` prints it, `verbs.py known` refuses what a verb does not take, `verbs.py run
-VERB COMMAND...` becomes COMMAND with the options that the variables mean. The Makefile tells what
+VERB COMMAND...` becomes COMMAND with the options that the variables mean. The Makefile passes what
 was typed through the environment, so no shell ever reads a value:
 TANDEM_VERBS (the words after `make`), TANDEM_GIVEN (the names before a =), and each variable.
 
@@ -68,7 +68,7 @@ START = (
     Variable("MIN_NODES", "--min-nodes", "go on with as few machines (default: all)", "number"),
     Variable("DETACH", "--detach", "1: leave the terminal", "switch"),
     Variable("QUEUE", "--queue", "1: wait for machines that are busy", "switch"),
-    Variable("FORCE", "--force", "1: start although something is amiss", "switch"),
+    Variable("FORCE", "--force", "1: start although something is wrong", "switch"),
     Variable("KEEP", "--keep", "most MiB kept of a file: log=256,steps=1024,samples=4096,other=64"),
 )
 RESUME = Variable("RESUME", "--resume", "a run to go on with; other variables change its own")
@@ -162,7 +162,7 @@ VERBS = {
     ),
     "slurm": Verb("write the same run as a batch script for a Slurm cluster", (*WHAT, ARGS)),
     "status": Verb("how a run stands", (RUN,)),
-    "attach": Verb("show a run that goes on", (RUN,)),
+    "attach": Verb("show a run that is under way", (RUN,)),
     "stop": Verb("end a run; its workers save first", (RUN,)),
     "runs": Verb("all runs, the newest first"),
     "report": Verb(
@@ -187,7 +187,7 @@ VERBS = {
         (Variable("DEVICE", "--device", "cpu: a tiny version, to try it", choices=DEVICES),),
         "make bench-gpu DEVICE=cpu",
     ),
-    "lock": Verb("make requirements/*.txt anew from *.in (needs uv)"),
+    "lock": Verb("make requirements/*.txt from *.in again (needs uv)"),
 }
 INTERNAL = ("ansible-env", "data/digits", "known")
 # Read by tools/venv.sh, which any verb may call.

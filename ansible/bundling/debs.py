@@ -191,7 +191,7 @@ def _stanzas(environment, packages):
 
 
 def _index(order, environment, files):
-    """The repository's index: the archive's own words, but for where the file lies."""
+    """The repository's index: the archive's own text, except for the files' places."""
     wanted = {file.sha256: file.path.name for file in files}
     names = [file.path.name.split("_")[0] for file in files]
     found = {

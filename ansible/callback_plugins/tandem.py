@@ -39,7 +39,7 @@ class CallbackModule(Default):
             super().v2_runner_item_on_ok(result)
 
     def v2_runner_on_failed(self, result, ignore_errors=False):
-        # A failure without sentences of its own, as of the argument spec, is Ansible's to tell.
+        # A failure without our sentences, such as the argument spec's, is left to Ansible's screen.
         if reaching(result._task) and isinstance(result._result.get("msg"), list):
             self._say(result._result["msg"])
         else:

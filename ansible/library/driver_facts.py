@@ -86,7 +86,7 @@ def packages():
 
 
 def archive(pin, simulate):
-    """What apt would install, were it not for the pin of ours.
+    """What apt would install without our pin.
 
     "offered": {package: version}; "uninstallable": {package: why}, of the drivers among them, {}
     where nothing was simulated. An archive may have a driver and lack what it depends on.

@@ -43,7 +43,7 @@ def gpu_findings(results: dict[str, list[dict]], table: dict, allreduce: dict) -
     if len(drivers) > 1:
         found.append(
             f"The machines have different drivers ({', '.join(sorted(drivers))}): they work, but "
-            "faults of one machine are then hard to tell. Same driver: driver_policy: upgrade."
+            "a fault of one machine is then hard to find. For one driver: driver_policy: upgrade."
         )
     if allreduce and allreduce["seconds"] > 1.5 * allreduce["floor_seconds"]:
         found.append(
@@ -90,7 +90,7 @@ def _link(card: dict, row: dict | None) -> list[str]:
         # nvidia-smi's "max" is what card and slot have together.
         why = "its slot has no more" if lanes == card["pcie_max"][1] else "its slot has more"
         found.append(
-            f"it is linked by {lanes} lanes of PCIe and has {row['pcie'][1]}; {why}: seat it anew, "
+            f"it is linked by {lanes} lanes of PCIe and has {row['pcie'][1]}; {why}: reseat it, "
             "clean its contacts, or take a slot that shares its lanes with no other card"
         )
     limit = LANE[generation] * lanes

@@ -122,7 +122,7 @@ def _present(facts, wanted, stack, table, rows, installed):
         if kind == "runfile" and not facts["dkms"]:
             # As at first, and this time with DKMS, so that the next kernel gets its module.
             again = _fresh(facts, {**wanted, "source": kind}, stack, table, rows)
-            return dataclasses.replace(again, reason=f"{reason}, nor does DKMS know it")
+            return dataclasses.replace(again, reason=f"{reason}, and DKMS does not know it")
         signed = offers.signed_modules(facts)
         if signed:
             return offers.Plan("package", reason, packages=signed, **hold)
@@ -143,7 +143,7 @@ def _for_the_next_boot(facts, version, hold):
         return offers.Plan("nothing", f"{lacking}: make provision again after that boot", **hold)
     built = offers.building(facts)
     if not built.get("waiting"):
-        return offers.Plan("nothing", f"{lacking}, nor headers: keep to this kernel", **hold)
+        return offers.Plan("nothing", f"{lacking} and no headers: stay with this kernel", **hold)
     return offers.Plan("build", lacking, **built, **hold)
 
 
@@ -196,7 +196,7 @@ def _fresh(facts, wanted, stack, table, rows):
         reason = f"{plan.reason}, since {why_not}" if why_not else plan.reason
         return dataclasses.replace(plan, reason=reason)
     if why_not:
-        raise offers.Refusal(why_not, "mend what apt names, or set driver_source: auto")
+        raise offers.Refusal(why_not, "fix what apt names, or set driver_source: auto")
     raise offers.Refusal(
         f"its package archive offers no driver for its cards that stack {stack['name']} could use "
         f"({stack['driver']} or newer)",

@@ -120,7 +120,7 @@ def why_not_by_packages(facts):
     why = facts["uninstallable"][name]
     remedy = ""
     if "firmware-nvidia" in why:
-        remedy = "; the component non-free-firmware in /etc/apt/sources.list would mend it"
+        remedy = "; the component non-free-firmware in /etc/apt/sources.list would fix it"
     return f"apt cannot install the archive's {name} ({why}{remedy})"
 
 

@@ -106,7 +106,7 @@ KEY_TYPES = {
 def host_keys(facts, host):
     """[{"type", "key"}] from facts gathered over a connection whose host key was verified.
 
-    A machine tells them, and they become lines of a file that root reads on all: PlanError where
+    They come from the machine, and become lines of a file that root reads on all: PlanError where
     one is not a key of its kind.
     """
     found = []
@@ -117,7 +117,7 @@ def host_keys(facts, host):
         key = facts[f"ssh_host_key_{kind}_public"]
         if told not in types or _type_inside(key) != told:
             raise PlanError(
-                f"{host}: what it tells as its {kind} host key is none: {str(key)[:40]!r}. Look at "
+                f"{host}: what it gives as its {kind} host key is none: {str(key)[:40]!r}. Look at "
                 f"/etc/ssh/ssh_host_{kind}_key.pub there; until then the machine is not to be "
                 "trusted"
             )

@@ -94,7 +94,7 @@ def keyfile_of(facts: dict, uuid: str, own: str) -> list[tuple[str, list[str]]]:
 
 
 def keyfile_kept(base: list[tuple[str, list[str]]], replaced: bool) -> dict[str, list[str]]:
-    """{section: lines} that a connection of ours takes over from the one that it stands in for."""
+    """{section: lines} that our connection takes over from the one that it replaces."""
     names = {"802-3-ethernet": "ethernet"}  # as NetworkManager before 1.0 called it
     kept: dict[str, list[str]] = {"ethernet": [], "ipv4": []}
     for name, lines in base:

@@ -1,4 +1,4 @@
-"""Makes the plan of an attempt from inventory, options and facts: pure, nothing here acts."""
+"""Makes the plan of an attempt from inventory, options and facts. Pure: it touches no machine."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def check_batch(names: Sequence[str], counts: Sequence[int], per_node: int) -> N
 
 
 def check_master(hosts: list[Host]) -> None:
-    """Other machines cannot find node 0 at an address that means "this machine" on each of them."""
+    """Refuse a loopback address for node 0: on every other machine it means that machine itself."""
     address = ipaddress.ip_address(hosts[0].address)
     if address.is_loopback and not all(
         ipaddress.ip_address(host.address).is_loopback for host in hosts
@@ -203,7 +203,7 @@ def check_master(hosts: list[Host]) -> None:
 
 
 def choose_port(facts: Facts, wanted: int | None, avoid: set[int]) -> int:
-    """A port that nobody uses on node 0. Raises UserError when the wanted one is taken."""
+    """A free port on node 0. Raises UserError when the one that was asked for is taken."""
     if wanted is not None and wanted not in facts.free_ports:
         raise UserError(
             f"{facts.host}: port {wanted} is in use there: leave --port out, and a free one "

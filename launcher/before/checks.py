@@ -1,4 +1,4 @@
-"""What comes before a run: asking and looking, until all is known and nothing is wrong."""
+"""What comes before a run: the machines are asked and checked until nothing is wrong."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Checked:
 
 
 def check_machines(options: Options, terminal: Terminal, run: str | None = None) -> Checked:
-    """Look at everything, change nothing; `run` is the one that goes on. Raises UserError."""
+    """Check everything and change nothing; `run` is the one to continue. Raises UserError."""
     automatic = strategy.asks_auto(options)
     options = options.with_sync(strategies.EXACT) if automatic else options
     settings = trainer_settings(options)
@@ -64,7 +64,7 @@ def check_machines(options: Options, terminal: Terminal, run: str | None = None)
             with waiting(terminal, "comparing the machines and the ways between them"):
                 problems = preflight.check(machines, asked)
             busy = [problem for problem in problems if problem.busy and options.queue]
-            # What waiting does not mend is said before it.
+            # What waiting cannot fix is reported before the waiting begins.
             passed = preflight.refuse_or_warn([p for p in problems if p not in busy], options.force)
         except UserError:
             machines.close()
@@ -100,7 +100,7 @@ def settle(machines: Machines, asked: Asked, terminal: Terminal) -> dict[str, An
 def settle_sync(settings: dict[str, Any], nodes: int, terminal: Terminal) -> dict[str, Any]:
     """The same with the `sync` that `auto` becomes, and `sync_why`."""
     if nodes > 1 and _rows_of_plan(settings, nodes) is None:
-        # It writes what an earlier run of the model lets it foresee; without one it says so.
+        # `make plan` predicts from an earlier run of the model; without one it says so.
         argv = [sys.executable, "-m", "report", "plan", "--nodes", str(nodes)]
         subprocess.run(
             [*argv, "--model", settings["model"], "--runs", str(folders.RUNS)],

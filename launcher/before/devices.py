@@ -56,7 +56,7 @@ def share_out(
     device = settings["device"]
     machines: dict[tuple[str, ...], list[Host]] = {}
     for host in hosts:
-        # Containers of one machine may each have GPUs of their own.
+        # Containers on one machine may each have their own GPUs.
         cards = (card["uuid"] for card in facts[host.name].gpus["cards"])
         machines.setdefault((facts[host.name].machine, *cards), []).append(host)
     visible: dict[str, tuple[str, ...]] = {}
@@ -191,7 +191,7 @@ def _part(host: Host, facts: Facts, visible: tuple[str, ...], parallel: str) -> 
 
 
 def _sm(card: dict[str, Any]) -> int:
-    """Compute capability, by the driver or, where that does not tell, by the PCI device number;
+    """Compute capability: from the driver or, where that does not say, from the PCI device number;
     0 for a card that ansible/stacks.yml does not know either."""
     if card["sm"]:
         return card["sm"]

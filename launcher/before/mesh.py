@@ -1,4 +1,4 @@
-"""Before a run: does each machine reach each other by TCP?"""
+"""Before a run: can every machine reach every other one by TCP?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from launcher.probes.reach import MARK
 
 SECONDS = 15.0
 PAIR = Row((Row((str, int)), str))  # peer, and why it is not reached
-# Beyond this many machines each is tried with its next neighbours and node 0: n * n would be many.
+# With more machines than this, each tries only its next neighbours and node 0, not all n * n pairs.
 ALL_PAIRS = 16
 
 
@@ -29,7 +29,7 @@ def peers_of(index: int, count: int) -> list[int]:
 
 
 def check(hosts: list[Host], nodes: dict[str, Node], facts: dict[str, Facts]) -> list[str]:
-    """A sentence for each pair of machines that does not meet."""
+    """A sentence for each pair of machines that cannot connect."""
     if len({host.address for host in hosts}) < 2:
         return []  # local nodes: there is nothing between them
     ports = [(facts[host.name].free_ports or (FIRST_PORT,))[-1] for host in hosts]
@@ -46,7 +46,7 @@ def check(hosts: list[Host], nodes: dict[str, Node], facts: dict[str, Facts]) ->
         processes = list(pool.map(start, range(len(hosts))))
         try:
             answers = list(pool.map(lambda process: _answer(process, set(names)), processes))
-        finally:  # only now: a machine that has answered is still to be reached by others
+        finally:  # only now: others may still have to reach a machine that has answered
             for process in processes:
                 process.close()
     problems = []

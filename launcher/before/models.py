@@ -1,4 +1,4 @@
-"""Whether there is a model of the name that was asked for, without importing torch."""
+"""Whether a model of the given name exists, found out without importing torch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from launcher.inventory import CHECKOUT, Host
 
 
 def rule(name: str) -> str | None:
-    """The source that tells a machine which of its torchvision's functions are classifiers; None
-    for a function of one's own, which torchvision does not know."""
+    """The source by which a machine learns which functions of its torchvision are classifiers; None
+    for the user's own function, which torchvision does not know."""
     if ":" in name:
         return None
     return (CHECKOUT / "trainer" / "classifiers.py").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ from launcher.options import Options
 
 @dataclass(frozen=True)
 class Asked:
-    """What the machines are to be fit for. `run` is the one that goes on, None for a new one."""
+    """What the machines must be able to do. `run` is the one that goes on, None for a new one."""
 
     options: Options
     settings: dict[str, Any]  # all options of the trainer
@@ -85,7 +85,7 @@ def _task(host: Host, hosts: list[Host], asked: Asked) -> dict[str, Any]:
         "ports": candidate_ports(options),
         "node_dir": host.node_dir,
         "guard_python": host.engine.guard_python,
-        # One machine is enough: all have the same torchvision, or that is told.
+        # One machine is enough: a torchvision that differs between machines is reported.
         "models": models.rule(asked.settings["model"]) if host is hosts[0] else None,
         "packages": [*packages, *(["tensorboard"] if asked.settings["tensorboard"] else [])],
         "paths": [f"{host.cuda_home}/bin"] if host.cuda_home else [],
@@ -155,12 +155,12 @@ def _model(machines: Machines, asked: Asked) -> list[Problem]:
 
 
 def refuse_or_warn(problems: list[Problem], force: bool) -> list[str]:
-    """Raise UserError if the run must not start; return what is to be told anyway."""
+    """Raise UserError if the run must not start; return the warnings otherwise."""
     blocking = [problem.text for problem in problems if problem.fatal or not force]
     if blocking:
         soft = any(not problem.fatal for problem in problems)
         hard = any(problem.fatal for problem in problems)
-        hint = ["(FORCE=1 starts nevertheless.)"] if soft and not hard else []
+        hint = ["(FORCE=1 starts anyway.)"] if soft and not hard else []
         raise UserError(*blocking, *hint)
     return [problem.text for problem in problems]
 

@@ -147,7 +147,7 @@ def _ask(node: Node, task: dict[str, Any]) -> Facts | str:
 
 
 def read_facts(line: str) -> dict[str, Any]:
-    """The fields of Facts that a machine tells, checked. Raises Untrue."""
+    """The fields of Facts that a machine reports, checked. Raises Untrue."""
     found = border.check(border.parse(line), SHAPE, "answer")
     border.check(found["versions"], dict.fromkeys(VERSIONS, (str, None)), "answer.versions")
     if len(found["gpus"]["cards"]) != found["gpus"]["count"]:

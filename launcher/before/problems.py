@@ -24,14 +24,14 @@ class Problem:
 
 
 def of_machine(host: Host, facts: Facts, run: str | None, on_gpus: bool) -> list[Problem]:
-    """All that is wrong with it for a run; what is left of `run` itself is none. `on_gpus`: the
+    """What keeps a run from starting on it; what is left of `run` itself is none. `on_gpus`: the
     node computes on its GPUs, if it has any."""
     state = [*_state(host, facts), *_busy(host, facts, run, on_gpus)]
     return [*_software(host, facts, on_gpus), *_data(host, facts), *state]
 
 
 def of_control(free: int) -> list[Problem]:
-    """What is wrong with the disk to which logs, records and checkpoints come."""
+    """What is wrong with the disk that receives logs, records and checkpoints."""
     if free >= DISK_FREE:
         return []
     told = (

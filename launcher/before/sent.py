@@ -1,4 +1,4 @@
-"""Code of ours that a machine runs before it has any: modules as one text for `python -`."""
+"""Our modules as one text for `python -`, for a machine that does not have the code yet."""
 
 from __future__ import annotations
 

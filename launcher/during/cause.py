@@ -36,7 +36,7 @@ OWN_WORDS = re.compile(r"^trainer: ", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Failure:
-    """Something that went wrong on one node, as the control machine learnt of it.
+    """Something that went wrong on one node, as it reached the control machine.
 
     `kind`: worker (a rank ended badly), launch (launch did), gone (the machine or the way to it),
     guard (its guard was killed, or sends what no guard does), busy (another run has the machine),

@@ -51,7 +51,7 @@ def shapes(ranks: tuple[int, ...]) -> dict[str, dict[str, Any]]:
 class Frames:
     """Cuts a byte stream into frames, however it was split on the way.
 
-    A frame that no guard of ours sends raises Untrue: the stream means nothing from there on.
+    A frame that our guard never sends raises Untrue: the rest of the stream means nothing.
     """
 
     def __init__(self, ranks: tuple[int, ...]):

@@ -30,7 +30,7 @@ class KeptLog:
     def _open(self) -> None:
         """Raises OSError."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Whatever else is there, a link or a FIFO, is none of ours: nothing is written through it.
+        # A link or a FIFO in its place was not made by us: nothing is written through it.
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
             self.path.unlink()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC

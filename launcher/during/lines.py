@@ -132,7 +132,7 @@ class Terminal:
 
     @property
     def columns(self) -> int:
-        """The terminal's width; 0 where the output is no terminal, or one that does not tell."""
+        """The terminal's width; 0 where the output is no terminal, or one of unknown width."""
         if self.is_tty:
             with contextlib.suppress(OSError):
                 return os.get_terminal_size(self._out.fileno()).columns

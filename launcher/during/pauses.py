@@ -14,7 +14,7 @@ def now() -> float:
 
 
 class Pauses:
-    """To be asked in each turn of a loop."""
+    """Call `look` in each turn of a loop."""
 
     def __init__(self):
         self._seen = now()

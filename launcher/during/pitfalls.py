@@ -1,4 +1,4 @@
-"""What people who set up such clusters by hand ran into: a pattern, what it means, what to do."""
+"""What people ran into who set up such clusters by hand: a pattern, its meaning, what to do."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ PITFALLS = (
     ),
     Pitfall(
         r"DataLoader worker .* (killed by signal: Bus error|is killed by signal)",
-        "a loader process was killed, mostly for want of shared memory",
+        "a loader process was killed, mostly for lack of shared memory",
         "give ARGS='--workers 0', or more /dev/shm",
     ),
 )
@@ -167,8 +167,7 @@ def explain(failure) -> tuple[str, str]:
         said = f": {failure.message}" if failure.message else ""
         remedies = {
             "gone": "see that it is switched on and plugged in; MAX_RESTARTS=3 goes on without it",
-            "guard": "ask who killed it, or changed what runs there; MAX_RESTARTS=3 starts the run "
-            "again",
+            "guard": "find out who killed or changed it; MAX_RESTARTS=3 starts the run again",
             "launch": "read nodes/<host>/launch.log of the run",
         }
         what = {"gone": "is gone", "guard": "lost its guard", "launch": "could not run launch"}

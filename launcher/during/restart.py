@@ -29,7 +29,7 @@ LOOK_EVERY = 3.0
 
 @dataclass(frozen=True)
 class Limits:
-    """What is left of what the user allowed."""
+    """The restarts that the user allowed and that are left."""
 
     restarts: int
     min_nodes: int
@@ -109,7 +109,7 @@ def _unfit(host: Host, machines: Machines, asked: Asked) -> str | None:
 
 
 def set_aside(run: str, attempt: int, before: list[str], machines: Machines) -> None:
-    """Take the checkpoints of machines that come back out of the trainer's sight.
+    """Hide the checkpoints of machines that come back from the trainer.
 
     `before` names the machines of the attempt before. What others hold may be newer than the point
     where those went on without them: to resume from there would skip the images that they trained

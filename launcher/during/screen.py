@@ -93,7 +93,7 @@ class Screen:
         return text
 
     def _put(self, text: str) -> None:
-        # A terminal that was closed must not end the run by an error of ours: SIGHUP decides.
+        # A closed terminal must not end the run by an error here: SIGHUP decides.
         with contextlib.suppress(OSError, ValueError):
             if self._fd is None:
                 self._out.write(text)

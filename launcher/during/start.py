@@ -1,4 +1,4 @@
-"""The acts at the beginning of an attempt: code to the nodes, a guard on each."""
+"""How an attempt begins: the code is sent to the nodes and a guard is started on each."""
 
 from __future__ import annotations
 

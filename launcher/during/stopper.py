@@ -29,8 +29,8 @@ class Stopper:
     @contextlib.contextmanager
     def listening(self):
         ignored = {n for n in SIGNALS if signal.getsignal(n) is signal.SIG_IGN} - {signal.SIGTERM}
-        heeded = [number for number in SIGNALS if number not in ignored]
-        before = {number: signal.signal(number, self._ask) for number in heeded}
+        handled = [number for number in SIGNALS if number not in ignored]
+        before = {number: signal.signal(number, self._ask) for number in handled}
         before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._suspend)
         # After Ctrl-Z `make` is stopped, and this process in the background: it may print there.
         before[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)

@@ -1,7 +1,7 @@
 """Tracebacks of ranks, as the terminal shows them: the error alone.
 
 When one rank fails each other one loses its connection and prints fifty lines about that, before
-anything is known of the cause. The whole of it stays in the rank's log.
+anything is known of the cause. The rank's log has all of it.
 """
 
 from __future__ import annotations

@@ -22,14 +22,14 @@ RENEW_EVERY = 1.0
 # A stall of 8 s makes TCP silent for up to 12.6 s (docs/guard-protocol.md); a frozen machine is to
 # be noticed in 20 s.
 SILENCE = 15.0
-# How long it waits after the first failure for what other nodes report.
+# How long it waits, after the first failure, for reports of other nodes.
 SETTLE = 1.5
 STOP_GRACE = 20
 EXITS_WITHIN = 10.0
 
 
 class Stage(enum.Enum):
-    """Where a watch stands; `due` has the way from each to the next."""
+    """Where a watch stands; `due` says how one stage follows another."""
 
     RUNNING = enum.auto()
     SETTLING = enum.auto()  # something failed: what others report now may turn out to be its cause
@@ -43,7 +43,7 @@ def due(stage: Stage, seconds: float, failed: bool, asked: int) -> Stage:
     how often somebody asked to stop."""
     if stage is Stage.RUNNING and failed:
         return Stage.SETTLING
-    # Also while a failure settles: who asked wants checkpoints of those that still run.
+    # Also while a failure settles: whoever asked wants checkpoints of the ranks that still run.
     if stage in (Stage.RUNNING, Stage.SETTLING) and asked:
         return Stage.STOPPING
     if stage is Stage.SETTLING and seconds >= SETTLE:
@@ -51,7 +51,7 @@ def due(stage: Stage, seconds: float, failed: bool, asked: int) -> Stage:
     # Failures change nothing here: one rank that cannot save must not keep the others from it.
     if stage is Stage.STOPPING and (asked > 1 or seconds > STOP_GRACE + EXITS_WITHIN):
         return Stage.ENDING
-    # A guard that lives answers a kill at once; whoever is silent so long is gone or frozen.
+    # A living guard answers a kill at once; one that is silent for so long is gone or frozen.
     if stage is Stage.ENDING and seconds > SILENCE:
         return Stage.OVER
     return stage
@@ -83,7 +83,7 @@ class Watch:
         self._pauses = Pauses()
         self._failures: list[Failure] = []
         self._stage, self._since = Stage.RUNNING, now
-        self._begun: set[tuple[str, int]] = set()  # processes of which a guard said so
+        self._begun: set[tuple[str, int]] = set()  # processes that a guard reported
         self._patience: Patience | None = Patience(logs.terminal, "starting (torch, network, data)")
 
     def run(self) -> Outcome:
@@ -114,7 +114,7 @@ class Watch:
         return self._outcome()
 
     def _notice_pause(self) -> None:
-        """While this process did not run, no node was silent: what they sent waits to be read."""
+        """No node counts as silent while this process did not run: what it sent is still unread."""
         pause = self._pauses.look()
         if not pause:
             return
@@ -156,10 +156,10 @@ class Watch:
         return False
 
     def _distrust(self, guard: Guarded, error: Untrue) -> None:
-        """What this guard says means nothing any more: the end of its stdin ends its part."""
+        """Stop believing this guard. Closing its stdin ends the run on its machine."""
         guard.ended = True
         guard.exit = None
-        message = f"what came from it is no word of a guard: {error}"
+        message = f"it sent something that no guard sends: {error}"
         self._fail(self._failure(guard.node.host, "guard", message=message))
         guard.process.close()
 
@@ -250,7 +250,7 @@ class Watch:
         self._fail(self._failure(host, "guard", exit_code=status, message=said or "it was killed"))
 
     def _decide(self, now: float, selector) -> None:
-        """Everything that time or a signal brings about."""
+        """Act on what follows from time or from a signal."""
         for guard in self._active():
             if now - guard.heard > SILENCE:
                 guard.ended = guard.gone = True
@@ -260,7 +260,7 @@ class Watch:
         if self._stopper.suspended:
             self._stopper.suspended = False
             self._say(
-                "Ctrl-Z would end the run on every machine, so it is not heeded: Ctrl-C ends it in "
+                "Ctrl-Z would end the run on every machine, so it is ignored: Ctrl-C ends it in "
                 "order, and `make train DETACH=1` needs no terminal"
             )
         while (stage := self._due(now)) is not self._stage:
@@ -284,7 +284,7 @@ class Watch:
 
     @property
     def _ending(self) -> bool:
-        """Whether what ends now ends because it was told to."""
+        """Whether the guards were told to end, so that an end is no failure."""
         return self._stage in (Stage.ENDING, Stage.OVER)
 
     def _outcome(self) -> Outcome:

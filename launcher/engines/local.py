@@ -1,4 +1,4 @@
-"""This machine, playing one node: for trying, for tests, and for several nodes in one box."""
+"""This machine as a node: to try things, for tests, and for several nodes on one PC."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ LOGIN_SECONDS = 20.0
 # look so often.
 READER_WAKES_EVERY = 5.0
 TCP_THIN_LINEAR_TIMEOUTS = 16
-# What it logs of a machine that does not answer is a traceback; explain() says it in a sentence.
+# For a machine that does not answer it logs a traceback; explain() says the same in a sentence.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 STATUS_SECONDS = 5.0
 READS = 16
@@ -146,8 +146,8 @@ def explain(host: Host, error: Exception) -> str:
     where = f"{host.name} ({host.user + '@' if host.user else ''}{host.address}, port {host.port})"
     if isinstance(error, paramiko.BadHostKeyException):
         return (
-            f"{where}: its host key is another one than in your known_hosts: if the machine "
-            "was installed anew, "
+            f"{where}: its host key differs from the one in your known_hosts: if the machine "
+            "was reinstalled, "
             f"run `ssh-keygen -R {host.address}` and `make bootstrap`; if not, somebody "
             "else answers at this address."
         )

@@ -18,7 +18,7 @@ class FrameWriter:
         self.seq = 0
         self.pending = collections.deque()
         self.size = 0  # bytes in `pending`
-        self.broken = False  # nobody reads any more
+        self.broken = False  # nobody reads it any more
 
     def send(self, kind, payload=b"", **fields):
         """Queue one frame, and write what the reader takes at once."""

@@ -1,4 +1,4 @@
-"""The guard: one event loop that starts launch, passes on its output, ends everything in time.
+"""The guard: one event loop that starts launch, passes on its output and ends everything in time.
 
 Single-threaded on purpose: the death signal of a child follows the thread that forked it.
 """
@@ -69,7 +69,7 @@ class Guard:
         return 0
 
     def listen(self):
-        """Get woken by orders and by signals."""
+        """Be woken by orders and by signals."""
         wake_reader, self.wake_writer = os.pipe()
         self.wake_reader = wake_reader
         for fd in (wake_reader, self.wake_writer):
@@ -184,7 +184,7 @@ class Guard:
         self.frames.send("started", pid=self.launch.pid, mono_start=self.mono_start)
 
     def claim(self):
-        """Name the run for others who ask; have the machine alone, unless it is to be shared."""
+        """Publish the run's name for others, and claim the machine unless it may be shared."""
         self.marks.append(machine_lock.claim(self.task.run, self.task.holder))
         if not self.task.shared:
             self.marks.append(machine_lock.claim_alone(self.task.run))

@@ -20,7 +20,7 @@ def boottime():
 
 
 def disk_free(folder):
-    """Bytes an ordinary user may still write where the folder lies; None where nobody can tell."""
+    """Bytes an ordinary user may still write where the folder lies; None where that is unknown."""
     try:
         found = os.statvfs(str(folder))
     except OSError:

@@ -1,4 +1,4 @@
-"""Who trains on a machine, for whoever asks next: names that the kernel takes back by itself."""
+"""Who trains on a machine, for whoever asks: names that the kernel releases by itself."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What launch and the workers print and tell, on its way to the control side."""
+"""What launch and the workers print and report, on its way to the control side."""
 
 import selectors
 import time

@@ -152,7 +152,7 @@ class GpuRecorder:
 
 
 class Recorder:
-    """All recorders. What one cannot do is told to `trouble(what, message)` and stops no other."""
+    """All recorders. What one cannot do goes to `trouble(what, message)` and stops no other."""
 
     def __init__(self, task, folder, trouble):
         self.trouble = trouble

@@ -1,4 +1,4 @@
-"""Stands between launch and one worker: gives it its rank's pipes, tells the guard how it ended.
+"""Stands between launch and one worker: gives it its rank's pipes, reports its end to the guard.
 
 torch.distributed.run starts it in place of Python (PYTHON_EXEC) with Python's arguments. It is
 needed because launch returns 1 whatever its workers returned, mixes the output of all workers, and

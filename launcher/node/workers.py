@@ -55,7 +55,7 @@ class Worker:
         return self.pid is not None and self.status is None
 
     def outcome(self):
-        """exit.json's entry. A worker that told nothing was ended together with its supervisor."""
+        """exit.json's entry. A worker that said nothing was ended with its supervisor."""
         if self.status is not None:
             code, name = decode_status(self.status)
         else:
@@ -83,7 +83,7 @@ class Workers:
         return ":".join([str(os.getpid()), str(self.control), *pairs])
 
     def news(self):
-        """What the supervisors told since the last look: [(event, worker)], states up to date."""
+        """The supervisors' reports since the last look: [(event, worker)], states up to date."""
         found = []
         for line in self.reports.lines():
             worker = self.members[line["local_rank"]]

@@ -1,1 +1,1 @@
-"""What machines are asked: sent to their Python as source, since no code of ours is there yet."""
+"""The questions to machines, sent to their Python as source: our code is not there yet."""

@@ -24,4 +24,4 @@ def keep(value, path):
         temporary.write_text(json.dumps(value))
         temporary.replace(path)
     except OSError:
-        pass  # a full disk is told elsewhere; the listing is only made again
+        pass  # a full disk is reported elsewhere; the listing is only made again

@@ -23,7 +23,7 @@ def data(folder, node_dir):
 
 
 def splits(root, node_dir):
-    """The listings of train/ and val/, made anew only when one of their folders has changed."""
+    """The listings of train/ and val/, made again only when one of their folders has changed."""
     real = root.resolve()
     cache = node_dir / "manifests" / hashlib.sha256(os.fsencode(str(real))).hexdigest()[:16]
     key = [str(real), *layout.SUFFIXES]

@@ -52,7 +52,7 @@ def query(fields):
 
 
 def card(row, capability):
-    """`sm` is 10 x major + minor of the compute capability, null where the driver does not tell;
+    """`sm` is 10 x major + minor of the compute capability, null where the driver does not say;
     `pci` the PCI device number: nvidia-smi gives it before the vendor's, 0x1E0710DE."""
     _, name, uuid, device = [*row, "", "", ""][:4]
     major, _, minor = capability[0].partition(".")

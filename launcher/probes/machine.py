@@ -53,8 +53,8 @@ def main(task):
 def machine_id():
     """Equal for all that share one kernel, and so its cores: local nodes, containers.
 
-    Not boot_id: containers get one of their own. The disks' serial numbers tell PCs apart, the
-    place of the kernel in memory (random at each boot) tells virtual machines without any.
+    Not boot_id: containers get one of their own. The disks' serial numbers distinguish PCs, the
+    place of the kernel in memory (random at each boot) distinguishes virtual machines without any.
     """
     block, kernel = pathlib.Path("/sys/block"), pathlib.Path("/sys/kernel/vmcoreinfo")
     known = sorted(p for name in ("serial", "wwid", "device/wwid") for p in block.glob("*/" + name))
@@ -68,8 +68,8 @@ def machine_id():
 
 def versions():
     """Versions from the metadata of packages: importing torch takes seconds."""
-    # Here, because 3.6 has it not: the environment's Python is at least 3.9, the guard's may be
-    # older.
+    # Imported here, because 3.6 lacks it: the environment's Python is at least 3.9, but the guard's
+    # may be older.
     from importlib import metadata
 
     found: dict[str, str | None] = {"python": "{}.{}.{}".format(*sys.version_info[:3])}
@@ -142,7 +142,7 @@ def runs():
 
 
 def cpu_flags():
-    """Those of /proc/cpuinfo that tell whether the CPU computes in 16 bits."""
+    """The flags of /proc/cpuinfo that say whether the CPU computes in 16 bits."""
     text = pathlib.Path("/proc/cpuinfo").read_text(errors="replace")
     match = re.search(r"^flags\s*:(.*)", text, re.MULTILINE)
     flags = match.group(1).split() if match else []

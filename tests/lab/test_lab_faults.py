@@ -97,7 +97,9 @@ def test_machines_that_let_nobody_in_are_not_rebooted(pair):
     pair("cut", "2")
     refused = pair("reboot", "2", check=False)
     assert refused.returncode == 1
-    assert refused.stderr.startswith("lab: node2 lets nobody in to reboot it (ssh: connect to ")
+    assert refused.stderr.startswith(
+        "lab: node2 refuses the login that would reboot it (ssh: connect to "
+    )
     assert refused.stderr.endswith("): mend 2\n")
 
 

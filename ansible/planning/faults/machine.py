@@ -48,7 +48,7 @@ def privileges(facts, question):
     if not users["there"]:
         yield (
             "train_user",
-            f"it has no user {users['trains']}, who is to train there",
+            f"it has no user {users['trains']}, who should train there",
             "`make bootstrap` makes it; or correct train_user in the inventory",
         )
     if users["trains"] == users["provisions"]:

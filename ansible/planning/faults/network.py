@@ -9,7 +9,7 @@ UNREACHABLE = (
     (
         "IDENTIFICATION HAS CHANGED",
         "host_key_changed",
-        "if the machine was installed anew: ssh-keygen -R {address}, then make bootstrap; "
+        "if the machine was reinstalled: ssh-keygen -R {address}, then make bootstrap; "
         "if not, somebody may stand in between: find out before you go on",
     ),
     (

@@ -88,7 +88,7 @@ def test_a_runfile_that_dkms_does_not_know_is_run_again_for_a_new_kernel():
     made = plan(by_runfile(driver=None, module=None, dkms=False))
     assert (made["action"], made["version"]) == ("runfile", "580.126.20")
     assert "--dkms" in made["flags"]
-    assert made["reason"].endswith("nor does DKMS know it")
+    assert made["reason"].endswith("and DKMS does not know it")
 
 
 def test_a_driver_that_works_gets_its_module_for_the_next_boots_kernel():
@@ -99,7 +99,7 @@ def test_a_driver_that_works_gets_its_module_for_the_next_boots_kernel():
     assert plan(packaged(offered=headers, waiting_module="535.261.03", **newer))["action"] == (
         "nothing"
     )
-    assert "keep to this kernel" in plan(packaged(**newer))["reason"]
+    assert "stay with this kernel" in plan(packaged(**newer))["reason"]
     by_hand = plan(by_runfile(dkms=False, **newer))
     assert by_hand["action"] == "nothing" and "make provision again" in by_hand["reason"]
 

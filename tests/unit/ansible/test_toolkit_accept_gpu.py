@@ -48,7 +48,7 @@ def test_a_card_in_good_order_is_right():
         ({"throttled": 0x80}, "too little power"),
         (
             {"pcie": [3, 4], "pcie_max": [3, 16], "to_card": 3.1, "from_card": 3.2},
-            "linked by 4 lanes of PCIe and has 16; its slot has more: seat it anew",
+            "linked by 4 lanes of PCIe and has 16; its slot has more: reseat it",
         ),
         (
             {"pcie": [3, 8], "pcie_max": [3, 8], "to_card": 6.1, "from_card": 6.3},

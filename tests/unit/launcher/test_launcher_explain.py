@@ -20,7 +20,7 @@ def another_key():
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (another_key(), ["another one than in your known_hosts", "ssh-keygen -R 192.0.2.7"]),
+        (another_key(), ["differs from the one in your known_hosts", "ssh-keygen -R 192.0.2.7"]),
         (
             paramiko.SSHException("Server '192.0.2.7' not found in known_hosts"),
             ["its host key is unknown", "make bootstrap"],

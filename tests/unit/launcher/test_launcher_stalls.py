@@ -138,7 +138,7 @@ def test_a_guard_that_lies_is_its_nodes_failure(tmp_path, name):
     outcome, _ = watch(tmp_path, [GOOD, LIES[name] + "\nsys.stdin.read()"])
     assert outcome.status == "failed"
     assert (outcome.cause.host, outcome.cause.kind) == ("node2", "guard")
-    assert "what came from it is no word of a guard" in outcome.cause.message
+    assert "it sent something that no guard sends" in outcome.cause.message
     assert outcome.exits["node1"]["reason"] == "killed"
     assert outcome.lingering == ["node2"]
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == []

@@ -170,7 +170,7 @@ def test_plan_recommends_all_machines_when_the_link_is_fast(tmp_path, capsys):
         (["--link", "fast"], "--link fast"),
         (["--link", "0gbit"], "--link 0gbit"),
         (["--nodes", "0"], "--nodes 0"),
-        (["--gpu", "voodoo2"], "--gpu voodoo2: published speeds are kept of 2080ti"),
+        (["--gpu", "voodoo2"], "--gpu voodoo2: published speeds are known for 2080ti"),
         (["--gpu", "v100", "--model", "vgg16"], "--model vgg16"),
         (["--sync", "alreduce"], "--sync alreduce: choose one of allreduce"),
         (["--nodes", "x"], "report: argument --nodes: invalid int value: 'x'. See"),
