@@ -71,7 +71,9 @@ if [ "$(id -u)" = 0 ]; then
     # The only ones that want that environment.
     check "CUDA 10.2 stack" tests/lab/test_legacy.py tests/lab/test_lab_mixed.py
     spare runs .tandem bundle/wheels/cu102-* /var/cache/tandem-lab/envs/bullseye
-    check "lab tests" -m "not long" --ignore=tests/lab/test_legacy.py --ignore=tests/lab/test_lab_mixed.py tests/lab
+    # They mostly wait for machines: by two processes, and tests/lab/conftest.py says which files go together.
+    check "lab tests" -m "not long" --numprocesses=2 \
+        --ignore=tests/lab/test_legacy.py --ignore=tests/lab/test_lab_mixed.py tests/lab
 else
     echo "== lab tests skipped: they boot machines, which needs root (sudo make test)"
 fi

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.lab.site_plays import gather_bundle
 
@@ -40,12 +41,22 @@ LONG = {
     "test_slurm.py",
     "test_users.py",
 }
+# Whose tests want the machines that the fixture of this name starts once for all.
+SHARED = {
+    "test_lab_faults.py": "lab",
+    "test_lab_machines.py": "lab",
+    "test_site.py": "bare",
+    "test_site_verify.py": "bare",
+    "test_train.py": "bare",
+}
 
 
 def pytest_collection_modifyitems(items):
     here = [item for item in items if Path(__file__).parent in item.path.parents]
     for item in here:
         item.add_marker(pytest.mark.lab)
+        shared = {"bare", "lab"} & set(item.fixturenames) - {SHARED.get(item.path.name)}
+        assert not shared or item.path.name in LONG, f"{item.nodeid} wants {shared}: see SHARED"
         if item.path.name in LONG:
             item.add_marker(pytest.mark.long)
     if here and os.geteuid():
@@ -54,6 +65,20 @@ def pytest_collection_modifyitems(items):
             raise pytest.UsageError(sentence)
         for item in here:
             item.add_marker(pytest.mark.skip(reason=sentence))
+
+
+def pytest_xdist_make_scheduler(config, log):
+    """One process runs all of a file, and all files that share machines, in order."""
+    # (xdist's own groups, --dist=loadgroup, are lost with pytest 9.2: its ids cannot be changed.)
+    return ByMachines(config, log)
+
+
+class ByMachines(LoadScopeScheduling):
+    """Hands whole groups of files to the processes of xdist."""
+
+    def _split_scope(self, nodeid):
+        name = Path(nodeid.partition("::")[0]).name
+        return SHARED.get(name, name)
 
 
 @dataclass(frozen=True)

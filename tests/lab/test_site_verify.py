@@ -23,7 +23,7 @@ BREAKS = {
     ),
     "clock": (
         "systemctl stop chrony",
-        "is chrony running on both",
+        "the clock of the cluster, gives no time",
         "systemctl start chrony",
     ),
     "sysstat": (
