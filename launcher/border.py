@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 TEXT = 4096  # characters of one string; our guard and our probe cut what is longer
 MANY = 100_000  # entries of one list
@@ -48,7 +50,7 @@ class One:
     values: tuple[object, ...] | frozenset[int] | range
 
 
-def parse(line: bytes | str):
+def parse(line: bytes | str) -> Any:
     """The JSON value of a line; half of a surrogate pair, which no file could hold, becomes U+FFFD.
 
     Raises Untrue."""
@@ -70,7 +72,7 @@ def _mended(value):
     return value
 
 
-def check(value, shape, name: str):
+def check(value: Any, shape: Any, name: str) -> Any:
     """The value, when it has the shape. Raises Untrue naming the part that has not.
 
     A shape is bool, int (64 bits), float (finite; an int, too), str (at most TEXT characters),
@@ -82,12 +84,12 @@ def check(value, shape, name: str):
     return value
 
 
-def _short(value) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) < 100 else text[:100] + "..."
 
 
-def _wrong(value, shape, name: str) -> str | None:
+def _wrong(value: Any, shape: Any, name: str) -> str | None:
     """The name of the first part that does not fit."""
     if isinstance(shape, tuple):
         fits = any(_wrong(value, one, name) is None for one in shape)
@@ -111,7 +113,7 @@ def _wrong(value, shape, name: str) -> str | None:
     return None if _fits(value, shape) else name
 
 
-def _fields(value, shape: dict[str, object], name: str) -> str | None:
+def _fields(value: Any, shape: dict[str, object], name: str) -> str | None:
     if not isinstance(value, dict):
         return name
     for key, part in shape.items():
@@ -122,11 +124,11 @@ def _fields(value, shape: dict[str, object], name: str) -> str | None:
     return None
 
 
-def _first(found) -> str | None:
+def _first(found: Iterable[str | None]) -> str | None:
     return next((one for one in found if one is not None), None)
 
 
-def _fits(value, shape) -> bool:
+def _fits(value: Any, shape: Any) -> bool:
     if shape is None:
         return value is None
     if isinstance(shape, One):

@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 from pathlib import Path
+from typing import TextIO
 
 from launcher.after.messages import relative
 from launcher.errors import UserError
@@ -40,7 +41,7 @@ def point_latest(folder: Path) -> None:
     fresh.replace(RUNS / "latest")
 
 
-def lock(folder: Path):
+def lock(folder: Path) -> TextIO:
     """Hold the run as its only controller. The kernel lets go when this process ends, so a lock is
     never stale. Raises UserError when another one holds it."""
     file = (folder / "controller.pid").open("a+", encoding="utf-8")

@@ -11,6 +11,7 @@ import fnmatch
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import paramiko
 from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
@@ -95,7 +96,7 @@ class Refuse(paramiko.RejectPolicy):
     def __init__(self, revoked: set[bytes]):
         self.revoked = revoked
 
-    def missing_host_key(self, client, hostname, key) -> None:
+    def missing_host_key(self, client: Any, hostname: str, key: Any) -> None:
         if key.asbytes() in self.revoked:
             raise Revoked(f"the key of {hostname} was revoked")
         super().missing_host_key(client, hostname, key)

@@ -202,7 +202,7 @@ def first_cause(run: Run) -> Entry | None:
     return None
 
 
-def log_tail(run: Run, host, rank) -> list[str]:
+def log_tail(run: Run, host: object, rank: object) -> list[str]:
     """The last lines of a rank's log; [] where there is none."""
     path = run.folder / "nodes" / str(host) / f"rank{rank}.log"
     try:

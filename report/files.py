@@ -12,7 +12,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,25 +25,25 @@ LARGEST_FILE = 4 << 30  # bytes
 LONGEST_LINE = 1 << 20  # characters; what follows counts as a line that does not parse
 
 
-def number(value) -> float | None:
+def number(value: object) -> float | None:
     """The value when it is a number that a file of a run can mean, else None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return value if math.isfinite(value) and abs(value) < LARGEST else None
 
 
-def time_of(value) -> float | None:
+def time_of(value: object) -> float | None:
     """The value when it can be seconds, of a clock since boot or of a duration; else None."""
     value = number(value)
     return value if value is not None and 0 <= value < LONGEST else None
 
 
-def dicts(value) -> list[Entry]:
+def dicts(value: object) -> list[Entry]:
     """The dictionaries in a list; empty when it is no list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def parse(text: str):
+def parse(text: str) -> Any:
     """A JSON value; NaN and Infinity, which JSON does not have, become null. Raises ValueError."""
     try:
         return json.loads(text, parse_constant=lambda name: None)
@@ -81,7 +81,7 @@ def read_object(path: Path, missing: list[str]) -> Entry:
     return value if isinstance(value, dict) else {}
 
 
-def read_lines(path: Path):
+def read_lines(path: Path) -> Iterator[Entry]:
     """Yields the JSON objects of a JSON Lines file; lines that do not parse are skipped."""
     try:
         with open_record(path) as file:

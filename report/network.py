@@ -92,7 +92,7 @@ def grown(first: Entry, last: Entry, key: str) -> float:
     return 0.0 if before is None or after is None else max(0.0, after - before)
 
 
-def positive(value) -> float | None:
+def positive(value: object) -> float | None:
     """A number above zero, else None (a card without a link says -1)."""
     value = number(value)
     return value if value is not None and value > 0 else None

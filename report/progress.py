@@ -48,7 +48,7 @@ def learning_curve(run: Run) -> list[Epoch]:
     return [found[epoch] for epoch in sorted(found)]
 
 
-def share_of(value) -> float | None:
+def share_of(value: object) -> float | None:
     """The value when it is in [0, 1], else None."""
     value = number(value)
     return value if value is not None and 0 <= value <= 1 else None

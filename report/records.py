@@ -213,7 +213,7 @@ def fold_step(record: RankRecord, line: Entry, seconds: dict[str, float]) -> Non
     columns.sync.append(seconds.get("sync_exposed", 0.0))
 
 
-def clean_seconds(value) -> dict[str, float]:
+def clean_seconds(value: object) -> dict[str, float]:
     """The known categories that carry a number."""
     if not isinstance(value, dict):
         return {}

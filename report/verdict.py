@@ -8,7 +8,7 @@ from report import formulas
 from report.bottleneck import data_disk, parts
 from report.disk import DiskUse, ShareUse
 from report.files import Entry
-from report.measure import Step, slowest
+from report.measure import RankWork, Step, slowest
 from report.units import link, percent, seconds, size, three_digits
 
 # A headline, and the sentences that give its reasons.
@@ -187,7 +187,7 @@ def straggler(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Findi
     )
 
 
-def excess(step: Step, last, category: str) -> float:
+def excess(step: Step, last: RankWork, category: str) -> float:
     """By how much a rank's category is above the mean of all; waiting for peers never counts."""
     if category == "sync_exposed":
         return float("-inf")

@@ -114,7 +114,7 @@ def settle_sync(settings: dict[str, Any], nodes: int, terminal: Terminal) -> dic
     return {**settings, "sync": choice.sync, "sync_why": choice.why}
 
 
-def make_plan(checked: Checked, machines: Machines, **details) -> Plan:
+def make_plan(checked: Checked, machines: Machines, **details: Any) -> Plan:
     """The plan of an attempt on these machines; `details` are build.Request's. Raises UserError."""
     foreseen = predicted(checked.settings, len(machines.hosts))
     limits = instruction_limits()

@@ -54,7 +54,7 @@ def select(hosts: list[Host], options: Options) -> list[Host]:
     return hosts[: options.nodes]
 
 
-def look(hosts: list[Host], asked: Asked, *, without_missing=False) -> Machines:
+def look(hosts: list[Host], asked: Asked, *, without_missing: bool = False) -> Machines:
     """Connect and probe. Raises UserError naming every machine that is not fit.
 
     With `without_missing` machines that do not answer are left out instead.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from launcher.during.cause import document
 from launcher.during.watch import Outcome
 
 
-def write_json(path: Path, value, mode: int = 0o644) -> None:
+def write_json(path: Path, value: object, mode: int = 0o644) -> None:
     """Whole or not at all, also when power fails: readers may look at any moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -139,7 +140,7 @@ def reserve(path: Path) -> None:
         os.posix_fallocate(file.fileno(), 0, SPARE)
 
 
-def lines_of(path: Path, shape: dict[str, Any]):
+def lines_of(path: Path, shape: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The lines of a rank's timings that have this shape: what a rank wrote is not believed."""
     word = f'"{shape["kind"].values[0]}"'.encode()
     with contextlib.suppress(OSError), path.open("rb") as file:

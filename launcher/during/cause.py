@@ -83,7 +83,7 @@ def first_of(failures: list[Failure]) -> Failure | None:
     """The one that explains the others."""
     kinds = {"busy": -1, "worker": 0, "gone": 0, "paused": 0, "guard": 1, "launch": 2}
 
-    def place(failure: Failure):
+    def place(failure: Failure) -> tuple[bool, int, bool, int]:
         return (failure.peer_lost, kinds[failure.kind], not failure.first_on_node, failure.order)
 
     return min(failures, key=place, default=None)

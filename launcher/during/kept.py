@@ -110,7 +110,7 @@ def _there(folder: Path) -> Path:
     return next((one for one in (folder, *folder.parents) if one.exists()), folder)
 
 
-def _named(path: Path, suffix) -> Path:
+def _named(path: Path, suffix: str | int) -> Path:
     return path.with_name(f"{path.name}.{suffix}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Iterator
 
 from launcher.during.lines import Terminal
 
@@ -29,7 +30,7 @@ class Patience:
 
 
 @contextlib.contextmanager
-def waiting(terminal: Terminal, what: str):
+def waiting(terminal: Terminal, what: str) -> Iterator[None]:
     """While the body goes on, by a thread of its own."""
     patience, over = Patience(terminal, what), threading.Event()
 

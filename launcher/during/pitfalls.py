@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # it imports this file
+    from launcher.during.cause import Failure
 
 
 class Pitfall(NamedTuple):
@@ -146,7 +149,7 @@ SIGNALS = {
 }
 
 
-def explain(failure) -> tuple[str, str]:
+def explain(failure: Failure) -> tuple[str, str]:
     """One sentence what happened, and one what to do."""
     text = "\n".join(filter(None, [failure.exception, failure.message, *failure.last_lines]))
     for pitfall in PITFALLS:
@@ -183,5 +186,5 @@ def explain(failure) -> tuple[str, str]:
     )
 
 
-def _who(failure) -> str:
+def _who(failure: Failure) -> str:
     return failure.host if failure.rank is None else f"{failure.host}, rank {failure.rank}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from launcher.before import preflight
 from launcher.before.preflight import Asked, Machines
@@ -20,6 +21,9 @@ from launcher.errors import MachineError, UserError
 from launcher.inventory import Host
 from launcher.options import Options
 from trainer.errors import BAD_INPUT, OUT_OF_MEMORY
+
+if TYPE_CHECKING:  # it imports this file
+    from launcher.before.checks import Checked
 
 LARGEST_DIVISOR = 64
 # Machines are given this long to come back when fewer than MIN_NODES answer.
@@ -77,7 +81,7 @@ def reason(cause: Failure) -> str:
     return f"{cause.host}: {cause.kind} failed"
 
 
-def survivors(checked, limits: Limits, stopper: Stopper) -> Machines:
+def survivors(checked: Checked, limits: Limits, stopper: Stopper) -> Machines:
     """Connections to the machines that are fit now, at least MIN_NODES. Raises UserError."""
     deadline = time.monotonic() + PATIENCE
     while True:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from launcher import engine
@@ -14,7 +15,7 @@ from launcher.errors import MachineError
 from launcher.inventory import Host
 
 
-def sync_code(plan: Plan, machines: Machines, say) -> None:
+def sync_code(plan: Plan, machines: Machines, say: Callable[[str], None]) -> None:
     """Send the code to machines whose tree differs; see that it arrived. Raises MachineError."""
     now = code.current()
     stale = [h for h in machines.hosts if machines.facts[h.name].code_sha256 != now.sha256]

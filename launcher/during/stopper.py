@@ -20,10 +20,10 @@ class Stopper:
         self.asked = 0
         self.suspended = False  # Ctrl-Z was pressed: a stopped controller renews no lease
 
-    def _suspend(self, *_) -> None:
+    def _suspend(self, *_: object) -> None:
         self.suspended = True
 
-    def _ask(self, *_) -> None:
+    def _ask(self, *_: object) -> None:
         self.asked += 1
 
     @contextlib.contextmanager

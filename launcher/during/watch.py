@@ -217,7 +217,7 @@ class Watch:
             )
         )
 
-    def _failure(self, host: str, kind: str, **fields) -> Failure:
+    def _failure(self, host: str, kind: str, **fields: Any) -> Failure:
         return Failure(host=host, kind=kind, order=len(self._failures), **fields)
 
     def _launch_failure(self, host: str, frame: dict[str, Any]) -> Failure:
@@ -249,7 +249,7 @@ class Watch:
         said = " ".join(f"{guard.frames.rest()} {guard.process.stderr()}".split())[-400:]
         self._fail(self._failure(host, "guard", exit_code=status, message=said or "it was killed"))
 
-    def _decide(self, now: float, selector) -> None:
+    def _decide(self, now: float, selector: selectors.BaseSelector) -> None:
         """Act on what follows from time or from a signal."""
         for guard in self._active():
             if now - guard.heard > SILENCE:
@@ -269,7 +269,7 @@ class Watch:
     def _due(self, now: float) -> Stage:
         return due(self._stage, now - self._since, bool(self._failures), self._stopper.asked)
 
-    def _enter(self, stage: Stage, now: float, selector) -> None:
+    def _enter(self, stage: Stage, now: float, selector: selectors.BaseSelector) -> None:
         self._stage, self._since = stage, now
         if stage is Stage.STOPPING:
             self._say("stopping: the workers save and leave (again: kill them at once)")
