@@ -3,7 +3,7 @@
 import pytest
 
 from tests.lab import driver_standins as standins
-from tests.lab.site_plays import changes, failures, play, said
+from tests.lab.site_plays import changes, failures, play, reboot, said
 
 OLD, NEW = "535.261.03", "535.300.01"
 LOADED = "cat /proc/driver/nvidia/version"
@@ -92,6 +92,22 @@ def test_make_verify_names_a_package_that_may_move(machine, tmp_path):
     assert failures(done) == {"node1"}
     assert "node1: nvidia-smi may move overnight" in said(done)
     lab.ssh(1, "sudo apt-mark hold nvidia-smi")
+
+
+def test_a_power_limit_outlives_a_reboot(machine):
+    lab, words, _ = machine
+    asked = "nvidia-smi --query-gpu=name,power.min_limit"
+    limited = [*words, "-e", "power_limit_watts=200"]
+    play(lab, *limited)
+    reboot(lab, 1)
+    lab.ssh(1, "systemctl is-system-running --wait || true")
+    assert lab.ssh(1, asked).strip().endswith(" 200.00, Enabled")
+    assert changes(play(lab, *limited)) == {"node1": 0}
+    refused = play(lab, *words, "-e", "power_limit_watts=400", check=False)
+    assert "its Stand-in RTX 2080 Ti takes 100 to 280" in said(refused)
+    assert lab.ssh(1, asked).strip().endswith(" 200.00, Enabled")
+    play(lab, *words)
+    assert lab.ssh(1, "ls /etc/systemd/system | grep tandem-gpu || true") == ""
 
 
 def test_uninstall_takes_it_away(machine, tmp_path):
