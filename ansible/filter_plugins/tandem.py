@@ -88,7 +88,7 @@ FILTERS = {
     "card_facts": network_facts.card_facts,
     "clock_server": clock.clock_server,
     "clock_servers_fault": clock.clock_servers_fault,
-    "cluster_findings": network_faults.twins,
+    "cluster_findings": network_faults.cluster,
     "connection_end": firewall.connection_end,
     "container_bridges": firewall.container_bridges,
     "cut_off": firewall.cut_off,

@@ -145,6 +145,60 @@ def twins(machines):
     return found
 
 
+def cluster(machines):
+    """Findings on what is between machines, each of which is in order."""
+    return twins(machines) + faster_cards(machines)
+
+
+def faster_cards(machines):
+    """Where each machine has a card in a network that is faster than today's, how to take it."""
+    today = [own_link(facts) for facts in machines]
+    if len(machines) < 2 or not all(link and link["speed"] for link in today):
+        return []
+    slowest = min(link["speed"] for link in today)
+    chosen = _fastest_network(machines)
+    if chosen is None or chosen[0] <= slowest:
+        return []
+    found = []
+    for facts, link in zip(machines, today):
+        name, address = chosen[2][facts["host"]]
+        if name != link["name"]:
+            told = f"ansible_host={address} (and take address=... out, if it is there)"
+            found.append(
+                {
+                    "host": facts["host"],
+                    "fault": "faster_card",
+                    "cause": f"all machines have a card in {chosen[1]}, {chosen[0]} Mbit/s and more"
+                    f", here {name}; {link['name']}, by which training would go, is in a network "
+                    f"of {slowest} Mbit/s",
+                    "remedy": f"write {told} into its line, and then make bootstrap",
+                }
+            )
+    return found
+
+
+def _fastest_network(machines):
+    """(Mbit/s of its slowest card, network, {host: (card, address)}) of those that all are in."""
+    networks: dict = {}
+    for facts in machines:
+        for link in facts["links"]:
+            for text in (
+                link["networks"] if link["speed"] else []
+            ):  # a card without a cable has none
+                inside = ipaddress.ip_interface(text)
+                cards = networks.setdefault(inside.network, {})
+                cards.setdefault(facts["host"], (link["speed"], link["name"], str(inside.ip)))
+    common = [
+        (min(speed for speed, _, _ in cards.values()), network, cards)
+        for network, cards in networks.items()
+        if len(cards) == len(machines) and len({row[2] for row in cards.values()}) == len(cards)
+    ]
+    if not common:
+        return None
+    speed, network, cards = max(common, key=lambda row: row[0])
+    return speed, str(network), {host: row[1:] for host, row in cards.items()}
+
+
 def own_mac(facts):
     link = own_link(facts)
     return None if link is None else link["mac"]

@@ -55,7 +55,7 @@ FAULTS = [
     ("overlap", machine(links=[*HEALTHY["links"], DOCKER])),
 ]
 # Those not about one machine's facts.
-TOLD_BY_OTHERS = {"collect", "duplicate_machine_id", "duplicate_mac"}
+TOLD_BY_OTHERS = {"collect", "duplicate_machine_id", "duplicate_mac", "faster_card"}
 # Those that need another question.
 ASKED = [
     ("loopback_name", machine(loopback_names=["node1"]), {"provisioned": True}),
