@@ -4,6 +4,7 @@ from pathlib import Path
 
 import yaml
 
+from . import stacks
 from .errors import PlanError
 
 ANSIBLE = Path(__file__).resolve().parents[1]
@@ -38,13 +39,19 @@ def bundle_order(hostvars, offline, stack, python=""):
 
 
 def offline_releases(hostvars, offline):
-    """{code name: further packages}: the headers of the kernels that the inventory names."""
-    found = {}
+    """{code name: further packages}: headers of the kernels that the inventory names, and the gcc
+    that builds modules for them, where it is not the release's own (driver_offers.kernels_gcc)."""
+    table, found = _table("releases.yml")["releases"], {}
     for host in offline:
-        headers = found.setdefault(hostvars[host]["release"], set())
-        if hostvars[host].get("kernel"):
-            headers.add(f"linux-headers-{hostvars[host]['kernel']}")
-    return {release: sorted(headers) for release, headers in sorted(found.items())}
+        release, kernel = hostvars[host]["release"], hostvars[host].get("kernel")
+        further = found.setdefault(release, set())
+        if not kernel:
+            continue
+        further.add(f"linux-headers-{kernel}")
+        gcc = table.get(release, {}).get("gcc")
+        if gcc and stacks.version(kernel) >= stacks.version(gcc["since"]):
+            further.add(gcc["package"])
+    return {release: sorted(further) for release, further in sorted(found.items())}
 
 
 def bundle_needed(hostvars, offline, machines, stack):

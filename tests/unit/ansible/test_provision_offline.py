@@ -26,6 +26,15 @@ def test_packages_for_each_release_and_wheels_for_its_python():
     assert wanted["stacks"] == ["cu126"]
 
 
+def test_a_kernel_that_a_newer_gcc_built_brings_that_gcc():
+    hwe = {"release": "jammy", "kernel": "6.8.0-60-generic"}
+    older = {"release": "jammy", "kernel": "5.15.0-139-generic"}
+    hosts = {"hwe": hwe, "older": older}
+    headers = ["linux-headers-5.15.0-139-generic", "linux-headers-6.8.0-60-generic"]
+    assert offline.offline_releases(hosts, ["older"]) == {"jammy": headers[:1]}
+    assert offline.offline_releases(hosts, ["hwe", "older"]) == {"jammy": ["gcc-12", *headers]}
+
+
 def test_a_python_that_the_stack_cannot_use_needs_no_wheels():
     wanted = offline.bundle_order(HOSTS, ["desk"], "cpu")
     assert wanted["wheels"] == [["cpu", ""]]

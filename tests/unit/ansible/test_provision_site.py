@@ -1,6 +1,7 @@
 """site.yml itself, by Ansible, with stand-ins for its roles: one machine's fault stays its own."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -20,6 +21,9 @@ ROLES = sorted(path.name for path in (ROOT / "ansible/roles").iterdir())
 # reach sorts machines by what `raw` answers, python_env's report is what is tested.
 REAL = {"reach": ["tasks/main.yml", "tasks/report.yml", "vars/main.yml"],
         "python_env": ["tasks/untried.yml"]}  # fmt: skip
+
+# These bring what the control machine has.
+FROM_HERE = {"offline", "bundle", "pycharm"}
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +60,28 @@ def recap(said):
     """{machine: whether it went to the end}."""
     rows = said.partition("PLAY RECAP")[2].split("pc")[1:]
     return {f"pc{row.split()[0]}": "failed=0" in row for row in rows}
+
+
+DOWNLOADS = re.compile(
+    r"get_url:|ansible\.builtin\.(apt|git):|name: packages$|pip_index_url", re.MULTILINE
+)
+
+
+def roles_of(play):
+    """Names of the roles that a play applies, in whatever way."""
+    return [name for name in ROLES if re.search(rf"[\s\['\"]{name}[\s\],'\"]", str(play))]
+
+
+def test_each_play_that_downloads_goes_through_the_proxy():
+    seen = []
+    plays = yaml.safe_load((ROOT / "site.yml").read_text())
+    for play in (play for play in plays if play["hosts"] == "reachable"):
+        for role in roles_of([play.get("roles"), play.get("tasks")]):
+            tasks = (ROOT / "ansible/roles" / role / "tasks").glob("*.yml")
+            if role not in FROM_HERE and any(DOWNLOADS.search(file.read_text()) for file in tasks):
+                seen.append(role)
+                assert play.get("environment") == "{{ proxy_environment }}", (play["name"], role)
+    assert {"python_env", "driver", "base", "cuda", "sysstat"} <= set(seen)
 
 
 def test_where_the_first_machines_python_fails_the_others_go_on_and_are_named(roles, tmp_path):
