@@ -120,6 +120,18 @@ VERBS = {
     "verify": Verb(
         "is what `make provision` made still so? changes nothing", (INVENTORY, ASK_SUDO, CORE)
     ),
+    "poweroff": Verb(
+        "switch the machines off, where no run holds them; asks once",
+        (
+            INVENTORY,
+            LIMIT,
+            Variable("YES", "-e poweroff_sure", "1: do not ask", "switch"),
+            ASK_SUDO,
+            CORE,
+        ),
+        "make poweroff LIMIT=pc2,pc3",
+    ),
+    "wake": Verb("switch them on again by the network (wake_on_lan: true)", (INVENTORY, LIMIT)),
     "accept": Verb("measure every pair of machines: bandwidth, latency, MTU, disks", (INVENTORY,)),
     "bundle": Verb("gather what machines without internet need", (INVENTORY,)),
     "usb": Verb(

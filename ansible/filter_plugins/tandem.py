@@ -34,6 +34,7 @@ from planning import (
     share,
     stacks,
     toolkit,
+    wake,
 )
 from planning.errors import PlanError
 from planning.faults import network as network_faults
@@ -130,6 +131,8 @@ FILTERS = {
     "stack": stacks.resolve,
     "toolkit_plan": toolkit.toolkit_plan,
     "unreachable": network_faults.unreachable,
+    "wake_fault": wake.wake_fault,
+    "wake_record": wake.wake_record,
     "wrong_names": members.wrong_names,
 }
 
