@@ -120,6 +120,10 @@ VERBS = {
     "verify": Verb(
         "is what `make provision` made still so? changes nothing", (INVENTORY, ASK_SUDO, CORE)
     ),
+    "upgrade": Verb(
+        "kernel, driver and stack to the newest that fit, one machine at a time",
+        (INVENTORY, LIMIT, ASK_SUDO, CORE),
+    ),
     "poweroff": Verb(
         "switch the machines off, where no run holds them; asks once",
         (

@@ -39,6 +39,12 @@ def driver_hold(facts, version):
     return {"packages": list(held), "preferences": "\n".join(stanzas), "unattended": block}
 
 
+def kernel_packages(facts):
+    """The metapackages that bring a machine's next kernel, and its headers where it has them."""
+    names = facts["packages"]
+    return sorted(name for name in names if KERNEL.match(name) and not RELEASE.search(name))
+
+
 def driver_outcome(facts, loading, smi):
     """What to do next: {"state": done, reboot or refuse; "reason"; "remedy"}.
 

@@ -126,3 +126,21 @@ def test_unattended_upgrades_are_told_every_held_package_and_modules_to_come():
 def test_a_runfiles_machine_holds_its_kernel_alone():
     held = after.driver_hold({"packages": {"linux-image-amd64": "6.1.129-1"}}, "580.126.20")
     assert held["packages"] == ["linux-image-amd64"]
+
+
+def test_the_next_kernel_comes_by_its_metapackages():
+    installed = {
+        "linux-image-amd64": "6.1.129-1",
+        "linux-headers-amd64": "6.1.129-1",
+        "linux-image-6.1.0-31-amd64": "6.1.128-1",
+        "linux-headers-6.1.0-31-amd64": "6.1.128-1",
+        "nvidia-kernel-dkms": "535.261.03-1",
+        "linux-modules-nvidia-580-generic": "6.8.0-60",
+        "linux-generic-hwe-22.04": "6.8.0.60",
+    }
+    assert after.kernel_packages({"packages": installed}) == [
+        "linux-generic-hwe-22.04",
+        "linux-headers-amd64",
+        "linux-image-amd64",
+        "linux-modules-nvidia-580-generic",
+    ]

@@ -22,6 +22,8 @@ ROLES = sorted(path.name for path in (ROOT / "ansible/roles").iterdir())
 REAL = {"reach": ["tasks/main.yml", "tasks/report.yml", "vars/main.yml"],
         "python_env": ["tasks/untried.yml"]}  # fmt: skip
 
+UPGRADE = "ansible/playbooks/upgrade.yml"
+MACHINE_ID = Path("/etc/machine-id").read_text().strip()
 # These bring what the control machine has.
 FROM_HERE = {"offline", "bundle", "pycharm"}
 
@@ -33,7 +35,7 @@ def roles(tmp_path_factory) -> Path:
         tasks = folder / name / "tasks"
         tasks.mkdir(parents=True)
         for file in (ROOT / "ansible/roles" / name / "tasks").glob("*.yml"):
-            text = STAND_IN if file.stem == "main" else "---\n[]\n"
+            text = STAND_IN if file.stem in ("main", "kernel") else "---\n[]\n"
             (tasks / file.name).write_text(text)
         for file in REAL.get(name, []):
             (folder / name / file).parent.mkdir(exist_ok=True)
@@ -41,17 +43,30 @@ def roles(tmp_path_factory) -> Path:
     return folder
 
 
-def site(roles, folder, broken):
-    """(words that it printed, exit code) of site.yml on three machines that are this one."""
-    hosts = {name: {"ansible_connection": "local"} for name in ("pc1", "pc2", "pc3")}
+def site(roles, folder, broken, book="site.yml"):
+    """(words that it printed, exit code) of a playbook on four machines that are this one.
+
+    By their facts each has a card, and pc1 is the control machine.
+    """
+    hosts = {}
+    for name in ("pc1", "pc2", "pc3", "pc4"):
+        facts = {"machine_id": MACHINE_ID if name == "pc1" else name, "gpus": [{"vendor": "10de"}]}
+        hosts[name] = {"ansible_connection": "local", "preflight_facts": facts}
     variables = {"broken": broken, "ansible_become": False, "require_all": False}
-    variables["share_protocol"] = "local"
+    variables |= {"share_protocol": "local", "driver_policy": "install", "proxy_environment": {}}
     groups = {"cluster": {"hosts": hosts, "vars": variables}}
     (folder / "hosts.yml").write_text(yaml.safe_dump(groups))
-    book = folder / "site.yml"
-    book.write_text((ROOT / "site.yml").read_text().replace("become: true", "become: false"))
-    variables = {"ANSIBLE_ROLES_PATH": str(roles), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-    argv = ["ansible-playbook", "--inventory", str(folder / "hosts.yml"), str(book)]
+    (folder / "ansible/playbooks").mkdir(parents=True)
+    for name in ("site.yml", UPGRADE):
+        text = (ROOT / name).read_text()
+        text = text.replace("gather_facts: true", "gather_facts: false")
+        (folder / name).write_text(text.replace("become: true", "become: false"))
+    variables = {
+        "ANSIBLE_ROLES_PATH": str(roles),
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_GATHERING": "explicit",
+    }
+    argv = ["ansible-playbook", "--inventory", str(folder / "hosts.yml"), str(folder / book)]
     done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, **variables})
     return " ".join(done.stdout.split()), done.returncode
 
@@ -84,18 +99,20 @@ def test_each_play_that_downloads_goes_through_the_proxy():
     assert {"python_env", "driver", "base", "cuda", "sysstat"} <= set(seen)
 
 
-def test_where_the_first_machines_python_fails_the_others_go_on_and_are_named(roles, tmp_path):
-    said, code = site(roles, tmp_path, ["python_env@pc1"])
-    assert code == 2 and recap(said) == {"pc1": False, "pc2": True, "pc3": True}
-    assert "That was pc1, and there they failed" in said
-    assert "So they were not tried on pc2, pc3." in said
+def test_machines_that_fail_take_no_other_along_not_even_the_first_ones_python(roles, tmp_path):
+    said, code = site(roles, tmp_path, ["clock@pc1", "driver@pc3", "python_env@pc2"])
+    ended = {"pc1": False, "pc2": False, "pc3": False, "pc4": True}
+    assert code == 2 and recap(said) == ended
+    assert "That was pc2, and there they failed" in said
+    assert "So they were not tried on pc4." in said
     after = said.partition("PLAY [NVIDIA's apex")[2]
     assert "PLAY [Members in, strangers out]" in after and "broken here" not in after
 
 
-def test_machines_that_fail_take_no_other_along_and_the_first_in_order_is_tried_first(
+def test_an_upgrade_stops_at_the_first_that_fails_and_takes_the_control_machine_last(
     roles, tmp_path
 ):
-    said, code = site(roles, tmp_path, ["clock@pc1", "driver@pc3"])
-    assert code == 2 and recap(said) == {"pc1": False, "pc2": True, "pc3": False}
-    assert "they were not tried" not in said
+    said, code = site(roles, tmp_path, ["driver@pc3"], UPGRADE)
+    assert code == 2 and not recap(said)["pc3"] and sum(recap(said).values()) == 3
+    assert "broken here Upgrading stopped at pc3; not touched yet: pc4, pc1." in said
+    assert "PLAY [Members in, strangers out]" not in said
