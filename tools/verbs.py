@@ -121,7 +121,7 @@ VERBS = {
         "is what `make provision` made still so? changes nothing", (INVENTORY, ASK_SUDO, CORE)
     ),
     "upgrade": Verb(
-        "kernel, driver and stack to the newest that fit, one machine at a time",
+        "newest kernel, driver and stack, one machine at a time",
         (INVENTORY, LIMIT, ASK_SUDO, CORE),
     ),
     "poweroff": Verb(
