@@ -136,17 +136,30 @@ def _carry_out(given: argparse.Namespace, argv: list[str]) -> int:
     return run.train(options)
 
 
+def _drop_output() -> None:
+    """What waits to be printed cannot be: the interpreter would try again as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(argv: list[str]) -> int:
     try:
         given = _parse(argv)
-        return _carry_out(given, argv)
+        code = _carry_out(given, argv)
+        sys.stdout.flush()
+        return code
     except UserError as error:
         for problem in error.problems:
             print(f"tandem: {clean(problem)}", file=sys.stderr)
         return USAGE_ERROR
     except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:
+        if error.filename is not None:  # of a file: a defect, to be seen whole
+            raise
+        _drop_output()
+        print(f"tandem: what was to be said cannot be printed: {error.strerror}", file=sys.stderr)
+        return USAGE_ERROR
     except KeyboardInterrupt:
         print("tandem: interrupted; `make runs` shows what was begun", file=sys.stderr)
         return 130

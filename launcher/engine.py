@@ -92,17 +92,19 @@ def names() -> list[str]:
 
 
 class Late(Exception):
-    """A command said nothing for as long as it was allowed to."""
+    """A command said nothing, or less than it had to, for as long as it was allowed to."""
 
 
 def pieces(
-    process: Process, seconds: float, data: bytes = b"", renewed: bool = False
+    process: Process, seconds: float, data: bytes = b"", renewed: int = 0
 ) -> Iterator[bytes]:
     """What a command says, until its end, while it is given its whole input.
 
-    Raises Late after so many seconds from the beginning, or with `renewed` from the last piece.
+    Raises Late after so many seconds from the beginning. They begin anew each time that `renewed`
+    bytes have come: n bytes end within (1 + n / renewed) * seconds. (A deadline that every byte
+    renews has no end for a machine that sends one now and then.)
     """
-    deadline = time.monotonic() + seconds
+    deadline, missing = time.monotonic() + seconds, renewed
     rest = memoryview(data)
     with DefaultSelector() as selector:
         selector.register(process.fileno(), EVENT_READ)
@@ -114,7 +116,9 @@ def pieces(
             if piece == b"":
                 return
             if piece:
-                deadline = time.monotonic() + seconds if renewed else deadline
+                missing -= len(piece)
+                if renewed and missing <= 0:
+                    deadline, missing = time.monotonic() + seconds, renewed
                 yield piece
     raise Late
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -28,6 +30,29 @@ def find(name: str) -> Path:
     raise UserError(f"no run {name} in {relative(RUNS)}/: the newest are {', '.join(known)}.")
 
 
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around what writes `path` before a run begins. Raises UserError instead of OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{relative(path)} cannot be written ({error.strerror}): make room on that disk, or "
+            "give the folder to your user."
+        ) from None
+
+
+def begin(folder: Path) -> None:
+    """Make the folder of a new run. Raises UserError."""
+    with writing(folder):
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            raise UserError(
+                f"run {folder.name} began this very second: start yours again."
+            ) from None
+
+
 def disk_free() -> int:
     """Bytes that may still be written where the runs lie."""
     state = os.statvfs(RUNS if RUNS.exists() else CHECKOUT)
@@ -35,16 +60,19 @@ def disk_free() -> int:
 
 
 def point_latest(folder: Path) -> None:
-    fresh = RUNS / f".latest.{os.getpid()}"
-    fresh.unlink(missing_ok=True)
-    fresh.symlink_to(folder.name)
-    fresh.replace(RUNS / "latest")
+    fresh, latest = RUNS / f".latest.{os.getpid()}", RUNS / "latest"
+    with writing(latest):
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(folder.name)
+        fresh.replace(latest)
 
 
 def lock(folder: Path) -> TextIO:
     """Hold the run as its only controller. The kernel lets go when this process ends, so a lock is
     never stale. Raises UserError when another one holds it."""
-    file = (folder / "controller.pid").open("a+", encoding="utf-8")
+    path = folder / "controller.pid"
+    with writing(path):
+        file = path.open("a+", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -54,7 +82,8 @@ def lock(folder: Path) -> TextIO:
             f"run {folder.name} is being carried out by process {process}: "
             f"`make attach` shows it, `make stop` ends it."
         ) from None
-    file.truncate(0)
-    file.write(f"{os.getpid()} {socket.gethostname()}\n")
-    file.flush()
+    with writing(path):
+        file.truncate(0)
+        file.write(f"{os.getpid()} {socket.gethostname()}\n")
+        file.flush()
     return file

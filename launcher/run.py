@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher import folders, strategy
 from launcher.after import collect
-from launcher.after.messages import describe, exit_code, go_on, proof, relative
+from launcher.after.messages import describe, exit_code, go_on, proof, relative, stayed
 from launcher.after.sizes import MIB, Sizes
 from launcher.before import plan as planning
 from launcher.before import preflight
@@ -79,21 +79,14 @@ def train_once(options: Options, terminal: Terminal) -> int:
         if warning:
             terminal.say(warning)
         folder = folders.RUNS / run
-        begin(folder)
-        # It holds the diff of the checkout and each machine's run_env: nobody else's business.
-        write_json(folder / "plan.json", plan.document(), mode=0o600)
+        folders.begin(folder)
+        with folders.writing(folder / "plan.json"):
+            # It holds the diff of the checkout and each machine's run_env: nobody else's business.
+            write_json(folder / "plan.json", plan.document(), mode=0o600)
         return Run(checked, folder, terminal).carry_out(plan, "first attempt")
     except BaseException:
         checked.machines.close()
         raise
-
-
-def begin(folder: Path) -> None:
-    """Make the folder of a new run. Raises UserError."""
-    try:
-        folder.mkdir(parents=True)
-    except FileExistsError:
-        raise UserError(f"run {folder.name} began this very second: start yours again.") from None
 
 
 def resume(name: str, changes: dict[str, Any]) -> int:
@@ -149,8 +142,8 @@ class Run:
         if lost or not present.issuperset(self.parts):
             self._look_again()
         try:
-            saved = self._collect()
-            report(self.folder, self.terminal)
+            saved, whole = self._collect()
+            whole = report(self.folder, self.terminal) and whole
         except KeyboardInterrupt:
             name = self.folder.name
             self.terminal.say(f"make report RUN={name} makes its report from what is here by now")
@@ -159,10 +152,11 @@ class Run:
             self.machines.close()
         if self.attempts.problem:
             self.terminal.say(self.attempts.problem)
+            whole = False
         if outcome.status != "finished":
             self.terminal.say(go_on(self.folder.name, saved))
         self.terminal.drain()
-        return exit_code(outcome)
+        return exit_code(outcome, whole)
 
     def _attempts(self, plan: Plan, reason: str, stopper: Stopper) -> Outcome:
         limits = restart.Limits.of(self.checked.options, len(self.checked.hosts))
@@ -265,25 +259,31 @@ class Run:
             if name not in here:
                 self.terminal.say(f"{name} does not answer: its records stay there")
 
-    def _collect(self) -> bool:
-        """Bring the files here; whether a checkpoint was saved anywhere."""
+    def _collect(self) -> tuple[bool, bool]:
+        """Bring the files here; whether a checkpoint was saved anywhere, and whether this machine's
+        disk took all that came."""
         here = [host.name for host in self.machines.hosts]
         parts = [self.parts[name] for name in here if name in self.parts]
         sizes = Sizes.of(self.checked.options.keep)
-        held = self.attempts.list
+        nodes, told, whole = self.machines.nodes, self.attempts.list, True
         with waiting(self.terminal, "copying records and checkpoints to this machine"):
-            problems = collect.records(self.machines.nodes, parts, held, self.folder, sizes)
-            paths, more = collect.best_and_last(self.machines.nodes, parts, self.folder)
+            held = collect.checkpoints(nodes, parts)
+            try:
+                said = collect.records(nodes, parts, told, self.folder, sizes)
+                paths, more = collect.best_and_last(held, nodes, parts, self.folder)
+                said += [*more, *(f"checkpoint {relative(path)}" for path in paths)]
+            except collect.Unwritable as error:
+                said, whole = [stayed(self.folder, error)], False
         self.attempts.read_resumed(self.folder)
-        for problem in [*problems, *more]:
-            self.terminal.say(problem)
-        for path in paths:
-            self.terminal.say(f"checkpoint {relative(path)}")
-        return bool(paths) or self.attempts.saved(self.folder)
+        for line in said:
+            self.terminal.say(line)
+        saved = any(map(collect.newest, held.values())) or self.attempts.saved(self.folder)
+        return saved, whole
 
 
-def report(folder: Path, terminal: Terminal) -> None:
-    """Make and show the report; what was trained stands, whether that works or not."""
+def report(folder: Path, terminal: Terminal) -> bool:
+    """Make and show the report; what was trained stands, whether that works or not. Returns
+    which."""
     with waiting(terminal, "making the report"):
         done = subprocess.run(
             [*REPORT, str(relative(folder))],
@@ -304,3 +304,4 @@ def report(folder: Path, terminal: Terminal) -> None:
             f"`make report RUN={folder.name}` makes its report again"
         )
     terminal.say(f"everything is in {relative(folder)}")
+    return done.returncode == 0

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher import inventory
+from launcher import folders, inventory
 from launcher.before.build import Launch, check_batch, environment
 from launcher.before.checks import instruction_limits
 from launcher.before.plan import FIRST_PORT, run_id
@@ -114,8 +114,10 @@ def main(options: Options) -> int:
     host, options = hosts[0], replace(options, nodes=wanted)
     name = run_id(settings["model"], wanted, time.time())
     path = CHECKOUT / "runs" / f"{name}.sbatch"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(script(options, settings, host, name), encoding="utf-8")
+    text = script(options, settings, host, name)
+    with folders.writing(path):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     print(f"tandem: wrote {path.relative_to(CHECKOUT)}; nothing was started. To submit it:")
     print(f"sbatch {path.relative_to(CHECKOUT)}")
     return 0

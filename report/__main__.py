@@ -15,22 +15,32 @@ from report.errors import Parser, ReportError
 from report.page import render_page
 from report.plan import plan_main
 from report.text import render_text
+from report.writing import write
 
 
 def main(argv: list[str]) -> int:
     """0 when the report was made, 2 when the user has to put something right."""
     try:
-        if argv[:1] == ["plan"]:
-            return plan_main(argv[1:])
-        code = report_main(argv)
+        code = plan_main(argv[1:]) if argv[:1] == ["plan"] else report_main(argv)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # `| head` has read enough; the files are written
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return 0
+    except OSError as error:
+        if error.filename is not None:  # of a file: a defect, to be seen whole
+            raise
+        drop_output()
+        print(f"report: what it says could not be printed: {error.strerror}", file=sys.stderr)
+        return 2
     except ReportError as error:
         print(f"report: {error}", file=sys.stderr)
         return 2
+
+
+def drop_output() -> None:
+    """What waits to be printed cannot be: the interpreter would try again as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def report_main(argv: list[str]) -> int:
@@ -74,18 +84,6 @@ def write_report(analysis: Analysis, text: str) -> None:
 
 def summary_json(analysis: Analysis) -> str:
     return json.dumps(analysis.summary, indent=1) + "\n"
-
-
-def write(path: Path, content: str) -> None:
-    """Replaces a file atomically. Raises ReportError when it cannot be written."""
-    part = path.with_name(f".{path.name}.part")
-    try:
-        part.write_text(content, encoding="utf-8", errors="replace")
-        part.replace(path)
-    except OSError as error:
-        raise ReportError(
-            f"Cannot write {path}: {error.strerror}. The report needs its folder writable."
-        ) from None
 
 
 def wants_colour() -> bool:

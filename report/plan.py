@@ -21,6 +21,7 @@ from report.predict import Basis, Row, conclusion, predict
 from report.progress import learning_curve
 from report.records import read_run
 from report.units import link, seconds, size, three_digits
+from report.writing import write
 from trainer import prices, strategies
 from trainer.errors import UserError
 from trainer.strategies import Strategy
@@ -177,11 +178,7 @@ def write_plan(
         "bytes_per_second": round(rate),
         "rows": [asdict(row) for row in rows],
     }
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ReportError(f"Cannot write {path}: {error.strerror}.") from None
+    write(path, json.dumps(document, indent=1) + "\n")
 
 
 def render(basis: Basis, speed: str, rows: list[Row]) -> list[str]:

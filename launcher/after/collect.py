@@ -8,14 +8,15 @@ bytes are counted into an empty folder; what arrived whole is moved into the run
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from launcher.after.sizes import MIB, Sizes
 from launcher.before.plan import NodePlan
@@ -24,7 +25,9 @@ from launcher.errors import UserError
 
 CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")
 LIST_SECONDS = 20.0
-SILENT_SECONDS = 60.0
+# In each 60 s so much has to come: a file of n MiB is over within n / 4 + 1 minutes, whoever sends
+# it. (Eight machines at once have 9 MiB a minute each over 10 Mbit/s.)
+SECONDS, LEAST = 60.0, 4 * MIB
 # A .bashrc may print before the file begins.
 MARK = b"tandem-file\n"
 GREETING = 1 << 16
@@ -73,6 +76,10 @@ class Lost(NotHere):
     """Nor will others: the way to the machine is gone, or what answers there."""
 
 
+class Unwritable(Exception):
+    """This machine's own disk takes nothing, from whichever machine; the text says why."""
+
+
 def records(
     nodes: dict[str, Node],
     parts: list[NodePlan],
@@ -80,7 +87,8 @@ def records(
     folder: Path,
     sizes: Sizes,
 ) -> list[str]:
-    """Bring what every node recorded. Returns a sentence for each thing that did not come."""
+    """Bring what every node recorded. Returns a sentence for each thing that did not come. Raises
+    Unwritable."""
 
     def one(part: NodePlan) -> list[str]:
         problems = []
@@ -101,10 +109,11 @@ def records(
 
 
 def _bring(node: Node, part: NodePlan, file: Wanted, folder: Path) -> list[str]:
-    """One file into the run's folder, or nothing where there is none. Raises NotHere."""
+    """One file into the run's folder, or nothing where there is none. Raises NotHere,
+    Unwritable."""
     source, limit = f"{part.output}/{file.name}", file.limit * MIB
     with staging(folder) as scratch:
-        fresh = Path(scratch) / "file"
+        fresh = scratch / "file"
         size = receive(node, source, fresh, limit)
         if size is None:
             return []
@@ -119,18 +128,25 @@ def _bring(node: Node, part: NodePlan, file: Wanted, folder: Path) -> list[str]:
         return [f"{part.host}: {file.name} holds the beginning only: it is {more} {source} there."]
 
 
-def staging(folder: Path):
-    """An empty folder beside the run's files, gone afterwards."""
-    return tempfile.TemporaryDirectory(prefix=".collect-", dir=folder)
+@contextlib.contextmanager
+def staging(folder: Path) -> Iterator[Path]:
+    """An empty folder beside the run's files, gone afterwards. Raises Unwritable for every OSError:
+    what goes wrong on the other side has been made a NotHere."""
+    made = None
+    try:
+        made = tempfile.mkdtemp(prefix=".collect-", dir=folder)
+        yield Path(made)
+    except OSError as error:
+        raise Unwritable(error.strerror or str(error)) from None
+    finally:
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
 
 
 def settle(fresh: Path, target: Path) -> None:
-    """Move what arrived to its place. Raises NotHere."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fresh.replace(target)
-    except OSError as error:
-        raise NotHere(f"{target} cannot be written: {error.strerror}") from None
+    """Move what arrived to its place. Raises OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh.replace(target)
 
 
 def cut_to_lines(path: Path, limit: int) -> None:
@@ -144,21 +160,22 @@ def cut_to_lines(path: Path, limit: int) -> None:
 def receive(node: Node, source: str, target: Path, limit: int) -> int | None:
     """Write a node's file to `target`, at most one byte more than `limit`.
 
-    Returns the bytes written, None when the node has no such file. Raises NotHere.
+    Returns the bytes written, None when the node has no such file. Raises NotHere, and OSError
+    where `target` cannot be written.
     """
     try:
         process = node.start(["sh", "-c", SEND, "sh", source, str(limit + 1)])
     except (OSError, UserError) as error:
         raise Lost(str(error).rstrip(".")) from None
+    size = 0
     try:
         with target.open("xb") as file:
-            size = _copy(process, file, limit)
-        if size > limit:
-            return size
+            for piece in _content(process):
+                size += file.write(piece[: limit + 1 - size])
+                if size > limit:
+                    return size
         status = process.wait()
         said = process.stderr()
-    except OSError as error:
-        raise NotHere(error.strerror or str(error)) from None
     finally:
         process.close()
     if status == ABSENT:
@@ -170,22 +187,22 @@ def receive(node: Node, source: str, target: Path, limit: int) -> int | None:
     return size
 
 
-def _copy(process: Process, file: BinaryIO, limit: int) -> int:
-    """Bytes after MARK into a file until the end, or one more than `limit`. Raises NotHere."""
-    head, begun, size = b"", False, 0
+def _content(process: Process) -> Iterator[bytes]:
+    """What a machine says after MARK, until its end. Raises NotHere."""
+    head, begun = b"", False
     try:
-        for piece in pieces(process, SILENT_SECONDS, renewed=True):
+        for piece in pieces(process, SECONDS, renewed=LEAST):
             if not begun:
                 head, mark, piece = (head + piece).partition(MARK)
                 begun = bool(mark)
                 if len(head) > GREETING:
                     raise Lost("the machine sent something else")
-            size += file.write(piece[: limit + 1 - size])
-            if size > limit:
-                break
+            if piece:
+                yield piece
     except Late:
-        raise Lost(f"the machine sent nothing for {SILENT_SECONDS:.0f} s") from None
-    return size
+        raise Lost(f"the machine sent less than {LEAST // MIB} MiB in {SECONDS:g} s") from None
+    except OSError as error:
+        raise NotHere(error.strerror or str(error)) from None
 
 
 def checkpoints(nodes: dict[str, Node], parts: list[NodePlan]) -> dict[str, list[str]]:
@@ -211,37 +228,35 @@ def newest(names: list[str]) -> tuple[int, str] | None:
 
 
 def best_and_last(
-    nodes: dict[str, Node], parts: list[NodePlan], folder: Path
+    held: dict[str, list[str]], nodes: dict[str, Node], parts: list[NodePlan], folder: Path
 ) -> tuple[list[Path], list[str]]:
-    """Copy the best and the newest checkpoint from the first machine that has the newest one."""
-    held = checkpoints(nodes, parts)
+    """Copy the best and the newest of the checkpoints `held` from one machine: the first that has
+    the newest one, or whoever gives something, the newest first. Raises Unwritable."""
     tips = {host: tip for host, names in held.items() if (tip := newest(names))}
-    if not tips:
-        return [], []
-    host = max(tips, key=lambda name: tips[name][0])
-    output = next(node.output for node in parts if node.host == host)
-    names = [tips[host][1]] + (["best.pt"] if "best.pt" in held[host] else [])
-    paths, problems = [], []
-    for name in (f"checkpoints/{host}/{name}" for name in names):
-        try:
-            paths += _checkpoint(nodes[host], f"{output}/{name}", folder, folder / name)
-        except NotHere as error:
-            problems.append(f"{host}: {name} was not collected: {error}.")
+    outputs = {node.host: node.output for node in parts}
+    paths: list[Path] = []
+    problems = []
+    for host in sorted(tips, key=lambda name: tips[name][0], reverse=True):
+        names = [tips[host][1]] + (["best.pt"] if "best.pt" in held[host] else [])
+        for name in (f"checkpoints/{host}/{name}" for name in names):
+            try:
+                paths += _checkpoint(nodes[host], f"{outputs[host]}/{name}", folder, folder / name)
+            except NotHere as error:
+                problems.append(f"{host}: {name} was not collected: {error}.")
+        if paths:  # else it said that it has what it has not
+            break
     return paths, problems
 
 
 def _checkpoint(node: Node, source: str, folder: Path, target: Path) -> list[Path]:
-    """One checkpoint, as far as this machine's disk allows. Raises NotHere."""
-    room = max(0, shutil.disk_usage(folder).free - DISK_LEFT)
+    """One checkpoint, as far as this machine's disk allows. Raises NotHere, Unwritable."""
     with staging(folder) as scratch:
-        fresh = Path(scratch) / "file"
+        room = max(0, shutil.disk_usage(folder).free - DISK_LEFT)
+        fresh = scratch / "file"
         size = receive(node, source, fresh, room)
         if size is None:
             return []
         if size > room:
-            raise NotHere(
-                f"this machine's disk has only {room // MIB} MiB to spare: make room in "
-                f"{os.fspath(folder.parent)}, then copy {source} from there"
-            )
+            raise Unwritable(f"only {room // MIB} MiB to spare for {Path(source).name}")
         settle(fresh, target)
     return [target]

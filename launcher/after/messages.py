@@ -11,6 +11,9 @@ from launcher.during.watch import Outcome
 from launcher.inventory import CHECKOUT
 from trainer.errors import STOPPED
 
+# Finished, but this machine lacks records, checkpoints or report: EX_IOERR of sysexits.h.
+UNWRITTEN = 74
+
 
 def describe(cause: dict[str, Any]) -> list[str]:
     """The first cause: what, what to do, the last lines."""
@@ -39,10 +42,13 @@ def proof(outcome: Outcome) -> list[str]:
     return lines
 
 
-def exit_code(outcome: Outcome) -> int:
-    """The worker's own exit code; 128 + signal where one ended it, as a shell has it."""
-    if outcome.status != "failed":
-        return 0 if outcome.status == "finished" else STOPPED
+def exit_code(outcome: Outcome, whole: bool = True) -> int:
+    """The worker's own exit code; 128 + signal where one ended it, as a shell has it. `whole`:
+    whether this machine has all that a run leaves here."""
+    if outcome.status == "finished":
+        return 0 if whole else UNWRITTEN
+    if outcome.status == "stopped":
+        return STOPPED
     cause = outcome.cause
     if cause is None or cause.kind in ("gone", "guard", "paused"):
         return 1
@@ -56,6 +62,15 @@ def go_on(run: str, saved: bool) -> str:
     if saved:
         return f"to go on where it was saved: make train RESUME={run}"
     return "nothing had been saved yet: there is nothing to go on with, the next run starts anew"
+
+
+def stayed(folder: Path, error: Exception) -> str:
+    """What became of a run's files that this machine's disk did not take."""
+    return (
+        f"this machine's disk took no more of the run's records and checkpoints ({error}): what is "
+        f"not in {relative(folder)} stays on the machines, in runs/{folder.name} of their "
+        "node_dir; make room, or give the folder to your user"
+    )
 
 
 def relative(path: Path) -> Path:

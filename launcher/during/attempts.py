@@ -115,7 +115,12 @@ class Attempts:
 
     def close(self, status: str) -> None:
         self._write(status)
-        self._spare.unlink(missing_ok=True)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Let go of the room that was kept. Where nothing can be written, it stays."""
+        with contextlib.suppress(OSError):
+            self._spare.unlink(missing_ok=True)
 
     def _write(self, status: str) -> None:
         """Where the disk is full, into the room that was kept for it; the old file stays until the
@@ -126,7 +131,7 @@ class Attempts:
             write_json(self.path, value)
             self.problem = None
         except OSError:
-            self._spare.unlink(missing_ok=True)
+            self._give_back()
             try:
                 write_json(self.path, value)
                 self.problem = None

@@ -48,6 +48,18 @@ class Code:
 def current() -> Code:
     """The code as it stood in the checkout when this was first called, changes that are not
     committed included. Raises UserError."""
+    try:
+        return _snapshot()
+    except OSError as error:
+        raise UserError(
+            f"the code cannot be copied to {tempfile.gettempdir()} "
+            f"({error.filename}: {error.strerror}): make room there, or name another folder by "
+            "TMPDIR."
+        ) from None
+
+
+def _snapshot() -> Code:
+    """A copy of the checkout's files that did not change meanwhile. Raises UserError, OSError."""
     tree = _scratch()
     for _ in range(TRIES):
         names = [name for name in _names() if _copied(name, tree)]

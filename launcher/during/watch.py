@@ -146,9 +146,12 @@ class Watch:
         if data == b"":
             self._ended(guard)
             return True
-        guard.heard = now
         try:
             for frame, payload in guard.frames.feed(data):
+                # Only a whole frame is a sign of life, not a byte of one now and then; and after
+                # the last one the stream has to end.
+                if guard.exit is None:
+                    guard.heard = now
                 self._take(guard, frame, payload)
         except Untrue as error:
             self._distrust(guard, error)
@@ -255,8 +258,10 @@ class Watch:
             if now - guard.heard > SILENCE:
                 guard.ended = guard.gone = True
                 selector.unregister(guard.process)
-                message = f"no heartbeat for {SILENCE:.0f} s"
-                self._fail(self._failure(guard.node.host, "gone", message=message))
+                # A machine that is found silent only after it was told to end hides no liar.
+                if not (self._ending and self._distrusted):
+                    message = f"no heartbeat for {SILENCE:.0f} s"
+                    self._fail(self._failure(guard.node.host, "gone", message=message))
         if self._stopper.suspended:
             self._stopper.suspended = False
             self._say(
@@ -281,6 +286,11 @@ class Watch:
             elif stage is Stage.OVER:
                 guard.ended = True
                 selector.unregister(guard.process)
+
+    @property
+    def _distrusted(self) -> bool:
+        """Whether a guard was killed, or sent what no guard does."""
+        return any(failure.kind == "guard" for failure in self._failures)
 
     @property
     def _ending(self) -> bool:

@@ -1,9 +1,11 @@
 """What a node leaves in its run folder, or sends when it is asked for a file."""
 
+import errno
 import io
 import os
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -43,6 +45,10 @@ def run(tmp_path):
 def bring(part, run, node=None, sizes=None):
     nodes = {"node2": node or LocalNode(host(2))}
     return collect.records(nodes, [part], ATTEMPTS, run, sizes or Sizes())
+
+
+def best_and_last(nodes, parts, run):
+    return collect.best_and_last(collect.checkpoints(nodes, parts), nodes, parts, run)
 
 
 def found(run):
@@ -190,7 +196,7 @@ def test_checkpoints_have_names_of_the_contract(node2, run, names):
     )
     if not names.isascii():
         says = Sends(f"print({names!r})")
-    assert collect.best_and_last({"node2": says}, [part], run) == ([], [])
+    assert best_and_last({"node2": says}, [part], run) == ([], [])
     assert found(run) == []
 
 
@@ -199,9 +205,55 @@ def test_a_checkpoint_takes_no_more_than_the_disk_has(node2, run, monkeypatch):
     (output / "checkpoints/node2/step-3.pt").write_bytes(b"x" * (2 * MIB))
     free = collect.DISK_LEFT + MIB
     monkeypatch.setattr(collect.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
-    paths, problems = collect.best_and_last({"node2": LocalNode(host(2))}, [part], run)
-    assert paths == [] and found(run) == []
-    assert "this machine's disk has only 1 MiB to spare" in problems[0]
+    with pytest.raises(collect.Unwritable, match="only 1 MiB to spare for step-3"):
+        best_and_last({"node2": LocalNode(host(2))}, [part], run)
+    assert found(run) == []
+
+
+def test_a_machine_that_has_no_checkpoint_of_which_it_speaks_hides_no_others(tmp_path, run):
+    hosts = [
+        host(n, connection="local", address="127.0.0.1", node_dir=str(tmp_path / f"node{n}"))
+        for n in (1, 2)
+    ]
+    parts = list(build(hosts, [facts(1), facts(2)]).nodes)
+    held = Path(parts[0].output) / "checkpoints/node1"
+    held.mkdir(parents=True)
+    (held / "step-3.pt").write_bytes(b"true")
+    lies = {"node1": ["step-3.pt"], "node2": ["step-999.pt", "best.pt"]}
+    nodes = {"node1": LocalNode(hosts[0]), "node2": LocalNode(hosts[1])}
+    paths, problems = collect.best_and_last(lies, nodes, parts, run)
+    assert (paths, problems) == ([run / "checkpoints/node1/step-3.pt"], [])
+
+
+# Takes no files, from root neither.
+READ_ONLY = Path("/proc/self")
+
+
+def test_a_disk_that_takes_nothing_is_no_machines_failure(node2):
+    part, output = node2
+    (output / "nodes/node2/exit.json").write_text("{}")
+    with pytest.raises(collect.Unwritable):
+        bring(part, READ_ONLY)
+    (output / "checkpoints/node2/step-3.pt").write_bytes(b"x")
+    with pytest.raises(collect.Unwritable):
+        best_and_last({"node2": LocalNode(host(2))}, [part], READ_ONLY)
+
+
+def test_a_disk_that_fills_up_on_the_way_leaves_nothing_in_half(node2, run, monkeypatch):
+    part, output = node2
+    (output / "nodes/node2/exit.json").write_bytes(b"x" * MIB)
+
+    class Full(io.BytesIO):
+        def write(self, data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    real = Path.open
+    monkeypatch.setattr(
+        Path, "open", lambda path, mode="r": Full() if mode == "xb" else real(path, mode)
+    )
+    with pytest.raises(collect.Unwritable, match="No space left"):
+        bring(part, run)
+    assert list(run.iterdir()) == []
 
 
 def test_sizes_are_settings(capsys):
@@ -214,12 +266,12 @@ def test_sizes_are_settings(capsys):
 
 def test_a_node_that_answers_nothing_holds_up_nobody(node2, run, monkeypatch):
     part, _ = node2
-    monkeypatch.setattr(collect, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(collect, "SECONDS", 0.5)
     done = threading.Event()
 
     def work():
         problems = bring(part, run, Sends("input()"))
-        assert "sent nothing" in problems[0]
+        assert "sent less than 4 MiB in 0.5 s" in problems[0]
         done.set()
 
     thread = threading.Thread(target=work, daemon=True)

@@ -1,0 +1,25 @@
+"""Files that the report writes: whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from report.errors import ReportError
+
+
+def write(path: Path, content: str) -> None:
+    """Replace a file at once, or leave it as it was. Raises ReportError when it cannot be
+    written."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(content, encoding="utf-8", errors="replace")
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise ReportError(
+            f"Cannot write {path}: {error.strerror}. Make room on that disk, or give the folder to "
+            "your user."
+        ) from None
