@@ -16,7 +16,8 @@ def said(tmp_path, monkeypatch):
     def make(script):
         monkeypatch.setattr(run, "REPORT", (sys.executable, "-c", script))
         screen = io.StringIO()
-        run.report(tmp_path / "r", Terminal(screen))
+        whole = run.report(tmp_path / "r", Terminal(screen))
+        assert whole is ("could not be made" not in screen.getvalue())
         return screen.getvalue()
 
     return make

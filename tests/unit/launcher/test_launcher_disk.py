@@ -1,0 +1,54 @@
+"""A disk of the control machine that takes nothing: before a run begins, and as it ends."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher import folders
+from launcher.after.messages import UNWRITTEN, exit_code, stayed
+from launcher.during import attempts
+from launcher.during.cause import Failure
+from launcher.during.watch import Outcome
+from launcher.errors import UserError
+from tests.unit.launcher.launcher_values import build, facts, host
+
+# Takes no files, from root neither.
+READ_ONLY = Path("/proc/self")
+
+
+def test_a_run_whose_first_files_cannot_be_written_does_not_begin(monkeypatch):
+    monkeypatch.setattr(folders, "RUNS", READ_ONLY)
+    for begin in (folders.begin, folders.lock, folders.point_latest):
+        with pytest.raises(UserError, match=r"/proc/self/.* cannot be written \(.+\): make room"):
+            begin(READ_ONLY / "r")
+
+
+def test_what_finished_but_is_not_all_here_has_a_code_of_its_own():
+    finished, stopped = (Outcome(status, None, 1.0, [], {}) for status in ("finished", "stopped"))
+    assert [exit_code(finished), exit_code(finished, whole=False)] == [0, UNWRITTEN]
+    assert exit_code(stopped, whole=False) == exit_code(stopped)
+    cause = Failure(host="node1", kind="worker", order=0, rank=0, exit_code=9)
+    assert exit_code(Outcome("failed", cause, 1.0, [], {}), whole=False) == 9
+
+
+def test_where_the_files_are_then_is_said():
+    said = stayed(Path("/data/runs/r"), OSError("No space left on device"))
+    assert "(No space left on device)" in said and "/data/runs/r " in said
+    assert "on the machines, in runs/r of their node_dir" in said
+
+
+def test_the_outcome_is_kept_or_told_and_never_an_error(tmp_path, monkeypatch):
+    run = attempts.Attempts(tmp_path)
+    run.begin(build([host(1)], [facts(1)]), "first attempt", 0.0)
+    before = run.path.read_text()
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(attempts.os, "open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    run.close("finished")
+    assert run.path.read_text() == before
+    assert run.problem == f"{run.path} could not be written (Read-only file system): make room"
