@@ -1,0 +1,43 @@
+"""docs/situations.md: what it quotes is what is printed, and what `make check` says there."""
+
+import json
+import re
+
+import pytest
+import yaml
+
+from planning import preflight
+from tests.unit.ansible.provision_machines import HEALTHY, QUESTION, ROOT
+
+PAGE = (ROOT / "docs/situations.md").read_text()
+QUOTED = re.findall(
+    r"^## [^\n]*`(\S+)`\n(?:(?!^## ).)*?^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL
+)
+SETTINGS = yaml.safe_load((ROOT / "group_vars/all.yml").read_text())
+# By file, what is found there; those in HINDERS stop provisioning.
+FOUND = {
+    "2080ti-ubuntu2204-driver535": {"firewall", "gcc"},
+    "1080ti-ubuntu2004-nouveau": {"nouveau", "gcc"},
+    "2080ti-ubuntu1804-offline-runfile410": {"python", "driver_old"},
+    "3090-debian12-runfile550": set(),
+    "5090-ubuntu2404": {"secure_boot", "nouveau"},
+}
+
+
+def test_each_situation_is_on_the_page():
+    assert [name for name, _ in QUOTED] == list(FOUND)
+
+
+@pytest.mark.parametrize(("name", "lines"), QUOTED)
+def test_the_page_quotes_what_make_dry_provision_prints(name, lines):
+    printed = (ROOT / f"tests/unit/ansible/dry_provision/{name}.txt").read_text().splitlines()
+    assert [line for line in lines.splitlines() if line not in printed] == []
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_make_check_says_there(name):
+    (entry,) = json.loads((ROOT / f"examples/machines/{name}.json").read_text())
+    offline = entry.get("settings", {}).get("offline", False)
+    asked = {**QUESTION, "offline": offline, "conda_installer": SETTINGS["conda_installer"]}
+    found = preflight.findings({**HEALTHY, **entry["facts"]}, asked)
+    assert {finding["fault"] for finding in found} == FOUND[name]
