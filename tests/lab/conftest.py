@@ -24,6 +24,7 @@ LONG = {
     "test_lab_leftovers.py",
     "test_lab_vm.py",
     "test_many.py",
+    "test_poweroff.py",
     "test_share_mounts.py",
     "test_share_ntfs.py",
     "test_site_driver.py",
