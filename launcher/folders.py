@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from launcher.after.messages import relative
 from launcher.errors import UserError
@@ -51,6 +52,20 @@ def begin(folder: Path) -> None:
             raise UserError(
                 f"run {folder.name} began this very second: start yours again."
             ) from None
+
+
+def recorded(path: Path, *fields: str) -> dict[str, Any]:
+    """A JSON object that a run wrote, with these fields. Raises UserError where it is damaged."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict) and found.keys() >= set(fields):
+            return found
+        why = f"it lacks {' and '.join(fields)}"
+    except FileNotFoundError:
+        why = "it is missing"
+    except (OSError, ValueError) as error:
+        why = str(error)
+    raise UserError(f"{relative(path)} is damaged ({why}): this run cannot go on; start a new one.")
 
 
 def disk_free() -> int:

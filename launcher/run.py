@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import sys
@@ -92,7 +91,9 @@ def train_once(options: Options, terminal: Terminal) -> int:
 def resume(name: str, changes: dict[str, Any]) -> int:
     """Go on with a run whose controller has ended, however it did. Returns the exit code."""
     folder = folders.find(name)
-    planned = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    planned = folders.recorded(folder / "plan.json", "options", "precision")
+    if (folder / "attempts.json").exists():  # else its controller ended before the first attempt
+        folders.recorded(folder / "attempts.json", "attempts")
     stored = {**planned["options"], "precision": planned["precision"]}
     stored["trainer"] = tuple(stored["trainer"])
     options = Options(**{**stored, **changes})

@@ -1,11 +1,15 @@
 """The words a person types: unknown ones get the nearest, before anything starts."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from launcher import cli, defaults, folders, options, slurm
 from launcher.before import plan
 from launcher.errors import UserError
-from launcher.inventory import Host
+from launcher.inventory import CHECKOUT, Host
 from launcher.options import Options
 
 
@@ -145,3 +149,33 @@ def test_a_line_break_in_a_model_is_no_line_of_the_slurm_script():
     text = slurm.script(Options(nodes=2, model=settings["model"]), settings, host, name)
     head = text.split("set -euo pipefail")[0]
     assert "--partition=x" not in head
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "why"),
+    [
+        ("plan.json", '{"options": {', "Expecting"),
+        ("plan.json", "[]", "it lacks options and precision"),
+        ("attempts.json", "", "Expecting value"),
+    ],
+)
+def test_a_run_whose_records_are_damaged_does_not_go_on(
+    capsys, tmp_path, monkeypatch, file, text, why
+):
+    monkeypatch.setattr(folders, "RUNS", tmp_path)
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r/plan.json").write_text('{"options": {}, "precision": "fp32"}')
+    (tmp_path / "r" / file).write_text(text)
+    code, said = told(capsys, "train", "--resume", "r")
+    assert code == 2 and len(said.splitlines()) == 1
+    assert f"{file} is damaged ({why}" in said and "start a new one" in said
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_what_cannot_be_printed_is_said():
+    with Path("/dev/full").open("w") as full:
+        argv = [sys.executable, "-m", "launcher", "runs"]
+        done = subprocess.run(argv, cwd=CHECKOUT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    said = "tandem: what was to be said cannot be printed: No space left on device\n"
+    assert done.stderr == said
