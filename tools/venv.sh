@@ -38,7 +38,7 @@ if [ ! -x "$folder/bin/python" ] || ! "$folder/bin/python" -c '' 2>/dev/null; th
     rm -rf "$folder"
     "$python" -m venv "$folder"
 fi
-if [ "$folder" = .venv ]; then whole=6200; else whole=400; fi # MB
+if [ "$folder" = .venv ]; then whole=6200; else whole=320; fi # MB
 echo "tandem: installing $list into $folder (once; about $whole MB)"
 
 # pip unpacks here, and not into a /tmp that is a part of the memory; so its progress can be measured, too.
