@@ -4,9 +4,10 @@ import json
 import socket
 
 import pytest
+import yaml
 
 from planning import wake as planned
-from tests.unit.ansible.provision_machines import load, machine
+from tests.unit.ansible.provision_machines import ROOT, load, machine
 
 wake = load("ansible/wake.py")
 MAC = "3c:7c:3f:00:00:01"
@@ -68,3 +69,12 @@ def test_a_machine_of_which_nothing_is_known_is_named(tmp_path):
     for limit, folder in ((["pc1", "other"], tmp_path), ([], tmp_path / "none")):
         with pytest.raises(wake.WakeError, match=r"wake_on_lan: true"):
             wake.records(folder, inventory, limit)
+
+
+def test_uninstall_takes_the_unit_away_without_being_asked_for_the_network():
+    plays = yaml.safe_load((ROOT / "ansible/playbooks/uninstall.yml").read_text())
+    tasks = [
+        task for play in plays if "never" not in play.get("tags", []) for task in play["tasks"]
+    ]
+    roles = [task.get("ansible.builtin.include_role", {}) for task in tasks]
+    assert {"name": "network", "tasks_from": "wake_uninstall"} in roles
