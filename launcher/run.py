@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 from launcher import folders, strategy
 from launcher.after import collect
 from launcher.after.messages import describe, exit_code, go_on, proof, relative, stayed
+from launcher.after.report import make_report
 from launcher.after.sizes import MIB, Sizes
 from launcher.before import plan as planning
 from launcher.before import preflight
@@ -35,10 +34,7 @@ from launcher.during.start import start_guards, sync_code
 from launcher.during.stopper import Stopper
 from launcher.during.watch import Outcome, Watch
 from launcher.errors import Busy, MachineError, UserError
-from launcher.inventory import CHECKOUT
 from launcher.options import Options, keeping
-
-REPORT = (sys.executable, "-m", "report")
 
 
 def dry_run(options: Options) -> int:
@@ -144,7 +140,7 @@ class Run:
             self._look_again()
         try:
             saved, whole = self._collect()
-            whole = report(self.folder, self.terminal) and whole
+            whole = make_report(self.folder, self.terminal) and whole
         except KeyboardInterrupt:
             name = self.folder.name
             self.terminal.say(f"make report RUN={name} makes its report from what is here by now")
@@ -280,29 +276,3 @@ class Run:
             self.terminal.say(line)
         saved = any(map(collect.newest, held.values())) or self.attempts.saved(self.folder)
         return saved, whole
-
-
-def report(folder: Path, terminal: Terminal) -> bool:
-    """Make and show the report; what was trained stands, whether that works or not. Returns
-    which."""
-    with waiting(terminal, "making the report"):
-        done = subprocess.run(
-            [*REPORT, str(relative(folder))],
-            cwd=CHECKOUT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-    lines = done.stdout.splitlines()
-    if done.returncode == 0:
-        for line in lines:
-            terminal.line(line)
-    else:
-        why = lines[-1] if lines else f"exit code {done.returncode}"
-        terminal.say(
-            f"the report could not be made ({why}): the run is as it was, and "
-            f"`make report RUN={folder.name}` makes its report again"
-        )
-    terminal.say(f"everything is in {relative(folder)}")
-    return done.returncode == 0

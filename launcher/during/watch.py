@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import selectors
 import time
 from dataclasses import dataclass, field
@@ -10,51 +9,17 @@ from typing import Any
 
 from launcher.before.plan import Plan
 from launcher.border import Untrue
+from launcher.during import stages
 from launcher.during.cause import Failure, first_of
 from launcher.during.guarded import LEASE, Guarded, task
 from launcher.during.lines import RunLogs
 from launcher.during.patience import Patience
 from launcher.during.pauses import Pauses
+from launcher.during.stages import STOP_GRACE, Stage, due
 from launcher.during.stopper import Stopper, wakeup
 from launcher.engine import Process
 
 RENEW_EVERY = 1.0
-# A stall of 8 s makes TCP silent for up to 12.6 s (docs/guard-protocol.md); a frozen machine is to
-# be noticed in 20 s.
-SILENCE = 15.0
-# How long it waits, after the first failure, for reports of other nodes.
-SETTLE = 1.5
-STOP_GRACE = 20
-EXITS_WITHIN = 10.0
-
-
-class Stage(enum.Enum):
-    """Where a watch stands; `due` says how one stage follows another."""
-
-    RUNNING = enum.auto()
-    SETTLING = enum.auto()  # something failed: what others report now may turn out to be its cause
-    STOPPING = enum.auto()  # somebody asked: the workers save and leave
-    ENDING = enum.auto()  # every guard was told to kill what is left
-    OVER = enum.auto()  # guards that say nothing even now are given up
-
-
-def due(stage: Stage, seconds: float, failed: bool, asked: int) -> Stage:
-    """The stage to be in, `seconds` after coming into `stage`. `failed`: some node has; `asked`:
-    how often somebody asked to stop."""
-    if stage is Stage.RUNNING and failed:
-        return Stage.SETTLING
-    # Also while a failure settles: whoever asked wants checkpoints of the ranks that still run.
-    if stage in (Stage.RUNNING, Stage.SETTLING) and asked:
-        return Stage.STOPPING
-    if stage is Stage.SETTLING and seconds >= SETTLE:
-        return Stage.ENDING
-    # Failures change nothing here: one rank that cannot save must not keep the others from it.
-    if stage is Stage.STOPPING and (asked > 1 or seconds > STOP_GRACE + EXITS_WITHIN):
-        return Stage.ENDING
-    # A living guard answers a kill at once; one that is silent for so long is gone or frozen.
-    if stage is Stage.ENDING and seconds > SILENCE:
-        return Stage.OVER
-    return stage
 
 
 @dataclass
@@ -131,7 +96,7 @@ class Watch:
 
     def _until_deadline(self) -> float:
         if self._stage is Stage.SETTLING:
-            return max(0.0, self._since + SETTLE - time.monotonic())
+            return max(0.0, self._since + stages.SETTLE - time.monotonic())
         return RENEW_EVERY
 
     def _read(self, guard: Guarded) -> bool:
@@ -255,12 +220,12 @@ class Watch:
     def _decide(self, now: float, selector: selectors.BaseSelector) -> None:
         """Act on what follows from time or from a signal."""
         for guard in self._active():
-            if now - guard.heard > SILENCE:
+            if now - guard.heard > stages.SILENCE:
                 guard.ended = guard.gone = True
                 selector.unregister(guard.process)
                 # A machine that is found silent only after it was told to end hides no liar.
                 if not (self._ending and self._distrusted):
-                    message = f"no heartbeat for {SILENCE:.0f} s"
+                    message = f"no heartbeat for {stages.SILENCE:.0f} s"
                     self._fail(self._failure(guard.node.host, "gone", message=message))
         if self._stopper.suspended:
             self._stopper.suspended = False

@@ -10,7 +10,7 @@ import pytest
 
 from launcher import engine
 from launcher.after.sizes import MIB
-from launcher.during import watch as watching
+from launcher.during import stages
 from launcher.during.lines import RunLogs, Terminal
 from launcher.during.stopper import Stopper
 from launcher.during.watch import Watch
@@ -85,14 +85,14 @@ def watch(tmp_path, *guards):
     ids=["nothing", "hello", "half a log", "exit"],
 )
 def test_a_byte_now_and_then_is_no_sign_of_life(tmp_path, monkeypatch, said, status):
-    monkeypatch.setattr(watching, "SILENCE", 0.5)
+    monkeypatch.setattr(stages, "SILENCE", 0.5)
     outcome = watch(tmp_path, Says(said, drips=True))
     assert (outcome.status, outcome.gone) == (status, ["node1"])
 
 
 def test_a_machine_that_falls_silent_as_it_is_ended_hides_no_liar(tmp_path, monkeypatch):
-    monkeypatch.setattr(watching, "SETTLE", 0.0)
-    monkeypatch.setattr(watching, "SILENCE", 0.5)
+    monkeypatch.setattr(stages, "SETTLE", 0.0)
+    monkeypatch.setattr(stages, "SILENCE", 0.5)
     outcome = watch(tmp_path, Says(HELLO), Says(HELLO + LIE))
     assert (outcome.cause.host, outcome.cause.kind) == ("node2", "guard")
     assert outcome.gone == ["node1"]

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from launcher import run
+from launcher.after import report
 from launcher.during.lines import Terminal
 
 
@@ -14,9 +14,9 @@ def said(tmp_path, monkeypatch):
     """said(script) -> what the terminal shows when the report runs this script."""
 
     def make(script):
-        monkeypatch.setattr(run, "REPORT", (sys.executable, "-c", script))
+        monkeypatch.setattr(report, "REPORT", (sys.executable, "-c", script))
         screen = io.StringIO()
-        whole = run.report(tmp_path / "r", Terminal(screen))
+        whole = report.make_report(tmp_path / "r", Terminal(screen))
         assert whole is ("could not be made" not in screen.getvalue())
         return screen.getvalue()
 
