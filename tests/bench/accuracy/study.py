@@ -1,12 +1,13 @@
-"""What each strategy of --sync costs in accuracy: paired runs of the real trainer.
+"""What each strategy of --sync costs in accuracy: paired runs.
 
-    python tests/bench/accuracy/study.py --seeds 1 2 3 --sync ef:2 ef:4
+    python tests/bench/accuracy/study.py --seeds 1 2 3 --sync allreduce ef:2 ef:4
 
-Each run is N = 4 ranks of `python -m trainer` on this machine over Gloo, or one rank by itself with
-one machine's batch, on the images of examples/glyphs.py. A seed is a data set of its own, for
-training and for validation, and the same weights and order for all that run on it: runs are
-compared within a seed. Each finished run is one line of runs.jsonl, and a run that stands there is
-not repeated: the study goes on where it was broken off.
+Each run is N = 4 ranks, or one machine alone with one machine's batch, on the images of
+examples/glyphs.py: ranks of one process (one_process.py), with the trainer's own strategies,
+optimizer, schedule and EMA. A seed is a data set of its own, for training and for validation, and
+the same weights and order for all that run on it: runs are compared within a seed. Each finished
+run is one line of runs.jsonl, and a run that stands there is not repeated: the study goes on where
+it was broken off, and several may run at a time.
 
 tables.py makes the tables, the labels and the chart of these lines.
 """
@@ -15,81 +16,97 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import sys
-import tempfile
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "examples")]
+sys.path[:0] = [str(ROOT), str(ROOT / "examples"), str(Path(__file__).parent)]
 
 import glyphs  # noqa: E402
-import trainer_ranks  # noqa: E402
+import numpy as np  # noqa: E402
+import one_process  # noqa: E402
+import torch  # noqa: E402
+
+from trainer.models import build  # noqa: E402
+from trainer.options import Options  # noqa: E402
 
 # Counted up by whoever changes what a run is; lines of another number are compared with none.
-TASK = 1
+TASK = 3
 LINES = Path(__file__).with_name("runs.jsonl")
-NODES, BATCH = 4, 16
-# Images of each class: 16,000 to train, 250 steps an epoch, and 10,240 to validate.
-TRAIN, VAL = 250, 160
-EPOCHS, WARMUP = 2, 0.15
-LR = 0.8  # of the batch of four machines; less images, less of it in proportion
+NODES, BATCH = 4, 8
+TRAIN, VAL = 250, 160  # images of each class: 16,000 to train, and 10,240 to validate
+# Of a usual run: eight parts, of which rounds of averages see the end as that of an epoch.
+EPOCHS, EPOCH_STEPS, WARMUP = 8, 125, 0.6
+LR = 0.2  # of the batch of four machines; less images, less of it in proportion
+ALONE_LR = 0.2  # of one machine alone, in the same terms: its own best
+EMA = 0.98  # of a step of four machines: as much is kept over as many images
+ALONE = "alone"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One run. `nodes` 1: one machine alone, which needs no `sync`."""
+    """One run. `sync` ALONE: one machine. `epochs`: EPOCHS for as many images as all-reduce has."""
 
     sync: str
     seed: int
-    nodes: int = NODES
     epochs: int = EPOCHS
     lr: float = LR
     task: int = TASK
 
+    @property
+    def nodes(self) -> int:
+        return 1 if self.sync == ALONE else NODES
 
-def argv(case: Case, data: Path, output: Path) -> list[object]:
-    """The trainer's command line."""
-    return [
-        *("--data", data, "--output", output, "--model", "examples.glyph_cnn:glyph_cnn"),
-        *("--seed", case.seed, "--epochs", case.epochs, "--warmup_epochs", WARMUP),
-        *("--per_node_batch_size", BATCH, "--lr", case.lr, "--lr_batch", NODES * BATCH),
-        *("--weight_decay", 5e-4, "--augment", "none", "--precision", "fp32"),
-        *("--channels_last", "true", "--evaluate_every", case.epochs, "--timeout", 600),
-        *("--device", "cpu", "--keep", 1, "--log_every", 50),
-        *(("--sync", case.sync) if case.nodes > 1 else ()),
-    ]
+    @property
+    def steps_per_epoch(self) -> int:
+        return EPOCH_STEPS * NODES // self.nodes
+
+    @property
+    def options(self) -> Options:
+        """The trainer's."""
+        return Options(
+            sync="allreduce" if self.nodes == 1 else self.sync,
+            seed=self.seed,
+            epochs=self.epochs,
+            warmup_epochs=WARMUP,
+            per_node_batch_size=BATCH,
+            lr=self.lr,
+            lr_batch=NODES * BATCH,
+            weight_decay=5e-4,
+            ema=EMA ** (self.nodes / NODES),
+        )
 
 
-def carry_out(case: Case, data: Path) -> dict[str, object]:
+def images(seed: int) -> one_process.Images:
+    """A seed's images."""
+
+    def drawn(count: int, at: int) -> tuple[torch.Tensor, torch.Tensor]:
+        found = [
+            glyphs.images(ends, count, [seed, at, number])
+            for number, ends in enumerate(glyphs.glyphs())
+        ]
+        classes = torch.arange(glyphs.CLASSES).repeat_interleave(count)
+        return torch.from_numpy(np.concatenate(found)).permute(0, 3, 1, 2), classes
+
+    return one_process.Images(*drawn(TRAIN, 0), *drawn(VAL, 1))
+
+
+def carry_out(case: Case, data: one_process.Images) -> dict[str, object]:
     """Train; returns what is kept of the run."""
-    with tempfile.TemporaryDirectory(prefix="accuracy-") as folder:
-        began = time.monotonic()
-        words = argv(case, data, Path(folder))
-        spent = trainer_ranks.run_ranks([1] * case.nodes, rank, *words, quiet=True)
-        lines = Path(folder, "nodes/node1/rank0.steps.jsonl").read_text().splitlines()
-        told = [json.loads(line) for line in lines]
-    result = [line for line in told if line["kind"] == "evaluate"][-1]
-    steps = max(line["step"] for line in told if line["kind"] == "step")
+    began, cpu = time.monotonic(), time.process_time()
+    torch.manual_seed(case.seed)
+    model = build("examples.glyph_cnn:glyph_cnn", glyphs.CLASSES, glyphs.SIZE)
+    model = model.to(memory_format=torch.channels_last)
+    hits, loss = one_process.train(case.options, data, model, case.nodes, case.steps_per_epoch)
     return {
         **asdict(case),
-        **{"steps": steps, "samples": result["samples"], "top1": round(result["top1"], 6)},
-        **{"loss": round(result["loss"], 5), "train_loss": round(result["train_loss"], 5)},
-        "seconds": round(time.monotonic() - began, 1),
-        "cpu_seconds": round(sum(spent), 1),
+        **{"nodes": case.nodes, "steps": case.epochs * case.steps_per_epoch},
+        **{"samples": len(hits), "top1": round(float(hits.float().mean()), 6)},
+        **{"train_loss": round(loss, 5), "seconds": round(time.monotonic() - began, 1)},
+        "cpu_seconds": round(time.process_time() - cpu, 1),
     }
-
-
-def rank(*words: object) -> float:
-    """One rank of the trainer; returns the seconds of processor time that it took."""
-    code = trainer_ranks.trainer(*words)
-    if code:
-        raise RuntimeError(f"the trainer ended with {code}")
-    return time.process_time()
 
 
 def known(lines: Path = LINES) -> list[dict[str, object]]:
@@ -98,48 +115,35 @@ def known(lines: Path = LINES) -> list[dict[str, object]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+def cases(lines: Path) -> set[Case]:
+    ours = [line for line in known(lines) if line["task"] == TASK]
+    return {Case(**{name: line[name] for name in Case.__dataclass_fields__}) for line in ours}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", required=True)
-    parser.add_argument("--sync", nargs="+", required=True, help="strategies, and `alone`")
+    parser.add_argument("--sync", nargs="+", required=True, help=f"strategies, and `{ALONE}`")
     parser.add_argument("--epochs", type=int, nargs="+", default=[EPOCHS])
     parser.add_argument("--lr", type=float, nargs="+", default=[LR])
     parser.add_argument("--lines", type=Path, default=LINES, help="file of finished runs")
     options = parser.parse_args()
-    fields = Case.__dataclass_fields__
-    done = {Case(**{name: line[name] for name in fields}) for line in known(options.lines)}
+    torch.set_num_threads(1)
     for seed in options.seeds:
-        todo = [
-            Case("-" if sync == "alone" else sync, seed, 1 if sync == "alone" else NODES, *more)
-            for more in ((epochs, lr) for epochs in options.epochs for lr in options.lr)
+        data = None
+        for case in (
+            Case(sync, seed, epochs, lr)
+            for epochs in options.epochs
+            for lr in options.lr
             for sync in options.sync
-        ]
-        todo = [case for case in todo if case not in done]
-        if todo:
-            with images(seed) as data:
-                for case in todo:
-                    line = json.dumps(carry_out(case, data))
-                    with options.lines.open("a") as file:
-                        file.write(line + "\n")
-                    print(line, flush=True)
-
-
-class images:
-    """Within, the folder of a seed's images."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-
-    def __enter__(self) -> Path:
-        self.folder = Path(tempfile.mkdtemp(prefix=f"glyphs-{self.seed}-"))
-        glyphs.write(self.folder, self.seed, TRAIN, VAL)
-        return self.folder
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(OSError):
-            shutil.rmtree(self.folder)
+        ):
+            if case not in cases(options.lines):
+                data = data or images(seed)
+                line = json.dumps(carry_out(case, data))
+                with options.lines.open("a") as file:
+                    file.write(line + "\n")
+                print(line, flush=True)
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()

@@ -3,15 +3,21 @@
     python tests/bench/accuracy/tables.py
 
 Runs are those of runs.jsonl (study.py). Pairs are runs of one seed: a strategy's top-1 less that of
-allreduce, in points. Intervals are Student's, of 95 %, over the seeds.
+allreduce, in points; their intervals are Student's, of 95 %, over the seeds. Times are seconds a
+step, as tests/bench/test_bench_slow_links.py measured them, times the steps that it takes to reach
+allreduce's final accuracy; their intervals are from 2.5 to 97.5 % of draws of as many seeds, with
+repetition (bootstrap).
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import random
 import re
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -19,6 +25,7 @@ ROOT = HERE.parents[2]
 sys.path[:0] = [str(ROOT), str(HERE)]
 
 import study  # noqa: E402
+from study import ALONE  # noqa: E402
 
 from report import formulas  # noqa: E402
 from report.paper import paper_step  # noqa: E402
@@ -28,12 +35,17 @@ from trainer.strategies import EXACT  # noqa: E402
 PRICES = ROOT / "trainer/prices.json"
 PAGE = ROOT / "docs/slow-networks.md"
 CHART = ROOT / "docs/images/slow-networks.svg"
-FIRST_TRIAL = 100  # seeds from here on were for the choice of the learning rate
-GPU, MODEL, LINK = "2080ti", "resnet50", 1000.0
-ALONE = "-"
+MEASURED = ROOT / "docs/slow-links.json"
+FIRST_TRIAL = 100  # seeds from here on were for the choice of learning rates
+LINK = 1000.0  # Mbit/s
+DRAWS = 2000
 # Student's t, two-sided 95 %, by degrees of freedom from 1.
 T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 T += (2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)
+
+# The same three levels and parts, packed in another way: what ranks add up is equal to the bit.
+SAME = {"ef:2": "ef:1.6"}
+TWICE = " at twice the rate"  # runs of which are compared with those at the usual one
 
 Runs = dict[tuple[str, int], dict[int, float]]  # (sync, epochs) -> seed -> points
 
@@ -41,16 +53,21 @@ Runs = dict[tuple[str, int], dict[int, float]]  # (sync, epochs) -> seed -> poin
 def runs(lines: list[dict]) -> Runs:
     found: Runs = {}
     for line in lines:
-        ours = line["task"] == study.TASK and line["lr"] == study.LR and line["seed"] < FIRST_TRIAL
-        if ours:
-            found.setdefault((line["sync"], line["epochs"]), {})[line["seed"]] = 100 * line["top1"]
+        sync, usual = line["sync"], study.ALONE_LR if line["sync"] == ALONE else study.LR
+        ends = {usual: "", usual * 2: TWICE}
+        if line["task"] == study.TASK and line["lr"] in ends and line["seed"] < FIRST_TRIAL:
+            key = sync + ends[line["lr"]], line["epochs"]
+            found.setdefault(key, {})[line["seed"]] = 100 * line["top1"]
+    for name, other in SAME.items():
+        lengths = {epochs: told for (sync, epochs), told in found.items() if sync == other}
+        found.update({(name, epochs): told for epochs, told in lengths.items()})
     return found
 
 
-def differences(found: Runs, sync: str, epochs: int) -> list[float]:
-    """Of each seed, to allreduce after the usual epochs."""
+def differences(found: Runs, sync: str, epochs: int) -> dict[int, float]:
+    """By seed, to allreduce after the usual epochs."""
     base, own = found.get((EXACT, study.EPOCHS), {}), found.get((sync, epochs), {})
-    return [own[seed] - base[seed] for seed in sorted(base.keys() & own.keys())]
+    return {seed: own[seed] - base[seed] for seed in sorted(base.keys() & own.keys())}
 
 
 def interval(values: list[float]) -> tuple[float, float | None, float | None]:
@@ -62,31 +79,87 @@ def interval(values: list[float]) -> tuple[float, float | None, float | None]:
     return mean, mean - half, mean + half
 
 
-def crossing(points: list[tuple[float, float | None]]) -> float | None:
+def crossing(points: list[tuple[float, float]]) -> float | None:
     """How many times the samples make a difference of zero: between two lengths of runs that were
-    measured, in a straight line; None where the longest does not reach it."""
-    points = [(factor, value) for factor, value in points if value is not None]
+    measured, in a straight line; the shortest where that is enough, None where the longest is
+    not."""
     for (before, low), (after, high) in zip(points, points[1:]):
         if low < 0 <= high:
             return before + (after - before) * low / (low - high)
     return points[0][0] if points and points[0][1] >= 0 else None
 
 
-def samples(found: Runs, sync: str) -> tuple[float | None, ...]:
-    """How many times the samples it takes to reach allreduce's final accuracy: by the means, and
-    by the upper and the lower ends of the intervals."""
+def by_length(found: Runs, sync: str) -> dict[float, dict[int, float]]:
+    """Differences of a strategy's runs, by how many times the samples they had."""
     lengths = sorted(epochs for name, epochs in found if name == sync)
-    told = [(epochs / study.EPOCHS, differences(found, sync, epochs)) for epochs in lengths]
-    measured = [(factor, interval(values)) for factor, values in told if values]
-    ends = [[(factor, value[end]) for factor, value in measured] for end in range(3)]
-    mean, low, high = map(crossing, ends)
-    return mean, high, low
+    return {epochs / study.EPOCHS: differences(found, sync, epochs) for epochs in lengths}
+
+
+def samples(found: Runs, sync: str, drawn: list[int]) -> float | None:
+    """How many times the samples it takes to reach allreduce's final accuracy, by the means over
+    these seeds, one of which may stand there more than once."""
+    if sync == EXACT:
+        return 1.0
+    lengths = by_length(found, sync).items()
+    return crossing(
+        [(factor, statistics.fmean(told[seed] for seed in drawn)) for factor, told in lengths]
+    )
+
+
+def common_seeds(found: Runs, *names: str) -> list[int]:
+    """Those with all runs of these strategies."""
+    every = [set(told) for name in names for told in by_length(found, name).values()]
+    return sorted(set.intersection(*every)) if every else []
+
+
+@functools.cache
+def seconds(sync: str) -> tuple[float, str]:
+    """A step of ResNet-50 on four machines, or on one, and where the figure is from."""
+    sync = sync.removesuffix(TWICE)
+    rows = json.loads(MEASURED.read_text(encoding="utf-8"))["rows"]
+    rows = [row for row in rows if row["mbit"] == LINK and row["nodes"] == study.NODES]
+    if sync == ALONE:
+        return statistics.fmean(row["alone"] for row in rows), "measured"
+    for row in rows:
+        if row["sync"] == sync:
+            return row["seconds"], "measured"
+    step = paper_step("2080ti", "resnet50")
+    work = seconds(ALONE)[0]
+    payload = step.payload_for(strategies.parse(sync))
+    backward = work * step.backward / step.work
+    rate = formulas.goodput(LINK)
+    waited = formulas.sync_wait(strategies.parse(sync), study.NODES, payload, rate, backward, work)
+    return work + waited, "planned"
+
+
+def hours(found: Runs, sync: str, drawn: list[int]) -> float | None:
+    """Seconds to allreduce's final accuracy, for as many images as a step of four machines has."""
+    factor = samples(found, sync, drawn)
+    steps = study.NODES if sync == ALONE else 1
+    return None if factor is None else steps * seconds(sync)[0] * factor
+
+
+def spread(seeds: list[int], value: Callable[[list[int]], float | None], form: str) -> str:
+    """The value of all seeds, and in brackets the interval; `-` where it was never reached."""
+    mean = value(seeds)
+    if mean is None:
+        return "-"
+    chance = random.Random(1)
+    told = [value(chance.choices(seeds, k=len(seeds))) for _ in range(DRAWS)]
+    ends = [one for one in told if one is not None]
+    ends.sort()
+    low = ends[round(0.025 * (len(told) - 1))]
+    at = round(0.975 * (len(told) - 1))
+    high = form.format(ends[at]) if at < len(ends) else "never"
+    if form.format(low) == high:
+        return high  # that of all-reduce to itself
+    return f"{form.format(mean)} ({form.format(low)} to {high})"
 
 
 def price(found: Runs, sync: str) -> dict:
-    values = differences(found, sync, study.EPOCHS)
+    values = list(differences(found, sync, study.EPOCHS).values())
     mean, low, high = interval(values)
-    factor = samples(found, sync)[0] if mean < 0 else None
+    factor = samples(found, sync, common_seeds(found, sync)) if mean < 0 else None
     told = {"seeds": len(values), "difference": mean, "low": low, "high": high, "samples": factor}
     return {name: value if value is None else round(value, 3) for name, value in told.items()}
 
@@ -94,37 +167,28 @@ def price(found: Runs, sync: str) -> dict:
 def measured(found: Runs) -> list[str]:
     """The strategies with at least one pair, in the registry's order."""
     order = list(strategies.RULES)
-    names = {sync for sync, _ in found if sync not in (ALONE, EXACT)}
+    names = {sync for sync, _ in found if sync not in (ALONE, EXACT) and TWICE not in sync}
     names = {name for name in names if differences(found, name, study.EPOCHS)}
     return sorted(names, key=lambda spec: (order.index(spec.split(":")[0]), spec))
 
 
 def document(found: Runs) -> dict:
     base = list(found.get((EXACT, study.EPOCHS), {}).values())
-    steps = study.EPOCHS * study.TRAIN * study.glyphs.CLASSES // (study.NODES * study.BATCH)
     return {
         "task": {
             "classes": study.glyphs.CLASSES,
             "pixels": study.glyphs.SIZE,
             "nodes": study.NODES,
             "batch": study.BATCH,
-            "steps": steps,
+            "steps": study.EPOCHS * study.EPOCH_STEPS,
             "lr": study.LR,
+            "lr_alone": study.ALONE_LR,
             "validation_images": study.VAL * study.glyphs.CLASSES,
             "allreduce_top1": round(statistics.fmean(base), 2) if base else None,
             "seeds": len(base),
         },
         "strategies": {spec: price(found, spec) for spec in measured(found)},
     }
-
-
-def step_seconds(sync: str) -> float:
-    """As `make plan` has it on paper; ALONE: one machine."""
-    step = paper_step(GPU, MODEL)
-    if sync == ALONE:
-        return step.work
-    waited = step.wait(strategies.parse(sync), study.NODES, formulas.goodput(LINK))
-    return float("nan") if waited is None else step.work + waited
 
 
 def signed(value: float | None) -> str:
@@ -143,60 +207,56 @@ def accuracy_table(told: dict, found: Runs) -> list[str]:
         rows.append(
             f"| `{spec}` | {one['seeds']} | {signed(one['difference'])} | {ends} | {label} |"
         )
-    alone = differences(found, ALONE, study.EPOCHS)
-    if alone:
-        mean, low, high = interval(alone)
-        ends = f"{signed(low)} to {signed(high)}" if low is not None else "-"
-        rows.append(f"| one machine alone | {len(alone)} | {signed(mean)} | {ends} | |")
+    for sync in (ALONE, *doubled(found)):
+        values = list(differences(found, sync, study.EPOCHS).values())
+        if values:
+            mean, low, high = interval(values)
+            ends = f"{signed(low)} to {signed(high)}" if low is not None else "-"
+            rows.append(f"| {titled(sync)} | {len(values)} | {signed(mean)} | {ends} | |")
     return rows
 
 
-def times(found: Runs, sync: str) -> list[float | None]:
-    """Seconds of ResNet-50 on paper to allreduce's final accuracy, as many images as 1,000 steps of
-    four machines have: by the mean and by both ends; None where it was not reached."""
-    steps = 1000 * (study.NODES if sync == ALONE else 1)
-    factors = (1.0, 1.0, 1.0) if sync == EXACT else samples(found, sync)
-    return [None if one is None else steps * step_seconds(sync) * one for one in factors]
+def doubled(found: Runs) -> list[str]:
+    return sorted({sync for sync, _ in found if TWICE in sync})
+
+
+def titled(sync: str) -> str:
+    """For a row's first cell."""
+    if sync == ALONE:
+        return "one machine alone"
+    return f"`{sync.removesuffix(TWICE)}`{TWICE if TWICE in sync else ''}"
 
 
 def time_table(found: Runs) -> list[str]:
     rows = [
-        "| | a step | samples | time, all-reduce = 1 "
+        "| | seeds | a step | samples | time, all-reduce = 1 "
         "| sooner than one machine | sooner than all-reduce |",
-        "|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|",
     ]
-    base, alone = times(found, EXACT), times(found, ALONE)
-    for sync in (EXACT, ALONE, *measured(found)):
-        own, factors = times(found, sync), samples(found, sync)
-        if (sync != EXACT and factors[0] is None) or step_seconds(sync) != step_seconds(sync):
+    for sync in (EXACT, ALONE, *measured(found), *doubled(found)):
+        seeds = common_seeds(found, sync, ALONE)
+        if len(seeds) < 2 or samples(found, sync, seeds) is None:
             continue
-        name = {ALONE: "one machine alone", EXACT: "four, `allreduce`"}.get(sync, f"four, `{sync}`")
-        used = "1" if sync == EXACT else spread(factors, "{:.2f}")
-        rows.append(
-            f"| {name} | {step_seconds(sync):.3f} s | {used} | {own[0] / base[0]:.2f} | "
-            f"{ratio(alone, own)} | {ratio(base, own)} |"
-        )
+        step, source = seconds(sync)
+        cells = [
+            *(
+                titled(sync),
+                str(len(seeds)),
+                f"{step:.3f} s{'' if source == 'measured' else ', planned'}",
+            ),
+            spread(seeds, lambda drawn, sync=sync: samples(found, sync, drawn), "{:.2f}"),
+            f"{hours(found, sync, seeds) / hours(found, EXACT, seeds):.2f}",
+            spread(seeds, lambda drawn, sync=sync: sooner(found, ALONE, sync, drawn), "{:.1f} x"),
+            spread(seeds, lambda drawn, sync=sync: sooner(found, EXACT, sync, drawn), "{:.1f} x"),
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
     return rows
 
 
-def spread(values, form: str) -> str:
-    """The mean, and the ends where both are known."""
-    mean, *ends = values
-    told = form.format(mean)
-    if None not in ends and ends[0] != ends[1]:
-        told += f" ({form.format(min(ends))} to {form.format(max(ends))})"
-    return told
-
-
-def ratio(slower: list, faster: list) -> str:
-    """How many times sooner; the ends put the worst of one against the best of the other."""
-    if slower[0] is None or faster[0] is None:
-        return "not reached"
-    ends = [slower[1], faster[2], slower[2], faster[1]]
-    if None in ends:
-        return f"{slower[0] / faster[0]:.1f} x"
-    values = (slower[0] / faster[0], slower[1] / faster[2], slower[2] / faster[1])
-    return spread(values, "{:.1f}") + " x"
+def sooner(found: Runs, slower: str, faster: str, drawn: list[int]) -> float | None:
+    """How many times sooner; None where the faster one does not get there."""
+    long, short = hours(found, slower, drawn), hours(found, faster, drawn)
+    return None if long is None or short is None else long / short
 
 
 def put(page: str, name: str, lines: list[str]) -> str:
@@ -209,16 +269,11 @@ def put(page: str, name: str, lines: list[str]) -> str:
 def chart(told: dict) -> str:
     """What each costs in accuracy (down) against its speed (to the right), as an SVG."""
     width, height, left, top = 640, 340, 60, 20
-    one = step_seconds(ALONE)
-    points = [(EXACT, study.NODES * one / step_seconds(EXACT) / 1, 0.0, None, None)]
+    one = seconds(ALONE)[0]
+    points = [(EXACT, study.NODES * one / seconds(EXACT)[0], 0.0, None, None)]
     for spec, price_ in told["strategies"].items():
-        speed = (
-            study.NODES * one / step_seconds(spec)
-            if step_seconds(spec) == step_seconds(spec)
-            else None
-        )
-        if speed is not None:
-            points.append((spec, speed, price_["difference"], price_["low"], price_["high"]))
+        speed = study.NODES * one / seconds(spec)[0]
+        points.append((spec, speed, price_["difference"], price_["low"], price_["high"]))
     least = min(-1.0, *(p[2] for p in points)) - 0.5
     x = lambda v: left + (width - left - 90) * v / 4  # noqa: E731
     y = lambda v: top + (height - top - 50) * (1.0 - max(v, least)) / (1.0 - least)  # noqa: E731
@@ -247,7 +302,7 @@ def chart(told: dict) -> str:
         out.append(f'<text x="{x(speed) + 7:.1f}" y="{y(mean) + 4:.1f}">{spec}</text>')
     out.append(
         f'<text x="{width / 2}" y="{height - 10}" text-anchor="middle">images/s of four machines '
-        "at 1 Gbit/s, one machine = 1 (ResNet-50, on paper)</text>"
+        "at 1 Gbit/s, one machine = 1 (ResNet-50)</text>"
     )
     out.append(
         f'<text x="14" y="{height / 2}" text-anchor="middle" '

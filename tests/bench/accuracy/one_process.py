@@ -1,0 +1,316 @@
+"""Ranks as threads of one process, one at a time: training with the classes of trainer/sync.
+
+A stand-in for the trainer where hundreds of short runs are compared: its strategies, optimizer,
+schedule, order of images, EMA and model are the trainer's own; torch.distributed, DDP's buckets and
+the threads behind an exchange (trainer/sync/carrier.py) are replaced by what stands here. What
+travels is coded, swapped, summed and decoded as over a network: a test compares the sums with those
+of processes over Gloo, to the bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+from trainer import sync as strategies_of_ranks
+from trainer.data.augment import Normalise
+from trainer.data.order import epoch_order
+from trainer.ema import Ema
+from trainer.optim import build_optimizer, learning_rate
+from trainer.options import Options
+from trainer.sync import Moment, feedback, local
+
+own = threading.local()  # `rank` and `wire` of each thread
+
+
+class Wire:
+    """What ranks send one another. The thread that runs holds `turn`; it lets go where it waits."""
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self.turn = threading.Condition()
+        self.mail: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self.given: dict[int, torch.Tensor] = {}
+        self.taken = 0
+        self.broken = False
+
+    def wait(self, ready: Callable[[], bool]) -> None:
+        while not ready():
+            if self.broken:
+                raise RuntimeError("another rank has failed")
+            self.turn.wait()
+
+    def send(self, tensor: torch.Tensor, to: int) -> None:
+        self.mail.setdefault((own.rank, to), []).append(tensor.clone())
+        self.turn.notify_all()
+
+    def receive(self, tensor: torch.Tensor, source: int) -> None:
+        self.wait(lambda: bool(self.mail.get((source, own.rank))))
+        tensor.copy_(self.mail[source, own.rank].pop(0))
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """In place; summed in the order of ranks, in the tensors' own precision."""
+        self.wait(lambda: own.rank not in self.given)
+        self.given[own.rank] = tensor.clone()
+        self.turn.notify_all()
+        self.wait(lambda: len(self.given) == self.world)
+        tensor.copy_(self.given[0])
+        for rank in range(1, self.world):
+            tensor.add_(self.given[rank])
+        self.taken += 1
+        if self.taken == self.world:
+            self.taken = 0
+            self.given.clear()
+            self.turn.notify_all()
+
+
+class Done:
+    """A torch.distributed.Work, whose `wait` does it."""
+
+    def __init__(self, work: Callable[[], None], result: list[torch.Tensor] | None = None) -> None:
+        self.work, self.result = work, result
+
+    def wait(self) -> None:
+        self.work()
+
+    def get_future(self) -> torch.futures.Future:
+        self.work()
+        future: torch.futures.Future = torch.futures.Future()
+        future.set_result(self.result)
+        return future
+
+
+class Carrier:
+    """In the place of trainer/sync/carrier.py's: all stages at once, where a job is handed over.
+    What an exchange brings is the same whenever it is done between there and its `wait`."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, stages: list[Any], *_: object) -> None:
+        self.stages = stages
+
+    def future(self) -> torch.futures.Future:
+        return torch.futures.Future()
+
+    @torch.no_grad()
+    def start(self, job: Any, result: torch.futures.Future) -> None:
+        for stage in self.stages:
+            job = stage.work(job, *((None,) if stage.sends else ()))
+        result.set_result(job)
+
+
+def _all_reduce(tensor: torch.Tensor, group: object = None, async_op: bool = False) -> Any:
+    if async_op:
+        return Done(lambda: own.wire.all_reduce(tensor), [tensor])
+    return own.wire.all_reduce(tensor)
+
+
+def _isend(tensor: torch.Tensor, peer: int, group: object = None) -> Done:
+    own.wire.send(tensor, peer)
+    return Done(lambda: None)
+
+
+def _irecv(tensor: torch.Tensor, peer: int, group: object = None) -> Done:
+    return Done(lambda: own.wire.receive(tensor, peer))
+
+
+@contextmanager
+def wired():
+    """Within, torch.distributed is the wire of the thread that asks."""
+    here: dict[str, Any] = {"all_reduce": _all_reduce, "isend": _isend, "irecv": _irecv}
+    here["get_rank"] = lambda *_: own.rank
+    here["get_world_size"] = lambda *_: own.wire.world
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.multiple(dist, **here))
+        for module in (feedback, local):
+            stack.enter_context(mock.patch.object(module, "Carrier", Carrier))
+        yield
+
+
+def run_ranks(world: int, function: Callable[[int], Any]) -> list[Any]:
+    """`function(rank)` of each rank; the first one's exception. Within `wired`."""
+    wire, results, failed = Wire(world), [None] * world, []
+
+    def rank_main(rank: int) -> None:
+        own.rank, own.wire = rank, wire
+        with wire.turn:
+            try:
+                results[rank] = function(rank)
+            except BaseException as error:
+                failed.append(error)
+                wire.broken = True
+            wire.turn.notify_all()
+
+    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+    return results
+
+
+class Bucket(NamedTuple):
+    """A torch.distributed.GradBucket that holds all there is, in DDP's order: the last first."""
+
+    parameters: list[torch.Tensor]
+    flat: torch.Tensor
+
+    def buffer(self) -> torch.Tensor:
+        return self.flat
+
+    def index(self) -> int:
+        return 0
+
+    def is_last(self) -> bool:
+        return True
+
+    def gradients(self) -> list[torch.Tensor]:
+        parts = self.flat.split([one.numel() for one in self.parameters])
+        return [part.view(one.shape) for part, one in zip(parts, self.parameters)]
+
+
+class Wrapped(NamedTuple):
+    """In DDP's place: what a strategy asks of it."""
+
+    module: torch.nn.Module
+    device = torch.device("cpu")
+
+    def register_comm_hook(self, state: None, hook: object) -> None:
+        """A loop of ours calls the hook."""
+
+
+@dataclass
+class Images:
+    """uint8 (n, 3, h, w) and classes (n)."""
+
+    train: torch.Tensor
+    train_classes: torch.Tensor
+    val: torch.Tensor
+    val_classes: torch.Tensor
+
+
+@dataclass
+class Rank:
+    """One rank's training. `options` are the trainer's, with per_node_batch_size of one rank."""
+
+    options: Options
+    images: Images
+    model: torch.nn.Module
+    world: int
+    steps_per_epoch: int
+
+    def __post_init__(self) -> None:
+        self.model.train()
+        self.batch = self.options.per_node_batch_size
+        self.whole = self.batch * self.world
+        self.optimizer = build_optimizer(self.model, self.options, self.whole)
+        self.normalise = Normalise(torch.device("cpu"), torch.float32, torch.channels_last)
+        self.parameters = list(self.model.parameters())[::-1]
+        self.passes, self.order = 0, torch.zeros(0, dtype=torch.int64)
+        self.sync = None
+        if self.world > 1:
+            self.sync = strategies_of_ranks.make(self.options.sync, lambda: None)
+            self.sync.setup(Wrapped(self.model))
+        average = own.rank == 0 and self.options.ema
+        self.ema = Ema(self.model.state_dict(), self.options.ema) if average else None
+
+    def take(self) -> torch.Tensor:
+        """Indices of this rank's images of the next step; a pass over all begins anew where one
+        has ended, whatever the trainer's epochs are here."""
+        while len(self.order) < self.whole:
+            count = len(self.images.train)
+            more = epoch_order(count, self.options.seed, self.passes)
+            self.order, self.passes = torch.cat([self.order, more]), self.passes + 1
+        begin = own.rank * self.batch
+        mine = self.order[begin : begin + self.batch]
+        self.order = self.order[self.whole :]
+        return mine
+
+    def train(self) -> torch.Tensor:
+        """Mean loss of the last tenth of the steps."""
+        total, losses = self.options.epochs * self.steps_per_epoch, []
+        for step in range(total):
+            losses.append(self.step(step))
+        return torch.stack(losses[-total // 10 :]).mean()
+
+    def step(self, step: int) -> torch.Tensor:
+        lr = learning_rate(self.options, step, self.steps_per_epoch, self.whole)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        epoch = step / self.steps_per_epoch
+        warm = epoch < self.options.warmup_epochs
+        if self.sync is not None:
+            exact = warm and self.sync.strategy.rule.warms
+            left = self.steps_per_epoch - step % self.steps_per_epoch
+            samples = (self.batch,) * self.world
+            self.sync.before_step(Moment(step, left, lr, samples, 1.0, exact, warm))
+        taken = self.take()
+        outputs = self.model(self.normalise(self.images.train[taken]))
+        loss = functional.cross_entropy(outputs, self.images.train_classes[taken])
+        alone = self.sync is None or self.sync.keeps
+        self.optimizer.zero_grad(set_to_none=True)
+        (loss if alone else loss / self.world).backward()
+        if self.sync is not None and not alone:
+            self.sum_gradients()
+        self.optimizer.step()
+        if self.sync is not None:
+            self.sync.after_step(False)
+        self.average(alone)
+        return loss.detach()
+
+    def sum_gradients(self) -> None:
+        flat = torch.cat([one.grad.reshape(-1) for one in self.parameters])
+        bucket = Bucket(self.parameters, flat)
+        flat.copy_(self.sync.hook(None, bucket).wait())
+        for one, gradient in zip(self.parameters, bucket.gradients()):
+            one.grad.copy_(gradient)
+
+    def average(self, alone: bool) -> None:
+        if self.ema is None:
+            return
+        if self.sync is None or not alone:
+            self.ema.update(self.model.state_dict())
+        elif self.sync.meets:
+            self.ema.update(self.sync.common(self.model.state_dict()), self.sync.covered)
+
+    @torch.no_grad()
+    def hits(self) -> torch.Tensor:
+        """Of this rank, which of the validation images the model, or its average, gets right."""
+        self.model.eval()
+        if self.ema is not None:
+            self.model.load_state_dict(self.ema.average)
+        found = []
+        for part, classes in zip(self.images.val.split(256), self.images.val_classes.split(256)):
+            found.append(self.model(self.normalise(part)).argmax(1) == classes)
+        return torch.cat(found)
+
+
+def train(
+    options: Options, images: Images, model: torch.nn.Module, world: int, steps_per_epoch: int
+) -> tuple[torch.Tensor, float]:
+    """Which validation images rank 0's model gets right in the end, with rank 0's batch
+    statistics as the trainer's evaluation has them, and its mean loss towards the end."""
+
+    def rank_main(rank: int) -> Any:
+        mine = Rank(options, images, copy.deepcopy(model), world, steps_per_epoch)
+        loss = mine.train()
+        if world > 1:
+            with mine.sync.agreed():
+                return mine.hits() if rank == 0 else None, loss
+        return mine.hits(), loss
+
+    with wired():
+        results = run_ranks(world, rank_main)
+    losses = [float(loss) for _, loss in results]
+    return results[0][0], sum(losses) / world

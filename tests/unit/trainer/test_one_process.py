@@ -1,0 +1,87 @@
+"""The accuracy study's ranks of one process do what processes over Gloo do."""
+
+import functools
+import hashlib
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.bench.accuracy import one_process
+from tests.trainer_ranks import run_ranks
+from trainer.options import Options
+from trainer.sync.codec import CODECS
+from trainer.sync.local import flat
+from trainer.world import start
+
+WORLD = 3
+
+
+def trained(spec, warmup, rank):
+    """A digest of the weights that this rank ends with, and the weights."""
+    torch.manual_seed(0)
+    images = torch.randint(0, 256, (60, 3, 8, 8), dtype=torch.uint8)
+    classes = torch.arange(60) % 5
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 30, 3, bias=False), torch.nn.BatchNorm2d(30), torch.nn.ReLU(),
+        torch.nn.Flatten(), torch.nn.Linear(30 * 36, 5),
+    )  # fmt: skip
+    options = Options(
+        sync=spec, epochs=2, warmup_epochs=warmup, per_node_batch_size=4, lr=0.1, seed=3, ema=0.9
+    )
+    data = one_process.Images(images, classes, images, classes)
+    mine = one_process.Rank(options, data, net, WORLD, steps_per_epoch=8)
+    mine.train()
+    weights = flat(list(net.parameters()))
+    return hashlib.sha256(weights.numpy().tobytes()).hexdigest(), weights.tolist()
+
+
+def as_process(spec, warmup):
+    start(Options(sync=spec))
+    one_process.own.rank = dist.get_rank()
+    return trained(spec, warmup, dist.get_rank())
+
+
+def both(spec, warmup):
+    """(digest, weights) of each rank, as processes and as threads."""
+    processes = run_ranks([1] * WORLD, as_process, spec, warmup)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # as each process has
+    try:
+        with one_process.wired():
+            function = functools.partial(trained, spec, warmup)
+            return processes, one_process.run_ranks(WORLD, function)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("spec", ["ef:1.6", "overlap:3:1", "diloco:4:int8"])
+def test_threads_train_to_the_same_bits_as_processes(spec):
+    processes, threads = both(spec, 0.0)
+    assert [digest for digest, _ in threads] == [digest for digest, _ in processes]
+
+
+@pytest.mark.parametrize(("spec", "near"), [("powersgd:2", 1e-3), ("bf16", 0.03)])
+def test_sums_in_another_order_are_as_near_as_they_round(spec, near):
+    """Gloo's ring adds in the order of its own; so it does in warm-up."""
+    for (_, own), (_, other) in zip(*both(spec, 0.25)):
+        own, other = torch.tensor(own), torch.tensor(other)
+        assert float((own - other).norm() / other.norm()) < near
+
+
+def test_two_bits_and_five_values_a_byte_are_the_same_numbers():
+    """What one of them costs in accuracy is what the other one costs."""
+    torch.manual_seed(0)
+    rows = torch.randn(2, 2560)
+    two, least = (CODECS[bits].decode(CODECS[bits].encode(rows), 2560) for bits in ("2", "1.6"))
+    assert torch.equal(two, least)
+
+
+def test_a_rank_that_fails_ends_the_others():
+    def rank_main(rank):
+        if rank == 1:
+            raise ValueError("rank 1 has enough")
+        dist.all_reduce(torch.zeros(1))
+
+    with one_process.wired(), pytest.raises(ValueError, match="enough"):
+        one_process.run_ranks(WORLD, rank_main)
