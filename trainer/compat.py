@@ -18,34 +18,6 @@ def ddp_buffers(at_each_forward: bool) -> Dict[str, Any]:
     return {name: at_each_forward}
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """By its words: torch 1.12 raises a plain RuntimeError, later ones a subclass; cuBLAS, cuDNN
-    and the CPU's allocator have words of their own, some of which mean it only on a full device."""
-    if not isinstance(error, RuntimeError):
-        return False
-    if any(
-        word in str(error) for word in ("out of memory", "ALLOC_FAILED", "can't allocate memory")
-    ):
-        return True
-    return any(word in str(error).lower() for word in WITHOUT_MEMORY) and _device_is_full()
-
-
-# cuDNN without room for a workspace, and both without room for their handle.
-WITHOUT_MEMORY = (
-    *("unable to find a valid cudnn algorithm", "unable to find an engine"),
-    *("cublas_status_not_initialized", "cudnn_status_not_initialized"),
-)
-
-
-def _device_is_full() -> bool:
-    """Whether less than a twentieth of the GPU's memory is free, or torch has refused some: a
-    process may be limited to a part of it, and cuDNN hides that its workspace was refused."""
-    if not torch.cuda.is_initialized():
-        return False
-    free, total = torch.cuda.mem_get_info()
-    return free < total / 20 or torch.cuda.memory_stats().get("num_ooms", 0) > 0
-
-
 def cpu_capability() -> Optional[str]:
     """AVX2, AVX512, DEFAULT, ...: the instructions of torch's own kernels, ATEN_CPU_CAPABILITY
     heeded; None where this torch does not say."""

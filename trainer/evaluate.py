@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from .build import Job
 from .data.loader import eval_batches
+from .oom import one_pass
 
 
 class Result(NamedTuple):
@@ -54,7 +55,8 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
         for batch in eval_batches(job.eval_set, job.options, job.world, job.micro_batch):
             progress(done)
             done += len(batch.indices)
-            sums += _sums(job, *batch.on(job.world.device))
+            with one_pass():
+                sums += _sums(job, *batch.on(job.world.device))
     job.model.train()
     # Not by an all-reduce under the patience of a step: one rank may read from a cold share.
     told = job.world.gather(sums.tolist())

@@ -5,35 +5,15 @@ leaves with its own exit code, and the run is started again from its checkpoint 
 halved: same global batch, same learning rate. Batch normalisation sees the smaller micro-batch.
 """
 
-import logging
 import resource
-from typing import Optional
 
 import torch
 
 from .batch import SMALLEST, micro_batches
 from .build import Job
-from .compat import is_out_of_memory
-from .data.loader import Batch
+from .oom import OutOfMemory, one_pass
 from .precision import optimized
-from .step import blank_pass, resting, train_step, unchanged
-
-log = logging.getLogger(__name__)
-
-
-def guarded_step(
-    job: Job, batch: Batch, step: int, lr: float, left: int, exact: bool, warm: bool
-) -> Optional[torch.Tensor]:
-    """A step; None where --skip_oom dropped it because it did not fit."""
-    try:
-        return train_step(job, batch, step, lr, left, exact, warm)
-    except RuntimeError as error:
-        if not (job.options.skip_oom and is_out_of_memory(error)):
-            raise
-    # Outside of the handler: the traceback would keep the graph, and so the memory, alive.
-    job.net.zero_grad(set_to_none=True)
-    log.warning("step %d did not fit into memory and was skipped", step + 1)
-    return None
+from .step import blank_pass, resting, unchanged
 
 
 def agree_micro_batches(job: Job) -> None:
@@ -56,14 +36,12 @@ def _fits(job: Job, size: int) -> bool:
     """Whether a forward and backward of `size` images fits beside what comes later; leaves the
     model as it was."""
     try:
-        with unchanged(job):
+        with unchanged(job), one_pass():
             reserve = reserved(job) if job.world.device.type == "cuda" else 0
             ballast = torch.empty(reserve, dtype=torch.uint8, device=job.world.device)
             blank_pass(job, job.model, size)
             del ballast
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
+    except OutOfMemory:
         return False
     return True
 

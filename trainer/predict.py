@@ -13,6 +13,7 @@ from .build import Job, job, materials
 from .data.loader import eval_batches
 from .errors import RankError, UserError
 from .models import last_linear
+from .oom import one_pass
 from .options import Options
 from .timing import Clock
 from .world import World
@@ -77,7 +78,7 @@ def _gathered(made: Job) -> List[torch.Tensor]:
     made.model.eval()
     for batch in eval_batches(made.eval_set, made.options, made.world, made.micro_batch):
         images, _ = batch.on(made.world.device)
-        with made.precision.computing():
+        with one_pass(), made.precision.computing():
             outputs = made.model(made.normalise(images))
         best = outputs.double().softmax(1).max(1)
         features = seen["features"].flatten(1).float() if made.options.extract else best.values

@@ -13,10 +13,10 @@ from typing import Any, NoReturn, Optional, Sequence, cast
 import torch
 import torch.distributed as dist
 
-from .compat import is_out_of_memory
 from .data.workers import end_with
 from .errors import INTERRUPTED, OUT_OF_MEMORY, UserError, explain
 from .logs import quiet_others
+from .oom import is_out_of_memory
 from .options import Options
 from .predict import infer
 from .settle import settle

@@ -13,6 +13,7 @@ from .data.loader import Batch
 from .data.mix import Mix, mix_images, mixed_loss, plan_mix
 from .data.order import derive_seed
 from .errors import UserError
+from .oom import one_pass
 from .sync import Moment
 
 
@@ -175,9 +176,11 @@ def resting(norms: List[nn.Module], on: bool) -> Iterator[None]:
         return
     for module in norms:
         module.eval()
-    yield
-    for module in norms:
-        module.train()
+    try:
+        yield
+    finally:
+        for module in norms:
+            module.train()
 
 
 def local_only(net: nn.Module, on: bool) -> ContextManager[None]:
@@ -210,7 +213,7 @@ def settle_buckets(job: Job) -> None:
     normalisation over ranks rests in it, since its statistics would be such a wait; a static graph
     knows no backward before the first that all do.
     """
-    with unchanged(job):
+    with unchanged(job), one_pass():
         if job.world.exchange is not None and not job.options.static_graph:
             with local_only(job.net, True), resting(job.norms, job.options.sync_bn):
                 for size in _settling_sizes(job):

@@ -1,6 +1,7 @@
 """A training run from beginning to end: build, loop, evaluate, save."""
 
 import contextlib
+import logging
 import pathlib
 from typing import Any, Dict, List, Optional
 
@@ -15,14 +16,17 @@ from .errors import STOPPED, UserError
 from .evaluate import evaluate, share_buffers
 from .logs import Lines, SampleLog
 from .models import describe
+from .oom import OutOfMemory, one_pass
 from .optim import learning_rate
 from .options import Options
 from .screen import Screen
-from .step import settle_buckets
+from .step import settle_buckets, train_step
 from .stop import Stop
 from .timing import Clock
 from .world import World
 from .writer import Writer
+
+log = logging.getLogger(__name__)
 
 
 def train(options: Options, world: World) -> int:
@@ -128,10 +132,15 @@ class Run:
         left = steps_per_epoch(total - at.sample, self.world.global_batch, self.world.smallest)
         exact = progress < self.options.exact_epochs * job.steps_per_epoch
         warm = progress < self.options.warmup_epochs * job.steps_per_epoch
-        tally = memory.guarded_step(job, batch, at.step, lr, left, exact, warm)
-        if tally is not None:
+        try:
+            with one_pass():
+                tally = train_step(job, batch, at.step, lr, left, exact, warm)
             self.tallies.append(tally)
             self.tallied += len(batch.indices)
+        except OutOfMemory:
+            if not self.options.skip_oom:
+                raise
+            self._drop_step()
         self._log_samples(batch)
         at.sample += batch.global_count
         at.step += 1
@@ -144,6 +153,10 @@ class Run:
         elif self.screen.due():
             # Only looked at: what the lines say must not depend on how fast this machine is.
             self._show_tallies()
+
+    def _drop_step(self) -> None:
+        self.job.net.zero_grad(set_to_none=True)
+        log.warning("step %d did not fit into memory and was skipped", self.position.step + 1)
 
     def _log_samples(self, batch: Batch) -> None:
         sizes = self.world.rank_samples(batch.global_count)

@@ -21,10 +21,10 @@ from PIL import Image
 
 from tests.bench.gpu_peers import AUTOCAST, Setting, Tandem, contenders
 from trainer import checkpoint, memory
-from trainer.compat import is_out_of_memory
 from trainer.data.folder import ImageFolder
 from trainer.data.loader import TrainBatches
 from trainer.ema import Ema
+from trainer.oom import is_out_of_memory
 from trainer.options import Options
 from trainer.precision import optimized
 from trainer.step import seed_step, train_step

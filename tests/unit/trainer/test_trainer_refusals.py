@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.trainer_ranks import make_images, run_ranks, said, trainer
-from trainer.compat import is_out_of_memory
+from trainer.oom import OutOfMemory, is_out_of_memory, one_pass
 
 MODEL = ["--model", "tests.trainer_models:plain", "--workers", 0, "--epochs", 1]
 
@@ -142,18 +142,28 @@ def test_out_of_memory_is_recognised_on_old_and_new_torch():
     ],
 )
 def test_what_libraries_say_on_a_full_device_is_out_of_memory(monkeypatch, words):
-    free, refused = [4], [0]
+    free, stats = [4], {"num_ooms": 0}
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free[0], 100))
-    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_ooms": refused[0]})
-    assert is_out_of_memory(RuntimeError(words))
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda: stats)
+
+    def failing(refused):
+        with one_pass():
+            stats["num_ooms"] += refused
+            raise RuntimeError(words)
+
+    with pytest.raises(OutOfMemory, match=words[:20]):
+        failing(0)
     assert not is_out_of_memory(RuntimeError("shapes do not match"))
     free[0] = 40
-    assert not is_out_of_memory(RuntimeError(words))
-    refused[0] = 1  # what cuDNN asked for, beyond this process's own limit
-    assert is_out_of_memory(RuntimeError(words))
-    monkeypatch.undo()
-    assert not is_out_of_memory(RuntimeError(words))
+    # What cuDNN asked for, beyond this process's own limit.
+    with pytest.raises(OutOfMemory):
+        failing(1)
+    # What was refused before, to --auto_batch's trials, is no reason now.
+    with pytest.raises(RuntimeError) as raised:
+        failing(0)
+    assert not isinstance(raised.value, OutOfMemory)
+    assert not is_out_of_memory(raised.value)
 
 
 def test_the_device_is_set_before_the_group_is_formed(monkeypatch):
