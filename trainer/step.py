@@ -1,7 +1,7 @@
 """One optimizer step: forward and backward over micro-batches, gradients summed over ranks."""
 
 import contextlib
-from typing import ContextManager, Iterator, List, Optional, Union
+from typing import ContextManager, Iterator, List, Optional, Union, cast
 
 import torch
 from torch import nn
@@ -210,14 +210,15 @@ def settle_buckets(job: Job) -> None:
 
     Before it each rank does one by itself, and all meet: what takes long once, and on one rank
     longer than on another, as a compilation does, is no step that a peer waits --timeout for. Batch
-    normalisation over ranks rests in it, since its statistics would be such a wait; a static graph
-    knows no backward before the first that all do.
+    normalisation over ranks rests in it, since its statistics would be such a wait; of a static
+    graph, which DDP learns from the first backward that goes through it, the model within does it.
     """
     with unchanged(job), one_pass():
-        if job.world.exchange is not None and not job.options.static_graph:
-            with local_only(job.net, True), resting(job.norms, job.options.sync_bn):
+        if job.world.exchange is not None:
+            alone = cast(nn.Module, job.net.module if job.options.static_graph else job.net)
+            with local_only(alone, True), resting(job.norms, job.options.sync_bn):
                 for size in _settling_sizes(job):
-                    blank_pass(job, job.net, size)
+                    blank_pass(job, alone, size)
             job.net.zero_grad(set_to_none=True)
             job.world.exchange.meet()
         for size in _settling_sizes(job):

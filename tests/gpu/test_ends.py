@@ -219,13 +219,20 @@ def test_nccl_s_tear_down_says_nothing_after_the_sentence(images):
     assert done.stderr.splitlines()[-1].startswith("trainer: --model resnet1: ")
 
 
-def unequal(images, device):
+def statistics_of(norm):
+    """The group over which batch normalisation sums, where it does."""
+    own = norm.group.group if hasattr(norm, "group") else getattr(norm, "process_group", None)
+    return own or dist.group.WORLD
+
+
+def unequal(images, device, given):
     """In a rank: the first step is handed over at once by one rank, late by the other."""
     from trainer import step
 
-    job = prepared(images, device, model="tests.gpu.models:fixed")
+    job = prepared(images, device, model="tests.gpu.models:fixed", **given)
     # After the meeting, which may take as long as a loaded machine needs.
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=3), dist.group.WORLD)
+    for group in {dist.group.WORLD, *map(statistics_of, job.norms)}:
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=3), group)
     real = step.blank_pass
 
     def slow(*args, **kwargs):
@@ -242,6 +249,7 @@ def unequal(images, device):
     return slow.calls
 
 
-def test_a_first_pass_that_takes_longer_on_one_rank_breaks_nothing(images, device):
+@pytest.mark.parametrize("given", [{}, {"static_graph": True}, {"sync_bn": True}], ids=str)
+def test_a_first_pass_that_takes_longer_on_one_rank_breaks_nothing(images, device, given):
     """Compiling is no step: its peers wait longer than --timeout for it."""
-    assert run_two(unequal, str(images), device) == [2, 2]
+    assert run_two(unequal, str(images), device, given) == [2, 2]
