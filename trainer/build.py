@@ -14,11 +14,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from . import parallel, precision, syncbn
 from . import sync as syncs
 from .apex_amp import choose
-from .batch import micro_batches
 from .data.augment import Normalise
 from .data.folder import ImageFolder
 from .data.mix import Loss
-from .data.order import derive_seed, steps_per_epoch
+from .data.order import derive_seed
+from .data.split import micro_batches, steps_per_epoch
 from .ema import Ema
 from .errors import UserError
 from .models import build as build_model

@@ -2,6 +2,12 @@
 2000 steps without.
 
 Ours rather than torch's GradScaler, which refuses fp16 gradients and, in torch 1.12, any CPU.
+
+The invariant: ranks that sum their gradients have equal scales in each step, though they never tell
+each other. They begin with one scale, and all hold the same sum, which is infinite or not a number
+where any rank's part of it was: so all of them skip the step and halve the scale, or none does. The
+sum must therefore be looked at, never a rank's own gradients. Ranks that train by themselves look
+at their own, and each has its own scale.
 """
 
 import dataclasses

@@ -1,16 +1,11 @@
-"""Running out of device memory: micro-batches agreed before the first step, and what comes after.
-
-A rank cannot try a step again while its peers wait for its gradients inside an all-reduce. So it
-leaves with its own exit code, and the run is started again from its checkpoint with the micro-batch
-halved: same global batch, same learning rate. Batch normalisation sees the smaller micro-batch.
-"""
+"""The memory of a device: how much of it a step may take (--auto_batch), and how much it took."""
 
 import resource
 
 import torch
 
-from .batch import SMALLEST, micro_batches
 from .build import Job
+from .data.split import SMALLEST, micro_batches
 from .oom import OutOfMemory, one_pass
 from .precision import optimized
 from .step import blank_pass, resting, unchanged

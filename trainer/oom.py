@@ -1,4 +1,9 @@
-"""Whether an error means that the device has too little memory, however it is worded."""
+"""Whether an error means that the device has too little memory, however it is worded.
+
+A rank cannot try a step again while its peers wait for its gradients inside an all-reduce. So it
+leaves with its own exit code, and the run is started again from its checkpoint with the micro-batch
+halved: same global batch, same learning rate. Batch normalisation sees the smaller micro-batch.
+"""
 
 import contextlib
 from typing import Iterator, Optional

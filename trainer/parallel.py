@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from .batch import even_parts
 from .compat import ddp_buffers
+from .data.split import even_parts
 from .errors import UserError
 from .options import Options
 from .precision import Precision

@@ -11,7 +11,7 @@ from . import checkpoint, memory
 from .banner import sentences, start_line
 from .build import job, materials
 from .data.loader import Batch, TrainBatches
-from .data.order import rank_slice, steps_per_epoch
+from .data.split import rank_slice, steps_per_epoch
 from .errors import STOPPED, UserError
 from .evaluate import evaluate, share_buffers
 from .logs import Lines, SampleLog

@@ -12,10 +12,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from .batch import SMALLEST, rank_batches
 from .card import card_towards
 from .compat import bound_to, nccl_settings
-from .data.order import split_batch
+from .data.split import SMALLEST, rank_batches, split_batch
 from .devices import of_all_ranks, of_this_rank
 from .errors import RankError, UserError
 from .exchange import Exchange

@@ -18,7 +18,7 @@ from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.node.launch import PATH
 from launcher.options import Options, without
-from trainer import batch
+from trainer.data import split
 
 
 @dataclass(frozen=True)
@@ -179,13 +179,13 @@ def _trainer(data: str, output: str, shared: Shared, part: Part) -> list[str]:
 
 def check_batch(names: Sequence[str], counts: Sequence[int], per_node: int) -> None:
     """Raises UserError for a batch that the trainer could not split over `counts` ranks a node."""
-    least = batch.least_batch(counts)
+    least = split.least_batch(counts)
     if per_node < least:
         name, count = max(zip(names, counts), key=lambda pair: pair[1])
         processes = f"{count} processes" if count > 1 else "one process"
         raise UserError(
             f"BATCH={per_node} is too small for the {processes} of {name}: batch normalisation "
-            f"needs {batch.SMALLEST} samples in each: give BATCH={least} or more."
+            f"needs {split.SMALLEST} samples in each: give BATCH={least} or more."
         )
 
 

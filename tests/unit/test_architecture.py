@@ -19,10 +19,10 @@ FORBIDDEN = {
 
 # Modules without torch or anything else, for rules that several rooms go by: who may import them.
 SHARED = {
-    "trainer.batch": {"launcher"},
     "trainer.card": {"launcher"},
     "trainer.cli": {"launcher"},
     "trainer.data.layout": {"launcher"},
+    "trainer.data.split": {"launcher"},
     "trainer.strategies": {"launcher", "report"},
     "trainer.prices": {"launcher", "report"},
     "trainer.levels": {"launcher"},

@@ -16,8 +16,9 @@ from .augment import Evaluate, Train
 from .decode import BadImage, open_picture
 from .folder import SMALL, ImageFolder
 from .kept import Kept, fits
-from .order import derive_seed, epoch_order, rank_slice, step_size
+from .order import derive_seed, epoch_order
 from .quarantine import Bad
+from .split import rank_slice, step_size
 from .workers import data_loader, started, worker_count
 
 TRIALS = 16  # replacements in a row that may be bad too before the data set is given up

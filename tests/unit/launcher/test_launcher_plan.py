@@ -11,7 +11,7 @@ from launcher.during.guarded import task
 from launcher.errors import UserError
 from launcher.options import Options
 from tests.unit.launcher.launcher_values import build, facts, gpus, host
-from trainer.batch import rank_batches
+from trainer.data.split import rank_batches
 from trainer.errors import UserError as TrainerError
 
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trainer.batch import SMALLEST, even_parts, micro_batches, rank_batches, step_shape
 from trainer.cli import parse, parser
+from trainer.data.split import SMALLEST, even_parts, micro_batches, rank_batches, step_shape
 from trainer.errors import UserError
 from trainer.options import Options
 from trainer.parallel import balanced_sizes, check

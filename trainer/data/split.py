@@ -1,0 +1,124 @@
+"""How many samples go where: an epoch over its steps, a step over the ranks, a rank's part over its
+micro-batches.
+
+Pure functions of their arguments, without torch: the launcher refuses by them what could not be
+split. Nothing here knows how many ranks there were before: a run resumes at any position of an
+epoch on another number of ranks, and each sample is still used exactly once.
+
+The invariants of every split: its parts add up to the whole, all ranks compute the same parts, and
+no part is exactly one sample where there are two.
+"""
+
+from typing import List, NamedTuple, Sequence, Tuple
+
+from ..errors import UserError
+
+# Batch normalisation has no variance of one sample, so no rank is given exactly one.
+SMALLEST = 2
+
+
+def even_parts(count: int, parts: int) -> List[int]:
+    """`count` as `parts` sizes that differ by at most one, larger ones first."""
+    return [count // parts + (part < count % parts) for part in range(parts)]
+
+
+def least_batch(ranks_of_nodes: Sequence[int]) -> int:
+    """The smallest batch of a node, for nodes with so many ranks: one sample trains only alone, by
+    running statistics."""
+    return SMALLEST * max(ranks_of_nodes) if sum(ranks_of_nodes) > 1 else 1
+
+
+def rank_batches(per_node: int, places: Sequence[Tuple[object, int]]) -> Tuple[int, ...]:
+    """Samples of a step per rank: each node's batch over its ranks, remainders to the first ones.
+
+    `places[rank]` is (node, local rank). Raises UserError when a rank would get none, or one
+    where there are several ranks.
+    """
+    ranks_of = {node: sum(other == node for other, _ in places) for node, _ in places}
+    least = least_batch(tuple(ranks_of.values()))
+    if per_node < least:
+        raise UserError(
+            f"--per_node_batch_size {per_node} leaves a rank with less than {SMALLEST} samples: a "
+            f"node has {max(ranks_of.values())} ranks. Use at least {least}."
+        )
+    return tuple(even_parts(per_node, ranks_of[node])[local] for node, local in places)
+
+
+def steps_per_epoch(count: int, global_batch: int, minimum: int = SMALLEST) -> int:
+    """Steps for `count` samples, none of them with more than `global_batch` or fewer than `minimum`
+    samples; where both cannot be had (3 samples, batches of 2), the minimum counts."""
+    steps = -(-count // global_batch)
+    return steps if count // steps >= minimum else max(1, count // minimum)
+
+
+def step_size(position: int, count: int, global_batch: int, minimum: int = SMALLEST) -> int:
+    """Samples of the step that begins at `position` of an epoch of `count` samples.
+
+    The steps of an epoch are as equal as can be, the smaller ones first. A last step of what is
+    left over would move the weights as far as a whole one, by the gradient and the batch statistics
+    of a few samples. The size depends on what is left alone, so a resumed run goes on the same way.
+    """
+    left = count - position
+    return left // steps_per_epoch(left, global_batch, minimum)
+
+
+def split_batch(count: int, weights: Sequence[int], minimum: int = SMALLEST) -> List[int]:
+    """Samples per rank of a batch of `count`, where `weights` are the ranks' full batches.
+
+    Every rank gets nothing, or `minimum` and of the rest a share in proportion to what its weight
+    has above `minimum`. Where there are too few samples for all, the ranks with the largest
+    weights work, the lower rank first. No rank gets more than its weight, but one more where it
+    cannot be helped (3 samples for ranks of 2). Raises ValueError when `count` < `minimum`.
+    """
+    able = [rank for rank, weight in enumerate(weights) if weight >= minimum]
+    active = sorted(able, key=lambda rank: (-weights[rank], rank))[: count // minimum]
+    if count and not active:
+        raise ValueError(f"{count} samples cannot be split over {weights}, {minimum} each at least")
+    sizes = [0] * len(weights)
+    spare = count - minimum * len(active)
+    beyond = {rank: weights[rank] - minimum for rank in active}
+    if not any(beyond.values()):
+        beyond = dict.fromkeys(active, 1)
+    total, upto = sum(beyond.values()), 0
+    for rank in active:
+        # Differences of sums, rounded up, add up to the whole. Integers: all machines agree.
+        before, upto = upto, upto + beyond[rank]
+        sizes[rank] = minimum + -spare * before // total - -spare * upto // total
+    return sizes
+
+
+def rank_slice(sizes: Sequence[int], rank: int) -> slice:
+    """Where a rank's samples lie in the global batch."""
+    begin = sum(sizes[:rank])
+    return slice(begin, begin + sizes[rank])
+
+
+def micro_batches(count: int, parts: int) -> List[int]:
+    """Sizes of at most `parts` micro-batches of `count` samples, none of exactly one sample
+    (unless `count` is one): accumulation splits a batch and never enlarges it."""
+    if count == 0:
+        return []
+    return even_parts(count, max(1, min(parts, count // SMALLEST)))
+
+
+class StepShape(NamedTuple):
+    """What one rank does in one step: sizes of its micro-batches (none: it only takes part in the
+    collectives) and whether batch normalisation uses its running statistics instead."""
+
+    micro: List[int]
+    running_statistics: bool
+
+
+def step_shape(sizes: Sequence[int], rank: int, parts: int, sync_bn: bool) -> StepShape:
+    """The shape of a step with `sizes` samples per rank, split into `parts` micro-batches.
+
+    A rank without samples must not touch its statistics. With `sync_bn` each micro-batch is a
+    collective of all ranks: their numbers are equal, and where one rank has no samples, none
+    computes statistics.
+    """
+    if not sync_bn:
+        return StepShape(micro_batches(sizes[rank], parts), sizes[rank] < SMALLEST)
+    if min(sizes) == 0:
+        return StepShape(micro_batches(sizes[rank], parts), True)
+    parts = min(len(micro_batches(size, parts)) for size in sizes)
+    return StepShape(micro_batches(sizes[rank], parts), sum(sizes) < SMALLEST)
