@@ -2,7 +2,7 @@
 
 import contextlib
 import importlib
-from typing import Any, Dict, Tuple
+from typing import Any, Tuple
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from torch import nn
 from .errors import UserError
 from .loss_scale import LossScale
 from .options import Options
-from .precision import Precision, optimized
+from .precision import Precision, PrecisionState, optimized
 from .world import World
 
 # What cannot go with it: it replaces the model's forward, which neither DataParallel's copies nor
@@ -100,7 +100,7 @@ class ApexAmp(Precision):
         self.scale = LossScale(*self.amp.state_dict()["loss_scaler0"].values())
         return self.scale.value < before
 
-    def load_state_dict(self, state: Dict[str, Any]) -> None:
+    def load_state_dict(self, state: PrecisionState) -> None:
         super().load_state_dict(state)
         if self.scale is not None:
             names = {"loss_scale": self.scale.value, "unskipped": self.scale.good_steps}

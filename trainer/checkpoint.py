@@ -24,6 +24,7 @@ from typing import (
     Optional,
     Sequence,
     Tuple,
+    cast,
 )
 
 import torch
@@ -32,6 +33,7 @@ from .build import Job
 from .compat import load_tensors
 from .errors import UserError
 from .options import Options
+from .snapshots import OwnState, Snapshot
 from .writer import checkpoints, is_whole
 
 
@@ -49,23 +51,24 @@ class Position:
         return self.epoch * per_epoch + self.sample
 
 
-def snapshot(job: Job, position: Position) -> Dict[str, Any]:
+def snapshot(job: Job, position: Position) -> Snapshot:
     """A copy of all state, on the CPU, which training may outrun; of the rank that saves it. From
     CUDA it is there when `arrival` says so."""
-    state = {
-        "model": job.precision.full_state(job.model),
-        "optimizer": job.optimizer.state_dict(),
-        "precision": job.precision.state_dict(),
-        "ema": job.ema.state_dict() if job.ema is not None else None,
-    }
-    return {
-        **_copied(state),
-        **dataclasses.asdict(position),
-        "samples": position.samples(len(job.train_set)),
-        "train_images": len(job.train_set),
-        "classes": list(job.train_set.classes),
-        "options": decisive(job.options),
-    }
+    return Snapshot(
+        model=_copied(job.precision.full_state(job.model)),
+        optimizer=_copied(job.optimizer.state_dict()),
+        precision=job.precision.state_dict(),
+        ema=_copied(job.ema.state_dict()) if job.ema is not None else None,
+        epoch=position.epoch,
+        sample=position.sample,
+        step=position.step,
+        best_top1=position.best_top1,
+        run=position.run,
+        samples=position.samples(len(job.train_set)),
+        train_images=len(job.train_set),
+        classes=list(job.train_set.classes),
+        options=decisive(job.options),
+    )
 
 
 def arrival(device: torch.device) -> Callable[[], None]:
@@ -91,14 +94,16 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def restore(job: Job, state: Dict[str, Any]) -> Position:
+def restore(job: Job, state: Snapshot) -> Position:
     """Take over a snapshot, in place: DDP and the optimizer hold these tensors."""
     job.precision.renew_masters(job.model, load_weights(job.model, state["model"]))
     job.optimizer.load_state_dict(state["optimizer"])
     job.precision.load_state_dict(state["precision"])
     if job.ema is not None and state["ema"] is not None:
         job.ema.load_state_dict(state["ema"])
-    return Position(**{field.name: state[field.name] for field in dataclasses.fields(Position)})
+    return Position(
+        state["epoch"], state["sample"], state["step"], state["best_top1"], state["run"]
+    )
 
 
 # What the screen says where the ranks' own files do not make up a whole.
@@ -108,18 +113,17 @@ ANEW = (
 )
 
 
-def own_state(job: Job, position: Position) -> Optional[Dict[str, Any]]:
+def own_state(job: Job, position: Position) -> Optional[OwnState]:
     """What is this rank's alone, a copy; None where there is nothing."""
     own = job.sync.state_dict() if job.sync is not None else None
-    if own is None:
+    if job.sync is None or own is None:
         return None
-    place = {"run": position.run, "step": position.step, "ranks": job.world.size}
-    state: Dict[str, Any] = {"sync": own}
-    if job.sync is not None and job.sync.strategy.local:
+    state = OwnState(sync=_copied(own), run=position.run, step=position.step, ranks=job.world.size)
+    if job.sync.strategy.local:
         # Ranks that train by themselves have no step in common.
-        state["optimizer"] = job.optimizer.state_dict()
+        state["optimizer"] = _copied(job.optimizer.state_dict())
         state["precision"] = job.precision.state_dict()
-    return {**_copied(state), **place}
+    return state
 
 
 def restore_own(job: Job, position: Position) -> bool:
@@ -138,14 +142,14 @@ def restore_own(job: Job, position: Position) -> bool:
     return True
 
 
-def _own_files(job: Job) -> Iterator[Tuple[Tuple[str, int], Dict[str, Any]]]:
+def _own_files(job: Job) -> Iterator[Tuple[Tuple[str, int], OwnState]]:
     """(run, step) and contents of each whole file of this rank, of as many ranks as there are."""
     options, world = job.options, job.world
     path = pathlib.Path((options.output if options.resume == "auto" else options.resume) or ".")
     folder = path.parent.parent.parent if path.is_file() else path
     for file in filter(is_whole, folder.glob(f"checkpoints/*/rank{world.rank}/step-*.pt")):
         with file.open("rb") as content:
-            state = load_tensors(content)
+            state = cast(OwnState, load_tensors(content))
         if state.get("ranks") == world.size:
             yield (state["run"], state["step"]), state
 
@@ -194,7 +198,7 @@ class Found(NamedTuple):
     other_options: List[str]
 
 
-def find(job: Job, same_options: bool = True) -> Optional[Dict[str, Any]]:
+def find(job: Job, same_options: bool = True) -> Optional[Snapshot]:
     """The newest whole checkpoint on any node that `--resume` allows, on every rank; its owner
     sends the bytes. None when there is none and `--resume auto`. Collective."""
     options, world = job.options, job.world
@@ -219,7 +223,7 @@ def find(job: Job, same_options: bool = True) -> Optional[Dict[str, Any]]:
         )
     if world.exchange is not None:
         content = world.exchange.bytes_from(source, content)
-    return load_tensors(io.BytesIO(content))
+    return cast(Snapshot, load_tensors(io.BytesIO(content)))
 
 
 def _newest_here(job: Job, complete: FrozenSet[Tuple[str, int]]) -> Tuple[bytes, Optional[Found]]:
@@ -233,7 +237,7 @@ def _newest_here(job: Job, complete: FrozenSet[Tuple[str, int]]) -> Tuple[bytes,
     return best
 
 
-def _allowed_here(options: Options) -> Iterator[Tuple[bytes, Dict[str, Any]]]:
+def _allowed_here(options: Options) -> Iterator[Tuple[bytes, Snapshot]]:
     """Bytes and contents of each whole checkpoint on this machine that `--resume` allows."""
     wanted = options.output if options.resume == "auto" else options.resume
     if wanted is None or options.resume == "none":
@@ -271,7 +275,7 @@ def decisive(options: Options) -> Dict[str, str]:
     return {field.name: repr(getattr(options, field.name)) for field in fields}
 
 
-def differing(state: Dict[str, Any], options: Options, train_images: int) -> List[str]:
+def differing(state: Snapshot, options: Options, train_images: int) -> List[str]:
     """Names of what a run that made this checkpoint had otherwise."""
     before = {field.name: repr(field.metadata["was"]) for field in dataclasses.fields(options)}
     then = {**before, **state["options"]}

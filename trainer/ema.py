@@ -1,7 +1,7 @@
 """An exponential moving average of a model's weights and buffers, to be evaluated and exported."""
 
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, List
+from typing import Dict, Iterator, List, TypedDict
 
 import torch
 from torch import nn
@@ -9,6 +9,13 @@ from torch import nn
 from .compat import copy_all, lerp_all
 
 State = Dict[str, torch.Tensor]
+
+
+class AverageState(TypedDict):
+    """As a checkpoint holds it."""
+
+    updates: int
+    average: State
 
 
 class Columns:
@@ -61,10 +68,10 @@ class Ema:
         finally:
             model.load_state_dict(own)
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> AverageState:
         return {"updates": self.updates, "average": self.average}
 
-    def load_state_dict(self, state: Dict[str, Any]) -> None:
+    def load_state_dict(self, state: AverageState) -> None:
         self.updates = state["updates"]
         for key, value in self.average.items():
             value.copy_(state["average"][key])

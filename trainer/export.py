@@ -4,16 +4,17 @@ import argparse
 import io
 import pathlib
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Dict, List, Optional
 
 import torch
 
 from .compat import load_tensors
 from .errors import UserError
+from .snapshots import Snapshot
 from .writer import checkpoints, is_whole, whole
 
 
-def newest(folder: pathlib.Path, best: bool) -> Dict[str, Any]:
+def newest(folder: pathlib.Path, best: bool) -> Snapshot:
     """The state with the most samples of the newest run, or the best one. Raises UserError."""
     found = sorted(folder.glob("checkpoints/*/best.pt")) if best else checkpoints(folder)
     states = [load_tensors(io.BytesIO(path.read_bytes())) for path in filter(is_whole, found)]
@@ -22,11 +23,12 @@ def newest(folder: pathlib.Path, best: bool) -> Dict[str, Any]:
     return max(states, key=lambda state: (state["run"], state["samples"]))
 
 
-def weights(state: Dict[str, Any], average: bool) -> Dict[str, torch.Tensor]:
+def weights(state: Snapshot, average: bool) -> Dict[str, torch.Tensor]:
     """The model's state dict, or its moving average's; without DDP's prefix, in fp32 at least."""
-    if average and state["ema"] is None:
+    kept = state["ema"]
+    if average and kept is None:
         raise UserError("--ema: this run kept no average (--ema DECAY in training).")
-    chosen = state["ema"]["average"] if average else state["model"]
+    chosen = kept["average"] if average and kept is not None else state["model"]
     half = (torch.float16, torch.bfloat16)
     return {key: value.float() if value.dtype in half else value for key, value in chosen.items()}
 

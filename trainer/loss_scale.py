@@ -11,11 +11,18 @@ at their own, and each has its own scale.
 """
 
 import dataclasses
-from typing import Any, Dict, Union
+from typing import TypedDict, Union
 
 import torch
 
 MOST, PATIENCE = 2.0**24, 2000
+
+
+class ScaleState(TypedDict):
+    """As a checkpoint holds it."""
+
+    value: float
+    good_steps: int
 
 
 @dataclasses.dataclass
@@ -37,10 +44,10 @@ class LossScale:
         elif self.good_steps == PATIENCE:
             self.value, self.good_steps = min(self.value * 2, MOST), 0
 
-    def state_dict(self) -> Dict[str, Any]:
-        return dataclasses.asdict(self)
+    def state_dict(self) -> ScaleState:
+        return {"value": self.value, "good_steps": self.good_steps}
 
-    def load_state_dict(self, state: Dict[str, Any]) -> None:
+    def load_state_dict(self, state: ScaleState) -> None:
         self.value, self.good_steps = state["value"], state["good_steps"]
 
 
@@ -71,9 +78,9 @@ class DeviceScale:
         kept = self.factor * (1 - 0.5 * overflow.float())
         self.factor = torch.where(doubled, (kept * 2).clamp(max=MOST), kept)
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> ScaleState:
         return {"value": self.value, "good_steps": self.good_steps}
 
-    def load_state_dict(self, state: Dict[str, Any]) -> None:
+    def load_state_dict(self, state: ScaleState) -> None:
         self.factor = torch.tensor(state["value"], dtype=torch.float32, device=self.device)
         self._good = torch.tensor(state["good_steps"], dtype=torch.int64, device=self.device)

@@ -8,7 +8,7 @@ import contextlib
 import importlib.util
 import math
 import pathlib
-from typing import Any, ContextManager, Dict, List, Optional, Tuple, Union
+from typing import Any, ContextManager, Dict, List, Optional, Tuple, TypedDict, Union
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from .compat import copy_all, steps_by_itself
 from .errors import UserError
-from .loss_scale import DeviceScale, LossScale
+from .loss_scale import DeviceScale, LossScale, ScaleState
 
 AUTOCAST = {"bf16": torch.bfloat16, "O1": torch.float16}
 WEIGHTS = {"fp64": torch.float64, "O2": torch.float16, "O3": torch.float16}
@@ -36,6 +36,12 @@ def refuse_other_apex() -> None:
 def optimized(optimizer: torch.optim.Optimizer) -> List[nn.Parameter]:
     """What the optimizer steps, in its order."""
     return [weight for group in optimizer.param_groups for weight in group["params"]]
+
+
+class PrecisionState(TypedDict):
+    """As a checkpoint holds it, beside the model's full state."""
+
+    scale: Optional[ScaleState]
 
 
 class Precision:
@@ -136,12 +142,12 @@ class Precision:
             if weight in masters:
                 masters[weight].copy_(state[name])
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> PrecisionState:
         """What `full_state` does not hold."""
         return {"scale": None if self.scale is None else self.scale.state_dict()}
 
-    def load_state_dict(self, state: Dict[str, Any]) -> None:
-        if self.scale is not None:
+    def load_state_dict(self, state: PrecisionState) -> None:
+        if self.scale is not None and state["scale"] is not None:
             self.scale.load_state_dict(state["scale"])
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 from datetime import timedelta
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -121,7 +121,7 @@ def start(options: Options) -> World:
     own = of_this_rank(device, world.host, options)
     world = dataclasses.replace(world, devices=(own,))
     if here.size > 1:
-        world = dataclasses.replace(world, **_meet(options, here, own, device))
+        world = dataclasses.replace(world, **_meet(options, here, own, device)._asdict())
     at = (world.host if here.node is None else here.node, here.local_rank)
     places = [(node, local) for node, local in world.gather(at)]
     nodes = [node for node, _ in places]
@@ -156,9 +156,16 @@ def _backend(device: torch.device) -> str:
     return "nccl" if device.type == "cuda" else "gloo"
 
 
-def _meet(options: Options, here: Place, own: Device, device: torch.device) -> Dict[str, Any]:
-    """Form the process group. Returns World's `store`, of the trainer's own, its `exchange`, and
-    the `devices` of all ranks."""
+class Met(NamedTuple):
+    """What World knows once the group stands; `store` is the trainer's own."""
+
+    store: dist.Store
+    exchange: Exchange
+    devices: Tuple[Device, ...]
+
+
+def _meet(options: Options, here: Place, own: Device, device: torch.device) -> Met:
+    """Form the process group. Raises UserError where the ranks do not find each other."""
     if "MASTER_ADDR" not in os.environ:
         os.environ["MASTER_ADDR"] = _first_host(here)
     os.environ.setdefault("MASTER_PORT", "29500")
@@ -193,7 +200,7 @@ def _meet(options: Options, here: Place, own: Device, device: torch.device) -> D
             "address the first machine's?"
         ) from error
     own_store = dist.PrefixStore("trainer", store)
-    return {"store": own_store, "exchange": exchange, "devices": devices}
+    return Met(own_store, exchange, devices)
 
 
 def _first_host(here: Place) -> str:

@@ -5,7 +5,7 @@ import os
 import pathlib
 import zipfile
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO, Callable, Dict, Iterator, List, Optional
+from typing import Any, BinaryIO, Callable, Iterator, List, Mapping, Optional
 
 import torch
 
@@ -46,14 +46,14 @@ def whole(path: pathlib.Path) -> Iterator[BinaryIO]:
     os.close(folder)
 
 
-def write_whole(payload: Dict[str, Any], path: pathlib.Path) -> None:
+def write_whole(payload: Mapping[str, Any], path: pathlib.Path) -> None:
     """Save so that `path` is either absent or whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as file:
         torch.save(payload, file)
 
 
-def _same(path: pathlib.Path, other: pathlib.Path, payload: Dict[str, Any]) -> None:
+def _same(path: pathlib.Path, other: pathlib.Path, payload: Mapping[str, Any]) -> None:
     """Make `other` the file that `path` is, without writing it twice; a copy where the file system
     has no links (exFAT, some shares)."""
     unfinished = other.with_suffix(".unfinished")
@@ -79,7 +79,7 @@ class Writer:
             left.unlink(missing_ok=True)
 
     def save(
-        self, payload: Dict[str, Any], best: bool, arrived: Callable[[], None] = lambda: None
+        self, payload: Mapping[str, Any], best: bool, arrived: Callable[[], None] = lambda: None
     ) -> pathlib.Path:
         """Begin to write; `payload` must not change any more once `arrived` has returned, which
         the thread waits for. Waits for the one before. Raises RankError where that could not be
@@ -98,7 +98,11 @@ class Writer:
             raise RankError(f"{self.folder}: no checkpoint written: {error.strerror}.") from error
 
     def _write(
-        self, payload: Dict[str, Any], path: pathlib.Path, best: bool, arrived: Callable[[], None]
+        self,
+        payload: Mapping[str, Any],
+        path: pathlib.Path,
+        best: bool,
+        arrived: Callable[[], None],
     ) -> None:
         arrived()
         write_whole(payload, path)

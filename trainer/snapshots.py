@@ -1,0 +1,40 @@
+"""What the files of a checkpoint hold: tensors and plain containers alone."""
+
+from typing import Any, Dict, List, Optional, TypedDict
+
+import torch
+
+from .ema import AverageState
+from .precision import PrecisionState
+
+
+class Snapshot(TypedDict):
+    """The state of a run, and how far it has come: the fields of Position, and the `samples` that
+    were trained on since the run began. `options`: those that a run which goes on must share, by
+    their repr."""
+
+    model: Dict[str, torch.Tensor]
+    optimizer: Dict[str, Any]  # torch's own
+    precision: PrecisionState
+    ema: Optional[AverageState]
+    epoch: int
+    sample: int
+    step: int
+    best_top1: float
+    run: str
+    samples: int
+    train_images: int
+    classes: List[str]
+    options: Dict[str, str]
+
+
+class OwnState(TypedDict, total=False):
+    """The contents of a rank's own file. Only ranks that train by themselves have an optimizer and
+    a loss scale of their own."""
+
+    sync: Dict[str, Any]  # the strategy's own
+    optimizer: Dict[str, Any]
+    precision: PrecisionState
+    run: str
+    step: int
+    ranks: int
