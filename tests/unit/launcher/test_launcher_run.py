@@ -1,5 +1,6 @@
 """Whole runs on local nodes: real guards and processes, a stand-in for torch and the trainer."""
 
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from launcher import folders, run
+from launcher.after import collect, report
+from launcher.after.messages import UNWRITTEN
 from launcher.before import checks, plan, preflight
 from launcher.before.checks import Checked
 from launcher.during import attempts, patience
@@ -212,6 +215,48 @@ def test_checkpoints_best_and_last_come_back(start):
     held = sorted(path.name for path in (folder / "checkpoints" / "node1").iterdir())
     assert held == ["best.pt", "step-12.pt"]
     assert said.count("tandem: checkpoint ") == 2
+
+
+def test_a_disk_that_takes_nothing_more_is_told_once_and_in_the_exit_code(start, monkeypatch):
+    make = collect.tempfile.mkdtemp
+
+    def full(*words, **options):
+        if options.get("prefix") != ".collect-":
+            return make(*words, **options)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(collect.tempfile, "mkdtemp", full)
+    code, said, folder = start("print('trained')", nodes=2)
+    assert (code, told(folder)["status"]) == (UNWRITTEN, "finished")
+    assert said.count("No space left on device") == 1
+    assert "stays on the machines, in runs/r of their node_dir" in said
+    assert "Traceback" not in said
+
+
+def test_a_run_whose_report_cannot_be_made_does_not_end_well(start, monkeypatch):
+    monkeypatch.setattr(report, "REPORT", (sys.executable, "-c", "raise SystemExit('full')"))
+    code, said, _ = start("print('trained')", nodes=1)
+    assert code == UNWRITTEN and "the report could not be made (full)" in said
+
+
+def test_a_run_whose_outcome_cannot_be_written_does_not_end_well(start, monkeypatch):
+    write = attempts.write_json
+
+    def refuse(path, value, mode=0o644):
+        if value["status"] == "finished":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        write(path, value, mode)
+
+    begin = attempts.Attempts.begin
+
+    def begin_then_refuse(self, *words):
+        begin(self, *words)
+        monkeypatch.setattr(attempts, "write_json", refuse)
+
+    monkeypatch.setattr(attempts.Attempts, "begin", begin_then_refuse)
+    code, said, _ = start("print('trained')", nodes=1)
+    assert code == UNWRITTEN
+    assert "attempts.json could not be written (Read-only file system)" in said
 
 
 SAVING = """
