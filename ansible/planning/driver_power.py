@@ -20,11 +20,11 @@ def power_plan(host, persistence, watts, printed):
         if watts and None in (least, most):
             raise PlanError(
                 f"{host}: its {name} lets nobody limit its power (nvidia-smi says N/A): write "
-                "power_limit_watts=0 into its line of inventory.ini"
+                "driver_power_limit_watts=0 into its line of inventory.ini"
             )
         if watts and not least <= watts <= most:
             raise PlanError(
-                f"{host}: power_limit_watts is {watts}, and its {name} takes {least:.0f} to "
+                f"{host}: driver_power_limit_watts is {watts}, and its {name} takes {least:.0f} to "
                 f"{most:.0f}. Change it in group_vars/all.yml, or for this machine in its line of "
                 "inventory.ini"
             )

@@ -97,13 +97,13 @@ def test_make_verify_names_a_package_that_may_move(machine, tmp_path):
 def test_a_power_limit_outlives_a_reboot(machine):
     lab, words, _ = machine
     asked = "nvidia-smi --query-gpu=name,power.min_limit"
-    limited = [*words, "-e", "power_limit_watts=200"]
+    limited = [*words, "-e", "driver_power_limit_watts=200"]
     play(lab, *limited)
     reboot(lab, 1)
     lab.ssh(1, "systemctl is-system-running --wait || true")
     assert lab.ssh(1, asked).strip().endswith(" 200.00, Enabled")
     assert changes(play(lab, *limited)) == {"node1": 0}
-    refused = play(lab, *words, "-e", "power_limit_watts=400", check=False)
+    refused = play(lab, *words, "-e", "driver_power_limit_watts=400", check=False)
     assert "its Stand-in RTX 2080 Ti takes 100 to 280" in said(refused)
     assert lab.ssh(1, asked).strip().endswith(" 200.00, Enabled")
     play(lab, *words)
