@@ -137,6 +137,8 @@ class Screen:
     def end(self) -> None:
         self._over.set()
         self.close()
+        if self._board is not None:
+            self._board.close()  # which writes what it has kept back
 
 
 def columns() -> int:

@@ -146,10 +146,13 @@ def eval_batches(
     steps = [mine[begin : begin + size] for begin in range(0, len(mine), size)]
     for images, targets, indices, bad in Source(samples, options, world).batches(steps):
         dataset.quarantine.add(bad)
-        lost = {path for path, _ in bad}
-        kept = [i for i, index in enumerate(indices.tolist()) if dataset.paths[index] not in lost]
-        if kept:
-            yield Batch(images, targets[kept], indices[kept], len(kept))
+        if bad:
+            lost = {path for path, _ in bad}
+            paths = [dataset.paths[index] for index in indices.tolist()]
+            good = [place for place, path in enumerate(paths) if path not in lost]
+            targets, indices = targets[good], indices[good]
+        if len(indices):
+            yield Batch(images, targets, indices, len(indices))
 
 
 @dataclasses.dataclass

@@ -10,6 +10,7 @@ differently, by the last bit of fp32.
 """
 
 import dataclasses
+import functools
 from typing import Any, Callable, Dict, List, Tuple
 
 import torch
@@ -117,10 +118,16 @@ def factors(flat: torch.Tensor, matrices: List[torch.Tensor], rank: int) -> List
 def guess(factor: torch.Tensor) -> torch.Tensor:
     """The last step's right factor; noise, equal on all ranks, for columns of zeros, which could
     never become anything else."""
-    generator = torch.Generator().manual_seed(factor.numel())
-    noise = torch.randn(factor.shape, generator=generator).to(factor.device)
     norms = factor.norm(dim=0)
-    return torch.where(norms > 0, factor / norms, noise)
+    return torch.where(norms > 0, factor / norms, noise(factor.shape, factor.device))
+
+
+@functools.cache
+def noise(shape: torch.Size, device: torch.device) -> torch.Tensor:
+    """Kept from the first step on: it is drawn on the host, as all ranks draw alike there, and its
+    copy to a GPU would be waited for."""
+    generator = torch.Generator().manual_seed(shape.numel())
+    return torch.randn(shape, generator=generator).to(device)
 
 
 def orthonormalise(matrix: torch.Tensor) -> None:

@@ -23,7 +23,7 @@ from trainer.data.augment import (
 from trainer.data.decode import Picture, open_picture
 from trainer.data.folder import ImageFolder, Sizes
 from trainer.data.kept import MOST, fits
-from trainer.data.loader import TrainBatches, eval_batches
+from trainer.data.loader import Source, TrainBatches, eval_batches
 from trainer.errors import UserError
 from trainer.options import Options
 from trainer.world import World
@@ -266,6 +266,26 @@ def test_evaluation_scales_no_image_to_gigabytes(monkeypatch, size):
     assert pixels.shape == (224, 224, 3)
     assert (pixels == 9).all()
     assert max(made) < 3e6
+
+
+def test_an_evaluation_batch_without_bad_images_is_handed_on_as_it_came(root, monkeypatch):
+    """A selection of it would be in memory that is not pinned, and the copy to a GPU waited for."""
+    came = []
+    real = Source.batches
+
+    def noted(self, steps):
+        for batch in real(self, steps):
+            came.append(batch)
+            yield batch
+
+    monkeypatch.setattr(Source, "batches", noted)
+    options = Options(workers=0)
+    batches = list(eval_batches(ImageFolder(root, "val", options), options, world(), 4))
+    assert len(batches) == len(came) > 1
+    for batch, (images, targets, indices, _) in zip(batches, came):
+        assert batch.images is images
+        assert batch.targets is targets
+        assert batch.indices is indices
 
 
 # Small images are kept in memory

@@ -10,7 +10,7 @@ from tests.trainer_ranks import run_ranks
 from tests.unit.trainer.sync_ranks import Counted, Steps
 from trainer.strategies import coded_bytes
 from trainer.sync.codec import CODECS
-from trainer.sync.powersgd import orthonormalise
+from trainer.sync.powersgd import guess, orthonormalise
 
 
 @pytest.mark.parametrize("bits", CODECS)
@@ -35,6 +35,24 @@ def test_a_block_that_overflowed_is_seen_as_such_and_the_others_are_not(bits, ba
     finite = torch.isfinite(CODECS[bits].decode(CODECS[bits].encode(rows), 1280)).view(5, 256)
     assert finite.all(1).tolist() == [True, False, True, True, True]
     assert not finite[1].any()
+
+
+def test_what_takes_the_place_of_zeros_is_drawn_once(monkeypatch):
+    """On the host: on a GPU each drawing would be copied there, and waited for."""
+    drawn, real = [], torch.randn
+
+    def counted(*shape, **more):
+        drawn.append(shape)
+        return real(*shape, **more)
+
+    monkeypatch.setattr(torch, "randn", counted)
+    factor = torch.zeros(37, 2)
+    factor[:, 0] = 2.0
+    first = guess(factor)
+    assert torch.equal(first, guess(factor.clone()))
+    assert len(drawn) == 1
+    assert torch.allclose(first[:, 0], torch.full((37,), 37**-0.5))
+    assert first[:, 1].abs().min() > 0
 
 
 def summed_up(spec):

@@ -125,12 +125,18 @@ def test_tensorboard_gets_the_figures_of_rank_0(monkeypatch, tmp_path):
         def add_scalar(self, *row):
             written.append(row)
 
+        def close(self):
+            written.append("closed")
+
     module = types.SimpleNamespace(SummaryWriter=Board)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
     for rank in (0, 1):
         ours = screen(rank, tensorboard=True, output=str(tmp_path))
         ours.evaluated(0, 8, 1.25, Result(99, 0.5, 0.9, 1.75))
-    assert written == [f"{tmp_path}/tensorboard", ("val_loss", 1.75, 8), ("val_top1", 0.5, 8)]
+        ours.end()
+    rows = [("val_loss", 1.75, 8), ("val_top1", 0.5, 8)]
+    # It keeps the newest ones back for up to two minutes, unless it is closed.
+    assert written == [f"{tmp_path}/tensorboard", *rows, "closed"]
 
 
 def test_a_missing_tensorboard_is_a_sentence(monkeypatch, tmp_path):

@@ -132,6 +132,14 @@ def test_a_step_seeds_the_generators_it_draws_from_as_manual_seed_does(monkeypat
     assert seeded == ([False, True, False] if parallel == "ddp" else [True] * 3)
 
 
+def test_norms_rest_no_longer_than_a_step_that_failed():
+    """--skip_oom goes on after one."""
+    norm = torch.nn.BatchNorm2d(1)
+    with pytest.raises(RuntimeError), resting([norm], on=True):
+        raise RuntimeError("CUDA out of memory")
+    assert norm.training
+
+
 def test_resting_norms_keep_their_statistics():
     norm = torch.nn.BatchNorm1d(3)
     with resting([norm], on=True):
