@@ -5,6 +5,7 @@ import uuid
 import pytest
 
 from launcher.before.checks import INSTRUCTION_LIMITS
+from launcher.during import stages
 from tests.unit.launcher.guard_client import Client, alive, kill
 from trainer import prices
 
@@ -14,6 +15,12 @@ def no_instruction_limits(monkeypatch):
     """A limit that whoever runs the tests has set is none of theirs."""
     for name in INSTRUCTION_LIMITS:
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def settles_soon(monkeypatch):
+    """After the first failure a run waits for what other machines report; these tests need not."""
+    monkeypatch.setattr(stages, "SETTLE", 0.1)
 
 
 @pytest.fixture

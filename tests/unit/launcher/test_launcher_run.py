@@ -15,7 +15,7 @@ from launcher.after import collect, report
 from launcher.after.messages import UNWRITTEN
 from launcher.before import checks, plan, preflight
 from launcher.before.checks import Checked
-from launcher.during import attempts, patience
+from launcher.during import attempts, patience, watch
 from launcher.during.lines import Terminal
 from launcher.engines.local import LocalNode
 from launcher.engines.ssh import SshNode
@@ -24,14 +24,20 @@ from launcher.options import Options
 from launcher.run import Run
 from tests.unit.launcher.launcher_values import SETTINGS, facts, host
 
+pytestmark = pytest.mark.usefixtures("settles_soon")
 CHECKOUT = Path(__file__).resolve().parents[3]
 PYTHON = Path(__file__).with_name("launcher_python.py")
+REPORT = report.REPORT
 
 
 @pytest.fixture
 def start(tmp_path, monkeypatch, capsys):
-    """start(script, nodes=3, max_restarts=0, ...) -> exit code, output, run folder."""
+    """start(script, nodes=3, max_restarts=0, ...) -> exit code, output, run folder.
+
+    `nodes`: how many, or their numbers. The report is a stand-in that says nothing.
+    """
     monkeypatch.setattr(folders, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(report, "REPORT", ("true",))
 
     def start(script, nodes=3, env=None, **options):
         (tmp_path / "script.py").write_text("import os, sys, time, signal\n" + script)
@@ -45,7 +51,7 @@ def start(tmp_path, monkeypatch, capsys):
                 env_python=str(PYTHON),
                 env=own,
             )
-            for number in range(1, nodes + 1)
+            for number in (range(1, nodes + 1) if isinstance(nodes, int) else nodes)
         ]
 
         def look(_hosts, _options, *, without_missing=False):
@@ -71,8 +77,10 @@ def told(folder):
     return json.loads((folder / "attempts.json").read_text())
 
 
-def test_a_run_that_finishes(start):
-    code, said, folder = start("print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
+def test_a_run_that_finishes(start, monkeypatch):
+    monkeypatch.setattr(report, "REPORT", REPORT)
+    script = "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
+    code, said, folder = start(script)
     assert code == 0
     for rank in range(3):
         assert f"[node{rank + 1} {rank}] rank {rank} of 3\n" in said
@@ -140,7 +148,7 @@ def test_a_machine_lost_at_a_restart_is_one_more_failure(start, monkeypatch):
     assert "starting again: node2 gone: node2 (127.0.0.1): cannot be reached" in said
 
 
-def test_of_ten_machines_the_one_that_is_lost_is_named(start, monkeypatch):
+def test_of_machines_of_like_names_the_one_that_is_lost_is_named(start, monkeypatch):
     """node10's name begins like node1's; what is lost is its ssh connection, not a stand-in."""
 
     class Broken(LocalNode):
@@ -160,12 +168,12 @@ def test_of_ten_machines_the_one_that_is_lost_is_named(start, monkeypatch):
     def start_guards(plan, machines):
         if plan.attempt == 2 and not lost:
             lost.append("node10")
-            machines.nodes["node10"] = Broken(machines.hosts[9])
+            machines.nodes["node10"] = Broken(machines.hosts[1])
         return seen(plan, machines)
 
     monkeypatch.setattr(run, "start_guards", start_guards)
     script = "if os.environ['TANDEM_ATTEMPT'] == '1': sys.exit(9)"
-    code, said, folder = start(script, nodes=10, max_restarts=2)
+    code, said, folder = start(script, nodes=[1, 10], max_restarts=2)
     assert code == 0
     assert told(folder)["attempts"][1]["first_cause"]["host"] == "node10"
     assert "starting again: node10 gone: node10 (" in said
@@ -282,14 +290,27 @@ def test_a_failed_run_ends_with_what_to_type(start, script, last):
     assert said.splitlines()[-1].startswith(f"tandem: {last}")
 
 
-def test_what_a_start_waits_for_is_said_until_a_rank_speaks(start, monkeypatch):
-    monkeypatch.setattr(patience, "FIRST", 0.0)
-    monkeypatch.setattr(patience, "EVERY", 0.0)
-    _, said, _ = start("time.sleep(2.5); print('here'); time.sleep(2.5)", nodes=1)
+def test_what_a_start_waits_for_is_said_until_a_rank_speaks(start, monkeypatch, tmp_path):
+    for module, name in ((patience, "FIRST"), (patience, "EVERY"), (watch, "RENEW_EVERY")):
+        monkeypatch.setattr(module, name, 0.02)
+    seen = Terminal.say
+
+    def say(self, text):
+        seen(self, text)
+        if "1 of 1 processes run" in text:
+            (tmp_path / "told").touch()
+
+    monkeypatch.setattr(Terminal, "say", say)
+    script = (
+        "for _ in range(1000):\n"
+        f"    if os.path.exists({str(tmp_path / 'told')!r}): break\n"
+        "    time.sleep(0.02)\n"
+        "print('here', flush=True); time.sleep(0.5)"
+    )
+    _, said, _ = start(script, nodes=1)
     waiting = "tandem: starting (torch, network, data): "
     before, after = said.split("[node1 0] here")
-    assert waiting in before and "1 of 1 processes run" in before
-    assert waiting not in after
+    assert waiting in before and waiting not in after
 
 
 def test_a_traceback_is_in_the_log_and_the_error_on_the_terminal(start):

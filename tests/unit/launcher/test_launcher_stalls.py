@@ -25,6 +25,7 @@ from launcher.during.watch import LEASE, Watch
 from launcher.engines.local import LocalProcess
 from tests.unit.launcher.launcher_values import build, facts, host
 
+pytestmark = pytest.mark.usefixtures("settles_soon")
 CHECKOUT = Path(__file__).resolve().parents[3]
 
 
