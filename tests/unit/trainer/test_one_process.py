@@ -63,7 +63,7 @@ def test_threads_train_to_the_same_bits_as_processes(spec):
 
 @pytest.mark.parametrize(("spec", "near"), [("powersgd:2", 1e-3), ("fp16", 0.01)])
 def test_sums_in_another_order_are_as_near_as_they_round(spec, near):
-    """Gloo's ring adds in the order of its own; so it does in warm-up. (torch 1.12's has no bf16.)"""
+    """Gloo's ring adds in the order of its own; so it does in warm-up."""
     for (_, own), (_, other) in zip(*both(spec, 0.25)):
         own, other = torch.tensor(own), torch.tensor(other)
         assert float((own - other).norm() / other.norm()) < near
