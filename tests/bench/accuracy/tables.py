@@ -165,10 +165,10 @@ def price(found: Runs, sync: str) -> dict:
 
 
 def measured(found: Runs) -> list[str]:
-    """The strategies with at least one pair, in the registry's order."""
+    """The strategies with two pairs or more, in the registry's order: one has no interval."""
     order = list(strategies.RULES)
     names = {sync for sync, _ in found if sync not in (ALONE, EXACT) and TWICE not in sync}
-    names = {name for name in names if differences(found, name, study.EPOCHS)}
+    names = {name for name in names if len(differences(found, name, study.EPOCHS)) > 1}
     return sorted(names, key=lambda spec: (order.index(spec.split(":")[0]), spec))
 
 
