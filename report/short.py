@@ -37,7 +37,7 @@ def too_short(run: Run, step: Step | None, epochs: int) -> TooShort | None:
         return None
     because = f"Less than {seconds(ENOUGH)} is mostly warming up. This one says more"
     if of_demo(run):
-        because += ", by its times: ResNet-50 learns little of the digits in them"
+        because += " (only its times count: ResNet-50 learns little of the digits)"
     return TooShort(
         f"This run was too short to judge the cluster: {seconds(measured)} of steps were measured.",
         f"{because}:",
