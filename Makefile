@@ -1,21 +1,21 @@
-# The verbs a person types: each is one line into a tool, read there for what it does. Which variables a verb takes, and
-# what `make help` says, stands in tools/verbs.py; there `known` refuses a mistake before anything begins, and `run` gives
-# a tool the options that were typed.
+# The verbs that a person types. Each calls one tool, which is where to read what it does. Which variables a verb takes,
+# and what `make help` says of it, is in tools/verbs.py: its `known` refuses a mistake before anything starts, and its
+# `run` passes the options that were typed on to the tool.
 
 PYTHON_ENV := .venv/bin/python
-# What was typed after `make` is taken literally, and goes on through the environment: neither make nor a shell reads it.
+# What was typed after `make` is passed on literally, in the environment: neither make nor a shell expands it.
 given := $(foreach name,$(.VARIABLES),$(if $(findstring command line,$(origin $(name))),$(name)))
 $(foreach name,$(given),$(eval override $(name) := $$(value $(name))))
 export $(given)
 export TANDEM_GIVEN := $(given)
 export TANDEM_VERBS := $(MAKECMDGOALS)
 with_options = python3 tools/verbs.py run $@
-# Where Ansible is: .venv, or beside it the environment of an older one (`known` lets only those pass that there are).
+# Where Ansible is: in .venv, or in the environment of an older one beside it (`known` lets only existing ones pass).
 core := $(if $(filter CORE,$(given)),$(CORE))
 ANSIBLE_ENV := .venv$(addprefix -core,$(core))
 export PATH := $(CURDIR)/$(ANSIBLE_ENV)/bin:$(CURDIR)/.venv/bin:$(PATH)
 
-# Ansible hides the terminal from what it runs, so a progress bar needs its path.
+# Ansible hides the terminal from the programs it runs, so a progress bar needs the terminal's path.
 terminal = "$$(tty | grep ^/dev/)"
 
 .DEFAULT_GOAL := help
@@ -32,7 +32,7 @@ else
 known:
 	@python3 tools/verbs.py known
 
-# A verb that there is not.
+# An unknown verb.
 .DEFAULT: ; @python3 tools/verbs.py known
 
 env: known

@@ -161,6 +161,6 @@ def test_a_stick_brings_an_ssh_server_to_a_machine_that_has_none(lab, tmp_path):
     lab.control("rsync", "--recursive", str(stick), "tandem@192.168.56.111:")
     attempts(lab)
     said = lab.ssh(1, WITHOUT_SERVER)
-    assert "An ssh server is here. Its host key:\n256 SHA256:" in said
+    assert "The ssh server is installed. Its host key:\n256 SHA256:" in said
     assert lab.ssh(1, "systemctl is-active ssh && rsync --version | head -1").startswith("active")
     assert attempts(lab) == 0

@@ -107,8 +107,8 @@ def test_machines_that_fail_take_no_other_along_not_even_the_first_ones_python(r
     assert code == 2 and recap(said) == ended
     assert "That was pc2, and there they failed" in said
     assert "So they were not tried on pc4." in said
-    after = said.partition("PLAY [NVIDIA's apex")[2]
-    assert "PLAY [Members in, strangers out]" in after and "broken here" not in after
+    after = said.partition("PLAY [Install NVIDIA's apex")[2]
+    assert "PLAY [Let members in and keep strangers out]" in after and "broken here" not in after
 
 
 def test_an_upgrade_stops_at_the_first_that_fails_and_takes_the_control_machine_last(
@@ -117,4 +117,4 @@ def test_an_upgrade_stops_at_the_first_that_fails_and_takes_the_control_machine_
     said, code = site(roles, tmp_path, ["driver@pc3"], UPGRADE)
     assert code == 2 and not recap(said)["pc3"] and sum(recap(said).values()) == 3
     assert "broken here Upgrading stopped at pc3; not touched yet: pc4, pc1." in said
-    assert "PLAY [Members in, strangers out]" not in said
+    assert "PLAY [Let members in and keep strangers out]" not in said
