@@ -23,6 +23,7 @@ REAL = {"reach": ["tasks/main.yml", "tasks/report.yml", "vars/main.yml"],
         "python_env": ["tasks/untried.yml"]}  # fmt: skip
 
 UPGRADE = "ansible/playbooks/upgrade.yml"
+FREE = "ansible/playbooks/tasks/free.yml"
 MACHINE_ID = Path("/etc/machine-id").read_text().strip()
 # These bring what the control machine has.
 FROM_HERE = {"offline", "bundle", "pycharm"}
@@ -43,25 +44,26 @@ def roles(tmp_path_factory) -> Path:
     return folder
 
 
-def site(roles, folder, broken, book="site.yml"):
+def site(roles, folder, broken, book="site.yml", in_use=()):
     """(words that it printed, exit code) of a playbook on four machines that are this one.
 
-    By their facts each has a card, and pc1 is the control machine.
+    By their facts each has a card, and pc1 is the control machine. in_use: where somebody trains.
     """
     hosts = {}
     for name in ("pc1", "pc2", "pc3", "pc4"):
         facts = {"machine_id": MACHINE_ID if name == "pc1" else name, "gpus": [{"vendor": "10de"}]}
         hosts[name] = {"ansible_connection": "local", "preflight_facts": facts}
+        names = "0: 2 0 0 2 1 7 @tandem/7/some-run/anna@desk\n" if name in in_use else ""
+        (folder / f"{name}.unix").write_text(names)
     variables = {"broken": broken, "ansible_become": False, "require_all": False}
     variables |= {"share_protocol": "local", "driver_policy": "install", "proxy_environment": {}}
     groups = {"cluster": {"hosts": hosts, "vars": variables}}
     (folder / "hosts.yml").write_text(yaml.safe_dump(groups))
-    (folder / "ansible/playbooks").mkdir(parents=True)
-    for name in ("site.yml", UPGRADE):
+    (folder / FREE).parent.mkdir(parents=True)
+    for name in ("site.yml", UPGRADE, FREE):
         text = (ROOT / name).read_text()
         text = text.replace("gather_facts: true", "gather_facts: false")
-        # Nobody trains on these machines, whoever does on the one that they all are.
-        text = text.replace("/proc/net/unix", os.devnull)
+        text = text.replace("/proc/net/unix", f"{folder}/{{{{ inventory_hostname }}}}.unix")
         (folder / name).write_text(text.replace("become: true", "become: false"))
     variables = {
         "ANSIBLE_ROLES_PATH": str(roles),
@@ -118,3 +120,10 @@ def test_an_upgrade_stops_at_the_first_that_fails_and_takes_the_control_machine_
     assert code == 2 and not recap(said)["pc3"] and sum(recap(said).values()) == 3
     assert "broken here Upgrading stopped at pc3; not touched yet: pc4, pc1." in said
     assert "PLAY [Let members in and keep strangers out]" not in said
+
+
+def test_an_upgrade_stops_at_a_machine_that_trains_and_names_its_run(roles, tmp_path):
+    said, code = site(roles, tmp_path, [], UPGRADE, in_use=["pc3"])
+    assert code == 2 and not recap(said)["pc3"]
+    told = "pc3 is in use by anna@desk: run some-run. It was not upgraded. Wait for its end"
+    assert told in said and "Upgrading stopped at pc3; not touched yet: pc4, pc1." in said
