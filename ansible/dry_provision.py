@@ -222,8 +222,8 @@ def look(inventory, extra):
 
 def _kept(inventory):
     """What `stack: auto` decided before, as role preflight keeps it beside the inventory."""
-    path = Path(inventory or ROOT / "inventory.ini").with_suffix(".stack.yml")
-    return yaml.safe_load(path.read_text()) if path.is_file() else {}
+    path = Path(stacks.kept_file(inventory or ROOT / "inventory.ini"))
+    return stacks.kept(path.read_text(), path) if path.is_file() else {}
 
 
 def read(path):

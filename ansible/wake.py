@@ -1,13 +1,16 @@
 """Switches machines on by the network: `make wake`. Stdlib alone, since nothing answers yet.
 
-What it needs of each (hardware address, broadcast address) was recorded by `make provision`, where
-wake_on_lan is true, in .tandem/wake/. Exit code 1: a machine did not come.
+What it needs of each (hardware address, address, ssh's port) was recorded by `make provision`,
+where wake_on_lan is true, in .tandem/wake/. Packets go to the networks of this machine's own cards
+and nowhere else. Exit code 1: a machine did not come; 2: nothing could be tried.
 """
 
 import argparse
+import ipaddress
 import json
 import re
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,31 +25,82 @@ class WakeError(Exception):
 
 def packet(mac):
     """The magic packet: six bytes of ones, then the hardware address sixteen times."""
-    if not re.fullmatch(r"([0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}", mac):
-        raise WakeError(f"{mac!r} is no hardware address: run make provision again")
     return b"\xff" * 6 + bytes.fromhex(mac.replace(":", "")) * 16
 
 
+def record(path):
+    """{"inventory", "mac", "address", "port"} of a file that `make provision` wrote.
+
+    Raises WakeError naming the file where it is damaged.
+    """
+    try:
+        row = json.loads(path.read_text())
+        mac, port = row["mac"], row["port"]
+        right = re.fullmatch(r"([0-9a-f]{2}:){5}[0-9a-f]{2}", mac) and type(port) is int
+        if not right or not 0 < port < 1 << 16:
+            raise ValueError(f"mac is {mac!r} and port {port!r}")
+        ipaddress.IPv4Address(row["address"])
+        return {**row, "inventory": Path(row["inventory"])}
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise WakeError(
+            f"{path.stem} cannot be woken, since {path} is damaged ({said[:100]}): switch it on by "
+            "its button and run make provision, which writes it anew"
+        ) from None
+
+
 def records(folder, inventory, limit):
-    """{name: record} of the inventory's machines, all or those named. Raises WakeError."""
-    found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
-    found = {name: row for name, row in found.items() if Path(row["inventory"]) == inventory}
-    unknown = sorted(set(limit) - set(found))
-    if unknown or not found:
+    """{name: record} of the inventory's machines, all or those named, and sentences on records
+    that are damaged. Raises WakeError where there is nothing to try."""
+    found, damaged = {}, {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            row = record(path)
+        except WakeError as error:
+            damaged[path.stem] = str(error)
+            continue
+        if row["inventory"] == inventory:
+            found[path.stem] = row
+    unknown = sorted(set(limit) - set(found) - set(damaged))
+    if unknown or (not found and not damaged):
         raise WakeError(
             f"nothing is known of how to wake {', '.join(unknown) or 'any machine'}: set "
             "wake_on_lan: true in group_vars/all.yml and run make provision while it is on"
         )
-    return {name: row for name, row in found.items() if not limit or name in limit}
+    wanted = {name: row for name, row in found.items() if not limit or name in limit}
+    return wanted, [said for name, said in damaged.items() if not limit or name in limit]
 
 
-def send(row, port=PORT):
+def own_networks():
+    """The IPv4 networks of this machine's cards. Raises WakeError where they cannot be told."""
+    try:
+        said = subprocess.run(["ip", "-json", "-4", "address"], capture_output=True, text=True)
+        links = filter(None, json.loads(said.stdout))
+        found = [one for link in links for one in link["addr_info"] if one["family"] == "inet"]
+        texts = [f"{one['local']}/{one['prefixlen']}" for one in found]
+        return [ipaddress.ip_interface(text).network for text in texts]
+    except (OSError, ValueError, KeyError) as error:
+        raise WakeError(f"the cards of this machine cannot be listed by `ip`: {error}") from None
+
+
+def broadcast(address, networks):
+    """The address that all in a machine's network hear. Raises WakeError: none is ours, too."""
+    reached = [one for one in networks if ipaddress.IPv4Address(address) in one]
+    if not reached:
+        raise WakeError(
+            f"no card of this machine is in the network of {address}, and a packet that wakes "
+            "passes no router: run make wake on a machine at the same switch"
+        )
+    return str(max(reached, key=lambda one: one.prefixlen).broadcast_address)
+
+
+def send(mac, to, port=PORT):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
-        sender.sendto(packet(row["mac"]), (row["broadcast"], port))
+        sender.sendto(packet(mac), (to, port))
 
 
-def answers(address, port=22):
+def answers(address, port):
     try:
         socket.create_connection((address, port), timeout=2).close()
     except OSError:
@@ -54,17 +108,22 @@ def answers(address, port=22):
     return True
 
 
-def wake(rows, seconds, pause=2.0):
-    """Names of those that did not come within so many seconds; says who comes."""
-    begun, absent = time.monotonic(), dict(rows)
+def wake(rows, networks, seconds, pause=2.0):
+    """{name: why} of those that did not come within so many seconds; says who comes."""
+    begun, absent = time.monotonic(), dict.fromkeys(rows, "")
     while absent and time.monotonic() - begun < seconds:
-        for row in absent.values():  # again and again: a packet may be lost
-            send(row)
-        for name in [name for name, row in absent.items() if answers(row["address"])]:
-            print(f"{name} answers after {time.monotonic() - begun:.0f} s", flush=True)
-            del absent[name]
+        for name in list(absent):
+            row = rows[name]
+            try:  # again and again: a packet may be lost
+                send(row["mac"], broadcast(row["address"], networks))
+                absent[name] = ""
+            except (WakeError, OSError) as error:
+                absent[name] = str(error)
+            if answers(row["address"], row["port"]):
+                print(f"{name} answers after {time.monotonic() - begun:.0f} s", flush=True)
+                del absent[name]
         time.sleep(pause if absent else 0)
-    return list(absent)
+    return absent
 
 
 def main(argv=None):
@@ -75,18 +134,22 @@ def main(argv=None):
     args = parser.parse_args(argv)
     limit = [name for name in args.limit.split(",") if name]
     try:
-        rows = records(RECORDS, Path(args.inventory).resolve(), limit)
-        absent = wake(rows, args.seconds)
-    except (WakeError, OSError) as error:
+        rows, damaged = records(RECORDS, Path(args.inventory).resolve(), limit)
+        for said in damaged:
+            print(f"tandem: {said}", file=sys.stderr)
+        absent = wake(rows, own_networks(), args.seconds)
+    except WakeError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 2
-    if absent:
-        print(
-            f"tandem: {', '.join(absent)} did not answer within {args.seconds:.0f} s: is it on the "
-            "same switch, and does its firmware allow Wake on LAN? Its button works always.",
-            file=sys.stderr,
+    for name, why in absent.items():
+        told = why or (
+            "is it on the same switch, and does its firmware allow Wake on LAN? Its button works "
+            "always"
         )
-    return 1 if absent else 0
+        print(
+            f"tandem: {name} did not answer within {args.seconds:.0f} s: {told}.", file=sys.stderr
+        )
+    return 1 if absent or damaged else 0
 
 
 if __name__ == "__main__":

@@ -108,6 +108,8 @@ FILTERS = {
     "hosts_file": members.hosts_file,
     "interface_of": network_facts.interface_of,
     "known_hosts_file": members.known_hosts_file,
+    "kept": stacks.kept,
+    "kept_file": stacks.kept_file,
     "kernel_packages": driver_after.kernel_packages,
     "linux_again": boot.linux_again,
     "member": members.member,

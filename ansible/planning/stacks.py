@@ -5,6 +5,9 @@ name as "host".
 """
 
 import re
+from pathlib import Path
+
+import yaml
 
 from .errors import PlanError
 
@@ -111,6 +114,28 @@ def candidates(machines, table):
     return sorted(names, key=needs_another)
 
 
+def kept_file(inventory):
+    """Path of the file, beside the inventory, that keeps what `stack: auto` decided; "": none.
+
+    inventory: the path of the inventory's file; empty where it is no file, such as a list of names.
+    """
+    return str(Path(inventory).with_suffix(".stack.yml")) if inventory else ""
+
+
+def kept(text, path):
+    """What a kept_file says, {"stack": name}. Raises PlanError where it does not say it so."""
+    try:
+        said = yaml.safe_load(text)
+    except yaml.YAMLError:
+        said = None
+    if not isinstance(said, dict) or not isinstance(said.get("stack"), str):
+        raise PlanError(
+            f"{path} does not say which stack `stack: auto` decided: its line is, for example, "
+            "stack: cu126. Correct it, or delete the file to have it decided again"
+        )
+    return {"stack": said["stack"]}
+
+
 def resolve(machines, wanted, table, members=(), kept=None):
     """The one stack of a cluster: its row of stacks.yml, with "name" and "reason".
 
@@ -119,7 +144,8 @@ def resolve(machines, wanted, table, members=(), kept=None):
     decide again. Raises PlanError with every obstacle and the nearest stack.
     """
     machines = list(machines)
-    for name in (wanted, (kept or {}).get("stack", wanted)):
+    kept = kept if wanted == "auto" else None
+    for name in (wanted, kept["stack"] if kept else wanted):
         if name != "auto" and name not in table["rows"]:
             raise PlanError(
                 f"stack {name!r} is not in ansible/stacks.yml, which has "
@@ -127,7 +153,7 @@ def resolve(machines, wanted, table, members=(), kept=None):
             )
     if wanted == "auto" and not kept:
         name, reason = _decide(machines, members, table)
-    elif wanted == "auto":
+    elif kept:
         name, reason = kept["stack"], "decided before, and kept"
         _refuse_impossible(name, machines, table, "was decided before, and is impossible now")
     else:

@@ -1,18 +1,31 @@
 """Waking machines by their network cards: what is recorded, and what hinders it. Pure functions."""
 
-import ipaddress
 import re
 
+from .errors import PlanError
 
-def wake_record(facts, address):
-    """{"mac", "broadcast", "address"}: what the control machine needs while a machine is off.
+# A card's own address: the lowest bit of the first byte is set in those of groups.
+MAC = re.compile(r"[0-9a-f][02468ace](:[0-9a-f]{2}){5}")
+
+
+def wake_record(facts, address, port):
+    """{"mac", "address", "port"}: what the control machine needs while a machine is off.
 
     facts: those of machine_facts, whose "interface" holds `address`, the one in the inventory.
+    port: that of its ssh server. Raises PlanError where its card says no address of its own.
+
+    To which network the packet goes is not recorded: ansible/wake.py asks the cards of the control
+    machine, since a machine may say what it likes of its own.
     """
-    link = next(link for link in facts["links"] if link["name"] == facts["interface"])
-    own = next(text for text in link["networks"] if text.split("/")[0] == address)
-    broadcast = ipaddress.ip_interface(own).network.broadcast_address
-    return {"mac": link["mac"], "broadcast": str(broadcast), "address": address}
+    macs = [link["mac"] for link in facts["links"] if link["name"] == facts["interface"]]
+    mac = str(macs[0] if macs else None).lower()
+    if not MAC.fullmatch(mac):
+        raise PlanError(
+            f"{facts['host']}: its card {facts['interface']} says {mac[:40]!r} of its hardware "
+            "address, so make wake cannot call it: set wake_on_lan=false in its line of the "
+            "inventory"
+        )
+    return {"mac": mac, "address": address, "port": int(port)}
 
 
 def wake_fault(printed):

@@ -1,12 +1,15 @@
 """Waking machines: what is recorded while they are on, and the packets that are sent afterwards."""
 
+import ipaddress
 import json
 import socket
+import types
 
 import pytest
 import yaml
 
 from planning import wake as planned
+from planning.errors import PlanError
 from tests.unit.ansible.provision_machines import ROOT, load, machine
 
 wake = load("ansible/wake.py")
@@ -20,8 +23,16 @@ Settings for eno1:
 
 
 def test_what_is_recorded_is_of_the_card_that_the_inventory_names():
-    record = planned.wake_record(machine(), "192.168.56.111")
-    assert record == {"mac": MAC, "broadcast": "192.168.56.255", "address": "192.168.56.111"}
+    record = planned.wake_record(machine(), "192.168.56.111", "2222")
+    assert record == {"mac": MAC, "address": "192.168.56.111", "port": 2222}
+
+
+@pytest.mark.parametrize("mac", [None, "", "ff:ff:ff:ff:ff:ff", "3c:7c", MAC + "\n", ["a"]])
+def test_a_machine_that_gives_no_hardware_address_of_its_own_is_refused(mac):
+    facts = machine()
+    facts["links"][0]["mac"] = mac
+    with pytest.raises(PlanError, match="node1: its card eno1 says"):
+        planned.wake_record(facts, "192.168.56.111", 22)
 
 
 @pytest.mark.parametrize(
@@ -40,35 +51,112 @@ def test_the_packet_is_six_times_ff_and_sixteen_times_the_hardware_address():
     assert {made[6 + 6 * place : 12 + 6 * place] for place in range(16)} == {
         bytes([0x3C, 0x7C, 0x3F, 0, 0, 1])
     }
-    with pytest.raises(wake.WakeError, match="no hardware address"):
-        wake.packet("3c:7c")
 
 
-def test_it_is_sent_to_the_recorded_broadcast_address():
+def test_it_is_sent_to_the_network_of_a_card_of_ours_and_to_no_other():
+    networks = [ipaddress.ip_network(text) for text in ("192.168.56.0/24", "192.168.0.0/16")]
+    assert wake.broadcast("192.168.56.111", networks) == "192.168.56.255"
+    assert wake.broadcast("192.168.7.1", networks) == "192.168.255.255"
+    with pytest.raises(wake.WakeError, match=r"network of 8\.8\.8\.8"):
+        wake.broadcast("8.8.8.8", networks)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
         receiver.bind(("127.0.0.1", 0))
         receiver.settimeout(20)
-        wake.send({"mac": MAC, "broadcast": "127.0.0.1"}, receiver.getsockname()[1])
+        wake.send(MAC, "127.0.0.1", receiver.getsockname()[1])
         assert receiver.recv(200) == wake.packet(MAC)
 
 
+IP = [
+    {},
+    {"ifname": "eno1", "addr_info": [{"family": "inet", "local": "10.1.2.3", "prefixlen": 20}]},
+]
+
+
+def test_networks_are_those_of_this_machines_cards(monkeypatch):
+    done = types.SimpleNamespace(stdout=json.dumps(IP))
+    monkeypatch.setattr(wake.subprocess, "run", lambda *words, **options: done)
+    assert wake.own_networks() == [ipaddress.ip_network("10.1.0.0/20")]
+    done.stdout = 'Object "-json" is unknown'
+    with pytest.raises(wake.WakeError, match="cannot be listed"):
+        wake.own_networks()
+
+
 def test_who_comes_is_said_and_who_does_not_is_named(monkeypatch, capsys):
-    sent = []
-    monkeypatch.setattr(wake, "send", lambda row: sent.append(row["address"]))
-    monkeypatch.setattr(wake, "answers", lambda address: address == "a" and len(sent) > 2)
-    assert wake.wake({"pc1": {"address": "a"}, "pc2": {"address": "b"}}, 0.2, pause=0.01) == ["pc2"]
+    sent, asked = [], set()
+    monkeypatch.setattr(wake, "send", lambda mac, to: sent.append((mac, to)))
+
+    def answers(address, port):
+        asked.add((address, port))
+        return address == "10.0.0.1" and len(sent) > 2
+
+    monkeypatch.setattr(wake, "answers", answers)
+    hosts = {"pc1": ("10.0.0.1", 22), "pc2": ("10.0.0.2", 2222), "far": ("10.9.0.1", 22)}
+    rows = {
+        name: {"mac": name, "address": address, "port": port}
+        for name, (address, port) in hosts.items()
+    }
+    absent = wake.wake(rows, [ipaddress.ip_network("10.0.0.0/24")], 0.2, pause=0.01)
+    assert absent.keys() == {"pc2", "far"} and absent["pc2"] == ""
+    assert "no card of this machine is in the network of 10.9.0.1" in absent["far"]
     assert capsys.readouterr().out.startswith("pc1 answers after")
-    assert sent.count("b") > sent.count("a") >= 2  # nothing is sent to one that is there
+    assert asked == set(hosts.values()) and {to for _, to in sent} == {"10.0.0.255"}
+    names = [mac for mac, _ in sent]
+    assert names.count("pc2") > names.count("pc1") >= 2  # nothing is sent to one that is there
+
+
+def good(inventory):
+    row = {"mac": MAC, "address": "10.0.0.1", "port": 22, "inventory": str(inventory)}
+    return json.dumps(row)
 
 
 def test_a_machine_of_which_nothing_is_known_is_named(tmp_path):
     inventory = tmp_path / "inventory.ini"
     for name, of in (("pc1", inventory), ("other", tmp_path / "other.ini")):
-        (tmp_path / f"{name}.json").write_text(json.dumps({"inventory": str(of)}))
-    assert list(wake.records(tmp_path, inventory, [])) == ["pc1"]
+        (tmp_path / f"{name}.json").write_text(good(of))
+    found, damaged = wake.records(tmp_path, inventory, [])
+    assert list(found) == ["pc1"] and damaged == []
     for limit, folder in ((["pc1", "other"], tmp_path), ([], tmp_path / "none")):
         with pytest.raises(wake.WakeError, match=r"wake_on_lan: true"):
             wake.records(folder, inventory, limit)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"mac": "3c:7c"}, "3c:7c"),
+        ({"mac": 7}, "TypeError"),
+        ({"address": "10.0.0.1; reboot"}, "10.0.0.1; reboot"),
+        ({"port": 70000}, "70000"),
+        ({"port": "22"}, "'22'"),
+        ({"inventory": None}, "TypeError"),
+        ({}, "JSONDecodeError"),
+    ],
+)
+def test_a_damaged_record_is_named_with_the_remedy_and_the_others_are_woken(
+    tmp_path, monkeypatch, capsys, change, said
+):
+    inventory = tmp_path / "inventory.ini"
+    text = json.dumps({**json.loads(good(inventory)), **change}) if change else "{"
+    (tmp_path / "pc1.json").write_text(text)
+    (tmp_path / "pc2.json").write_text(good(inventory))
+    monkeypatch.setattr(wake, "RECORDS", tmp_path)
+    monkeypatch.setattr(wake, "own_networks", lambda: [ipaddress.ip_network("10.0.0.0/24")])
+    sent = []
+    monkeypatch.setattr(wake, "send", lambda *words: sent.append(words))
+    monkeypatch.setattr(wake, "answers", lambda address, port: bool(sent))
+    assert wake.main(["--inventory", str(inventory)]) == 1
+    printed = capsys.readouterr()
+    assert sent == [(MAC, "10.0.0.255")] and "pc2 answers" in printed.out
+    told = f"tandem: pc1 cannot be woken, since {tmp_path}/pc1.json is damaged"
+    assert told in printed.err and said in printed.err and "run make provision" in printed.err
+
+
+def test_only_those_that_were_asked_for_are_woken(tmp_path):
+    inventory = tmp_path / "inventory.ini"
+    (tmp_path / "pc1.json").write_text("{")
+    (tmp_path / "pc2.json").write_text(good(inventory))
+    found, damaged = wake.records(tmp_path, inventory, ["pc2"])
+    assert list(found) == ["pc2"] and damaged == []
 
 
 def test_uninstall_takes_the_unit_away_without_being_asked_for_the_network():

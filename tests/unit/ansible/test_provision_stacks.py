@@ -1,9 +1,12 @@
 """The resolver over recorded machines: every generation of cards on every release."""
 
 import hashlib
+import os
 import re
+import subprocess
 
 import pytest
+import yaml
 
 from planning import stacks
 from planning.errors import PlanError
@@ -93,6 +96,34 @@ def test_what_auto_decided_is_kept_whoever_is_on_and_whatever_comes():
         stacks.resolve([machine(cards=["2b85"])], "auto", TABLE, [], kept)
     with pytest.raises(PlanError, match="'cu1' is not in"):
         stacks.resolve([pascal], "auto", TABLE, [], {"stack": "cu1"})
+
+
+@pytest.mark.parametrize("text", ["", "stack:", "cu126", "[stack]", "stack: {", "stack: 126\n"])
+def test_a_kept_file_that_says_no_stack_is_named_with_the_remedy(text):
+    assert stacks.kept("# a comment\nstack: cu126\n", "x") == {"stack": "cu126"}
+    with pytest.raises(PlanError, match=r"/a/pc\.stack\.yml does not say which stack.*delete"):
+        stacks.kept(text, "/a/pc.stack.yml")
+
+
+def test_every_way_to_the_kept_file_is_the_same(tmp_path):
+    inventory = tmp_path / "pcs.ini"
+    inventory.write_text("[cluster]\npc1 ansible_connection=local\n")
+    assert stacks.kept_file("") == ""
+    path = tmp_path / "pcs.stack.yml"
+    assert stacks.kept_file(str(inventory)) == str(path)
+    path.write_text("stack: cu126\n")
+    (play,) = yaml.safe_load((ROOT / "ansible/playbooks/bundle.yml").read_text())
+    variables = yaml.safe_load((ROOT / "ansible/roles/preflight/vars/main.yml").read_text())
+    play["tasks"] = [{"ansible.builtin.debug": {"msg": "bundle_stack={{ bundle_stack }}"}}]
+    role = {**play, "hosts": "cluster", "vars": variables}
+    role["tasks"] = [{"ansible.builtin.debug": {"msg": "preflight={{ preflight_kept.stack }}"}}]
+    (tmp_path / "book.yml").write_text(yaml.safe_dump([play, role]))
+    (tmp_path / "group_vars").symlink_to(ROOT / "group_vars")
+    argv = ["ansible-playbook", "--inventory", str(inventory), str(tmp_path / "book.yml")]
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment)
+    assert "bundle_stack=cu126" in done.stdout, done.stdout
+    assert "preflight=cu126" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize(
