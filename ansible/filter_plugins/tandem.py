@@ -136,6 +136,7 @@ FILTERS = {
     "unreachable": network_faults.unreachable,
     "wake_fault": wake.wake_fault,
     "wake_record": wake.wake_record,
+    "wake_verdict": wake.wake_verdict,
     "wrong_names": members.wrong_names,
 }
 

@@ -1,5 +1,6 @@
 """Waking machines by their network cards: what is recorded, and what hinders it. Pure functions."""
 
+import json
 import re
 
 from .errors import PlanError
@@ -41,3 +42,23 @@ def wake_fault(printed):
             "(Wake on LAN on, ErP or deep sleep off)"
         )
     return "" if mode and "g" in mode[1] else "its card was not set to wake it"
+
+
+def wake_verdict(printed, service, kept, record):
+    """Half a sentence on why `make wake` will not wake a machine; "" where it will.
+
+    printed: as wake_fault takes it; service: what systemctl answers to is-enabled and is-active of
+    tandem-wake.service; kept: the text of its record on the control machine, which should say
+    `record`.
+    """
+    fault = wake_fault(printed)
+    if fault:
+        return fault
+    if list(service) != ["enabled", "active"]:
+        said = " and ".join(word[:20] or "not there" for word in service)
+        return f"tandem-wake.service, which sets the card at each start and end, is {said}"
+    try:
+        known = json.loads(kept) == record
+    except ValueError:
+        known = False
+    return "" if known else "what the control machine knows of it in .tandem/wake is not right"

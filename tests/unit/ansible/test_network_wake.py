@@ -2,7 +2,9 @@
 
 import ipaddress
 import json
+import os
 import socket
+import subprocess
 import types
 
 import pytest
@@ -43,6 +45,56 @@ def test_a_card_that_will_not_wake_is_told_apart(able, mode, said):
     fault = planned.wake_fault(ETHTOOL.format(able=able, mode=mode))
     assert said in fault and bool(fault) == bool(said)
     assert planned.wake_fault("") != ""  # a card of a virtual machine says nothing
+
+
+ARMED = ETHTOOL.format(able="pumbg", mode="g")
+RECORD = {"mac": MAC, "address": "10.0.0.1", "port": 22, "inventory": "/a/inventory.ini"}
+UP = ["enabled", "active"]
+
+
+@pytest.mark.parametrize(
+    ("printed", "service", "kept", "said"),
+    [
+        (ARMED, UP, json.dumps(RECORD), ""),
+        (ETHTOOL.format(able="pumbg", mode="d"), UP, json.dumps(RECORD), "was not set to wake"),
+        (ARMED, ["disabled", "active"], json.dumps(RECORD), "is disabled and active"),
+        (ARMED, ["", "inactive"], json.dumps(RECORD), "is not there and inactive"),
+        (ARMED, UP, json.dumps({**RECORD, "mac": MAC[::-1]}), "knows of it"),
+        (ARMED, UP, "", "knows of it"),
+        (ARMED, UP, "[", "knows of it"),
+    ],
+)
+def test_verify_says_why_a_machine_will_not_wake(printed, service, kept, said):
+    fault = planned.wake_verdict(printed, service, kept, RECORD)
+    assert said in fault and bool(fault) == bool(said)
+
+
+STAND_INS = {"ethtool": "printf 'Supports Wake-on: g\\nWake-on: %s\\n' $MODE",
+             "systemctl": "echo ${1#is-} | sed s/-//"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("mode", "said"), [("g", "ok=4"), ("d", "its card was not set to wake")])
+def test_verify_asks_card_service_and_record(tmp_path, mode, said):
+    for name, line in STAND_INS.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    inventory = tmp_path / "inventory.ini"
+    inventory.write_text("[cluster]\npc1 ansible_connection=local ansible_host=192.168.56.111\n")
+    record = {"mac": MAC, "address": "192.168.56.111", "port": 22, "inventory": str(inventory)}
+    (tmp_path / "pc1.json").write_text(json.dumps(record))
+    variables = {"network_wake_folder": str(tmp_path), "preflight_facts": machine()}
+    tasks = (ROOT / "ansible/roles/network/tasks/wake_verify.yml").read_text()
+    (tmp_path / "verify.yml").write_text(tasks.replace("become: true", "become: false"))
+    play = {
+        "name": "Verify", "hosts": "cluster", "gather_facts": False, "vars": variables,
+        "environment": {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MODE": mode},
+        "tasks": [{"ansible.builtin.import_tasks": "verify.yml"}],
+    }  # fmt: skip
+    (tmp_path / "book.yml").write_text(yaml.safe_dump([play]))
+    argv = ["ansible-playbook", "--inventory", str(inventory), str(tmp_path / "book.yml")]
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment)
+    assert said in " ".join(done.stdout.split()), done.stdout
 
 
 def test_the_packet_is_six_times_ff_and_sixteen_times_the_hardware_address():
