@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Times the sum of one buffer over all machines: allreduce.py RANK WORLD MASTER PORT BYTES RESULT.
 
-Prints nothing; writes {"seconds": median of 3, after one that does not count} as JSON.
-GLOO_SOCKET_IFNAME says by which card. The store has no password: run it behind the firewall.
+Prints nothing; writes {"seconds": median of three, after one warm-up} as JSON.
+GLOO_SOCKET_IFNAME names the network card. The store has no password: run this behind the firewall.
 """
 
 import json

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Reads from one machine's disk and from its data set: diskprobe.py DATA SECONDS.
+"""Times reading from a machine's disk and from its data set: diskprobe.py DATA SECONDS.
 
 Prints {"disk": {"filesystem", "mb_per_second"}, "data": the same with "folder", or null} as JSON.
 Standard library only, Python >= 3.6.
@@ -15,7 +15,7 @@ CHUNK = 1 << 20
 
 
 def timed_read(paths, seconds):
-    """(bytes, seconds) of reading files in turn, none of them from memory."""
+    """(bytes, seconds) of reading files one after another, without the page cache."""
     total, began = 0, time.monotonic()
     for path in paths:
         with path.open("rb", buffering=0) as file:
@@ -31,7 +31,7 @@ def timed_read(paths, seconds):
 
 
 def filesystem(path):
-    """Type of the file system that holds a path (nfs4, cifs, ext4, ...)."""
+    """The type of the file system that holds a path (nfs4, cifs, ext4, ...)."""
     best, kind = "", "unknown"
     with Path("/proc/self/mounts").open() as mounts:
         for line in mounts:

@@ -4,7 +4,7 @@
 gpuprobe.py cards                                     [one dictionary a card]
 gpuprobe.py allreduce RANK WORLD MASTER PORT BYTES    {"seconds"} by NCCL, on the first card
 
-A figure that cannot be had is None. Needs the environment's torch (1.12 or newer).
+A figure that is not available is None. Needs the environment's torch (1.12 or newer).
 """
 
 import json
@@ -16,10 +16,10 @@ from datetime import timedelta
 
 import torch
 
-SIDE = 8192  # of the square matrices: large enough that the launch of a kernel does not count
-BLOCK = 256 << 20  # bytes of a copy
+SIDE = 8192  # of the square matrices: large enough that launching a kernel takes no time beside it
+BLOCK = 256 << 20  # bytes per copy
 REPEATS = 10
-# Names of nvidia-smi's queries: these exist since driver 440.
+# Names of nvidia-smi's queries, which exist since driver 440.
 QUERIES = (
     *("name", "driver_version", "memory.total", "memory.used", "temperature.gpu"),
     *("pcie.link.gen.current", "pcie.link.gen.max"),
@@ -37,7 +37,7 @@ def ask(index):
 
 
 def number(text):
-    """A figure of nvidia-smi, also in hexadecimal; None where it says [N/A]."""
+    """A figure from nvidia-smi, decimal or hexadecimal; None where it says [N/A]."""
     try:
         return int(text, 0)
     except ValueError:
@@ -45,7 +45,7 @@ def number(text):
 
 
 def seconds(work):
-    """Median duration of `work` on the card, by CUDA events, after some that do not count."""
+    """Median duration of `work` on the card in seconds, by CUDA events, after three warm-ups."""
     for _ in range(3):
         work()
     taken = []
@@ -60,14 +60,14 @@ def seconds(work):
 
 
 def product(kind):
-    """TFLOP/s of a matrix product in a type; 2 n^3 operations each."""
+    """TFLOP/s of matrix products in a data type; each takes 2 n^3 operations."""
     left = torch.randn(SIDE, SIDE, device="cuda", dtype=kind)
     right, out = torch.randn_like(left), torch.empty_like(left)
     return 2 * SIDE**3 / seconds(lambda: torch.mm(left, right, out=out)) / 1e12
 
 
 def copies():
-    """GB/s on the card (each byte read and written), to it and from it."""
+    """GB/s of copies on the card (each byte is read and written), to it and from it."""
     one, other = (torch.empty(BLOCK, dtype=torch.uint8, device="cuda") for _ in range(2))
     host = torch.empty(BLOCK, dtype=torch.uint8).pin_memory()
     return {
@@ -78,7 +78,7 @@ def copies():
 
 
 def busy_state(index):
-    """nvidia-smi's answer while the card works: idle ones lower clocks and the link's speed."""
+    """nvidia-smi's answer while the card works: idle cards lower their clocks and link speed."""
     left = torch.randn(SIDE, SIDE, device="cuda", dtype=torch.float16)
     end = time.monotonic() + 3
     while time.monotonic() < end:
@@ -86,7 +86,7 @@ def busy_state(index):
             torch.mm(left, left)
         torch.cuda.synchronize()
     for _ in range(200):
-        torch.mm(left, left)  # queued: they run while nvidia-smi is asked
+        torch.mm(left, left)  # queued, so that they run while nvidia-smi answers
     state = ask(index)
     torch.cuda.synchronize()
     return state
@@ -125,7 +125,7 @@ def cards():
 
 
 def allreduce(rank, world, master, port, size):
-    """Median seconds of the sum of one buffer over all machines by NCCL."""
+    """Median seconds of an all-reduce of one buffer over all machines by NCCL."""
     import torch.distributed as dist
 
     torch.cuda.set_device(0)

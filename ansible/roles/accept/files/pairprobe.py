@@ -2,8 +2,8 @@
 """Measures the network between pairs of machines: pairprobe.py PLAN RESULT.
 
 Every machine runs this with its own part of one timetable. In each round a machine measures with
-one partner or rests, so no two measurements share a cable. A client waits for its partner to get to
-the round; nobody else has to keep them in step. Standard library only, Python >= 3.6.
+one partner or rests, so no two measurements share a cable. A client waits until its partner has
+reached the round, so nobody else has to keep them in step. Standard library only, Python >= 3.6.
 """
 
 import hmac
@@ -16,16 +16,16 @@ import time
 from pathlib import Path
 
 CHUNK = 1 << 20
-SETTLE = 0.25  # seconds at the start of a stream that do not count: slow start, bursts of a shaper
+SETTLE = 0.25  # seconds at the start of a stream that are left out: slow start, a shaper's burst
 PINGS = 300
-# For a partner that is there; one that is not is waited for until `patience` is over.
+# For a partner that has answered; one that has not yet is waited for until `patience` is over.
 TIMEOUT = 30.0
 IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: set DF, do not lower the size by itself
-HEADERS = 28  # IPv4 and UDP
+HEADERS = 28  # bytes of the IPv4 and UDP headers
 
 
 def listen(plan):
-    """The TCP socket on which this machine serves; bound to its own address alone."""
+    """The TCP socket on which this machine serves, bound to its own address alone."""
     server = socket.socket()
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     server.bind((plan["address"], plan["port"]))
@@ -34,7 +34,7 @@ def listen(plan):
 
 
 def read_line(connection):
-    """One line of JSON, read byte by byte so that nothing behind it is swallowed."""
+    """One line of JSON, read byte by byte so that nothing after it is consumed."""
     line = b""
     while not line.endswith(b"\n"):
         byte = connection.recv(1)
@@ -49,7 +49,7 @@ def send_line(connection, value):
 
 
 def send_for(connection, seconds):
-    """Fill the cable for a while."""
+    """Send as fast as the link allows for this many seconds, after SETTLE."""
     block, end = bytes(CHUNK), time.monotonic() + seconds + SETTLE
     while time.monotonic() < end:
         connection.sendall(block)
@@ -82,9 +82,9 @@ def receive_rate(connection):
 
 
 def serve_round(server, plan, partner, early):
-    """Serve one partner until it says that it has done, or `patience` is over.
+    """Serve one partner until it says that it has finished, or `patience` is over.
 
-    early: {host: (connection, request)} of partners of later rounds, who came first and wait.
+    early: {host: (connection, request)} of partners of later rounds that connected early and wait.
     """
     end = time.monotonic() + plan["patience"]
     while True:
@@ -99,7 +99,7 @@ def serve_round(server, plan, partner, early):
 
 
 def accept(server, plan, end):
-    """The next connection by somebody who knows the token, and what it asks for."""
+    """The next connection from a peer that knows the token, and its request."""
     while True:
         server.settimeout(max(0.1, end - time.monotonic()))
         connection, _ = server.accept()
@@ -133,7 +133,7 @@ def serve_send(connection, plan, request):
 
 
 def serve_mtu(connection, plan, request):
-    """Answer each datagram with its length; the end of the TCP connection ends it."""
+    """Answer each datagram with its length, until the TCP connection ends."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as echo:
         echo.bind((plan["address"], plan["port"]))
         echo.settimeout(0.05)
@@ -174,7 +174,7 @@ def connect(plan, partner, test):
             if time.monotonic() > end:
                 raise
             time.sleep(0.1)
-    # Accepted by the kernel, though the partner may still be in another round: then it waits here.
+    # The kernel accepted it, but the partner may still be in another round: then this waits.
     connection.settimeout(plan["patience"])
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     request = {"token": plan["token"], "host": plan["host"], "test": test}
@@ -209,8 +209,8 @@ def measure_round(plan, partner):
 
 
 def path_mtu(plan, partner):
-    """The largest IPv4 packet that arrives whole, by datagrams that may not be cut to pieces."""
-    # 576 is what every IPv4 host must take.
+    """The largest IPv4 packet that arrives whole, found by datagrams that may not be fragmented."""
+    # Every IPv4 host must accept 576 bytes.
     low, high = 576 - HEADERS, card(plan["interface"])["mtu"] - HEADERS
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
@@ -243,7 +243,7 @@ def arrives(probe, size):
 
 
 def card(interface):
-    """MTU and speed (Mbit/s, None where the driver does not say) of a network card."""
+    """MTU and speed of a network card (Mbit/s, None where the driver does not report it)."""
     figures = {"interface": interface}
     for name in ("mtu", "speed"):
         try:

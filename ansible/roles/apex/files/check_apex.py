@@ -24,7 +24,7 @@ def step():
         scaled.backward()
     optimizer.step()
     if not all(torch.isfinite(weight).all() for weight in model.parameters()):
-        raise SystemExit("one step of amp gave weights that are no numbers")
+        raise SystemExit("one step with amp gave weights that are not finite")
 
 
 if importlib.util.find_spec("torch"):

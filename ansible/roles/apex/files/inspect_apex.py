@@ -1,4 +1,4 @@
-"""Prints which environment this is, as JSON, without importing torch (which takes seconds)."""
+"""Prints Python, prefix and torch of this environment as JSON, without importing torch (slow)."""
 
 import json
 import sys
