@@ -110,8 +110,8 @@ def test_who_listened_is_named_before_the_first_rules(guarded):
     with Listener(lab):
         lab.ssh(1, "sudo nft delete table inet tandem")
         said = " ".join(play(lab, *words).stdout.split())
-    assert "node1: members alone reach" in said and "python3 (tcp 45678)" in said
-    assert "node2: members alone reach" not in said  # sshd alone listens there
+    assert "node1: from now on only members reach" in said and "python3 (tcp 45678)" in said
+    assert "node2: from now on only members" not in said  # sshd alone listens there
 
 
 def test_a_stranger_of_the_lan_reaches_no_ssh_where_that_is_set(guarded):

@@ -146,7 +146,7 @@ def test_make_verify_sees_what_is_missing(toolkit, clean):
     toolkit.lab.ssh(LAST, f"sudo rm {HOME}/lib64/libnccl.so")
     done = toolkit.verify(check=False)
     assert failures(done) == {f"node{LAST}"}
-    assert "is not CUDA 10.2 with all inside (nccl is missing)" in one_line(done)
+    assert "is not a complete CUDA 10.2 (nccl is missing)" in one_line(done)
     toolkit.play()  # and site.yml puts it back
     assert changes(toolkit.verify()) == NONE
 
@@ -272,7 +272,7 @@ def test_what_others_installed_is_left_alone(toolkit, clean):
     toolkit.lab.ssh(LAST, f"sudo mkdir {HOME}; sudo touch {HOME}/theirs")
     done = toolkit.play(check=False)
     assert failures(done) == {f"node{LAST}"}
-    assert f"{HOME} on node{LAST} is not from here: move it away" in one_line(done)
+    assert f"{HOME} on node{LAST} was not installed by Tandem: move it away" in one_line(done)
     assert toolkit.lab.ssh(LAST, f"ls {HOME}; ls /usr/local | grep -c cuda") == "theirs\n1\n"
     toolkit.uninstall()
     assert toolkit.lab.ssh(LAST, f"ls {HOME} && sudo rm -r {HOME}") == "theirs\n"

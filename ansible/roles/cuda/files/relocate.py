@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Gives a folder another name from inside: relocate.py OLD NEW changes texts and links in OLD.
+"""Prepares a folder for a new name: relocate.py OLD NEW rewrites text files and links in OLD.
 
-Texts are files under 1 MiB without a zero byte, such as pkg-config's. Run before the folder is
+Text files are those under 1 MiB without a zero byte, such as pkg-config's. Run before the folder is
 renamed; prints nothing. Standard library, Python >= 3.6.
 """
 
