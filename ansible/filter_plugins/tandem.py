@@ -112,6 +112,7 @@ FILTERS = {
     "kept_file": stacks.kept_file,
     "kernel_packages": driver_after.kernel_packages,
     "linux_again": boot.linux_again,
+    "locked": packages.locked,
     "member": members.member,
     "member_addresses": member_addresses,
     "network_plan": network.network_plan,

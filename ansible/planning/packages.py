@@ -1,9 +1,25 @@
-"""What apt would bring along: a pure function of what it prints."""
+"""What apt would bring along, and whether it may: pure functions of what it and dpkg print."""
 
 import re
 
 # "Inst NAME (NEW ...)" is a new package; "Inst NAME [OLD] (NEW ...)" one that is there already.
 NEW = re.compile(r"^Inst (\S+) \(", re.MULTILINE)
+
+# Who refuses: apt's library, apt-get, dpkg of Ubuntu 18.04 to Debian 13.
+LOCKED = re.compile(
+    r"Could not get lock|Unable to (acquire|lock) |Failed to lock|is locked by another process"
+    r"|was locked by another process"
+)
+
+
+def locked(result):
+    """Whether a task failed because another process is installing packages.
+
+    apt has a time to wait (DPkg::Lock::Timeout) from 1.9.11 on, so not on Ubuntu 18.04, and dpkg
+    has none: roles try again.
+    """
+    said = (result.get(part) for part in ("msg", "stderr", "module_stderr"))
+    return any(LOCKED.search(str(text)) for text in said if text)
 
 
 def packages_planned(simulated):

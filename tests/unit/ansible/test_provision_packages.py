@@ -1,6 +1,14 @@
-"""What apt would bring along, from what its simulation prints."""
+"""What apt would bring along, from what its simulation prints; who waits for its lock."""
 
-from planning.packages import packages_planned
+import os
+import re
+import subprocess
+
+import pytest
+import yaml
+
+from planning.packages import locked, packages_planned
+from tests.unit.ansible.provision_machines import ROOT
 
 # apt-get 2.6.1 of Debian 12, and a foreign architecture as Ubuntu's desktops have one.
 SIMULATED = """\
@@ -22,3 +30,95 @@ Conf chrony (4.3-2+deb12u1 Debian:12.10/stable [amd64])
 def test_new_packages_are_planned_and_upgraded_ones_are_not():
     assert packages_planned(SIMULATED) == ["chrony", "libedit2", "libnvidia-compute-580"]
     assert packages_planned("E: Unable to locate package nvidia-driver-999\n") == []
+
+
+REFUSALS = {
+    "apt-get 1.6 (Ubuntu 18.04)": {
+        "msg": "'/usr/bin/apt-get -y install 'chrony'' failed: E: Could not get lock "
+        "/var/lib/dpkg/lock-frontend - open (11: Resource temporarily unavailable)\nE: Unable to "
+        "acquire the dpkg frontend lock (/var/lib/dpkg/lock-frontend), is another process using it?"
+    },
+    "apt-get 2.6": {
+        "stderr": "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 7 (apt)"
+    },
+    "python-apt": {"msg": "Failed to lock apt for exclusive operation: Failed to lock directory "
+                   "/var/lib/apt/lists/: E:Could not get lock /var/lib/apt/lists/lock"},
+    "dpkg 1.19": {"stderr": "dpkg: error: dpkg status database is locked by another process"},
+    "dpkg 1.21": {
+        "stderr": "dpkg: error: dpkg frontend lock was locked by another process with pid 7\n"
+        "Note: removing the lock file is always wrong"
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("who", REFUSALS)
+def test_a_lock_is_told_from_other_failures(who):
+    assert locked({"failed": True, **REFUSALS[who]})
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {},
+        {"msg": None, "changed": True},
+        {"msg": "E: Unable to locate package nvidia-driver-999", "failed": True},
+        {"stderr": "dpkg: error processing package tzdata: You don't have enough free space"},
+    ],
+)
+def test_what_is_no_lock_is_not_waited_for(result):
+    assert not locked(result)
+
+
+CHANGES = re.compile(r"ansible\.builtin\.(apt|dpkg_selections)$")
+
+
+def tasks_of(rows):
+    """Tasks of a file, those in blocks too."""
+    for row in rows or []:
+        for part in ("block", "rescue", "always"):
+            yield from tasks_of(row.get(part))
+        yield row
+
+
+def test_each_task_that_changes_packages_waits_for_those_that_others_install():
+    seen = set()
+    for path in (ROOT / "ansible/roles").rglob("tasks/*.yml"):
+        for task in tasks_of(yaml.safe_load(path.read_text())):
+            words = str(task.get("ansible.builtin.command", ""))
+            by_module = any(CHANGES.match(name) for name in task)
+            by_command = re.search(r"'apt',|dpkg --configure|'dpkg', '--purge'", words)
+            if by_module or by_command:
+                seen.add(path.parent.parent.name)
+                name = task["register"]
+                assert task["until"] == f"not ({name} | tandem_locked)", (path, task["name"])
+                assert (task["retries"], task["delay"]) == (60, 10)
+                # Else it would wait twice, by two ways.
+                assert task.get("ansible.builtin.apt", {}).get("lock_timeout", 0) == 0
+    assert seen == {"packages", "driver", "clock", "offline"}
+
+
+DPKG = """#!/bin/sh
+echo >> tries
+[ $(wc -l < tries) -gt 2 ] || { echo 'dpkg: error: dpkg is locked by another process' >&2; exit 2; }
+"""
+
+
+def test_a_locked_dpkg_is_asked_again_until_it_is_free(tmp_path):
+    (tmp_path / "dpkg").write_text(DPKG)
+    (tmp_path / "dpkg").chmod(0o755)
+    text = (ROOT / "ansible/roles/packages/tasks/purge.yml").read_text()
+    (tmp_path / "purge.yml").write_text(
+        text.replace("become: true", "become: false").replace("delay: 10", "delay: 0")
+    )
+    play = {
+        "name": "Purge", "hosts": "localhost", "gather_facts": False,
+        "vars": {"packages_unwanted": ["cowsay"]},
+        "environment": {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        "tasks": [{"ansible.builtin.import_tasks": "purge.yml"}],
+    }  # fmt: skip
+    (tmp_path / "book.yml").write_text(yaml.safe_dump([play]))
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+    argv = ["ansible-playbook", "--connection", "local", "--inventory", "localhost,", "book.yml"]
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    assert done.returncode == 0 and "attempts" not in done.stderr, done.stdout
+    assert (tmp_path / "tries").read_text() == "\n" * 3

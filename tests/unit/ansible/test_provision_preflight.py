@@ -245,11 +245,6 @@ def test_a_package_manager_that_is_at_work_is_waited_for():
     (finding,) = found(busy)
     assert preflight.hindering([finding]) == []
     assert finding["remedy"].startswith("nothing: make provision waits")
-    tasks = [*(ROOT / "ansible/roles").rglob("*.yml")]
-    waits = re.compile(r"^ *ansible\.builtin\.apt:\n((?: +.*\n)*?)(?=\n| *- |\Z)", re.MULTILINE)
-    for path in tasks:
-        for options in waits.findall(path.read_text()):
-            assert "lock_timeout: 600" in options, path
 
 
 def test_only_faults_that_exist_hinder():
