@@ -15,6 +15,7 @@ import time
 import uuid
 from typing import (
     Any,
+    BinaryIO,
     Callable,
     Dict,
     FrozenSet,
@@ -149,7 +150,7 @@ def _own_files(job: Job) -> Iterator[Tuple[Tuple[str, int], OwnState]]:
     folder = path.parent.parent.parent if path.is_file() else path
     for file in filter(is_whole, folder.glob(f"checkpoints/*/rank{world.rank}/step-*.pt")):
         with file.open("rb") as content:
-            state = cast(OwnState, load_tensors(content))
+            state = cast(OwnState, loaded(str(file), content))
         if state.get("ranks") == world.size:
             yield (state["run"], state["step"]), state
 
@@ -158,8 +159,25 @@ def _complete(job: Job) -> FrozenSet[Tuple[str, int]]:
     """(run, step) of which all ranks have their own files. Collective."""
     if job.sync is None or job.sync.state_dict() is None:
         return frozenset()
-    keys = job.world.gather([key for key, _ in _own_files(job)])
+    with job.world.agreed():
+        here = [key for key, _ in _own_files(job)]
+    keys = job.world.gather(here)
     return frozenset.intersection(*(frozenset(map(tuple, theirs)) for theirs in keys))
+
+
+def loaded(name: str, content: BinaryIO) -> Any:
+    """The dict of tensors and plain values that a file holds, `name` in sentences. Raises UserError
+    for anything else, of which nothing was executed."""
+    try:
+        state = load_tensors(content)
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{name} is no torch file, or holds objects that could run as code: it was not loaded. "
+            "Take it away, or save its state dict anew, as tensors by name."
+        ) from error
+    if not isinstance(state, dict):
+        raise UserError(f"{name} holds no tensors by name: give a checkpoint or a state dict.")
+    return state
 
 
 def load_weights(
@@ -182,8 +200,8 @@ def read_weights(job: Job) -> None:
     with job.world.agreed():
         try:
             with path.open("rb") as file:
-                state = load_tensors(file)
-        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+                state = loaded(f"--weights {path}", file)
+        except (OSError, RuntimeError, ValueError, EOFError) as error:
             raise UserError(f"--weights {path}: {str(error).splitlines()[0]}.") from error
         job.precision.renew_masters(job.model, load_weights(job.model, state.get("model", state)))
         if job.ema is not None:
@@ -206,8 +224,9 @@ def find(job: Job, same_options: bool = True) -> Optional[Snapshot]:
         return None
     content, mine = b"", None
     complete = _complete(job)
-    if world.local_rank == 0:
-        content, mine = _newest_here(job, complete)
+    with world.agreed():
+        if world.local_rank == 0:
+            content, mine = _newest_here(job, complete)
     told = [one and Found(tuple(one[0]), one[1]) for one in world.gather(mine)]
     # The lowest rank's of equal ones.
     source = max(range(world.size), key=lambda rank: told[rank].key if told[rank] else ("",))
@@ -223,7 +242,7 @@ def find(job: Job, same_options: bool = True) -> Optional[Snapshot]:
         )
     if world.exchange is not None:
         content = world.exchange.bytes_from(source, content)
-    return cast(Snapshot, load_tensors(io.BytesIO(content)))
+    return cast(Snapshot, loaded(f"the checkpoint of rank {source}", io.BytesIO(content)))
 
 
 def _newest_here(job: Job, complete: FrozenSet[Tuple[str, int]]) -> Tuple[bytes, Optional[Found]]:
@@ -245,7 +264,7 @@ def _allowed_here(options: Options) -> Iterator[Tuple[bytes, Snapshot]]:
     path = pathlib.Path(wanted)
     for file in filter(is_whole, [path] if path.is_file() else checkpoints(path)):
         content = file.read_bytes()
-        state = load_tensors(io.BytesIO(content))
+        state = loaded(str(file), io.BytesIO(content))
         if "run" in state:  # else weights alone, or another program's file
             yield content, state
 

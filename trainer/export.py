@@ -8,7 +8,7 @@ from typing import Dict, List, Optional
 
 import torch
 
-from .compat import load_tensors
+from .checkpoint import loaded
 from .errors import UserError
 from .snapshots import Snapshot
 from .writer import checkpoints, is_whole, whole
@@ -17,7 +17,8 @@ from .writer import checkpoints, is_whole, whole
 def newest(folder: pathlib.Path, best: bool) -> Snapshot:
     """The state with the most samples of the newest run, or the best one. Raises UserError."""
     found = sorted(folder.glob("checkpoints/*/best.pt")) if best else checkpoints(folder)
-    states = [load_tensors(io.BytesIO(path.read_bytes())) for path in filter(is_whole, found)]
+    whole_ones = filter(is_whole, found)
+    states = [loaded(str(path), io.BytesIO(path.read_bytes())) for path in whole_ones]
     if not states:
         raise UserError(f"{folder}: no whole {'best' if best else 'step-*'}.pt in checkpoints/*/.")
     return max(states, key=lambda state: (state["run"], state["samples"]))

@@ -61,6 +61,9 @@ def _kept(options: Options, world: World) -> Dict[str, str]:
     here; {} where there is none."""
     if options.resume == "none" or options.predict or options.extract:
         return {}
-    mine = checkpoint.settled_here(options, ("precision", *OPEN)) if world.local_rank == 0 else None
+    mine = None
+    with world.agreed():
+        if world.local_rank == 0:
+            mine = checkpoint.settled_here(options, ("precision", *OPEN))
     told = [one for one in world.gather(mine) if one]
     return max(told, key=lambda one: one[:2])[2] if told else {}
