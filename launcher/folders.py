@@ -43,6 +43,25 @@ def writing(path: Path) -> Iterator[None]:
         ) from None
 
 
+def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
+    """Whole or not at all, also when power fails: readers may look at any moment. Raises
+    OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.unlink(missing_ok=True)
+        made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(made, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
 def begin(folder: Path) -> None:
     """Make the folder of a new run. Raises UserError."""
     with writing(folder):

@@ -116,8 +116,7 @@ def main(options: Options) -> int:
     path = CHECKOUT / "runs" / f"{name}.sbatch"
     text = script(options, settings, host, name)
     with folders.writing(path):
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        folders.write_whole(path, text)
     print(f"tandem: wrote {path.relative_to(CHECKOUT)}; nothing was started. To submit it:")
     print(f"sbatch {path.relative_to(CHECKOUT)}")
     return 0

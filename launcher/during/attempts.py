@@ -14,24 +14,12 @@ from launcher.before.plan import Plan
 from launcher.border import One, Untrue
 from launcher.during.cause import document
 from launcher.during.watch import Outcome
+from launcher.folders import write_whole
 
 
 def write_json(path: Path, value: object, mode: int = 0o644) -> None:
-    """Whole or not at all, also when power fails: readers may look at any moment."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.unlink(missing_ok=True)
-        made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(made, "w", encoding="utf-8") as file:
-            file.write(json.dumps(value, indent=1) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+    """Whole or not at all. Raises OSError."""
+    write_whole(path, json.dumps(value, indent=1) + "\n", mode)
 
 
 SPARE = 1 << 20  # bytes

@@ -1,6 +1,7 @@
 """The batch script for Slurm, carried out with stand-ins for Slurm's and the system's tools."""
 
 import os
+import resource
 import subprocess
 
 import pytest
@@ -104,3 +105,18 @@ def test_without_gpus_none_are_asked_for(run):
 def test_a_batch_that_the_nodes_could_not_split_is_refused(run):
     with pytest.raises(UserError, match=r"BATCH=32 .* 20 processes of each node.*BATCH=40"):
         run(gpus=20)
+
+
+def test_a_script_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    """On a disk that takes 100 bytes of it."""
+    place = ("node1", "ssh", "10.0.0.1", 22, None, "python", "tandem", "/data")
+    monkeypatch.setattr(slurm.inventory, "load", lambda _: [Host(*place)])
+    monkeypatch.setattr(slurm, "CHECKOUT", tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(UserError, match="cannot be written"):
+            slurm.main(Options(nodes=2, data="digits"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list((tmp_path / "runs").iterdir()) == []
