@@ -13,6 +13,8 @@ from trainer.errors import STOPPED
 
 # Finished, but this machine lacks records, checkpoints or report: EX_IOERR of sysexits.h.
 UNWRITTEN = 74
+# Processes that still live on a machine: so many are named, each by so many characters.
+NAMED, LONGEST = 5, 200
 
 
 def describe(cause: dict[str, Any]) -> list[str]:
@@ -31,7 +33,7 @@ def proof(outcome: Outcome) -> list[str]:
     """What each node's guard says is left of the attempt there."""
     lines = []
     for host, frame in outcome.exits.items():
-        left = ", ".join(f"{process['pid']} {process['command']}" for process in frame["left"])
+        left = _named(frame["left"])
         ended = count(len(frame["ended"]), "leftover process")
         clean = f"clean: {ended} ended" if frame["ended"] else "clean: nothing was left"
         lines.append(f"{host}: still alive: {left}" if left else f"{host}: {clean}")
@@ -40,6 +42,13 @@ def proof(outcome: Outcome) -> list[str]:
     for host in outcome.lingering:
         lines.append(f"{host}: its guard was lost; the machine ends its part within 10 s")
     return lines
+
+
+def _named(processes: list[dict[str, Any]]) -> str:
+    """The first of them, and how many more there are: a machine may claim any number."""
+    named = [f"{process['pid']} {process['command'][:LONGEST]}" for process in processes[:NAMED]]
+    more = len(processes) - NAMED
+    return ", ".join(named) + (f" and {more} more" if more > 0 else "")
 
 
 def exit_code(outcome: Outcome, whole: bool = True) -> int:

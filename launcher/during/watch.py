@@ -251,6 +251,10 @@ class Watch:
             elif stage is Stage.OVER:
                 guard.ended = True
                 selector.unregister(guard.process)
+                # Others only lost their peer: it is the one that holds on to the run.
+                if all(failure.peer_lost for failure in self._failures):
+                    message = "it was told to end its part, and went on"
+                    self._fail(self._failure(guard.node.host, "guard", message=message))
 
     @property
     def _distrusted(self) -> bool:

@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 
 from launcher import spool
+from launcher.after.messages import proof
 from launcher.after.sizes import MIB
 from launcher.before import problems
-from launcher.during import attempts, kept, lines, pauses
+from launcher.during import attempts, kept, lines, pauses, stages
 from launcher.during.cause import Failure, first_of
 from launcher.during.kept import KeptLog
 from launcher.during.lines import RunLogs, Terminal
 from launcher.during.pitfalls import explain
 from launcher.during.stopper import Stopper
-from launcher.during.watch import LEASE, Watch
+from launcher.during.watch import LEASE, Outcome, Watch
 from launcher.engines.local import LocalProcess
 from tests.unit.launcher.launcher_values import build, facts, host
 
@@ -143,6 +144,34 @@ def test_a_guard_that_lies_is_its_nodes_failure(tmp_path, name):
     assert outcome.exits["node1"]["reason"] == "killed"
     assert outcome.lingering == ["node2"]
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == []
+
+
+PEER_LOST = (
+    "say(type='worker_exit', rank=0, exit_code=1, signal=None,"
+    " exception='RuntimeError: Connection closed by peer', first=True)\n"
+)
+DEAF = "while True:\n    say(type='beat', unix=1.0, running=[1], disk_free=1)\n    time.sleep(0.1)"
+
+
+@pytest.mark.parametrize(
+    ("said", "host"),
+    [(PEER_LOST, "node2"), (PEER_LOST.replace("Connection closed by peer", "x"), "node1")],
+    ids=["others only lost it", "another has a failure of its own"],
+)
+def test_who_holds_on_to_a_run_is_its_failure(tmp_path, monkeypatch, said, host):
+    monkeypatch.setattr(stages, "SILENCE", 1.0)
+    outcome, _ = watch(tmp_path, [said + GOOD, DEAF])
+    assert outcome.lingering == ["node2"] and outcome.cause.host == host
+    told = "it was told to end its part, and went on" in (outcome.cause.message or "")
+    assert told == (host == "node2")
+
+
+def test_what_still_lives_is_named_in_few_words():
+    left = [{"pid": number, "command": "x" * 4000} for number in range(20_000)]
+    outcome = Outcome("failed", None, 1.0, [], {"node1": {"left": left, "ended": []}})
+    (line,) = proof(outcome)
+    assert line.startswith("node1: still alive: 0 xxx") and line.endswith("x and 19995 more")
+    assert len(line) < 1200
 
 
 def test_what_a_guard_says_is_shown_clean(tmp_path):
