@@ -46,7 +46,7 @@ def test_a_wrong_address_comes_back_and_is_reported(addressed):
     lab, _, done = addressed
     assert failures(done) == {"node1"}
     said = " ".join(done.stdout.split())
-    assert "node1 could not be reached by 10.99.0.1/24 within 12 s" in said
+    assert "node1 could not be reached at 10.99.0.1/24 within 12 s" in said
     assert lab.ssh(1, ADDRESSES).split() == ["192.168.56.111/24"]
     assert lab.ssh(1, "ls /etc/systemd/network") == "10-lan.network\n"
 
@@ -84,7 +84,7 @@ def test_verification_names_an_address_that_the_next_boot_will_not_have(addresse
     file = "/etc/systemd/network/10-lan.network.d/tandem.conf"
     at(lab, "192.168.56.122", f"sudo mv {file} /root/")
     said = complaint(lab, tmp_path, *role)
-    assert "node2 does not have its static address as systemd-networkd was told" in said
+    assert "node2 does not have its static address as it was set in systemd-networkd" in said
     assert f"{file} is missing" in said
     at(lab, "192.168.56.122", f"sudo mv /root/tandem.conf {file}")
 

@@ -100,7 +100,7 @@ def test_pypis_apex_is_refused_by_name(provision):
     apex = f"$({ROOT}/env/bin/python -c 'import torch; print(torch.__path__[0])')/../apex"
     provision.lab.ssh(1, f"sudo mkdir {apex} && sudo touch {apex}/__init__.py")
     done = provision(check=False)
-    assert "another project that only shares its name with NVIDIA's" in said(done)
+    assert "another project that shares only its name with NVIDIA's" in said(done)
     provision.lab.ssh(1, f"sudo rm -r {apex}")
 
 

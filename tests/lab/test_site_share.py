@@ -161,7 +161,7 @@ def test_verification_names_what_is_wrong_with_the_password(shared, tmp_path):
     assert complaint(lab, tmp_path, *role) == ""
     key = Path(words[-1].partition("=")[2]) / "vault-pass"
     key.chmod(0o644)
-    assert "vault-pass on the control machine may be opened by others (mode 0644): chmod 600" in (
+    assert "vault-pass on the control machine can be read by others (mode 0644): chmod 600" in (
         complaint(lab, tmp_path, *role)
     )
     key.chmod(0o600)

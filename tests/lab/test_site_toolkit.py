@@ -160,7 +160,7 @@ def test_make_verify_names_what_was_lost(toolkit, lost, named):
     done = toolkit.verify(check=False)
     toolkit.lab.ssh(LAST, f"sudo mv {HOME}/away {HOME}/{lost}")
     assert failures(done) == {f"node{LAST}"}
-    assert f"is not CUDA 10.2 with all inside {named}".strip() in one_line(done)
+    assert f"is not a complete CUDA 10.2 {named}".strip() in one_line(done)
 
 
 def test_dry_provision_of_machines_that_answer(toolkit):

@@ -1,4 +1,4 @@
-"""Prints what an environment holds, as JSON, without importing torch (which takes seconds)."""
+"""Prints what an environment contains as JSON, without importing torch (which takes seconds)."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ print(
         {
             "torch": version_of("torch"),
             "torchvision": version_of("torchvision"),
-            # NVIDIA's has apex/amp, and PyPI's, a toolkit for Pyramid, has not.
+            # NVIDIA's apex has apex/amp; PyPI's, a toolkit for Pyramid, does not.
             "foreign_apex": apex is not None and importlib.util.find_spec("apex.amp") is None,
         }
     )
