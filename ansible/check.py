@@ -1,4 +1,6 @@
-"""Says all that is wrong with the machines of the inventory, and changes nothing: `make check`.
+"""Says all that is wrong with the machines of the inventory, and how they are: `make check`.
+
+It changes nothing.
 
 Exit code 0: nothing is wrong; 1: problems were found; 2: it could not look.
 """
@@ -15,7 +17,7 @@ import threading
 import time
 from pathlib import Path
 
-from planning import preflight
+from planning import health, preflight
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAYBOOK = ROOT / "ansible" / "playbooks" / "check.yml"
@@ -26,7 +28,9 @@ class CannotLook(Exception):
 
 
 def look(inventory, extra):
-    """The findings of all machines. Raises CannotLook with Ansible's reason."""
+    """{"findings", "machines"}, each in the order of the inventory: what is wrong, as
+    planning/preflight.py has it, and rows of planning/health.py. Raises CannotLook with Ansible's
+    reason."""
     with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
         output = Path(folder) / "findings.json"
         argv = [
@@ -45,7 +49,9 @@ def look(inventory, extra):
         printed = carried_out(argv, environment)
         if not output.exists():
             raise CannotLook(f"could not look at the machines: {reason(printed)}")
-        return json.loads(output.read_text())
+        found = json.loads(output.read_text())
+    order = {name: place for place, name in enumerate(found.pop("order"))}
+    return {part: sorted(rows, key=lambda row: order[row["host"]]) for part, rows in found.items()}
 
 
 def carried_out(argv, environment, every=8.0):
@@ -74,9 +80,8 @@ def reason(printed):
     return f"{said.rstrip('.')}. All of it: ansible-playbook {PLAYBOOK.relative_to(ROOT)}"
 
 
-def text(findings, width=80):
-    """What people read: a paragraph a finding, the machines in the order of the inventory; what is
-    no problem once, at the end."""
+def text(findings, machines, width=80):
+    """What people read: a paragraph a finding; what is no problem once; a line a machine."""
     problems = preflight.problems(findings)
     lines, host = [], None
     for finding in problems:
@@ -92,14 +97,17 @@ def text(findings, width=80):
     for note in notes.values():
         named = ", ".join(row["host"] for row in findings if row["cause"] == note["cause"])
         lines += [f"To be known of {named}:", *paragraph(note, width)]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *health.table(machines)] if machines else lines)
 
 
 def paragraph(finding, width):
     """The lines of one finding below its machine's name."""
     lines = []
     for word in ("cause", "remedy"):
-        sentence = finding[word][:1].upper() + finding[word][1:]
+        said = "".join(
+            c if c.isprintable() else " " for c in finding[word]
+        )  # a machine's own words
+        sentence = said[:1].upper() + said[1:]
         first = "  - " if word == "cause" else "    Remedy: "
         lines += textwrap.wrap(
             f"{first}{sentence}", width, subsequent_indent="    ", break_long_words=False
@@ -110,19 +118,22 @@ def paragraph(finding, width):
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Say all that is wrong with the machines.")
     parser.add_argument("--inventory", help="default: inventory.ini")
-    parser.add_argument("--json", action="store_true", help="a list of findings, for scripts")
+    parser.add_argument("--json", action="store_true", help="findings and machines, for scripts")
     args, extra = parser.parse_known_args(argv)
     try:
-        findings = look(args.inventory, extra)
+        found = look(args.inventory, extra)
     except CannotLook as error:
         print(f"tandem: {error}", file=sys.stderr)
         if args.json:
             remedy = "correct what the cause names, then look again"
             finding = {"host": "", "fault": "cannot_look", "cause": str(error), "remedy": remedy}
-            print(json.dumps([finding], indent=2))
+            print(json.dumps({"findings": [finding], "machines": []}, indent=2))
         return 2
-    problems = preflight.problems(findings)
-    print(json.dumps(problems, indent=2) if args.json else text(findings))
+    problems, machines = preflight.problems(found["findings"]), found["machines"]
+    if args.json:
+        print(json.dumps({"findings": problems, "machines": machines}, indent=2))
+    else:
+        print(text(found["findings"], machines))
     return 1 if problems else 0
 
 

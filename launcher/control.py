@@ -91,6 +91,8 @@ def status(name: str) -> int:
     )
     if state(folder) == "abandoned":
         print(f"its controller died; `make train RESUME={folder.name}` goes on with it")
+    if pid is None:
+        print("between runs `make check` shows how the machines are: temperatures, disks, errors")
     with contextlib.suppress(KeyError, TypeError):  # what a broken file does not tell
         for attempt in read(folder / "attempts.json")["attempts"]:
             nodes = ", ".join(attempt["nodes"])

@@ -97,7 +97,7 @@ VERBS = {
         "make bootstrap LIMIT=pc3 LOGIN=anna",
     ),
     "check": Verb(
-        "say all that is wrong with the machines; changes nothing",
+        "what is wrong with the machines, how they are; changes nothing",
         (INVENTORY, Variable("JSON", "--json", "1: for scripts", "switch"), ASK_SUDO, CORE),
     ),
     "dry-provision": Verb(

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible.module_utils.commands import outcome, output, read
+from ansible.module_utils.kernels import waiting_kernel
 
 DOCUMENTATION = r"""
 ---
@@ -58,7 +59,6 @@ OFFERED = re.compile(
 # Those that bring a whole driver along. The others' names say nothing of what they depend on.
 WHOLE = re.compile(r"nvidia-(driver|headless)-\d+[a-z-]*$|nvidia-(open-)?kernel-dkms$")
 PREFERENCES = "/etc/apt/preferences.d/*"
-BOOT = "/boot"
 PROCESSES = "/proc/[0-9]*"
 DISPLAYS = ("Xorg", "X", "Xwayland", "gnome-shell", "kwin_wayland", "weston", "sway", "labwc")
 # Where an installation writes: libraries, DKMS and records, the installer, the initial RAM disk.
@@ -145,18 +145,6 @@ def kernel_compiler():
     """The major version of the gcc that built the running kernel, "12"; None: it does not say."""
     built = re.search(r"gcc-(\d+) \(|gcc version (\d+)\.", read("/proc/version") or "")
     return built.group(1) or built.group(2) if built else None
-
-
-def waiting_kernel(running):
-    """The release of the newest kernel in /boot, which the next boot takes; None: no newer one."""
-    found = [path.split("vmlinuz-", 1)[1] for path in glob.glob(BOOT + "/vmlinuz-*")]
-    found = [release for release in found if not release.endswith((".old", ".dpkg-tmp"))]
-    newest = max(found, key=numbers, default=running)
-    return newest if numbers(newest) > numbers(running) else None
-
-
-def numbers(release):
-    return [int(part) for part in re.findall(r"\d+", release)]
 
 
 def processes():

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 from tests.unit.ansible.provision_machines import load
 
 collect = load("ansible/library/driver_facts.py")
+kernels = sys.modules["ansible.module_utils.kernels"]
 
 DPKG = """\
 ii \tnvidia-smi\t535.261.03-1
@@ -147,13 +149,13 @@ def test_which_gcc_built_the_kernel(monkeypatch, line, major):
 
 
 def test_a_newer_kernel_waits_for_its_reboot(monkeypatch, tmp_path):
-    monkeypatch.setattr(collect, "BOOT", str(tmp_path))
-    assert collect.waiting_kernel("6.1.0-31-amd64") is None
+    monkeypatch.setattr(kernels, "BOOT", str(tmp_path))
+    assert kernels.waiting_kernel("6.1.0-31-amd64") is None
     for release in ("6.1.0-9-amd64", "6.1.0-31-amd64", "6.1.0-50-amd64.old"):
         (tmp_path / f"vmlinuz-{release}").touch()
-    assert collect.waiting_kernel("6.1.0-31-amd64") is None
+    assert kernels.waiting_kernel("6.1.0-31-amd64") is None
     (tmp_path / "vmlinuz-6.1.0-50-amd64").touch()
-    assert collect.waiting_kernel("6.1.0-31-amd64") == "6.1.0-50-amd64"
+    assert kernels.waiting_kernel("6.1.0-31-amd64") == "6.1.0-50-amd64"
 
 
 def test_what_is_offered_is_read_with_the_users_pins_and_without_ours(monkeypatch, tmp_path):

@@ -56,6 +56,7 @@ FAULTS = [
 ]
 # Those not about one machine's facts.
 TOLD_BY_OTHERS = {"collect", "duplicate_machine_id", "duplicate_mac", "faster_card"}
+TOLD_BY_OTHERS |= {"gpu_failed", "gpu_hot", "xid", "xid_program", "disk_errors", "reboot_waits"}
 # Those that need another question.
 ASKED = [
     ("loopback_name", machine(loopback_names=["node1"]), {"provisioned": True}),

@@ -54,11 +54,14 @@ def test_looking_is_not_silent_and_tells_the_task(monkeypatch, tmp_path):
 def test_what_is_only_to_be_known_is_said_once_and_is_no_problem(monkeypatch, capsys):
     note = {"fault": "one_user", "cause": "tandem trains there", "remedy": "train_user=tandem"}
     notes = [{"host": host, **note} for host in ("pc1", "pc2")]
-    monkeypatch.setattr(check, "look", lambda *_: notes)
+    monkeypatch.setattr(check, "look", lambda *_: {"findings": notes, "machines": []})
     assert (check.main([]), check.main(["--json"])) == (0, 0)
     said = capsys.readouterr().out
     assert said.startswith("Nothing is wrong with the machines.\nTo be known of pc1, pc2:\n  - Tan")
-    assert said.count("Remedy: Train_user=tandem") == 1 and said.endswith("[]\n")
+    assert said.count("Remedy: Train_user=tandem") == 1 and json.loads(said[said.index("{") :]) == {
+        "findings": [],
+        "machines": [],
+    }
 
 
 @pytest.mark.parametrize("asked", [[], ["--json"]])
@@ -71,7 +74,7 @@ def test_json_is_json_when_it_could_not_look_either(monkeypatch, capsys, asked):
     said = capsys.readouterr()
     assert said.err == "tandem: could not look at the machines: no such file\n"
     if asked:
-        (finding,) = json.loads(said.out)
+        (finding,) = json.loads(said.out)["findings"]
         assert (finding["fault"], "no such file" in finding["cause"]) == ("cannot_look", True)
     else:
         assert said.out == ""

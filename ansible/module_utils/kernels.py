@@ -1,0 +1,18 @@
+"""Which kernel the next boot takes. Reads only. Python >= 3.6."""
+
+import glob
+import re
+
+BOOT = "/boot"
+
+
+def waiting_kernel(running):
+    """The release of the newest kernel in /boot, which the next boot takes; None: no newer one."""
+    found = [path.split("vmlinuz-", 1)[1] for path in glob.glob(BOOT + "/vmlinuz-*")]
+    found = [release for release in found if not release.endswith((".old", ".dpkg-tmp"))]
+    newest = max(found, key=numbers, default=running)
+    return newest if numbers(newest) > numbers(running) else None
+
+
+def numbers(release):
+    return [int(part) for part in re.findall(r"\d+", release)]
