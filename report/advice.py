@@ -59,7 +59,7 @@ def network_advice(step: Step) -> list[Change]:
                 found.append(
                     (
                         f"network cards and switch of {name}",
-                        step.images / (rest + (step.wait(step.strategy, step.world, rate) or 0.0)),
+                        step.images / (rest + (step.wait(step.strategy, step.nodes, rate) or 0.0)),
                         None,
                     )
                 )
@@ -83,7 +83,7 @@ def strategy_advice(step: Step, rest: float) -> list[Change]:
         (waited, strategy)
         for strategy in prices.advised()
         if strategy != step.strategy
-        and (waited := step.wait(strategy, step.world, rate)) is not None
+        and (waited := step.wait(strategy, step.nodes, rate)) is not None
     ]
     if not waits:
         return []
@@ -109,7 +109,7 @@ def nodes_rate(step: Step, nodes: int) -> float:
     world = max(1, round(step.world * nodes / step.nodes))
     waited = 0.0
     if nodes > 1 and step.strategy is not None and step.rate is not None:
-        waited = step.wait(step.strategy, world, step.rate) or 0.0
+        waited = step.wait(step.strategy, nodes, step.rate) or 0.0
     return step.images * world / step.world / (step.work + waited)
 
 

@@ -1,6 +1,6 @@
 """The formulas behind every prediction, with their sources; docs/report.md explains them.
 
-Units: bytes, seconds, bytes per second; `world` is the number of ranks.
+Units: bytes, seconds, bytes per second; `gpus` is the number of ranks on each machine.
 """
 
 from __future__ import annotations
@@ -54,11 +54,17 @@ def last_bucket(payload: Payload) -> float:
 
 
 def sync_wait(
-    strategy: Strategy, world: int, payload: Payload, rate: float, backward: float, work: float
+    strategy: Strategy,
+    machines: int,
+    payload: Payload,
+    rate: float,
+    backward: float,
+    work: float,
+    gpus: int = 1,
 ) -> float | None:
-    """Seconds per step that a rank waits when `rate` bytes per second get through."""
-    sent = strategy.bytes_per_exchange(world, payload)
-    if world == 1 or not sent:
+    """Seconds per step that a rank waits when `rate` bytes per second get through each link."""
+    sent = strategy.bytes_per_exchange(machines, payload, gpus)
+    if not sent:
         return sent
     return exposed(strategy, sent / rate, payload, backward, work)
 

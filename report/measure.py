@@ -80,10 +80,16 @@ class Step:
             return self.payload
         return replace(self.payload, bucket=strategy.rule.bucket_mb * MIB)
 
-    def wait(self, strategy: Strategy, world: int, rate: float) -> float | None:
-        """Seconds per step that such ranks wait for the network; None where it is not known."""
-        payload, work = self.payload_for(strategy), self.work
-        return formulas.sync_wait(strategy, world, payload, rate, self.backward, work)
+    @property
+    def gpus(self) -> int:
+        """Ranks of each machine, about the same on all."""
+        return max(1, round(self.world / self.nodes))
+
+    def wait(self, strategy: Strategy, machines: int, rate: float) -> float | None:
+        """Seconds per step that ranks of so many such machines wait for the network; None where it
+        is not known."""
+        payload, backward, work = self.payload_for(strategy), self.backward, self.work
+        return formulas.sync_wait(strategy, machines, payload, rate, backward, work, self.gpus)
 
     @property
     def images_per_second(self) -> float:
@@ -180,11 +186,11 @@ def real_rate(step: Step, used: list[NetworkUse]) -> float | None:
 
     Never more than the card can do, never less than was seen going out within one second.
     """
-    if step.strategy is None or step.network <= 0 or not step.payload.bytes:
+    if step.strategy is None or step.network <= 0 or not step.payload.bytes or step.nodes == 1:
         return None
     moved = step.bytes_sent
     if moved is None:
-        moved = step.strategy.bytes_per_step(step.world, step.payload)
+        moved = step.strategy.bytes_per_step(step.nodes, step.payload, step.gpus)
     if not moved:
         return None
     waited, backward = step.network, step.backward

@@ -56,13 +56,8 @@ def predict(basis: Basis, nodes: int, rate: float, asked: Strategy) -> list[Row]
 def predict_row(basis: Basis, nodes: int, strategy: Strategy, rate: float) -> Row | None:
     """One prediction; None where it is not known what the strategy sends."""
     step = basis.step
-    ranks_per_node = max(1, round(step.world / step.nodes))
-    world = nodes * ranks_per_node
-    waited: float | None = 0.0
-    sent: float | None = 0.0
-    if nodes > 1:
-        waited = step.wait(strategy, world, rate)
-        sent = strategy.bytes_per_step(world, step.payload_for(strategy))
+    waited = step.wait(strategy, nodes, rate)
+    sent = strategy.bytes_per_step(nodes, step.payload_for(strategy), step.gpus)
     if waited is None or sent is None:
         return None
     spent = step.work + waited

@@ -66,7 +66,7 @@ def traffic(step: Step) -> list[str]:
             f"processor cores copy the gradients ({size(step.payload.bytes)} per rank and step)."
         ]
     if step.bytes_sent is None:
-        moved = step.strategy and step.strategy.bytes_per_step(step.world, step.payload)
+        moved = step.strategy and step.strategy.bytes_per_step(step.nodes, step.payload, step.gpus)
         by_formula = f"; by formula each node sends {size(moved)} per step" if moved else ""
         return [f"The card's counters are missing{by_formula}."]
     sentence = f"Each node sent {size(step.bytes_sent)} per step"

@@ -8,7 +8,7 @@ from typing import Any, Dict, Optional, Tuple
 
 import torch
 
-from .build import Job
+from .build import Job, strategy_of
 from .compat import cpu_capability
 
 Cost = Tuple[int, Optional[int]]  # parameters, and operations of one forward where countable
@@ -65,6 +65,8 @@ def sentences(job: Job, cost: Cost) -> str:
         level += f" by {job.precision.by}{why}"
     level += ", channels last" if options.channels_last else ""
     parts = f" in {job.micro_batches} micro-batches" if job.micro_batches > 1 else ""
+    if world.size > 1 and strategy_of(options, world) != options.sync:
+        parts += f"\n--sync {options.sync} is between machines: on this one sums are exact"
     saved = "" if options.output else "; nothing is saved: no --output"
     return (
         f"{options.model}: {amount(count, ' parameters')}, {work} of {size} px, {level}\n"

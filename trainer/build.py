@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from . import parallel, precision, syncbn
+from . import parallel, precision, strategies, syncbn
 from . import sync as syncs
 from .apex_amp import choose
 from .data.augment import Normalise
@@ -88,6 +88,13 @@ class Job(Materials):
         return [[*shape, count] for shape, count in sorted(counts.items())]
 
 
+def strategy_of(options: Options, world: World) -> str:
+    """The --sync that is carried out: on one machine with several ranks the exact sum, where it
+    would only be of the sums that machines make."""
+    apart = strategies.parse(options.sync).rule.hierarchical
+    return strategies.EXACT if apart and world.local_size == world.size else options.sync
+
+
 def materials(options: Options, world: World) -> Materials:
     """Data sets and model. Raises UserError on all ranks when one of them lacks something."""
     with world.agreed():
@@ -133,7 +140,7 @@ def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
     exposed = partial(clock.enter, "sync_exposed")
     sync = None
     if world.size > 1:
-        sync = syncs.make(options.sync, exposed, options.timeout, options.sync_rule)
+        sync = syncs.make(strategy_of(options, world), exposed, options.timeout, options.sync_rule)
         sync.use_masters(level.masters)
     if options.checkpoint_activations:
         recompute_activations(model)

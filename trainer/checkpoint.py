@@ -1,8 +1,8 @@
 """What a checkpoint holds, and which one a run resumes from.
 
 A checkpoint is one file of tensors and plain containers: model, optimizer, loss scale, average,
-and the position in the data. What a strategy keeps for one rank alone lies beside it, in a file of
-that rank on its own machine: it is as large as the gradients, too much to be sent around.
+and the position in the data. What a strategy keeps for one machine alone lies beside it, in a file
+on that machine: it is as large as the gradients, too much to be sent around.
 A checkpoint loads with `weights_only=True`, on any number of ranks, because order, augmentation and
 dropout are functions of the position.
 """
@@ -107,29 +107,31 @@ def restore(job: Job, state: Snapshot) -> Position:
     )
 
 
-# What the screen says where the ranks' own files do not make up a whole.
+# What the screen says where the machines' own files do not make up a whole.
 ANEW = (
-    "--sync {}: what the ranks had kept for themselves is not there for all of them, or is "
-    "another number of ranks': it begins anew"
+    "--sync {}: what each machine keeps for itself is not there for all of them, or the run then "
+    "had other ranks on each: it begins anew"
 )
 
 
 def own_state(job: Job, position: Position) -> Optional[OwnState]:
-    """What is this rank's alone, a copy; None where there is nothing."""
+    """What is this machine's alone, a copy; None where there is nothing, and on all its ranks but
+    the first."""
     own = job.sync.state_dict() if job.sync is not None else None
-    if job.sync is None or own is None:
+    if job.sync is None or own is None or not job.sync.machines.leads:
         return None
-    state = OwnState(sync=_copied(own), run=position.run, step=position.step, ranks=job.world.size)
+    nodes = list(job.world.nodes)
+    state = OwnState(sync=_copied(own), run=position.run, step=position.step, nodes=nodes)
     if job.sync.strategy.local:
-        # Ranks that train by themselves have no step in common.
+        # Machines that train by themselves have no step in common.
         state["optimizer"] = _copied(job.optimizer.state_dict())
         state["precision"] = job.precision.state_dict()
     return state
 
 
 def restore_own(job: Job, position: Position) -> bool:
-    """Take over what the ranks kept for themselves at this position; False where one has lost it
-    or there were more or fewer ranks: then all begin anew. Collective."""
+    """Take over what the machines kept for themselves at this position; False where one has lost
+    it or the ranks were other ones: then all begin anew. Collective."""
     if job.sync is None or job.sync.state_dict() is None:
         return True
     wanted = (position.run, position.step)
@@ -144,19 +146,21 @@ def restore_own(job: Job, position: Position) -> bool:
 
 
 def _own_files(job: Job) -> Iterator[Tuple[Tuple[str, int], OwnState]]:
-    """(run, step) and contents of each whole file of this rank, of as many ranks as there are."""
+    """(run, step) and contents of each whole file of this rank's machine, of a run with the same
+    ranks on each."""
     options, world = job.options, job.world
+    writer = world.nodes.index(world.node_rank)
     path = pathlib.Path((options.output if options.resume == "auto" else options.resume) or ".")
     folder = path.parent.parent.parent if path.is_file() else path
-    for file in filter(is_whole, folder.glob(f"checkpoints/*/rank{world.rank}/step-*.pt")):
+    for file in filter(is_whole, folder.glob(f"checkpoints/*/rank{writer}/step-*.pt")):
         with file.open("rb") as content:
             state = cast(OwnState, loaded(str(file), content))
-        if state.get("ranks") == world.size:
+        if state.get("nodes") == list(world.nodes):
             yield (state["run"], state["step"]), state
 
 
 def _complete(job: Job) -> FrozenSet[Tuple[str, int]]:
-    """(run, step) of which all ranks have their own files. Collective."""
+    """(run, step) of which all machines have their own files. Collective."""
     if job.sync is None or job.sync.state_dict() is None:
         return frozenset()
     with job.world.agreed():
@@ -209,8 +213,8 @@ def read_weights(job: Job) -> None:
 
 
 class Found(NamedTuple):
-    """The best a rank's machine has; `key` orders by run, then by whether all ranks have their own
-    files for it, then by samples seen."""
+    """The best a rank's machine has; `key` orders by run, then by whether all machines have their
+    own files for it, then by samples seen."""
 
     key: Tuple[str, bool, int]
     other_options: List[str]

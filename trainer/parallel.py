@@ -3,6 +3,7 @@
 from typing import Any, List, Optional, Tuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -11,7 +12,7 @@ from .data.split import even_parts
 from .errors import UserError
 from .options import Options
 from .precision import Precision
-from .sync import Sync
+from .sync import Machines, Sync
 from .world import World
 
 
@@ -90,14 +91,21 @@ def wrap(model: nn.Module, options: Options, world: World, sync: Optional[Sync])
         return DataParallel(model)
     if world.size == 1 or sync is None:
         return model
+    machines = Machines(world.nodes, world.rank).connected(options.timeout)
+    within = machines.group if sync.strategy.local else None
+    if within is not None:
+        # DDP gives the ranks of its group the first one's weights: here those of one machine.
+        for tensor in [*model.parameters(), *model.buffers()]:
+            dist.broadcast(tensor.detach(), 0)
     ddp = DistributedDataParallel(
         model,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        process_group=within,
         find_unused_parameters=options.find_unused_parameters,
         static_graph=options.static_graph,
         bucket_cap_mb=options.bucket_size,
         gradient_as_bucket_view=True,
         **ddp_buffers(options.broadcast_buffers),
     )
-    sync.setup(ddp)
+    sync.setup(ddp, machines)
     return ddp

@@ -29,12 +29,12 @@ class Snapshot(TypedDict):
 
 
 class OwnState(TypedDict, total=False):
-    """The contents of a rank's own file. Only ranks that train by themselves have an optimizer and
-    a loss scale of their own."""
+    """The contents of a machine's own file. Only machines that train by themselves have an
+    optimizer and a loss scale of their own."""
 
     sync: Dict[str, Any]  # the strategy's own
     optimizer: Dict[str, Any]
     precision: PrecisionState
     run: str
     step: int
-    ranks: int
+    nodes: List[int]  # the machine of each rank

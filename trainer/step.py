@@ -1,7 +1,7 @@
 """One optimizer step: forward and backward over micro-batches, gradients summed over ranks."""
 
 import contextlib
-from typing import ContextManager, Iterator, List, Optional, Union, cast
+from typing import ContextManager, Iterator, List, Optional, Sequence, Union, cast
 
 import torch
 from torch import nn
@@ -46,22 +46,21 @@ def train_step(
     for group in job.optimizer.param_groups:
         group["lr"] = lr
     job.net.zero_grad(set_to_none=True)
+    summed: Sequence[int] = range(job.world.size)
+    rank_samples = job.world.rank_samples(batch.global_count)
     if job.sync is not None:
         follows = job.precision.scale if job.sync.follows_scale else None
         scale = 1.0 if follows is None else follows.value
-        rank_samples = tuple(job.world.rank_samples(batch.global_count))
-        job.sync.before_step(Moment(step, left, lr, rank_samples, scale, exact, warm))
-    alone = job.sync is not None and job.sync.keeps
-    # A rank by itself steps by its own samples' mean; what ranks sum, by that of all samples.
-    count = len(batch.indices) if alone else batch.global_count
+        job.sync.before_step(Moment(step, left, lr, tuple(rank_samples), scale, exact, warm))
+        summed = job.sync.summed
+    # Ranks that sum their gradients step by the mean of all their samples.
+    count = sum(rank_samples[rank] for rank in summed)
     shape = shape_of(job, batch.global_count)
     with resting(job.norms, shape.running_statistics):
-        tally = _gradients(job, images, targets, count, shape.micro, step, alone)
+        tally = _gradients(job, images, targets, count, shape.micro, step, len(summed) == 1)
     clock.enter("optimizer")
-    # Nobody waits for a rank by itself that has no samples; it has nothing to step by.
-    skipped = (alone and count == 0) or job.precision.step(
-        job.optimizer, job.options.clip_grad_norm
-    )
+    # Ranks that have no samples between them have nothing to step by.
+    skipped = count == 0 or job.precision.step(job.optimizer, job.options.clip_grad_norm)
     if job.sync is not None:
         job.sync.after_step(skipped)
         clock.enter("optimizer")
@@ -103,10 +102,12 @@ def _gradients(
     step: int,
     alone: bool = False,
 ) -> torch.Tensor:
-    """Sum the gradients of loss / `count`, the global one; ranks then sum theirs to the whole
-    batch's. A rank `alone` counts its own samples and asks nobody."""
+    """Sum the gradients of loss / `count`, the samples of all ranks that then sum theirs. A rank
+    `alone` asks nobody."""
+    if count == 0:
+        return torch.zeros(2, device=job.world.device)
     if not sizes:
-        return torch.zeros(2, device=job.world.device) if alone else _take_part(job)
+        return _take_part(job)
     mix = plan_mix(job.options, job.image_size, step, job.world.rank)
     # Neighbours in the batch, as bytes: a micro-batch at a time becomes floats.
     others = images if mix is None else images.roll(1, 0)

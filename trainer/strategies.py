@@ -4,7 +4,7 @@ The only list of them. It imports no torch, because the launcher and the report 
 strategy sends stands here once, beside the code in `trainer/sync/` that sends it. `RULES` maps each
 name to its entry; a new strategy is one entry here and one class there.
 
-Units: bytes and steps; `world` is the number of ranks.
+Units: bytes and steps; `world` is the number of those who exchange: ranks, or machines.
 """
 
 import dataclasses
@@ -69,7 +69,8 @@ class Argument:
 class Rule:
     """A registry entry: what all uses of one name have in common.
 
-    `exact`: the result is the sum in the gradients' own precision. `sent`: bytes that each rank
+    `exact`: the result is the sum in the gradients' own precision. `hierarchical`: the ranks of a
+    machine first sum among themselves, and machines exchange these sums. `sent`: bytes that each
     sends for one exchange of a payload; None where the payload's matrices would have to be known.
     `bucket_mb`: size of the gradient buckets unless --bucket_mb says otherwise. `warms`: the first
     --sync_warmup epochs are exact. `usual`: the specs that a prediction shows.
@@ -82,6 +83,7 @@ class Rule:
     arguments: Tuple[Argument, ...] = ()
     wires: Tuple[str, ...] = ()  # the first is the default; empty: the name says it
     bucket_mb: int = BUCKET_MB
+    hierarchical: bool = False
     warms: bool = False
     usual: Tuple[str, ...] = ()
 
@@ -147,13 +149,16 @@ class Strategy:
                 return int(value)
         return 0
 
-    def bytes_per_exchange(self, world: int, payload: Payload) -> Optional[float]:
-        """Bytes that each rank sends for one exchange."""
-        return 0.0 if world == 1 else self.rule.sent(self, world, payload)
+    def bytes_per_exchange(self, machines: int, payload: Payload, gpus: int = 1) -> Optional[float]:
+        """Bytes that each machine's card sends for one exchange; `gpus`: ranks of each machine. (A
+        ring over all ranks leaves a machine once, whatever their number there.)"""
+        if machines == 1:
+            return 0.0
+        return self.rule.sent(self, machines * (1 if self.rule.hierarchical else gpus), payload)
 
-    def bytes_per_step(self, world: int, payload: Payload) -> Optional[float]:
-        """Bytes that each rank sends per step, over whole rounds."""
-        sent = self.bytes_per_exchange(world, payload)
+    def bytes_per_step(self, machines: int, payload: Payload, gpus: int = 1) -> Optional[float]:
+        """Bytes that each machine's card sends per step, over whole rounds."""
+        sent = self.bytes_per_exchange(machines, payload, gpus)
         return None if sent is None else sent / self.every
 
 
@@ -223,7 +228,8 @@ def _averages(strategy: Strategy, world: int, payload: Payload) -> float:
 def _averaging(name: str, text: str, *arguments: Argument, usual: Tuple[str, ...]) -> Rule:
     """An entry of a strategy that averages parameters every H steps."""
     wires = tuple(WIRE_BITS)
-    return Rule(name, text, False, _averages, arguments, wires, warms=True, usual=usual)
+    more = {"hierarchical": True, "warms": True}
+    return Rule(name, text, False, _averages, arguments, wires, usual=usual, **more)
 
 
 RULES: Dict[str, Rule] = {
@@ -257,6 +263,7 @@ RULES: Dict[str, Rule] = {
             sent=_exchanged_parts,
             arguments=(Argument("BITS", ("8", "4", "2", "1.6")),),
             bucket_mb=8,
+            hierarchical=True,
             warms=True,
             usual=("ef:8", "ef:4", "ef:2", "ef:1.6"),
         ),
@@ -266,6 +273,7 @@ RULES: Dict[str, Rule] = {
             exact=False,
             sent=_factors,
             arguments=(Argument("R"),),
+            hierarchical=True,
             warms=True,
             usual=("powersgd:4",),
         ),

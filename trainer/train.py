@@ -67,7 +67,7 @@ class Run:
         folder = pathlib.Path(options.output or ".", "checkpoints", world.host)
         saves = bool(options.output) and world.local_rank == 0
         self.writer: Optional[Writer] = Writer(folder, options.keep) if saves else None
-        # Of what the strategy keeps for this rank alone.
+        # Of what the strategy keeps for this machine alone: its first rank's.
         own = folder / f"rank{world.rank}"
         self.own_writer: Optional[Writer] = Writer(own, options.keep) if options.output else None
         self.tallies: List[torch.Tensor] = []

@@ -44,9 +44,11 @@ class Place:
 
 @dataclasses.dataclass(frozen=True)
 class World(Place):
-    """Place, plus what is known once all ranks have met; `batches`: samples per rank and step."""
+    """Place, plus what is known once all ranks have met; `nodes`: the machine of each rank, by
+    number from 0; `batches`: samples per rank and step."""
 
     node_rank: int = 0
+    nodes: Tuple[int, ...] = (0,)
     host: str = "localhost"
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     batches: Tuple[int, ...] = (1,)
@@ -124,12 +126,14 @@ def start(options: Options) -> World:
         world = dataclasses.replace(world, **_meet(options, here, own, device)._asdict())
     at = (world.host if here.node is None else here.node, here.local_rank)
     places = [(node, local) for node, local in world.gather(at)]
-    nodes = [node for node, _ in places]
-    node = nodes[here.rank]
+    names = [node for node, _ in places]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    nodes = tuple(numbers[name] for name in names)
     return dataclasses.replace(
         world,
-        node_rank=list(dict.fromkeys(nodes)).index(node),
-        local_size=nodes.count(node),
+        node_rank=nodes[here.rank],
+        nodes=nodes,
+        local_size=nodes.count(nodes[here.rank]),
         batches=rank_batches(options.per_node_batch_size, places),
     )
 

@@ -9,9 +9,10 @@ from .base import Moment, Sync
 from .compressed import BF16, FP16
 from .ef import ErrorFeedback
 from .local import DiLoCo, LocalSGD, Overlap
+from .machines import Machines
 from .powersgd import PowerSGD
 
-__all__ = ["KINDS", "Moment", "Sync", "make"]
+__all__ = ["KINDS", "Machines", "Moment", "Sync", "make"]
 
 KINDS: Dict[str, Type[Sync]] = {
     "allreduce": AllReduce,

@@ -16,7 +16,7 @@ and `agreed()` shows what the ranks have in common.
 
 import contextlib
 import dataclasses
-from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..strategies import Strategy
+from .machines import Machines
 
 State = Dict[str, torch.Tensor]
 
@@ -50,7 +51,7 @@ class Sync:
     overrides the rest.
     """
 
-    # Whether gradients of the step stay on this rank: its loss is then divided by its own samples.
+    # Whether gradients of the step stay on this machine: the loss is then divided by its samples.
     keeps = False
     # Whether all ranks have met when the step ends; of the second family after some steps only.
     meets = True
@@ -66,8 +67,16 @@ class Sync:
         # Called when the last bucket has been handed over: from here on communication is exposed.
         self._last_bucket = last_bucket
 
-    def setup(self, model: DistributedDataParallel) -> None:
+    def setup(self, model: DistributedDataParallel, machines: Optional[Machines] = None) -> None:
+        """`machines`: by default each rank is one by itself. Collective."""
+        alone = Machines(tuple(range(dist.get_world_size())), dist.get_rank())
+        self.machines = machines or alone
         model.register_comm_hook(None, self.hook)
+
+    @property
+    def summed(self) -> Sequence[int]:
+        """The ranks whose gradients are summed in this step."""
+        return self.machines.here if self.keeps else range(len(self.machines.nodes))
 
     def hook(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         future = self.start_sum(bucket.buffer(), bucket.index())
@@ -108,7 +117,7 @@ class Sync:
         """Take over what `state_dict` gave."""
 
 
-def sum_over_ranks(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """Begin an all-reduce; the future holds the sum, in place."""
-    work = dist.all_reduce(tensor, async_op=True)
+def sum_over_ranks(tensor: torch.Tensor, group: Any = None) -> torch.futures.Future[torch.Tensor]:
+    """Begin an all-reduce, over all ranks by default; the future holds the sum, in place."""
+    work = dist.all_reduce(tensor, group=group, async_op=True)
     return work.get_future().then(lambda done: done.value()[0])

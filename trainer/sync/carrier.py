@@ -17,7 +17,7 @@ import dataclasses
 import queue
 import threading
 from datetime import timedelta
-from typing import Any, Callable, ContextManager, List, Optional, Tuple
+from typing import Any, Callable, ContextManager, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -27,10 +27,12 @@ Result = torch.futures.Future[torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """What is made of what the stage before has made. One that `sends` is given a group too."""
+    """What is made of what the stage before has made. One that `sends` is given a group too: of all
+    ranks, or of those `among` which this rank is (None where it is in none)."""
 
     work: Callable[..., Any]
     sends: bool = False
+    among: Tuple[Tuple[int, ...], ...] = ()
 
 
 class Carrier:
@@ -44,14 +46,15 @@ class Carrier:
         for number, stage in enumerate(stages):
             given: Tuple[Any, ...] = ()
             if stage.sends:
-                given = (dist.new_group(backend="gloo", timeout=timedelta(seconds=patience)),)
+                given = (new_group(stage.among, timedelta(seconds=patience), "gloo"),)
             names = (number, stage, given)
             threading.Thread(target=self._serve, args=names, daemon=True).start()
 
-    def start(self, job: Any, result: Result) -> None:
-        """Hand over a job, whose tensors nobody changes until the future `result` is done."""
+    def start(self, job: Any, result: Result, after: Optional[Result] = None) -> None:
+        """Hand over a job, whose tensors nobody changes until the future `result` is done; its
+        first stage waits for the future `after`."""
         ready = torch.cuda.current_stream().record_event() if self._cuda else None
-        self._queues[0].put((job, result, ready))
+        self._queues[0].put((job, result, ready, after))
 
     def future(self) -> Result:
         """One that `start` may be given."""
@@ -65,17 +68,19 @@ class Carrier:
         stream = torch.cuda.Stream(self.device) if self._cuda else None
         last = number == len(self._queues) - 1
         while True:
-            job, result, ready = self._queues[number].get()
+            job, result, ready, after = self._queues[number].get()
             try:
                 if self._failed is not None:
                     raise self._failed
                 with torch.no_grad(), self._on(stream, ready):
+                    if after is not None:
+                        after.wait()
                     made = stage.work(job, *given)
                     if last:
                         result.set_result(made)
                         continue
                     ready = stream.record_event() if stream is not None else None
-                self._queues[number + 1].put((made, result, ready))
+                self._queues[number + 1].put((made, result, ready, None))
             except BaseException as error:
                 # A peer is gone: whoever waits must hear of it, for this bucket and all others.
                 self._failed = error
@@ -88,8 +93,23 @@ class Carrier:
         return torch.cuda.stream(stream)
 
 
-def swap_parts(parts: torch.Tensor, group: Any) -> torch.Tensor:
-    """Row r of bytes (N, B) goes to rank r; returns the rows that came from all ranks (N, B).
+def new_group(
+    among: Sequence[Sequence[int]], timeout: timedelta, backend: Optional[str] = None
+) -> Any:
+    """The new group of those ranks `among` which this one is; of all, where none are named. All
+    ranks make all groups. `backend`: by default the one over which gradients travel. Collective."""
+    own = None
+    for ranks in among or [range(dist.get_world_size())]:
+        made = dist.new_group(list(ranks), timeout, backend)
+        own = made if dist.get_rank() in ranks else own
+    return own
+
+
+def swap_parts(
+    parts: torch.Tensor, group: Any, ranks: Optional[Sequence[int]] = None
+) -> torch.Tensor:
+    """Row n of bytes (N, B) goes to the n-th of `ranks` (all by default), which make up the group;
+    returns the rows that came from them (N, B).
 
     One peer after the other, the next rank first: so no two ranks send to the same one at a time,
     as they do in Gloo's all_to_all, which took 1.2 to 1.6 times as long over a switch. All receives
@@ -97,26 +117,30 @@ def swap_parts(parts: torch.Tensor, group: Any) -> torch.Tensor:
     """
     sent = to_host(parts)
     received = torch.empty_like(sent, pin_memory=sent.is_pinned())
-    rank, world = dist.get_rank(), len(sent)
-    received[rank].copy_(sent[rank])
+    world = len(sent)
+    peers = range(world) if ranks is None else ranks
+    own = peers.index(dist.get_rank())
+    received[own].copy_(sent[own])
     # (torch declares that both may return nothing, as they do for who is not of the group)
-    before = [(rank - step) % world for step in range(1, world)]
-    coming: List[Any] = [dist.irecv(received[peer], peer, group=group) for peer in before]
+    before = [(own - step) % world for step in range(1, world)]
+    coming: List[Any] = [dist.irecv(received[row], peers[row], group=group) for row in before]
     for step in range(1, world):
-        peer = (rank + step) % world
-        going: Any = dist.isend(sent[peer], peer, group=group)
+        row = (own + step) % world
+        going: Any = dist.isend(sent[row], peers[row], group=group)
         going.wait()
     for work in coming:
         work.wait()
     return received.to(parts.device, non_blocking=True)
 
 
-def gather_parts(part: torch.Tensor, count: int, group: Any) -> torch.Tensor:
+def gather_parts(
+    part: torch.Tensor, count: int, group: Any, ranks: Optional[Sequence[int]] = None
+) -> torch.Tensor:
     """The bytes (B) of all `count` ranks, on all of them: (N, B).
 
     Sent to each rank in turn, as Gloo's all_gather would not: it hands them on from rank to rank.
     """
-    return swap_parts(part.expand(count, -1), group)
+    return swap_parts(part.expand(count, -1), group, ranks)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:

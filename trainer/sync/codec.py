@@ -85,6 +85,10 @@ class Plain:
 
     dtype: torch.dtype
 
+    def coded_bytes(self, values: int) -> int:
+        """Bytes of a row of `values` numbers."""
+        return values * torch.empty(0, dtype=self.dtype).element_size()
+
     def encode(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows of fp32 (R, V) as bytes, a copy in any case."""
         return rows.to(self.dtype, copy=True).view(torch.uint8)

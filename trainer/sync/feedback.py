@@ -1,4 +1,5 @@
-"""What strategies with error feedback have in common: what a rank keeps from step to step.
+"""What strategies with error feedback have in common: what is kept from step to step, by each rank
+or, where several share a machine, by the one of them that sends.
 
 Errors are gradients, so they are multiplied by the loss scale and follow it. What a step would
 leave behind counts only once the step has: after an overflow all stays as it was before.
@@ -8,12 +9,12 @@ import dataclasses
 from typing import Any, Callable, Dict, List, Optional, Union
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ..strategies import Strategy
 from .base import Moment, Sync, sum_over_ranks
 from .carrier import Carrier, Stage
+from .machines import Machines
 
 
 @dataclasses.dataclass
@@ -39,13 +40,21 @@ class Feedback(Sync):
         self.scale = 1.0  # by which all that is kept is multiplied, as the loss was
         self.exact = True
 
-    def setup(self, model: DistributedDataParallel) -> None:
-        self.world = dist.get_world_size()
-        self.carrier = Carrier(self.stages(), model.device, self.patience)
-        super().setup(model)
+    def setup(self, model: DistributedDataParallel, machines: Optional[Machines] = None) -> None:
+        super().setup(model, machines)
+        stages = self.machines.stages(self.stages(), self.blank, self.wire)
+        self.carrier = Carrier(stages, model.device, self.patience)
 
     def stages(self) -> List[Stage]:
         """What is done to (buffer, index, Kept) in turn; the last one returns the buffer."""
+        raise NotImplementedError
+
+    def blank(self, job: Any) -> Any:
+        """What the last stage takes, its tensors `wire` still to be filled."""
+        raise NotImplementedError
+
+    def wire(self, bucket: Any) -> List[torch.Tensor]:
+        """What the last stage makes the sums of: tensors of one type."""
         raise NotImplementedError
 
     def sizes(self, buffer: torch.Tensor, index: int) -> List[int]:
@@ -62,12 +71,17 @@ class Feedback(Sync):
     def start_sum(self, buffer: torch.Tensor, index: int) -> torch.futures.Future[torch.Tensor]:
         if self.exact:
             return sum_over_ranks(buffer)
+        summed = None
+        if len(self.machines.here) > 1:
+            # Begun here, where all ranks hand over buckets in the same order.
+            summed = sum_over_ranks(buffer, self.machines.group)
         future = self.carrier.future()
-        self.carrier.start((buffer, index, self._kept(buffer, index)), future)
+        self.carrier.start((buffer, index, self._kept(buffer, index)), future, summed)
         return future
 
     def _kept(self, buffer: torch.Tensor, index: int) -> Kept:
-        known, sizes = self.kept.get(index), self.sizes(buffer, index)
+        known = self.kept.get(index)
+        sizes = self.sizes(buffer, index) if self.machines.leads else []
         # Begun anew also where --bucket_mb is another than before a resume.
         if known is None or [tensor.numel() for tensor in known.now] != sizes:
             first = [torch.zeros(size, device=buffer.device) for size in sizes]

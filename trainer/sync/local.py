@@ -6,6 +6,9 @@ come from there, weighted by the samples that it trained on; the sum moves z (Mc
 "Local SGD converges fast and communicates little", ICLR 2019). Codes of few bits are of that
 difference, which is small, and what they leave out is sent at the next meeting.
 
+Where several ranks share a machine, it is machines that train by themselves: its ranks sum their
+gradients in each step, and hold the same weights.
+
 Rounds end with an epoch: the last one is shorter, and nothing is under way at an epoch's end.
 """
 
@@ -22,6 +25,7 @@ from .base import Moment, State, Sync, sum_over_ranks
 from .carrier import Carrier
 from .codec import WIRES
 from .feedback import Kept
+from .machines import Machines
 from .parts import Parts
 
 
@@ -35,7 +39,7 @@ class LocalSGD(Sync):
         self.exact = True  # before the first step, and in warm-up
         self.done = 0  # steps of this round
         self.length = strategy.every
-        self.samples: List[int] = []  # of this round, by rank
+        self.samples: List[int] = []  # of this round, by machine
         self.waiting: List[torch.futures.Future[torch.Tensor]] = []
         self.kept: List[Kept] = []
 
@@ -44,16 +48,16 @@ class LocalSGD(Sync):
         return not self.exact
 
     def start_sum(self, buffer: torch.Tensor, index: int) -> torch.futures.Future[torch.Tensor]:
-        return sum_over_ranks(buffer)
+        return sum_over_ranks(buffer, self.machines.group if self.keeps else None)
 
-    def setup(self, model: DistributedDataParallel) -> None:
-        super().setup(model)
-        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+    def setup(self, model: DistributedDataParallel, machines: Optional[Machines] = None) -> None:
+        super().setup(model, machines)
         self.names = [name for name, p in model.module.named_parameters() if p.requires_grad]
         self.weights = [p for p in model.module.parameters() if p.requires_grad]
         self.masters: Dict[nn.Parameter, nn.Parameter] = {}
-        self.parts = Parts(WIRES[self.strategy.wire], self.world)
-        self.carrier = Carrier(self.parts.stages(), model.device, self.patience)
+        self.parts = Parts(WIRES[self.strategy.wire], self.machines.leaders)
+        stages = self.machines.stages(self.parts.stages(), self.parts.blank, self.parts.wire)
+        self.carrier = Carrier(stages, model.device, self.patience)
 
     def use_masters(self, masters: List[Tuple[nn.Parameter, nn.Parameter]]) -> None:
         self.masters = dict(masters)
@@ -71,8 +75,9 @@ class LocalSGD(Sync):
             self.begin_anew()
         if self.done == 0:
             self.length = min(round_length(self.strategy, moment.lr, moment.warm), moment.left)
-            self.samples = [0] * self.world
-        self.samples = [sum(pair) for pair in zip(self.samples, moment.rank_samples)]
+            self.samples = [0] * self.machines.count
+        now = self.machines.totals(moment.rank_samples)
+        self.samples = [sum(pair) for pair in zip(self.samples, now)]
 
     def begin_anew(self) -> None:
         """All ranks have the same weights: they agree on them."""
@@ -97,12 +102,16 @@ class LocalSGD(Sync):
         return moved
 
     def start(self, moved: torch.Tensor) -> None:
-        """Begin to average how far the ranks have come; `moved` is written to."""
-        total = sum(self.samples)
-        self.moving = moved.mul_(self.samples[self.rank] / total if total else 1 / self.world)
+        """Begin to average how far the machines have come; `moved` is written to."""
+        total, machines = sum(self.samples), self.machines
+        share = self.samples[machines.own] / total if total else 1 / machines.count
+        self.moving = moved.mul_(share)
         chunks = self.moving.split(chunks_of(len(moved)))
         if not self.kept:
-            self.kept = [self._blank(self.parts.sizes(len(chunk))) for chunk in chunks]
+            self.kept = [
+                self._blank(self.parts.sizes(len(chunk)) if machines.leads else [])
+                for chunk in chunks
+            ]
         for index, (chunk, kept) in enumerate(zip(chunks, self.kept)):
             self.waiting.append(self.carrier.future())
             self.carrier.start((chunk, index, kept), self.waiting[-1])
@@ -112,7 +121,7 @@ class LocalSGD(Sync):
         return Kept(first, [torch.zeros_like(one) for one in first])
 
     def finish(self) -> torch.Tensor:
-        """The average of what `start` was given on all ranks."""
+        """The average of what `start` was given on all machines."""
         for future in self.waiting:
             future.wait()
         self.waiting = []
@@ -146,7 +155,8 @@ class LocalSGD(Sync):
         self.exact = False
         self.z = own["z"].to(device, copy=True)
         self.write(own["weights"].to(device))
-        there = [[one.to(device, copy=True) for one in kept] for kept in own["kept"]]
+        mine = [kept if self.machines.leads else [] for kept in own["kept"]]
+        there = [[one.to(device, copy=True) for one in kept] for kept in mine]
         self.kept = [Kept(now, [torch.zeros_like(one) for one in now]) for now in there]
 
 
@@ -186,7 +196,7 @@ class Overlap(LocalSGD):
     ) -> None:
         super().__init__(strategy, last_bucket, patience)
         self.before: Optional[torch.Tensor] = None  # weights of when the exchange began
-        self.owed: List[int] = []  # samples of the round that is to be exchanged, by rank
+        self.owed: List[int] = []  # samples of the round that is to be exchanged, by machine
         self.since = 0  # steps since all ranks met
 
     def begin_anew(self) -> None:
@@ -226,7 +236,7 @@ class Overlap(LocalSGD):
     @contextlib.contextmanager
     def _agreed(self) -> Any:
         own = flat(self.trained)
-        average = own / self.world
+        average = own / (self.machines.count * len(self.machines.here))
         dist.all_reduce(average)
         self.write(average)
         try:

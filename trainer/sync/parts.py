@@ -8,7 +8,7 @@ operations that round alike on every machine, so their sums are equal to the bit
 """
 
 import dataclasses
-from typing import Any, List, Union
+from typing import Any, List, Tuple, Union
 
 import torch
 
@@ -29,11 +29,15 @@ class Bucket:
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The stages of such a sum, of jobs (buffer, index, Kept). Kept is what was left out: of all
-    parts by this rank (N x part), and of its own part's sum."""
+    """The stages of such a sum over `ranks`, of jobs (buffer, index, Kept). Kept is what was left
+    out: of all parts by this rank (N x part), and of its own part's sum."""
 
     codec: Union[Codec, Plain]
-    world: int
+    ranks: Tuple[int, ...]
+
+    @property
+    def world(self) -> int:
+        return len(self.ranks)
 
     def stages(self) -> List[Stage]:
         swap, gather = Stage(self._swap, sends=True), Stage(self._gather, sends=True)
@@ -43,6 +47,16 @@ class Parts:
         """Values of the tensors to keep for a buffer of so many."""
         part = part_of(values, self.world)
         return [self.world * part, part]
+
+    def blank(self, job: Any) -> Bucket:
+        """The bucket of a rank that is handed the codes of all sums."""
+        buffer, _, kept = job
+        size = self.codec.coded_bytes(part_of(buffer.numel(), self.world))
+        return Bucket(buffer, kept, buffer.new_empty((self.world, size), dtype=torch.uint8))
+
+    def wire(self, bucket: Bucket) -> List[torch.Tensor]:
+        """What the last stage decodes."""
+        return [bucket.coded]
 
     def _code(self, job: Any) -> Bucket:
         """What this rank has and what it had left out, in codes."""
@@ -55,7 +69,7 @@ class Parts:
         return Bucket(buffer, kept, coded)
 
     def _swap(self, bucket: Bucket, group: Any) -> Bucket:
-        bucket.coded = swap_parts(bucket.coded, group)
+        bucket.coded = swap_parts(bucket.coded, group, self.ranks)
         return bucket
 
     def _own(self, bucket: Bucket) -> Bucket:
@@ -68,11 +82,12 @@ class Parts:
         return bucket
 
     def _gather(self, bucket: Bucket, group: Any) -> Bucket:
-        bucket.coded = gather_parts(bucket.coded[0], self.world, group)
+        bucket.coded = gather_parts(bucket.coded[0], self.world, group, self.ranks)
         return bucket
 
     def _take(self, bucket: Bucket) -> torch.Tensor:
         """The sums of all owners."""
-        part = bucket.kept.coming[1].numel()
-        result = self.codec.decode(bucket.coded, part).view(-1)[: bucket.buffer.numel()]
+        values = bucket.buffer.numel()
+        part = part_of(values, self.world)
+        result = self.codec.decode(bucket.coded, part).view(-1)[:values]
         return bucket.buffer.copy_(result)

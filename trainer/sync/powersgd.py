@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from ..strategies import Strategy, is_thinned
 from .carrier import Stage, to_host
-from .feedback import Feedback, Kept
+from .feedback import Feedback
 
 
 @dataclasses.dataclass
@@ -62,7 +62,8 @@ class PowerSGD(Feedback):
     def _left(self, job: Any) -> Bucket:
         """The first factor: M Q of this rank."""
         buffer, index, kept = job
-        bucket = self._bucket(buffer, index, kept)
+        flat = kept.coming[0].copy_(kept.now[0]).add_(buffer)
+        bucket = self._bucket(buffer, index, flat, kept.coming[1])
         last = factors(kept.now[1], bucket.thin, self.rank)
         bucket.left = [m @ guess(q) for m, q in zip(bucket.thin, last)]
         return bucket
@@ -92,8 +93,23 @@ class PowerSGD(Feedback):
         torch._foreach_zero_(bucket.whole)  # it has gone as it was: nothing is left of it
         return bucket.buffer.copy_(torch.cat([one.reshape(-1) for one in ordered]))
 
-    def _bucket(self, buffer: torch.Tensor, index: int, kept: Kept) -> Bucket:
-        flat, shapes = kept.coming[0].copy_(kept.now[0]).add_(buffer), self.shapes[index]
+    def blank(self, job: Any) -> Bucket:
+        buffer, index, _ = job
+        flat, right = (
+            torch.empty(size, device=buffer.device) for size in self.sizes(buffer, index)
+        )
+        bucket = self._bucket(buffer, index, flat, right)
+        bucket.left = [m.new_empty(len(m), self.rank) for m in bucket.thin]
+        return bucket
+
+    def wire(self, bucket: Bucket) -> List[torch.Tensor]:
+        return [*bucket.left, *bucket.right, *bucket.whole]
+
+    def _bucket(
+        self, buffer: torch.Tensor, index: int, flat: torch.Tensor, right: torch.Tensor
+    ) -> Bucket:
+        """`flat`: values for its tensors; `right`: where the second factors are to be."""
+        shapes = self.shapes[index]
         parts = flat.split([shape.numel() for shape in shapes])
         tensors = [
             part.view(sides(shape)) if self._is_thin(shape) else part
@@ -101,7 +117,7 @@ class PowerSGD(Feedback):
         ]
         thin = [tensor for tensor in tensors if tensor.dim() == 2]
         whole = [tensor for tensor in tensors if tensor.dim() == 1]
-        return Bucket(buffer, tensors, thin, whole, [], factors(kept.coming[1], thin, self.rank))
+        return Bucket(buffer, tensors, thin, whole, [], factors(right, thin, self.rank))
 
 
 def sides(shape: torch.Size) -> Tuple[int, int]:

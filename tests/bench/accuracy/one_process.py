@@ -102,7 +102,7 @@ class Carrier:
         return torch.futures.Future()
 
     @torch.no_grad()
-    def start(self, job: Any, result: torch.futures.Future) -> None:
+    def start(self, job: Any, result: torch.futures.Future, after: None = None) -> None:
         for stage in self.stages:
             job = stage.work(job, *((None,) if stage.sends else ()))
         result.set_result(job)

@@ -5,9 +5,10 @@ import json
 
 import pytest
 
+from report.advice import advise
 from report.analysis import analyse
 from report.bottleneck import bottleneck
-from report.measure import RankWork, Step
+from report.measure import RankWork, Step, real_rate
 from report.text import render_text
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
 from trainer.strategies import Payload, parse
@@ -97,3 +98,17 @@ def test_the_step_ignores_the_first_one(tmp_path):
     lines[1]["seconds"] = {"forward": 30.0}
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert analyse(run).step.forward == pytest.approx(0.04)
+
+
+def test_what_gpus_of_one_machine_wait_for_is_no_matter_of_its_card():
+    """Sums within it leave by no cable, whatever else its counters saw."""
+    step = dataclasses.replace(STEP, nodes=1, world=4, network=0.1, rate=None)
+    assert real_rate(step, []) is None
+    assert not any("SYNC" in item["change"] for item in advise(step, "network", 224))
+
+
+def test_machines_of_several_gpus_wait_for_what_one_of_each_sends():
+    one, four = (dataclasses.replace(STEP, nodes=2, world=world) for world in (2, 8))
+    for spec, times in (("ef:2", 1), ("localsgd:8", 1), ("allreduce", (7 / 8) / (1 / 2))):
+        waits = [step.wait(parse(spec), 2, 1e6) for step in (one, four)]
+        assert waits[1] == pytest.approx(times * waits[0], rel=0.1), spec

@@ -74,9 +74,9 @@ class Steps:
         torch.manual_seed(1000 * step + self.world.rank)
         (model(torch.randn(4, 3).to(self.device)).pow(2).sum() * scale).backward()
 
-    def step(self, number, scale=1.0, spoil=None, exact=False, skipped=False):
+    def step(self, number, scale=1.0, spoil=None, exact=False, skipped=False, left=1):
         """This strategy's sums after one backward."""
-        self.sync.before_step(Moment(number, 1, 0.1, (4,) * self.world.size, scale, exact))
+        self.sync.before_step(Moment(number, left, 0.1, (4,) * self.world.size, scale, exact))
         if spoil is not None and self.world.rank == 0:
             scale = spoil
         self._backward(self.wrapped, number, scale)

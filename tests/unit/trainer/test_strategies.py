@@ -72,5 +72,14 @@ def test_16_bits_are_half_the_bytes_of_a_ring():
     assert parse("fp16").bytes_per_step(4, double) == ring_bytes(4, RESNET50.bytes / 2)
 
 
+def test_gpus_of_a_machine_that_sum_among_themselves_send_no_more_than_one():
+    for spec in ("ef:2", "localsgd:8", "overlap:3:int8"):
+        strategy = parse(spec)
+        assert strategy.bytes_per_step(2, RESNET50, gpus=4) == strategy.bytes_per_step(2, RESNET50)
+    # A ring over all ranks goes out of each machine once.
+    assert parse("bf16").bytes_per_step(2, RESNET50, gpus=4) == ring_bytes(8, RESNET50.bytes / 2)
+    assert parse("allreduce").bytes_per_step(1, RESNET50, gpus=4) == 0
+
+
 def test_one_rank_sends_nothing():
     assert parse("allreduce").bytes_per_step(1, RESNET50) == 0

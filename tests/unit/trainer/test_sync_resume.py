@@ -1,4 +1,4 @@
-"""What a strategy keeps for one rank alone is found again, or is said to be missing."""
+"""What a strategy keeps for one machine alone is found again, or is said to be missing."""
 
 import os
 import shutil
@@ -14,8 +14,12 @@ ARGV = [
     "--per_node_batch_size", 8, "--workers", 0, "--resume", "auto", "--keep", 99,
     "--epochs", 3, "--warmup_epochs", 0, "--evaluate_every", 3, "--momentum", 0.9,
 ]  # fmt: skip
-# Those of all strategies that keep something for each rank.
-KEEPING = ["ef:2", "powersgd:1", "localsgd:3:int8", "overlap:3", "overlap:4:2:4bit", "diloco:3"]
+ONES, UNEVEN = [1, 1], [2, 1]
+# Those of all strategies that keep something for each machine; ranks of each machine.
+KEEPING = [
+    ("ef:2", ONES), ("powersgd:1", ONES), ("localsgd:3:int8", ONES), ("overlap:3", ONES),
+    ("overlap:4:2:4bit", ONES), ("diloco:3", ONES), ("ef:2", UNEVEN), ("overlap:3", UNEVEN),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +46,10 @@ def weights(output):
 
 @pytest.fixture(scope="module", params=KEEPING)
 def undisturbed(request, images, tmp_path_factory):
-    output = tmp_path_factory.mktemp("undisturbed")
-    assert train(images, output, request.param, [1, 1], "--checkpoint_every", 3) == [0, 0]
-    return request.param, output
+    output, (spec, nodes) = tmp_path_factory.mktemp("undisturbed"), request.param
+    done = train(images, output, spec, nodes, "--checkpoint_every", 3)
+    assert done == [0] * sum(nodes)
+    return spec, nodes, output
 
 
 def cut(undisturbed, output, step):
@@ -61,20 +66,22 @@ def steps_of(output):
 
 
 def test_the_same_ranks_go_on_to_the_bit(images, undisturbed, tmp_path):
-    spec, whole = undisturbed
+    spec, nodes, whole = undisturbed
     first, second = steps_of(whole)[:2]
     cut(whole, tmp_path / "cut", second)
-    # The newest checkpoint is there, but one rank has not written its own part of it yet.
-    (tmp_path / f"cut/checkpoints/node2/rank1/step-{second:08d}.pt").unlink()
-    assert train(images, tmp_path / "cut", spec, [1, 1], "--checkpoint_every", 3) == [0, 0]
+    # The newest checkpoint is there, but one machine has not written its own part of it yet.
+    (tmp_path / f"cut/checkpoints/node2/rank{nodes[0]}/step-{second:08d}.pt").unlink()
+    done = train(images, tmp_path / "cut", spec, nodes, "--checkpoint_every", 3)
+    assert done == [0] * sum(nodes)
     ours, theirs = weights(tmp_path / "cut"), weights(whole)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert first < second < steps_of(whole)[-1]
 
 
-def test_another_number_of_ranks_goes_on_and_says_what_begins_anew(images, undisturbed, tmp_path):
-    spec, whole = undisturbed
+def test_other_ranks_go_on_and_say_what_begins_anew(images, undisturbed, tmp_path):
+    """Another number of them, or as many on more machines."""
+    spec, _, whole = undisturbed
     cut(whole, tmp_path / "cut", steps_of(whole)[1])
     assert train(images, tmp_path / "cut", spec, [1, 1, 1]) == [0, 0, 0]
     said = (tmp_path / "cut.said").read_text()
-    assert f"--sync {spec}: what the ranks had kept for themselves is not there" in said
+    assert f"--sync {spec}: what each machine keeps for itself is not there" in said

@@ -113,7 +113,7 @@ def test_state_of_gradient_sync_is_kept_per_rank_and_told_of_skipped_steps(image
     from trainer.writer import write_whole
 
     ours = made(images)
-    ours.sync = mock.Mock(agreed=contextlib.nullcontext, keeps=False)
+    ours.sync = mock.Mock(agreed=contextlib.nullcontext, keeps=False, summed=[0])
     ours.sync.strategy.local = False
     ours.sync.state_dict.return_value = {"error": torch.ones(2)}
     batch = next(TrainBatches(ours.train_set, ours.options, ours.world).epoch(0))
@@ -130,7 +130,7 @@ def test_state_of_gradient_sync_is_kept_per_rank_and_told_of_skipped_steps(image
     assert restore_own(ours, position)
     (given,), _ = ours.sync.load_state_dict.call_args
     assert torch.equal(given["error"], torch.ones(2))
-    two = {**own_state(ours, position), "ranks": 2}
+    two = {**own_state(ours, position), "nodes": [0, 1]}
     write_whole(two, tmp_path / "checkpoints/node1/rank0/step-0.pt")
     ours.sync.load_state_dict.reset_mock()
     assert not restore_own(ours, position)
