@@ -16,6 +16,8 @@ from . import sync as syncs
 from .apex_amp import choose
 from .data.augment import Normalise
 from .data.folder import ImageFolder
+from .data.generated import Generated
+from .data.layout import SPLITS
 from .data.mix import Loss
 from .data.order import derive_seed
 from .data.split import micro_batches, steps_per_epoch
@@ -107,8 +109,6 @@ def materials(options: Options, world: World) -> Materials:
 
 
 def _materials(options: Options, world: World) -> Materials:
-    if options.data is None:
-        raise UserError("--data is missing: a folder with train/<class>/ and val/<class>/.")
     if options.compile and not hasattr(torch, "compile"):
         raise UserError(f"--compile needs torch 2.0 or newer; this is {torch.__version__}.")
     if options.skip_oom and world.size > 1:
@@ -119,12 +119,19 @@ def _materials(options: Options, world: World) -> Materials:
     parallel.check(options, world)
     if options.precision.startswith("O"):
         precision.refuse_other_apex()
-    train_set = ImageFolder(options.data, "train", options)
-    eval_set = ImageFolder(options.data, "val", options)
+    train_set, eval_set = (_images(options, split) for split in SPLITS)
     # The same weights on all ranks: DDP would copy rank 0's, but one rank alone has no DDP.
     torch.manual_seed(derive_seed("weights", options.seed))
     model = build_model(options.model, len(train_set.classes), train_set.sizes.train)
     return Materials(train_set, eval_set, model)
+
+
+def _images(options: Options, split: str) -> ImageFolder:
+    if options.generated:
+        return Generated(options)
+    if options.data is None:
+        raise UserError("--data is missing: a folder with train/<class>/ and val/<class>/.")
+    return ImageFolder(options.data, split, options)
 
 
 def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:

@@ -69,6 +69,10 @@ class Options:
         ("auto", "on", "off"),
     )
     device: str = free("auto", "where to compute", ("auto", "cpu", "cuda"))
+    trial: int = free(
+        0,
+        "time steps for so many seconds and train nothing; without --data on noise of 1000 classes",
+    )
     timeout: int = free(120, "seconds after which a silent peer ends the run")
     local_rank: Optional[int] = free(None, "given by torch.distributed.launch, not by people")
 
@@ -225,6 +229,11 @@ class Options:
         if not strategies.parse(self.sync).rule.warms:
             return 0.0
         return self.warmup_epochs if self.sync_warmup is None else self.sync_warmup
+
+    @property
+    def generated(self) -> bool:
+        """Whether images are made up."""
+        return bool(self.trial) and not (self.data or self.predict or self.extract)
 
     @property
     def bucket_size(self) -> int:

@@ -20,7 +20,8 @@ from .oom import is_out_of_memory
 from .options import Options
 from .predict import infer
 from .settle import settle
-from .train import train
+from .train import Run, train
+from .trial import Trial
 from .world import place, start
 
 # Seconds that the other ranks of --spawn have to leave, once one has failed or is done.
@@ -33,8 +34,10 @@ def work(options: Options) -> int:
         world = start(options)
         quiet_others(world)
         options = settle(options, world)
-        todo = infer if options.predict or options.extract else train
-        code = todo(options, world)
+        if options.predict or options.extract:
+            code = infer(options, world)
+        else:
+            code = train((Trial if options.trial else Run)(options, world))
     except UserError as error:
         return explain(error, place(os.environ, options.local_rank).local_rank)
     except RuntimeError as error:

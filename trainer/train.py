@@ -29,9 +29,8 @@ from .writer import Writer
 log = logging.getLogger(__name__)
 
 
-def train(options: Options, world: World) -> int:
-    """Train as the options say; returns the exit code. Raises UserError for bad input."""
-    run = Run(options, world)
+def train(run: "Run") -> int:
+    """Train as its options say; returns the exit code. Raises UserError for bad input."""
     try:
         finished = run.all_epochs()
         run.clock.enter("checkpoint")

@@ -1,0 +1,45 @@
+"""`--trial`: steps and their times, and nothing else."""
+
+import json
+
+from tests.trainer_ranks import make_images, run_ranks
+from trainer.cli import parse
+from trainer.data.generated import CLASSES
+from trainer.process import work
+
+
+def tried(output, *words):
+    common = ("--trial", "1", "--output", str(output), "--model", "examples.small_cnn:small_cnn")
+    return work(parse([*common, "--per_node_batch_size", "8", "--device", "cpu", *words]))
+
+
+def lines(output, kind):
+    found = []
+    for path in sorted(output.glob("nodes/*/rank*.steps.jsonl")):
+        told = map(json.loads, path.read_text().splitlines())
+        found.append([line for line in told if line["kind"] == kind])
+    return found
+
+
+def test_two_ranks_of_a_machine_time_steps_on_noise_and_save_nothing(tmp_path):
+    assert run_ranks([2], tried, tmp_path, "--image_size", "16") == [0, 0]
+    first, second = lines(tmp_path, "step")
+    assert len(first) == len(second) >= 4
+    assert all(line["seconds"]["backward"] > 0 for line in first)
+    (start,), _ = lines(tmp_path, "start")
+    assert (start["image_size"], start["global_batch"]) == (16, 8)
+    assert [CLASSES, 128, 1] in start["matrices"]
+    assert [end["status"] for (end,) in lines(tmp_path, "end")] == ["finished"] * 2
+    assert not any(lines(tmp_path, "evaluate") + lines(tmp_path, "checkpoint"))
+    assert not list(tmp_path.rglob("*.pt"))
+
+
+def test_a_data_set_is_gone_through_again_until_the_time_is_over(tmp_path):
+    make_images(tmp_path / "data", per_class=3)
+    assert run_ranks([1], tried, tmp_path / "out", "--data", str(tmp_path / "data")) == [0]
+    (steps,) = lines(tmp_path / "out", "step")
+    assert len(steps) >= 4
+    assert {line["samples"] for line in steps} == {6}
+    (start,) = lines(tmp_path / "out", "start")[0]
+    assert start["train_images"] == 12
+    assert not list(tmp_path.rglob("*.pt"))
