@@ -131,7 +131,7 @@ def test_probes_of_three_machines_measure_each_other(tmp_path):
         (tmp_path / f"{host}.plan").write_text(json.dumps(plan))
         argv = [
             sys.executable,
-            str(PROBES / "pairprobe.py"),
+            str(ROOT / "launcher/node/pairprobe.py"),
             str(tmp_path / f"{host}.plan"),
             str(tmp_path / host),
         ]

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Measures the network between pairs of machines: pairprobe.py PLAN RESULT.
+"""Measures the network between machines: pairprobe.py PLAN RESULT.
 
 Every machine runs this with its own part of one timetable. In each round a machine measures with
 one partner or rests, so no two measurements share a cable. A client waits until its partner has
-reached the round, so nobody else has to keep them in step. Standard library only, Python >= 3.6.
+reached the round, so nobody else has to keep them in step. In a round `ring` all machines send at
+once, each to the next, as in an all-reduce. `make accept` and `make plan` use it. Standard library
+only, Python >= 3.6.
 """
 
 import hmac
@@ -12,6 +14,7 @@ import socket
 import statistics
 import struct
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -162,8 +165,9 @@ SERVE = {
 # ---------------------------------------------------------------------------- the measuring side
 
 
-def connect(plan, partner, test):
-    """A connection on which the partner has agreed to a test; waits until it is in this round."""
+def connect(plan, partner, test, agreed=True):
+    """A connection on which the partner has agreed to a test, or shall read that there is one;
+    waits until it is in this round."""
     end = time.monotonic() + plan["patience"]
     while True:
         try:
@@ -179,33 +183,53 @@ def connect(plan, partner, test):
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     request = {"token": plan["token"], "host": plan["host"], "test": test}
     send_line(connection, dict(request, seconds=plan["seconds"]))
-    if test != "done":
+    if agreed:
         read_line(connection)
         connection.settimeout(TIMEOUT)
     return connection
 
 
 def measure_round(plan, partner):
-    """All figures of one pair, seen from here."""
+    """All figures of one pair, or those that the plan's `tests` give, seen from here."""
     found = {}
-    with connect(plan, partner, "latency") as connection:
-        times = []
-        for _ in range(PINGS):
-            began = time.monotonic()
-            connection.sendall(b"x")
-            connection.recv(1)
-            times.append((time.monotonic() - began) * 1000)
-        found["latency_ms"] = round(statistics.median(times), 3)
-        found["latency_p99_ms"] = round(sorted(times)[int(PINGS * 0.99)], 3)
-    with connect(plan, partner, "receive") as connection:
-        send_for(connection, plan["seconds"])
-        found["mbit_to"] = read_line(connection)["mbit"]
-    with connect(plan, partner, "send") as connection:
-        found["mbit_from"] = receive_rate(connection)
-    with connect(plan, partner, "mtu"):
-        found["mtu"] = path_mtu(plan, partner)
-    connect(plan, partner, "done").close()
+    for test in plan.get("tests", MEASURE):
+        with connect(plan, partner, test) as connection:
+            found.update(MEASURE[test](connection, plan, partner))
+    connect(plan, partner, "done", agreed=False).close()
     return found
+
+
+def measure_latency(connection, plan, partner):
+    times = []
+    for _ in range(PINGS):
+        began = time.monotonic()
+        connection.sendall(b"x")
+        connection.recv(1)
+        times.append((time.monotonic() - began) * 1000)
+    median, late = statistics.median(times), sorted(times)[int(PINGS * 0.99)]
+    return {"latency_ms": round(median, 3), "latency_p99_ms": round(late, 3)}
+
+
+def measure_sending(connection, plan, partner):
+    send_for(connection, plan["seconds"])
+    return {"mbit_to": read_line(connection)["mbit"]}
+
+
+def measure_receiving(connection, plan, partner):
+    return {"mbit_from": receive_rate(connection)}
+
+
+def measure_mtu(connection, plan, partner):
+    return {"mtu": path_mtu(plan, partner)}
+
+
+# By what the partner is asked to do.
+MEASURE = {
+    "latency": measure_latency,
+    "receive": measure_sending,
+    "send": measure_receiving,
+    "mtu": measure_mtu,
+}
 
 
 def path_mtu(plan, partner):
@@ -239,6 +263,33 @@ def arrives(probe, size):
     return False
 
 
+# ------------------------------------------------------------------------ all machines at once
+
+
+def measure_ring(server, plan, turn, early):
+    """What arrives from the machine before this one while each sends to the next. Twice a byte goes
+    round, from the machine that is `first`: all are there, all begin."""
+    with connect(plan, turn["partner"], "ring", agreed=False) as onward:
+        request, end = None, time.monotonic() + plan["patience"]
+        while request is None or request["test"] != "ring":
+            before, request = early.pop(turn["before"], None) or accept(server, plan, end)
+        with before:
+            before.settimeout(plan["patience"])
+            for _ in range(2):
+                if turn["first"]:
+                    onward.sendall(b".")
+                if not before.recv(1):
+                    raise OSError("the machine before it hung up")
+                if not turn["first"]:
+                    onward.sendall(b".")
+            sender = threading.Thread(target=send_for, args=(onward, plan["seconds"]))
+            sender.start()
+            try:
+                return {"mbit": receive_rate(before)}
+            finally:
+                sender.join()
+
+
 # ------------------------------------------------------------------------------- this machine
 
 
@@ -267,12 +318,18 @@ def main(plan):
             if turn is None:
                 continue
             try:
-                if turn["role"] == "client":
+                if turn["role"] == "ring":
+                    result["ring"] = measure_ring(server, plan, turn, early)
+                elif turn["role"] == "client":
                     result["pairs"][turn["partner"]] = measure_round(plan, turn["partner"])
                 else:
                     serve_round(server, plan, turn["partner"], early)
             except (OSError, ValueError) as error:
-                result["pairs"][turn["partner"]] = {"error": str(error) or type(error).__name__}
+                told = {"error": str(error) or type(error).__name__}
+                if turn["role"] == "ring":
+                    result["ring"] = told
+                else:
+                    result["pairs"][turn["partner"]] = told
     return result
 
 

@@ -1,0 +1,88 @@
+"""Links are measured in disjoint pairs, then all at once; what was to run runs then."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.before import links
+from launcher.errors import UserError
+from tests.unit.launcher.launcher_values import facts, host
+
+CHECKOUT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(("count", "rounds"), [(2, 1), (3, 3), (4, 2), (5, 3), (8, 2)])
+def test_each_link_of_the_ring_is_measured_once_and_none_shares_a_cable(count, rounds):
+    names = [f"node{n}" for n in range(count)]
+    by_round = list(zip(*(links.turns(names, own) for own in range(count))))
+    assert len(by_round) == rounds + 1
+    pairs = []
+    for turns in by_round[:-1]:
+        here = {(name, turn["partner"]) for name, turn in zip(names, turns) if turn}
+        assert here == {(b, a) for a, b in here}  # whom I measure with measures with me
+        clients = [name for name, turn in zip(names, turns) if turn and turn["role"] == "client"]
+        assert 2 * len(clients) == len(here)
+        pairs += [frozenset(pair) for pair in here]
+    ring = {frozenset((names[n], names[n - 1])) for n in range(count)}
+    assert set(pairs) == ring and len(pairs) == 2 * len(ring)
+    assert all(turn["role"] == "ring" for turn in by_round[-1])
+
+
+def test_nodes_of_one_machine_have_no_link_to_measure():
+    local = [host(n, connection="local", address="127.0.0.1") for n in (1, 2)]
+    assert links.timetables(local, {one.name: facts(1) for one in local}) == {}
+    assert links.timetables([host(1)], {"node1": facts(1)}) == {}
+
+
+def test_a_port_must_be_free_everywhere():
+    found = {"node1": facts(1), "node2": facts(2, free_ports=(29502, 29503))}
+    made = links.timetables([host(1), host(2)], found)
+    assert {one["port"] for one in made.values()} == {29502}
+    with pytest.raises(UserError, match="no port is free"):
+        links.timetables([host(1), host(2)], {**found, "node2": facts(2, free_ports=(1,))})
+
+
+def run(tables, folder, command=("-c", "print('then this')")):
+    """What each machine prints, and its figures; 127.0.0.x stand for machines."""
+    argv = [sys.executable, "-m", "launcher.node.links"]
+    running = {
+        name: subprocess.Popen(
+            [*argv, str(folder / name / "links.json"), sys.executable, *command],
+            cwd=CHECKOUT,
+            env={"HOME": str(folder), "TANDEM_LINKS": json.dumps(table)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for name, table in tables.items()
+    }
+    said = {name: (one.communicate(timeout=90)[0], one.returncode) for name, one in running.items()}
+    files = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/links.json")}
+    return said, files
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_machines_measure_each_other_and_go_on(tmp_path, count, monkeypatch):
+    monkeypatch.setattr(links, "SECONDS", 0.2)
+    hosts = [host(n, address=f"127.0.0.{n}") for n in range(1, count + 1)]
+    free = {one.name: facts(1, free_ports=(29478,)) for one in hosts}
+    said, files = run(links.timetables(hosts, free), tmp_path)
+    assert said == {one.name: ("then this\n", 0) for one in hosts}
+    for one in hosts:
+        assert files[one.name]["ring"]["mbit"] > 0
+    pairs = [pair for one in files.values() for pair in one["pairs"].values()]
+    assert len(pairs) == (1 if count == 2 else 3)
+    assert all(pair["mbit_to"] > 0 and pair["mbit_from"] > 0 for pair in pairs)
+
+
+def test_a_link_that_cannot_be_measured_is_said_and_nothing_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(links, "PATIENCE", 0.3)
+    hosts = [host(n, address=f"127.0.0.{n}") for n in (1, 2)]
+    tables = links.timetables(hosts, {one.name: facts(1, free_ports=(29479,)) for one in hosts})
+    said, files = run({"node1": tables["node1"]}, tmp_path)
+    told, code = said["node1"]
+    assert "the link could not be measured with node2: " in told and "then this" not in told
+    assert code == 1 and not files
