@@ -83,10 +83,7 @@ wake: env
 accept: env
 	@$(with_options) ansible-playbook ansible/playbooks/accept.yml
 
-plan: env
-	@$(with_options) $(PYTHON_ENV) -m report plan
-
-train dry-run slurm status attach stop runs: env
+plan train dry-run slurm status attach stop runs: env
 	@$(with_options) $(PYTHON_ENV) -m launcher $@
 
 report: env

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import difflib
 import os
 import sys
@@ -32,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
         ("slurm", "write the run as a batch script for Slurm"),
     ):
         _training(verbs.add_parser(verb, help=text, allow_abbrev=False))
+    _planning(verbs.add_parser("plan", help="predict a run", allow_abbrev=False))
     for verb, text in (
         ("status", "how a run stands"),
         ("attach", "show a run that goes on"),
@@ -67,6 +69,43 @@ def _training(verb: argparse.ArgumentParser) -> None:
     add("trainer", nargs="*", help="after `--`: options of `python -m trainer`")
 
 
+def _planning(verb: argparse.ArgumentParser) -> None:
+    add = verb.add_argument
+    add("--inventory", help="Ansible inventory (default: inventory.ini)")
+    add("--nodes", type=int, help="up to how many machines (default: all)")
+    add("--model", help=f"as the trainer's (default: {defaults.MODEL})")
+    add("--data", help="measure with these images (default: none; without --model the digits)")
+    add("--batch", type=int, help="images per step and node")
+    add("--precision", help="as the trainer's")
+    add("--sync", help="as the trainer's")
+    add("--queue", action="store_const", const=True, help="wait for busy machines")
+    add("--force", action="store_const", const=True, help="measure although something is wrong")
+    add("--measure", action="store_true", help="measure although there is something to go by")
+    add("--run", help="predict from this run")
+    add("--gpu", help="on paper, by published speeds: 2080ti, v100 ...")
+    add("--link", help="a network of this speed: 1gbit, 2.5gbit (default: as measured)")
+    add("trainer", nargs="*", help="after `--`: options of `python -m trainer`")
+
+
+def _foresee(given: argparse.Namespace) -> int:
+    from launcher import measure
+
+    reports = ("batch", "precision", "sync", "run", "gpu", "link")
+    words = [f"--{name}={value}" for name in reports if (value := getattr(given, name)) is not None]
+    if given.gpu:
+        more = [
+            f"--{name}={value}" for name in ("model", "nodes") if (value := getattr(given, name))
+        ]
+        return measure.on_paper(words + more)
+    own = {
+        k: v for k, v in vars(given).items() if k not in ("sync", "run", "gpu", "link", "measure")
+    }
+    options = _new(argparse.Namespace(**own))
+    if given.data is None and not (given.model is None and _names_no_model(given)):
+        options = dataclasses.replace(options, data="")  # noise: no images were named
+    return measure.plan(options, words, given.measure)
+
+
 def _changes(given: argparse.Namespace) -> dict[str, Any]:
     """The options that were given; all others keep their defaults, or what the run had."""
     own = {"verb", "detach", "resume"}
@@ -79,10 +118,14 @@ def _changes(given: argparse.Namespace) -> dict[str, Any]:
 def _new(given: argparse.Namespace) -> Options:
     """The options of a new run. A recipe, or a word after `--`, may name a model of its own."""
     values = _changes(given)
-    words = {word.partition("=")[0] for word in given.trainer}
-    if words.isdisjoint({"--config", "--model"}):
+    if _names_no_model(given):
         values["model"] = defaults.model(given.model, given.data)
     return Options(**values)
+
+
+def _names_no_model(given: argparse.Namespace) -> bool:
+    """Whether no word after `--` does, nor a recipe."""
+    return {word.partition("=")[0] for word in given.trainer}.isdisjoint({"--config", "--model"})
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
@@ -122,6 +165,8 @@ def _carry_out(given: argparse.Namespace, argv: list[str]) -> int:
         return {"status": control.status, "stop": control.stop, "attach": control.attach}[
             given.verb
         ](given.run)
+    if given.verb == "plan":
+        return _foresee(given)
     options = _new(given)
     if asks_for_help(options):
         return trainer_help()

@@ -51,7 +51,10 @@ class Host:
         return self.name if self.engine.here else f"{self.name} ({self.address})"
 
     def data_path(self, data: str) -> str:
-        """Where this machine has the images: a name is below its data_root. Raises UserError."""
+        """Where this machine has the images: a name is below its data_root; "" without any. Raises
+        UserError."""
+        if not data:
+            return ""
         if "/" not in data:
             return f"{self.data_root}/{data}"
         if Path(data).is_absolute():

@@ -18,7 +18,8 @@ from trainer.errors import UserError as TrainerError
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `python -m launcher train`; None is: the tools' own default."""
+    """The options of `python -m launcher train`; None is: the tools' own default. `data` is empty
+    where nothing is trained on (measure.py)."""
 
     inventory: str = "inventory.ini"
     nodes: int | None = None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from launcher import folders, strategy
 from launcher.after import collect
@@ -23,6 +24,7 @@ from launcher.before.checks import (
     slower_than_one,
 )
 from launcher.before.plan import NodePlan, Plan
+from launcher.before.preflight import Machines
 from launcher.before.problems import BUSY_REMEDY
 from launcher.clean import clean
 from launcher.during import restart
@@ -35,6 +37,8 @@ from launcher.during.stopper import Stopper
 from launcher.during.watch import Outcome, Watch
 from launcher.errors import Busy, MachineError, UserError
 from launcher.options import Options, keeping
+
+T = TypeVar("T")
 
 
 def dry_run(options: Options) -> int:
@@ -53,9 +57,15 @@ def dry_run(options: Options) -> int:
 def train(options: Options) -> int:
     """Start a run and stay with it until its report is printed. Returns the exit code."""
     terminal = Terminal()
+    return in_turn(options, terminal, lambda: train_once(options, terminal))
+
+
+def in_turn(options: Options, terminal: Terminal, once: Callable[[], T]) -> T:
+    """What `once` returns, after others have left the machines if QUEUE=1 was given. Raises
+    Busy."""
     while True:
         try:
-            return train_once(options, terminal)
+            return once()
         except Busy as error:
             if not options.queue:
                 raise
@@ -113,6 +123,18 @@ def resume(name: str, changes: dict[str, Any]) -> int:
     except BaseException:
         checked.machines.close()
         raise
+
+
+def watched(plan: Plan, machines: Machines, logs: RunLogs, stopper: Stopper) -> Outcome:
+    """Start the guards of an attempt and stay until all have ended."""
+    processes = start_guards(plan, machines)
+    try:
+        return Watch(plan, processes, logs, stopper).run()
+    finally:
+        with waiting(logs.terminal, "writing the logs to this machine's disk"):
+            logs.close()
+        for process in processes.values():
+            process.close()
 
 
 class Run:
@@ -225,14 +247,7 @@ class Run:
         )
         self.attempts.begin(plan, reason, time.time())
         logs = RunLogs(self.folder, self.terminal, plan.world_size, self.log_limit)
-        processes = start_guards(plan, self.machines)
-        try:
-            outcome = Watch(plan, processes, logs, stopper).run()
-        finally:
-            with waiting(self.terminal, "writing the logs to this machine's disk"):
-                logs.close()
-            for process in processes.values():
-                process.close()
+        outcome = watched(plan, self.machines, logs, stopper)
         self.attempts.end(outcome)
         return outcome
 

@@ -47,6 +47,6 @@ def choose(speeds: dict[tuple[str, int], float], nodes: int) -> Choice:
 
 
 UNKNOWN = (
-    "exact, for `make plan` knows no such run yet: train this model once, with the same BATCH, and "
-    "the next run can choose"
+    "exact, for `make plan` knows no such run yet: type `make plan` with the same MODEL and BATCH "
+    "before, which measures it"
 )

@@ -19,7 +19,8 @@ from report.writing import write
 
 
 def main(argv: list[str]) -> int:
-    """0 when the report was made, 2 when the user has to put something right."""
+    """0 when the report was made, 2 when the user has to put something right, 3 where a plan has
+    nothing to start from."""
     try:
         code = plan_main(argv[1:]) if argv[:1] == ["plan"] else report_main(argv)
         sys.stdout.flush()
@@ -35,7 +36,7 @@ def main(argv: list[str]) -> int:
         return 2
     except ReportError as error:
         print(f"report: {error}", file=sys.stderr)
-        return 2
+        return error.code
 
 
 def drop_output() -> None:

@@ -7,7 +7,16 @@ from typing import NoReturn
 
 
 class ReportError(Exception):
-    """What the user can put right: one sentence with the thing, the cause and the remedy."""
+    """What the user can put right: one sentence with the thing, the cause and the remedy; `code`:
+    the exit code."""
+
+    code = 2
+
+
+class NothingMeasured(ReportError):
+    """There is nothing yet to predict from: `make plan` measures then."""
+
+    code = 3
 
 
 class Parser(argparse.ArgumentParser):

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 from launcher import defaults
 from report import formulas
+from report.basis import find_basis, on_paper
 from report.errors import Parser, ReportError
-from report.files import Entry, number
 from report.layout import table, wrap
-from report.measure import Step, measure_step
-from report.network import network_use
-from report.paper import BATCH, SOURCE, paper_step
-from report.predict import Basis, Row, conclusion, predict
-from report.progress import learning_curve
-from report.records import read_run
+from report.paper import SOURCE
+from report.predict import Basis, Row, best, best_exact, conclusion, predict
 from report.units import link, seconds, size, three_digits
 from report.writing import write
 from trainer import prices, strategies
 from trainer.errors import UserError
 from trainer.strategies import Strategy
 
+# In the table, where 80 columns are few.
+LABELS = {"not measured": "-", "costs samples": "samples", "experimental": "experim."}
 DEFAULT_LINK = 1000.0  # Mbit/s: what the cards of ordinary PCs do
 
 
@@ -44,15 +42,25 @@ def plan_main(argv: list[str]) -> int:
         "--link", help="speed of the network, like 1gbit or 2.5gbit (as measured, else 1gbit)"
     )
     parser.add_argument("--sync", default=strategies.EXACT, help="as in make train (allreduce)")
+    parser.add_argument("--batch", type=int, help="only from a run with so many images a node")
+    parser.add_argument("--precision", help="only from a run in this one")
+    parser.add_argument(
+        "--machines",
+        type=lambda text: tuple(text.split(",")),
+        default=(),
+        help="of this cluster: what was measured of others is not used",
+    )
     parser.add_argument("--run", type=Path, help="the run to start from (the newest of that model)")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs are (runs)")
     options = parser.parse_args(argv)
     if options.nodes < 1:
         raise ReportError(f"--nodes {options.nodes}: must be at least 1.")
     asked = asked_strategy(options.sync)
-    basis = find_basis(options) if options.gpu is None else on_paper(options)
-    rate, where = usable_rate(basis.step, parse_link(options.link) if options.link else None)
-    rows = predict(basis, options.nodes, rate, asked)
+    if options.gpu and (options.run or options.image_size):
+        raise ReportError("--gpu is a prediction on paper: leave --run and --image-size out.")
+    basis = on_paper(options.gpu, options.model) if options.gpu else find_basis(options)
+    rates, where = usable_rates(basis, parse_link(options.link) if options.link else None)
+    rows, rate = predict(basis, options.nodes, rates, asked), rates(options.nodes)
     if options.gpu is not None:
         print("\n".join(render(basis, f"{where}: {size(rate)} a second get through", rows)))
         print("\n".join(wrap(f"Speeds published at {SOURCE}, for 1000 classes.", "")))
@@ -64,14 +72,6 @@ def plan_main(argv: list[str]) -> int:
     return 0
 
 
-def on_paper(options: argparse.Namespace) -> Basis:
-    """A machine that nobody measured. Raises ReportError where no published figure is known."""
-    if options.run or options.image_size:
-        raise ReportError("--gpu is a prediction on paper: leave --run and --image-size out.")
-    step = paper_step(options.gpu, options.model)
-    return Basis(f"published figures of {options.gpu}", options.model, 224, BATCH, step, None, 0.0)
-
-
 def asked_strategy(spec: str) -> Strategy:
     """Raises ReportError for what the trainer would refuse."""
     try:
@@ -80,13 +80,21 @@ def asked_strategy(spec: str) -> Strategy:
         raise ReportError(str(error)) from None
 
 
-def usable_rate(step: Step, mbit: float | None) -> tuple[float, str]:
-    """Bytes per second that gradients get, and in words where that figure is from."""
+def usable_rates(basis: Basis, mbit: float | None) -> tuple[Callable[[int], float], str]:
+    """Bytes per second that gradients get on so many machines, and where that figure is from."""
+    step = basis.step
     if mbit:
-        return formulas.goodput(mbit), f"Over a link of {link(mbit)}"
+        return lambda _: formulas.goodput(mbit), f"Over a link of {link(mbit)}"
+    if basis.rates:
+        rates = basis.rates
+        return lambda nodes: rates[min(nodes, len(rates)) - 1], "Over the links as measured"
     if step.rate and not step.shared_machine:
-        return step.rate, "Over the link as measured in that run"
-    return formulas.goodput(DEFAULT_LINK), f"Over a link of {link(DEFAULT_LINK)} (--link)"
+        rate = step.rate
+        return lambda _: rate, "Over the link as measured in that run"
+    return (
+        lambda _: formulas.goodput(DEFAULT_LINK),
+        f"Over a link of {link(DEFAULT_LINK)} (LINK=...)",
+    )
 
 
 def parse_link(text: str) -> float:
@@ -95,63 +103,6 @@ def parse_link(text: str) -> float:
     if not match or float(match.group(1)) <= 0:
         raise ReportError(f"--link {text}: write a speed like 1gbit, 2.5gbit or 100mbit.")
     return float(match.group(1)) * (1000 if match.group(2) == "g" else 1)
-
-
-def find_basis(options: argparse.Namespace) -> Basis:
-    """The given run, else the newest of the model that measured a step."""
-    if options.run:
-        basis = read_basis(options.run)
-        if basis is None:
-            raise ReportError(f"{options.run} has no measured step: choose a run that trained.")
-        return basis
-    name = re.escape(defaults.short(options.model))
-    pattern = re.compile(rf"\d{{8}}T\d{{6}}Z-{name}-\d+n")
-    folders = sorted(options.runs.iterdir(), reverse=True) if options.runs.is_dir() else []
-    for folder in folders:
-        if pattern.fullmatch(folder.name) and folder.is_dir():
-            basis = read_basis(folder)
-            if (
-                basis
-                and basis.model == options.model
-                and options.image_size in (None, basis.image_size)
-            ):
-                return basis
-    at = f" at {options.image_size} pixels" if options.image_size else ""
-    raise ReportError(
-        f"No run of {options.model}{at} was measured yet, and a prediction needs its "
-        f"computing time: run `make train NODES=1 MODEL={options.model} EPOCHS=1 DATA=...` with "
-        "your images, or on this machine alone "
-        f"`make demo NODES=1 MODEL={options.model} EPOCHS=1`, then `make plan` again."
-    )
-
-
-def read_basis(folder: Path) -> Basis | None:
-    """None when the run has no measured step or its gradients' size is unknown."""
-    run = read_run(folder)
-    step = measure_step(run, network_use(run))
-    if step is None or not step.payload.bytes:
-        return None
-    records = [r for r in run.ranks if r.attempt == step.attempt]
-    start: Entry = next((record.start for record in records if record.start), {})
-    images = number(start.get("train_images"))
-    size_ = number(start.get("image_size"))
-    evaluated = max(1, len(learning_curve(run)))
-    spent = sum(record.seconds.get("evaluate", 0.0) for record in records) / len(records)
-    return Basis(
-        run=folder.resolve().name,
-        model=str(start.get("model", "unknown")),
-        image_size=int(size_) if size_ else None,
-        batch=node_batch(start, step),
-        step=step,
-        train_images=int(images) if images else None,
-        evaluate_seconds=spent / evaluated,
-    )
-
-
-def node_batch(start: Entry, step: Step) -> int:
-    """BATCH of that run: its global batch, which its machines shared evenly."""
-    whole = number(start.get("global_batch")) or step.images
-    return round(whole / step.nodes)
 
 
 def write_plan(
@@ -181,29 +132,37 @@ def write_plan(
     write(path, json.dumps(document, indent=1) + "\n")
 
 
+READING = (
+    "N: machines; x one: times one machine; accuracy: the strategy's label, - where it was not "
+    "measured, samples where it costs samples, experim. where it is experimental."
+)
+
+
+def label_in(row: Row) -> str:
+    """Of the strategy's price in accuracy; one machine sums nothing."""
+    return prices.label_of(strategies.parse(row.sync)) if row.nodes > 1 else "exact"
+
+
 def render(basis: Basis, speed: str, rows: list[Row]) -> list[str]:
     """The table and what follows from it, in 80 columns."""
-    step = basis.step
     at = f" at {basis.image_size} pixels" if basis.image_size else ""
-    lines = wrap(
-        f"{basis.model}{at}, {basis.batch} images per node and step. In "
-        f"{basis.run} a step without waiting for other ranks took {seconds(step.work)}.",
-        "",
-    )
-    if step.shared_machine:
-        lines += wrap("There the nodes shared one machine's cores: alone, each is faster.", "")
+    level = f" in {basis.precision}" if basis.precision else ""
+    lines = wrap(f"{basis.model}{at}{level}, {basis.batch} images per node and step.", "")
+    for sentence in basis.about:
+        lines += wrap(sentence, "")
     alone = rows[0].images_per_second
-    heads = ("nodes", "sync", "sent", "a step", "images/s", "of one", "accuracy", "100 epochs")
+    marks = {row: "*" * (row == best(rows)) + "=" * (row == best_exact(rows)) for row in rows}
+    heads = ("N", "sync", "sent", "a step", "img/s", "x one", "accuracy", "100 epochs")
     cells: list[tuple[str, ...]] = [heads]
     cells += [
         (
-            str(row.nodes),
+            f"{row.nodes} {marks[row]}".rstrip(),
             row.sync if row.nodes > 1 else "-",
             size(row.bytes_sent) if row.nodes > 1 else "-",
             seconds(row.step_seconds),
             three_digits(row.images_per_second),
-            f"{row.images_per_second / alone:.2f} x",
-            prices.label_of(strategies.parse(row.sync)) if row.nodes > 1 else "-",
+            f"{row.images_per_second / alone:.2f}",
+            LABELS.get(label := label_in(row), label),
             seconds(row.hundred_epochs),
         )
         for row in rows
@@ -214,5 +173,6 @@ def render(basis: Basis, speed: str, rows: list[Row]) -> list[str]:
     lines += wrap(conclusion(rows), "")
     return [
         *lines,
+        *wrap(READING, ""),
         *wrap("Slower machines, disks and shares are not predicted: docs/report.md.", ""),
     ]

@@ -6,6 +6,7 @@ changes only what waits for the network (formulas.py). What was not measured is 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from report.measure import Step
@@ -16,15 +17,32 @@ from trainer.strategies import Strategy
 
 @dataclass(frozen=True)
 class Basis:
-    """What was measured: the run's name, its mean step, and what an epoch is."""
+    """What was measured: the run's name, its mean step, and what an epoch is.
+
+    `steps[n - 1]` is the mean step of n machines, the last one that of more, too: all wait for the
+    slowest. `rates[n - 1]` is what a link carries while n machines send, in bytes per second; empty
+    where it was not measured by itself.
+    """
 
     run: str
     model: str
     image_size: int | None
     batch: int  # images per node and step, as asked for
-    step: Step
+    steps: tuple[Step, ...]
     train_images: int | None
-    evaluate_seconds: float  # per epoch
+    evaluate_seconds: float  # per epoch, on as many machines as the last step's
+    precision: str | None = None
+    about: tuple[str, ...] = ()  # sentences on where the figures are from
+    machines: tuple[str, ...] = ()  # measured by themselves, without a run
+    unix: float = 0.0  # and when that was
+    rates: tuple[float, ...] = ()
+
+    def step_of(self, nodes: int) -> Step:
+        return self.steps[min(nodes, len(self.steps)) - 1]
+
+    @property
+    def step(self) -> Step:
+        return self.steps[-1]
 
 
 @dataclass(frozen=True)
@@ -39,23 +57,24 @@ class Row:
     hundred_epochs: float | None
 
 
-def predict(basis: Basis, nodes: int, rate: float, asked: Strategy) -> list[Row]:
+def predict(basis: Basis, nodes: int, rate: Callable[[int], float], asked: Strategy) -> list[Row]:
     """A Row for each number of nodes up to `nodes` and each usual strategy, and the asked one;
-    one node needs none. A strategy whose bytes do not follow from the basis has no row.
+    one node needs none. A strategy whose bytes do not follow from the basis has no row. `rate`:
+    bytes per second that a link carries, by the number of nodes.
 
     Batch per node, loading and computing stay as measured; waiting for the network is
     formulas.sync_wait; waiting for slower peers is not predicted.
     """
     compared = list(dict.fromkeys([*strategies.usual(), asked]))
-    rows = [predict_row(basis, 1, compared[0], rate)]
+    rows = [predict_row(basis, 1, compared[0], 1.0)]
     for n in range(2, nodes + 1):
-        rows += [predict_row(basis, n, strategy, rate) for strategy in compared]
+        rows += [predict_row(basis, n, strategy, rate(n)) for strategy in compared]
     return [row for row in rows if row is not None]
 
 
 def predict_row(basis: Basis, nodes: int, strategy: Strategy, rate: float) -> Row | None:
     """One prediction; None where it is not known what the strategy sends."""
-    step = basis.step
+    step = basis.step_of(nodes)
     waited = step.wait(strategy, nodes, rate)
     sent = strategy.bytes_per_step(nodes, step.payload_for(strategy), step.gpus)
     if waited is None or sent is None:
@@ -94,16 +113,20 @@ def conclusion(rows: list[Row]) -> str:
         return f"One machine: {three_digits(alone.images_per_second)} images/s."
     factor = winner.images_per_second / alone.images_per_second
     return sentence + (
-        f"Best: {count(winner.nodes, 'node')} with sync {winner.sync}, {factor:.2f} x one machine. "
-        f"{best_exact(rows)}"
+        f"Best (*): {count(winner.nodes, 'node')} with sync {winner.sync}, "
+        f"{factor:.2f} x one machine. {of_exact(rows)}"
     )
 
 
-def best_exact(rows: list[Row]) -> str:
+def best_exact(rows: list[Row]) -> Row:
     """The fastest of the exact strategies; the others cost accuracy."""
-    exact = best([row for row in rows if row.nodes == 1 or strategies.parse(row.sync).exact])
+    return best([row for row in rows if row.nodes == 1 or strategies.parse(row.sync).exact])
+
+
+def of_exact(rows: list[Row]) -> str:
+    exact = best_exact(rows)
     factor = exact.images_per_second / rows[0].images_per_second
     what = (
         f"sync {exact.sync} on {exact.nodes}, {factor:.2f} x" if exact.nodes > 1 else "one machine"
     )
-    return f"Best exact: {what}. What the others cost in accuracy: docs/slow-networks.md."
+    return f"Best exact (=): {what}. What the others cost in accuracy: docs/slow-networks.md."

@@ -18,7 +18,7 @@ TEXT = (str, NULL)
 FILES = {
     "plan.json": {
         "run": str, "created_unix": NUMBER, "tandem": str, "model": str, "data": str, "epochs": int,
-        "sync": str, "precision": str, "precision_why": str, "sync_why": str,
+        "sync": str, "precision": str, "precision_why": str, "sync_why": str, "apart": bool,
         "world_size": int,
         "master_addr": str, "master_port": int,
         "code_sha256": str, "git_revision": TEXT, "git_diff": str, "nodes": list,
@@ -155,7 +155,7 @@ def check(schema, value, where):
     for name, kinds in schema.items():
         if name not in value:
             found.append(f"{where}: {name} is missing")
-        elif not isinstance(value[name], kinds) or isinstance(value[name], bool):
+        elif not isinstance(value[name], kinds) or isinstance(value[name], bool) > (kinds is bool):
             found.append(f"{where}: {name} is {value[name]!r}")
     return found
 

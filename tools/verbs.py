@@ -63,12 +63,14 @@ CORE = Variable(
     "CORE", "", "2.16: an older Ansible, for machines with Python 3.6", choices=("2.16",)
 )
 WHAT = (INVENTORY, NODES, MODEL, DATA, EPOCHS, BATCH, PRECISION, SYNC)
+QUEUE = Variable("QUEUE", "--queue", "1: wait for machines that are busy", "switch")
+FORCE = Variable("FORCE", "--force", "1: start although something is wrong", "switch")
 START = (
     Variable("MAX_RESTARTS", "--max-restarts", "attempts after the first (default: 0)", "number"),
     Variable("MIN_NODES", "--min-nodes", "go on with as few machines (default: all)", "number"),
     Variable("DETACH", "--detach", "1: leave the terminal", "switch"),
-    Variable("QUEUE", "--queue", "1: wait for machines that are busy", "switch"),
-    Variable("FORCE", "--force", "1: start although something is wrong", "switch"),
+    QUEUE,
+    FORCE,
     Variable("KEEP", "--keep", "most MiB kept of a file: log=256,steps=1024,samples=4096,other=64"),
 )
 RESUME = Variable("RESUME", "--resume", "a run to go on with; other variables change its own")
@@ -157,16 +159,24 @@ VERBS = {
     ),
     "Training": None,
     "plan": Verb(
-        "predict the next run before it is started",
+        "predict the next run; measures first where nothing is known",
         (
-            Variable("NODES", "--nodes", "up to how many machines (default: 4)", "number"),
+            INVENTORY,
+            Variable("NODES", "--nodes", "up to how many machines (default: all)", "number"),
             MODEL,
+            Variable("DATA", "--data", "measure with these images (default: noise; digits)"),
+            BATCH,
+            PRECISION,
             Variable("SYNC", "--sync", "for the file: as in `make train`"),
-            Variable("GPU", "--gpu", "on paper, without a run: 2080ti, v100 ..."),
+            Variable("MEASURE", "--measure", "1: measure anew, for a minute", "switch"),
+            QUEUE,
+            FORCE,
+            Variable("RUN", "--run", "predict from this run"),
+            Variable("GPU", "--gpu", "on paper, without machines: 2080ti, v100 ..."),
             Variable("LINK", "--link", "the network: 1gbit, 2.5gbit (default: as measured)"),
-            Variable("ARGS", "", "any option of `.venv/bin/python -m report plan --help`", "words"),
+            ARGS,
         ),
-        "make plan NODES=5 MODEL=resnet50",
+        "make plan MODEL=resnet50 BATCH=64",
     ),
     "train": Verb(
         "start a run",

@@ -36,6 +36,8 @@ SEND = (
     'echo tandem-file; exec head -c "$2" -- "$1"'
 )
 ABSENT, IRREGULAR = 3, 4
+# What a guard writes in each run.
+RECORDS = ("exit.json", "iostat.json", "net.jsonl", "gpu.jsonl", "mounts.jsonl")
 # What the run's own last files need where the checkpoints go.
 DISK_LEFT = 256 * MIB
 
@@ -54,12 +56,13 @@ class Wanted:
         return not self.name.endswith(".json")
 
 
-def wanted(host: str, attempts: list[dict[str, Any]], sizes: Sizes) -> list[Wanted]:
+def wanted(
+    host: str, attempts: list[dict[str, Any]], sizes: Sizes, names: tuple[str, ...] = RECORDS
+) -> list[Wanted]:
     """The files that a node may have written, by the ranks it had in each attempt."""
     ranks = [(one["attempt"], one.get("ranks", {}).get(host, [])) for one in attempts]
     held = sorted({rank for _, some in ranks for rank in some})
-    records = ("exit.json", "iostat.json", "net.jsonl", "gpu.jsonl", "mounts.jsonl")
-    found = [Wanted(f"nodes/{host}/{name}", sizes.other, "other") for name in records]
+    found = [Wanted(f"nodes/{host}/{name}", sizes.other, "other") for name in names]
     for rank in held:
         found.append(Wanted(f"nodes/{host}/rank{rank}.steps.jsonl", sizes.steps, "steps"))
     for attempt, some in ranks:
@@ -86,13 +89,14 @@ def records(
     attempts: list[dict[str, Any]],
     folder: Path,
     sizes: Sizes,
+    names: tuple[str, ...] = RECORDS,
 ) -> list[str]:
     """Bring what every node recorded. Returns a sentence for each thing that did not come. Raises
     Unwritable."""
 
     def one(part: NodePlan) -> list[str]:
         problems = []
-        for file in wanted(part.host, attempts, sizes):
+        for file in wanted(part.host, attempts, sizes, names):
             try:
                 problems += _bring(nodes[part.host], part, file, folder)
             except Lost as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,8 @@ class Request:
     machines holds: the trainer finds and spreads it.
 
     `bar` is the width of the control terminal, 0 where there is none; `predicted` what `make plan`
-    said; `instruction_limits` go into each rank's environment.
+    said; `instruction_limits` go into each rank's environment. `apart`: each machine is a world of
+    its own, and `timetables` (links.py) say how it measures its links before.
     """
 
     run: str
@@ -38,11 +40,14 @@ class Request:
     extra_env: dict[str, str] = field(default_factory=dict)
     instruction_limits: dict[str, str] = field(default_factory=dict)
     predicted: dict[str, Any] | None = None
+    apart: bool = False
+    timetables: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What all nodes of an attempt have in common."""
+    """What all nodes of an attempt have in common; `apart` has the ports of those that have none
+    but the code, by name."""
 
     request: Request
     options: Options
@@ -50,6 +55,7 @@ class Shared:
     master_port: int
     ranks_per_node: tuple[int, ...]
     parts: dict[str, Part]
+    apart: dict[str, int]
 
 
 def build(
@@ -69,7 +75,8 @@ def build(
     check_master(hosts)
     check_batch([host.name for host in hosts], counts, settings["per_node_batch_size"])
     port = choose_port(facts[hosts[0].name], options.port, set(request.used_ports))
-    shared = Shared(request, options, hosts[0].address, port, counts, parts)
+    apart = _own_ports(hosts, facts) if request.apart else {}
+    shared = Shared(request, options, hosts[0].address, port, counts, parts, apart)
     return Plan(
         run=request.run,
         attempt=request.attempt,
@@ -88,8 +95,19 @@ def build(
         git_diff=code.git_diff,
         options=options,
         nodes=tuple(_nodes(hosts, facts, shared)),
+        apart=request.apart,
         predicted=request.predicted,
     )
+
+
+def _own_ports(hosts: list[Host], facts: dict[str, Facts]) -> dict[str, int]:
+    """A free port for each machine's own rendezvous. Raises UserError."""
+    ports: dict[str, int] = {}
+    for host in hosts:
+        here = facts[host.name].machine
+        taken = {port for name, port in ports.items() if facts[name].machine == here}
+        ports[host.name] = choose_port(facts[host.name], None, taken)
+    return ports
 
 
 def _nodes(hosts: list[Host], facts: dict[str, Facts], shared: Shared) -> list[NodePlan]:
@@ -112,13 +130,18 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
     request = shared.request
     env.update({**request.instruction_limits, **request.extra_env, **host.env})
     env.update(part.environment(host.env))
+    links = []
+    if host.name in request.timetables:
+        env["TANDEM_LINKS"] = json.dumps(request.timetables[host.name])
+        figures = f"{output}/nodes/{host.name}/links.json"
+        links = [host.env_python, "-m", "launcher.node.links", figures]
     if request.bar and rank == 0:
         # tqdm takes the width from these two where it writes into a pipe.
         # One column stays free, since a terminal may wrap a line that fills it.
         label = len(f"[{host.name} {sum(shared.ranks_per_node) - 1}] ") + 1
         width = max(20, request.bar - label)
         env.update(TANDEM_PROGRESS="bar", COLUMNS=str(width), LINES="24")
-    first = sum(shared.ranks_per_node[:rank])
+    first = 0 if shared.apart else sum(shared.ranks_per_node[:rank])
     return NodePlan(
         host=host.name,
         node_rank=rank,
@@ -128,7 +151,7 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
         port=host.port,
         user=host.user,
         interface=card,
-        argv=(*_launch(rank, host, shared), *_trainer(data, output, shared, part)),
+        argv=(*links, *_launch(rank, host, shared), *_trainer(data, output, shared, part)),
         env=env,
         cwd=f"{folder}/code",
         output=output,
@@ -167,12 +190,14 @@ def _launch(rank: int, host: Host, shared: Shared) -> list[str]:
     counts, request = shared.ranks_per_node, shared.request
     name = f"{request.run}-{request.attempt}"
     launch = Launch(len(counts), rank, counts[rank], shared.master_addr, shared.master_port, name)
+    if shared.apart:
+        launch = Launch(1, 0, counts[rank], host.address, shared.apart[host.name], name)
     return [host.env_python, *launch.arguments()]
 
 
 def _trainer(data: str, output: str, shared: Shared, part: Part) -> list[str]:
     resume = ["--resume", "auto"] if shared.request.attempt > 1 else []
-    folders = ["--data", data, "--output", output]
+    folders = [*(["--data", data] if data else []), "--output", output]
     asked = without("--device", shared.options.trainer_args())
     return ["-m", "trainer", *folders, *asked, "--device", part.kind, *resume]
 

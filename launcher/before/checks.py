@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def check_machines(options: Options, terminal: Terminal, run: str | None = None)
                 terminal.say(text)
             settings = settle(machines, asked, terminal)
             if automatic:
-                settings = settle_sync(settings, len(hosts), terminal)
+                settings = settle_sync(settings, hosts, terminal)
                 options = options.with_sync(settings["sync"])
             asked = replace(asked, options=options, settings=settings, begun=True)
             return Checked(options, settings, hosts, machines, asked)
@@ -97,13 +98,20 @@ def settle(machines: Machines, asked: Asked, terminal: Terminal) -> dict[str, An
     return {**settings, "device": kind, "precision": level.name, "precision_why": why}
 
 
-def settle_sync(settings: dict[str, Any], nodes: int, terminal: Terminal) -> dict[str, Any]:
+def settle_sync(settings: dict[str, Any], hosts: list[Host], terminal: Terminal) -> dict[str, Any]:
     """The same with the `sync` that `auto` becomes, and `sync_why`."""
+    nodes = len(hosts)
     if nodes > 1 and _rows_of_plan(settings, nodes) is None:
-        # `make plan` predicts from an earlier run of the model; without one it says so.
-        argv = [sys.executable, "-m", "report", "plan", "--nodes", str(nodes)]
+        # From an earlier run of the model, or what `make plan` measured; without one it says so.
+        asked = {
+            "--nodes": str(nodes),
+            "--model": settings["model"],
+            "--batch": str(settings["per_node_batch_size"]),
+            "--machines": ",".join(host.name for host in hosts),
+            "--runs": str(folders.RUNS),
+        }
         subprocess.run(
-            [*argv, "--model", settings["model"], "--runs", str(folders.RUNS)],
+            [sys.executable, "-m", "report", "plan", *chain.from_iterable(asked.items())],
             cwd=inventory.CHECKOUT,
             capture_output=True,
             check=False,

@@ -42,7 +42,7 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """One attempt of a run."""
+    """One attempt of a run; `apart`: each machine is a run of its own, to be measured."""
 
     run: str
     attempt: int
@@ -63,6 +63,7 @@ class Plan:
     nodes: tuple[NodePlan, ...]
     precision_why: str = "as asked"
     sync_why: str = "as asked"
+    apart: bool = False
     predicted: dict[str, Any] | None = None
 
     def document(self) -> dict[str, Any]:

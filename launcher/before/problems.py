@@ -73,6 +73,8 @@ def _software(host: Host, facts: Facts, on_gpus: bool) -> list[Problem]:
 def _data(host: Host, facts: Facts) -> list[Problem]:
     """The trainer's own words (trainer/data/layout.py) for what keeps it from being a data set."""
     data = facts.data
+    if not data["path"]:  # none is needed
+        return []
     where = f"{host.label()}: the data folder {data['path']}"
     remedy = host.engine.digits
     if Path(data["path"]).name == "imagenet":

@@ -188,12 +188,17 @@ class RankLog:
 
 class RunLogs:
     """All ranks of an attempt, and each node's launch command (rank None), which stays off the
-    terminal."""
+    terminal; the ranks do so too, unless they are `shown`."""
 
     def __init__(
-        self, folder: Path, terminal: Terminal, world_size: int, limit: int = Sizes.log * MIB
+        self,
+        folder: Path,
+        terminal: Terminal,
+        world_size: int,
+        limit: int = Sizes.log * MIB,
+        shown: bool = True,
     ):
-        self._folder = folder
+        self._folder, self._shown = folder, shown
         self._limit = limit
         self._told = ""  # what was said of the disk
         self.terminal = terminal
@@ -209,7 +214,7 @@ class RunLogs:
             self._logs[host, rank] = RankLog(
                 SpooledLog(self._folder / "nodes" / host / name, self._limit, self.terminal.spool),
                 f"[{host} {rank:>{self._width}}]" if rank is not None else f"[{host}]",
-                self.terminal if rank is not None else None,
+                self.terminal if self._shown and rank is not None else None,
                 live_bar=rank == 0,
             )
         return self._logs[host, rank]

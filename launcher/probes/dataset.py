@@ -12,7 +12,8 @@ from trainer.data import layout
 def data(folder, node_dir):
     """Classes and number of images of train/ and val/, or what keeps them from being a data set."""
     root = pathlib.Path(folder)
-    found = {"path": folder, "exists": root.is_dir(), "problem": None, "splits": {}}
+    there = bool(folder) and root.is_dir()
+    found = {"path": folder, "exists": there, "problem": None, "splits": {}}
     if found["exists"]:
         try:
             with layout.readable():

@@ -72,8 +72,9 @@ def test_only_given_variables_become_options(checkout):
         *(python, "-m", "launcher", "train", "--nodes=3", "--force"),
         *("--", "--lr", "0.2", "--name", "a b"),
     ]
-    assert last_call(checkout, "plan", "NODES=5", "ARGS=--image-size 224") == [
-        *(python, "-m", "report", "plan", "--nodes=5", "--image-size", "224")
+    assert last_call(checkout, "plan", "NODES=5", "MEASURE=1", "ARGS=--image_size 224") == [
+        *(python, "-m", "launcher", "plan", "--nodes=5", "--measure"),
+        *("--", "--image_size", "224"),
     ]
     assert last_call(checkout, "status") == [python, "-m", "launcher", "status", "--", "latest"]
 

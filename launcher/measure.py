@@ -1,0 +1,160 @@
+"""`make plan`: predicts a run from the newest one of its model. Where there is none, it measures
+first: the machines are taken as for a run, the links between them carry what they can, and each
+machine trains for some seconds by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from launcher import folders, inventory
+from launcher.after import collect
+from launcher.after.messages import describe, proof, relative, stayed
+from launcher.after.sizes import Sizes
+from launcher.before import links, preflight
+from launcher.before import plan as planning
+from launcher.before.checks import Checked, check_machines, make_plan, new_id
+from launcher.before.plan import Plan
+from launcher.before.problems import BUSY_REMEDY
+from launcher.during.attempts import Attempts, write_json
+from launcher.during.lines import RunLogs, Terminal
+from launcher.during.patience import waiting
+from launcher.during.start import sync_code
+from launcher.during.stopper import Stopper
+from launcher.during.watch import Outcome
+from launcher.errors import Busy, UserError
+from launcher.inventory import CHECKOUT
+from launcher.options import Options, trainer_settings
+from launcher.run import in_turn, watched
+
+SECONDS = 15  # of steps
+FILES = (*collect.RECORDS, "links.json")
+NOTHING_MEASURED = 3  # the report's exit code where there is nothing to predict from
+
+
+def on_paper(words: list[str]) -> int:
+    """A prediction of machines that nobody measured. Returns the exit code."""
+    return show(report(words), Terminal())
+
+
+def plan(options: Options, words: list[str], anew: bool) -> int:
+    """The prediction of such a run; `words` go to the report. Returns the exit code. Raises
+    UserError."""
+    terminal, problem = Terminal(), None
+    settings = trainer_settings(options)
+    words = [*words, "--model", settings["model"]]
+    if settings["image_size"] is not None:
+        words += ["--image-size", str(settings["image_size"])]
+    try:
+        hosts = preflight.select(inventory.load(Path(options.inventory)), options)
+    except UserError as error:  # an earlier run needs no machine
+        hosts, problem = [], error
+    count = options.nodes or len(hosts)
+    words += ["--nodes", str(count)] if count else []
+    if hosts:
+        words += ["--machines", ",".join(host.name for host in hosts)]
+    if not anew:
+        done = report(words)
+        if done.returncode != NOTHING_MEASURED:
+            return show(done, terminal)
+    if problem is not None:
+        raise problem
+    measured = in_turn(options, terminal, lambda: measure(options, terminal))
+    return show(report([*words, "--run", str(relative(measured))]), terminal)
+
+
+def report(words: list[str]) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "report", "plan", "--runs", str(relative(folders.RUNS)), *words]
+    return subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+
+
+def show(done: subprocess.CompletedProcess[str], terminal: Terminal) -> int:
+    """Print what the report said, and return its exit code."""
+    if done.stdout:
+        terminal.lines(done.stdout.splitlines())
+    terminal.drain()
+    sys.stderr.write(done.stderr)
+    return done.returncode
+
+
+def measure(options: Options, terminal: Terminal) -> Path:
+    """Take the machines, measure, give them back; returns the folder of what was measured. Raises
+    UserError."""
+    checked = check_machines(options, terminal)
+    try:
+        return Measurement(checked, terminal).carry_out()
+    finally:
+        checked.machines.close()
+
+
+class Measurement:
+    """One measurement on machines that were found fit."""
+
+    def __init__(self, checked: Checked, terminal: Terminal):
+        self.machines, self.terminal = checked.machines, terminal
+        name = new_id(checked)
+        self.folder = folders.RUNS / "measured" / name
+        words = (*checked.options.trainer, "--trial", str(SECONDS))
+        options = dataclasses.replace(checked.options, trainer=words)
+        tables = links.timetables(self.machines.hosts, self.machines.facts)
+        self.plan: Plan = make_plan(
+            dataclasses.replace(checked, options=options),
+            self.machines,
+            run=name,
+            apart=True,
+            timetables=tables,
+        )
+        self.linked = bool(tables)
+
+    def carry_out(self) -> Path:
+        """Raises UserError where it did not come to its end."""
+        folders.begin(self.folder)
+        with folders.writing(self.folder / "plan.json"):
+            write_json(self.folder / "plan.json", self.plan.document(), mode=0o600)
+        self.terminal.keep_in(self.folder / "controller.log")
+        with waiting(self.terminal, "sending the code"):
+            sync_code(self.plan, self.machines, self.terminal.say)
+        what = "the links between them, then " if self.linked else ""
+        self.terminal.say(
+            f"measuring {planning.count(len(self.plan.nodes), 'machine')}: {what}{SECONDS} s of "
+            f"{self.plan.model} on each by itself"
+        )
+        attempts = Attempts(self.folder)
+        attempts.begin(self.plan, "first attempt", time.time())
+        logs = RunLogs(self.folder, self.terminal, self.plan.world_size, shown=False)
+        with Stopper().listening() as stopper:
+            outcome = watched(self.plan, self.machines, logs, stopper)
+        attempts.end(outcome)
+        attempts.close(outcome.status)
+        self._refuse(outcome, attempts)
+        self._collect(attempts)
+        return self.folder
+
+    def _refuse(self, outcome: Outcome, attempts: Attempts) -> None:
+        """Raises UserError for all but a measurement that finished."""
+        if outcome.status == "finished":
+            return
+        if outcome.cause is not None and outcome.cause.kind == "busy":
+            raise Busy(f"{outcome.cause.host}: {outcome.cause.message}: {BUSY_REMEDY}")
+        for line in proof(outcome):
+            self.terminal.say(line)
+        self.terminal.drain()
+        if outcome.cause is None:
+            raise UserError("stopped before it was measured: nothing is predicted.")
+        raise UserError(
+            "it could not be measured: " + describe(attempts.list[-1]["first_cause"])[0],
+            *describe(attempts.list[-1]["first_cause"])[1:],
+        )
+
+    def _collect(self, attempts: Attempts) -> None:
+        nodes, parts = self.machines.nodes, list(self.plan.nodes)
+        try:
+            said = collect.records(nodes, parts, attempts.list, self.folder, Sizes(), FILES)
+        except collect.Unwritable as error:
+            raise UserError(stayed(self.folder, error)) from None
+        if said:
+            raise UserError(*said)

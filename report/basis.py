@@ -1,0 +1,224 @@
+"""What a prediction starts from: the newest run of the model, or what `make plan` measured."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from launcher import defaults
+from report.errors import NothingMeasured, ReportError
+from report.files import Entry, dicts, number, read_object
+from report.measure import Step, measure_step
+from report.network import network_use
+from report.paper import BATCH, paper_step
+from report.predict import Basis
+from report.progress import learning_curve
+from report.records import RankRecord, Run, read_run
+from report.units import link, seconds
+
+MEASURED = "measured"  # the folder below runs/ with what was measured without a run
+DAYS = 7  # for which that is believed
+
+
+def on_paper(gpu: str, model: str) -> Basis:
+    """A machine that nobody measured. Raises ReportError where no published figure is known."""
+    step, source = paper_step(gpu, model), f"published figures of {gpu}"
+    return Basis(source, model, 224, BATCH, (step,), None, 0.0, about=of_run(source, step))
+
+
+def find_basis(options: argparse.Namespace) -> Basis:
+    """The given run, else the newest of what fits. Raises ReportError."""
+    if options.run:
+        basis = read_basis(options.run)
+        if basis is None:
+            raise ReportError(f"{options.run} has no measured step: choose a run that trained.")
+        return basis
+    for folder in folders(options.runs, options.model):
+        basis = read_basis(folder)
+        if basis is not None and fits(basis, options):
+            return basis
+    raise NothingMeasured(
+        f"Nothing of {options.model}{asked(options)} was measured yet, and a prediction needs its "
+        f"computing time: `make plan MODEL={options.model}` takes the machines for a minute and "
+        "measures it; for other machines than yours `make plan MODEL=resnet50 GPU=2080ti "
+        "LINK=1gbit` answers on paper."
+    )
+
+
+def asked(options: argparse.Namespace) -> str:
+    """` at 224 pixels in O1`: what was asked for beside the model."""
+    return "".join(
+        (
+            f" at {options.image_size} pixels" if options.image_size else "",
+            f" with {options.batch} images a step" if options.batch else "",
+            f" in {options.precision}" if named(options.precision) else "",
+        )
+    )
+
+
+def named(precision: str | None) -> bool:
+    return precision not in (None, "auto")
+
+
+def folders(runs: Path, model: str) -> Iterator[Path]:
+    """Those of runs and measurements of a model of this name, the newest first."""
+    pattern = re.compile(rf"\d{{8}}T\d{{6}}Z-{re.escape(defaults.short(model))}-\d+n")
+    places = [place for place in (runs, runs / MEASURED) if place.is_dir()]
+    found = [path for place in places for path in place.iterdir()]
+    for path in sorted(found, key=lambda path: path.name, reverse=True):
+        if pattern.fullmatch(path.name) and path.is_dir():
+            yield path
+
+
+def fits(basis: Basis, options: argparse.Namespace) -> bool:
+    """Whether it is of what was asked for; what was measured of machines is theirs alone."""
+    if basis.machines:
+        old = time.time() - basis.unix > DAYS * 86400
+        if old or basis.machines[: options.nodes] != tuple(options.machines)[: options.nodes]:
+            return False
+    return (
+        basis.model == options.model
+        and options.image_size in (None, basis.image_size)
+        and options.batch in (None, basis.batch)
+        and (not named(options.precision) or options.precision == basis.precision)
+    )
+
+
+def read_basis(folder: Path) -> Basis | None:
+    """None when nothing there measured a step, or its gradients' size is unknown."""
+    run = read_run(folder)
+    return read_measured(run) if run.plan.get("apart") else read_trained(run)
+
+
+def read_trained(run: Run) -> Basis | None:
+    """All machines of a run have one step in common."""
+    step = measure_step(run, network_use(run))
+    if step is None or not step.payload.bytes:
+        return None
+    records = [r for r in run.ranks if r.attempt == step.attempt]
+    evaluated = max(1, len(learning_curve(run)))
+    spent = sum(record.seconds.get("evaluate", 0.0) for record in records) / len(records)
+    name = run.folder.resolve().name
+    return basis_of(run, name, (step,), spent / evaluated, of_run(name, step))
+
+
+def basis_of(
+    run: Run, name: str, steps: tuple[Step, ...], evaluate: float, about: tuple[str, ...]
+) -> Basis:
+    start: Entry = next((record.start for record in run.ranks if record.start), {})
+    images, pixels = number(start.get("train_images")), number(start.get("image_size"))
+    precision = start.get("precision")
+    return Basis(
+        run=name,
+        model=str(start.get("model", "unknown")),
+        image_size=int(pixels) if pixels else None,
+        batch=node_batch(start, steps[0]),
+        steps=steps,
+        train_images=int(images) if images else None,
+        evaluate_seconds=evaluate,
+        precision=precision if isinstance(precision, str) else None,
+        about=about,
+    )
+
+
+def of_run(name: str, step: Step) -> tuple[str, ...]:
+    told = f"In {name} a step without waiting for other ranks took {seconds(step.work)}."
+    return (told, SHARED) if step.shared_machine else (told,)
+
+
+SHARED = "There the nodes shared one machine's cores: alone, each is faster."
+
+
+def node_batch(start: Entry, step: Step) -> int:
+    """BATCH of that run: its global batch, which its machines shared evenly."""
+    whole = number(start.get("global_batch")) or step.images
+    return round(whole / step.nodes)
+
+
+def read_measured(run: Run) -> Basis | None:
+    """Each machine was a run of its own: of n machines, the slowest of the first n counts."""
+    nodes = dicts(run.plan.get("nodes"))
+    hosts = tuple(str(node.get("host")) for node in nodes)
+    shared = sum(node.get("connection") == "local" for node in nodes) > 1
+    own = [measure_step(replace(run, ranks=of_host(run, host)), []) for host in hosts]
+    known = [step for step in own if step is not None and step.payload.bytes]
+    if run.status != "finished" or not known or len(known) < len(hosts):
+        return None
+    known = [replace(step, shared_machine=shared) for step in known]
+    slowest = [max(known[:n], key=lambda step: step.work) for n in range(1, len(known) + 1)]
+    unix = number(run.plan.get("created_unix")) or 0.0
+    pairs, ring = read_links(run, hosts)
+    about = of_measurement(hosts, known, unix, bool(run.plan.get("data")), pairs, ring)
+    start: Entry = run.ranks[0].start
+    forward = known[0].data + known[0].h2d + known[0].forward
+    evaluate = (number(start.get("eval_images")) or 0.0) / known[0].images * forward
+    name = run.folder.resolve().name
+    basis = basis_of(run, name, tuple(slowest), evaluate, (*about, SHARED) if shared else about)
+    images = basis.train_images if run.plan.get("data") else None
+    rates = link_rates(pairs, ring)
+    return replace(basis, machines=hosts, unix=unix, rates=rates, train_images=images)
+
+
+def of_host(run: Run, host: str) -> list[RankRecord]:
+    return [record for record in run.ranks if record.host == host]
+
+
+def read_links(run: Run, hosts: tuple[str, ...]) -> tuple[list[float], list[float]]:
+    """Mbit/s of payload between each machine and the next, the slower way counts, and of what each
+    received while all sent. Both empty where there is no whole measurement of them."""
+    told = [read_object(run.folder / "nodes" / host / "links.json", []) for host in hosts]
+    pairs: dict[frozenset[str], float] = {}
+    for host, entry in zip(hosts, told):
+        found = entry.get("pairs")
+        for peer, rates in found.items() if isinstance(found, dict) else ():
+            both = [number(rates.get(way)) for way in ("mbit_to", "mbit_from")]
+            if all(both):
+                pairs[frozenset((host, peer))] = min(rate for rate in both if rate)
+    between = [pairs.get(frozenset(two)) for two in zip(hosts, hosts[1:])]
+    rings = [entry.get("ring") for entry in told]
+    around = [number(one.get("mbit")) if isinstance(one, dict) else None for one in rings]
+    if not between or not all(between) or not all(around):
+        return [], []
+    return [rate for rate in between if rate], [rate for rate in around if rate]
+
+
+def link_rates(pairs: list[float], ring: list[float]) -> tuple[float, ...]:
+    """Basis.rates: with n machines the slowest link between the first n, and their part of what
+    went through the switch when all sent."""
+    if not pairs:
+        return ()
+    found = [
+        min(min(pairs[: n - 1]), sum(ring) / n if n < len(ring) else min(ring))
+        for n in range(2, len(ring) + 1)
+    ]
+    return tuple(rate * 1e6 / 8 for rate in (found[0], *found))
+
+
+def of_measurement(
+    hosts: tuple[str, ...],
+    steps: list[Step],
+    unix: float,
+    data: bool,
+    pairs: list[float],
+    ring: list[float],
+) -> tuple[str, ...]:
+    """What was measured, and when."""
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(unix))
+    by_work = sorted(zip((step.work for step in steps), hosts))
+    (least, first), (most, last) = by_work[0], by_work[-1]
+    each = "by themselves" if len(hosts) > 1 else "by itself"
+    what = "" if data else ", on noise in the place of images"
+    took = seconds(least) if first == last else f"{seconds(least)} ({first}) to {seconds(most)}"
+    took += f" ({last})" if first != last else ""
+    told = f"Measured at {when} on {', '.join(hosts)} {each}{what}: a step took {took}."
+    if not pairs:
+        return (told,)
+    return (
+        told,
+        f"Links: {min(pairs):.0f} Mbit/s of payload in pairs, {min(ring):.0f} while all sent "
+        f"(the slowest; of {link(1000)} TCP gets 941).",
+    )

@@ -1,0 +1,186 @@
+"""`make plan` without a run: real guards, links and processes, a stand-in for torch and the
+trainer."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher import cli, folders, measure
+from launcher.before import links, preflight
+from launcher.before.checks import Checked
+from launcher.during.cause import Failure
+from launcher.during.watch import Outcome
+from launcher.errors import UserError
+from launcher.inventory import CHECKOUT
+from launcher.options import Options
+from tests.unit.launcher.launcher_values import SETTINGS, facts, host
+from tests.unit.report.report_runs import RunBuilder
+
+pytestmark = pytest.mark.usefixtures("settles_soon")
+PYTHON = Path(__file__).with_name("launcher_python.py")
+# What a rank of the trainer writes. node2 takes twice as long for a step.
+STEPS = """
+import json, os, pathlib, sys
+sys.path.insert(0, {checkout!r})
+from tests.unit.report.report_runs import RunBuilder
+out, name, rank = sys.argv[sys.argv.index("--output") + 1], os.environ["TANDEM_NODE"], 0
+built = RunBuilder(out, nodes=1, steps=5, epochs=1, step={{"backward": 0.08 * int(name[4:])}})
+built.write_rank(int(os.environ["RANK"]), name)
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """cluster(script) makes two machines, at two addresses of this one; it returns their number of
+    times that they were taken."""
+    monkeypatch.setattr(folders, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(links, "SECONDS", 0.2)
+    taken = []
+
+    def make(script):
+        (tmp_path / "script.py").write_text(script)
+        hosts = [
+            host(
+                number,
+                connection="local",
+                address=f"127.0.0.{number}",
+                node_dir=str(tmp_path / f"node{number}"),
+                env_python=str(PYTHON),
+                env={
+                    "TANDEM_TEST_SCRIPT": str(tmp_path / "script.py"),
+                    "TANDEM_TEST_PYTHON": sys.executable,
+                },
+            )
+            for number in (1, 2)
+        ]
+        ports = (29490, 29491, 29492)
+        found = {
+            one.name: facts(n, machine="one", routes={}, free_ports=ports)
+            for n, one in enumerate(hosts, 1)
+        }
+
+        def check(options, terminal):
+            taken.append(options)
+            nodes = {one.name: one.engine.node(one) for one in hosts}
+            machines = preflight.Machines(hosts, nodes, found)
+            settings = {**SETTINGS, "model": options.model}
+            asked = preflight.Asked(options, settings)
+            return Checked(options, settings, hosts, machines, asked)
+
+        monkeypatch.setattr(measure.inventory, "load", lambda _: hosts)
+        monkeypatch.setattr(measure, "check_machines", check)
+        return taken
+
+    return make
+
+
+def plan(*words):
+    # This machine may be training, or have these tests twice.
+    return cli.main(["plan", "--force", "--model", "resnet50", *words])
+
+
+def test_machines_are_measured_once_and_the_plan_says_what_was_seen(cluster, capsys, tmp_path):
+    taken = cluster(STEPS.format(checkout=str(CHECKOUT)))
+    assert plan("--batch", "32") == 0
+    out = capsys.readouterr().out
+    assert "tandem: measuring 2 machines: the links between them, then 15 s of resnet50" in out
+    assert "a step took 0.13 s (node1) to 0.21 s (node2)" in " ".join(out.split())
+    assert "Links: " in out and "Best exact (=)" in out
+    assert (tmp_path / "runs/plan-resnet50-2n.json").exists()
+    (folder,) = (tmp_path / "runs/measured").iterdir()
+    told = json.loads((folder / "plan.json").read_text())
+    assert told["apart"] and told["data"] == ""
+    ports = set()
+    for node in told["nodes"]:
+        argv = node["argv"]
+        assert argv[1:3] == ["-m", "launcher.node.links"] and "--nnodes=1" in argv
+        assert argv[argv.index("--trial") + 1] == "15" and "--data" not in argv
+        ports |= {word for word in argv if word.startswith("--master_port")}
+    assert len(ports) == 2  # they share a machine here
+    assert "resnet50" not in {path.name for path in (tmp_path / "runs").iterdir()}
+    assert not (tmp_path / "runs/latest").exists()
+
+    assert plan("--batch", "32") == 0  # nobody is taken for what is known
+    assert len(taken) == 1 and "Measured at" in capsys.readouterr().out
+    assert plan("--batch", "32", "--measure") == 0
+    assert plan("--batch", "64", "--nodes", "3") == 2  # only two are there
+    assert len(taken) == 2 and "NODES=3" in capsys.readouterr().err
+
+
+def test_an_earlier_run_serves_without_any_machine(cluster, capsys, tmp_path, monkeypatch):
+    taken = cluster("")
+
+    def load(_):
+        raise UserError("inventory.ini is missing.")
+
+    monkeypatch.setattr(measure.inventory, "load", load)
+    assert plan() == 2
+    assert "inventory.ini is missing." in capsys.readouterr().err
+    RunBuilder(tmp_path / "runs/20261122T130000Z-resnet50-4n").write()
+    assert plan() == 0
+    assert "In 20261122T130000Z-resnet50-4n a step" in capsys.readouterr().out
+    assert not taken
+
+
+def test_what_fails_on_a_machine_is_said_and_nothing_is_predicted(cluster, capsys, tmp_path):
+    cluster("import sys; print('trainer: no such model', file=sys.stderr); sys.exit(2)")
+    assert plan() == 2
+    told = capsys.readouterr()
+    assert "tandem: it could not be measured: " in told.err and "no such model" in told.err
+    assert "Traceback" not in told.err
+    assert "x one" not in told.out and not list((tmp_path / "runs").glob("plan-*"))
+    (folder,) = (tmp_path / "runs/measured").iterdir()
+    assert json.loads((folder / "attempts.json").read_text())["status"] == "failed"
+
+
+def test_a_machine_that_another_run_took_first_is_waited_for_if_asked(cluster, capsys, monkeypatch):
+    taken = cluster(STEPS.format(checkout=str(CHECKOUT)))
+    busy = Failure(host="node2", kind="busy", order=0, message="it is in use by anna@desk: run r")
+    outcomes = [Outcome("failed", busy, 0.0, [], {})] * 2
+    real = measure.watched
+    monkeypatch.setattr(
+        measure, "watched", lambda *given: outcomes.pop() if outcomes else real(*given)
+    )
+    monkeypatch.setattr("launcher.run.time.sleep", lambda _: None)
+    assert plan() == 2
+    assert (
+        "node2: it is in use by anna@desk: run r: wait for it (QUEUE=1)" in capsys.readouterr().err
+    )
+    assert len(taken) == 1
+    # Names of measurements have a second in them; no test waits for it.
+    monkeypatch.setattr(measure, "new_id", lambda _: f"20991122T13000{len(taken)}Z-resnet50-2n")
+    assert plan("--queue", "--measure") == 0
+    assert len(taken) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "data"),
+    [
+        ((), "digits"),
+        (("--model", "resnet50"), ""),
+        (("--data", "imagenet"), "imagenet"),
+        (("--", "--model", "resnet50"), ""),
+    ],
+)
+def test_noise_is_for_a_model_that_was_named_without_images(monkeypatch, words, data):
+    seen = []
+    monkeypatch.setattr(measure, "plan", lambda options, words, anew: seen.append(options) or 0)
+    assert cli.main(["plan", *words]) == 0
+    assert seen[0].data == data
+
+
+def test_on_paper_no_machine_is_asked_for(capsys, monkeypatch):
+    monkeypatch.setattr(measure, "plan", None)
+    assert cli.main(["plan", "--gpu", "2080ti", "--model", "resnet50", "--nodes", "2"]) == 0
+    assert "lambdalabs.com" in capsys.readouterr().out
+    assert cli.main(["plan", "--gpu", "voodoo2"]) == 2
+    assert "speeds are known for" in capsys.readouterr().err
+
+
+def test_a_stop_is_no_measurement(cluster, monkeypatch):
+    cluster("")
+    monkeypatch.setattr(measure, "watched", lambda *_: Outcome("stopped", None, 0.0, [], {}))
+    with pytest.raises(UserError, match="stopped before it was measured"):
+        measure.plan(Options(model="resnet50", data=""), [], True)
