@@ -69,7 +69,7 @@ check "training tests" tests/train
 spare runs .tandem .venv-core2.16
 if [ "$(id -u)" = 0 ]; then
     # The only ones that want that environment.
-    check "CUDA 10.2 stack" tests/lab/test_legacy.py tests/lab/test_lab_mixed.py
+    check "CUDA 10.2 stack" --numprocesses=2 tests/lab/test_legacy.py tests/lab/test_lab_mixed.py
     spare runs .tandem bundle/wheels/cu102-* /var/cache/tandem-lab/envs/bullseye
     # They mostly wait for machines: by two processes, and tests/lab/conftest.py says which files go together.
     check "lab tests" -m "not long" --numprocesses=2 \

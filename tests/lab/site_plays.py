@@ -1,5 +1,6 @@
 """Running roles of site.yml on machines of the lab, as somebody at the control machine would."""
 
+import fcntl
 import json
 import re
 import subprocess
@@ -33,11 +34,13 @@ def write_inventory(folder: Path, hosts: dict[str, str]) -> str:
 
 def gather_bundle(stack: str, python: str = "") -> None:
     """What site.yml will install, fetched on the host, since the lab has no way out; `python`: the
-    machines' own, where the stack prefers another."""
+    machines' own, where the stack prefers another. One test process gathers at a time."""
     tool = Path(sys.executable).with_name("ansible-playbook")
     book = CHECKOUT / "ansible/playbooks/bundle.yml"
     wanted = json.dumps({"stack": stack, "bundle_python": python})
-    subprocess.run([tool, book, "-e", wanted], cwd=CHECKOUT, check=True)
+    with book.open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run([tool, book, "-e", wanted], cwd=CHECKOUT, check=True)
 
 
 def play(lab, *words: str, check: bool = True) -> subprocess.CompletedProcess:
