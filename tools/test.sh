@@ -1,7 +1,7 @@
 #!/bin/sh
 # All checks: lint, unit tests, training tests, lab tests (these need root). Prints each part's name and seconds.
-# By a word, one part alone: legacy (the CUDA 10.2 stack), chaos (40 trials), bench (figures), long (the tests that the
-# plain call leaves out, since they take minutes).
+# By a word, one part alone: unit (the unit tests that start no processes; no root), legacy (the CUDA 10.2 stack), chaos
+# (40 trials), bench (figures), long (the tests that the plain call leaves out, since they take minutes).
 set -eu
 cd "$(dirname "$0")/.."
 part() {
@@ -32,6 +32,11 @@ check() {
     part "$name" .venv/bin/python -m pytest --quiet --durations=15 --durations-min=10 "$@"
 }
 
+if [ "${1:-}" = unit ]; then
+    tools/venv.sh dev
+    check "unit tests" -m "not long and not processes" --numprocesses=auto --dist=worksteal tests/unit
+    exit
+fi
 if [ "$(id -u)" = 0 ]; then
     part "Debian packages" tools/apt.sh tools/test-packages.txt lab/packages.txt
 elif [ "${CI:-}" = true ] || [ -n "${1:-}" ]; then

@@ -197,6 +197,7 @@ VERBS = {
     ),
     "Who changes the code": None,
     "test": Verb("lint, unit, training and lab tests (the last need root)"),
+    "test-unit": Verb("unit tests that start no processes: in a minute"),
     "test-legacy": Verb("the CUDA 10.2 stack on Debian 11, whole runs too (root)"),
     "test-long": Verb("tests of several minutes a file (root)"),
     "test-gpu": Verb(
