@@ -41,6 +41,8 @@ def proof(outcome: Outcome) -> list[str]:
         lines.append(f"{host}: does not answer; its guard ends its part by itself within 20 s")
     for host in outcome.lingering:
         lines.append(f"{host}: its guard was lost; the machine ends its part within 10 s")
+    if len(outcome.gone) > 1 and not outcome.exits and not outcome.lingering:
+        lines.append("no machine answers: see first that this one has its network")
     return lines
 
 

@@ -107,6 +107,8 @@ class Frames:
 
     def _frame(self, line: bytes) -> dict[str, Any] | None:
         """The frame in a line, checked; None for a line that is none."""
+        if not line.startswith(b"{"):  # of a flood of other lines not much is made
+            return None
         try:
             found = border.parse(line)
         except Untrue:

@@ -59,7 +59,6 @@ class Watch:
                 guard.send(task(self._plan, guard.node))
             renew_at = time.monotonic() + RENEW_EVERY
             while self._active():
-                self._notice_pause()
                 timeout = max(0.0, renew_at - time.monotonic())
                 for key, _ in selector.select(min(timeout, self._until_deadline())):
                     if key.data is None:
@@ -67,6 +66,9 @@ class Watch:
                     elif self._read(key.data):
                         selector.unregister(key.data.process)
                 now = time.monotonic()
+                # After `now`, by which silence is judged: a pause of before is known by then, and
+                # one that begins here counts for nobody.
+                self._notice_pause()
                 if now >= renew_at:
                     renew_at = now + RENEW_EVERY
                     self._logs.look()

@@ -1,0 +1,41 @@
+"""An attempt whose guards do what a few lines of Python say."""
+
+import io
+import sys
+
+from launcher.during.lines import RunLogs, Terminal
+from launcher.during.stopper import Stopper
+from launcher.during.watch import Watch
+from launcher.engines.local import LocalProcess
+from tests.unit.launcher.launcher_values import build, facts, host
+
+GUARD = """
+import json, sys, time
+def say(**frame):
+    sys.stdout.write(json.dumps(frame) + "\\n")
+    sys.stdout.flush()
+task = json.loads(sys.stdin.readline())
+say(type="hello", protocol=1, way="service")
+def end(reason):
+    say(type="exit", reason=reason, message=None, exit_code=0, signal=None, mono_start=0.0,
+        mono_end=1.0, workers={}, ended=[], left=[])
+"""
+
+
+def watch(tmp_path, scripts, terminal=None):
+    """An attempt of guards that run these scripts. Returns its outcome and what was said."""
+    said = io.StringIO()
+    nodes = range(1, len(scripts) + 1)
+    hosts = [host(n, connection="local", address="127.0.0.1") for n in nodes]
+    plan = build(hosts, [facts(n) for n in nodes])
+    processes = {
+        f"node{n}": LocalProcess([sys.executable, "-c", GUARD + script])
+        for n, script in zip(nodes, scripts)
+    }
+    logs = RunLogs(tmp_path, terminal or Terminal(said), len(scripts))
+    try:
+        return Watch(plan, processes, logs, Stopper()).run(), said.getvalue()
+    finally:
+        logs.close()
+        for process in processes.values():
+            process.close()

@@ -1,0 +1,85 @@
+"""A guard that sends what no guard does, and what is said of machines then."""
+
+import pytest
+
+from launcher.after.messages import proof
+from launcher.during import stages
+from launcher.during.watch import Outcome
+from tests.unit.launcher.scripted_guards import watch
+
+pytestmark = pytest.mark.usefixtures("settles_soon")
+GOOD = "for line in sys.stdin:\n    if 'kill' in line: end('killed'); break\n"
+LIES = {
+    "another rank": "say(type='log', rank=7, stream='stdout', bytes=3)",
+    "a path": "say(type='log', rank='../../../.bashrc', stream='stdout', bytes=3)",
+    "no rank": "say(type='worker_exit', exit_code=1)",
+    "no number": "say(type='worker_exit', rank=1, exit_code='1', signal=None, exception=None,"
+    " first=True)",
+    "size": "say(type='log', rank=1, stream='stdout', bytes=-5)",
+    "type": "say(type=['exit'])",
+    "unknown": "say(type='upgrade')",
+    "empty exit": "say(type='exit')",
+    "left": "say(type='exit', reason='failed', message=None, exit_code=0, signal=None,"
+    " mono_start=0.0, mono_end=1.0, workers={}, ended=[], left=['x'])",
+    "reason": "end('because')",
+    "message": "say(type='trouble', what='x', message={'a': 1})",
+    "deep": "sys.stdout.write('{\"type\": ' + '[' * 200000 + '\\n' + 'y' * (3 << 20))\n"
+    "sys.stdout.flush()",
+    "endless": "\nwhile True: sys.stdout.write('y' * 65536)",
+}
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_a_guard_that_lies_is_its_nodes_failure(tmp_path, name):
+    outcome, _ = watch(tmp_path, [GOOD, LIES[name] + "\nsys.stdin.read()"])
+    assert outcome.status == "failed"
+    assert (outcome.cause.host, outcome.cause.kind) == ("node2", "guard")
+    assert "it sent something that no guard sends" in outcome.cause.message
+    assert outcome.exits["node1"]["reason"] == "killed"
+    assert outcome.lingering == ["node2"]
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == []
+
+
+PEER_LOST = (
+    "say(type='worker_exit', rank=0, exit_code=1, signal=None,"
+    " exception='RuntimeError: Connection closed by peer', first=True)\n"
+)
+DEAF = "while True:\n    say(type='beat', unix=1.0, running=[1], disk_free=1)\n    time.sleep(0.1)"
+
+
+@pytest.mark.parametrize(
+    ("said", "host"),
+    [(PEER_LOST, "node2"), (PEER_LOST.replace("Connection closed by peer", "x"), "node1")],
+    ids=["others only lost it", "another has a failure of its own"],
+)
+def test_who_holds_on_to_a_run_is_its_failure(tmp_path, monkeypatch, said, host):
+    monkeypatch.setattr(stages, "SILENCE", 1.0)
+    outcome, _ = watch(tmp_path, [said + GOOD, DEAF])
+    assert outcome.lingering == ["node2"] and outcome.cause.host == host
+    told = "it was told to end its part, and went on" in (outcome.cause.message or "")
+    assert told == (host == "node2")
+
+
+def test_what_still_lives_is_named_in_few_words():
+    left = [{"pid": number, "command": "x" * 4000} for number in range(20_000)]
+    outcome = Outcome("failed", None, 1.0, [], {"node1": {"left": left, "ended": []}})
+    (line,) = proof(outcome)
+    assert line.startswith("node1: still alive: 0 xxx") and line.endswith("x and 19995 more")
+    assert len(line) < 1200
+
+
+@pytest.mark.parametrize(
+    ("gone", "lingering", "told"),
+    [(["node1", "node2"], [], True), (["node1", "node2"], ["x"], False), (["node1"], [], False)],
+)
+def test_where_all_are_gone_this_machine_may_be_to_blame(gone, lingering, told):
+    lines = proof(Outcome("failed", None, 1.0, gone, {}, lingering))
+    assert ("no machine answers: see first that this one has its network" in lines) == told
+
+
+def test_what_a_guard_says_is_shown_clean(tmp_path):
+    told = r"say(type='trouble', what='x', message='\x1b]0;owned\x07disk \ud800 full')"
+    told += "\nend('finished')"
+    outcome, said = watch(tmp_path, [told])
+    assert outcome.status == "finished"
+    assert said == "tandem: node1: disk \ufffd full\n"
