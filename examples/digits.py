@@ -3,10 +3,10 @@
     python examples/digits.py data/digits
 
 gives DIR/{train,val}/<digit>/<index>.png: 1,797 scans of 8 x 8 pixels (17 levels of grey),
-enlarged to 32 x 32, because a network with a stride of 32 has nothing left to look at in 8 x 8. Of
+enlarged to 32 x 32, because a network with a stride of 32 would have nothing left of 8 x 8. Of
 each digit's scans, in scikit-learn's order, every fifth goes to val: 1,442 train, 355 val.
 
-The bytes depend on nothing but the scans, so each machine that runs this has the same files.
+The bytes depend on nothing but the scans, so every machine that runs this gets the same files.
 Running it again changes nothing. Data: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten
 Digits", UCI Machine Learning Repository.
 """
@@ -37,14 +37,14 @@ def digits() -> dict[Path, bytes]:
         pixels = (scan * (255 / LEVELS)).round().astype("uint8")
         image = Image.fromarray(pixels).resize((SIZE, SIZE), Image.Resampling.BICUBIC)
         buffer = io.BytesIO()
-        # Stored, not compressed: zlib's versions pack differently.
+        # Stored rather than compressed, since versions of zlib compress differently.
         image.save(buffer, "PNG", compress_level=0)
         files[Path(split, str(digit), f"{index:04d}.png")] = buffer.getvalue()
     return files
 
 
 def write(folder: Path, files: dict[Path, bytes]) -> int:
-    """Write what is missing or differs in `folder`; return how many files that were."""
+    """Write the files that are missing or differ in `folder`; return how many were written."""
     written = 0
     for path, contents in files.items():
         target = folder / path
@@ -59,7 +59,7 @@ def write(folder: Path, files: dict[Path, bytes]) -> int:
 
 
 def foreign(folder: Path, files: dict[Path, bytes]) -> list[Path]:
-    """Return the images in `folder` that are no part of the data set."""
+    """Return the files in `folder` that are not part of the data set."""
     found = (path.relative_to(folder) for path in folder.glob("*/*/*") if path.is_file())
     return sorted(path for path in found if path not in files and path.suffix != ".partial")
 
@@ -75,7 +75,7 @@ def main() -> int:
         return 2
     if others := foreign(folder, files):
         print(
-            f"digits: {folder / others[0]} is no part of the digits ({len(others)} such files); "
+            f"digits: {folder / others[0]} is not part of the digits ({len(others)} such files); "
             "remove it or name another folder",
             file=sys.stderr,
         )

@@ -3,15 +3,16 @@
     python examples/glyphs.py data/glyphs --seed 1
 
 gives DIR/{train,val}/<class>/<index>.ppm, 32 x 32 pixels. Each of the 64 classes is a glyph of four
-strokes, the same for every seed; an image shows one, turned, scaled, moved, its strokes' ends
-shaken, beside another stroke, in a colour of chance on a darker background that changes over the
-image, and with noise. `--seed` draws other images of the same classes, for training and validation.
+strokes, the same for every seed. An image shows one glyph rotated, scaled and moved, the ends of
+its strokes jittered, beside a random stroke, in a random colour on a darker background with a
+gradient, and with noise. Another `--seed` draws other images of the same classes, both training and
+validation images.
 
-The digits are solved by anything; this is for comparisons: what one way of training gains or loses
+Any network solves the digits. This set is for comparisons: what one way of training gains or loses
 against another (docs/slow-networks.md).
 
-The bytes depend on the numbers given alone, on any machine: numpy's RandomState keeps its streams
-for ever, and of arithmetic only what IEEE 754 rounds in one way is used: no sine, no sum of many.
+On any machine the bytes depend on the given numbers alone: numpy guarantees the streams of
+RandomState, and the arithmetic uses only what IEEE 754 rounds in one way: no sine, no long sums.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
 SIZE, CLASSES = 32, 64
 STROKES, DISTRACTORS = 4, 1
 TRAIN, VAL = 400, 160  # images of each class
-CHUNK = 80  # images that are drawn at once
-# Of the glyphs' coordinates, in which an image reaches from -1 to 1.
+CHUNK = 80  # images drawn at a time
+# In the glyphs' coordinates, in which an image extends from -1 to 1.
 TURN, SHAKE, SHIFT, SMALLEST, LARGEST = 0.25, 0.09, 0.15, 0.75, 1.05
 WIDTH, EDGE = 0.055, 0.07
-NOISE, CONTRAST = 80, 70  # of 255
+NOISE, CONTRAST = 80, 70  # on a scale to 255
 
 
 def glyphs() -> np.ndarray:
-    """Ends of the strokes of all classes: (CLASSES, STROKES, 2 ends, 2 coordinates)."""
+    """The ends of all classes' strokes: (CLASSES, STROKES, 2 ends, 2 coordinates)."""
     import numpy as np
 
     random = np.random.RandomState(20)
@@ -80,7 +81,7 @@ def _placed(ends: np.ndarray, count: int, random: Any) -> np.ndarray:
 
 
 def _ink(strokes: np.ndarray) -> np.ndarray:
-    """How much of each pixel is drawn on, 0 to 1: (images, SIZE, SIZE)."""
+    """How much of each pixel is covered, 0 to 1: (images, SIZE, SIZE)."""
     import numpy as np
 
     x, y = _places()[None, None, :], _places()[None, :, None]
@@ -89,7 +90,7 @@ def _ink(strokes: np.ndarray) -> np.ndarray:
         (ax, ay), (bx, by) = (end[..., None, None] for end in stroke)
         dx, dy = bx - ax, by - ay
         length = np.maximum(dx * dx + dy * dy, 1e-6)
-        # The nearest point of the stroke, as a share of the way from one end to the other.
+        # The nearest point of the stroke, as a fraction of the way from one end to the other.
         way = np.clip(((x - ax) * dx + (y - ay) * dy) / length, 0, 1)
         across, down = x - ax - way * dx, y - ay - way * dy
         distance = np.sqrt(across * across + down * down)
@@ -98,14 +99,14 @@ def _ink(strokes: np.ndarray) -> np.ndarray:
 
 
 def _places() -> np.ndarray:
-    """The middles of a row of pixels, from -1 to 1."""
+    """The centres of the pixels of a row, from -1 to 1."""
     import numpy as np
 
     return (2 * np.arange(SIZE) - (SIZE - 1)) / (SIZE - 1)
 
 
 def write(folder: Path, seed: int, train: int = TRAIN, val: int = VAL) -> int:
-    """Write `train` and `val` images of each class; returns how many that are."""
+    """Write `train` and `val` images of each class; return how many images that makes."""
     header = f"P6\n{SIZE} {SIZE}\n255\n".encode()
     for number, ends in enumerate(glyphs()):
         for split, count, at in (("train", train, 0), ("val", val, 1)):
@@ -120,11 +121,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--seed", type=int, default=0, help="other images of the same classes (0)")
-    parser.add_argument("--train", type=int, default=TRAIN, help=f"images a class ({TRAIN})")
-    parser.add_argument("--val", type=int, default=VAL, help=f"images a class ({VAL})")
+    parser.add_argument("--train", type=int, default=TRAIN, help=f"images per class ({TRAIN})")
+    parser.add_argument("--val", type=int, default=VAL, help=f"images per class ({VAL})")
     options = parser.parse_args()
     if min(options.train, options.val) < 1 or not 0 <= options.seed < 2**32:
-        print("glyphs: --train and --val begin at 1, --seed at 0", file=sys.stderr)
+        print("glyphs: --train and --val start at 1, --seed at 0", file=sys.stderr)
         return 2
     if options.folder.exists() and any(options.folder.iterdir()):
         print(f"glyphs: {options.folder} is not empty: name another folder", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A backbone of your own: a ResNet-18 for small images, which keeps their resolution at first.
+"""A backbone of your own: a ResNet-18 for small images that keeps their resolution at first.
 
     python -m trainer --data data/digits --model examples.own_backbone:small_resnet18 --epochs 4
 
@@ -11,9 +11,9 @@ from torchvision.models import resnet18
 
 
 def small_resnet18() -> nn.Module:
-    """Features of images of 64 pixels or less: stride 8 instead of 32."""
+    """Features of images of at most 64 pixels: a stride of 8 instead of 32."""
     resnet = resnet18(weights=None)
     resnet.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
     resnet.maxpool = nn.Identity()
-    # Without torchvision's pooling and classifier, its last two children.
+    # All children but the last two, torchvision's pooling and classifier.
     return nn.Sequential(*list(resnet.children())[:-2])

@@ -1,4 +1,4 @@
-"""A model of your own, small enough for two old cores: three convolutions, batch normalisation.
+"""A model of your own, small enough for two old cores: three convolutions with batch norm.
 
     python -m trainer --data data/digits --model examples.small_cnn:small_cnn --epochs 8
 
@@ -13,10 +13,10 @@ CHANNELS = (32, 64, 128)
 
 
 def small_cnn() -> nn.Module:
-    """Features of images of 8 pixels or more: each convolution halves height and width."""
+    """Features of images of at least 8 pixels: each convolution halves height and width."""
     layers, before = [], 3
     for channels in CHANNELS:
-        # Batch normalisation has a bias of its own.
+        # Without a bias, since batch normalisation has one.
         layers.append(nn.Conv2d(before, channels, 3, stride=2, padding=1, bias=False))
         layers += [nn.BatchNorm2d(channels), nn.ReLU()]
         before = channels

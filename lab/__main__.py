@@ -22,7 +22,7 @@ VERBS = {
 
 def parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--name", help="of the lab; else it follows from the path of the checkout")
+    common.add_argument("--name", help="the lab's name (default: made from the checkout's path)")
     top = argparse.ArgumentParser(prog="python -m lab", description="a cluster inside one machine")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="COMMAND")
 
@@ -34,25 +34,25 @@ def parser() -> argparse.ArgumentParser:
 
     up = verb("up", "boot the machines and wait until they answer ssh")
     up.add_argument("--nodes", type=int, default=4, metavar="N")
-    up.add_argument("--rate", default="unshaped", help="of each cable: 1gbit, 100mbit, unshaped")
-    release = f"{' or '.join(plan.RELEASES)}, or one for each node by commas"
+    up.add_argument("--rate", default="unshaped", help="each cable's: 1gbit, 100mbit, unshaped")
+    release = f"{' or '.join(plan.RELEASES)}, or one for each node with commas between"
     up.add_argument("--release", default=plan.RELEASES[0], help=release)
-    up.add_argument("--with", dest="packages", default="", metavar="PACKAGE,...", help="of Debian")
+    up.add_argument("--with", dest="packages", default="", metavar="PACKAGE,...", help="Debian's")
     up.add_argument("--bare", action="store_true", help="as installed: password logins, no key")
     up.add_argument(
         "--vm", action="store_true", help="emulated machines with a kernel of their own"
     )
-    up.add_argument("--cpus", type=int, metavar="N", help="of each emulated machine (1)")
-    megabytes = f"of each emulated machine, MB ({plan.MACHINE_MEGABYTES})"
+    up.add_argument("--cpus", type=int, metavar="N", help="for each emulated machine (1)")
+    megabytes = f"MB for each emulated machine ({plan.MACHINE_MEGABYTES})"
     up.add_argument("--memory", type=int, metavar="MB", help=megabytes)
     up.add_argument("--no-bundle", action="store_true", help="do not gather what site.yml needs")
     execute = verb("exec", "run a command on the control machine: exec -- COMMAND ...")
     execute.add_argument("--from", dest="place", choices=control.PLACES, default="control")
-    verb("ssh", 'run a command line by a shell on node N: ssh N -- "COMMAND LINE"', on_node=True)
-    verb("status", "a table of the nodes")
-    verb("kill", "node N loses power", on_node=True)
-    verb("freeze", "node N hangs: it holds its connections, but does nothing", on_node=True)
-    verb("reboot", "node N boots again from inside; returns when it lets its user in", on_node=True)
+    verb("ssh", 'run a command line in a shell on node N: ssh N -- "COMMAND LINE"', on_node=True)
+    verb("status", "print a table of the nodes")
+    verb("kill", "cut the power of node N", on_node=True)
+    verb("freeze", "make node N hang: it keeps its connections, but does nothing", on_node=True)
+    verb("reboot", "reboot node N from inside, and wait until its user can log in", on_node=True)
     verb("cut", "unplug the cable of node N", on_node=True)
     verb("mend", "thaw node N, plug it in, switch it on", on_node=True)
     shape = verb("shape", "limit the cables, or that of node N, to RATE in both directions")
@@ -79,12 +79,12 @@ def check_host(vm: bool = False) -> None:
             f"this machine lacks {', '.join(missing)}: sudo tools/apt.sh lab/packages.txt"
         )
     if os.geteuid():
-        raise LabError("the lab boots machines, which needs root: run it by sudo")
+        raise LabError("the lab boots machines, which needs root: run it with sudo")
 
 
 def refuse_rate(rate: Optional[str]) -> None:
     if rate is not None:
-        raise LabError("virtual machines are emulated, slower than their cable: they have no rate")
+        raise LabError("virtual machines are emulated, slower than any cable: they have no rate")
 
 
 def asked_for(name: str, args: argparse.Namespace) -> Lab:
@@ -105,19 +105,19 @@ def asked_for(name: str, args: argparse.Namespace) -> Lab:
 
 
 def make_bundle(lab: Lab) -> None:
-    """The lab has no way out, so what its nodes will need is gathered here, where there is one."""
+    """Gathers what the nodes will need: only the host can reach the internet, the lab cannot."""
     book = lab.checkout / "ansible/playbooks/bundle.yml"
     tool = lab.checkout / ".venv/bin/ansible-playbook"
     if not book.exists() or not tool.exists():
         print("lab: no bundle for the nodes: .venv or ansible/playbooks/bundle.yml is missing")
         return
-    print("lab: completing bundle/, what the nodes will need (minutes, the first time)", flush=True)
+    print("lab: gathering in bundle/ what the nodes need (minutes the first time)", flush=True)
     env = {**os.environ, "PATH": f"{tool.parent}:{os.environ.get('PATH', os.defpath)}"}
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     done = subprocess.run([tool, book], cwd=lab.checkout, env=env, **output)
     if done.returncode:
         print(done.stdout, file=sys.stderr)
-        raise LabError("completing bundle/ failed (above); without it: up --no-bundle")
+        raise LabError("gathering bundle/ failed (see above); up --no-bundle does without it")
 
 
 def act(args: argparse.Namespace, command: list[str]) -> None:

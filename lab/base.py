@@ -1,4 +1,4 @@
-"""The root file system that the nodes of all labs share: a small Debian as installed."""
+"""The root file system that the nodes of all labs share: a small Debian, freshly installed."""
 
 import fcntl
 import hashlib
@@ -13,7 +13,7 @@ from lab.shell import run
 
 MIRROR = "http://deb.debian.org/debian"
 
-# What a fresh desktop or server has, as far as the roles and the launcher could notice.
+# What a fresh desktop or server has, as far as roles and launcher can notice.
 PACKAGES = (
     *("systemd", "systemd-sysv", "libpam-systemd", "dbus", "dbus-user-session"),
     *("openssh-server", "sudo", "python3", "python3-apt", "python3-venv"),
@@ -32,12 +32,12 @@ systemctl enable systemd-networkd.service
 """
 
 
-# Virtual machines are for what needs a kernel: it, and the file servers and clients that use it.
+# Virtual machines have a kernel of their own, and the file servers and clients that need one.
 VM_PACKAGES = (
     *("udev", "linux-image-cloud-amd64", "busybox-static"),
     *("nfs-kernel-server", "nfs-common", "samba", "smbclient", "cifs-utils"),
 )
-# The servers that only a role should start, and what would cost half a minute of an emulated boot.
+# Servers that only a role should start, and units that cost half a minute of an emulated boot.
 VM_FINISH = """
 systemctl disable nfs-server.service nfs-blkmap.service smbd.service nmbd.service
 systemctl disable samba-ad-dc.service
@@ -54,25 +54,25 @@ def finish(system: System) -> str:
 
 
 def folder(system: System) -> Path:
-    """Named by content: a new list of packages is a new base, and running nodes keep theirs."""
+    """Named by content: a new list of packages makes a new base, and running nodes keep theirs."""
     content = "\n".join([system.release, MIRROR, *packages(system), finish(system)])
     name = f"{system.release}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
     return CACHE / "bases" / name
 
 
 def ensure(system: System, lab: Lab) -> Path:
-    """The base of `system`, made if it is not there; `lab` removes half-made ones."""
+    """The base of `system`, made if it does not exist; an unfinished one is removed with `lab`."""
     return ensure_folder(folder(system), lab, lambda target: _make(system, target))
 
 
 def ensure_folder(wanted: Path, lab: Lab, make: Callable[[Path], None]) -> Path:
-    """`wanted`, which `make` fills if it is not there; it appears when it is whole, or never."""
+    """`wanted`, filled by `make` if it does not exist; it appears only once it is complete."""
     if wanted.is_dir():
         return wanted
     unfinished = wanted.with_name(f"{wanted.name}.{lab.name}.unfinished")
     wanted.parent.mkdir(parents=True, exist_ok=True)
     with (wanted.parent / "lock").open("w") as lock:
-        # One byte for each name, so that the making of one does not hinder another's.
+        # One byte of the file is locked for each name, so that making one does not block another.
         fcntl.lockf(lock, fcntl.LOCK_EX, 1, zlib.crc32(wanted.name.encode()))
         if not wanted.is_dir():
             make(unfinished)
@@ -82,8 +82,8 @@ def ensure_folder(wanted: Path, lab: Lab, make: Callable[[Path], None]) -> Path:
 
 
 def _make(system: System, target: Path) -> None:
-    print(f"lab: making the base system (Debian {system.release}), once: a minute", flush=True)
-    # debootstrap mounts /proc and /sys: in a namespace of its own they end with it, even killed.
+    print(f"lab: making the base system (Debian {system.release}): a minute, once", flush=True)
+    # debootstrap mounts /proc and /sys; in its own namespace they vanish even when it is killed.
     private = ["unshare", "--mount", "--propagation", "private", "--"]
     include = f"--include={','.join(packages(system))}"
     make = ["debootstrap", "--variant=minbase", include, system.release, str(target), MIRROR]

@@ -1,16 +1,16 @@
 #!/bin/sh
-# One node from power on to power off: boot.sh GROUP NETNS DISK BASE CONTAINER-COMMAND...
-# Runs in a mount namespace of its own, so that every mount below ends with the node, however it ends.
+# Runs one node from power-on to power-off: boot.sh GROUP NETNS DISK BASE CONTAINER-COMMAND...
+# Called in a mount namespace of its own, so that every mount below ends with the node, however it ends.
 set -eu
 group=$1 netns=$2 disk=$3 base=$4
 shift 4
 
-# The container manager wants version 2 alone, and hosts mount both.
+# systemd-nspawn needs version 2 of control groups alone, and hosts mount both.
 umount --recursive /sys/fs/cgroup
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 echo 0 >"/sys/fs/cgroup/$group/cgroup.procs"
 
-# A /run of its own: the manager leaves lock files there when it is killed.
+# A /run of its own, since systemd-nspawn leaves lock files there when it is killed.
 run=$disk/root
 mount -t tmpfs tmpfs "$run"
 mkdir "$run/netns"
@@ -20,13 +20,13 @@ mount --no-mtab --move "$run" /run
 
 mount -t overlay -o "lowerdir=$base,upperdir=$disk/upper,workdir=$disk/work" overlay "$disk/root"
 
-# A machine may set its own network's parameters, /proc/sys/net, and nothing else of the kernel.
+# A machine may set the parameters of its own network, /proc/sys/net, and nothing else in the kernel.
 export SYSTEMD_NSPAWN_API_VFS_WRITABLE=network
 
-# 133 is how the manager says that the machine wants to be booted again.
+# With exit code 133 systemd-nspawn says that the machine wants to be rebooted.
 code=133
 while [ "$code" = 133 ]; do
-    # What a power cycle takes: addresses, routes, packet filters, empty control groups.
+    # What a power cycle clears: addresses, routes, packet filters, empty control groups.
     nsenter --net="/run/netns/$netns" sh -c '
         nft flush ruleset
         ip address flush dev eth0

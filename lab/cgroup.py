@@ -1,4 +1,4 @@
-"""The processes of a lab, as control groups (version 2, also where version 1 is there too)."""
+"""The processes of a lab as control groups (version 2, even where version 1 is mounted as well)."""
 
 import contextlib
 import os
@@ -57,7 +57,7 @@ def freeze(group: Path, on: bool) -> None:
 
 
 def kill(group: Path) -> None:
-    """Ends all processes of `group`, frozen ones too, and waits until they are gone."""
+    """Kills all processes of `group`, including frozen ones, and waits until they are gone."""
     with contextlib.suppress(FileNotFoundError):
         (group / "cgroup.kill").write_text("1")
     deadline = time.monotonic() + KILL_SECONDS
@@ -68,7 +68,7 @@ def kill(group: Path) -> None:
 
 
 def remove(group: Path) -> None:
-    """Removes an empty group and what is below it."""
+    """Removes an empty group and the groups below it."""
     for folder, _, _ in os.walk(group, topdown=False):
         with contextlib.suppress(FileNotFoundError):
             Path(folder).rmdir()

@@ -1,4 +1,4 @@
-"""Commands that run where the control machine, or a stranger in the same LAN, would stand."""
+"""Commands that run as if on the control machine, or on a stranger's machine in the same LAN."""
 
 import os
 import pwd
@@ -13,9 +13,9 @@ PLACES = ("control", "stranger")
 
 
 def entering(lab: Lab, place: str, command: Sequence[str]) -> list[str]:
-    """What to execute so that `command` runs at `place`; each part replaces the one before it."""
+    """The command line that runs `command` at `place`; each part executes the next in its stead."""
     home = Path(pwd.getpwuid(os.getuid()).pw_dir)
-    (home / ".ssh").mkdir(mode=0o700, exist_ok=True)  # what the lab's own is mounted over
+    (home / ".ssh").mkdir(mode=0o700, exist_ok=True)  # the lab's own is mounted over it
     return [
         "nsenter",
         f"--net=/run/netns/{lab.netns(place)}",
@@ -35,7 +35,7 @@ def entering(lab: Lab, place: str, command: Sequence[str]) -> list[str]:
 
 
 def environment(lab: Lab) -> dict[str, str]:
-    """The caller's, with the checkout's tools first, and without the caller's ssh agent."""
+    """The caller's environment, with the checkout's tools first and without an ssh agent."""
     env = {key: value for key, value in os.environ.items() if key != "SSH_AUTH_SOCK"}
     env["PATH"] = f"{lab.checkout / '.venv/bin'}:{env.get('PATH', os.defpath)}"
     # Ansible finds its open connections by address, and all labs have the same addresses.
@@ -44,20 +44,20 @@ def environment(lab: Lab) -> dict[str, str]:
 
 
 def execute(lab: Lab, place: str, command: Sequence[str]) -> None:
-    """Replaces this process."""
+    """Replaces this process by `command`."""
     argv = entering(lab, place, command)
     os.execvpe(argv[0], argv, environment(lab))  # noqa: S606
 
 
 def run_on(lab: Lab, node: Node, line: str, stdin: str = "") -> subprocess.CompletedProcess:
-    """One command line by a shell on `node`."""
+    """Runs one command line in a shell on `node`."""
     argv = entering(lab, "control", ssh(lab, node, [line]))
     options = {"input": stdin, "capture_output": True, "text": True}
     return subprocess.run(argv, env=environment(lab), **options)
 
 
 def ssh(lab: Lab, node: Node, command_line: Sequence[str]) -> list[str]:
-    """The ssh command for a shell on `node`, whatever became of the control's ~/.ssh."""
+    """The ssh command for a shell on `node`, independent of the control machine's ~/.ssh."""
     options = {
         "UserKnownHostsFile": lab.state / "known_hosts",
         "GlobalKnownHostsFile": "/dev/null",

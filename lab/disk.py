@@ -1,4 +1,4 @@
-"""What makes one node differ from another: the files that lie over the shared base."""
+"""What makes one node differ from another: the files that overlay the shared base."""
 
 import os
 import shutil
@@ -8,8 +8,8 @@ from pathlib import Path
 from lab.plan import Lab, LabError, Node
 from lab.shell import run
 
-USER_ID = 1000  # of the first; the others follow
-PASSWORD = "lab"  # noqa: S105  # of the prepared-by-nobody desktop's user, in docs/lab.md
+USER_ID = 1000  # the first user's; the others follow
+PASSWORD = "lab"  # noqa: S105  # of the user of a bare machine; docs/lab.md says so
 HOST_KEY_TYPES = ("ed25519", "ecdsa")
 CHRONY = """\
 [Unit]
@@ -21,21 +21,21 @@ Environment="DAEMON_OPTS=-F 1 -x"
 
 
 def files(lab: Lab, node: Node) -> dict[str, tuple[int, str]]:
-    """Path -> (mode, content) of what an installer would have written on this machine."""
+    """{path: (mode, content)} of what an installer would have written on this machine."""
     sudo_rule = "ALL=(ALL:ALL) ALL" if lab.bare else "ALL=(ALL:ALL) NOPASSWD: ALL"
     return {
         "etc/hostname": (0o644, f"{node.name}\n"),
-        # As Debian's installer writes it: 127.0.1.1 for the own name is what roles must mend.
+        # As Debian's installer writes it; 127.0.1.1 for the machine's own name is what roles mend.
         "etc/hosts": (0o644, f"127.0.0.1\tlocalhost\n127.0.1.1\t{node.name}\n::1\tlocalhost\n"),
         "etc/machine-id": (0o444, f"{uuid.uuid4().hex}\n"),
         "etc/systemd/network/10-lan.network": (
             0o644,
             f"[Match]\nName=eth0\n\n[Network]\nAddress={node.address}/24\nIPv6AcceptRA=no\n",
         ),
-        # All machines share the host's clock, which is not theirs to set: chrony follows only.
-        # In the unit: a purge of chrony takes /etc/default/chrony along.
+        # All machines share the host's clock, which is not theirs to set, so chrony only follows.
+        # Set in the unit, since purging chrony removes /etc/default/chrony.
         "etc/systemd/system/chrony.service.d/lab.conf": (0o644, CHRONY),
-        # Who greets lets its user in: before that unit, logins are refused since it still boots.
+        # A machine whose sshd greets must let its user in: before that unit, logins are refused.
         "etc/systemd/system/ssh.service.d/after-boot.conf": (
             0o644,
             "[Unit]\nAfter=systemd-user-sessions.service\n",
@@ -63,7 +63,7 @@ def password_hash() -> str:
 
 
 def write(lab: Lab, node: Node, base: Path) -> None:
-    """Makes the disk of `node`: upper/ is what differs from the base."""
+    """Makes the disk of `node`; upper/ has what differs from the base."""
     upper = node.disk / "upper"
     for name in ("upper", "work", "root"):
         (node.disk / name).mkdir(parents=True)
@@ -116,7 +116,7 @@ def known_hosts(lab: Lab) -> str:
 
 
 def write_control_keys(lab: Lab) -> None:
-    """The folders that take the place of ~/.ssh on the control machine and on the stranger."""
+    """Makes the folders that replace ~/.ssh on the control machine and the stranger's."""
     for place in ("control", "stranger"):
         (lab.state / f"{place}.ssh").mkdir(mode=0o700)
     if not lab.bare:

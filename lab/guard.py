@@ -1,4 +1,4 @@
-"""Doing something that must leave nothing behind when it does not succeed."""
+"""Running an action that must leave nothing behind if it does not succeed."""
 
 import os
 import socket
@@ -13,12 +13,12 @@ READY, DONE = b"ready", b"done"
 
 
 def or_undo(reserve: Step, action: Step, undo: Step) -> None:
-    """Runs `action`, and `undo` if it raises or this process dies of any signal (SIGKILL too).
+    """Runs `action`, then `undo` if it raises or this process dies of any signal, even SIGKILL.
 
-    `reserve` comes first; when it raises LabError, that reaches the caller and nothing is undone.
-    It and `undo` run in a watcher, a process with a session of its own that waits for the end of
-    a connection: so there is no moment at which something exists that nobody would undo. `undo`
-    has finished when the exception of `action` reaches the caller.
+    `reserve` comes first; if it raises LabError, the caller gets that error and nothing is undone.
+    It and `undo` run in a watcher, a process with a session of its own that waits for the end of a
+    connection, so that at no moment something exists that nobody would undo. When the exception of
+    `action` reaches the caller, `undo` has finished.
     """
     ours, theirs = socket.socketpair()
     watcher = os.fork()
@@ -48,7 +48,7 @@ def _watch(connection: socket.socket, reserve: Step, undo: Step) -> NoReturn:
         if not _succeeded(connection):
             undo()
     except Exception as error:
-        print(f"lab: could not undo what was begun: {error}", file=sys.stderr, flush=True)
+        print(f"lab: could not undo what was started: {error}", file=sys.stderr, flush=True)
     os._exit(0)
 
 
@@ -56,5 +56,5 @@ def _succeeded(connection: socket.socket) -> bool:
     try:
         connection.send(READY)
         return connection.recv(16) == DONE
-    except ConnectionError:  # the caller ended before it read
+    except ConnectionError:  # the caller died before it read
         return False

@@ -24,14 +24,14 @@ def load(name: str) -> Lab:
 
 
 def up(lab: Lab) -> None:
-    """Boots all nodes and returns when they answer ssh; nothing is left if it does not."""
+    """Boots all nodes, and returns when they answer ssh; if that fails, nothing is left behind."""
     guard.or_undo(lambda: _reserve(lab), lambda: _make(lab), lambda: down(lab.name))
 
 
 def _reserve(lab: Lab) -> None:
-    """The folder of its state is what makes a name taken."""
+    """Reserves the lab's name: a name is taken when the folder of its state exists."""
     if not lab.state.exists() and exists(lab.name):
-        down(lab.name)  # what a crash of the host left: /run is empty then, and disks are not
+        down(lab.name)  # what a crash of the host left: it empties /run, but not the disks
     STATE.mkdir(exist_ok=True)
     try:
         lab.state.mkdir(mode=0o700)
@@ -40,14 +40,14 @@ def _reserve(lab: Lab) -> None:
 
 
 def _allow_watches() -> None:
-    """Each systemd watches files, about seven times over; all nodes count as one user, root, to
-    whom Linux grants 128. Past that a node dies at boot without a word."""
+    """Raises the limit on inotify instances: each systemd takes about seven, all nodes count as one
+    user, root, and Linux grants a user 128. Beyond that a node dies at boot without a message."""
     if int(INOTIFY_LIMIT.read_text()) < WATCHES:
         INOTIFY_LIMIT.write_text(str(WATCHES))
 
 
 def _make(lab: Lab) -> None:
-    # Every process that `up` starts is in the lab's group from its birth, so `down` finds them all.
+    # Every process that `up` starts is in the lab's group from the start, so `down` finds them all.
     before = cgroup.own()
     try:
         cgroup.join(cgroup.of(lab.name, "up"))
@@ -92,7 +92,7 @@ def _write_control_files(lab: Lab) -> None:
 
 
 def down(name: str) -> None:
-    """Ends a lab, also one that is half made or whose nodes are frozen or dead."""
+    """Ends a lab, including one that is half made or whose nodes are frozen or dead."""
     group = cgroup.of(name)
     if cgroup.own().is_relative_to(group):
         cgroup.join(cgroup.mount_point())
@@ -105,18 +105,18 @@ def down(name: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(STATE / name)
     for shared in (STATE, DISKS, group.parent):
-        with contextlib.suppress(OSError):  # another lab is in it
+        with contextlib.suppress(OSError):  # another lab uses it
             shared.rmdir()
 
 
 def exists(name: str) -> bool:
-    """Whether there is anything of a lab, whole or not."""
+    """Whether anything of a lab exists, complete or not."""
     folders = (STATE / name, DISKS / name, cgroup.of(name))
     return any(folder.exists() for folder in folders) or bool(network.namespaces_of(name))
 
 
 def status(lab: Lab) -> str:
-    """A table, 80 columns."""
+    """A table of the nodes, at most 80 columns wide."""
     ports = network.ports(lab)
     kind = "bare " * lab.bare + "virtual " * lab.vm
     head = f"lab {lab.name}: {lab.count} {kind}nodes, Debian {', '.join(lab.releases)}"

@@ -1,4 +1,4 @@
-"""The lab's private network: one switch, a cable to each machine, no way out."""
+"""The lab's private network: one switch, a cable to each machine, and no way out."""
 
 import contextlib
 import ctypes
@@ -20,7 +20,7 @@ STRANGER_PORT = "ps"
 
 
 def plan(lab: Lab) -> list[str]:
-    """The commands that build the network, in order; none touches the host's namespace."""
+    """The commands that build the network, in order; none changes the host's own namespace."""
     control, stranger = lab.netns("control"), lab.netns("stranger")
     commands = [
         f"ip netns add {control}",
@@ -58,8 +58,8 @@ def _tap(control: str, port: str) -> list[str]:
 
 
 def shaping(lab: Lab, node: Node, rate: Optional[str]) -> list[str]:
-    """Commands that give both directions of the cable of `node` this rate; None: no limit."""
-    queue = "noqueue"  # what a veth has by itself
+    """The commands that give both directions of `node`'s cable this rate; None means no limit."""
+    queue = "noqueue"  # a veth's default
     if rate is not None:
         queue = f"tbf rate {rate} burst {burst_bytes(rate)} latency 50ms"
     ends = ((lab.netns("control"), node.port), (node.netns, "eth0"))
@@ -67,7 +67,7 @@ def shaping(lab: Lab, node: Node, rate: Optional[str]) -> list[str]:
 
 
 def carry_out(commands: Sequence[str]) -> None:
-    """Names and rates were checked to hold no space."""
+    """Runs commands, whose words contain no spaces: names and rates were checked for that."""
     for command in commands:
         run(command.split())
 
@@ -77,7 +77,7 @@ def plug(lab: Lab, node: Node, on: bool) -> None:
 
 
 def ports(lab: Lab) -> dict[str, tuple[bool, Optional[str]]]:
-    """Port -> (plugged in, rate), as the kernel has it."""
+    """{port: (plugged in, rate)}, read from the kernel."""
     links = json.loads(run(["ip", "-json", "-n", lab.netns("control"), "link", "show"]))
     queues = json.loads(run(["tc", "-json", "-n", lab.netns("control"), "qdisc", "show"]))
     rates = {q["dev"]: q["options"]["rate"] * 8 for q in queues if q["kind"] == "tbf"}
@@ -98,7 +98,7 @@ def rate_text(bits: Optional[int]) -> Optional[str]:
 
 @contextlib.contextmanager
 def inside(netns: str) -> Iterator[None]:
-    """This thread acts in `netns`; sockets made there stay there."""
+    """Moves this thread into `netns` for a while; sockets that it makes there stay there."""
     libc = ctypes.CDLL(None, use_errno=True)
     clone_newnet = 0x40000000
     with Path("/proc/thread-self/ns/net").open() as before, (NAMESPACES / netns).open() as after:
@@ -129,7 +129,7 @@ def answers_ssh(lab: Lab, node: Node, connect: float, greet: float) -> bool:
 
 
 def namespaces_of(lab: str) -> list[str]:
-    """The namespaces of a lab, also of one that is half made."""
+    """The namespaces of a lab, including those of one that is half made."""
     with contextlib.suppress(FileNotFoundError):
         ours = re.compile(rf"{re.escape(lab)}-(control|stranger|node\d+)")
         return sorted(found.name for found in NAMESPACES.iterdir() if ours.fullmatch(found.name))
@@ -137,7 +137,7 @@ def namespaces_of(lab: str) -> list[str]:
 
 
 def remove(netns: str) -> None:
-    """Ends whatever still runs in `netns`, then removes it with its interfaces."""
+    """Kills what still runs in `netns`, then removes it with its interfaces."""
     listed = subprocess.run(["ip", "netns", "pids", netns], capture_output=True, text=True).stdout
     for pid in map(int, listed.split()):
         if pid != os.getpid():

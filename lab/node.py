@@ -1,4 +1,4 @@
-"""Power of one node: boot, loss of power, freezing."""
+"""The power of one node: booting, losing power, freezing."""
 
 import subprocess
 import time
@@ -8,14 +8,14 @@ from pathlib import Path
 from lab import base, cgroup, control, disk, network, vm
 from lab.plan import Lab, LabError, Node
 
-BOOT_SECONDS = 300  # emulated machines on a busy host; containers need one
+BOOT_SECONDS = 300  # for emulated machines on a busy host; containers need one second
 SSH_LOST = 255
 BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
 
 
 def container(lab: Lab, node: Node) -> list[str]:
     """The command that boots `node` in its namespace and root file system."""
-    # The first machine proves an environment and fills the cache; the others find it finished.
+    # The first machine makes and tests an environment in the cache; the others find it finished.
     bind = "--bind" if lab.is_first_of_its_system(node) else "--bind-ro"
     return [
         "systemd-nspawn",
@@ -35,7 +35,7 @@ def container(lab: Lab, node: Node) -> list[str]:
         "--capability=all",
         # The host's clock is not theirs to set.
         "--drop-capability=CAP_SYS_TIME",
-        # File servers need both: mounts of their own, and handles that outlive an open file.
+        # File servers need both: mounts of their own, and file handles that outlive an open file.
         "--system-call-filter=@mount",
         "--system-call-filter=open_by_handle_at",
         f"{bind}={node.envs}:/opt/tandem/envs",
@@ -71,11 +71,11 @@ def running(lab: Lab, node: Node) -> bool:
 
 
 def wait_for_ssh(lab: Lab, booting: Mapping[Node, subprocess.Popen]) -> None:
-    """Returns when all nodes greet; LabError with the console's end where one does not."""
+    """Returns when all nodes greet; raises LabError with the console's end when one does not."""
     deadline = time.monotonic() + BOOT_SECONDS
     for node, power in booting.items():
-        # Short to connect, since the address may come at any moment; long to greet, since a slow
-        # machine asked again and again would never come to an answer.
+        # A short time to connect, since the address may come at any moment; a long one to greet,
+        # since a slow machine that is asked again and again would never get to answer.
         while not network.answers_ssh(lab, node, connect=1, greet=30):
             if time.monotonic() > deadline:
                 raise LabError(_with_console(node, f"does not answer ssh for {BOOT_SECONDS} s"))
@@ -90,7 +90,7 @@ def _with_console(node: Node, trouble: str) -> str:
 
 
 def power_off(lab: Lab, node: Node) -> None:
-    """Loss of power: silence first, then death, so that no peer gets a closing packet."""
+    """Cuts the power. The cable goes first, so that no peer gets a closing packet."""
     network.plug(lab, node, False)
     cgroup.kill(cgroup.of(lab.name, node.name))
 
@@ -102,7 +102,7 @@ def freeze(lab: Lab, node: Node) -> None:
 
 
 def mend(lab: Lab, node: Node) -> None:
-    """Thaws, plugs in, and switches on what has no power, with the disk as it was left."""
+    """Thaws `node` and plugs it in, or switches it on, with its disk as it was left."""
     group = cgroup.of(lab.name, node.name)
     network.plug(lab, node, True)
     if running(lab, node):
@@ -112,14 +112,14 @@ def mend(lab: Lab, node: Node) -> None:
 
 
 def reboot(lab: Lab, node: Node) -> None:
-    """Boots `node` from inside, as its user would, and returns when it lets the user in again."""
+    """Reboots `node` from inside, as its user would; returns when that user can log in again."""
     before = control.run_on(lab, node, BOOT_ID)
     if before.returncode:
         said = before.stderr.strip() or f"exit code {before.returncode}"
         raise LabError(
             f"{node.name} refuses the login that would reboot it ({said}): mend {node.index}"
         )
-    # The password is for bare machines; the others do not ask.
+    # Only bare machines ask for the password.
     line = "sudo --stdin --prompt= systemctl reboot"
     asked = control.run_on(lab, node, line, stdin=f"{disk.PASSWORD}\n")
     if asked.returncode not in (0, SSH_LOST):

@@ -12,9 +12,9 @@ CACHE = Path("/var/cache/tandem-lab")
 NETWORK = "192.168.56"
 CONTROL_ADDRESS = f"{NETWORK}.1"
 STRANGER_ADDRESS = f"{NETWORK}.200"
-MAX_NODES = 64  # node 64 is .174; the stranger and the broadcast address come later
+MAX_NODES = 64  # node 64 is .174; the stranger's and the broadcast address are higher
 RELEASES = ("bookworm", "bullseye")
-MACHINE_MEGABYTES = 384  # of a virtual machine; less does not boot
+MACHINE_MEGABYTES = 384  # for a virtual machine; with less it does not boot
 
 
 class LabError(Exception):
@@ -23,7 +23,7 @@ class LabError(Exception):
 
 @dataclass(frozen=True)
 class System:
-    """What is installed on a machine before anybody touches it."""
+    """What a machine is before anybody has set it up."""
 
     release: str = "bookworm"
     vm: bool = False
@@ -36,7 +36,7 @@ class Node:
 
     lab: str
     index: int
-    system: System = System()  # frozen
+    system: System = System()  # immutable, so it may be a default
 
     @property
     def name(self) -> str:
@@ -44,7 +44,7 @@ class Node:
 
     @property
     def machine(self) -> str:
-        """The name by which systemd-nspawn knows it: unlike `name`, unique among labs."""
+        """Its name for systemd-nspawn: unlike `name`, unique among all labs."""
         return f"{self.lab}-{self.name}"
 
     @property
@@ -57,7 +57,7 @@ class Node:
 
     @property
     def port(self) -> str:
-        """The end of its cable at the switch, an interface of the control machine's namespace."""
+        """The switch's end of its cable, an interface in the control machine's namespace."""
         return f"p{self.index}"
 
     @property
@@ -70,7 +70,7 @@ class Node:
 
     @property
     def envs(self) -> Path:
-        """The folder of the host behind /opt/tandem/envs."""
+        """The host's folder that is mounted as /opt/tandem/envs."""
         return CACHE / "envs" / self.system.release
 
 
@@ -86,7 +86,7 @@ class Lab:
     bare: bool = False
     vm: bool = False
     packages: tuple[str, ...] = ()
-    cpus: int = 1  # of each virtual machine, as the next
+    cpus: int = 1  # for each virtual machine, like megabytes
     megabytes: int = MACHINE_MEGABYTES
 
     @property
@@ -108,29 +108,29 @@ class Lab:
 
     @property
     def user(self) -> str:
-        """Who logs in: a desktop's user where nothing was prepared, else the cluster's."""
+        """The user that logs in: a desktop's user on bare machines, else the cluster's."""
         return self.users[0]
 
     @property
     def users(self) -> tuple[str, ...]:
-        """An installer's user; or who trains and who provisions, as `make bootstrap` leaves them,
-        except that `tandem` has sudo here, so that tests can change a machine as they like."""
+        """On bare machines the installer's user; else the users that train and provision, as `make
+        bootstrap` makes them, except that `tandem` may use sudo, for tests that change things."""
         return ("student",) if self.bare else ("tandem", "tandem-admin")
 
     def netns(self, place: str) -> str:
-        """Namespace of `control` or `stranger`."""
+        """The namespace of `control` or `stranger`."""
         return f"{self.name}-{place}"
 
 
 def default_name(checkout: Path) -> str:
-    """Two checkouts have two labs, wherever they lie."""
+    """A name of its own for each checkout, made from its path."""
     return "tandem-" + hashlib.sha256(str(checkout.resolve()).encode()).hexdigest()[:8]
 
 
 def check_name(name: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,31}", name):
         raise LabError(
-            f"lab name {name!r}: use up to 32 lower-case letters, digits, dashes, a letter first"
+            f"lab name {name!r}: use up to 32 lower-case letters, digits and dashes, a letter first"
         )
     return name
 
@@ -155,18 +155,18 @@ def check_releases(text: str, count: int) -> tuple[str, ...]:
 
 
 def check_packages(text: str) -> tuple[str, ...]:
-    """Names of Debian packages, by commas, in an order that does not depend on how they came."""
+    """The names of Debian packages in a comma-separated list, sorted and without duplicates."""
     names = sorted({name for name in text.split(",") if name})
     for name in names:
         if not re.fullmatch(r"[a-z0-9][a-z0-9+.-]+", name):
-            raise LabError(f"--with {name!r}: this is no name of a Debian package")
+            raise LabError(f"--with {name!r}: this is not the name of a Debian package")
     return tuple(names)
 
 
 def check_hardware(vm: bool, cpus: Optional[int], megabytes: Optional[int]) -> tuple[int, int]:
-    """Processors and memory of each virtual machine."""
+    """(processors, MB of memory) of each virtual machine."""
     if not vm and (cpus or megabytes):
-        raise LabError("--cpus and --memory are of virtual machines: other nodes have the host's")
+        raise LabError("--cpus and --memory are for virtual machines: other nodes use the host's")
     cpus = 1 if cpus is None else cpus
     megabytes = MACHINE_MEGABYTES if megabytes is None else megabytes
     if cpus < 1:
@@ -192,6 +192,6 @@ def bits_per_second(rate: str) -> float:
 
 
 def burst_bytes(rate: str) -> int:
-    """What a token bucket may send at once: 2 ms of the rate, at least what TCP hands over at once,
-    64 KiB and the headers of its packets, which the kernel would else cut up, packet by packet."""
+    """Bytes that a token bucket may send at once: 2 ms at this rate, but no less than TCP hands
+    over at once, 64 KiB and its packets' headers, which the kernel would otherwise split up."""
     return max(72 * 1024, round(bits_per_second(rate) / 8 * 0.002))

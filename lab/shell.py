@@ -1,4 +1,4 @@
-"""Running the tools of the host."""
+"""Running the host's tools."""
 
 import shutil
 import subprocess
@@ -30,7 +30,7 @@ def missing_tools(vm: bool) -> list[str]:
 
 
 def run(argv: Sequence[str], stdin: str = "") -> str:
-    """Standard output of `argv`; LabError with what it said where it fails."""
+    """The standard output of `argv`; raises LabError with its message if it fails."""
     done = subprocess.run(argv, input=stdin, capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"

@@ -1,7 +1,7 @@
 """Nodes as virtual machines, for what needs a kernel of its own: NFS and SMB mounts, modules.
 
-They are emulated, since a host that is a virtual machine itself seldom offers more: ten times
-slower than the containers that nodes are otherwise.
+They are emulated, since a host that is itself a virtual machine seldom offers more. They are ten
+times slower than containers, which nodes are otherwise.
 """
 
 import hashlib
@@ -12,11 +12,11 @@ from lab import base
 from lab.plan import Lab, Node, System
 from lab.shell import run
 
-DISK_SIZE = "32G"  # as the machine sees it; the host keeps what is written
+DISK_SIZE = "32G"  # as the machine sees it; the host stores only what is written
 MODULES = ("virtio_pci", "virtio_blk", "virtio_net", "ext4")
 
-# What the machine does before systemd. The files of this one machine lie in /upper, put there
-# by its own part of the initial RAM disk; they are copied once.
+# What the machine does before systemd. Its own part of the initial RAM disk has put this machine's
+# files into /upper; they are copied once.
 INIT = """#!/bin/busybox sh
 /bin/busybox mount -t devtmpfs devtmpfs /dev
 for module in /modules/*; do /bin/busybox insmod "$module"; done
@@ -29,12 +29,12 @@ exec /bin/busybox switch_root /root /lib/systemd/systemd
 ARCHIVE = 'cd "$1" && find . | cpio --quiet --create --format=newc >"$2"'
 
 
-# Few inodes and a small journal, all of it written here: the machine has nothing left to zero.
+# Few inodes and a small journal, all written here, so that the machine has nothing left to zero.
 MAKE_DISK = "mke2fs -q -t ext4 -i 65536 -J size=64 -E lazy_itable_init=0,lazy_journal_init=0"
 
 
 def folder(system: System) -> Path:
-    """kernel, initrd and disk.ext4, which all virtual machines of this system share."""
+    """The folder with kernel, initrd and disk.ext4 that all virtual machines of a system share."""
     root = base.folder(system)
     content = "\n".join([*MODULES, INIT, MAKE_DISK, DISK_SIZE])
     return root.with_name(f"{root.name}.vm-{hashlib.sha256(content.encode()).hexdigest()[:12]}")
@@ -63,24 +63,24 @@ def _make(system: System, target: Path) -> None:
 
 
 def _modules(root: Path, version: str) -> list[Path]:
-    """Files of MODULES and of what they need, in the order of loading."""
+    """The files of MODULES and of their dependencies, in the order of loading."""
     files: dict[Path, None] = {}
     for module in MODULES:
         asked = ["modprobe", "--set-version", version, "--show-depends", module]
         for line in run(["chroot", str(root), *asked]).splitlines():
-            if line.startswith("insmod "):  # `builtin` is the other answer
+            if line.startswith("insmod "):  # not `builtin`, the other answer
                 files[root / line.split()[1].lstrip("/")] = None
     return list(files)
 
 
 def write_disk(node: Node) -> None:
-    """The disk of `node` over the shared one, and the initial RAM disk that installs its files."""
+    """Makes `node`'s disk over the shared one, and the initial RAM disk that installs its files."""
     shared, own = folder(node.system), node.disk / "own.cpio"
     (node.disk / "initial").mkdir()
     (node.disk / "upper").rename(node.disk / "initial/upper")
     run(["sh", "-c", ARCHIVE, "sh", str(node.disk / "initial"), str(own)])
     (node.disk / "initial/upper").rename(node.disk / "upper")
-    # The kernel unpacks archives that follow each other one after the other.
+    # The kernel unpacks concatenated archives one after the other.
     (node.disk / "initrd").write_bytes((shared / "initrd").read_bytes() + own.read_bytes())
     own.unlink()
     backing = ["-b", str(shared / "disk.ext4"), "-F", "raw"]
@@ -88,7 +88,7 @@ def write_disk(node: Node) -> None:
 
 
 def machine(lab: Lab, node: Node) -> list[str]:
-    """The emulator's command for `node`."""
+    """The command of the emulator for `node`."""
     hardware = {
         "-accel": "tcg,thread=multi,tb-size=64",
         "-cpu": "max",

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the Debian packages named in the given files (one a line, # comments), only those that are missing. Needs root.
+# Installs those Debian packages of the given lists (one per line, # comments) that are missing. Needs root.
 set -eu
 missing=
 for package in $(sed 's/#.*//' "$@"); do

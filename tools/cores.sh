@@ -1,6 +1,6 @@
 #!/bin/sh
-# Both Ansibles, that of .venv and that of `make provision CORE=2.16`, read every playbook; the second passes the unit
-# tests of ansible/, which the first passes as a part of tests/unit.
+# Checks the syntax of every playbook with both Ansibles, that of .venv and that of `make provision CORE=2.16`, and runs
+# the unit tests of ansible/ with the second; with the first they are a part of tests/unit.
 set -eu
 cd "$(dirname "$0")/.."
 tools/venv.sh core2.16

@@ -1,11 +1,11 @@
 """Turn the archives of ILSVRC2012 into class folders: `make imagenet SRC=folder-with-the-tars`.
 
-    ILSVRC2012_img_train.tar       a tar of 1,000 tars, one a class    -> TO/train/<wnid>/*.JPEG
+    ILSVRC2012_img_train.tar       a tar of 1,000 tars, one per class  -> TO/train/<wnid>/*.JPEG
     ILSVRC2012_img_val.tar         50,000 images without classes       -> TO/val/<wnid>/*.JPEG
     ILSVRC2012_devkit_t12.tar.gz   meta.mat and the validation images' classes
 
-Each image is copied once, straight from the archive to its place. A class folder appears when it is
-whole; so does val. Killed at any time, the same command goes on where it ended.
+Each image is copied once, straight from the archive to its place. A class folder appears once it is
+complete; so does val. After a kill at any time, the same command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class ImagenetError(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is in the archives, and which part of it has not been copied to `target` yet."""
+    """What the archives contain, and which part of it has not been copied to `target` yet."""
 
     source: Path
     target: Path
-    classes: tuple[tuple[str, int], ...]  # (wnid, bytes of its tar) that are not there yet
-    val: tuple[tuple[str, str, int], ...]  # (image, wnid, bytes), all of them; empty: val is there
+    classes: tuple[tuple[str, int], ...]  # (wnid, bytes of its tar) of those not there yet
+    val: tuple[tuple[str, str, int], ...]  # (image, wnid, bytes) of all; empty if val is there
     wnids: tuple[str, ...]
 
     def train_size(self) -> int:
@@ -68,7 +68,7 @@ class Plan:
 def read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
     """({class number: wnid}, the class number of each validation image).
 
-    Raises ImagenetError for an archive of another shape. meta.mat has one row a synset: its number,
+    Raises ImagenetError for an archive of another shape. meta.mat has one row per synset: number,
     WordNet id, words, gloss and number of children; classes are those without children.
     """
     from scipy.io import loadmat
@@ -90,22 +90,22 @@ def read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
 
 @contextmanager
 def _tar(path: Path, mode: str) -> Iterator[tarfile.TarFile]:
-    """An open archive, whose damage is a sentence."""
+    """Opens an archive; damage raises ImagenetError with a sentence for the user."""
     try:
         with tarfile.open(path, mode) as archive:
             yield archive
     except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
         raise ImagenetError(
-            f"{path} cannot be read to its end ({error}): fetch it again from {PAGE}"
+            f"{path} cannot be read to its end ({error}): download it again from {PAGE}"
         ) from None
 
 
 def make_plan(source: Path, target: Path) -> Plan:
-    """Read the archives' tables of contents. Raises ImagenetError, all missing archives at once."""
+    """Reads the archives' tables of contents. Raises ImagenetError, naming all missing archives."""
     absent = [name for name in MD5 if not (source / name).is_file()]
     if absent:
         raise ImagenetError(
-            f"{source} lacks {', '.join(absent)}. Get them, with an account, from {PAGE}"
+            f"{source} lacks {', '.join(absent)}. Download them, with an account, from {PAGE}"
         )
     wnid_of, truth = read_devkit(source / DEVKIT)
     with _tar(source / TRAIN, "r:") as archive:
@@ -142,18 +142,18 @@ def _has(path: Path, size: int) -> bool:
 
 
 def check_space(plan: Plan) -> None:
-    """Raises ImagenetError where the target's disk is too small."""
+    """Raises ImagenetError if the target's disk has too little space."""
     needed = (plan.train_size() + plan.val_size()) * SPARE
     free = shutil.disk_usage(plan.target).free
     if needed > free:
         raise ImagenetError(
             f"{plan.target} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are needed: "
-            "choose a folder on another disk by TO="
+            "choose a folder on another disk with TO="
         )
 
 
 def check_archives(plan: Plan, bar: Callable) -> list[str]:
-    """Sentences about archives that are not the official ones. Each is read once for all calls."""
+    """Sentences about archives that are not the official ones. Keeps checksums for later calls."""
     record = plan.target / CHECKED
     known = json.loads(record.read_text()) if record.is_file() else {}
     for name in MD5:
@@ -194,13 +194,13 @@ def _extract_class(file: io.BufferedIOBase, folder: Path) -> None:
     part.mkdir(parents=True)
     with tarfile.open(fileobj=file, mode="r:") as images:
         for image in images:
-            # Nothing but plain names: an archive cannot write beside its folder.
+            # Plain names alone, so that an archive cannot write outside its folder.
             if not image.isfile() or not re.fullmatch(r"[\w-]+\.JPEG", image.name):
-                raise ImagenetError(f"{folder.name}.tar has {image.name!r}, which is no image")
+                raise ImagenetError(f"{folder.name}.tar has {image.name!r}, which is not an image")
             _copy(images.extractfile(image), part / image.name, image.size)
     if not any(part.iterdir()):
-        raise ImagenetError(f"{folder.name}.tar has no images: fetch {TRAIN} again")
-    # The name says that it is whole, so the contents must not come to the disk after it.
+        raise ImagenetError(f"{folder.name}.tar has no images: download {TRAIN} again")
+    # The name says that the folder is complete, so its contents must reach the disk first.
     os.sync()
     part.rename(folder)
 
@@ -228,14 +228,14 @@ def _copy(file: io.BufferedIOBase, path: Path, size: int) -> None:
 
 
 def count(folder: Path) -> tuple[int, int]:
-    """(classes, images)"""
+    """(classes, images) in a folder of class folders."""
     classes = [path for path in folder.iterdir() if not path.name.startswith(".")]
     return len(classes), sum(1 for path in classes for _ in path.iterdir())
 
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, else a line at the beginning."""
+    """A progress bar on a terminal, else one line at the start."""
     with tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=None) as bar:
         if bar.disable:
             print(f"{what}: {total / 1e9:.1f} GB", flush=True)

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Every linter, none of its rules skipped.
+# Runs every linter.
 set -eu
 cd "$(dirname "$0")/.."
 PATH="$PWD/.venv/bin:$PATH"
 ruff check
 ruff format --check
 yamllint --strict .
-# The two slow ones at once, and what both find.
+# The two slow ones run at the same time, and both report what they find.
 mypy &
 types=$!
 ansible-lint --offline && rules=0 || rules=$?

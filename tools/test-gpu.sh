@@ -1,6 +1,7 @@
 #!/bin/sh
-# The cases of tests/gpu (docs/gpu.md), or by the word bench what a step costs beside others' (docs/performance.md), by a
-# Python that has what they need: that of PYTHON, else the first python3 on the path. They need neither internet nor `make env`.
+# Runs tests/gpu (docs/gpu.md) or, with the word bench, measures steps beside others' (docs/performance.md), each with a
+# Python that has what it needs: PYTHON, else the first suitable python3 on the path. Needs neither internet nor
+# `make env`.
 set -eu
 cd "$(dirname "$0")/.."
 verb=test-gpu

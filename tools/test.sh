@@ -1,7 +1,7 @@
 #!/bin/sh
-# All checks: lint, unit tests, training tests, lab tests (these need root). Prints each part's name and seconds.
-# By a word, one part alone: unit (the unit tests that start no processes; no root), legacy (the CUDA 10.2 stack), chaos
-# (40 trials), bench (figures), long (the tests that the plain call leaves out, since they take minutes).
+# Runs all checks: lint, unit tests, training tests, lab tests (which need root). Prints each part's name and seconds.
+# A word selects one part: unit (the unit tests that start no processes; no root), legacy (the CUDA 10.2 stack), chaos
+# (40 trials), bench (figures), long (the tests that the call without a word leaves out, since they take minutes).
 set -eu
 cd "$(dirname "$0")/.."
 part() {
@@ -11,12 +11,12 @@ part() {
     "$@"
     echo "== $(($(date +%s) - begin)) s"
 }
-# What later parts do not need: CI's disk has little more than 20 GB, and an environment wants 9 of them. Elsewhere it
-# saves making it again, and a run that failed can be looked at.
+# Removes what later parts do not need: CI's disk has little more than 20 GB, and an environment takes 9 of them.
+# Elsewhere things stay, to save making them again and so that a failed run can be examined.
 spare() {
     if [ "${CI:-}" = true ]; then rm -rf "$@"; fi
 }
-# All parts together want both; the second is made beside the first, and tools/cores.sh says why where it cannot be.
+# The call without a word needs both environments. The second is made meanwhile; if that fails, tools/cores.sh says why.
 environments() {
     older=
     if [ -z "$1" ]; then
@@ -67,16 +67,16 @@ long)
     ;;
 esac
 part "lint" tools/lint.sh
-# worksteal: neighbours stay in one process, which makes what they share once.
+# worksteal: neighbours stay in one process, so that fixtures that they share are made once.
 check "unit tests" -m "not long" --numprocesses=auto --dist=worksteal tests/unit
 part "both Ansibles" tools/cores.sh
 check "training tests" tests/train
 spare runs .tandem .venv-core2.16
 if [ "$(id -u)" = 0 ]; then
-    # The only ones that want that environment.
+    # The only tests that need that environment.
     check "CUDA 10.2 stack" --numprocesses=2 tests/lab/test_legacy.py tests/lab/test_lab_mixed.py
     spare runs .tandem bundle/wheels/cu102-* /var/cache/tandem-lab/envs/bullseye
-    # They mostly wait for machines: by two processes, and tests/lab/conftest.py says which files go together.
+    # They mostly wait for machines, so two processes share them; tests/lab/conftest.py says which files go together.
     check "lab tests" -m "not long" --numprocesses=2 \
         --ignore=tests/lab/test_legacy.py --ignore=tests/lab/test_lab_mixed.py tests/lab
 else

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes an environment from a locked list: tools/venv.sh control|dev makes .venv, core2.16 makes .venv-core2.16 (a second
-# Ansible, for machines with an old Python). Does nothing when it is made already.
+# Makes an environment from a locked list: tools/venv.sh control|dev makes .venv, core2.16 makes .venv-core2.16 (another
+# Ansible, for machines with an old Python). Does nothing if it exists already.
 set -eu
 cd "$(dirname "$0")/.."
 list=requirements/$1.txt
@@ -8,7 +8,7 @@ case $1 in
 control | dev) folder=.venv fits='>= 3.11' good='sys.version_info >= (3, 11)' ;;
 core2.16) folder=.venv-$1 fits='3.10 to 3.12' good='(3, 10) <= sys.version_info < (3, 13)' ;;
 *)
-    echo "tandem: there is no environment $1: CORE may be 2.16, or not be given" >&2
+    echo "tandem: there is no environment $1: CORE may be 2.16, or be left out" >&2
     exit 1
     ;;
 esac
@@ -41,7 +41,7 @@ fi
 if [ "$folder" = .venv ]; then whole=6200; else whole=320; fi # MB
 echo "tandem: installing $list into $folder (once; about $whole MB)"
 
-# pip unpacks here, and not into a /tmp that is a part of the memory; so its progress can be measured, too.
+# pip unpacks here rather than in /tmp, which may be memory; this also lets its progress be measured.
 scratch=$PWD/$folder/.installing
 rm -rf "$scratch"
 mkdir "$scratch"
@@ -61,8 +61,8 @@ trap 'kill $teller 2>/dev/null; rm -rf "$scratch"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 TMPDIR=$scratch "$folder/bin/pip" install --quiet --disable-pip-version-check --no-compile --requirement "$list"
-# Compiled on all cores, where pip takes one, and without Ansible's collections, half of all code: most goes to machines as
-# text. What does not compile is of another Python, or a template.
+# Compiled on all cores, where pip uses one, and without Ansible's collections, half of all code: most of it is sent to
+# machines as text. What does not compile is for another Python, or a template.
 "$folder/bin/python" -m compileall -q -q -j 0 -x ansible_collections "$folder/lib" || :
 touch "$stamp"
 if [ "$1" = dev ]; then # dev.txt holds all of control.txt

@@ -1,11 +1,11 @@
-"""The verbs of the Makefile and their variables: the one table that says what each of them takes.
+"""The Makefile's verbs and their variables: the only table of what each verb takes.
 
-`verbs.py help [VERB]` prints it, `verbs.py known` refuses what a verb does not take, `verbs.py run
-VERB COMMAND...` becomes COMMAND with the options that the variables mean. The Makefile passes what
-was typed through the environment, so no shell ever reads a value:
-TANDEM_VERBS (the words after `make`), TANDEM_GIVEN (the names before a =), and each variable.
+`verbs.py help [VERB]` prints it, `verbs.py known` refuses what a verb does not take, and `verbs.py
+run VERB COMMAND...` becomes COMMAND with the options that the variables stand for. The Makefile
+passes what was typed in the environment, so that no shell ever expands a value: TANDEM_VERBS (the
+words after `make`), TANDEM_GIVEN (the names before a =), and each variable.
 
-Stdlib alone, Python >= 3.6: it runs before there is an environment.
+Standard library only, Python >= 3.6: it runs before there is an environment.
 """
 
 import difflib
@@ -27,8 +27,9 @@ class VerbError(Exception):
 
 
 class Variable(NamedTuple):
-    """`kind`: text, number, switch (1 or 0), path (relative to here), run (no option: the run
-    itself), words (several options, after `option` where there is one)."""
+    """A variable that verbs take. `kind`: text, number, switch (1 or 0), path (relative to the
+    working directory), run (the run itself, without an option), words (several options, after
+    `option` if there is one)."""
 
     name: str
     option: str
@@ -53,7 +54,7 @@ PRECISION = Variable("PRECISION", "--precision", "auto (default), fp32, bf16, O0
 SYNC = Variable(
     "SYNC",
     "--sync",
-    "how ranks meet: allreduce (default), auto, ef:2 ... (docs/slow-networks.md)",
+    "how ranks exchange: allreduce (default), auto, ef:2 ... (docs/slow-networks.md)",
 )
 ARGS = Variable("ARGS", "--", "any option of `.venv/bin/python -m trainer --help`", "words")
 RUN = Variable("RUN", "", "its name or path (default: the newest)", "run")
@@ -64,25 +65,25 @@ CORE = Variable(
 )
 WHAT = (INVENTORY, NODES, MODEL, DATA, EPOCHS, BATCH, PRECISION, SYNC)
 QUEUE = Variable("QUEUE", "--queue", "1: wait for machines that are busy", "switch")
-FORCE = Variable("FORCE", "--force", "1: start although something is wrong", "switch")
+FORCE = Variable("FORCE", "--force", "1: start even though something is wrong", "switch")
 START = (
     Variable("MAX_RESTARTS", "--max-restarts", "attempts after the first (default: 0)", "number"),
-    Variable("MIN_NODES", "--min-nodes", "go on with as few machines (default: all)", "number"),
-    Variable("DETACH", "--detach", "1: leave the terminal", "switch"),
+    Variable("MIN_NODES", "--min-nodes", "continue with so few machines (default: all)", "number"),
+    Variable("DETACH", "--detach", "1: run in the background", "switch"),
     QUEUE,
     FORCE,
-    Variable("KEEP", "--keep", "most MiB kept of a file: log=256,steps=1024,samples=4096,other=64"),
+    Variable("KEEP", "--keep", "MiB a file may keep: log=256,steps=1024,samples=4096,other=64"),
 )
-RESUME = Variable("RESUME", "--resume", "a run to go on with; other variables change its own")
+RESUME = Variable("RESUME", "--resume", "a run to continue; other variables override its own")
 
 DEVICES = ("cuda", "cpu")
 
-# Its order is that of `make help`; None begins a new paragraph.
+# In the order of `make help`; None starts a new paragraph.
 VERBS = {
-    "help": Verb("this list; `make help VERB`: what VERB takes"),
-    "env": Verb(".venv with everything the control machine needs"),
+    "help": Verb("print this list; `make help VERB` says what VERB takes"),
+    "env": Verb("make .venv with everything the control machine needs"),
     "demo": Verb(
-        "four local nodes train the digits: no root, no other machine",
+        "train the digits on four local nodes: no root, no other machine",
         (*WHAT[1:], *START, ARGS),
         "make demo EPOCHS=3",
     ),
@@ -99,14 +100,16 @@ VERBS = {
         "make bootstrap LIMIT=pc3 LOGIN=anna",
     ),
     "check": Verb(
-        "what is wrong with the machines, how they are; changes nothing",
+        "report how machines are and what is wrong; changes nothing",
         (INVENTORY, Variable("JSON", "--json", "1: for scripts", "switch"), ASK_SUDO, CORE),
     ),
     "dry-provision": Verb(
         "print what `make provision` would install where",
         (
             INVENTORY,
-            Variable("FACTS", "--facts", "a file of facts (examples/machines/) instead"),
+            Variable(
+                "FACTS", "--facts", "a file of facts instead of machines (examples/machines/)"
+            ),
         ),
     ),
     "provision": Verb(
@@ -114,20 +117,22 @@ VERBS = {
         (
             INVENTORY,
             LIMIT,
-            Variable("DELETE", "-e data_delete", "1: data that is gone here goes there", "switch"),
+            Variable(
+                "DELETE", "-e data_delete", "1: delete data there that is gone here", "switch"
+            ),
             ASK_SUDO,
             CORE,
         ),
     ),
     "verify": Verb(
-        "is what `make provision` made still so? changes nothing", (INVENTORY, ASK_SUDO, CORE)
+        "check that machines are still as provisioned; changes nothing", (INVENTORY, ASK_SUDO, CORE)
     ),
     "upgrade": Verb(
-        "newest kernel, driver and stack, one machine at a time",
+        "upgrade kernel, driver and stack, machine by machine",
         (INVENTORY, LIMIT, ASK_SUDO, CORE),
     ),
     "poweroff": Verb(
-        "switch the machines off, where no run holds them; asks once",
+        "switch off the machines if no run uses them; asks once",
         (
             INVENTORY,
             LIMIT,
@@ -137,11 +142,11 @@ VERBS = {
         ),
         "make poweroff LIMIT=pc2,pc3",
     ),
-    "wake": Verb("switch them on again by the network (wake_on_lan: true)", (INVENTORY, LIMIT)),
-    "accept": Verb("measure every pair of machines: bandwidth, latency, MTU, disks", (INVENTORY,)),
+    "wake": Verb("switch them on again over the network (wake_on_lan: true)", (INVENTORY, LIMIT)),
+    "accept": Verb("measure the network between machines, their disks and cards", (INVENTORY,)),
     "bundle": Verb("gather what machines without internet need", (INVENTORY,)),
     "usb": Verb(
-        "an ssh server on a stick, for machines that have none",
+        "put an ssh server on a USB stick, for machines that have none",
         (
             INVENTORY,
             Variable("TO", "-e usb_folder", "the stick's folder", "path"),
@@ -150,7 +155,7 @@ VERBS = {
         'make usb TO=/media/anna/STICK RELEASES="bookworm jammy"',
     ),
     "imagenet": Verb(
-        "class folders from the archives of ILSVRC2012",
+        "make class folders from the archives of ILSVRC2012",
         (
             Variable("SRC", "--source", "the folder of its archives", "path"),
             Variable("TO", "--to", "where (default: data/imagenet)", "path"),
@@ -159,7 +164,7 @@ VERBS = {
     ),
     "Training": None,
     "plan": Verb(
-        "predict the next run; measures first where nothing is known",
+        "predict the next run; measures first if nothing is known",
         (
             INVENTORY,
             Variable("NODES", "--nodes", "up to how many machines (default: all)", "number"),
@@ -187,34 +192,34 @@ VERBS = {
         "print exactly what `make train` would run on each machine", (*WHAT, *START, ARGS)
     ),
     "slurm": Verb("write the same run as a batch script for a Slurm cluster", (*WHAT, ARGS)),
-    "status": Verb("how a run stands", (RUN,)),
+    "status": Verb("say how far a run is", (RUN,)),
     "attach": Verb("show a run that is under way", (RUN,)),
-    "stop": Verb("end a run; its workers save first", (RUN,)),
-    "runs": Verb("all runs, the newest first"),
+    "stop": Verb("end a run; its workers save a checkpoint first", (RUN,)),
+    "runs": Verb("list all runs, newest first"),
     "report": Verb(
-        "make the report of a run again from its files",
+        "make the report of a run from its files",
         (RUN, Variable("JSON", "--json", "1: print summary.json instead", "switch")),
     ),
-    "Who changes the code": None,
-    "test": Verb("lint, unit, training and lab tests (the last need root)"),
-    "test-unit": Verb("unit tests that start no processes: in a minute"),
-    "test-legacy": Verb("the CUDA 10.2 stack on Debian 11, whole runs too (root)"),
-    "test-long": Verb("tests of several minutes a file (root)"),
+    "For changing the code": None,
+    "test": Verb("run linters, unit, training and lab tests (the last need root)"),
+    "test-unit": Verb("run the unit tests that start no processes, in a minute"),
+    "test-legacy": Verb("test the CUDA 10.2 stack on Debian 11, with whole runs (root)"),
+    "test-long": Verb("run the tests that take several minutes a file (root)"),
     "test-gpu": Verb(
-        "what GPUs compute, wait for and survive: docs/gpu.md (a GPU)",
-        (Variable("DEVICE", "--device", "cpu: the cases that need no GPU", choices=DEVICES),),
+        "test what GPUs compute and survive: docs/gpu.md (a GPU)",
+        (Variable("DEVICE", "--device", "cpu: only cases that need no GPU", choices=DEVICES),),
         "make test-gpu DEVICE=cpu",
     ),
-    "test-cores": Verb("both Ansibles read every playbook; unit tests by the older"),
-    "chaos": Verb("40 faults in random order on a lab of four machines (root)"),
-    "lint": Verb("every linter"),
-    "bench": Verb("figures with their method: tests/bench/README.md (root)"),
+    "test-cores": Verb("check every playbook with both Ansibles"),
+    "chaos": Verb("cause 40 faults in random order on a lab of 4 machines (root)"),
+    "lint": Verb("run every linter"),
+    "bench": Verb("measure figures, by the methods of tests/bench/README.md (root)"),
     "bench-gpu": Verb(
-        "our steps beside others': docs/performance.md (a GPU)",
+        "measure our steps beside others': docs/performance.md (a GPU)",
         (Variable("DEVICE", "--device", "cpu: a tiny version, to try it", choices=DEVICES),),
         "make bench-gpu DEVICE=cpu",
     ),
-    "lock": Verb("make requirements/*.txt from *.in again (needs uv)"),
+    "lock": Verb("make requirements/*.txt anew from *.in (needs uv)"),
 }
 INTERNAL = ("ansible-env", "data/digits", "known")
 # Read by tools/venv.sh, which any verb may call.
@@ -227,7 +232,7 @@ def variables_of(verb):
 
 
 def check(typed, given, environment):
-    """Refuse what was typed wrongly: raises VerbError. Returns sentences on what is not used.
+    """Refuse what was mistyped by raising VerbError. Returns sentences on what is ignored.
 
     typed: the words after make; given: names of variables typed there; environment: their values.
     """
@@ -275,16 +280,18 @@ def _not_taken(name, verbs, taken):
 
 
 def value_of(variable, text):
-    """What a variable's text means: True, False, or the text. Raises VerbError."""
+    """What a text means: None (nothing given), True, False, words, or text. Raises VerbError."""
     name = variable.name
     if any(ord(letter) < 32 or ord(letter) == 127 for letter in text):
-        raise VerbError(f"{name} holds a line break or another control character: leave it out.")
+        raise VerbError(f"{name} contains a line break or another control character: leave it out.")
     if not text:
         return None
     if variable.choices and text not in variable.choices:
-        raise VerbError(f"{name}={text}: may be {' or '.join(variable.choices)}, or not be given.")
+        raise VerbError(
+            f"{name}={text}: it may be {' or '.join(variable.choices)}, or be left out."
+        )
     if variable.kind == "number" and not re.match(r"-?[0-9]{1,9}$", text):
-        raise VerbError(f"{name}={text} is no whole number: write it like {name}=4.")
+        raise VerbError(f"{name}={text} is not a whole number: write it like {name}=4.")
     if variable.kind == "switch":
         if text.lower() not in ON + OFF:
             raise VerbError(f"{name}={text}: {name}=1 means on, {name}=0 off.")
@@ -298,7 +305,7 @@ def value_of(variable, text):
 
 
 def options(verb, given, environment):
-    """The arguments that a verb's variables mean, words after `--` last. Raises VerbError."""
+    """The arguments that a verb's variables stand for, words after `--` last. Raises VerbError."""
     argv, last = [], []
     for name, variable in variables_of(verb).items():
         value = value_of(variable, environment[name]) if name in given else None
@@ -333,14 +340,14 @@ def help_text(verb=None, width=80):
 
 
 def run(verb, command, given, environment):
-    """Become the command with its options; does not return."""
+    """Become the command with its options; never returns."""
     argv = [*command, *options(verb, given, environment)]
-    if command[0] == "ansible-playbook":  # what can also be typed by itself
+    if command[0] == "ansible-playbook":  # shown, since it can be typed without make as well
         print(" ".join(map(shlex.quote, argv)), flush=True)
     path = shutil.which(argv[0])
     if path is None:
-        raise VerbError(f"{argv[0]} is not here: `make env` installs it.")
-    os.execv(path, argv)  # noqa: S606 (no shell is what is wanted)
+        raise VerbError(f"{argv[0]} is missing: `make env` installs it.")
+    os.execv(path, argv)  # noqa: S606 (without a shell on purpose)
 
 
 def main(argv):

@@ -54,7 +54,7 @@ def test_missing_tools_are_named_with_the_remedy(monkeypatch, capsys):
         (["up", "--rate", "fast"], "rate 'fast'"),
         (["up", "--vm", "--rate", "1gbit"], "they have no rate"),
         (["up", "--nodes", "3", "--release", "bookworm,bullseye"], "2 releases for 3 nodes"),
-        (["up", "--memory", "1024"], "of virtual machines"),
+        (["up", "--memory", "1024"], "for virtual machines"),
         (["reboot", "1"], "there is no lab nowhere"),
     ],
 )

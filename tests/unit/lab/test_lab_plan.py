@@ -157,7 +157,7 @@ def test_hardware_is_of_virtual_machines():
     assert plan.check_hardware(True, 2, 1024) == (2, 1024)
     assert plan.check_hardware(False, None, None)
     for vm_, cpus, megabytes, sentence in (
-        (False, 2, None, "of virtual machines"),
+        (False, 2, None, "for virtual machines"),
         (True, 0, None, "at least 1 processor, not 0"),
         (True, 1, 64, "at least 384 MB of memory, not 64"),
     ):

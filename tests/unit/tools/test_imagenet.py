@@ -188,7 +188,7 @@ def test_images_that_the_devkit_does_not_know_are_named(source, tmp_path, capsys
 def test_an_archive_writes_nothing_beside_its_folder(source, tmp_path, capsys):
     classes = {f"{wnid}.tar": tar({"../outside.JPEG": b"x"}) for wnid in CLASSES}
     (source / imagenet.TRAIN).write_bytes(tar(classes))
-    assert "'../outside.JPEG', which is no image" in refused(source, tmp_path, capsys)
+    assert "'../outside.JPEG', which is not an image" in refused(source, tmp_path, capsys)
     assert not list(tmp_path.rglob("outside*"))
 
 

@@ -51,7 +51,7 @@ def test_another_core_is_refused(checkout_without_python):
     done = run_venv(checkout_without_python, environment="core2.17")
     assert done.returncode == 1
     assert done.stderr == (
-        "tandem: there is no environment core2.17: CORE may be 2.16, or not be given\n"
+        "tandem: there is no environment core2.17: CORE may be 2.16, or be left out\n"
     )
 
 
