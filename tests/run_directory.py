@@ -94,7 +94,7 @@ LINES = {
 
 
 def problems(folder):
-    """Sentences about what in a run directory is not as the contract says; [] when all is."""
+    """Sentences about what in a run directory breaks the contract; [] if nothing does."""
     folder = Path(folder)
     found = []
     for name in ("plan.json", "attempts.json", "summary.json"):

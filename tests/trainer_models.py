@@ -41,7 +41,7 @@ def small_device_always(num_classes):
 
 
 def small_device_late(num_classes):
-    """Its batch normalisation is done when memory runs out."""
+    """Runs out of memory after its batch normalisation has been computed."""
     return nn.Sequential(nn.BatchNorm2d(3), _OutOfMemory(plain(num_classes), 4))
 
 

@@ -22,7 +22,7 @@ def free_port():
 
 
 def start_ranks(nodes, function, *args, env=None, quiet=False):
-    """Begin `function(*args)` on each rank; `nodes[i]` is the number of ranks on node i."""
+    """Starts `function(*args)` on each rank; `nodes[i]` is the number of ranks on node i."""
     port, rank, started = free_port(), 0, []
     for node, count in enumerate(nodes):
         for local in range(count):
@@ -69,7 +69,7 @@ def _child(pipe, env, quiet, function, args):
         pipe.send((False, traceback.format_exc()))
     sys.stdout.flush()
     sys.stderr.flush()
-    # No clean-up of process groups: their peers may be gone.
+    # Without destroying process groups, since their peers may be gone.
     os._exit(0)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.unit.launcher.guard_client import alive
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-PATIENCE = 300  # seconds; what waits longer has failed
+PATIENCE = 300  # seconds after which a wait has failed
 
 
 class Running:
@@ -40,14 +40,14 @@ class Running:
         return Path(self.output.name).read_text()
 
     def wait_for(self, pattern: str, times: int = 1) -> None:
-        """Until it has said this so often."""
+        """Waits until it has printed this so many times."""
         limit = time.monotonic() + PATIENCE
         while len(re.findall(pattern, self.said())) < times:
             assert self.process.poll() is None and time.monotonic() < limit, self.said()
             time.sleep(0.05)
 
     def end(self) -> int:
-        """Its exit code."""
+        """Waits for its end and returns its exit code."""
         return self.process.wait(PATIENCE)
 
     @property
@@ -66,11 +66,11 @@ class Running:
         return json.loads((self.folder / "attempts.json").read_text())["attempts"]
 
     def processes(self) -> list[int]:
-        """Everything that lives of it on the nodes, the guards too."""
+        """All of its processes on the nodes, including the guards."""
         return sorted({*alive(self.mark), *self.guards()})
 
     def guards(self) -> list[int]:
-        """The guards, by the name of their unit, which has the name of this run."""
+        """The guards, found by their unit's name, which contains this run's name."""
         return [pid for pid, words in commands() if f"tandem-{self.name}-" in " ".join(words)]
 
     def pids(self, node: int) -> dict[str, int]:
@@ -101,7 +101,7 @@ class Running:
         return folders
 
     def close(self) -> None:
-        """End what a failed test has left."""
+        """Ends what a failed test has left running."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -114,7 +114,7 @@ class Running:
 
 
 def ended(folders: list[Path], attempt: int) -> dict[str, float]:
-    """By host: when its part was over and nothing of it lived, by the node's monotonic clock."""
+    """{host: when its part had ended and none of it lived}, by the node's monotonic clock."""
     found = {}
     for folder in folders:
         for path in folder.glob("nodes/*/exit.json"):

@@ -15,7 +15,7 @@ REAL = """#!/bin/sh
 [ "$1" = -IB ] && shift && set -- -B "$@"
 PYTHONPATH=/opt/standin/lib exec /usr/bin/python3 "$@"
 """
-# GPUs, where a machine has any, are for a torch that was built for CUDA.
+# GPUs, where a machine has any, would need a torch that was built for CUDA.
 VERSION = "cuda: Optional[str] = '13.2'\n"
 PACKAGES = {"torch": "2.15.0", "torchvision": "0.29.2"}
 

@@ -16,7 +16,7 @@ FIGURES = []
 
 
 def print_figures(config) -> None:
-    """What all trials measured, one line for each promise."""
+    """What all trials have measured, as one line for each promise."""
     lines = ["", "seconds from the fault to what is promised of it, in all trials (the bound)"]
     for kind, bound in sorted({(kind, bound) for kind, _, bound in FIGURES}):
         seconds = sorted(value for name, value, _ in FIGURES if name == kind)
@@ -39,7 +39,7 @@ class Trial:
         self.run = Running(self.lab, self.folder, self.mark, *self.words, *more, *own)
 
     def hurt(self, verb, *words):
-        """Do what is to be survived; the clock begins before it."""
+        """Causes the fault that the run is to survive; the clock starts just before."""
         self.hurt_at = time.monotonic()
         self.lab(verb, *words)
 
@@ -49,7 +49,7 @@ class Trial:
         os.kill(pid, 9)
 
     def measure(self, kind, nodes, bound, attempt=1, since=None):
-        """When the guards of these nodes had ended their parts, after the fault (or `since`)."""
+        """Seconds from the fault (or `since`) until these nodes' guards had ended their parts."""
         over = ended(self.run.fetch(nodes, self.folder), attempt)
         assert set(over) == {f"node{n}" for n in nodes}, over
         seconds = max(over.values()) - (since or self.hurt_at)
@@ -63,13 +63,13 @@ class Trial:
         return told["message"]
 
     def left(self, limit):
-        """What of the run still lives at `limit`, on whichever node."""
+        """Which of the run's processes still live at `limit`, on any node."""
         while self.run.processes() and time.monotonic() < limit:
             time.sleep(0.05)
         return self.run.processes()
 
     def survive(self, fault, epochs):
-        """The fault, and what is to hold after each. Returns how many samples were in vain."""
+        """Causes the fault; checks what holds after any. Returns how many samples were wasted."""
         fault(self)
         over = time.monotonic()
         self.lab("mend", str(self.node))
@@ -84,11 +84,11 @@ class Trial:
             self.run.close()
 
     def others(self, than=None):
-        """All nodes but the one that is hurt, or another."""
+        """All nodes but the one with the fault, or but another one."""
         return [n for n in self.all if n != (than or self.node)]
 
     def finished_on(self, nodes, attempts=2):
-        """The run has ended well, its last attempt on these nodes."""
+        """Asserts that the run has succeeded, with its last attempt on these nodes."""
         assert self.run.end() == 0, self.run.said()
         told = self.run.attempts()
         assert len(told) == attempts and told[-1]["status"] == "finished", told
@@ -129,7 +129,7 @@ def kill_node_0(trial):
 
 
 def leave_and_return(trial):
-    """A machine is gone for one attempt; what it had trained on by then counts no more."""
+    """A machine is gone for one attempt; what it had trained on by then no longer counts."""
     trial.hurt("kill", str(trial.node))
     trial.run.wait_for("attempt 2: ")
     trial.lab("mend", str(trial.node))
@@ -179,7 +179,7 @@ def small_disk(lab, node):
 
 def full_disk(trial):
     """Of a machine with a small disk."""
-    # Most of it at once, by reserving: to write a gigabyte may take as long as the run.
+    # Most of it is reserved at once: writing a gigabyte may take as long as the run.
     fill = "fallocate -l 1000M tandem/fill; head -c 2G /dev/zero >> tandem/fill || true"
     trial.lab.ssh(trial.node, fill)
     trial.finished_on(trial.others())

@@ -13,7 +13,7 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.lab.site_plays import gather_bundle
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-# Not the lab that somebody may have up by hand, nor that of another checkout's tests.
+# Not the name of a lab that somebody runs by hand, nor of another checkout's tests.
 PREFIX = f"test-{os.getpid()}"
 PAIRS = itertools.count(1)
 # Files of several minutes each, beyond what `make test` may take: `make test-long` runs them.
@@ -42,7 +42,7 @@ LONG = {
     "test_slurm.py",
     "test_users.py",
 }
-# Whose tests want the machines that the fixture of this name starts once for all.
+# Files whose tests share machines, by the fixture that starts these once for all.
 SHARED = {
     "test_lab_faults.py": "lab",
     "test_lab_machines.py": "lab",
@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """One process runs all of a file, and all files that share machines, in order."""
+    """One process runs all tests of a file, and all files that share machines, in order."""
     # (xdist's own groups, --dist=loadgroup, are lost with pytest 9.2: its ids cannot be changed.)
     return ByMachines(config, log)
 
@@ -93,7 +93,7 @@ class RunningLab:
         return [sys.executable, "-m", "lab", verb, "--name", self.name, *words]
 
     def __call__(self, verb: str, *words: str, check: bool = True, **options):
-        """One verb, e.g. lab("kill", "3"), output captured; AssertionError if it fails."""
+        """Runs a verb, as lab("kill", "3"), and captures its output; AssertionError if it fails."""
         options = {"capture_output": True, "text": True, "cwd": self.checkout, **options}
         done = subprocess.run(self.argv(verb, *words), **options)
         if check:
@@ -114,16 +114,16 @@ class RunningLab:
         return self("ssh", str(node), "--", line, **options).stdout
 
     def member(self, node: int, line: str, **options) -> str:
-        """The same as the user that trains, whom only bootstrap lets into a bare machine."""
+        """Like `ssh`, as the user that trains: on a bare machine, only after bootstrap."""
         return self.control("ssh", f"tandem@192.168.56.{110 + node}", line, **options).stdout
 
     def admin(self, node: int, line: str, **options) -> str:
-        """The same as the user that provisions, who may use sudo."""
+        """Like `ssh`, as the user that provisions, who may use sudo."""
         return self.control("ssh", f"tandem-admin@192.168.56.{110 + node}", line, **options).stdout
 
 
 def bootstrap(lab: RunningLab, folder: Path, nodes: list[int], fingerprint: str = ""):
-    """`make bootstrap` with the nodes' own fingerprints, or another one, compared by a file."""
+    """Runs `make bootstrap` with a file of the nodes' own fingerprints, or of a wrong one."""
     own = "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub"
     rows = [f"node{node} {fingerprint or lab.ssh(node, own).split()[1]}\n" for node in nodes]
     (folder / "fingerprints").write_text("".join(rows))
@@ -175,7 +175,7 @@ def bare(start_lab) -> RunningLab:
 def let_in(bare, tmp_path_factory) -> RunningLab:
     """The bare machines after `make bootstrap`."""
     done = bootstrap(bare, tmp_path_factory.mktemp("bootstrap"), [1, 2, 3, 4])
-    assert done.returncode == 1, done.stdout + done.stderr  # node5 is in the inventory, and is off
+    assert done.returncode == 1, done.stdout + done.stderr  # node5 is listed, but off
     return bare
 
 
@@ -192,7 +192,7 @@ def provisioned(let_in) -> RunningLab:
 
 @pytest.fixture
 def pair(start_lab) -> RunningLab:
-    """Two machines for one test, which may do to them what it likes."""
+    """Two machines for one test alone, which may do with them what it likes."""
     made = start_lab(f"pair{next(PAIRS)}", "--nodes", "2", "--no-bundle")
     yield made
     made("down")

@@ -19,7 +19,7 @@ echo 'deb [trusted=yes] copy:/opt/standin/archive ./' > /etc/apt/sources.list
 rm -f /etc/apt/sources.list.d/*
 apt-get -q update
 """
-# What preflight leaves behind, and the role.
+# Sets what preflight would leave behind, then runs the role.
 PLAY = """\
 - name: The driver
   hosts: cluster
@@ -92,7 +92,7 @@ def build_deb(
 
 
 def build_driver(folder: Path, version: str) -> None:
-    """The distribution's packages of a driver, as Debian cuts them."""
+    """A driver's packages, divided as Debian's are."""
     deb, short = f"{version}-1", version
     module = f"mkdir -p {MODULE.rpartition('/')[0]}\necho {short} >{MODULE}\n"
     slow = "while [ -e /opt/standin/slow ]; do : >/run/standin-half; sleep 0.1; done\n"
@@ -112,7 +112,7 @@ def build_driver(folder: Path, version: str) -> None:
 
 
 def build_tools(folder: Path) -> None:
-    """What building a module takes, and a kernel's metapackage."""
+    """The packages that building a module needs, and a kernel's metapackage."""
     for name in ("dkms", "gcc", "make"):
         build_deb(folder, name, "1")
     build = {f"lib/modules/{KERNEL}/build/Makefile": ""}
@@ -121,7 +121,7 @@ def build_tools(folder: Path) -> None:
 
 
 def build_archive(folder: Path, version: str = "") -> Path:
-    """A folder that apt reads: what building takes, and the packages of a driver, if wanted."""
+    """A folder that apt reads: what building needs and, if wanted, a driver's packages."""
     archive = folder / "archive"
     archive.mkdir()
     build_tools(archive)
@@ -170,13 +170,13 @@ def cut_power_halfway(lab, node: int, *words: str) -> None:
 
 
 def fill_firmware_disk(lab, node: int) -> None:
-    """A disk on which the driver's firmware finds no room, though its neighbours have enough."""
+    """Makes a disk on which only the driver's firmware finds no room."""
     place = "/usr/lib/firmware/nvidia"
     lab.ssh(node, f"sudo mkdir -p {place}; sudo mount -t tmpfs -o size=64k standin {place}")
 
 
 def send(lab, node: int, files: dict[str, bytes]) -> None:
-    """Files to a machine, as root, by absolute path."""
+    """Copies files to a machine, as root, to their absolute paths."""
     memory = io.BytesIO()
     with tarfile.open(fileobj=memory, mode="w") as tar:
         for path, content in files.items():
@@ -188,7 +188,7 @@ def send(lab, node: int, files: dict[str, bytes]) -> None:
 
 
 def send_archive(lab, node: int, archive: Path) -> None:
-    """What apt on a machine may install."""
+    """Sets what apt on a machine may install."""
     place = "/opt/standin/archive"
     files = [path for path in archive.iterdir() if path.is_file()]
     send(lab, node, {f"{place}/{path.name}": path.read_bytes() for path in files})

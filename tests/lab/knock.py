@@ -28,7 +28,7 @@ with ThreadPoolExecutor(32) as pool:
 
 
 def answering(lab, place: str, address: str, tcp: list[int], udp: list[int]) -> list[str]:
-    """Of these ports of `address`, those that answer when asked at `place`.
+    """Those of these ports of `address` that answer when asked from `place`.
 
     place: "control", "stranger" or the address of a node.
     """

@@ -17,7 +17,7 @@ def starts(folders: list[Path]) -> dict[int, dict]:
 
 
 def rows(folders: list[Path]) -> dict[int, list[tuple[int, int, int]]]:
-    """By attempt: (epoch, position, index) of what its ranks trained on."""
+    """For each attempt, (epoch, position, index) of what its ranks trained on."""
     found = {}
     for folder in folders:
         for path in folder.glob("samples/rank*.csv"):
@@ -30,7 +30,7 @@ def rows(folders: list[Path]) -> dict[int, list[tuple[int, int, int]]]:
 
 
 def assert_exact(folders: list[Path], epochs: int) -> int:
-    """Each index of each epoch exactly once. Returns how many samples were trained on in vain."""
+    """Asserts each index once in each epoch. Returns how many samples were wasted."""
     begun, logged = starts(folders), rows(folders)
     images = begun[max(begun)]["train_images"]
     kept, vain = [], 0

@@ -44,14 +44,14 @@ def gather_bundle(stack: str, python: str = "") -> None:
 
 
 def play(lab, *words: str, check: bool = True) -> subprocess.CompletedProcess:
-    """One ansible-playbook from the control machine; its output is shown when it fails."""
+    """Runs ansible-playbook on the control machine, and shows its output if it fails."""
     done = lab.control("ansible-playbook", *words, check=False)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 
 
 def said(done: subprocess.CompletedProcess) -> str:
-    """A play's output without line breaks: its sentences can be looked for."""
+    """A play's output on one line, so that sentences can be found in it."""
     return " ".join(done.stdout.split())
 
 

@@ -37,7 +37,7 @@ class Group:
         self.files = [peer.makefile("rw") for peer in self.peers]
 
     def gather(self, value):
-        """The values of all ranks, on every rank."""
+        """Returns the values of all ranks, on every rank."""
         if RANK:
             self.send(self.files[0], value)
             return self.receive(self.files[0])
@@ -92,7 +92,7 @@ class Files:
     def save(self, at):
         path = self.checkpoints / "step-{}.pt".format(at["step"])
         fresh = path.with_name(".fresh")
-        # As large as to notice a full disk.
+        # Large enough to notice a full disk.
         fresh.write_text(json.dumps(at) + " " * (1 << 20))
         fresh.replace(path)
 

@@ -28,7 +28,7 @@ def measured(start_lab, tmp_path_factory):
 def test_the_slow_cable_is_named_and_fails_the_check(measured):
     _, done, _ = measured
     said = " ".join(done.stdout.split())
-    assert failures(done) == {"node1"}  # who reports for all
+    assert failures(done) == {"node1"}  # the host that reports for all
     (finding,) = set(re.findall(r"(node\d) reaches \d+ Mbit/s at best", said))
     assert finding == "node3"
 

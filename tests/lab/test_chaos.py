@@ -84,7 +84,7 @@ def trials() -> list:
 @pytest.fixture
 def trial(arena, tmp_path, fault, node, step):
     mark = f"TANDEM_TEST_MARK={uuid.uuid4().hex}"
-    # A machine that returns boots while the others train.
+    # A machine that comes back boots while the others train.
     pace = 1.0 if fault is chaos_trial.leave_and_return else 0.3
     file = chaos_standin.inventory(tmp_path, NODES, mark, pace)
     words = ("--inventory", str(file), "--data", "d", "--epochs", str(EPOCHS))

@@ -40,7 +40,7 @@ def trial(cluster, tmp_path, fault, node):
     value = uuid.uuid4().hex
     variables = f"""run_env='{{"TANDEM_TEST_MARK": "{value}"}}'"""
     hosts = {f"node{n}": f"ansible_host=192.168.56.{110 + n} {variables}" for n in (1, 2, 3)}
-    # Not the default model: a fault has to find the run under way.
+    # Not the default model, since a fault must hit the run while it trains.
     run = ("--model", "resnet18", "--epochs", str(EPOCHS))
     words = ("--inventory", write_inventory(tmp_path, hosts), *run)
     made = Trial(cluster, tmp_path, f"TANDEM_TEST_MARK={value}", NODES, node, words)
@@ -55,7 +55,7 @@ def trial(cluster, tmp_path, fault, node):
 
 
 def wait_for_a_checkpoint(trial):
-    """Until the run has something to go on from: a third of its first epoch."""
+    """Waits until the run has something to resume from, a third of its first epoch."""
     trial.run.wait_for("attempt 1: ")
     folder = f"tandem/runs/{trial.run.name}/checkpoints/node{NODES}"
     limit = time.monotonic() + PATIENCE

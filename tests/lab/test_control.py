@@ -97,7 +97,7 @@ input()
 
 
 def test_of_two_that_looked_in_the_same_second_one_begins(pair_of_nodes, start):
-    """What the other one meets: nobody was there when it looked, and now the machine is taken."""
+    """The race of two launchers: the machine was free when it was checked, and is taken now."""
     argv = pair_of_nodes.argv("ssh", "2", "--", f"python3 -c {shlex.quote(HOLD)}")
     with subprocess.Popen(
         argv, cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -168,7 +168,7 @@ def test_a_closed_terminal_ends_a_run_in_order(start):
 
 
 def test_ctrl_c_twice_kills_at_once(start, tmp_path):
-    """Also workers that cannot heed the first one: they wait for a frozen peer."""
+    """It also ends workers that cannot react to the first: they wait for a frozen peer."""
     run = start(100)
     run.wait_for(r"\] step 3\n", NODES)
     run.lab("freeze", str(NODES))

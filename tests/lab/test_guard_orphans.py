@@ -92,14 +92,14 @@ class Run:
         self.lab.ssh(1, f"sudo kill -9 {self.pids[name]}")
 
     def renew_for(self, seconds):
-        """Be a control side that lives, for some time."""
+        """Acts as a live control side for some time."""
         limit = time.monotonic() + seconds
         while time.monotonic() < limit and not self.client.ended:
             self.client.send(type="lease")
             self.client.pump(0.5)
 
     def guards_left(self):
-        """What of the guard itself, its wardens and recorders still lives on the node."""
+        """Which processes of the guard itself, its wardens and recorders still live on the node."""
         return self.lab.ssh(
             1, f"ps -u {self.user} -o args= | grep -E 'launcher/[n]ode|[i]ostat' || true"
         )
@@ -176,7 +176,7 @@ def test_a_stall_of_8_seconds_ends_nothing(start, machine):
 
 
 def test_the_machine_is_shut_down(start, machine):
-    """A worker that does not leave is no reason for systemd to wait for 90 s."""
+    """A worker that does not exit must not make systemd wait for 90 s."""
     run = start()
     run.lab.ssh(1, "systemctl --user stop 'tandem-*'")
     assert wait_until_gone(run.mark, 10) == []

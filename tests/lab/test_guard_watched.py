@@ -27,7 +27,7 @@ def machines(start_lab):
 
 
 class Watched:
-    """A run under the launcher's watch; `told` is how it says that it ended."""
+    """A run under the launcher's watch; `told` is its report of how it ended."""
 
     def __init__(self, lab, mark):
         self.mark = mark

@@ -67,7 +67,7 @@ def test_connections_live_through_what_is_mended_soon(pair, fault):
 
 
 def test_a_process_that_is_killed_closes_its_connections(pair):
-    """The check of the check: silence above is the loss of power's doing."""
+    """A control experiment: the silence above is due to the loss of power."""
     held = HeldConnection(pair)
     pair.ssh(2, "true")
     pair.ssh(1, "sudo systemctl kill --signal=KILL ssh.service")
@@ -114,7 +114,7 @@ BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
 
 
 def test_reboot(pair):
-    """Files stay; what only the kernel held is gone, and the configured address is back."""
+    """Files stay, what only the kernel held is gone, and the configured address is back."""
     before = pair.ssh(1, BOOT_ID)
     pair.ssh(1, "touch ~/file; sudo nft add table inet probe; sudo nft list tables | grep probe")
     pair.ssh(1, "sudo ip address add 192.168.56.77/24 dev eth0")
@@ -167,7 +167,7 @@ def megabits(lab, sender: int, receiver: int) -> float:
 
 
 def test_rates_hold_in_both_directions_and_on_one_cable_alone(pair):
-    """Goodput is a little below the rate, for headers; the upper bound is what shaping is about."""
+    """Goodput is a little below the rate because of headers; shaping is for the upper bound."""
     pair("shape", "20mbit", "1")
     assert [row.split()[-1] for row in pair("status").stdout.splitlines()[2:]] == [
         *("20mbit", "unshaped")

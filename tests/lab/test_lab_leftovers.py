@@ -26,7 +26,7 @@ def tree(*folders: Path) -> set[str]:
 
 
 def command_of(process: Path) -> str:
-    """Empty when it has ended, whether or not its parent has taken note of that."""
+    """Empty once it has ended, whether or not its parent has reaped it."""
     try:
         return (process / "cmdline").read_text(errors="replace").replace("\0", " ")
     except (FileNotFoundError, ProcessLookupError):
@@ -49,7 +49,7 @@ def traces() -> set[str]:
 
 
 class Traces:
-    """What came since, without what other labs of this machine did in the meantime."""
+    """What has appeared since, apart from what other labs on this machine did in the meantime."""
 
     def __init__(self):
         self.others = self.labs()
@@ -68,7 +68,7 @@ class Traces:
 
 @pytest.fixture
 def before(lab):
-    """`lab` was up before: what stays by intent, the cached base, is there."""
+    """`lab` was up before, so the cached base, which stays on purpose, exists."""
     return Traces()
 
 
@@ -99,7 +99,7 @@ def test_down_leaves_nothing(before, start_lab, trouble):
 
 
 def test_down_ends_what_runs_on_the_control_machine(before, start_lab):
-    """Also what was detached from its caller, as open connections of Ansible are."""
+    """This includes processes detached from their caller, such as Ansible's open connections."""
     lab = start_lab("ends", "--nodes", "1", "--no-bundle")
     lab.control("sh", "-c", "setsid -f sleep 1000 >/dev/null 2>&1")
     pid = lab.control("pgrep", "-f", "^sleep 1000$").stdout.strip()
@@ -117,7 +117,7 @@ def test_down_twice_says_that_there_is_nothing(before, start_lab):
 def interrupt(lab, number: int, begun, *options: str) -> tuple[int, str]:
     """Sends `up` a signal as soon as `begun()`; its exit code and all that it said, to the end."""
     process = subprocess.Popen(
-        # What runs in the background of a script was told to ignore Ctrl-C.
+        # A shell makes what it runs in the background ignore Ctrl-C.
         ["env", "--default-signal=INT", *lab.argv("up", "--nodes", "2", "--no-bundle", *options)],
         cwd=lab.checkout,
         stdout=subprocess.PIPE,
@@ -177,7 +177,7 @@ def test_up_that_fails_says_why_and_leaves_nothing(before, new_lab, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_making_the_base_that_is_ended_leaves_nothing(before, new_lab, tmp_path, number):
-    """A base that is made in another way is another base, so it has to be made first."""
+    """A base with other contents is another base, so it has to be made first."""
     lab = new_lab("ends", checkout=tmp_path)
     shutil.copytree(CHECKOUT / "lab", tmp_path / "lab")
     recipe = tmp_path / "lab/base.py"

@@ -8,7 +8,7 @@ import pytest
 from tests.lab.site_plays import gather_bundle, play
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-# What a run's start does not ask for, and what takes half of the time.
+# Roles that starting a run does not need and that take half of the time.
 SKIPPED = "network,clock,driver,toolkit,pycharm,firewall"
 
 

@@ -26,7 +26,7 @@ chmod -R u=rwX,go= {TREE}
 rm -f /etc/samba/smb.conf
 '"""
 DIGEST = "cd {}/train && cat * | md5sum"
-# By the server's eyes a machine that is no member: node2 asks from another address of its card.
+# Makes node2 a stranger in the server's eyes: it asks from another address of its card.
 AS_NO_MEMBER = """
 sudo ip address add 192.168.56.99/24 dev eth0
 sudo ip route replace 192.168.56.111/32 dev eth0 src 192.168.56.99
@@ -118,7 +118,7 @@ class Pair:
         return self.lab.ssh(node, f"sudo sh -c '{line}'" if node == 1 else line)
 
     def refusal(self, line: str) -> str:
-        """What a command line on node2 says that has to fail."""
+        """The error output of a command line on node2 that must fail."""
         done = self.lab("ssh", "2", "--", line, check=False)
         assert done.returncode != 0, done.stdout
         return done.stderr
@@ -235,7 +235,7 @@ def test_no_boot_waits_for_a_server_that_is_off_and_the_data_come_with_it(shared
     pair.lab("mend", "2")
     state = pair.lab.ssh(2, "systemctl is-system-running --wait || true").strip()
     assert state in ("running", "degraded")
-    # By the machine's own clock, since getting in costs it seconds too.
+    # By the machine's own clock, since logging in takes seconds too.
     line = f"began=$(date +%s); ls {DATA}/train && exit 9; echo $(($(date +%s) - began))"
     assert int(pair.lab.ssh(2, line)) <= 30
     pair.lab("mend", "1")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.lab.site_plays import CHECKOUT, write_inventory
 
-# A connection that is kept open from before would not see another host key.
+# A connection kept open from before would not notice another host key.
 FRESH = "ANSIBLE_SSH_ARGS=-o ControlMaster=no -o ControlPath=none -o StrictHostKeyChecking=yes"
 CHECK = ("env", FRESH, "python", "ansible/check.py")
 

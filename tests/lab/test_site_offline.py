@@ -13,7 +13,7 @@ from tests.unit.ansible.provision_machines import load
 debs = load("ansible/bundle.py").debs
 
 HOSTS = {"node1": "ansible_host=192.168.56.111 offline=true release=bookworm"}
-# What the lab's machines have and a desktop may lack.
+# Packages that the lab's machines have and a desktop may lack.
 LACKING = "chrony sysstat nftables python3-venv python3.11-venv python3-apt rsync"
 # A machine of the lab has no route out, so what it tries would end inside it. With one to the
 # control machine each attempt arrives there and is counted: another network, names, a proxy.

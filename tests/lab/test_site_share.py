@@ -195,7 +195,7 @@ def test_another_password_replaces_the_one_from_before(shared, tmp_path):
     """As after the vault was lost, or from another control machine."""
     lab, words, _, password = shared
     again = play(lab, *words[:-1], f"share_secret_folder={tmp_path / 'secret'}")
-    # Folder, key and vault here; Samba's account and what is remembered of it there.
+    # Folder, key and vault here; Samba's account and the records of it there.
     assert changes(again) == {"node1": 5}
     assert "picture" in smbclient(lab, opened(lab, tmp_path / "secret"), "get a.png -")
     assert "NT_STATUS_LOGON_FAILURE" in smbclient(lab, password, "ls")

@@ -74,7 +74,7 @@ SAID = (
 
 
 def play(roles, become):
-    """A play in which every role looks, and what one of them says does not stop the others."""
+    """A play in which every role verifies, and a complaint of one does not stop the others."""
     tasks = [
         {
             "name": role,

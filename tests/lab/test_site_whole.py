@@ -44,7 +44,7 @@ def at(lab, node: int, line: str, **options) -> str:
 
 
 def addresses(lab, node: int) -> list[str]:
-    """All of a node's: an added one leaves today's, at which Gloo listens."""
+    """All addresses of a node: an added one leaves the present one, on which Gloo listens."""
     return at(lab, node, "hostname --all-ip-addresses").split()
 
 
@@ -189,7 +189,7 @@ def test_uninstall_leaves_the_disks_as_they_were(cluster):
 
 
 def test_no_secret_is_in_any_output_log_or_file_of_the_repository(cluster):
-    """Of full runs with -vvv, uninstalling included: this test is the last one."""
+    """Covers full runs with -vvv including the uninstallation, so this test comes last."""
     secrets = cluster.secrets()
     assert len(cluster.said) >= 6
     for text in cluster.said:

@@ -64,7 +64,7 @@ def test_all_ranks_end_with_the_same_parameters_and_buffers(provisioned, nodes):
 
 
 def test_dry_run_prints_what_a_run_executes(provisioned):
-    """Byte by byte, but for the id of the run, which is its time."""
+    """They are equal byte by byte, except for the run's id, which is its time."""
     shown = launch(provisioned, "dry-run", "--nodes", "2", "--epochs", "1").stdout
     planned = re.search(r"^run (\S+), attempt", shown, re.M).group(1)
     lines = [line for line in shown.splitlines() if line.startswith("cd ")]

@@ -1,4 +1,4 @@
-"""The arrows of docs/architecture.md: who may import whom."""
+"""The arrows of docs/architecture.md: which room may import which."""
 
 import ast
 import subprocess
@@ -17,7 +17,7 @@ FORBIDDEN = {
 }
 
 
-# Modules without torch or anything else, for rules that several rooms go by: who may import them.
+# Modules without torch for rules that several rooms follow, and the rooms that may import them.
 SHARED = {
     "trainer.card": {"launcher"},
     "trainer.cli": {"launcher"},
@@ -27,7 +27,7 @@ SHARED = {
     "trainer.prices": {"launcher", "report"},
     "trainer.levels": {"launcher"},
     "trainer.errors": {"launcher", "report"},
-    # Names that all verbs must agree on, though different rooms carry them out.
+    # Names that all verbs must share, although different rooms carry them out.
     "launcher.defaults": {"report"},
 }
 
@@ -59,7 +59,7 @@ def test_room_imports_only_what_its_arrows_allow(room):
 
 @pytest.mark.parametrize("module", sorted(SHARED))
 def test_what_rooms_share_needs_nothing_but_the_standard_library(module):
-    """Read without torch, and on nothing that the control machine might lack."""
+    """They are imported without torch and without anything that the control machine might lack."""
     code = "import sys; known = set(sys.modules); import {}; print(*(set(sys.modules) - known))"
     done = subprocess.run(
         [sys.executable, "-c", code.format(module)],

@@ -32,7 +32,7 @@ WANTED = {
 
 
 def facts(release="debian12", cards=("2080 Ti",), offered=None, **changes):
-    """A recorded machine without a driver, headers at hand."""
+    """A recorded machine without a driver but with kernel headers."""
     made = machine(release, [PCI[card] for card in cards], driver=None, driver_library=None)
     made.update(
         packages={},

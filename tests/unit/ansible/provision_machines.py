@@ -1,4 +1,4 @@
-"""Machines of real shape, as ansible/library/machine_facts.py describes them, for the tests."""
+"""Realistic machines, in the form that ansible/library/machine_facts.py returns, for the tests."""
 
 import copy
 import importlib.util
@@ -115,7 +115,7 @@ def machine(release="debian12", cards=(), **changes):
 
 
 def load(path):
-    """A Python file of ansible/, which is no package."""
+    """Loads a Python file from ansible/, which is not a package."""
     sys.path.insert(0, str((ROOT / path).parent))
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""What came of an installation, and what is held: over what modprobe, nvidia-smi and dpkg say."""
+"""What came of an installation and what is held, by what modprobe, nvidia-smi and dpkg say."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What driver_facts reads out of what dpkg, apt, modinfo and systemctl print."""
+"""What driver_facts reads from the output of dpkg, apt, modinfo and systemctl."""
 
 import shutil
 import subprocess
@@ -106,7 +106,7 @@ def stanza(name, version, *lines):
 
 
 def driver(version, *lines):
-    """The packages of a driver, one of which wants its neighbour at its own version."""
+    """The packages of a driver, one of which requires another at the same version."""
     depends = f"Depends: firmware-nvidia-gsp (= {version})"
     return stanza("firmware-nvidia-gsp", version, *lines) + stanza(
         "nvidia-kernel-dkms", version, depends, *lines

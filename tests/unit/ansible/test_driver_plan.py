@@ -153,7 +153,7 @@ def test_a_branch_that_apt_cannot_install_leaves_the_next_one():
 
 
 def test_a_headless_machine_gets_a_whole_driver_or_none_of_it():
-    """Its libraries without a module would be no driver."""
+    """Libraries without a module are not a driver."""
     offered = {name: version for name, version in UBUNTU.items() if "headless" not in name}
     chosen = plan(facts("ubuntu2204", offered=offered))
     assert [text.split("=")[0] for text in chosen["packages"]] == ["nvidia-driver-580-open"]
@@ -166,7 +166,7 @@ def test_the_branch_of_a_transitional_package_is_that_of_its_version():
     moved = {"nvidia-driver-575": "580.126.09-0ubuntu0.22.04.1"}
     chosen = plan(facts("ubuntu2204", ["1080 Ti"], UBUNTU | moved, display_manager="gdm.service"))
     assert chosen["packages"] == ("nvidia-driver-580=580.126.20-0ubuntu0.22.04.1",)
-    # Beyond the table by what it brings, whatever its name says.
+    # What counts is the version that it brings, whatever its name says.
     older = {name: version for name, version in UBUNTU.items() if "-535" in name}
     beyond = {
         f"nvidia-{part}-570": "595.71.05-0ubuntu1" for part in ("driver", "headless", "utils")

@@ -1,4 +1,4 @@
-"""The driver's plan where one is there already, and what has to stand still before a change."""
+"""The driver's plan where one is installed, and what has to be stopped before a change."""
 
 import pytest
 
@@ -60,7 +60,7 @@ def test_upgrade_moves_packages_to_what_the_archive_offers():
     chosen = plan(packaged(offered=newer, kernel_headers=True), policy="upgrade")
     assert (chosen["action"], chosen["version"]) == ("package", "535.300.01")
     assert plan(packaged(), policy="upgrade")["action"] == "nothing"
-    gone = packaged(offered={})  # an archive that has no driver any more
+    gone = packaged(offered={})  # an archive that no longer has a driver
     assert plan(gone, policy="upgrade")["action"] == "nothing"
 
 
@@ -105,7 +105,7 @@ def test_a_driver_that_works_gets_its_module_for_the_next_boots_kernel():
 
 
 def test_a_branch_that_does_not_know_the_card_is_named_with_the_last_that_does():
-    """As NVIDIA's own repository brings it to a machine with a GTX 1080 Ti: no module loads."""
+    """As NVIDIA's own repository installs it beside a GTX 1080 Ti, and no module loads."""
     names = {"nvidia-open": "590.48.01-1ubuntu1", "nvidia-driver": "590.48.01-1ubuntu1"}
     made = facts("ubuntu2204", ["1080 Ti"], packages=names, module="590.48.01")
     said = refused(made, "cu126")

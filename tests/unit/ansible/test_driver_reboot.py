@@ -1,10 +1,10 @@
-"""A reboot of ours on a machine with two systems ends in Linux."""
+"""On a machine with two systems, a reboot by the role ends in Linux."""
 
 import pytest
 
 from planning.boot import linux_again
 
-# As grub-mkconfig of Debian 12 writes it, without what is inside of the entries.
+# As grub-mkconfig of Debian 12 writes it, without the contents of the entries.
 LINUX = """\
 set default="2"
 menuentry 'Debian GNU/Linux' --class debian --class gnu-linux --class gnu --class os $menuentry_id_option 'gnulinux-simple-1' {
@@ -28,7 +28,7 @@ EFI = "BootCurrent: 0003\nTimeout: 1 seconds\nBootOrder: {}\nBoot0000* Windows B
         (LINUX, EFI.format("0003,0000"), []),
         (LINUX + WINDOWS, EFI.format("0003,0000"), [["grub-reboot", "0"]]),
         (WINDOWS + LINUX, "", [["grub-reboot", "1"]]),
-        # Windows first in the firmware: Linux was chosen by hand at power on.
+        # Windows comes first in the firmware; Linux was chosen by hand at power-on.
         (LINUX, EFI.format("0000,0003"), [["efibootmgr", "--quiet", "--bootnext", "0003"]]),
         (WINDOWS, EFI.format("0003,0000"), []),
     ],

@@ -1,4 +1,4 @@
-"""The firewall's judgement over facts as real machines give them."""
+"""The firewall's decisions about facts of real machines."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A new address takes nothing else from a card: recorded configurations of each manager."""
+"""A new address leaves the rest of a card's settings alone, on recorded configurations."""
 
 import pytest
 import yaml

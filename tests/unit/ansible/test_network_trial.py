@@ -1,4 +1,4 @@
-"""The scripts that a machine runs by itself: a trial, and the way back from it."""
+"""The scripts that a machine runs by itself: a trial, and its rollback."""
 
 import shlex
 import subprocess
@@ -15,7 +15,7 @@ PLACE = "/var/lib/tandem/network"
 
 @pytest.fixture
 def machine(tmp_path):
-    """A folder in the place of a machine: its network files, its programs, what the role copied."""
+    """A folder that stands for a machine: its network files, its programs, what the role copied."""
     for name in ("etc/netplan", "bin", f".{PLACE}/new"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "etc/netplan/01-lan.yaml").write_text("as it was")

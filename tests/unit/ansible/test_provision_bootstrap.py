@@ -1,4 +1,4 @@
-"""What bootstrap hands to Ansible, and where the password does not go."""
+"""What bootstrap passes to Ansible, and where the password must not go."""
 
 import json
 import subprocess

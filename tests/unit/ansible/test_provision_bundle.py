@@ -106,7 +106,7 @@ def test_every_missing_or_broken_file_is_named_at_once(tmp_path):
     folder = folder_with(tmp_path, a=b"aaa", b=b"bbb", c=b"ccc")
     assert manifest.problems(folder, "test") == []
     (folder / "a").write_bytes(b"aab")
-    os.utime(folder / "a", ns=(0, 0))  # what a failing disk does is no later change
+    os.utime(folder / "a", ns=(0, 0))  # a failing disk changes no modification time
     (folder / "b").unlink()
     broken, missing = manifest.problems(folder, "test")
     assert (

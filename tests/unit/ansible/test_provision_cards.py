@@ -1,4 +1,4 @@
-"""Which of several cards the machines should be listed by."""
+"""By which of several network cards the machines should be listed."""
 
 import copy
 

@@ -74,11 +74,11 @@ FINE = {"ufw_conf": "", "firewalld": False}
 # Clusters by name: role of the server and of its machine, the server's facts, strict, who goes on,
 # and what is said. All are one inventory, in which each has its own server.
 CLUSTERS = {
-    # it failed before: nobody else does, in `make verify` neither
+    # it failed before, so nobody else does, not even in `make verify`
     "before": ("gone", "alone", FINE, True, "-+", "before-2 does not follow the clock of the"),
-    # it runs no chrony: that is said of it alone
+    # it runs no chrony, which is reported for it alone
     "broken": ("broken", "alone", FINE, False, "-+", "broken-1, the clock of the cluster, gives"),
-    # its ufw drops the questions
+    # its ufw drops the requests
     "ufw": ("server", "alone", UFW, False, "++", "ufw is switched on at ufw-1, which gives the"),
     "verify": ("server", "alone", UFW, True, "+-", "(on verify-1: sudo ufw allow from <address"),
     # nothing is wrong with it

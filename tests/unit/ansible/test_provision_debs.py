@@ -1,4 +1,4 @@
-"""Packages for a release: the plan, and the real apt on a small archive that the test makes."""
+"""Packages for a release: the plan, and the real apt with a small archive made by the test."""
 
 import subprocess
 import textwrap
@@ -112,7 +112,7 @@ def plan(tmp_path):
         release="test",
         packages=("tool",),
         sources=(f"deb [trusted=yes] file:{archive} ./",),
-        keyring=archive / "Packages",  # read by nobody: the source is trusted
+        keyring=archive / "Packages",  # never read, since the source is trusted
         keyring_package="none",
         folder=tmp_path / "debs",
         state=tmp_path / "apt",

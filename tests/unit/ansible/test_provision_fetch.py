@@ -1,4 +1,4 @@
-"""Downloads that go on where they ended, from a server of the test that counts what it sends."""
+"""Downloads that resume where they stopped, from a server in the test that counts what it sends."""
 
 import hashlib
 import http.server
@@ -18,7 +18,7 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Server(http.server.BaseHTTPRequestHandler):
-    """CONTENT, from the byte that is asked for; under /plain always from the first."""
+    """Serves CONTENT from the byte that is asked for; under /plain always from the first."""
 
     sent: typing.ClassVar = []
 

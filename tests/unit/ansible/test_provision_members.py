@@ -85,7 +85,7 @@ def test_a_name_that_leads_elsewhere_is_named():
 
 
 def key_of(kind):
-    """A public key of a type, as base64 of what RFC 4253 writes."""
+    """A public key of a type: the base64 of RFC 4253's format."""
     parts = (kind.encode(), bytes(range(32)))
     return base64.b64encode(b"".join(len(p).to_bytes(4, "big") + p for p in parts)).decode()
 

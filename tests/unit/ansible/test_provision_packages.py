@@ -92,7 +92,7 @@ def test_each_task_that_changes_packages_waits_for_those_that_others_install():
                 name = task["register"]
                 assert task["until"] == f"not ({name} | tandem_locked)", (path, task["name"])
                 assert (task["retries"], task["delay"]) == (60, 10)
-                # Else it would wait twice, by two ways.
+                # Otherwise it would wait twice, in two ways.
                 assert task.get("ansible.builtin.apt", {}).get("lock_timeout", 0) == 0
     assert seen == {"packages", "driver", "clock", "offline"}
 

@@ -54,10 +54,10 @@ FAULTS = [
     ("duplicate_address", machine(rival="3c:7c:3f:00:00:09")),
     ("overlap", machine(links=[*HEALTHY["links"], DOCKER])),
 ]
-# Those not about one machine's facts.
+# Faults that are not about one machine's facts.
 TOLD_BY_OTHERS = {"collect", "duplicate_machine_id", "duplicate_mac", "faster_card"}
 TOLD_BY_OTHERS |= {"gpu_failed", "gpu_hot", "xid", "xid_program", "disk_errors", "reboot_waits"}
-# Those that need another question.
+# Faults that need other settings.
 ASKED = [
     ("loopback_name", machine(loopback_names=["node1"]), {"provisioned": True}),
     ("uv", machine(), {"env_manager": "uv"}),

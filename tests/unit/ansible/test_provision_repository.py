@@ -1,4 +1,4 @@
-"""A file made from a commit of a git repository, which stands here in a folder."""
+"""An archive made from a commit of a git repository, here a local one."""
 
 import subprocess
 import tarfile

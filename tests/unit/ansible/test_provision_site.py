@@ -1,4 +1,4 @@
-"""site.yml itself, by Ansible, with stand-ins for its roles: one machine's fault stays its own."""
+"""site.yml itself, by Ansible with stand-ins for its roles: a machine's fault stays its own."""
 
 import os
 import re
@@ -18,14 +18,14 @@ STAND_IN = """\
   when: (ansible_role_name | default(role_name)) ~ '@' ~ inventory_hostname in broken
 """
 ROLES = sorted(path.name for path in (ROOT / "ansible/roles").iterdir())
-# reach sorts machines by what `raw` answers, python_env's report is what is tested.
+# reach sorts machines by `raw`'s answers; python_env's report is what is tested.
 REAL = {"reach": ["tasks/main.yml", "tasks/report.yml", "vars/main.yml"],
         "python_env": ["tasks/untried.yml"]}  # fmt: skip
 
 UPGRADE = "ansible/playbooks/upgrade.yml"
 FREE = "ansible/playbooks/tasks/free.yml"
 MACHINE_ID = Path("/etc/machine-id").read_text().strip()
-# These bring what the control machine has.
+# These roles download nothing: they copy from the control machine.
 FROM_HERE = {"offline", "bundle", "pycharm"}
 
 
@@ -87,7 +87,7 @@ DOWNLOADS = re.compile(
 
 
 def roles_of(play):
-    """Names of the roles that a play applies, in whatever way."""
+    """The names of the roles that a play applies, in any way."""
     return [name for name in ROLES if re.search(rf"[\s\['\"]{name}[\s\],'\"]", str(play))]
 
 

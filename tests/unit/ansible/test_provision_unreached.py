@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ANSIBLE = Path(__file__).parents[3] / "ansible"
-sys.path.insert(0, str(ANSIBLE))  # as for who runs check.py itself
+sys.path.insert(0, str(ANSIBLE))  # as for a user who runs check.py directly
 
 
 def loaded(path):
@@ -31,7 +31,7 @@ def test_what_ansible_says_first_is_the_reason():
 
 
 def test_looking_is_not_silent_and_tells_the_task(monkeypatch, tmp_path):
-    script = tmp_path / "slow.py"  # it ends when two words on the way were said
+    script = tmp_path / "slow.py"  # it ends after two lines of progress
     script.write_text(
         "import sys\n"
         "print('TASK [preflight : Ask for facts] ****', flush=True)\n"

@@ -1,4 +1,4 @@
-"""What is said of cards by their figures: good ones, and each fault alone."""
+"""What is said about cards with given figures: good ones, and each fault alone."""
 
 import re
 
@@ -33,7 +33,7 @@ def findings(allreduce=None, **changes):
 
 def test_a_card_in_good_order_is_right():
     assert findings() == []
-    # Of before the names began with NVIDIA, on driver 440.
+    # As driver 440 prints it, before names began with NVIDIA.
     assert findings(name="GeForce RTX 2080 Ti") == []
 
 

@@ -45,7 +45,7 @@ def test_an_exception_arrives_after_the_undoing(undone, error):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_a_process_that_is_killed_is_undone(undone, number):
-    """The watcher ends before the pipe that both hold does: reading its end is waiting for it."""
+    """Waits for the watcher: both hold the pipe, which ends only after the watcher has."""
     reading, writing = os.pipe()
     os.set_inheritable(writing, True)
     victim = os.fork()

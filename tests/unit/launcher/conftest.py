@@ -12,7 +12,7 @@ from trainer import prices
 
 @pytest.fixture(autouse=True)
 def no_instruction_limits(monkeypatch):
-    """A limit that whoever runs the tests has set is none of theirs."""
+    """Removes a limit that the caller's environment has set."""
     for name in INSTRUCTION_LIMITS:
         monkeypatch.delenv(name, raising=False)
 
@@ -48,6 +48,6 @@ def mark():
 
 @pytest.fixture(autouse=True)
 def a_table_of_their_own(monkeypatch):
-    """What strategies cost is measured anew now and then; these tests know what they go by."""
+    """Replaces the measured costs of strategies, which change now and then, by fixed ones."""
     measured = {"ef:2": {"seeds": 2, "difference": 0.0}}
     monkeypatch.setattr(prices, "read", lambda: {"strategies": measured})

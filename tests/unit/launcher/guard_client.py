@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 GUARD = ROOT / "launcher" / "node"
-# A worker that heeds no signal, with a child in a session of its own, as a data loader may have.
+# A worker that ignores signals, with a child in a session of its own, as a data loader may have.
 DEAF_WORKER = (
     "import os, signal, time\n"
     "for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):\n"
@@ -39,7 +39,7 @@ class Client:
         self.output = {}  # (rank, stream): bytes
 
     def send(self, **order):
-        with contextlib.suppress(BrokenPipeError):  # it has ended: its last frames tell why
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and its last frames say why
             self.process.stdin.write(json.dumps(order).encode() + b"\n")
 
     def start(self, output, argv, ranks=(0,), **options):
@@ -61,7 +61,7 @@ class Client:
         return bool(data)
 
     def parse(self):
-        """Take whole frames from the buffer."""
+        """Moves complete frames from the buffer to `frames`."""
         while b"\n" in self.buffer:
             line, _, rest = self.buffer.partition(b"\n")
             frame = json.loads(line)
@@ -89,14 +89,14 @@ class Client:
             self.pump(0.1)
 
     def wait_for_output(self, text, rank=0, stream="stdout"):
-        """Until a rank has printed this."""
+        """Waits until a rank has printed this."""
         limit = time.monotonic() + PATIENCE
         while text not in self.output.get((rank, stream), b""):
             assert time.monotonic() < limit, f"{text} was not printed: {self.output}"
             self.pump(0.1)
 
     def close(self):
-        """End the guard, if it still runs, by the end of its stdin."""
+        """Ends the guard, if it still runs, by closing its stdin."""
         self.process.stdin.close()
         try:
             self.process.wait(15)
@@ -130,7 +130,7 @@ def alive(mark):
 
 
 def wait_until_gone(mark, seconds):
-    """Until no such process is left; returns what is left when the time is over."""
+    """Waits until no such process is left; returns those that are left when the time is over."""
     limit = time.monotonic() + seconds
     while alive(mark) and time.monotonic() < limit:
         time.sleep(0.02)

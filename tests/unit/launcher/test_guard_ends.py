@@ -122,5 +122,5 @@ def test_a_guard_that_slept_does_not_believe_renewals_that_waited(guards, tmp_pa
     os.kill(pid, signal.SIGCONT)
     thawed = time.monotonic()
     assert guard.wait_for("exit", renew=False)["reason"] == "lease"
-    assert time.monotonic() - thawed < 2.5  # it did not begin a new lease
+    assert time.monotonic() - thawed < 2.5  # it did not start a new lease
     assert wait_until_gone(mark, 0) == []

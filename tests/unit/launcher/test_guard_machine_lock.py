@@ -1,4 +1,4 @@
-"""One run at a time has a machine, by a name that the kernel gives once."""
+"""One run at a time holds a machine, by a name that the kernel grants only once."""
 
 import os
 import signal

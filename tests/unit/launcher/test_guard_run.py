@@ -62,7 +62,7 @@ def test_bytes_arrive_as_they_were_written(guards, tmp_path):
         'os.write(2, b\'\\x00\\xff{"type": "exit"}\\n\')\n'
     )
     guard.start(tmp_path, workers(script))
-    guard.wait_for_output(b"\r 10%")  # a bar must not wait for the end of its line
+    guard.wait_for_output(b"\r 10%")  # a progress bar must not wait for the end of its line
     guard.wait_for("exit")
     assert guard.output[0, "stdout"] == b"\r 10%\r 20%|\xe2\x96"
     assert guard.output[0, "stderr"] == b'\x00\xff{"type": "exit"}\n'

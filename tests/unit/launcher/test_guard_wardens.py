@@ -1,4 +1,4 @@
-"""Whatever is killed, nothing of the run stays alive: the way without systemd."""
+"""Without systemd too, nothing of the run stays alive, whatever is killed."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 
 
 class Tree:
-    """A guard with everything below it, by the names of their parts."""
+    """A guard with all processes below it, by the name of their part."""
 
     def __init__(self, guard, tmp_path, mark):
         name, _, value = mark.partition("=")

@@ -1,4 +1,4 @@
-"""What is asked and looked at before a run, and waiting for machines that are busy."""
+"""What is checked before a run, and waiting for machines that are busy."""
 
 import io
 

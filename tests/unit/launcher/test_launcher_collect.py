@@ -25,7 +25,7 @@ ATTEMPTS = [
 
 @pytest.fixture
 def node2(tmp_path):
-    """Its part of the plan, and the folder that it may fill."""
+    """The node's part of the plan, and the folder that it may fill."""
     folder = tmp_path / "node2"
     hosts = [host(1), host(2, connection="local", address="127.0.0.1", node_dir=str(folder))]
     part = build(hosts, [facts(1), facts(2)]).nodes[1]
@@ -225,7 +225,7 @@ def test_a_machine_that_has_no_checkpoint_of_which_it_speaks_hides_no_others(tmp
     assert (paths, problems) == ([run / "checkpoints/node1/step-3.pt"], [])
 
 
-# Takes no files, from root neither.
+# A place where not even root can create files.
 READ_ONLY = Path("/proc/self")
 
 

@@ -1,4 +1,4 @@
-"""What is told of runs, whatever became of their files."""
+"""What is reported about runs, whatever the state of their files."""
 
 import json
 import os

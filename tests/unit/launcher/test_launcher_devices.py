@@ -1,4 +1,4 @@
-"""Which GPUs the processes of a node get, what says so, and the precision of all."""
+"""Which GPUs a node's processes get, what decides that, and the precision for all."""
 
 import io
 import json
@@ -272,7 +272,7 @@ def test_a_limit_on_the_instructions_counts_as_their_lack(monkeypatch):
 
 
 def test_a_run_that_goes_on_keeps_its_level_and_names_who_lacks_it():
-    """At a restart each machine is looked at alone: who lacks the level stays out."""
+    """At a restart each machine is judged by itself: one that lacks the level stays out."""
     settings = {"precision": "bf16", "device": "cuda"}
     old, new = facts(1, gpus=having("2080 Ti")), facts(2, gpus=having("3090"))
     assert problems([host(2)], [new], begun=True, **settings) == []
@@ -371,7 +371,7 @@ ODD = {"driver_version": "580.126.20\n", "compute_cap": "[N/A]\n"}
     ],
 )
 def test_cards_of_new_and_old_drivers(monkeypatch, answers, driver, cards):
-    """A driver that does not know a field refuses the whole question."""
+    """A driver that does not know a field refuses the whole query."""
 
     def answer(argv):
         field = argv[1].partition("=")[2].split(",")[0]

@@ -1,4 +1,4 @@
-"""A disk of the control machine that takes nothing: before a run begins, and as it ends."""
+"""A full disk on the control machine: before a run starts, and when it ends."""
 
 import errno
 import os
@@ -14,7 +14,7 @@ from launcher.during.watch import Outcome
 from launcher.errors import UserError
 from tests.unit.launcher.launcher_values import build, facts, host
 
-# Takes no files, from root neither.
+# A place where not even root can create files.
 READ_ONLY = Path("/proc/self")
 
 

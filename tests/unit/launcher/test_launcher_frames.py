@@ -1,4 +1,4 @@
-"""The wire from the guard: however the bytes were cut, the same frames."""
+"""The protocol from the guard: the same frames, however the bytes were split."""
 
 import json
 

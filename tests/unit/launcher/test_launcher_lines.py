@@ -35,7 +35,7 @@ def test_logs_hold_all_lines_of_each_rank_in_order(tmp_path):
 
 
 def test_output_without_newlines_costs_work_in_proportion(monkeypatch):
-    """Dots as a progress bar, or a binary dump: what has come is not gone through again."""
+    """Dots without line breaks, or a binary dump: what has arrived is not scanned again."""
     held = 0
     assembler = Assembler()
     for _ in range(1000):

@@ -1,4 +1,4 @@
-"""Each machine to each other by TCP; here on addresses of the loopback."""
+"""Every machine reaches every other one by TCP; here over loopback addresses."""
 
 import sys
 

@@ -154,7 +154,7 @@ def test_ctrl_z_is_refused():
 
 
 class Full:
-    """os.write as on a full disk while `full` is set."""
+    """Makes os.write behave as on a full disk while `full` is set."""
 
     def __init__(self, monkeypatch):
         self.full, self.write = False, os.write
@@ -174,7 +174,7 @@ def run_logs(tmp_path):
     logs = RunLogs(tmp_path, Terminal(screen), 1)
 
     def look():
-        """What was said of the disk until now."""
+        """What has been said about the disk so far."""
         logs.look()
         lines = screen.getvalue().splitlines()
         return [line for line in lines if line.startswith("tandem: this machine's disk")]
@@ -205,7 +205,7 @@ def test_a_full_disk_costs_lines_and_says_so(run_logs, monkeypatch):
 
 
 def test_a_disk_that_hangs_holds_up_nothing(run_logs, monkeypatch):
-    """As an NFS server does that went away: a write returns when it is back, or never."""
+    """Behaves like an NFS server that went away: a write returns when it is back, or never."""
     logs, look, path = run_logs
     back, write = threading.Event(), kept.os.write
     monkeypatch.setattr(spool, "BACKLOG", 1000)

@@ -1,4 +1,4 @@
-"""The stages of a watch: which follows which, and what brings it about."""
+"""The stages of a watch: which one follows which, and what causes that."""
 
 import pytest
 
@@ -22,7 +22,7 @@ LATE = STOP_GRACE + EXITS_WITHIN + 1
         (STOPPING, STOP_GRACE, True, 1, STOPPING),
         (STOPPING, 0, False, 2, ENDING),
         (STOPPING, LATE, False, 1, ENDING),
-        # Whoever is told to kill is told once, whatever comes in.
+        # The order to kill is given only once, whatever comes in.
         (ENDING, SILENCE / 2, True, 3, ENDING),
         (ENDING, SILENCE + 1, True, 0, OVER),
         (OVER, 1e6, True, 3, OVER),

@@ -1,4 +1,4 @@
-"""Files of a run that no machine of ours writes: the report is made from the others."""
+"""Files that none of our machines would write: the report is made from the others."""
 
 import json
 import os

@@ -143,7 +143,10 @@ def test_the_older_ansible_runs_what_talks_to_machines(checkout):
         (["train", "FORCE=perhaps"], "FORCE=perhaps: FORCE=1 means on, FORCE=0 off."),
         (["check", "CORE=2.17"], "CORE=2.17: it may be 2.16, or be left out."),
         (["train", "ARGS=--name 'a"], "ARGS=--name 'a: a quote is not closed."),
-        (["train", "MODEL=a\n#SBATCH x"], "MODEL contains a line break or another control character"),
+        (
+            ["train", "MODEL=a\n#SBATCH x"],
+            "MODEL contains a line break or another control character",
+        ),
         (["help", "trian"], "there is no verb trian: did you mean train?"),
     ],
 )

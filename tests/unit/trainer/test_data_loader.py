@@ -1,4 +1,4 @@
-"""Batches of the ranks: exact shares, and the same pixels whatever rank or worker makes them."""
+"""The ranks' batches: an exact division, and the same pixels whoever makes them."""
 
 import dataclasses
 import io
@@ -81,7 +81,7 @@ def test_pixels_depend_on_seed_epoch_and_index_alone(root, augment):
 
 
 def test_each_sample_has_chances_of_its_own(root):
-    """Pitfall 20 within a rank: one file 27 times is 27 crops."""
+    """Pitfall 20 within a rank: 27 times the same file gives 27 crops."""
     options = Options(workers=0, augment="crop")
     folder = ImageFolder(root, "train", options)
     folder.paths = [folder.paths[0]] * len(folder)

@@ -1,4 +1,4 @@
-"""The order of an epoch and its division into steps and ranks."""
+"""The order of an epoch, and its division into steps and ranks."""
 
 import pytest
 import torch

@@ -30,7 +30,7 @@ def test_a_few_small_images_need_no_workers():
     "cores, ranks, each", [(2, 1, 1), (8, 1, 7), (64, 1, 16), (24, 4, 5), (4, 8, 1)]
 )
 def test_a_machine_s_ranks_share_its_cores(monkeypatch, cores, ranks, each):
-    """8 loaders gave 2,900 images a second, as many as one card may want alone."""
+    """Eight loaders gave 2,900 images a second, as many as a single card may need."""
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(cores)), raising=False)
     assert worker_count(Options(), World(local_size=ranks), 224, 1) == each
 
@@ -58,7 +58,7 @@ def test_no_signal_of_a_whole_job_reaches_loader_processes():
 
 
 class Hanging(torch.utils.data.Dataset):
-    """Whose samples take for ever, as on a share that is gone."""
+    """A data set whose samples take for ever, as on a file share that is gone."""
 
     def __init__(self, pipe):
         self.pipe = pipe

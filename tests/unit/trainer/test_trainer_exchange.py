@@ -1,4 +1,4 @@
-"""What ranks tell each other is JSON, tensors and bytes: no rank's object is another's code."""
+"""Ranks exchange JSON, tensors and bytes, so that no rank's object becomes another's code."""
 
 import ctypes
 import os

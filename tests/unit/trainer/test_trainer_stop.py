@@ -1,4 +1,4 @@
-"""Stopping at one step on all ranks, whose hosts run ahead of their devices."""
+"""All ranks stop at the same step, although hosts run ahead of their devices."""
 
 import os
 import signal
