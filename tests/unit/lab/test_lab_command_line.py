@@ -33,7 +33,7 @@ def test_without_root_it_says_so(monkeypatch, capsys):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert cli.main(["up"]) == 1
     said = capsys.readouterr().err
-    assert said == "lab: the lab boots machines, which needs root: run it by sudo\n"
+    assert said == "lab: the lab boots machines, which needs root: run it with sudo\n"
 
 
 def test_missing_tools_are_named_with_the_remedy(monkeypatch, capsys):

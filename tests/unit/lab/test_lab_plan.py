@@ -148,7 +148,7 @@ def test_bad_releases_are_refused(text, sentence):
 
 def test_packages_make_the_same_base_in_any_order():
     assert plan.check_packages("gcc,dkms,gcc") == ("dkms", "gcc") == plan.check_packages("dkms,gcc")
-    with pytest.raises(LabError, match="no name of a Debian package"):
+    with pytest.raises(LabError, match="not the name of a Debian package"):
         plan.check_packages("gcc,--foreign")
 
 

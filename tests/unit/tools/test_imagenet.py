@@ -162,7 +162,7 @@ def test_all_missing_archives_are_named_at_once(source, tmp_path, capsys):
     (source / imagenet.TRAIN).unlink()
     (source / imagenet.DEVKIT).unlink()
     said = refused(source, tmp_path, capsys)
-    assert f"lacks {imagenet.TRAIN}, {imagenet.DEVKIT}. Get them" in said
+    assert f"lacks {imagenet.TRAIN}, {imagenet.DEVKIT}. Download them" in said
     assert not (tmp_path / "to").exists()
 
 
