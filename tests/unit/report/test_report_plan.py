@@ -10,6 +10,7 @@ from report import formulas
 from report.__main__ import main
 from report.advice import advise
 from report.analysis import analyse
+from tests.bench import link_table
 from tests.unit.report.report_runs import BOTTLENECKS, GRADIENTS, RunBuilder
 from trainer import prices
 from trainer.strategies import MIB, Payload, parse, ring_bytes, usual
@@ -206,3 +207,17 @@ def test_no_column_of_the_table_is_cut(tmp_path, capsys, monkeypatch):
     rows = [line for line in lines if line.split()[:1] in (["1"], ["4"])]
     assert all(line.endswith((" h", " min")) and len(line) == len(head) for line in rows)
     assert any(" experim. " in line for line in rows) and any(" samples " in x for x in rows)
+
+
+def test_the_page_of_slow_links_says_how_far_off_todays_plan_is():
+    """As `python -m tests.bench.link_table` writes it of the committed measurements."""
+    page = (link_table.DOCS / "slow-links.md").read_text()
+    rows = json.loads((link_table.DOCS / "slow-links.json").read_text())["rows"]
+    assert link_table.sentences(rows) in page
+    cell = {"nodes": 4, "mbit": 1000, "sync": "bf16", "seconds": 0.7, "alone": 0.12, "busy": 0.1}
+    sent = parse("bf16").bytes_per_step(4, PAYLOAD) / GIGABIT - 0.08
+    seen = link_table.agreement([{**cell, "efficiency": 0.5}, {**cell, "busy": 0.8}])
+    assert seen["cells"] == seen["found"] == seen["links"] == 1
+    assert seen["median"] == pytest.approx(1 - (0.12 + sent) / 0.7)
+    slower = [{**cell, "efficiency": 0.5}, {**cell, "sync": "ef:2", "efficiency": 0.48}]
+    assert link_table.agreement(slower)["found"] == 0
