@@ -1,0 +1,104 @@
+"""`make plan` on machines that nobody trained on: shaped cables beside iperf3, and who is refused.
+
+Steps are a stand-in's; machines, guards, ssh and links are real.
+"""
+
+import json
+import re
+import subprocess
+import uuid
+
+import pytest
+
+from tests.lab import chaos_standin
+from tests.lab.chaos_run import CHECKOUT, Running
+from tests.unit.report.report_runs import RunBuilder
+
+NODES = 3  # an odd number: each rests once
+# A rank of the trainer that took steps: what it writes, but for its machine's name.
+TRIED = """
+import os, pathlib, sys
+assert "--trial" in sys.argv and os.environ["WORLD_SIZE"] == "1", sys.argv
+host = os.environ["TANDEM_NODE"]
+out = pathlib.Path(sys.argv[sys.argv.index("--output") + 1], "nodes", host, "rank0.steps.jsonl")
+out.write_text({lines!r}.replace("HOST", host))
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(start_lab):
+    lab = start_lab("plan", "--nodes", str(NODES), "--rate", "1gbit", "--no-bundle")
+    for node in range(1, NODES + 1):
+        chaos_standin.install(lab, node)
+    return lab
+
+
+@pytest.fixture
+def words(tmp_path):
+    """What a plan and a run on these machines are called with, and their mark."""
+    mark = f"TANDEM_TEST_MARK={uuid.uuid4().hex}"
+    file = chaos_standin.inventory(tmp_path, NODES, mark, step_seconds=0.1)
+    return mark, ("--inventory", str(file))
+
+
+def plan(lab, *words):
+    return lab.control("python", "-m", "launcher", "plan", "--measure", *words, check=False)
+
+
+def measurements():
+    return {path.name for path in (CHECKOUT / "runs/measured").glob("*Z-*")}
+
+
+def test_who_trains_is_not_disturbed(cluster, words, tmp_path):
+    mark, inventory = words
+    before = measurements()
+    run = Running(cluster, tmp_path, mark, *inventory, "--data", "d", "--epochs", "100")
+    try:
+        run.wait_for(r"\] step 3\n", NODES)
+        done = plan(cluster, *inventory, "--model", "resnet50")
+        assert done.returncode == 2
+        for node in range(1, NODES + 1):
+            told = (
+                rf"node{node} \(192.168.56.11{node}\): it is in use by root@\S+: run {run.name}: "
+            )
+            assert re.search(told, done.stderr), done.stderr
+        assert "QUEUE=1" in done.stderr and "Traceback" not in done.stderr
+        assert run.process.poll() is None and measurements() == before
+    finally:
+        run.close()
+
+
+def test_links_are_what_iperf3_finds(cluster, words, tmp_path):
+    built = RunBuilder(tmp_path / "built", nodes=1, steps=6, epochs=1)
+    built.write_rank(0, "HOST")
+    text = TRIED.format(lines=(tmp_path / "built/nodes/HOST/rank0.steps.jsonl").read_text())
+    for node in range(1, NODES + 1):
+        cluster.ssh(node, "cat > /opt/standin/trainer.py", input=text)
+    before = measurements()
+    done = plan(cluster, *words[1], "--model", "resnet50")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (name,) = measurements() - before
+    nodes = CHECKOUT / "runs/measured" / name / "nodes"
+    told = [json.loads((nodes / f"node{n}/links.json").read_text()) for n in range(1, NODES + 1)]
+    theirs = iperf3(cluster)
+    pairs = [rates for one in told for rates in one["pairs"].values()]
+    assert len(pairs) == NODES
+    for rates in pairs:
+        assert rates["mbit_to"] == pytest.approx(theirs, rel=0.03)
+        assert rates["mbit_from"] == pytest.approx(theirs, rel=0.03)
+    # Three machines' traffic takes more than these cores may have to spare.
+    assert all(0 < one["ring"]["mbit"] < 1.03 * theirs for one in told)
+    assert "Over the links as measured" in done.stdout and "Best exact (=)" in done.stdout
+
+
+def iperf3(lab):
+    """Mbit/s from node1 to node2."""
+    first, second = (["ip", "netns", "exec", f"{lab.name}-node{n}", "iperf3"] for n in (1, 2))
+    serve = [*second, "--server", "--one-off", "--forceflush"]
+    server = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
+    while "listening" not in server.stdout.readline():
+        assert server.poll() is None
+    client = [*first, "--client", "192.168.56.112", "--time", "3", "--omit", "1", "--json"]
+    printed = json.loads(subprocess.run(client, capture_output=True, check=True).stdout)
+    server.communicate(timeout=30)
+    return printed["end"]["sum_received"]["bits_per_second"] / 1e6
