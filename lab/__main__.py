@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     up = verb("up", "boot the machines and wait until they answer ssh")
     up.add_argument("--nodes", type=int, default=4, metavar="N")
     up.add_argument("--rate", default="unshaped", help="each cable's: 1gbit, 100mbit, unshaped")
-    release = f"{' or '.join(plan.RELEASES)}, or one for each node with commas between"
+    release = f"one of {', '.join(plan.RELEASES)}, or one for each node with commas between"
     up.add_argument("--release", default=plan.RELEASES[0], help=release)
     up.add_argument("--with", dest="packages", default="", metavar="PACKAGE,...", help="Debian's")
     up.add_argument("--bare", action="store_true", help="as installed: password logins, no key")

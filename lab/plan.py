@@ -13,7 +13,7 @@ NETWORK = "192.168.56"
 CONTROL_ADDRESS = f"{NETWORK}.1"
 STRANGER_ADDRESS = f"{NETWORK}.200"
 MAX_NODES = 64  # node 64 is .174; the stranger's and the broadcast address are higher
-RELEASES = ("bookworm", "bullseye")
+RELEASES = ("bookworm", "bullseye", "trixie")
 MACHINE_MEGABYTES = 384  # for a virtual machine; with less it does not boot
 
 
@@ -146,7 +146,7 @@ def check_releases(text: str, count: int) -> tuple[str, ...]:
     names = tuple(text.split(","))
     for name in names:
         if name not in RELEASES:
-            raise LabError(f"release {name!r}: a lab has {' or '.join(RELEASES)}")
+            raise LabError(f"release {name!r}: a lab has one of {', '.join(RELEASES)}")
     if len(names) not in (1, count):
         raise LabError(
             f"{len(names)} releases for {count} nodes: name one for all, or one for each node"

@@ -137,8 +137,8 @@ def test_releases_are_one_for_all_or_one_for_each():
     ("text", "sentence"),
     [
         ("bookworm,bullseye", "2 releases for 3 nodes: name one for all, or one for each node"),
-        ("potato", "release 'potato': a lab has bookworm or bullseye"),
-        ("bookworm,", "release '': a lab has bookworm or bullseye"),
+        ("potato", "release 'potato': a lab has one of bookworm, bullseye, trixie"),
+        ("bookworm,", "release '': a lab has one of bookworm, bullseye, trixie"),
     ],
 )
 def test_bad_releases_are_refused(text, sentence):
