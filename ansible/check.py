@@ -50,8 +50,12 @@ def look(inventory, extra):
         if not output.exists():
             raise CannotLook(f"could not look at the machines: {reason(printed)}")
         found = json.loads(output.read_text())
-    order = {name: place for place, name in enumerate(found.pop("order"))}
-    return {part: sorted(rows, key=lambda row: order[row["host"]]) for part, rows in found.items()}
+    order = {name: place for place, name in enumerate(found["order"])}
+    machines = [*found["healthy"], *(health.absent(name) for name in found["absent"])]
+    return {
+        part: sorted(rows, key=lambda row: order[row["host"]])
+        for part, rows in (("findings", found["findings"]), ("machines", machines))
+    }
 
 
 def carried_out(argv, environment, every=8.0):

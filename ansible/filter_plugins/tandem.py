@@ -106,7 +106,6 @@ FILTERS = {
     "gpu_findings": accept_gpu.gpu_findings,
     "gpu_table": accept_gpu.gpu_table,
     "health": health.health,
-    "health_absent": health.absent,
     "health_findings": health.findings,
     "hindering": preflight.hindering,
     "hosts_file": members.hosts_file,

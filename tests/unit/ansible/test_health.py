@@ -180,7 +180,8 @@ def test_check_shows_findings_then_the_table_in_the_order_of_the_inventory(monke
     found = {
         "findings": [{"host": "pc2", "fault": "xid", "cause": "b", "remedy": "c"},
                      {"host": "pc1", **note}],
-        "machines": [health.absent("pc2"), row("pc1")],
+        "healthy": [row("pc1")],
+        "absent": ["pc2"],
         "order": ["pc1", "pc2", "pc3"],
     }  # fmt: skip
 
