@@ -75,6 +75,18 @@ def changes(done: subprocess.CompletedProcess) -> dict[str, int]:
     return {host: int(changed) for host, changed, _, _ in RECAP.findall(done.stdout)}
 
 
+def changed_tasks(done: subprocess.CompletedProcess) -> dict[str, list[str]]:
+    """Of the tasks that changed something, the machines on which they did."""
+    found: dict[str, list[str]] = {}
+    task = ""
+    for line in done.stdout.splitlines():
+        if line.startswith(("TASK [", "RUNNING HANDLER [")):
+            task = line.partition("[")[2].rpartition("]")[0]
+        elif line.startswith("changed: ["):
+            found.setdefault(task, []).append(line[len("changed: [") :].partition("]")[0])
+    return found
+
+
 def failures(done: subprocess.CompletedProcess) -> set[str]:
     """The machines on which a play failed or that it did not reach."""
     return {host for host, _, gone, failed in RECAP.findall(done.stdout) if int(gone) + int(failed)}
