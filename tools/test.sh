@@ -54,6 +54,7 @@ legacy)
 chaos)
     export TANDEM_CHAOS_TRIALS=40
     check "chaos" tests/lab/test_chaos.py tests/lab/test_chaos_trainer.py
+    check "machines that lie, troubles of the control machine" tests/lab/test_hostile_node.py tests/lab/test_torture.py
     exit
     ;;
 bench)

@@ -71,7 +71,8 @@ class Running:
 
     def guards(self) -> list[int]:
         """The guards, found by their unit's name, which contains this run's name."""
-        return [pid for pid, words in commands() if f"tandem-{self.name}-" in " ".join(words)]
+        unit = f"tandem-{self.name}-"
+        return [pid for pid, words in commands() if unit in " ".join(words)]
 
     def pids(self, node: int) -> dict[str, int]:
         """Guard, launch and worker of a node."""

@@ -21,6 +21,7 @@ LONG = {
     "test_accept.py",
     "test_chaos_trainer.py",
     "test_guard_orphans.py",
+    "test_hostile_node.py",
     "test_lab_leftovers.py",
     "test_lab_vm.py",
     "test_many.py",
@@ -41,6 +42,7 @@ LONG = {
     "test_site_uninstall.py",
     "test_site_whole.py",
     "test_slurm.py",
+    "test_torture.py",
     "test_users.py",
 }
 # Files whose tests share machines, by the fixture that starts these once for all.
@@ -197,3 +199,21 @@ def pair(start_lab) -> RunningLab:
     made = start_lab(f"pair{next(PAIRS)}", "--nodes", "2", "--no-bundle")
     yield made
     made("down")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """small_disk(MiB) -> the folder of a disk that a test can fill."""
+    made = []
+
+    def make(size):
+        folder = tmp_path / f"disk{len(made)}"
+        folder.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}m", "disk", folder]
+        subprocess.run(mount, check=True)
+        made.append(folder)
+        return folder
+
+    yield make
+    for folder in made:
+        subprocess.run(["umount", "--lazy", folder], check=True)

@@ -1,0 +1,80 @@
+"""A run of the lab whose control machine has troubles of its own: a terminal, a disk, limits."""
+
+import fcntl
+import os
+import pty
+import subprocess
+import termios
+import threading
+from pathlib import Path
+
+from tests.lab.chaos_run import CHECKOUT, Running
+
+CTRL_Q, CTRL_S, CTRL_Z = b"\x11", b"\x13", b"\x1a"
+
+
+class Controller(Running):
+    """One `python -m launcher train` of a shell that did `before`. `terminal`: on one of its own,
+    not into a file. `disk`: the folder that it has as runs/, if not this checkout's."""
+
+    def __init__(self, lab, folder, mark, *words, before=":", disk=None, terminal=False):
+        self.disk, self.terminal, self.keys = disk, terminal, None
+        own = f"mkdir -p runs; mount --bind {disk} runs; " if disk else ""
+        self.before = f'set -e; {own}{before}; exec "$@"'
+        super().__init__(lab, folder, mark, *words)
+
+    def start(self, *words: str) -> None:
+        argv = ["sh", "-c", self.before, "sh", "python", "-m", "launcher", "train", *words]
+        argv = self.lab.argv("exec", "--", *argv)
+        if not self.terminal:
+            streams = {"stdout": self.output, "stderr": subprocess.STDOUT}
+            self.process = subprocess.Popen(argv, cwd=CHECKOUT, **streams)
+            return
+        self.keys, there = pty.openpty()
+        self.process = subprocess.Popen(
+            argv,
+            cwd=CHECKOUT,
+            stdin=there,
+            stdout=there,
+            stderr=there,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(there)
+        threading.Thread(target=self._read, args=[self.keys], daemon=True).start()
+
+    def _read(self, screen: int) -> None:
+        """What is on the screen, until it is closed."""
+        while True:
+            try:
+                data = os.read(screen, 1 << 16)
+            except OSError:
+                return
+            self.output.write(data.decode(errors="replace"))
+            self.output.flush()
+
+    def press(self, key: bytes) -> None:
+        os.write(self.keys, key)
+
+    def hang_up(self) -> None:
+        """Close the window."""
+        os.close(self.keys)
+        self.keys = None
+
+    @property
+    def folder(self) -> Path:
+        return (self.disk or CHECKOUT / "runs") / self.name
+
+    def close(self) -> None:
+        super().close()
+        if self.keys is not None:
+            self.hang_up()
+
+
+def fill(disk: Path) -> Path:
+    """Take all that is free of a disk. Returns the file that does."""
+    file = disk / "fill"
+    state = os.statvfs(disk)
+    with file.open("wb") as made:
+        os.posix_fallocate(made.fileno(), 0, state.f_bavail * state.f_frsize)
+    return file

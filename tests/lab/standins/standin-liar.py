@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+"""Stands in for a machine that lies to the control machine, in the one way that /opt/standin/lie
+names. It is called in the place of what the launcher calls there: the guard (the real one runs
+beneath it, and what that says is passed on until the lie), the look before a run, and the commands
+by which files are collected. Standard library only.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+
+PYTHON, HONEST = "/usr/bin/python3.11", "/opt/standin/honest"
+LIE = pathlib.Path("/opt/standin/lie").read_text().strip()
+PRECIOUS = pathlib.Path("/opt/standin/precious")  # names a file of the control machine
+ESCAPES = "\x1b]0;owned\x07\x1b]52;c;cm0gLXJm\x1b\\\x1b[2J\x9b6n\x1b[31mred"
+WORKER = {"exit_code": 1, "signal": None, "exception": "E: x"}
+EXIT = {
+    "type": "exit", "reason": "finished", "message": None, "exit_code": 0, "signal": None,
+    "mono_start": 0.0, "mono_end": 1.0, "workers": {}, "ended": [], "left": [],
+}  # fmt: skip
+OVER = threading.Event()  # the control machine has hung up
+
+
+def out(data):
+    """Bytes to the control machine; once it has hung up they go nowhere."""
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except OSError:
+        OVER.set()
+
+
+def say(payload=b"", **frame):
+    out(json.dumps(frame).encode() + b"\n" + payload)
+
+
+def log(data, rank=1):
+    say(data, type="log", rank=rank, stream="stdout", bytes=len(data))
+
+
+def flood(data):
+    while not OVER.is_set():
+        out(data)
+
+
+def drip():
+    """A byte a second, for ever."""
+    while not OVER.wait(1):
+        out(b"x")
+
+
+# What a guard says from the beginning, in the place of the real one.
+AT_ONCE = {
+    "says nothing and drips": drip,
+    "prints before its first word": lambda: flood(b"y\n" * 4096),
+}
+
+
+def odd_lines(_):
+    """Lines that are no frames, and then the end."""
+    out(b"[" * 500_000 + b'\n\xff\xfe\n{"type": "log", "rank": "\xff"}\n')
+    out(b'["exit"]\n"exit"\nnull\n7\n{"no": "type"}\n')
+    os._exit(0)
+
+
+def long_output(_):
+    """15 MiB of lines, then a frame that there is not."""
+    for _ in range(256):
+        log(b"the same line again and again and again and again and again\n" * 1024)
+    say(type="upgrade")
+
+
+def escapes(_):
+    """Text for a terminal to obey, in all that is shown."""
+    log(f"said {ESCAPES}\n".encode())
+    say(type="trouble", what="disk", message=f"trouble {ESCAPES}")
+    say(**{**EXIT, "reason": "failed", "message": f"launch {ESCAPES}", "exit_code": 1})
+    os._exit(0)
+
+
+def crowd(_):
+    """A claim of twenty thousand processes that it could not end."""
+    left = [{"pid": 2**40 + number, "command": "python -m x"} for number in range(20_000)]
+    say(**{**EXIT, "reason": "failed", "exit_code": 1, "left": left})
+    os._exit(0)
+
+
+def goes_on(task):
+    """Its rank is dead, and it says without end that the rank runs; it obeys no order."""
+    os.kill(task["worker"], 9)
+    while not OVER.wait(1):
+        say(type="beat", unix=time.time(), running=[1], disk_free=1 << 40)
+
+
+# What comes after the third step.
+AT_STEP = {
+    "lines that are no frames": odd_lines,
+    "another node's rank": lambda _: log(b"x\n", rank=0),
+    "a path for a rank": lambda _: log(b"x\n", rank="../../../../.bashrc"),
+    "another node's failure": lambda _: say(type="worker_exit", rank=0, first=True, **WORKER),
+    "wrong types": lambda _: say(type="worker_exit", rank=1, first=1, **WORKER),
+    "a number that is none": lambda _: say(
+        type="beat", unix=float("nan"), running=[1], disk_free=1
+    ),
+    "a size below nothing": lambda _: say(type="log", rank=1, stream="stdout", bytes=-5),
+    "a frame that is too large": lambda _: out(b'{"type": "' + b"x" * (2 << 20)),
+    "deep brackets": lambda _: out(b'{"type": "beat", "unix": ' + b"[" * (2 << 20)),
+    "an exit of another host": lambda _: say(
+        **{**EXIT, "reason": "failed", "host": "node1", "workers": {"0": WORKER}, "exit_code": 1}
+    ),
+    "finished while it trains": lambda _: say(**EXIT),
+    "output without end": long_output,
+    "escapes": escapes,
+    "a crowd that lives on": crowd,
+    "beats of a dead rank": goes_on,
+    # Files are planted, and the attempt fails by a worker's end.
+    "links": lambda task: (links(task), os.kill(task["worker"], 9)),
+}
+
+
+def put(folder, names, make):
+    """Something else in the place of these files."""
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["rm", "-rf", "--", str(path)], check=True)
+        make(path)
+
+
+def links(task):
+    """Every name that is collected, or written to on the control machine, leads to a file there."""
+    target = PRECIOUS.read_text().strip()
+    names = ("net.jsonl", "mounts.jsonl", "rank1.log", "rank1.steps.jsonl", "launch.log")
+    put(task["nodes"], names, lambda path: path.symlink_to(target))
+    put(task["output"], ["samples/rank1.1.csv"], lambda path: path.symlink_to(target))
+
+
+def specials(task):
+    """A FIFO, a folder, a device and a link to one."""
+    put(task["nodes"], ["exit.json"], os.mkfifo)
+    put(task["nodes"], ["net.jsonl"], os.mkdir)
+    put(task["nodes"], ["gpu.jsonl"], lambda path: path.symlink_to("/dev/zero"))
+    make = ["sudo", "-n", "mknod", "-m", "666"]
+    put(task["nodes"], ["mounts.jsonl"], lambda path: subprocess.run([*make, path, "c", "1", "5"]))
+
+
+def sparse(path):
+    path.touch()
+    os.truncate(path, 3 << 30)
+
+
+def foreign(task):
+    """Names of others, of none, and of no character set."""
+    names = [b"nodes/node1/exit.json", b"nodes/node1/rank0.steps.jsonl", b"samples/rank0.1.csv"]
+    names += [b"nodes/node2/extra", b"nodes/node2/rank7.steps.jsonl", b"attempts.json"]
+    names += [b"plan.json", b"checkpoints/node2/\xff\xfe.pt", b"checkpoints/node2/step-9\n.pt"]
+    put(task["output"], map(os.fsdecode, names), lambda path: path.write_text("false"))
+
+
+def odd_records(task):
+    """Whole files of the right names, with the wrong things in them."""
+    odd = '["start"]\n{"kind": "start", "attempt": "one"}\n' + "[" * 100_000 + "\nnull\n\x00\n"
+    names = ("exit.json", "net.jsonl", "gpu.jsonl", "mounts.jsonl", "rank1.steps.jsonl")
+    put(task["nodes"], names, lambda path: path.write_text(odd))
+
+
+# What becomes of its files when its part has ended well.
+AT_END = {
+    "specials": specials,
+    "sparse files": lambda task: put(task["nodes"], ["exit.json", "net.jsonl"], sparse),
+    "names of others": foreign,
+    "records that are none": odd_records,
+    "a checkpoint that is none": lambda task: put(
+        task["output"], ["checkpoints/node2/step-999999999.pt"], os.mkfifo
+    ),
+}
+
+# What the commands give by which it is asked for names and files.
+COMMANDS = {
+    "a checkpoint that is not there": ("ls", lambda: out(b"step-999999999.pt\nbest.pt\n")),
+    "files by drips": ("head", drip),
+    "files without end": ("head", lambda: flood(b"\0" * 65536)),
+}
+
+
+def deep(_):
+    return "[" * 500_000
+
+
+def changed(**fields):
+    return lambda facts: json.dumps({**facts, **fields})
+
+
+# What it says of itself before a run.
+ANSWERS = {
+    "an answer of brackets": deep,
+    "an answer of wrong types": changed(cores="eight"),
+    "a home of two lines": changed(home="/home/tandem\n/etc"),
+    "a holder with escapes": changed(runs=[{"pid": 1, "run": ESCAPES, "holder": ESCAPES}]),
+    "an answer without end": lambda _: "y" * (16 << 20),
+    "a port that is none": changed(free_ports=[0, -1, 1 << 40]),
+}
+
+
+def frames(stream):
+    """What the real guard says: each frame, and its bytes as they came."""
+    while line := stream.readline():
+        frame = json.loads(line) if line.startswith(b"{") else {}
+        yield frame, line + stream.read(frame.get("bytes", 0))
+
+
+def pass_on(stream):
+    """Orders to the real guard. The end of them ends it, too."""
+    while line := sys.stdin.buffer.readline():
+        stream.write(line)
+        stream.flush()
+    OVER.set()
+    stream.close()
+
+
+def guard(words):
+    first = sys.stdin.buffer.readline()
+    if LIE in AT_ONCE:
+        threading.Thread(target=lambda: (sys.stdin.buffer.read(), OVER.set()), daemon=True).start()
+        return AT_ONCE[LIE]()
+    told = json.loads(first)
+    task = {"output": pathlib.Path.home() / told["output"]}
+    task["nodes"] = task["output"] / "nodes" / told["host"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    real = subprocess.Popen([PYTHON, *words], **pipes)
+    real.stdin.write(first)
+    real.stdin.flush()
+    threading.Thread(target=pass_on, args=[real.stdin], daemon=True).start()
+    for frame, data in frames(real.stdout):
+        if frame.get("type") == "worker":
+            task["worker"] = frame["pid"]
+        if frame.get("type") == "exit" and LIE in AT_END:
+            AT_END[LIE](task)
+        out(data)
+        if data.endswith(b"step 3\n") and LIE in AT_STEP:
+            AT_STEP[LIE](task)
+            if LIE != "links":
+                break
+    real.stdout.read()
+
+
+def answer(words):
+    """The look before a run, as the honest environment makes it, then changed."""
+    if LIE not in ANSWERS:
+        os.execv(HONEST, [HONEST, *words])
+    said = subprocess.run([HONEST, *words], stdin=sys.stdin, stdout=subprocess.PIPE).stdout
+    mark, _, facts = said.decode().partition(" ")
+    if mark == "tandem-probe":
+        said = f"{mark} {ANSWERS[LIE](json.loads(facts))}\n".encode()
+    out(said)
+
+
+def main(tool, words):
+    if tool == "guard":
+        guard(words)
+    elif tool == "answer":
+        answer(words)
+    elif LIE in COMMANDS and COMMANDS[LIE][0] == tool:
+        # Of the file that is asked for not a byte is right, but for the mark before it.
+        COMMANDS[LIE][1]()
+    else:
+        os.execv(f"/usr/bin/{tool}", [tool, *words])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])

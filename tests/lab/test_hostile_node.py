@@ -1,0 +1,228 @@
+"""One machine of two lies, in one way a run: the controller says so of that machine and no other,
+and what the honest one wrote is here. The border's parsers meet a hundred generated lies each in
+tests/unit/launcher/test_launcher_border.py; here the whole launcher does.
+"""
+
+import re
+import subprocess
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.lab import chaos_standin, chaos_trial, liar
+from tests.lab.chaos_run import CHECKOUT, Running
+
+HONEST, LIAR = 1, 2
+MIB = 1 << 20
+PROFILE = "# the profile of whoever types\n"
+# Small, so that what is larger is seen soon.
+KEEP = ("--keep", "log=2,steps=1,samples=1,other=1")
+OBEYED = re.compile("[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]|\x1b(?!\\[[0-9;:]*m)")
+
+
+@dataclass(frozen=True)
+class Lie:
+    """What the controller makes of one: its exit code, what it says, and, where the attempt failed,
+    the first cause."""
+
+    name: str
+    says: str
+    code: int = 1
+
+
+def sent(what: str) -> str:
+    return rf"tandem: node2 lost its guard: it sent something that no guard sends: {what}"
+
+
+def field(name: str) -> str:
+    return sent(rf"{name} is not what it should be\.")
+
+
+# These say nothing of the training before it, which waits for the liar.
+AT_ONCE = ("says nothing and drips", "prints before its first word")
+SILENT = "tandem: node2 is gone: no heartbeat for 15 s"
+LEFT_OUT = r"tandem: node2: nodes/node2/{} was not collected: "
+ATTEMPTS = [
+    Lie("says nothing and drips", SILENT),
+    Lie(
+        "prints before its first word",
+        sent(r"1 MiB before its first word: does a \.bashrc print there\?"),
+    ),
+    Lie(
+        "lines that are no frames",
+        r'tandem: node2 lost its guard: \[\[\[.* \["exit"\] "exit" null 7 ',
+    ),
+    Lie("another node's rank", field(r"log frame\.rank")),
+    Lie("a path for a rank", field(r"log frame\.rank")),
+    Lie("another node's failure", field(r"worker_exit frame\.rank")),
+    Lie("wrong types", field(r"worker_exit frame\.first")),
+    Lie("a number that is none", field(r"beat frame\.unix")),
+    Lie("a size below nothing", field(r"log frame\.bytes")),
+    Lie("a frame that is too large", sent("a line of more than 1 MiB")),
+    Lie("deep brackets", sent("a line of more than 1 MiB")),
+    Lie("an exit of another host", "tandem: node2 could not run launch"),
+    Lie("finished while it trains", SILENT),
+    Lie("output without end", sent("a frame of type 'upgrade'")),
+    Lie("escapes", "tandem: node2 could not run launch: launch \x1b\\[31mred"),
+    Lie("a crowd that lives on", "tandem: node2: still alive: .{0,300} and [0-9]+ more$"),
+    Lie("beats of a dead rank", "tandem: node2 lost its guard: it was told to end its part"),
+    Lie("specials", LEFT_OUT.format(r"mounts\.jsonl") + "it is no regular file there", 0),
+    Lie("sparse files", LEFT_OUT.format(r"exit\.json") + "it is larger than 1 MiB", 0),
+    Lie("names of others", "tandem: checkpoint ", 0),
+    Lie("records that are none", "tandem: checkpoint ", 0),
+    Lie(
+        "a checkpoint that is none",
+        r"tandem: node2: checkpoints/node2/step-999999999\.pt was not collected: "
+        "it is no regular file there",
+        0,
+    ),
+    Lie("a checkpoint that is not there", "tandem: checkpoint .*checkpoints/node1/step-", 0),
+    Lie(
+        "files by drips",
+        r"tandem: node2: nodes/node2/exit\.json and what follows it was not collected: "
+        "the machine sent ",
+        0,
+    ),
+    Lie("files without end", LEFT_OUT.format(r"exit\.json") + "it is larger than 1 MiB", 0),
+]
+UNTRUE = "what it says of itself cannot be so: "
+REFUSED = [
+    Lie("an answer of brackets", f"{UNTRUE}it is no JSON", 2),
+    Lie("an answer of wrong types", rf"{UNTRUE}answer\.cores is not", 2),
+    Lie("a home of two lines", rf"{UNTRUE}answer\.home is not", 2),
+    Lie("a holder with escapes", "it is in use by \x1b\\[31mred: run ", 2),
+    Lie("an answer without end", "it said more than 4 MiB where an answer was wanted", 2),
+    Lie("a port that is none", rf"{UNTRUE}answer\.free_ports\[0\] is not", 2),
+]
+
+
+@pytest.fixture(scope="module")
+def machines(start_lab):
+    lab = start_lab("hostile", "--nodes", "2", "--no-bundle")
+    for node in (HONEST, LIAR):
+        chaos_standin.install(lab, node)
+    liar.install(lab, LIAR)
+    return lab
+
+
+@pytest.fixture
+def precious(tmp_path):
+    """A file of the control machine that a liar knows by its path."""
+    file = tmp_path / "precious"
+    file.write_text(PROFILE)
+    return file
+
+
+@pytest.fixture
+def start(machines, tmp_path, precious):
+    """start(lie, epochs) -> a run of 13 steps an epoch in which node2 tells it."""
+    begun = []
+
+    def begin(lie, epochs, *words):
+        liar.tell(machines, LIAR, lie, precious)
+        mark = f"TANDEM_TEST_MARK={uuid.uuid4().hex}"
+        file = chaos_standin.inventory(tmp_path, 2, mark, step_seconds=0.1)
+        asked = ("--inventory", str(file), "--data", "d", "--epochs", str(epochs), *KEEP, *words)
+        begun.append(Running(machines, tmp_path, mark, *asked))
+        return begun[-1]
+
+    yield begin
+    liar.mend(machines, LIAR)
+    for run in begun:
+        run.close()
+
+
+def outside(precious: Path) -> dict[str, bytes]:
+    """What no machine has any business with here: the checkout, the user's own files."""
+    status = ["git", "status", "--porcelain", "--untracked-files=all"]
+    told = {"checkout": subprocess.run(status, cwd=CHECKOUT, capture_output=True).stdout}
+    own = [precious, Path.home() / ".ssh/authorized_keys", *Path.home().glob(".*rc")]
+    return told | {str(path): path.read_bytes() for path in own if path.is_file()}
+
+
+def assert_clean(run) -> None:
+    """Nothing of it lives on any machine, and its folder has files of the contract's names."""
+    assert left_of(run) == []
+    files = [path for path in run.folder.rglob("*") if not path.is_dir() or path.is_symlink()]
+    assert [path for path in files if path.is_symlink() or not path.is_file()] == []
+    assert sum(path.stat().st_size for path in files) < 32 * MIB
+    text = run.said() + (run.folder / "controller.log").read_text()
+    assert not OBEYED.search(text), OBEYED.search(text)
+    assert not re.search("^Traceback", text, re.M)
+    told = [str(path.relative_to(run.folder)) for path in files]
+    assert [name for name in told if not NAMES.fullmatch(name)] == []
+
+
+NAMES = re.compile(
+    r"(attempts|plan|summary)\.json|report\.(html|txt)|controller\.(log(\.first|\.\d)?|pid)|"
+    r"nodes/node(1/rank0|2/rank1)\.(log(\.first|\.\d)?|steps\.jsonl)|"
+    r"nodes/node[12]/(exit\.json|iostat\.json|(net|gpu|mounts)\.jsonl|launch\.log)|"
+    r"samples/(rank0|rank1)\.[12]\.csv|checkpoints/node[12]/(best|step-\d+)\.pt"
+)
+
+
+def left_of(run) -> list[int]:
+    """What lives of it when a guard without a controller has had its time."""
+    limit = time.monotonic() + chaos_trial.ORPHANS
+    while run.processes() and time.monotonic() < limit:
+        time.sleep(0.05)
+    return run.processes()
+
+
+@pytest.mark.parametrize("lie", ATTEMPTS, ids=lambda lie: lie.name)
+def test_a_lie_is_told_of_its_machine_alone(start, precious, lie):
+    before = outside(precious)
+    run = start(lie.name, 100 if lie.code else 1)
+    assert (run.end(), bool(re.search(lie.says, run.said(), re.M))) == (lie.code, True), run.said()
+    (attempt,) = run.attempts()
+    assert attempt["status"] == ("failed" if lie.code else "finished")
+    cause = attempt["first_cause"]
+    if lie.code:
+        assert cause["host"] == "node2" and "node1" not in cause["message"], cause
+    assert not re.search("^tandem: node1(:.* not |.* (lost|is gone|could))", run.said(), re.M)
+    assert_clean(run)
+    # What the honest machine wrote is here, and is its own.
+    node1 = run.folder / "nodes/node1"
+    assert '"host": "node1"' in (node1 / "exit.json").read_text()
+    if lie.name not in AT_ONCE:
+        assert '"start"' in (node1 / "rank0.steps.jsonl").read_text()
+        assert "step 2\n" in (node1 / "rank0.log").read_text()
+        assert len((run.folder / "samples/rank0.1.csv").read_text().splitlines()) > 4
+    assert (run.folder / "report.html").exists()
+    assert outside(precious) == before
+
+
+def test_what_a_machine_links_to_is_neither_brought_nor_written(start, precious):
+    """The names of its records and logs lead to the profile of whoever types; then the run goes on,
+    and rank 1 prints into a log of that name."""
+    before = outside(precious)
+    run = start("links", 10, "--", "--checkpoint_every", "2")
+    assert run.end() == 128 + 9, run.said()
+    for name in ("nodes/node2/net.jsonl", "nodes/node2/rank1.steps.jsonl", "samples/rank1.1.csv"):
+        assert f"node2: {name} was not collected: it is no regular file there" in run.said()
+    assert_clean(run)
+    liar.mend(run.lab, LIAR)
+    # Its own rank would trip over them.
+    run.lab.ssh(LIAR, f"find tandem/runs/{run.name} -type l -delete")
+    run.start("--resume", run.name)
+    assert run.end() == 0, run.said()
+    assert_clean(run)
+    log = (run.folder / "nodes/node2/rank1.log").read_text()
+    assert "step 3\n" in log and "step 130\n" in log and PROFILE not in log
+    assert outside(precious) == before
+
+
+@pytest.mark.parametrize("lie", REFUSED, ids=lambda lie: lie.name)
+def test_a_lie_before_a_run_is_refused_by_the_name_of_its_machine(start, precious, lie):
+    before = outside(precious)
+    run = start(lie.name, 1)
+    assert run.end() == lie.code, run.said()
+    told = rf"^(tandem: )?node2 \(192\.168\.56\.112\): {lie.says}"
+    assert re.search(told, run.said(), re.M), run.said()
+    assert "Traceback" not in run.said() and "node1" not in run.said()
+    assert not OBEYED.search(run.said())
+    assert ", attempt 1" not in run.said()
+    assert outside(precious) == before
