@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launcher import folders, inventory
 from launcher.after import collect
-from launcher.after.messages import describe, proof, relative, stayed
+from launcher.after.messages import proof, relative, stayed
 from launcher.after.sizes import Sizes
 from launcher.before import links, preflight
 from launcher.before import plan as planning
@@ -21,8 +21,10 @@ from launcher.before.checks import Checked, check_machines, make_plan, new_id
 from launcher.before.plan import Plan
 from launcher.before.problems import BUSY_REMEDY
 from launcher.during.attempts import Attempts, write_json
+from launcher.during.cause import Failure
 from launcher.during.lines import RunLogs, Terminal
 from launcher.during.patience import waiting
+from launcher.during.pitfalls import READ_BELOW, explain
 from launcher.during.start import sync_code
 from launcher.during.stopper import Stopper
 from launcher.during.watch import Outcome
@@ -57,10 +59,10 @@ def plan(options: Options, words: list[str], anew: bool) -> int:
     words += ["--nodes", str(count)] if count else []
     if hosts:
         words += ["--machines", ",".join(host.name for host in hosts)]
-    if not anew:
-        done = report(words)
-        if done.returncode != NOTHING_MEASURED:
-            return show(done, terminal)
+    done = report(words)  # also where it shall be measured anew: it refuses what it would then
+    known = done.returncode == 0 and not anew
+    if known or done.returncode not in (0, NOTHING_MEASURED):
+        return show(done, terminal)
     if problem is not None:
         raise problem
     measured = in_turn(options, terminal, lambda: measure(options, terminal))
@@ -130,11 +132,11 @@ class Measurement:
             outcome = watched(self.plan, self.machines, logs, stopper)
         attempts.end(outcome)
         attempts.close(outcome.status)
-        self._refuse(outcome, attempts)
+        self._refuse(outcome)
         self._collect(attempts)
         return self.folder
 
-    def _refuse(self, outcome: Outcome, attempts: Attempts) -> None:
+    def _refuse(self, outcome: Outcome) -> None:
         """Raises UserError for all but a measurement that finished."""
         if outcome.status == "finished":
             return
@@ -145,10 +147,20 @@ class Measurement:
         self.terminal.drain()
         if outcome.cause is None:
             raise UserError("stopped before it was measured: nothing is predicted.")
-        raise UserError(
-            "it could not be measured: " + describe(attempts.list[-1]["first_cause"])[0],
-            *describe(attempts.list[-1]["first_cause"])[1:],
-        )
+        raise UserError(f"it could not be measured: {self._why(outcome.cause)}.")
+
+    def _why(self, cause: Failure) -> str:
+        """What happened and what to do, in one sentence: nobody watches a measurement, and its
+        lines are in its log."""
+        message, remedy = explain(cause)
+        launch = cause.rank is None
+        name = "launch.log" if launch else f"rank{cause.rank}.log"
+        log = relative(self.folder / "nodes" / cause.host / name)
+        if launch and cause.last_lines:
+            message = f"{cause.host}: {cause.last_lines[-1]}"
+        if launch or remedy == READ_BELOW:
+            remedy = f"read {log}"
+        return f"{message.rstrip('.')}: {remedy}"
 
     def _collect(self, attempts: Attempts) -> None:
         nodes, parts = self.machines.nodes, list(self.plan.nodes)

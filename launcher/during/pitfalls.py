@@ -132,6 +132,8 @@ PITFALLS = (
     ),
 )
 
+READ_BELOW = "read its last lines below"  # where nothing better is known
+
 SIGNALS = {
     "SIGKILL": (
         "it was killed, by a person or by the kernel when memory ran out",
@@ -159,7 +161,7 @@ def explain(failure: Failure) -> tuple[str, str]:
         meaning, remedy = SIGNALS[failure.signal]
         return f"{_who(failure)} ended by {failure.signal}: {meaning}", remedy
     if failure.signal:
-        return f"{_who(failure)} ended by {failure.signal}", "read its last lines below"
+        return f"{_who(failure)} ended by {failure.signal}", READ_BELOW
     if failure.kind == "paused":
         return (
             f"{failure.message}, so {failure.host} heard nothing from it and stopped its part",
@@ -182,7 +184,7 @@ def explain(failure: Failure) -> tuple[str, str]:
     said = f": {failure.exception}" if failure.exception else ""
     return (
         f"{_who(failure)} ended with exit code {failure.exit_code}{said}",
-        "read its last lines below",
+        READ_BELOW,
     )
 
 

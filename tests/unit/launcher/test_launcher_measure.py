@@ -105,6 +105,7 @@ def test_machines_are_measured_once_and_the_plan_says_what_was_seen(cluster, cap
     assert plan("--batch", "32") == 0  # nobody is taken for what is known
     assert len(taken) == 1 and "Measured at" in capsys.readouterr().out
     assert plan("--batch", "32", "--measure") == 0
+    assert plan("--measure", "--link", "fast") == 2  # said before, not after
     assert plan("--batch", "64", "--nodes", "3") == 2  # only two are there
     assert len(taken) == 2 and "NODES=3" in capsys.readouterr().err
 
@@ -128,11 +129,27 @@ def test_what_fails_on_a_machine_is_said_and_nothing_is_predicted(cluster, capsy
     cluster("import sys; print('trainer: no such model', file=sys.stderr); sys.exit(2)")
     assert plan() == 2
     told = capsys.readouterr()
-    assert "tandem: it could not be measured: " in told.err and "no such model" in told.err
-    assert "Traceback" not in told.err
+    said = "tandem: it could not be measured: node1, rank 0: trainer: no such model: correct it"
+    assert told.err.replace("node2", "node1").startswith(said)
+    assert len(told.err.splitlines()) == 1
     assert "x one" not in told.out and not list((tmp_path / "runs").glob("plan-*"))
     (folder,) = (tmp_path / "runs/measured").iterdir()
     assert json.loads((folder / "attempts.json").read_text())["status"] == "failed"
+
+
+def test_a_link_that_cannot_be_measured_is_said(cluster, capsys, monkeypatch):
+    monkeypatch.setattr(links, "PATIENCE", 5.0)
+    real = links.turns
+
+    def nobody_begins(names, own):
+        return [{**turn, "first": False} for turn in real(names, own)]
+
+    monkeypatch.setattr(links, "turns", nobody_begins)
+    cluster("")
+    assert plan() == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert "could not be measured with the machine before it in the ring: timed out: " in told
+    assert told.endswith("launch.log.")
 
 
 def test_a_machine_that_another_run_took_first_is_waited_for_if_asked(cluster, capsys, monkeypatch):
