@@ -1,9 +1,10 @@
 """Lets this control machine into machines that know only a password: `make bootstrap`.
 
-For each machine: its host key is shown, compared by you with the one on its own screen, and trusted
-from then on; this control machine's key is installed for the user that provisions and the one that
-trains; the former gets its sudo rule and is seen to become root, and only then the latter loses one
-that it has from before. Where the inventory has no train_user, both are ansible_user.
+For each machine it shows the host key, which you compare with the one on the machine's own screen
+and which is trusted from then on. It installs this control machine's key for the user that
+provisions and the one that trains. The former gets its sudo rule and proves that it can become
+root; only then the latter loses an earlier rule. Without train_user in the inventory, both are
+ansible_user.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAYBOOK = ROOT / "ansible" / "playbooks" / "bootstrap.yml"
-TOOLS = Path(sys.executable).parent  # ansible's, in the same environment
+TOOLS = Path(sys.executable).parent  # Ansible's programs are in the same environment
 SSH = Path("~/.ssh").expanduser()
 NO_SSHD = """{name}: nothing answers at {address}, port {port}. On that machine's own screen:
     sudo apt install openssh-server
@@ -37,11 +38,11 @@ class Machine:
     name: str
     address: str
     port: int
-    provisions: str  # as whom Ansible comes
+    provisions: str  # the user that Ansible logs in as
     trains: str
 
     def known_as(self):
-        """Its name in known_hosts."""
+        """The machine's name in known_hosts."""
         return self.address if self.port == 22 else f"[{self.address}]:{self.port}"
 
 
@@ -54,9 +55,9 @@ class HostKey:
 def machines(inventory, limit):
     """The inventory's machines, in order. Raises BootstrapError."""
     words = ["--limit", limit, *(["--inventory", inventory] if inventory else [])]
-    words += ["--playbook-dir", str(ROOT)]  # for group_vars/, wherever the inventory lies
+    words += ["--playbook-dir", str(ROOT)]  # for group_vars/, wherever the inventory is
     variables = json.loads(_ask("ansible-inventory", "--list", *words))["_meta"]["hostvars"]
-    # Ansible itself says who is in the group: by its own line, by a child group, by a pattern.
+    # Ansible itself lists the group's members: by lines, child groups and patterns.
     try:
         _, *names = map(str.strip, _ask("ansible", "cluster", "--list-hosts", *words).splitlines())
     except BootstrapError:  # no such group; the inventory itself was read above
@@ -69,7 +70,7 @@ def machines(inventory, limit):
 
 
 def machine_of(name, variables):
-    """A Machine of its variables in the inventory. Raises BootstrapError."""
+    """The Machine with these variables in the inventory. Raises BootstrapError."""
     provisions = user_of(variables, "ansible_user") or getpass.getuser()
     return Machine(
         name=name,
@@ -81,18 +82,18 @@ def machine_of(name, variables):
 
 
 def user_of(variables, name):
-    """A user's name in a machine's variables, or None. Raises BootstrapError."""
+    """The name of a user in a machine's variables, or None. Raises BootstrapError."""
     value = variables.get(name)
     if value and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*[$]?", str(value)):
         raise BootstrapError(
-            f"{name} in the inventory is {value!r}, which is no name of a user: write the name "
+            f"{name} in the inventory is {value!r}, which is not a user's name: write the name "
             "itself, without a template"
         )
     return value
 
 
 def _ask(tool, *words):
-    """What a program of Ansible's prints about the inventory. Raises BootstrapError."""
+    """What one of Ansible's programs prints about the inventory. Raises BootstrapError."""
     argv = [str(TOOLS / tool), *words]
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, env=environment)
@@ -102,7 +103,7 @@ def _ask(tool, *words):
 
 
 def scan(machine):
-    """The HostKey that answers at the machine's address; None where nothing answers."""
+    """The HostKey that answers at the machine's address; None if nothing answers."""
     argv = ["ssh-keyscan", "-T", "10", "-t", "ed25519", "-p", str(machine.port), machine.address]
     line = subprocess.run(argv, capture_output=True, text=True).stdout.strip()
     if not line:
@@ -114,13 +115,13 @@ def scan(machine):
 
 
 def trusted_lines(machine):
-    """The keys by which known_hosts knows the machine already."""
+    """The keys that known_hosts has for the machine already."""
     done = subprocess.run(["ssh-keygen", "-F", machine.known_as()], capture_output=True, text=True)
     return [line.split()[1:3] for line in done.stdout.splitlines() if not line.startswith("#")]
 
 
 def settle_host_key(machine, key, expected, ask=input):
-    """Trusts the machine's host key once it is known to be its own. Raises BootstrapError.
+    """Trusts the machine's host key once it is confirmed to be its own. Raises BootstrapError.
 
     `key`: the result of `scan`. `expected`: {machine's name: fingerprint}; None asks a person.
     """
@@ -133,7 +134,7 @@ def settle_host_key(machine, key, expected, ask=input):
         raise BootstrapError(
             f"{machine.name}: its host key is {key.fingerprint}, and known_hosts has another. "
             f"If it was reinstalled: ssh-keygen -R '{machine.known_as()}', and again. If not, "
-            "somebody may stand in between: find out before you go on"
+            "somebody may be intercepting: find out before you go on"
         )
     if not is_own(machine, key, expected, ask):
         raise BootstrapError(
@@ -154,13 +155,13 @@ def is_own(machine, key, expected, ask):
         return ask("  Are the two the same? [yes/no] ").strip().lower() in ("y", "yes")
     except EOFError:
         raise BootstrapError(
-            f"{machine.name}: whether its host key is its own is asked on a terminal, and there is "
+            f"{machine.name}: a person has to confirm its host key on a terminal, and there is "
             "none: call this from one, or give --fingerprints"
         ) from None
 
 
 def control_key():
-    """The text of this control machine's public key; made if there is none."""
+    """The text of this control machine's public key, which is made if there is none."""
     for kind in ("ed25519", "ecdsa", "rsa"):
         public = SSH / f"id_{kind}.pub"
         if public.is_file():
@@ -173,7 +174,7 @@ def control_key():
 
 
 def needs_no_password(machine, login):
-    """Whether key and sudo rule let this user in already, as where a cluster gets a second user."""
+    """Whether this user can log in and become root already, by key and sudo rule."""
     argv = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
     argv += ["-o", "ConnectTimeout=10", "-o", "ForwardAgent=no", "-o", "ClearAllForwardings=yes"]
     argv += ["-p", str(machine.port), "-l", login, machine.address, "sudo -n true"]
@@ -181,14 +182,14 @@ def needs_no_password(machine, login):
 
 
 def ways_in(chosen, login, ask):
-    """{machine's name: (user, password)}: who logs in there, and "" where key and rule are enough.
+    """{machine's name: (user, password)} of who logs in there; "" where key and rule suffice.
 
-    Where the user that provisions gets in already, it does: an earlier call may have taken the rule
-    of `login`. Else ask(prompt) gives the password of `login`. Raises BootstrapError.
+    If the user that provisions can log in already, it does, since an earlier call may have removed
+    `login`'s rule. Otherwise ask(prompt) gives the password of `login`. Raises BootstrapError.
     """
     found, before = {}, None
     for machine in chosen:
-        print(f"{machine.name}: trying whether it lets somebody in without a password", flush=True)
+        print(f"{machine.name}: trying to log in without a password", flush=True)
         free = [user for user in (machine.provisions, login) if needs_no_password(machine, user)]
         if free:
             found[machine.name] = (free[0], "")
@@ -198,7 +199,7 @@ def ways_in(chosen, login, ask):
             typed = ask(f"Password of {login} on {machine.name}{same}: ")
         except EOFError:
             raise BootstrapError(
-                f"{machine.name} wants a password of {login}, and there is no terminal to type it: "
+                f"{machine.name} asks for {login}'s password, and there is no terminal to type it: "
                 "call this from one, or give --password-file"
             ) from None
         found[machine.name] = (login, typed or (found[before][1] if before else ""))
@@ -207,7 +208,7 @@ def ways_in(chosen, login, ask):
 
 
 def asked_or_read(file):
-    """How `ways_in` comes to a password: typed, or the one in a file for all machines."""
+    """How `ways_in` gets a password: typed, or from a file with one for all machines."""
     if not file:
         return getpass.getpass
     password = read("--password-file", file).rstrip("\n")
@@ -215,7 +216,7 @@ def asked_or_read(file):
 
 
 def fingerprints(file):
-    """{machine's name: fingerprint} of a file's lines; None without one. Raises BootstrapError."""
+    """{machine's name: fingerprint} from a file; None without a file. Raises BootstrapError."""
     if not file:
         return None
     rows = [row.split() for row in read("--fingerprints", file).splitlines() if row.strip()]
@@ -254,7 +255,7 @@ def let_in(chosen, ways, args):
     argv += ["--limit", ",".join(machine.name for machine in chosen)]
     argv += ["--inventory", args.inventory] if args.inventory else []
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-    # /dev/shm is memory: passwords reach no disk, and no command line.
+    # /dev/shm is memory, so that passwords reach neither a disk nor a command line.
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tandem-") as folder:
         for name, (_, secret) in ways.items():
             (Path(folder) / name).write_text(secret)
@@ -263,7 +264,7 @@ def let_in(chosen, ways, args):
 
 
 def settle_all(found, expected):
-    """(machines whose host key is trusted now, sentences on the others)."""
+    """(machines whose host key is trusted now, sentences about the others)."""
     print("Asking all machines for their host keys, which takes 10 s where one is off.", flush=True)
     with ThreadPoolExecutor(len(found)) as pool:
         keys = list(pool.map(scan, found))
@@ -280,7 +281,7 @@ def settle_all(found, expected):
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Let this control machine into new machines.")
     parser.add_argument("--inventory", help="default: inventory.ini")
-    parser.add_argument("--limit", default="all", help="machines, as Ansible's --limit takes them")
+    parser.add_argument("--limit", default="all", help="machines, as for Ansible's --limit")
     parser.add_argument("--login", default=getpass.getuser(), help="a user there that may use sudo")
     parser.add_argument(
         "--fingerprints", help="a file of lines `name SHA256:...`, instead of being asked"
@@ -288,9 +289,9 @@ def main(argv=None):
     parser.add_argument(
         "--keep-sudo",
         action="store_true",
-        help="write no sudo rule: what provisions then needs ASK_SUDO=1 (-K), and a password",
+        help="write no sudo rule; provisioning then needs ASK_SUDO=1 (-K) and a password",
     )
-    parser.add_argument("--password-file", help="one for all, in a file, instead of being asked")
+    parser.add_argument("--password-file", help="a file with one for all, instead of being asked")
     args = parser.parse_args(argv)
     try:
         found = machines(args.inventory, args.limit)

@@ -1,7 +1,7 @@
 """Gathers into bundle/ what machines without internet need, or says what is broken there.
 
-Run by ansible/playbooks/bundle.yml and usb.yml, which know the inventory, and by the role bundle,
-which has it verified before any machine is touched. Resumable: what is whole is not fetched again.
+Run by ansible/playbooks/bundle.yml and usb.yml, which know the inventory, and by role bundle, which
+has it verified before any machine is touched. It can be resumed: what is complete is kept.
 """
 
 import argparse
@@ -17,7 +17,7 @@ ROOMS = {wheels.Wheels: wheels, debs.Debs: debs, installers.Installers: installe
 
 
 def plan(wanted, bundle):
-    """Orders, one a folder of the bundle. Raises BundleError.
+    """The orders, one for each folder of the bundle. Raises BundleError.
 
     `wanted`: {"wheels": [[stack, Python or ""], ...], "releases": {code name: [further packages]},
     "stacks": [names of those whose installers are needed], "toolkit", "apex" and "driver_version":
@@ -34,7 +34,7 @@ def plan(wanted, bundle):
         debs.plan(release, packages | set(more), wanted["mirrors"], bundle)
         for release, more in wanted["releases"].items()
     ]
-    # Last: what must come by hand holds up nothing else.
+    # Last, so that what a person has to download holds up nothing else.
     for stack in wanted["stacks"]:
         made += installers.plan(stack, wanted, bundle)
     if any(order.folder.name.startswith("apex-") for order in made):
@@ -53,7 +53,7 @@ def gather(orders, progress):
 
 
 def verify(orders):
-    """Sentences that say what is missing or broken."""
+    """Sentences about what is missing or broken."""
     return [
         sentence
         for order in orders

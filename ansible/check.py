@@ -1,4 +1,4 @@
-"""Says all that is wrong with the machines of the inventory, and how they are: `make check`.
+"""Reports what is wrong with the machines of the inventory, and how they are: `make check`.
 
 It changes nothing.
 
@@ -59,7 +59,7 @@ def look(inventory, extra):
 
 
 def carried_out(argv, environment, every=8.0):
-    """What a command prints. Says on stderr every so many seconds at which task it is."""
+    """What a command prints. Every so many seconds it says on stderr which task is running."""
     begun, over, lines = time.monotonic(), threading.Event(), [""]
 
     def say_so():
@@ -85,7 +85,7 @@ def reason(printed):
 
 
 def text(findings, machines, width=80):
-    """What people read: a paragraph a finding; what is no problem once; a line a machine."""
+    """The text for people: a paragraph per finding, notes once, and a line per machine."""
     problems = preflight.problems(findings)
     lines, host = [], None
     for finding in problems:

@@ -1,7 +1,7 @@
 """Says whether a folder of the control machine is a data set with images, before it is copied.
 
-Run by role data, with the checkout in PYTHONPATH: what a data set is, trainer/data/layout.py says.
-Exit code 1: it is none, and stderr says why.
+Run by role data, with the checkout in PYTHONPATH; trainer/data/layout.py defines a data set.
+Exit code 1: it is not one, and stderr says why.
 """
 
 import sys
@@ -11,7 +11,7 @@ from trainer.data import layout
 
 
 def problem(root):
-    """Why `root` is no data set with images in each split; "" where it is one."""
+    """Why `root` is not a data set with images in each split; "" if it is one."""
     try:
         found = {split: layout.images_by_class(root, split) for split in layout.SPLITS}
     except layout.LayoutError as error:

@@ -1,9 +1,9 @@
 """Prints what site.yml would install on which machine, and changes nothing: `make dry-provision`.
 
 The machines are those of the inventory, or of a file of facts (--facts, examples/machines/), which
---save writes. The list is made by the functions that the roles carry out.
+--save writes. The list is made by the same functions as the plans that the roles carry out.
 
-Exit code 0: it could be planned; 1: a machine would be refused; 2: it could not look.
+Exit code 0: it could be planned; 1: a machine would be refused; 2: the machines could not be asked.
 """
 
 import argparse
@@ -25,7 +25,7 @@ ANSIBLE = Path(__file__).resolve().parent
 ROOT = ANSIBLE.parent
 PLAYBOOK = ANSIBLE / "playbooks" / "facts.yml"
 WIDTH = 80
-# Settings by the names that driver_plan knows them by, and those of the other roles.
+# {driver_plan's name of a setting: the setting}, and the settings of the other roles.
 DRIVER_WANTED = {
     "policy": "driver_policy",
     "source": "driver_source",
@@ -48,10 +48,10 @@ class CannotLook(Exception):
 def rows(entries, table, bundle):
     """[{"host", "what", "lines"}]: everything that would be installed, machine by machine.
 
-    A machine of which nothing but its "host" is known was never asked.
-    entries: [{"facts", "settings"}], one a machine; `stack` and what is said of toolkit and apex
-    are the cluster's and taken from the first. bundle: the folder in which files are looked for.
-    Raises PlanError where no stack fits.
+    A machine of which only its "host" is known could not be asked.
+    entries: [{"facts", "settings"}], one per machine; `stack` and the settings of toolkit and apex
+    are the cluster's, and taken from the first. bundle: the folder in which files are looked for.
+    Raises PlanError if no stack fits.
     """
     members = [entry["facts"]["host"] for entry in entries]
     entries = [entry for entry in entries if "gpus" in entry["facts"]]
@@ -127,7 +127,7 @@ def _toolkit(plan, bundle):
 
 
 def _file(part, plan, bundle):
-    """Lines that say which file a part comes from, and who has to fetch it."""
+    """Lines that say from which file a part comes, and who has to fetch it."""
     folder = f"bundle/installers/{plan['bundle']}"
     lines = [f"file {part['file']}"]
     lines += _from(part["url"]) if part["url"] else ["by hand from", part["page"]]
@@ -173,7 +173,7 @@ def _apex(plan, host, bundle):
 
 
 def text(found):
-    """What people read: a paragraph a machine, at most 80 columns."""
+    """The text for people: a paragraph per machine, at most 80 columns wide."""
     lines, host = [], None
     for row in found:
         if row["host"] != host:
@@ -189,7 +189,7 @@ def text(found):
 
 
 def settings():
-    """The settings as they stand in group_vars/all.yml, for facts from a file."""
+    """The settings of group_vars/all.yml, for facts from a file."""
     values = yaml.safe_load((ROOT / "group_vars" / "all.yml").read_text())
     index = values["mirrors"][values["mirror"]]["pip"]
     return {**_driver_defaults(), **values, "pip_index_url": index}

@@ -8,7 +8,7 @@ ROLES = Path(__file__).resolve().parent / "roles"
 
 
 def readme(role):
-    """The text of a role's README.md. `role`: its folder."""
+    """The text of the README.md of a role in this folder."""
     specs = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]
     parts = [f"# {role.name}", f"{specs['main']['short_description']}."]
     for entry, spec in specs.items():

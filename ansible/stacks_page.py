@@ -14,7 +14,7 @@ BEGIN, END = "<!-- from ansible/stacks.yml: {} -->", "<!-- end -->"
 
 
 def stacks(table):
-    """What belongs together, a row a stack."""
+    """The versions that belong together, one row per stack."""
     lines = [
         f"| {' | '.join(COLUMNS)} |",
         "|" + "---|" * len(COLUMNS),
@@ -49,7 +49,7 @@ def _range(pythons):
 
 
 def _cards(row, table):
-    """Oldest and newest generation that the row's torch has code for."""
+    """The oldest and newest generation of cards that the row's torch has code for."""
     if "sm" not in row:
         return "none"
     generations = {entry["sm"]: entry["name"] for entry in table["gpus"]["generations"]}
@@ -91,7 +91,7 @@ TABLES = {"stacks": stacks, "drivers": drivers, "files": files}
 
 
 def page(text, table):
-    """The page with its tables written again."""
+    """The page with its tables written anew."""
     for name, make in TABLES.items():
         head, found, rest = text.partition(BEGIN.format(name) + "\n")
         if not found:

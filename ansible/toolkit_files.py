@@ -1,9 +1,9 @@
 """Gathers the files of the CUDA toolkit and of apex into bundle/, on the control machine.
 
-Run by the roles cuda and apex with their plan, as JSON; prints {"sha256": {file: figure}}. What may
+Run by roles cuda and apex with their plan as JSON; prints {"sha256": {file: checksum}}. What can
 be fetched is fetched once; what a person has to get is named with its page.
 
-Exit code 2: something is missing or is not the file that is meant.
+Exit code 2: something is missing or is not the expected file.
 """
 
 import argparse
@@ -42,13 +42,13 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", help="in bundle/installers")
     parser.add_argument("parts", type=json.loads, help="the plan's parts, as JSON")
-    parser.add_argument("--tools-from", metavar="INDEX", help="the tools that build apex, too")
+    parser.add_argument("--tools-from", metavar="INDEX", help="gather apex's build tools as well")
     parser.add_argument("--bundle", type=Path, default=BUNDLE)
-    parser.add_argument("--look", action="store_true", help="gather nothing: say what is there")
+    parser.add_argument("--look", action="store_true", help="gather nothing, list what is there")
     args = parser.parse_args(argv)
     made = order(args.folder, args.parts, args.bundle)
     try:
-        # Its lines are for people; ours is for Ansible.
+        # What it prints is for people; our one line is for Ansible.
         with redirect_stdout(io.StringIO()):
             if not args.look:
                 gather(made, installers)

@@ -1,8 +1,8 @@
-"""A repository of Debian packages with all that they need, for a release that need not be ours.
+"""A repository of Debian packages with their dependencies, for a release that need not be ours.
 
-apt resolves them with a configuration, sources and state of its own, so that nothing of this
-machine's apt is read or changed but how it reaches the internet. The target is taken to have no
-package at all: what fits every installation of the release is complete.
+apt resolves them with a configuration, sources and state of its own, so that of this machine's apt
+nothing is read or changed but the way to the internet. The target is assumed to have no package at
+all, so that the result is complete for every installation of the release.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from bundling.fetch import File, fetch_all
 from bundling.manifest import BundleError
 
 ANSIBLE = Path(__file__).resolve().parents[1]
-# What apt keeps between two calls.
+# What apt keeps between calls.
 STATE = ANSIBLE.parent / "bundle" / "apt"
 ARCHITECTURE = "amd64"
 INDEX = "Packages"
@@ -67,7 +67,7 @@ def plan(release, packages, mirrors, bundle):
     if release not in table["releases"]:
         raise BundleError(
             f"release {release!r} is not in ansible/releases.yml, which has "
-            f"{', '.join(table['releases'])}. A machine says its own by: "
+            f"{', '.join(table['releases'])}. To learn a machine's own: "
             ". /etc/os-release; echo $VERSION_CODENAME"
         )
     distribution = table["distributions"][table["releases"][release]["distribution"]]
@@ -89,9 +89,9 @@ def plan(release, packages, mirrors, bundle):
 
 
 def role_packages(roles=ANSIBLE / "roles"):
-    """The names in each role's list `<role>_packages`, in its defaults or vars.
+    """The package names in each role's list `<role>_packages`, in its defaults or vars.
 
-    Literal, since no machine is asked: a list, or a mapping of lists. Raises BundleError.
+    They are literal, since no machine is asked: a list or a mapping of lists. Raises BundleError.
     """
     found = set()
     for path in sorted([*roles.glob("*/defaults/main.yml"), *roles.glob("*/vars/main.yml")]):
@@ -127,7 +127,7 @@ def gather(order, progress):
 
 
 def _private_apt(order):
-    """The environment in which apt sees the target's release alone."""
+    """The environment in which apt sees only the target's release."""
     if shutil.which("apt-get") is None:
         raise BundleError(
             "packages are gathered by apt-get, which this machine lacks: run `make bundle` on "
@@ -142,7 +142,7 @@ def _private_apt(order):
         (order.state / folder).mkdir(parents=True, exist_ok=True)
     (order.state / "status").write_text("")
     (order.state / "sources.list").write_text("\n".join(order.sources) + "\n")
-    # How this machine reaches the internet stays: proxies, certificates.
+    # The way to the internet stays this machine's: proxies, certificates.
     dumped = subprocess.run(["apt-config", "dump"], stdout=subprocess.PIPE, text=True, check=True)
     ours = [line for line in dumped.stdout.splitlines() if line.startswith("Acquire::")]
     configuration = order.state / "apt.conf"
@@ -164,7 +164,7 @@ def _apt(order, environment, *words):
 
 
 def _resolve(order, environment):
-    """The files that `apt-get install` would fetch, with the archive's own SHA-256 of each."""
+    """The files that `apt-get install` would fetch, each with the archive's own SHA-256."""
     printed = _apt(order, environment, "install", "--yes", "--print-uris", *order.packages)
     rows = re.findall(r"^'(\S+)' (\S+) (\d+) ", printed, re.MULTILINE)
     by_name = {unquote(url.rsplit("/", 1)[1]): (url, int(size)) for url, _, size in rows}
@@ -178,7 +178,7 @@ def _resolve(order, environment):
 
 
 def _stanzas(environment, packages):
-    """What the archive says of each version of these packages: dictionaries, with the "text"."""
+    """The archive's entry for each version of these packages: dictionaries, with their "text"."""
     done = subprocess.run(
         ["apt-cache", "show", *packages],
         env=environment,
@@ -191,7 +191,7 @@ def _stanzas(environment, packages):
 
 
 def _index(order, environment, files):
-    """The repository's index: the archive's own text, except for the files' places."""
+    """The repository's index: the archive's own entries, except for the files' paths."""
     wanted = {file.sha256: file.path.name for file in files}
     names = [file.path.name.split("_")[0] for file in files]
     found = {
@@ -205,7 +205,7 @@ def _index(order, environment, files):
 
 
 def _proxy(environment):
-    """The proxy that this machine's apt uses; empty: none."""
+    """The proxy that this machine's apt uses; "" for none."""
     done = subprocess.run(
         ["apt-config", "shell", "PROXY", "Acquire::http::Proxy"],
         env=environment,

@@ -1,4 +1,4 @@
-"""Downloads: what is whole is not fetched again, what is half is finished."""
+"""Downloads: what is complete is not fetched again, and what is partial is resumed."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ SECONDS = 60
 
 @dataclass(frozen=True)
 class File:
-    """One file of a publisher: where it is, and what it must be; `sha256` is empty if not known."""
+    """A file to download, where it goes, and its checksum; `sha256` is empty if not known."""
 
     url: str
     path: Path
@@ -26,7 +26,7 @@ class File:
 
 
 class Progress:
-    """A bar on a terminal (its path, since Ansible hides ours); elsewhere a line a file."""
+    """A bar on a terminal (given by path, since Ansible hides ours), else one line per file."""
 
     def __init__(self, terminal=""):
         self.stream = _open_terminal(terminal) if terminal else sys.stderr
@@ -38,7 +38,7 @@ class Progress:
 
     @contextmanager
     def bar(self, what, total, unit="B"):
-        """Yields a function that is told how much was done."""
+        """Yields a function that takes how much more was done."""
         with tqdm(
             total=total,
             desc=what,
@@ -57,7 +57,7 @@ def _open_terminal(path):
 
 
 def fetch_all(files, what, progress, proxy=""):
-    """Each of `files` to its path. Raises BundleError at the first that cannot be had."""
+    """Downloads `files` to their paths. Raises BundleError at the first that fails."""
     handler = urllib.request.ProxyHandler({"http": proxy, "https": proxy} if proxy else None)
     opener = urllib.request.build_opener(handler)
     missing = [file for file in files if not _is_whole(file)]
@@ -73,7 +73,7 @@ def _is_whole(file):
 
 
 def fetch(file, opener, advance):
-    """One file by way of `<name>.part`, which is kept where the connection ends early."""
+    """Downloads one file by way of `<name>.part`, which is kept if the connection breaks."""
     part = file.path.with_name(file.path.name + ".part")
     part.parent.mkdir(parents=True, exist_ok=True)
     try:

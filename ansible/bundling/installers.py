@@ -1,7 +1,7 @@
-"""Installers of a stack: NVIDIA's driver, CUDA toolkit and apex, as stacks.yml names them.
+"""The installers of a stack: NVIDIA's driver, CUDA toolkit and apex, as stacks.yml names them.
 
-A file behind a login cannot be fetched: its page, name and folder are named, and the user puts it
-there. Where its publisher gives no SHA-256, the one of its first use is kept in the manifest.
+A file behind a login cannot be fetched: a message names its page, its name and the folder to put it
+into. If the publisher states no SHA-256, that of the first use is kept in the manifest.
 """
 
 import hashlib
@@ -17,18 +17,18 @@ from bundling.manifest import BundleError
 
 @dataclass(frozen=True)
 class Installer:
-    """`url` is empty where a person has to go to `page`; `sha256` where none is known."""
+    """One file. `url` is empty if a person has to go to `page`, `sha256` if none is known."""
 
     name: str
     url: str
     page: str
     sha256: str
-    commit: str = ""  # of the git repository `url`, from which the file is made
+    commit: str = ""  # in the git repository `url`, from which the file is made
 
 
 @dataclass(frozen=True)
 class Installers:
-    """Which files, into which folder."""
+    """The files of one folder of the bundle."""
 
     files: tuple[Installer, ...]
     folder: Path
@@ -65,7 +65,7 @@ def _is_wanted(word, default):
 
 
 def _driver(oldest, version, drivers):
-    """The newest of the table, or the one of `version`."""
+    """The newest driver of the table, or the one of this version."""
     found = [row for row in drivers if version in ("auto", str(row["version"]))]
     if not found or _numbers(found[0]["version"]) < _numbers(oldest):
         which = "" if version == "auto" else f" {version}, and this stack needs one"
@@ -78,7 +78,7 @@ def _numbers(version):
 
 
 def _installer(entry):
-    """A driver's `url` is that of the file; where there is a `file`, it is that of its folder."""
+    """The Installer of an entry. A driver's `url` is the file's; with `file` it is the folder's."""
     name, url = entry.get("file"), entry.get("url") or ""
     return Installer(
         name=name or url.rsplit("/", 1)[1],
@@ -90,15 +90,15 @@ def _installer(entry):
 
 
 def plan_conda(url, sha256, bundle):
-    """conda's installer, where it is a URL: a machine without internet cannot fetch it."""
+    """conda's installer, if it is a URL, which a machine without internet cannot fetch."""
     file = Installer(name=url.rsplit("/", 1)[1], url=url, page=url, sha256=sha256)
     return Installers((file,), bundle / "installers" / "conda")
 
 
 def gather(order, progress):
-    """Carries the plan out. Raises BundleError that names every file behind a login at once."""
+    """Carries the plan out. Raises BundleError, which names all files behind a login at once."""
     order.folder.mkdir(parents=True, exist_ok=True)
-    # The manifest stays until the next one: it may hold the only record of a first use.
+    # The manifest stays until the next one is written: it may be the only record of a first use.
     _, known = manifest.read(order.folder)
     expected = {file.name: file.sha256 or known.get(file.name, "") for file in order.files}
     public = [
@@ -118,14 +118,14 @@ def gather(order, progress):
     for file in order.files:
         if file.url and not file.commit and not expected[file.name]:
             progress.say(
-                f"{file.name}: its publisher gives no SHA-256, so the one of this download counts "
+                f"{file.name}: its publisher states no SHA-256, so that of this download counts "
                 f"from now on: {digests[file.name]}"
             )
     manifest.write(order.folder, order.purpose(), digests)
 
 
 def _problem(file, folder, expected):
-    """What is wrong with a file that a person has to put there; empty: nothing."""
+    """What is wrong with a file that a person has to put there; "" if nothing is."""
     path = folder / file.name
     if not path.is_file():
         return f"{file.name} needs a login: get it from {file.page} and put it into {folder}"

@@ -1,6 +1,6 @@
-"""The list of a bundle folder's files and their SHA-256, as `sha256sum --check` reads it too.
+"""The list of a bundle folder's files with their SHA-256, in the format of `sha256sum --check`.
 
-It is written last, so that a folder with one was complete; its first line names what it was
+It is written last, so that a folder that has one was complete. Its first line says what it was
 gathered for.
 """
 
@@ -28,7 +28,7 @@ def write(folder, purpose, digests):
 
 
 def read(folder):
-    """(purpose, digests); ("", {}) where nothing was completed."""
+    """(purpose, digests); ("", {}) if nothing was completed."""
     path = folder / NAME
     if not path.is_file():
         return "", {}
@@ -38,9 +38,9 @@ def read(folder):
 
 
 def is_complete(folder, purpose):
-    """Whether it was gathered for this, and each file is there as it was.
+    """Whether the folder was gathered for this purpose, and each file is there as it was.
 
-    Only files that are newer than the manifest are read: `problems` reads all.
+    Only files that are newer than the manifest are read; `problems` reads all.
     """
     found, digests = read(folder)
     if found != purpose:
@@ -53,12 +53,12 @@ def is_complete(folder, purpose):
 
 
 def problems(folder, purpose):
-    """Sentences that say what is wrong with the folder, every file read; empty: nothing."""
+    """Sentences about what is wrong with the folder, after reading every file; [] if nothing is."""
     found, digests = read(folder)
     if not found:
         return [f"{folder} is missing or was not completed. Run: make bundle"]
     if found != purpose:
-        return [f"{folder} was gathered for something else than is needed now. Run: make bundle"]
+        return [f"{folder} was gathered for something other than is needed now. Run: make bundle"]
     sentences = []
     for name, digest in digests.items():
         path = folder / name

@@ -1,4 +1,4 @@
-"""Archives made from a commit of a git repository: its id is a sum of all that is in it."""
+"""Archives made from a commit of a git repository, whose id is a checksum of all its contents."""
 
 import subprocess
 import tempfile
@@ -10,7 +10,7 @@ def pack(url, commit, path):
     """Writes the files of `commit` to `path`, a .tar.gz with one folder. Raises BundleError."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".git-") as folder:
         _git(folder, "init", "--quiet")
-        # git compares what it gets with the id that it asked for.
+        # git compares what it receives with the id that it asked for.
         _git(folder, "fetch", "--quiet", "--depth=1", url, commit)
         part = path.with_name(path.name + ".part")
         prefix = f"--prefix={path.name.removesuffix('.tar.gz')}/"

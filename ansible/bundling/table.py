@@ -1,4 +1,4 @@
-"""ansible/stacks.yml, for what is gathered by it."""
+"""How the bundle reads ansible/stacks.yml."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ ANSIBLE = Path(__file__).resolve().parents[1]
 
 
 def read():
-    """What stacks.yml has under "stacks"."""
+    """The contents of stacks.yml under "stacks"."""
     return yaml.safe_load((ANSIBLE / "stacks.yml").read_text())["stacks"]
 
 
 def row(table, stack):
-    """The row of a stack. Raises BundleError where there is none."""
+    """The row of a stack. Raises BundleError if there is none."""
     rows = table["rows"]
     if stack not in rows:
         raise BundleError(

@@ -1,4 +1,4 @@
-"""Wheels for a lock: pip fetches each for the target's Python and C library, and checks it."""
+"""The wheels of a lock: pip fetches each for the target's Python and C library, and checks it."""
 
 import hashlib
 import re
@@ -15,7 +15,7 @@ from bundling.table import ANSIBLE
 
 @dataclass(frozen=True)
 class Requirement:
-    """One line of a lock: a package, its version, and the SHA-256 of each file that may be it."""
+    """One line of a lock: a package, its version, and the SHA-256 of each file that it may be."""
 
     name: str
     version: str
@@ -28,7 +28,7 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Wheels:
-    """Which wheels, for which Python and C library, into which folder."""
+    """The wheels of a lock for a Python and a C library, and the folder they go to."""
 
     lock: Path
     python: str
@@ -41,7 +41,7 @@ class Wheels:
 
 
 def plan(stack, python, index_url, bundle):
-    """The plan for a row of stacks.yml; an empty `python`: the row's first. Raises BundleError."""
+    """The plan for a row of stacks.yml; `python` "" means the row's first. Raises BundleError."""
     row = table.row(table.read(), stack)
     python = python or row["python"][0]
     if python not in row["python"]:
@@ -59,16 +59,16 @@ def plan(stack, python, index_url, bundle):
 
 
 def plan_apex_tools(index_url, bundle):
-    """setuptools and wheel for building apex, of versions that torch 1.12 still builds with.
+    """setuptools and wheel for building apex, in versions that torch 1.12 can build with.
 
-    They are pure Python: what is fetched for 3.9 runs on every newer one.
+    They are pure Python, so that what is fetched for 3.9 runs on every newer one.
     """
     lock, folder = ANSIBLE / "locks" / "apex-build.txt", bundle / "wheels" / "apex-build"
     return Wheels(lock=lock, python="3.9", glibc="2.17", folder=folder, index_url=index_url)
 
 
 def parse_lock(text):
-    """The requirements of a lock as `uv pip compile --generate-hashes` writes it."""
+    """The requirements of a lock that `uv pip compile --generate-hashes` wrote."""
     joined = text.replace("\\\n", " ")
     found = []
     for line in joined.splitlines():
@@ -80,7 +80,7 @@ def parse_lock(text):
 
 
 def platforms(glibc):
-    """pip's platform tags for a C library, "2.28" -> manylinux_2_28 ... manylinux1."""
+    """pip's platform tags for a C library: "2.28" -> manylinux_2_28 ... manylinux1."""
     newest = int(glibc.split(".")[1])
     tags = [f"manylinux_2_{minor}_x86_64" for minor in range(newest, 4, -1)]
     older = {"manylinux2014_x86_64": 17, "manylinux2010_x86_64": 12, "manylinux1_x86_64": 5}
@@ -88,7 +88,7 @@ def platforms(glibc):
 
 
 def fetch(requirement, order):
-    """One wheel by pip, which checks its hash. Raises BundleError with pip's last words."""
+    """Fetches one wheel by pip, which checks its hash. Raises BundleError with pip's last line."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(requirement.line())
         file.flush()
@@ -129,7 +129,7 @@ def gather(order, progress):
 
 
 def _finish(order, wanted):
-    """Old wheels away, and the manifest."""
+    """Removes old wheels and writes the manifest."""
     digests = {path.name: manifest.sha256(path) for path in sorted(order.folder.glob("*.whl"))}
     for name in [name for name, digest in digests.items() if digest not in wanted]:
         (order.folder / name).unlink()

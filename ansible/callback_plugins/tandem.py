@@ -1,4 +1,4 @@
-"""Ansible's usual screen, except for role reach: one sentence a machine that does not answer."""
+"""Ansible's usual output, but for role reach one sentence for each machine without an answer."""
 
 import textwrap
 
@@ -24,7 +24,7 @@ class CallbackModule(Default):
             super().v2_playbook_on_task_start(task, is_conditional)
 
     def v2_runner_on_unreachable(self, result):
-        # Role reach says what ssh said, and what to do, once all have had their time to answer.
+        # Role reach says what ssh said and what to do, once all machines have had time to answer.
         if not reaching(result._task):
             super().v2_runner_on_unreachable(result)
 
@@ -39,7 +39,7 @@ class CallbackModule(Default):
             super().v2_runner_item_on_ok(result)
 
     def v2_runner_on_failed(self, result, ignore_errors=False):
-        # A failure without our sentences, such as the argument spec's, is left to Ansible's screen.
+        # A failure without sentences of ours, such as the argument spec's, is shown as usual.
         if reaching(result._task) and isinstance(result._result.get("msg"), list):
             self._say(result._result["msg"])
         else:
@@ -51,7 +51,7 @@ class CallbackModule(Default):
 
 
 def reaching(task):
-    """Whether a task is of role reach."""
+    """Whether a task belongs to role reach."""
     return task._role is not None and task._role.get_name() == "reach"
 
 

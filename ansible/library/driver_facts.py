@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Collects what the role driver decides upon. Reads only. Python >= 3.6, standard library."""
+"""Collects the facts by which role driver decides. Only reads. Python >= 3.6, standard library."""
 
 import glob
 import os
@@ -17,17 +17,17 @@ from ansible.module_utils.kernels import waiting_kernel
 DOCUMENTATION = r"""
 ---
 module: driver_facts
-short_description: Collects what the role driver decides upon
+short_description: Collects the facts by which role driver decides
 description:
-  - Reads packages, a runfile's traces, the kernel's module, displays and processes on the card.
+  - Reads packages, traces of a runfile, the kernel module, displays and processes on the card.
   - Changes nothing.
 options:
   pin:
-    description: The role's own file of apt preferences; what the archive offers is read without it.
+    description: The role's own file of apt preferences, which is ignored when the archive is read.
     type: path
     required: true
   simulate:
-    description: Whether apt is asked, by a simulation, which of the drivers it could install.
+    description: Whether apt simulates which of the drivers it could install.
     type: bool
     default: false
 author: Tandem
@@ -41,12 +41,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 facts:
-  description: What was read; None where a machine does not say.
+  description: What was read; None where the machine does not report it.
   returned: always
   type: dict
 """
 
-# Packages that may matter: the driver's, and the kernel's that must not move without it.
+# Packages that matter: the driver's, and the kernel's, which must not move without it.
 MATTER = re.compile(
     r"^(nvidia-|libnvidia-|libcuda1$|xserver-xorg-video-nvidia|firmware-nvidia|cuda-drivers"
     r"|linux-(image|headers|modules|generic|lowlatency|virtual|aws|azure|gcp|oem|cloud)|dkms$|gcc(-\d+)?$|make$"
@@ -56,7 +56,7 @@ OFFERED = re.compile(
     r"^(nvidia-(driver|headless|kernel|open-kernel|utils|smi)|linux-(modules-nvidia|headers)-"
     r"|libcuda1$|dkms$|gcc(-\d+)?$|make$)"
 )
-# Those that bring a whole driver along. The others' names say nothing of what they depend on.
+# Those that depend on a whole driver. The other names do not tell what they depend on.
 WHOLE = re.compile(r"nvidia-(driver|headless)-\d+[a-z-]*$|nvidia-(open-)?kernel-dkms$")
 PREFERENCES = "/etc/apt/preferences.d/*"
 PROCESSES = "/proc/[0-9]*"
@@ -68,17 +68,17 @@ KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 
 
 def said(*argv):
-    """What a command prints, "" where it fails. A plan that follows is worth waiting for."""
+    """What a command prints, "" if it fails. It may take long, since a plan depends on it."""
     return output(*argv, seconds=300) or ""
 
 
 def packages():
-    """Installed packages by name, without those that are half installed; those that are held."""
+    """Installed packages by name, without half-installed ones, and the held ones."""
     layout = "${db:Status-Abbrev}\t${Package}\t${Version}\n"
     found, held = {}, []
     for line in said("dpkg-query", "--show", "--showformat", layout).splitlines():
         status, name, version = line.split("\t")
-        if MATTER.match(name) and status[1] in "iWt":  # installed, or triggers are left to do
+        if MATTER.match(name) and status[1] in "iWt":  # installed, or triggers are pending
             found[name] = version
         if status[0] == "h":
             held.append(name)
@@ -88,8 +88,8 @@ def packages():
 def archive(pin, simulate):
     """What apt would install without our pin.
 
-    "offered": {package: version}; "uninstallable": {package: why}, of the drivers among them, {}
-    where nothing was simulated. An archive may have a driver and lack what it depends on.
+    "offered": {package: version}; "uninstallable": {package: why} of the drivers among them, {} if
+    nothing was simulated. An archive may have a driver and lack what it depends on.
     """
     names = [name for name in said("apt-cache", "pkgnames").split() if OFFERED.match(name)]
     with tempfile.TemporaryDirectory() as folder:
@@ -108,23 +108,23 @@ def archive(pin, simulate):
 
 
 def uninstallable(name, option):
-    """Why apt could not install a package; None where it could, were nothing held.
+    """Why apt could not install a package; None if it could, were nothing held.
 
-    The role holds the driver that it brought, all of it, and lets it go before it brings another.
+    The role holds all of the driver that it installed, and releases it before it installs another.
     """
     argv = ["apt-get", "-o", option, "-o", "APT::Ignore-Hold=true", "--simulate"]
     argv.append("--no-install-recommends")
     done, text = outcome(*argv, "--allow-change-held-packages", "install", name)
     if done:
         return None
-    # apt's own table of what is missing; its other lines say in general terms that something is.
+    # apt's own table of what is missing; its other lines only say that something is.
     rows = re.findall(r"^ (\S+ : (?:Pre)?Depends: .+)$", text, re.MULTILINE)
     errors = re.findall(r"^E: (.+)$", text, re.MULTILINE)
     return (rows or errors or ["apt-get --simulate failed"])[0].strip()
 
 
 def runfile():
-    """The version that NVIDIA's own installer has put here; None: it has not been here."""
+    """The version that NVIDIA's own installer installed; None if it was not used."""
     text = read("/var/lib/nvidia/log")
     if text is None:
         return None
@@ -133,7 +133,7 @@ def runfile():
 
 
 def module(kernel):
-    """The version of the kernel module that lies ready for `kernel`; None: there is none."""
+    """The version of the module that is installed for `kernel`; None if there is none."""
     for name in ("nvidia", "nvidia-current"):
         found = said("modinfo", "-k", kernel, "-F", "version", name)
         if found:
@@ -142,13 +142,13 @@ def module(kernel):
 
 
 def kernel_compiler():
-    """The major version of the gcc that built the running kernel, "12"; None: it does not say."""
+    """The major version of the gcc that built the running kernel, "12"; None if unknown."""
     built = re.search(r"gcc-(\d+) \(|gcc version (\d+)\.", read("/proc/version") or "")
     return built.group(1) or built.group(2) if built else None
 
 
 def processes():
-    """Who draws on a screen, and who else has the NVIDIA device open."""
+    """Processes that draw on a screen, and others that have the NVIDIA device open."""
     displays, users = [], []
     for folder in glob.glob(PROCESSES):
         pid, command = int(os.path.basename(folder)), read(folder + "/comm")
@@ -164,12 +164,12 @@ def opens(folder, prefix):
     """Whether a process has a file open whose path starts with `prefix`."""
     try:
         return any(os.readlink(path).startswith(prefix) for path in glob.glob(folder + "/*"))
-    except OSError:  # it has ended meanwhile
+    except OSError:  # it has ended in the meantime
         return False
 
 
 def display_manager():
-    """The unit that shows the login screen, e.g. "gdm.service"; whether it runs."""
+    """The unit that shows the login screen, such as "gdm.service", and whether it runs."""
     text = said(
         "systemctl", "show", "--property=Id,ActiveState,LoadState", "display-manager.service"
     )
@@ -182,7 +182,7 @@ def display_manager():
 
 
 def free(folder):
-    """Free bytes of the file system that holds a folder."""
+    """The free bytes of the file system that a folder is on."""
     state = os.statvfs(folder)
     return state.f_bavail * state.f_frsize
 
@@ -203,7 +203,7 @@ def main():
         "waiting_module": module(waiting) if waiting else None,
         "runfile": runfile(),
         "module": module(kernel),
-        # Whether DKMS knows a driver, and so can build it for another kernel.
+        # Whether DKMS knows a driver, so that it can build it for another kernel.
         "dkms": bool(glob.glob("/var/lib/dkms/nvidia*")),
         "signing_key": next((path for path in KEYS if os.path.exists(path)), None),
         "free": {folder: free(folder) for folder in FOLDERS},

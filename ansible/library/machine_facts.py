@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Collects what preflight checks. Reads only. Python >= 3.6, standard library."""
+"""Collects the facts that preflight checks. Only reads. Python >= 3.6, standard library."""
 
 import glob
 import json
@@ -18,11 +18,11 @@ from ansible.module_utils.commands import output, read
 DOCUMENTATION = r"""
 ---
 module: machine_facts
-short_description: Collects what preflight checks
+short_description: Collects the facts that preflight checks
 description: Reads a machine's hardware, system and settings. Changes nothing.
 options:
   address:
-    description: The address by which the control machine reaches this machine.
+    description: The address at which the control machine reaches this machine.
     type: str
     required: true
   folders:
@@ -42,7 +42,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 facts:
-  description: What was read; None where a machine does not say.
+  description: What was read; None where the machine does not report it.
   returned: always
   type: dict
 """
@@ -50,7 +50,7 @@ facts:
 HELD = "/var/lib/tandem/driver/held"
 DISPLAY = "0x03"  # PCI class of display controllers
 
-# Who else has our address? An ARP probe (RFC 5227: no sender address, so nobody's cache changes).
+# Finds who else has our address by an ARP probe, without changing anybody's cache (RFC 5227).
 # Needs root; prints the hardware address of whoever answers within half a second.
 PROBE = r"""
 import socket, struct, sys, time
@@ -108,7 +108,7 @@ def driver():
     loaded = re.search(
         r"Kernel Module.*?\s(\d+\.\d+[.\d]*)", read("/proc/driver/nvidia/version") or ""
     )
-    # What programs get: a link, on Debian through alternatives into a folder of its own.
+    # The library that programs load: a link, on Debian one that alternatives manage.
     path = os.path.realpath("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")
     library = path.split(".so.")[1] if os.path.exists(path) else None
     secure = None
@@ -140,7 +140,7 @@ def disk(folder):
 def mounts():
     """[{"path", "type"}] of /etc/fstab's network and data mounts that are not mounted."""
     mounted = {line.split()[1] for line in (read("/proc/self/mounts") or "").splitlines()}
-    missing = []  # swap's and others' mount point is "none"
+    missing = []  # the mount point of swap is "none"
     for line in (read("/etc/fstab") or "").splitlines():
         words = line.split("#")[0].split()
         if len(words) >= 4 and words[1].startswith("/") and "noauto" not in words[3]:
@@ -150,7 +150,7 @@ def mounts():
 
 def network(address):
     links = []
-    # iproute2 4.15 prints {} for what it leaves out.
+    # iproute2 4.15 prints {} for links that it leaves out.
     for link in filter(None, json.loads(output("ip", "-j", "address") or "[]")):
         name = link["ifname"]
         base = "/sys/class/net/%s" % name
@@ -185,13 +185,13 @@ def ipv4(link):
 
 
 def rival(interface, address):
-    """The hardware address of another machine that has our address; None where none answers."""
+    """The hardware address of another machine that has our address; None if none answers."""
     argv = [sys.executable, "-c", PROBE, interface, address]
     return output(*argv if os.geteuid() == 0 else ["sudo", "-n", *argv]) or None
 
 
 def loopback_names():
-    """Names that /etc/hosts gives a loopback address, "localhost" and its like aside."""
+    """The names that /etc/hosts maps to a loopback address, apart from "localhost" and the like."""
     names = []
     for line in (read("/etc/hosts") or "").splitlines():
         words = line.split("#")[0].split()
@@ -201,7 +201,7 @@ def loopback_names():
 
 
 def process_with_lock(path):
-    """{"pid", "command"} of the process that holds a lock on a file; None where nobody does."""
+    """{"pid", "command"} of the process that holds a lock on a file; None if none does."""
     try:
         inode = os.stat(path).st_ino
     except OSError:
@@ -235,9 +235,9 @@ def settings():
 
 
 def held_since():
-    """When role driver last changed what it holds, in seconds since 1970; None: it holds nothing.
+    """When role driver last changed its holds, in seconds since 1970; None if it holds nothing.
 
-    The kernel is held with the driver that was built for it, its security fixes too.
+    The kernel is held with the driver that was built for it, and gets no security fixes.
     """
     if not read(HELD):
         return None
@@ -245,7 +245,7 @@ def held_since():
 
 
 def environments():
-    """Names of the environments that python_env finished: it writes their lock into them last."""
+    """The environments that python_env completed; it writes the lock into them last."""
     return sorted(path.split("/")[-2] for path in glob.glob("/opt/tandem/envs/*/.tandem-lock"))
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Puts cuDNN or NCCL inside a CUDA toolkit, and takes it out again. Python >= 3.6."""
+"""Puts cuDNN or NCCL inside a CUDA toolkit, or removes it again. Python >= 3.6."""
 
 import errno
 import hashlib
@@ -19,11 +19,11 @@ short_description: Puts cuDNN or NCCL inside a CUDA toolkit
 description:
   - Unpacks headers and libraries of NVIDIA's archives (tgz, tar.xz, txz, or a local-repository
     deb) into C(include) and C(lib64) of a toolkit. Links are kept.
-  - Unpacked beside first, moved after; a list of the files is kept, by which they are taken out.
-  - In check mode it says whether the archive is needed, and needs no C(src).
+  - Unpacks beside the toolkit, then moves; keeps a list of the files, by which they are removed.
+  - In check mode it reports whether the archive is needed, and needs no C(src).
 options:
   name:
-    description: What it is, for example cudnn.
+    description: The part's name, for example cudnn.
     type: str
     required: true
   toolkit:
@@ -31,12 +31,12 @@ options:
     type: path
     required: true
   state:
-    description: Whether it shall be there.
+    description: Whether it should be there.
     type: str
     choices: [present, absent]
     default: present
   src:
-    description: The archive, on the machine.
+    description: The archive's path on the machine.
     type: path
   sha256:
     description: Its SHA-256.
@@ -85,7 +85,7 @@ def record_of(toolkit, name):
 
 
 def read_record(toolkit, name):
-    """{"sha256", "files"}; sha256 is None where an installation was cut short."""
+    """{"sha256", "files"}; sha256 is None if an installation was interrupted."""
     try:
         with open(record_of(toolkit, name)) as file:
             return json.load(file)
@@ -103,7 +103,7 @@ def write_record(toolkit, name, digest, files):
 
 
 def tars(src, work):
-    """Tar archives of what `src` holds; for a local-repository deb those of the debs inside."""
+    """Tar archives of the contents of `src`; for a local-repository deb, one per deb inside."""
     if not src.endswith(".deb"):
         yield src
         return
@@ -120,7 +120,7 @@ def tars(src, work):
 
 
 def data_of(deb, tar):
-    """The files of a package, as a tar archive. Raises Refused for a file that is no package."""
+    """A package's files as a tar archive. Raises Refused for a file that is not a package."""
     with open(tar, "wb") as output:
         done = subprocess.run(
             ["dpkg-deb", "--fsys-tarfile", deb], stdout=output, stderr=subprocess.PIPE, check=False
@@ -128,12 +128,12 @@ def data_of(deb, tar):
     if done.returncode:
         if b"No space left" in done.stderr:
             raise OSError(errno.ENOSPC, "No space left on device")
-        raise Refused("it is no package: %s" % done.stderr.decode(errors="replace").strip())
+        raise Refused("it is not a package: %s" % done.stderr.decode(errors="replace").strip())
     return tar
 
 
 def place_of(member):
-    """Where a member of an archive goes, relative to the toolkit; None: it is not wanted.
+    """Where a member of an archive goes, relative to the toolkit; None if it is not wanted.
 
     ".../include/x.h" and ".../lib64/liby.so": the folder right above, or folders below it.
     """
@@ -151,7 +151,7 @@ def place_of(member):
 
 
 def unpack(src, folder):
-    """Unpack what is wanted into `folder`; the files, relative to it."""
+    """Unpacks what is wanted into `folder`; returns the files, relative to it."""
     found = []
     work = folder + ".work"
     os.makedirs(work)
@@ -181,18 +181,18 @@ def write_member(archive, member, target):
 
 
 def install(toolkit, name, src, digest):
-    """The files; raises Refused, OSError or tarfile's errors, and the toolkit is as before."""
+    """Installs and returns the files; Refused, OSError or tarfile's errors leave all as it was."""
     folder = os.path.join(toolkit, ".tandem", name + ".new")
     clean(folder)
     try:
         files = unpack(src, folder)
         if not any(file.startswith("lib64/lib" + name) for file in files):
-            raise Refused("it holds no library of %s: is it another archive?" % name)
+            raise Refused("it contains no library of %s: is it another archive?" % name)
         before = read_record(toolkit, name)["files"]
         for file in sorted(set(files) - set(before)):
             if os.path.lexists(os.path.join(toolkit, file)):
-                raise Refused("%s/%s is there already, and not from here" % (toolkit, file))
-        # From here on whatever is moved is listed: a kill leaves a list that covers it.
+                raise Refused("%s/%s is there already, and not from Tandem" % (toolkit, file))
+        # From here on everything that is moved is listed, so that a kill leaves a complete list.
         write_record(toolkit, name, None, set(files) | set(before))
         for file in files:
             target = os.path.join(toolkit, file)
@@ -219,7 +219,7 @@ def delete(toolkit, files):
 
 
 def remove(toolkit, name):
-    """Whether there was anything to take out."""
+    """Removes the files; returns whether there were any."""
     record = record_of(toolkit, name)
     clean(os.path.join(toolkit, ".tandem", name + ".new"))
     if not os.path.exists(record):
@@ -230,12 +230,12 @@ def remove(toolkit, name):
 
 
 def present(module):
-    """The answer of state=present."""
+    """What the module returns for state=present."""
     asked = module.params
     toolkit, name, digest = asked["toolkit"], asked["name"], asked["sha256"]
     record = read_record(toolkit, name)
     whole = all(os.path.lexists(os.path.join(toolkit, file)) for file in record["files"])
-    wanted = record["sha256"] != digest or not whole  # None: it was cut short
+    wanted = record["sha256"] != digest or not whole  # None: it was interrupted
     if module.check_mode or not wanted:
         return {"changed": wanted, "wanted": wanted, "files": record["files"]}
     found = sha256(asked["src"])

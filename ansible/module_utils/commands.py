@@ -1,11 +1,11 @@
-"""Reading a machine without changing it, for the modules that collect facts. Python >= 3.6."""
+"""How modules that collect facts read a machine without changing it. Python >= 3.6."""
 
 import os
 import subprocess
 
 
 def read(path):
-    """A small file's text without surrounding blanks; None where it cannot be read."""
+    """A small file's text without surrounding whitespace; None if it cannot be read."""
     try:
         with open(path, errors="replace") as file:
             return file.read().strip()
@@ -14,13 +14,13 @@ def read(path):
 
 
 def output(*argv, seconds=10):
-    """What a command prints; None where it is missing, fails or takes longer."""
+    """What a command prints; None if it is missing, fails or takes longer."""
     done, text = outcome(*argv, seconds=seconds, errors=False)
     return text.strip() if done else None
 
 
 def outcome(*argv, seconds=300, errors=True):
-    """(whether a command did well, what it printed, its errors too where asked for)."""
+    """(whether a command succeeded, what it printed, with its errors if asked for)."""
     try:
         done = subprocess.run(
             argv,

@@ -10,7 +10,7 @@ UNREACHABLE = (
         "IDENTIFICATION HAS CHANGED",
         "host_key_changed",
         "if the machine was reinstalled: ssh-keygen -R {address}, then make bootstrap; "
-        "if not, somebody may stand in between: find out before you go on",
+        "if not, somebody may be intercepting: find out before you go on",
     ),
     (
         "Host key verification failed",

@@ -132,7 +132,7 @@ def test_a_password_without_a_terminal_is_asked_for_in_a_sentence(handed, monkey
 
     monkeypatch.setattr(bootstrap.getpass, "getpass", ask)
     assert bootstrap.main(handed["words"][:2]) == 2  # without --password-file
-    assert "pc1 wants a password of anna" in capsys.readouterr().err
+    assert "pc1 asks for anna's password" in capsys.readouterr().err
 
 
 def test_all_machines_are_asked_for_their_keys_at_once(monkeypatch, capsys):

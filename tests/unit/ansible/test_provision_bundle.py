@@ -113,7 +113,7 @@ def test_every_missing_or_broken_file_is_named_at_once(tmp_path):
         broken.startswith(f"{folder}/a is broken") and "Delete it, then run: make bundle" in broken
     )
     assert missing == f"{folder}/b is missing. Run: make bundle"
-    assert "gathered for something else" in manifest.problems(folder, "other")[0]
+    assert "gathered for something other" in manifest.problems(folder, "other")[0]
     assert "missing or was not completed" in manifest.problems(folder / "none", "test")[0]
 
 
