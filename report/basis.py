@@ -18,7 +18,7 @@ from report.paper import BATCH, paper_step
 from report.predict import Basis
 from report.progress import learning_curve
 from report.records import RankRecord, Run, read_run
-from report.units import link, seconds
+from report.units import link, millions, seconds, size
 
 MEASURED = "measured"  # the folder below runs/ with what was measured without a run
 DAYS = 7  # for which that is believed
@@ -152,13 +152,14 @@ def read_measured(run: Run) -> Basis | None:
     slowest = [max(known[:n], key=lambda step: step.work) for n in range(1, len(known) + 1)]
     unix = number(run.plan.get("created_unix")) or 0.0
     pairs, ring = read_links(run, hosts)
-    about = of_measurement(hosts, known, unix, bool(run.plan.get("data")), pairs, ring)
     start: Entry = run.ranks[0].start
+    data, parameters = bool(run.plan.get("data")), number(start.get("parameters")) or 0.0
+    about = (*of_steps(hosts, known, unix, data, parameters), *of_links(pairs, ring))
     forward = known[0].data + known[0].h2d + known[0].forward
     evaluate = (number(start.get("eval_images")) or 0.0) / known[0].images * forward
     name = run.folder.resolve().name
     basis = basis_of(run, name, tuple(slowest), evaluate, (*about, SHARED) if shared else about)
-    images = basis.train_images if run.plan.get("data") else None
+    images = basis.train_images if data else None
     rates = link_rates(pairs, ring)
     return replace(basis, machines=hosts, unix=unix, rates=rates, train_images=images)
 
@@ -175,7 +176,8 @@ def read_links(run: Run, hosts: tuple[str, ...]) -> tuple[list[float], list[floa
     for host, entry in zip(hosts, told):
         found = entry.get("pairs")
         for peer, rates in found.items() if isinstance(found, dict) else ():
-            both = [number(rates.get(way)) for way in ("mbit_to", "mbit_from")]
+            ways = rates if isinstance(rates, dict) else {}
+            both = [number(ways.get(way)) for way in ("mbit_to", "mbit_from")]
             if all(both):
                 pairs[frozenset((host, peer))] = min(rate for rate in both if rate)
     between = [pairs.get(frozenset(two)) for two in zip(hosts, hosts[1:])]
@@ -198,27 +200,32 @@ def link_rates(pairs: list[float], ring: list[float]) -> tuple[float, ...]:
     return tuple(rate * 1e6 / 8 for rate in (found[0], *found))
 
 
-def of_measurement(
-    hosts: tuple[str, ...],
-    steps: list[Step],
-    unix: float,
-    data: bool,
-    pairs: list[float],
-    ring: list[float],
-) -> tuple[str, ...]:
-    """What was measured, and when."""
+def of_steps(
+    hosts: tuple[str, ...], steps: list[Step], unix: float, data: bool, parameters: float
+) -> tuple[str, str]:
+    """How long steps took, on whom and when, and what the slowest machine's consist of."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(unix))
-    by_work = sorted(zip((step.work for step in steps), hosts))
+    by_work = sorted(zip([step.work for step in steps], hosts))
     (least, first), (most, last) = by_work[0], by_work[-1]
-    each = "by themselves" if len(hosts) > 1 else "by itself"
+    alone = len(hosts) == 1
+    each = "by itself" if alone else "by themselves"
     what = "" if data else ", on noise in the place of images"
-    took = seconds(least) if first == last else f"{seconds(least)} ({first}) to {seconds(most)}"
-    took += f" ({last})" if first != last else ""
-    told = f"Measured at {when} on {', '.join(hosts)} {each}{what}: a step took {took}."
-    if not pairs:
-        return (told,)
+    took = seconds(least) if alone else f"{seconds(least)} ({first}) to {seconds(most)} ({last})"
+    slow = steps[hosts.index(last)]
+    parts = (("forward", slow.forward), ("backward", slow.backward), ("optimizer", slow.optimizer))
+    spent = ", ".join(f"{name} {seconds(value)}" for name, value in parts)
+    on = "" if alone else f" on {last}"
     return (
-        told,
+        f"Measured at {when} on {', '.join(hosts)} {each}{what}: a step took {took}.",
+        f"Of it{on}: {spent}. {millions(parameters)} parameters, {size(slow.payload.bytes)} of "
+        "gradients.",
+    )
+
+
+def of_links(pairs: list[float], ring: list[float]) -> tuple[str, ...]:
+    if not pairs:
+        return ()
+    return (
         f"Links: {min(pairs):.0f} Mbit/s of payload in pairs, {min(ring):.0f} while all sent "
         f"(the slowest; of {link(1000)} TCP gets 941).",
     )

@@ -168,3 +168,19 @@ def test_only_rank_0_shows_a_bar_as_wide_as_the_terminal_leaves():
     assert (first["TANDEM_PROGRESS"], first["COLUMNS"]) == ("bar", str(79 - len("[node1 1] ")))
     assert "TANDEM_PROGRESS" not in second
     assert "COLUMNS" not in build([host(1)], [facts(1)]).nodes[0].env
+
+
+def test_machines_that_are_measured_are_worlds_of_their_own():
+    hosts = [host(1), host(2)]
+    found = [facts(1, gpus=gpus(2)), facts(2, gpus=gpus(1))]
+    tables = {"node1": {"token": "t"}, "node2": {"token": "t"}}
+    made = build(hosts, found, Options(data=""), apart=True, timetables=tables)
+    assert made.apart and [node.ranks for node in made.nodes] == [(0, 1), (0,)]
+    for node, count in zip(made.nodes, (2, 1)):
+        assert node.argv[1:3] == ("-m", "launcher.node.links")
+        assert node.argv[3] == f"{node.output}/nodes/{node.host}/links.json"
+        own = ("--nnodes=1", "--node_rank=0", f"--nproc_per_node={count}")
+        assert {*own, f"--master_addr={node.address}"} <= set(node.argv)
+        assert json.loads(node.env["TANDEM_LINKS"]) == {"token": "t"}
+        assert "--data" not in node.argv and node.data == ""
+    assert not any("TANDEM_LINKS" in node.env for node in build(hosts, found).nodes)

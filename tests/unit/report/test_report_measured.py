@@ -67,6 +67,10 @@ def test_the_slowest_of_the_machines_counts_and_the_links_as_measured(tmp_path, 
     told = " ".join(out.split())
     assert "on node1, node2, node3 by themselves, on noise in the place of images" in told
     assert "a step took 0.13 s (node1) to 0.17 s (node2)" in told
+    assert (
+        "Of it on node2: forward 40 ms, backward 0.12 s, optimizer 4 ms. 25.6 M parameters, 102 MB"
+        in told
+    )
     assert "Links: 899 Mbit/s of payload in pairs, 700 while all sent" in told
     assert "100 epochs" not in told  # of noise
     assert max(map(len, out.splitlines())) <= 80
@@ -119,6 +123,8 @@ def test_half_a_measurement_predicts_nothing_that_it_did_not_measure(tmp_path, c
     folder = Measured(tmp_path / "measured" / NAME).write()
     if broken == "ring":
         (folder / "nodes/node2/links.json").write_text('{"pairs": 3, "ring": {"mbit": "fast"}}')
+        assert read_basis(folder).rates == ()
+        (folder / "nodes/node2/links.json").write_text('{"pairs": {"node3": 3}, "ring": []}')
         assert read_basis(folder).rates == ()
         return
     if broken == "attempts":
