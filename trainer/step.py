@@ -47,17 +47,19 @@ def train_step(
         group["lr"] = lr
     job.net.zero_grad(set_to_none=True)
     summed: Sequence[int] = range(job.world.size)
+    alone = False
     rank_samples = job.world.rank_samples(batch.global_count)
     if job.sync is not None:
         follows = job.precision.scale if job.sync.follows_scale else None
         scale = 1.0 if follows is None else follows.value
         job.sync.before_step(Moment(step, left, lr, tuple(rank_samples), scale, exact, warm))
         summed = job.sync.summed
+        alone = job.sync.keeps and len(summed) == 1
     # Ranks that sum their gradients step by the mean of all their samples.
     count = sum(rank_samples[rank] for rank in summed)
     shape = shape_of(job, batch.global_count)
     with resting(job.norms, shape.running_statistics):
-        tally = _gradients(job, images, targets, count, shape.micro, step, len(summed) == 1)
+        tally = _gradients(job, images, targets, count, shape.micro, step, alone)
     clock.enter("optimizer")
     # Ranks that have no samples between them have nothing to step by.
     skipped = count == 0 or job.precision.step(job.optimizer, job.options.clip_grad_norm)

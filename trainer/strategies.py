@@ -143,6 +143,11 @@ class Strategy:
         """Whether ranks train by themselves between exchanges, and so differ there."""
         return any(argument.name == "H" for argument in self.rule.arguments)
 
+    @property
+    def by_gloo(self) -> bool:
+        """Whether sums go by Gloo, through the host's memory, where there are GPUs too."""
+        return "gloo" in self.arguments
+
     def _steps(self, name: str) -> int:
         for argument, value in zip(self.rule.arguments, self.arguments):
             if argument.name == name:
@@ -209,6 +214,10 @@ def _factors(strategy: Strategy, world: int, payload: Payload) -> Optional[float
     return ring_bytes(world, values * 4)
 
 
+# What carries sums. auto: what the group's ranks have, NCCL on GPUs and Gloo elsewhere.
+BACKEND = Argument("BACKEND", ("auto", "gloo"), default="auto")
+
+
 # Bits of a value on the wire of strategies that average parameters, the blocks' scales with them.
 WIRE_BITS = {"fp32": 32.0, "bf16": 16.0, "int8": 8 + 16 / BLOCK, "4bit": 4 + 16 / BLOCK}
 H, D = Argument("H"), Argument("D", default="H")
@@ -240,6 +249,7 @@ RULES: Dict[str, Rule] = {
             "the sum in the gradients' own precision",
             exact=True,
             sent=_summed_in(None),
+            arguments=(BACKEND,),
             usual=("allreduce",),
         ),
         Rule(
@@ -247,6 +257,7 @@ RULES: Dict[str, Rule] = {
             "gradients travel as bf16 and are summed in it",
             exact=False,
             sent=_summed_in(2),
+            arguments=(BACKEND,),
             usual=("bf16",),
         ),
         Rule(
@@ -254,6 +265,7 @@ RULES: Dict[str, Rule] = {
             "gradients travel as fp16 and are summed in it",
             exact=False,
             sent=_summed_in(2),
+            arguments=(BACKEND,),
             usual=("fp16",),
         ),
         Rule(

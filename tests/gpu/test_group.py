@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.gpu.jobs import batches, options_of, prepared, train, weights
@@ -11,19 +12,22 @@ from tests.trainer_ranks import run_ranks
 from tests.unit.trainer.sync_ranks import Steps
 from trainer import strategies
 from trainer.step import settle_buckets
+from trainer.sync.carrier import Carrier, Stage
 
 SPECS = [spec for rule in strategies.RULES.values() for spec in rule.usual]
+SPECS += ["allreduce:gloo", "fp16:gloo"]
 LOCAL = [spec for spec in SPECS if strategies.parse(spec).local]
 # Of the sum of gradients, which of one rank is its own.
 NEAR = {"allreduce": 1e-6, "bf16": 0.01, "fp16": 2e-3, "ef:8": 0.02, "ef:4": 0.3, "ef:2": 1.5}
+NEAR.update({"allreduce:gloo": 1e-6, "fp16:gloo": 2e-3, "ef:1.6": NEAR["ef:2"]})
 PRECISIONS = ["fp32", "bf16", "O1", "O2", "O3"]
 
 
 def in_a_group(images, device):
     """In a rank: (backend, by strategy how far its sums are from the exact ones, by strategy or
-    precision how far a job with DDP ends from one without)."""
+    precision how far a job with DDP ends from one without, what a carrier brings)."""
     world = group_of_one(images, device)
-    return dist.get_backend(), sums(world), jobs(images, device, world)
+    return dist.get_backend(), sums(world), jobs(images, device, world), carried(world.device)
 
 
 def group_of_one(images, device):
@@ -65,6 +69,24 @@ def jobs(images, device, world):
     return found
 
 
+def carried(device, jobs=30, values=2**20):
+    """What becomes of tensors that one stage makes while the next one still reads earlier ones."""
+
+    def make(number):
+        return [torch.full((values,), float(number), device=device)]
+
+    def read(made):
+        if device.type == "cuda":
+            torch.cuda._sleep(10**7)  # some milliseconds
+        return made[0].mean()
+
+    carrier = Carrier([Stage(make), Stage(read)], device, 30)
+    futures = [carrier.future() for _ in range(jobs)]
+    for number, future in enumerate(futures):
+        carrier.start(number, future)
+    return [float(future.wait()) for future in futures]
+
+
 @pytest.fixture(scope="module")
 def found(images, device):
     return run_ranks([1], in_a_group, str(images), device, env={"WORLD_SIZE": 1})[0]
@@ -84,6 +106,12 @@ def test_the_sum_of_one_rank_is_its_own(found, spec):
 def test_a_job_with_ddp_and_a_strategy_goes_where_one_without_does(found, spec):
     near = {**NEAR, **dict.fromkeys(LOCAL, 0.1), "ef:4": 0.5, "powersgd:4": 2.0}
     assert found[2][spec] < near[spec]
+    if spec.startswith(("fp16", "ef")):
+        assert found[2][spec] > 0  # what it rounds is seen: it took part
+
+
+def test_memory_is_not_used_anew_before_the_next_stage_has_read_it(found):
+    assert found[3] == list(map(float, range(30)))
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)

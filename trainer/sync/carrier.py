@@ -17,7 +17,7 @@ import dataclasses
 import queue
 import threading
 from datetime import timedelta
-from typing import Any, Callable, ContextManager, List, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -75,6 +75,11 @@ class Carrier:
                 with torch.no_grad(), self._on(stream, ready):
                     if after is not None:
                         after.wait()
+                    if stream is not None:
+                        # Its memory may be taken for the next job's as soon as nobody names it
+                        # here, but not before this stream has read it.
+                        for tensor in filter(_is_on_gpu, tensors_of(job)):
+                            tensor.record_stream(stream)
                     made = stage.work(job, *given)
                     if last:
                         result.set_result(made)
@@ -91,6 +96,22 @@ class Carrier:
             return contextlib.nullcontext()
         stream.wait_event(ready)
         return torch.cuda.stream(stream)
+
+
+def tensors_of(job: Any) -> Iterator[torch.Tensor]:
+    """Those in a job's fields or elements, and in the lists among them."""
+    if isinstance(job, torch.Tensor):
+        yield job
+    elif dataclasses.is_dataclass(job):
+        for field in vars(job).values():
+            yield from tensors_of(field)
+    elif isinstance(job, (list, tuple)):
+        for element in job:
+            yield from tensors_of(element)
+
+
+def _is_on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda
 
 
 def new_group(

@@ -10,15 +10,15 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import UserError
-from .base import Sync, sum_over_ranks
+from .allreduce import AllReduce
 from .machines import Machines
 
 
-class Compressed(Sync):
+class Compressed(AllReduce):
     dtype: torch.dtype
 
     def start_sum(self, buffer: torch.Tensor, index: int) -> torch.futures.Future[torch.Tensor]:
-        total = sum_over_ranks(buffer.to(self.dtype))
+        total = super().start_sum(buffer.to(self.dtype), index)
         return total.then(lambda done: buffer.copy_(done.value()))
 
 
@@ -31,11 +31,12 @@ class BF16(Compressed):
 
     def setup(self, model: DistributedDataParallel, machines: Optional[Machines] = None) -> None:
         """Raises UserError where the backend cannot sum bf16, as Gloo of torch 1.12."""
-        try:
-            dist.all_reduce(torch.zeros(1, dtype=self.dtype, device=model.device))
-        except RuntimeError as error:
-            raise UserError(
-                f"--sync bf16: {dist.get_backend()} of torch {torch.__version__} cannot sum bf16: "
-                "use --sync fp16, or a newer torch."
-            ) from error
         super().setup(model, machines)
+        try:
+            self.start_sum(torch.zeros(1, device=model.device), 0).wait()
+        except RuntimeError as error:
+            backend = "gloo" if self.strategy.by_gloo else dist.get_backend()
+            raise UserError(
+                f"--sync {self.strategy.spec}: {backend} of torch {torch.__version__} cannot sum "
+                "bf16: use --sync fp16, or a newer torch."
+            ) from error

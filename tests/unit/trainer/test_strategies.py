@@ -25,6 +25,12 @@ def test_each_entry_has_its_code():
     assert set(RULES) == set(KINDS)
 
 
+def test_what_carries_a_sum_is_no_matter_of_what_it_sends_or_costs():
+    there, here = parse("allreduce:gloo"), parse("allreduce")
+    assert there.bytes_per_step(4, RESNET50) == here.bytes_per_step(4, RESNET50)
+    assert (there.exact, there.by_gloo, here.by_gloo) == (True, True, False)
+
+
 def test_only_the_sum_in_the_gradients_own_precision_is_called_exact():
     assert [strategy.spec for strategy in usual() if strategy.exact] == ["allreduce"]
 
@@ -33,6 +39,8 @@ def test_only_the_sum_in_the_gradients_own_precision_is_called_exact():
     ("spec", "whole", "every", "delay"),
     [
         ("bf16", "bf16", 1, 0),
+        ("bf16:auto", "bf16", 1, 0),
+        ("bf16:gloo", "bf16:gloo", 1, 0),
         ("levels:1.6", "levels:1.6", 1, 0),
         ("rounds:8:8:fp32", "rounds:8", 8, 8),
         ("rounds:08:int8", "rounds:8:int8", 8, 8),
@@ -49,8 +57,9 @@ def test_a_spec_is_a_name_its_arguments_and_a_wire(made_up, spec, whole, every, 
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("alreduce", "--sync alreduce: choose one of allreduce, bf16, fp16"),
-        ("bf16:2", "write bf16."),
+        ("alreduce", "--sync alreduce: choose one of allreduce[:BACKEND], bf16[:BACKEND]"),
+        ("bf16:2", "BACKEND is one of auto, gloo, not '2'"),
+        ("bf16:gloo:2", "write bf16[:BACKEND]."),
         ("levels", "write levels:BITS."),
         ("levels:3", "BITS is one of 8, 1.6, not '3'"),
         ("rounds:0", "H is a whole number from 1, not '0'"),

@@ -133,7 +133,7 @@ def bytes_sent(specs, count):
 
 
 def test_bytes_are_those_that_the_registry_declares():
-    specs = ["allreduce", "fp16", *(f"ef:{bits}" for bits in CODECS), "powersgd:2"]
+    specs = ["allreduce", "fp16", "fp16:gloo", *(f"ef:{bits}" for bits in CODECS), "powersgd:2"]
     for found in run_ranks([1, 1, 1], bytes_sent, specs, 2):
         for spec, (sent, declared) in found.items():
             assert abs(sent - declared) <= max(0.02 * declared, 2**16), spec

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -13,12 +14,12 @@ from trainer.sync import make
 from trainer.world import start
 
 
-def both_ways():
+def both_ways(spec):
     """Three steps of either; the last gradients' bytes, summed by ours and averaged by theirs."""
     options = Options(bucket_mb=1)
     world, own = start(options), net()
     plain = copy.deepcopy(own)
-    ours = wrap(own, options, world, make("allreduce", lambda: None))
+    ours = wrap(own, options, world, make(spec, lambda: None))
     theirs = DistributedDataParallel(plain, bucket_cap_mb=1, gradient_as_bucket_view=True)
     for step in range(3):
         torch.manual_seed(10 * step + world.rank)
@@ -29,9 +30,10 @@ def both_ways():
     return [flat(model).numpy().tobytes() for model in (own, plain)]
 
 
-def test_sums_are_those_of_plain_ddp_to_the_bit():
+@pytest.mark.parametrize("spec", ["allreduce", "allreduce:gloo"])
+def test_sums_are_those_of_plain_ddp_to_the_bit(spec):
     """Over four ranks, by which plain DDP divides without rounding."""
-    results = run_ranks([1, 1, 1, 1], both_ways)
+    results = run_ranks([1, 1, 1, 1], both_ways, spec)
     for ours, theirs in results:
         assert ours == theirs == results[0][0]
         assert any(ours)
