@@ -1,8 +1,8 @@
-"""Switches machines on by the network: `make wake`. Stdlib alone, since nothing answers yet.
+"""Switches machines on over the network: `make wake`. Standard library only.
 
-What it needs of each (hardware address, address, ssh's port) was recorded by `make provision`,
+`make provision` recorded what it needs of each (hardware address, address, ssh's port),
 where wake_on_lan is true, in .tandem/wake/. Packets go to the networks of this machine's own cards
-and nowhere else. Exit code 1: a machine did not come; 2: nothing could be tried.
+and nowhere else. Exit code 1: a machine did not answer; 2: nothing could be tried.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 RECORDS = Path(__file__).resolve().parents[1] / ".tandem" / "wake"
-PORT = 9  # discard: whoever listens there, if anybody, throws it away
+PORT = 9  # discard: a service there, if any, ignores what it receives
 
 
 class WakeError(Exception):
@@ -31,7 +31,7 @@ def packet(mac):
 def record(path):
     """{"inventory", "mac", "address", "port"} of a file that `make provision` wrote.
 
-    Raises WakeError naming the file where it is damaged.
+    Raises WakeError, which names the file, if it is damaged.
     """
     try:
         row = json.loads(path.read_text())
@@ -50,8 +50,8 @@ def record(path):
 
 
 def records(folder, inventory, limit):
-    """{name: record} of the inventory's machines, all or those named, and sentences on records
-    that are damaged. Raises WakeError where there is nothing to try."""
+    """{name: record} of the inventory's machines, all or those in `limit`, and sentences on records
+    that are damaged. Raises WakeError if there is nothing to try."""
     found, damaged = {}, {}
     for path in sorted(folder.glob("*.json")):
         try:
@@ -72,7 +72,7 @@ def records(folder, inventory, limit):
 
 
 def own_networks():
-    """The IPv4 networks of this machine's cards. Raises WakeError where they cannot be told."""
+    """The IPv4 networks of this machine's cards. Raises WakeError if they cannot be listed."""
     try:
         said = subprocess.run(["ip", "-json", "-4", "address"], capture_output=True, text=True)
         links = filter(None, json.loads(said.stdout))
@@ -84,12 +84,12 @@ def own_networks():
 
 
 def broadcast(address, networks):
-    """The address that all in a machine's network hear. Raises WakeError: none is ours, too."""
+    """The broadcast address of a network. Raises WakeError if no card of ours is in it."""
     reached = [one for one in networks if ipaddress.IPv4Address(address) in one]
     if not reached:
         raise WakeError(
             f"no card of this machine is in the network of {address}, and a packet that wakes "
-            "passes no router: run make wake on a machine at the same switch"
+            "passes no router: run make wake on a machine on the same switch"
         )
     return str(max(reached, key=lambda one: one.prefixlen).broadcast_address)
 
@@ -109,7 +109,7 @@ def answers(address, port):
 
 
 def wake(rows, networks, seconds, pause=2.0):
-    """{name: why} of those that did not come within so many seconds; says who comes."""
+    """{name: why} of the machines that did not answer within so many seconds; prints which did."""
     begun, absent = time.monotonic(), dict.fromkeys(rows, "")
     while absent and time.monotonic() - begun < seconds:
         for name in list(absent):
@@ -143,8 +143,8 @@ def main(argv=None):
         return 2
     for name, why in absent.items():
         told = why or (
-            "is it on the same switch, and does its firmware allow Wake on LAN? Its button works "
-            "always"
+            "is it on the same switch, and does its firmware allow Wake on LAN? Its button always "
+            "works"
         )
         print(
             f"tandem: {name} did not answer within {args.seconds:.0f} s: {told}.", file=sys.stderr
