@@ -55,6 +55,7 @@ chaos)
     export TANDEM_CHAOS_TRIALS=40
     check "chaos" tests/lab/test_chaos.py tests/lab/test_chaos_trainer.py
     check "machines that lie, troubles of the control machine" tests/lab/test_hostile_node.py tests/lab/test_torture.py
+    check "ten minutes" tests/lab/test_long_run.py
     exit
     ;;
 bench)
