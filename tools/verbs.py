@@ -169,7 +169,7 @@ VERBS = {
             INVENTORY,
             Variable("NODES", "--nodes", "up to how many machines (default: all)", "number"),
             MODEL,
-            Variable("DATA", "--data", "measure with these images (default: noise; digits)"),
+            Variable("DATA", "--data", "measure with these (default: noise; no MODEL: digits)"),
             BATCH,
             PRECISION,
             Variable("SYNC", "--sync", "for the file: as in `make train`"),
