@@ -20,7 +20,7 @@ def accept_rounds(hosts: list[str]) -> list[list[tuple[str, str]]]:
 
 
 def accept_turns(hosts: list[str], host: str) -> list[dict | None]:
-    """Give a machine's own part of the timetable: {"partner", "role"} or None (rest), by round."""
+    """A machine's own part of the timetable: {"partner", "role"} or None (rest) for each round."""
     turns: list[dict | None] = []
     for pairs in accept_rounds(hosts):
         mine = [pair for pair in pairs if host in pair]
@@ -34,7 +34,7 @@ def accept_turns(hosts: list[str], host: str) -> list[dict | None]:
 
 
 def accept_pairs(results: list[dict]) -> list[dict]:
-    """List all pairs, each once, with the figures that its measuring side wrote or its error."""
+    """All pairs, each once, with the figures that its measuring side wrote, or its error."""
     hosts = [result["host"] for result in results]
     by_host = {result["host"]: result for result in results}
     found = []
@@ -50,7 +50,7 @@ def _worst(entry: dict) -> float:
 
 
 def _best_rates(pairs: list[dict]) -> dict[str, float]:
-    """The best rate that each machine reaches with anybody: a slow cable slows all of its pairs."""
+    """The best rate of each machine with any other: a slow cable slows all of its pairs."""
     rates: dict[str, float] = {}
     for entry in pairs:
         for host in entry["pair"]:
@@ -60,7 +60,7 @@ def _best_rates(pairs: list[dict]) -> dict[str, float]:
 
 
 def accept_findings(results: list[dict], allreduce: dict | None) -> list[str]:
-    """Say in sentences what is wrong between the machines; [] when nothing is.
+    """Sentences about what is wrong between the machines; [] if nothing is.
 
     results: what pairprobe.py wrote on each machine; allreduce: see accept_allreduce.
     """
@@ -91,7 +91,7 @@ def _slow_machines(rates: dict[str, float], cards: dict[str, dict]) -> list[str]
     found = []
     for host, rate in rates.items():
         speed = cards[host].get("speed") or 0
-        # Where all cables are slow no rate stands out, but a card that says 100 is no gigabit's.
+        # If all cables are slow, no rate stands out, but a card that reports 100 is not at gigabit.
         if rate >= best / 2 and not 0 < speed <= 100:
             continue
         kind = "a 100 Mbit/s cable, port or card" if rate < 100 else "a bad cable, port or card"
@@ -139,7 +139,7 @@ def accept_allreduce(seconds: list[float], size: int, results: list[dict]) -> di
 
 
 def accept_table(results: list[dict], allreduce: dict | None) -> list[str]:
-    """Give the figures as lines of at most 80 columns."""
+    """The figures as lines of at most 80 columns."""
     pairs = accept_pairs(results)
     wide = max((len(" - ".join(entry["pair"])) for entry in pairs), default=4)
     lines = [f"{'pair':<{wide}}  Mbit/s there   back   latency ms   99 %    MTU"]

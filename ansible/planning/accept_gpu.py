@@ -1,28 +1,28 @@
-"""What the figures of NVIDIA cards mean, beside what such cards are known to reach."""
+"""What the figures of NVIDIA cards mean, compared with what such cards are known to reach."""
 
 from __future__ import annotations
 
-# Shares of the known figures below which something is wrong. Good cards reach 85 to 95 % of their
-# fp32 product and of their memory's rate, 75 to 95 % of tensor cores', 75 to 85 % of PCIe's.
+# Fractions of the known figures below which something is wrong. Good cards reach 85 to 95 % of the
+# fp32 product and of the memory's rate, 75 to 95 % of the tensor cores', 75 to 85 % of PCIe's.
 FRACTIONS = {"fp32": 0.6, "fp16": 0.5, "copy": 0.7, "to_card": 0.6, "from_card": 0.6}
 UNITS = {"fp32": "TFLOP/s", "fp16": "TFLOP/s", "copy": "GB/s"}
 WORDS = {"fp32": "fp32 matrix product", "fp16": "fp16 matrix product", "copy": "memory copy"}
 # Bits of nvidia-smi's clocks_throttle_reasons.active (NVML, nvmlClocksThrottleReasons) that are
-# faults; the power cap (0x4) is what every card meets under load.
+# faults; every card reaches the power cap (0x4) under load.
 THROTTLES = {
     0x08: ("a hardware slowdown", "too hot or too little power"),
     0x20: ("its driver, for the heat", "too hot"),
     0x40: ("its hardware, for the heat", "too hot"),
     0x80: ("its power supply's signal", "too little power"),
 }
-# GB/s of one lane by PCIe generation, after the line code (PCI-SIG).
+# GB/s of one lane for each PCIe generation, net of the line code (PCI-SIG).
 LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 
 
 def known(name: str, table: dict) -> dict | None:
     """The row of ansible/gpus.yml for nvidia-smi's name of a card, e.g. "NVIDIA GeForce RTX 3090".
 
-    The whole end of the name: "RTX 2080" is no "RTX 2080 Ti", nor the other way round.
+    The name's whole end counts: "RTX 2080" is not "RTX 2080 Ti", nor the other way round.
     """
     return next(
         (row for key, row in table.items() if name == key or name.endswith(" " + key)), None
@@ -30,7 +30,7 @@ def known(name: str, table: dict) -> dict | None:
 
 
 def gpu_findings(results: dict[str, list[dict]], table: dict, allreduce: dict) -> list[str]:
-    """Sentences that say what is wrong; [] where nothing is.
+    """Sentences about what is wrong; [] if nothing is.
 
     results: {host: what `gpuprobe.py cards` printed}; table: ansible/gpus.yml's "gpus"; allreduce:
     see accept_allreduce in accept.py, or {}.
@@ -87,7 +87,7 @@ def _link(card: dict, row: dict | None) -> list[str]:
         return []
     found = []
     if row and lanes < row["pcie"][1]:
-        # nvidia-smi's "max" is what card and slot have together.
+        # nvidia-smi's "max" is what card and slot have in common.
         why = "its slot has no more" if lanes == card["pcie_max"][1] else "its slot has more"
         found.append(
             f"it is linked by {lanes} lanes of PCIe and has {row['pcie'][1]}; {why}: reseat it, "
@@ -112,7 +112,7 @@ def _throttling(card: dict) -> list[str]:
 
 
 def gpu_table(results: dict[str, list[dict]], table: dict, allreduce: dict, size: int) -> list[str]:
-    """The figures as lines of at most 80 columns; the known one behind a slash."""
+    """The figures as lines of at most 80 columns, each with the known one after a slash."""
     wide = max([7, *(len(host) for host in results)])
     lines = [f"{'machine':<{wide}}  card          fp32 TFLOP/s  fp16 TFLOP/s   copy GB/s  PCIe   C"]
     for host, cards in results.items():

@@ -1,4 +1,4 @@
-"""Which machine gives the others the time, and what is its fault where they do not follow it."""
+"""Which machine gives the others the time, and what is wrong there if they do not follow it."""
 
 from . import firewall
 
@@ -6,9 +6,9 @@ from . import firewall
 def clock_server(members, wanted, own_addresses):
     """{"address", "host"} of the server; "host" is its name in the inventory, "" for another one.
 
-    members: {name: address} in the inventory's order, all of them: what `--limit` leaves out must
-    not change the answer. wanted: a name, an address, or "auto", which is the control machine if it
-    is a member, else the first member. own_addresses: those of the control machine.
+    members: {name: address} of all machines, in the inventory's order: what `--limit` leaves out
+    must not change the answer. wanted: a name, an address, or "auto", which means the control
+    machine if it is a member, else the first member. own_addresses: the control machine's.
     """
     if wanted != "auto":
         names = {address: name for name, address in members.items()}
@@ -22,9 +22,9 @@ def clock_server(members, wanted, own_addresses):
 
 
 def clock_servers_fault(server, facts, gone):
-    """What keeps the others from following the clock of the cluster, as a sentence; "" for nothing.
+    """A sentence about what keeps the others from following the cluster's clock; "" if nothing.
 
-    server: its name in the inventory, "" for a server of somebody else; facts: what preflight
+    server: its name in the inventory, "" for somebody else's server; facts: what preflight
     collected there, or {}; gone: whether it does not answer, or failed earlier in this run.
     """
     if not server:

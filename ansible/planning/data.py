@@ -1,15 +1,15 @@
-"""Whether a copy of a data set may be made as rsync would make it: a pure function of its words."""
+"""Whether rsync may copy a data set as it would: a pure function of rsync's output."""
 
-# A handful of files may go, as when a few bad images were taken out at the source.
+# A few files may go, as when bad images were removed at the source.
 FEW = 100
 FRACTION = 0.05
 
 
 def data_refusal(name, changes, there, allowed):
-    """Say why a data set is not copied, or "" where nothing speaks against it.
+    """Why a data set must not be copied; "" if it may be.
 
-    changes: what `rsync --delete --dry-run` would do, a line each; there: how many files the
-    machine has, as text; allowed: the user's leave to delete (data_delete).
+    changes: what `rsync --delete --dry-run` would do, one line each; there: how many files the
+    machine has, as text; allowed: whether the user allows deletion (data_delete).
     """
     deletions = [line for line in changes if "*deleting" in line and not line.endswith("/")]
     if allowed or len(deletions) <= FEW or len(deletions) <= FRACTION * int(there):

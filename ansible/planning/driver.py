@@ -15,7 +15,7 @@ ADD_SOURCES = (
     "add the components contrib and non-free (Debian) or restricted and multiverse (Ubuntu) to "
     "/etc/apt/sources.list"
 )
-# Packages whose version is that of the distribution's driver.
+# Packages whose version is the version of the distribution's driver.
 PACKAGED = re.compile(
     r"nvidia-((open-)?kernel-(open-)?dkms$|dkms-\d|driver(-\d|$)|headless-\d|headless-no-dkms-)"
 )
@@ -70,7 +70,7 @@ def _plan(facts, wanted, stack, table):
             "set driver_policy: install (or upgrade) in group_vars/all.yml",
         )
     installed = _installed(facts)
-    if facts["pending"]:  # an earlier run was cut off: the same way again
+    if facts["pending"]:  # an earlier run was interrupted, so the same way is tried again
         source = installed[0] if installed else wanted["source"]
         return _fresh(facts, {**wanted, "source": source}, stack, table, rows)
     if installed is not None:
@@ -84,7 +84,7 @@ def _plan(facts, wanted, stack, table):
 
 
 def _installed(facts):
-    """(package or runfile, version) of the driver on the disk; None: there is none."""
+    """(package or runfile, version) of the installed driver; None if there is none."""
     names = [name for name in facts["packages"] if PACKAGED.match(name)]
     if names and facts["runfile"]:
         raise offers.Refusal(
@@ -98,7 +98,7 @@ def _installed(facts):
 
 
 def _present(facts, wanted, stack, table, rows, installed):
-    """The plan where a driver is on the disk."""
+    """The plan if a driver is installed."""
     kind, version = installed
     _refuse_foreign(version, kind, rows)
     if wanted["source"] not in ("auto", kind):
@@ -120,7 +120,7 @@ def _present(facts, wanted, stack, table, rows, installed):
     if facts["module"] is None:
         reason = f"driver {version} has no module for the running kernel {facts['kernel']}"
         if kind == "runfile" and not facts["dkms"]:
-            # As at first, and this time with DKMS, so that the next kernel gets its module.
+            # Installed anew, this time with DKMS, so that the next kernel gets its module.
             again = _fresh(facts, {**wanted, "source": kind}, stack, table, rows)
             return dataclasses.replace(again, reason=f"{reason}, and DKMS does not know it")
         signed = offers.signed_modules(facts)
@@ -133,13 +133,13 @@ def _present(facts, wanted, stack, table, rows, installed):
 
 
 def _for_the_next_boot(facts, version, hold):
-    """The plan for a driver that works: nothing, or its module for a kernel that waits."""
+    """The plan for a driver that works: nothing, or its module for the next boot's kernel."""
     well, waiting = f"driver {version} is installed and loaded", facts["waiting_kernel"]
     if not waiting or facts["waiting_module"]:
         return offers.Plan("nothing", well, **hold)
     lacking = f"{well}, and the next boot takes kernel {waiting}, which has no module of it"
     if not facts["dkms"]:
-        # Nothing rebuilds it: after that boot the plan is another one.
+        # Nothing rebuilds it now; after that boot the plan is a different one.
         return offers.Plan("nothing", f"{lacking}: make provision again after that boot", **hold)
     built = offers.building(facts)
     if not built.get("waiting"):
@@ -148,7 +148,7 @@ def _for_the_next_boot(facts, version, hold):
 
 
 def _refuse_foreign(version, kind, rows):
-    """A driver's branch that does not know the cards, such as 590 for Pascal, never gets them."""
+    """Refuses a driver branch that does not support the cards, such as 590 for Pascal."""
     foreign = [row for row in rows if not offers.knows(stacks.version(version)[0], [row])]
     if not foreign:
         return
@@ -166,14 +166,14 @@ def _refuse_foreign(version, kind, rows):
 
 
 def _newer(facts, wanted, stack, table, rows, installed):
-    """The plan for a newer driver that comes in the same way; None: there is none to be had."""
+    """The plan for a newer driver that is installed in the same way; None if there is none."""
     kind, version = installed
     try:
         target = _fresh(facts, {**wanted, "source": kind}, stack, table, rows)
     except (offers.Refusal, PlanError) as error:
         if stacks.version(version) >= stacks.version(stack["driver"]):
             return None
-        # A refusal has a remedy of its own: what is missing may be had.
+        # A refusal has a remedy of its own, by which what is missing may become available.
         own = f"{error.args[1]}; or " if len(error.args) > 1 else ""
         raise offers.Refusal(
             f"driver {version} came by {_by(kind)}, stack {stack['name']} needs "
@@ -184,7 +184,7 @@ def _newer(facts, wanted, stack, table, rows, installed):
 
 
 def _fresh(facts, wanted, stack, table, rows):
-    """The plan to install: by packages where they will do, else by NVIDIA's runfile."""
+    """The plan to install a driver: by packages if they suffice, else by NVIDIA's runfile."""
     if wanted["source"] == "runfile" or (wanted["source"] == "auto" and wanted["runfile"]):
         return offers.runfile(facts, wanted, stack, table, rows)
     found = offers.packages(facts, wanted, stack, table, rows)
@@ -216,7 +216,7 @@ def _refuse_full_disks(facts):
 
 
 def _with_display(plan, facts, wanted):
-    """The plan with what has to stand still; Refusal without consent."""
+    """The plan, with the display that has to stop; raises Refusal without the user's consent."""
     users = [f"{row['command']} (process {row['pid']})" for row in facts["gpu_processes"]]
     if users:
         raise offers.Refusal(f"{', '.join(users)} uses the card", "end it, then run again")

@@ -1,4 +1,4 @@
-"""What came of a driver's installation, and what is held so that it stays: pure functions."""
+"""What came of a driver's installation, and what is held so that it stays. Pure functions."""
 
 import re
 
@@ -95,7 +95,7 @@ def _not_loaded(facts, loading):
 
 
 def mok_steps(facts):
-    """What a person does at the machine, since the firmware asks there and nowhere else."""
+    """What a person has to do at the machine, since the firmware asks only there."""
     key = facts["signing_key"] or "/var/lib/dkms/mok.pub"
     return (
         f"at that machine: 1. sudo apt install mokutil && sudo mokutil --import {key} (choose a "

@@ -1,4 +1,4 @@
-"""Which NVIDIA driver can be had for a machine's cards: packages of its archive, or the runfile."""
+"""Which NVIDIA drivers a machine's cards can get: packages of its archive, or the runfile."""
 
 import dataclasses
 import re
@@ -29,13 +29,13 @@ class Plan:
     module: str = ""  # open or proprietary
     packages: tuple = ()
     tools: tuple = ()  # packages that building the module needs
-    compiler: str = ""  # what builds it, where that is not the machine's gcc
-    waiting: str = ""  # a newer kernel that the next boot takes, which gets its module too
+    compiler: str = ""  # what builds it, if not the machine's own gcc
+    waiting: str = ""  # a newer kernel that the next boot starts, which gets the module too
     url: str = ""
     sha256: str = ""
     flags: tuple = ()
-    stop: str = ""  # the display manager that stands still meanwhile
-    reboot_first: bool = False  # nouveau has to go before, or a newer kernel has to come
+    stop: str = ""  # the display manager that is stopped in the meantime
+    reboot_first: bool = False  # to get rid of nouveau, or into a newer kernel
     hold: bool = False
 
 
@@ -44,7 +44,7 @@ class Refusal(Exception):
 
 
 def packages(facts, wanted, stack, table, rows):
-    """The newest branch of packages up to the table's that fits; None: no such branch."""
+    """The plan for the newest fitting branch of packages, up to the table's; None if none fits."""
     fitting = []
     for branch, version, choice in _offers(facts):
         if stacks.version(version) < stacks.version(stack["driver"]):
@@ -64,7 +64,7 @@ def packages(facts, wanted, stack, table, rows):
     packages = tuple(f"{name}={facts['offered'][name]}" for name in names)
     reason = f"driver {upstream(version)} by packages"
     shape = {"version": upstream(version), "module": choice["module"], "hold": True}
-    # A module that is there already, signed, is not built.
+    # A signed module that comes prebuilt is not built.
     built = {} if names[0].startswith("linux-modules-") else building(facts)
     return Plan("package", reason, packages=packages, **built, **shape)
 
@@ -74,7 +74,7 @@ def _offers(facts):
     for name, version in sorted(facts["offered"].items()):
         ubuntu = UBUNTU.match(name)
         if ubuntu and stacks.version(upstream(version))[0] != int(ubuntu[1]):
-            continue  # transitional: the branch that it leads to is offered by its own name
+            continue  # a transitional package; the branch it leads to is offered by its own name
         if ubuntu:
             kind = OPEN if ubuntu[3] else PROPRIETARY
             choice = {"name": name, "module": kind, "server": bool(ubuntu[2]), "debian": False}
@@ -86,19 +86,19 @@ def _offers(facts):
 
 
 def _debian(facts, choice):
-    """The packages of a driver; None where apt could not install them."""
+    """The packages of a driver; None if apt could not install them."""
     if choice["name"] in facts["uninstallable"]:
         return None
     wanted = [choice["name"], "nvidia-smi", "libcuda1"]
-    if facts["display_manager"]:  # a desktop needs the drawing half too
+    if facts["display_manager"]:  # a desktop needs the part for displays too
         wanted.append("nvidia-driver")
     return [name for name in wanted if name in facts["offered"]]
 
 
 def _ubuntu(facts, choice):
-    """The packages of a driver; None where the archive lacks some, or apt could not install them.
+    """The packages of a driver; None if the archive lacks some, or apt could not install them.
 
-    nvidia-driver brings all of it, nvidia-headless the module and the libraries for computing.
+    nvidia-driver has everything, nvidia-headless the module and the libraries for computing.
     """
     suffix = choice["name"].removeprefix("nvidia-driver-")
     utilities = f"nvidia-utils-{suffix.removesuffix('-open')}"
@@ -113,7 +113,7 @@ def _ubuntu(facts, choice):
 
 
 def why_not_by_packages(facts):
-    """Half a sentence on drivers that the archive has and apt could not install; "" for none."""
+    """A clause about a driver that the archive has and apt could not install; "" if none."""
     if not facts["uninstallable"]:
         return ""
     name = max(facts["uninstallable"])
@@ -182,7 +182,7 @@ def runfile(facts, wanted, stack, table, rows):
 
 
 def joined(built, nouveau):
-    """What building needs, and a reboot before where nouveau holds the card."""
+    """What building needs, with a reboot first if nouveau holds the card."""
     return {**built, "reboot_first": built.get("reboot_first", False) or nouveau}
 
 
@@ -208,8 +208,8 @@ def knows(branch, rows):
 
 
 def building(facts):
-    """What it takes to build a module for the running kernel, and for one that waits for its
-    reboot: {"tools", "compiler", "waiting"}, or {"reboot_first"}; Refusal where it cannot be had.
+    """What building a module takes, for the running kernel and for one that waits for a
+    reboot: {"tools", "compiler", "waiting"}, or {"reboot_first"}. Refusal if it is not available.
     """
     if facts["secure_boot"] and not can_sign(facts):
         raise Refusal(
@@ -245,9 +245,9 @@ def building(facts):
 
 
 def kernels_gcc(facts):
-    """The gcc that built the running kernel, where the machine's own is older; else "".
+    """The gcc that built the running kernel, if the machine's own is older; else "".
 
-    An older one does not know all the options that the kernel's makefiles hand on: Ubuntu 22.04 has
+    An older one does not know all the options that the kernel's makefiles pass: Ubuntu 22.04 has
     gcc 11, and its kernels from 6.5 on were built by gcc 12.
     """
     packaged = facts["packages"].get("gcc") or facts["offered"].get("gcc")
@@ -260,7 +260,7 @@ def kernels_gcc(facts):
 
 
 def can_sign(facts):
-    """Whether the release's DKMS signs what it builds, as Secure Boot wants it."""
+    """Whether the release's DKMS signs what it builds, as Secure Boot requires."""
     return (facts["distribution"], facts["release"]) != ("debian", "11")
 
 

@@ -1,17 +1,17 @@
-"""Power limits of NVIDIA cards, and whether these stay initialised: pure functions."""
+"""Power limits of NVIDIA cards, and whether the cards stay initialised. Pure functions."""
 
 from .errors import PlanError
 
-# What `nvidia-smi --query-gpu=... --format=csv,noheader,nounits` is asked for, a line a card.
+# The query for `nvidia-smi --query-gpu=... --format=csv,noheader,nounits`: one line per card.
 QUERY = "name,power.min_limit,power.max_limit,power.limit,persistence_mode"
 
 
 def power_plan(host, persistence, watts, printed):
     """{"persistence": bool, "watts": int, "wrong": [what is not so now]}.
 
-    persistence, watts: the settings; 0 watts leaves the limit as NVIDIA set it. A limit is lost
-    when the last program leaves a card that does not stay initialised, so it brings persistence
-    along. printed: the answer to QUERY. PlanError where a card does not take the limit.
+    persistence, watts: the settings; 0 watts leaves NVIDIA's own limit. A limit is lost when the
+    last program leaves a card that does not stay initialised, so a limit implies persistence.
+    printed: the answer to QUERY. Raises PlanError if a card does not accept the limit.
     """
     watts = int(watts)
     persistence = bool(persistence) or watts > 0
@@ -36,7 +36,7 @@ def power_plan(host, persistence, watts, printed):
 
 
 def _rows(printed):
-    """(name, least, most, limit, mode) of each card; watts are None where it says N/A."""
+    """(name, least, most, limit, mode) of each card; watts are None if it reports N/A."""
     for line in printed.splitlines():
         words = [word.strip() for word in line.rsplit(",", 4)]
         if len(words) == 5:

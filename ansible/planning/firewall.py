@@ -1,4 +1,4 @@
-"""Who may reach a machine, and whether its firewall is ours to set: decided from facts alone."""
+"""Who may reach a machine, and whether its firewall is ours to set. Pure functions of facts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections import Counter
 
 from .errors import PlanError
 
-# Of Docker, libvirt, LXD, Incus, LXC, Podman and CNI.
+# The bridges of Docker, libvirt, LXD, Incus, LXC, Podman and CNI.
 GUESTS_BRIDGE = re.compile(
     r"(docker0|br-[0-9a-f]{12}|(virbr|lxdbr|incusbr|lxcbr|podman|cni-podman|cni)\d+)$"
 )
-# Who listens there is let in by the rules themselves: DHCP's answers and mDNS.
+# Ports that the rules themselves open: for DHCP's answers and mDNS.
 LET_IN = {("udp", "68"), ("udp", "546"), ("udp", "5353")}
 
 
 def other_firewall(services: dict, ufw_conf: str, chains: str) -> str | None:
-    """Name the firewall that already rules this machine's incoming packets, or None.
+    """The name of a firewall that already filters this machine's incoming packets, or None.
 
     services: `ansible_facts.services`; ufw_conf: text of /etc/ufw/ufw.conf ("" when absent);
     chains: output of `nft list chains` ("" when nft is not there), as text: nft 0.8.2 of Ubuntu
@@ -36,7 +36,7 @@ def other_firewall(services: dict, ufw_conf: str, chains: str) -> str | None:
 
 
 def firewall_manager(ufw_conf: str, firewalld: bool) -> str | None:
-    """Name the program that manages a firewall and is switched on; None where none is.
+    """The name of the firewall manager that is switched on; None if none is.
 
     ufw_conf: as in other_firewall, a shell fragment, so quotes and blanks are allowed in it.
     """
@@ -78,9 +78,9 @@ def _link(facts: dict, name: str) -> dict:
 
 
 def card_networks(facts: dict, own: str) -> list[str]:
-    """The networks of the card that holds an address: who plugs in there may try ssh.
+    """The networks of the card that has an address: whoever is in them may try ssh.
 
-    facts: `ansible_facts` of the machine, for rules of its own alone. [] where no card has it.
+    facts: `ansible_facts` of the machine, used for its own rules alone. [] if no card has it.
     """
     for name in facts["interfaces"]:
         link = _link(facts, name)
@@ -94,7 +94,7 @@ def card_networks(facts: dict, own: str) -> list[str]:
 
 
 def cut_off(sockets: str, ssh_port: str, opened: list[dict]) -> list[str]:
-    """Who listens now and will be reached by members alone: ["smbd (tcp 445)", ...].
+    """The listeners that only members will be able to reach: ["smbd (tcp 445)", ...].
 
     sockets: `ss --no-header --listening --numeric --processes --tcp --udp`; opened: firewall_open.
     """
@@ -145,12 +145,12 @@ def by_family(addresses: list[str]) -> dict[str, list[str]]:
 
 
 def member_addresses(hosts: list[str], hostvars: dict, control: dict) -> list[str]:
-    """List the addresses by which members' packets come, for files that root reads.
+    """The addresses that members' packets come from, for files that root reads.
 
-    `ansible_host`, the static `address`, and of what else a machine says that it has only what can
-    be its own: where an address was added, Linux sends from the older one of the same network. What
-    a machine says is not trusted: see _credible. Addresses that several machines have are those of
-    bridges for containers, and no member's own.
+    `ansible_host`, the static `address`, and of the other addresses that a machine claims only
+    those that can be its own: where an address was added, Linux sends from the older one in the
+    same network. A machine's claims are not trusted: see _credible. Addresses that several machines
+    have belong to bridges for containers, and are no member's own.
     control: {"networks": ["192.168.56.1/24", ...], "gateways": [...]} of the control machine.
     """
     listed = {host: _listed(host, hostvars[host]) for host in hosts}
@@ -172,7 +172,7 @@ def _listed(host: str, variables: dict) -> set[str]:
 
 
 def _networks(listed: dict, variables: list[dict], control: dict) -> list:
-    """Networks of the inventory's addresses: as the control machine has them, or as written."""
+    """The networks of the inventory's addresses, as the control machine has them or as written."""
     networks = [ipaddress.ip_interface(text).network for text in control["networks"]]
     written = [each["address"] for each in variables if "/" in each.get("address", "")]
     known = [address for each in listed.values() for address in map(_address, each) if address]
@@ -187,7 +187,7 @@ def _control_addresses(control: dict, listed: set[str]) -> set[str]:
 
 
 def _credible(variables: dict, networks: list) -> set[str]:
-    """What a machine says of its addresses, as far as it is one address each in such a network."""
+    """The addresses that a machine claims, as far as each is a host's address in such a network."""
     if variables.get("address") and variables.get("network_mode") == "replace":
         return set()
     found = set()
@@ -201,7 +201,7 @@ def _credible(variables: dict, networks: list) -> set[str]:
 
 
 def _address(text):
-    """The IP address that a text is, and nothing else; None for any other text."""
+    """The IP address that a text consists of; None for any other text."""
     try:
         return ipaddress.ip_address(text) if isinstance(text, str) else None
     except ValueError:

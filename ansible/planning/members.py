@@ -11,7 +11,7 @@ from .errors import PlanError
 
 HOSTS_BEGIN = "# BEGIN tandem: the members of the cluster"
 HOSTS_END = "# END tandem"
-# In front of a line as it was: the next line stands for it, or none does.
+# Prefixes of original lines: the next line replaces it, or none does.
 REPLACED = "# tandem replaced: "
 REMOVED = "# tandem removed: "
 
@@ -20,8 +20,8 @@ def hosts_file(text, members):
     """/etc/hosts with every member's real address.
 
     text: the present file. members: {name: address}. Keeps every other line. A loopback line loses
-    members' names (Debian's "127.0.1.1 node1"): Gloo would offer that address to its peers. What it
-    was stays above it as a comment, for `former_hosts_file`.
+    members' names (Debian's "127.0.1.1 node1"), since Gloo would offer that address to its peers.
+    The original stays above it as a comment, for `former_hosts_file`.
     """
     kept = []
     for line in _without_block(text.splitlines()):
@@ -60,7 +60,7 @@ def _without_block(lines):
 
 
 def _without_members(line, members):
-    """`line` without members' names if its address is a loopback one; None where none is left."""
+    """`line` without members' names if its address is a loopback one; None if no name is left."""
     body, hash_sign, comment = line.partition("#")
     words = body.split()
     if not words or not words[0].startswith("127.") or not set(words[1:]) & set(members):
@@ -74,8 +74,8 @@ def _without_members(line, members):
 def known_hosts_file(text, members):
     """ssh_known_hosts with the keys of `members`, each {"names": [...], "keys": [{"type", "key"}]}.
 
-    A member's former keys give way in their place; lines of machines that are not in `members`
-    stay, so a member that is switched off or left out by `--limit` keeps its own, and the order.
+    A member's new keys replace its former ones in place. Lines of machines that are not in
+    `members` stay, so that one that is switched off or left out by `--limit` keeps its line.
     """
     owners = {name: number for number, member in enumerate(members) for name in member["names"]}
     unplaced = dict(enumerate(members))
@@ -106,8 +106,8 @@ KEY_TYPES = {
 def host_keys(facts, host):
     """[{"type", "key"}] from facts gathered over a connection whose host key was verified.
 
-    They come from the machine, and become lines of a file that root reads on all: PlanError where
-    one is not a key of its kind.
+    They come from the machine, and become lines of a file that root reads on all machines: raises
+    PlanError if one is not a key of its kind.
     """
     found = []
     for kind, types in KEY_TYPES.items():
@@ -126,7 +126,7 @@ def host_keys(facts, host):
 
 
 def _type_inside(key):
-    """The type that a public key names in itself (RFC 4253, 6.6); None where it is no key."""
+    """The type that a public key names in itself (RFC 4253, 6.6); None if it is not a key."""
     if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z0-9+/]{20,2800}={0,2}", key):
         return None
     try:
@@ -148,7 +148,7 @@ def forgotten(item):
 
 
 def what_ssh_said(variables):
-    """ssh's words on one line, without Ansible's in front."""
+    """ssh's message on one line, without Ansible's prefixes."""
     said = " ".join(str(variables.get("reach_answer", {}).get("msg", "nothing")).split())
     for prefix in ("Task failed: ", "Failed to connect to the host via ssh: "):
         said = said.removeprefix(prefix)
@@ -156,7 +156,7 @@ def what_ssh_said(variables):
 
 
 def wrong_names(printed, members):
-    """Sentences on names that do not lead to their members' addresses.
+    """Clauses about names that do not resolve to their members' addresses.
 
     printed: what `getent ahostsv4 NAME ...` says, whose first line on a name ends with it: the
     address there is the one that connections take. members: {name: address}.

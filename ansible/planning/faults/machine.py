@@ -3,7 +3,7 @@
 from .. import stacks
 
 SUPPORTED = {"debian": ("11", "12", "13"), "ubuntu": ("18.04", "20.04", "22.04", "24.04")}
-# ansible-core, and the oldest Python that its modules take on a machine.
+# Versions of ansible-core, and the oldest Python that their modules run on.
 OLDEST_PYTHON = (((2, 20), (3, 9)), ((2, 18), (3, 8)), ((2, 17), (3, 7)), ((2, 13), (3, 6)))
 CLOCK_TOLERANCE = 2.0  # seconds
 FEW_INODES = 100_000

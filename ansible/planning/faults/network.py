@@ -1,10 +1,10 @@
-"""Cards, cables, names, packet filters; and machines that are one or do not answer."""
+"""Cards, cables, names, packet filters; machines that are the same one, or do not answer."""
 
 import ipaddress
 
 from .. import firewall, members
 
-# What ssh says, the fault's name, the remedy. The last row takes all the rest.
+# What ssh says, the fault's name, the remedy. The last row matches everything else.
 UNREACHABLE = (
     (
         "IDENTIFICATION HAS CHANGED",
@@ -62,7 +62,7 @@ def names(facts, question):
 
 
 def overlaps(facts, question):
-    """A network of Docker, of a VPN or of a virtual machine that holds the members' addresses."""
+    """A network of Docker, a VPN or virtual machines that overlaps the members' addresses."""
     own = ipaddress.ip_address(question["address"]) if facts["interface"] else None
     for link in facts["links"]:
         if own is None or link["name"] == facts["interface"]:
@@ -119,12 +119,12 @@ CHECKS = (address, names, overlaps, links, filters)
 
 
 def own_link(facts):
-    """The link that holds the inventory's address; None where none does."""
+    """The link that has the inventory's address; None if none does."""
     return next((link for link in facts["links"] if link["name"] == facts["interface"]), None)
 
 
 def twins(machines):
-    """Findings on machines that are each in order, and two of which are one."""
+    """Findings on machines two of which are the same one."""
     found = []
     for key, of in (("machine_id", "machine id"), ("mac", "hardware address")):
         first = {}
@@ -146,12 +146,12 @@ def twins(machines):
 
 
 def cluster(machines):
-    """Findings on what is between machines, each of which is in order."""
+    """Findings that concern several machines, each of which may be in order."""
     return twins(machines) + faster_cards(machines)
 
 
 def faster_cards(machines):
-    """Where each machine has a card in a network that is faster than today's, how to take it."""
+    """How to use a faster network than the present one, if every machine has a card in it."""
     today = [own_link(facts) for facts in machines]
     if len(machines) < 2 or not all(link and link["speed"] for link in today):
         return []
@@ -178,7 +178,7 @@ def faster_cards(machines):
 
 
 def _fastest_network(machines):
-    """(Mbit/s of its slowest card, network, {host: (card, address)}) of those that all are in."""
+    """(Mbit/s of its slowest card, network, {host: (card, address)}) of the fastest common one."""
     networks: dict = {}
     for facts in machines:
         for link in facts["links"]:
@@ -205,7 +205,7 @@ def own_mac(facts):
 
 
 def unreachable(variables):
-    """The finding on a machine that did not answer: what ssh said, in its variables, decides."""
+    """The finding on a machine that did not answer, by what ssh said in its variables."""
     said = members.what_ssh_said(variables)
     name = variables["inventory_hostname"]
     at = variables.get("ansible_host", name)
@@ -224,6 +224,6 @@ def unreachable(variables):
 
 
 def set_aside(variables):
-    """Sentences on a machine that did not answer, where others go on without it."""
+    """Sentences about a machine that did not answer, when the others go on without it."""
     finding = unreachable(variables)
     return f"SET ASIDE: {finding['host']}: {finding['cause']}. Remedy: {finding['remedy']}."

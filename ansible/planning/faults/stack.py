@@ -114,7 +114,7 @@ def environment(facts, manager, python, question):
 
 
 def held(facts, question):
-    """A kernel that is held gets no security fixes either: after a while somebody should know."""
+    """A held kernel gets no security fixes, so after a while somebody should be told."""
     if facts["held_since"] is None:
         return
     days = int((facts["clock"] - facts["held_since"]) / 86400)
