@@ -71,8 +71,10 @@ class Running:
 
     def guards(self) -> list[int]:
         """The guards, found by their unit's name, which contains this run's name."""
-        unit = f"tandem-{self.name}-"
-        return [pid for pid, words in commands() if unit in " ".join(words)]
+        unit, lab = f"tandem-{self.name}-", f"/{self.lab.name}/"
+        found = [pid for pid, words in commands() if unit in " ".join(words)]
+        # A run that began elsewhere in the same second has the same name.
+        return [pid for pid in found if lab in read(pid, "cgroup")]
 
     def pids(self, node: int) -> dict[str, int]:
         """Guard, launch and worker of a node."""
