@@ -19,7 +19,7 @@ _LONE = re.compile(r"[\ud800-\udfff]")
 
 
 class Untrue(Exception):
-    """A node sent something impossible; the text says what, for a person."""
+    """A node sent something impossible; the text tells a person what."""
 
 
 @dataclass(frozen=True)

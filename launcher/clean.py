@@ -24,7 +24,7 @@ RESET = "\x1b[0m"
 
 
 def clean(text: str) -> str:
-    """The text without anything a terminal would obey; a colour ends with its line."""
+    """The text without anything that a terminal would obey; a colour ends with its line."""
     if not _SUSPECT.search(text):
         return text
     return "\n".join(map(_line, text.split("\n")))

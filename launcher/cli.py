@@ -15,7 +15,7 @@ from launcher.errors import UserError
 from launcher.options import Options, asks_for_help, trainer_help
 
 USAGE_ERROR = 2
-# Anything less similar would make the hint a guess.
+# With anything less similar the hint would be a guess.
 NEAR = 0.66
 
 

@@ -44,7 +44,7 @@ def controller(folder: Path) -> int | None:
 
 
 def elsewhere(folder: Path) -> str | None:
-    """The controller's machine, where it is not this one: runs/ may be shared."""
+    """The controller's machine, if it is not this one: runs/ may be on a file share."""
     words = (folder / "controller.pid").read_text(encoding="utf-8").split()
     return words[1] if len(words) > 1 and words[1] != socket.gethostname() else None
 
@@ -114,7 +114,7 @@ def status(name: str) -> int:
 
 
 def stop(name: str) -> int:
-    """End a run in order: its workers save, then leave. Shows the proof that nothing is left."""
+    """End a run in order: its workers save, then exit. Shows that nothing is left of it."""
     folder = folders.find(name)
     pid = controller(folder)
     if pid is None:
@@ -130,7 +130,7 @@ def stop(name: str) -> int:
 
 
 def attach(name: str) -> int:
-    """Show all that a run has said, then what it says, until it is over. Ctrl-C only looks away."""
+    """Show all that a run has said, then follow it to its end. Ctrl-C ends only the view."""
     folder = folders.find(name)
     try:
         follow(folder, 0)

@@ -1,1 +1,1 @@
-"""After a run: its files, and what is said of it."""
+"""After a run: collecting its files, and reporting on it."""

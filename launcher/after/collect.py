@@ -25,7 +25,7 @@ from launcher.errors import UserError
 
 CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")
 LIST_SECONDS = 20.0
-# In each 60 s so much has to come: a file of n MiB is over within n / 4 + 1 minutes, whoever sends
+# Every 60 s so much has to come: a file of n MiB is over within n / 4 + 1 minutes, whoever sends
 # it. (Eight machines at once have 9 MiB a minute each over 10 Mbit/s.)
 SECONDS, LEAST = 60.0, 4 * MIB
 # A .bashrc may print before the file begins.
@@ -38,7 +38,7 @@ SEND = (
 ABSENT, IRREGULAR = 3, 4
 # What a guard writes in each run.
 RECORDS = ("exit.json", "iostat.json", "net.jsonl", "gpu.jsonl", "mounts.jsonl")
-# What the run's own last files need where the checkpoints go.
+# Space that the run's own last files need on the disk that the checkpoints go to.
 DISK_LEFT = 256 * MIB
 
 
@@ -52,7 +52,7 @@ class Wanted:
 
     @property
     def by_lines(self) -> bool:
-        """Whether its beginning is of use without its end."""
+        """Whether the beginning of the file is useful without its end."""
         return not self.name.endswith(".json")
 
 
@@ -72,15 +72,15 @@ def wanted(
 
 
 class NotHere(Exception):
-    """A file did not come; the text says why, for a person."""
+    """A file did not arrive; the text tells a person why."""
 
 
 class Lost(NotHere):
-    """Nor will others: the way to the machine is gone, or what answers there."""
+    """No other files will arrive either: the connection, or what answers there, is gone."""
 
 
 class Unwritable(Exception):
-    """This machine's own disk takes nothing, from whichever machine; the text says why."""
+    """This machine's own disk cannot be written to; the text says why."""
 
 
 def records(
@@ -154,7 +154,7 @@ def settle(fresh: Path, target: Path) -> None:
 
 
 def cut_to_lines(path: Path, limit: int) -> None:
-    """Shorten a file to the last whole line within `limit` bytes."""
+    """Shorten a file to the last complete line within `limit` bytes."""
     with path.open("r+b") as file:
         begin = max(0, limit - MIB)
         file.seek(begin)
@@ -192,7 +192,7 @@ def receive(node: Node, source: str, target: Path, limit: int) -> int | None:
 
 
 def _content(process: Process) -> Iterator[bytes]:
-    """What a machine says after MARK, until its end. Raises NotHere."""
+    """What a machine sends after MARK, to the end. Raises NotHere."""
     head, begun = b"", False
     try:
         for piece in pieces(process, SECONDS, renewed=LEAST):

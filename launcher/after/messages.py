@@ -1,4 +1,4 @@
-"""What is said to people about how an attempt ended, and the exit code that says it to scripts."""
+"""What people are told about how an attempt ended, and the exit code that tells scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.errors import STOPPED
 
 # Finished, but this machine lacks records, checkpoints or report: EX_IOERR of sysexits.h.
 UNWRITTEN = 74
-# Processes that still live on a machine: so many are named, each by so many characters.
+# Processes that still live on a machine: how many are named, and characters for each.
 NAMED, LONGEST = 5, 200
 
 
@@ -47,7 +47,7 @@ def proof(outcome: Outcome) -> list[str]:
 
 
 def _named(processes: list[dict[str, Any]]) -> str:
-    """The first of them, and how many more there are: a machine may claim any number."""
+    """The first few, and how many more there are, since a machine may claim any number."""
     named = [f"{process['pid']} {process['command'][:LONGEST]}" for process in processes[:NAMED]]
     more = len(processes) - NAMED
     return ", ".join(named) + (f" and {more} more" if more > 0 else "")

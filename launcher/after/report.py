@@ -15,7 +15,7 @@ REPORT = (sys.executable, "-m", "report")
 
 
 def make_report(folder: Path, terminal: Terminal) -> bool:
-    """Make and show the report. Returns whether that worked; what was trained stands either way."""
+    """Make and show the report. Returns whether that worked; the training is valid either way."""
     with waiting(terminal, "making the report"):
         done = subprocess.run(
             [*REPORT, str(relative(folder))],

@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Sizes:
-    """The most MiB of one file. Checkpoints have no such limit: the free disk is theirs."""
+    """The most MiB of one file. Checkpoints have no such limit: they may fill the free disk."""
 
     log: int = 256  # of what a rank prints, and of controller.log
     steps: int = 1024  # rank<k>.steps.jsonl

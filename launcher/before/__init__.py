@@ -1,1 +1,1 @@
-"""Before a run: what is asked of machines, what is wrong with them, the plan."""
+"""Before a run: the questions to the machines, what is wrong with them, and the plan."""

@@ -121,7 +121,7 @@ def _nodes(hosts: list[Host], facts: dict[str, Facts], shared: Shared) -> list[N
 
 
 def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -> NodePlan:
-    """One machine's part; `on_machine` processes share its cores."""
+    """One node's part of the plan; `on_machine` processes share the machine's cores."""
     folder, part = fact.absolute(host.node_dir), shared.parts[host.name]
     output = f"{folder}/runs/{shared.request.run}"
     data = host.data_path(shared.options.data)
@@ -136,7 +136,7 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
         figures = f"{output}/nodes/{host.name}/links.json"
         links = [host.env_python, "-m", "launcher.node.links", figures]
     if request.bar and rank == 0:
-        # tqdm takes the width from these two where it writes into a pipe.
+        # tqdm takes the width from these two when it writes into a pipe.
         # One column stays free, since a terminal may wrap a line that fills it.
         label = len(f"[{host.name} {sum(shared.ranks_per_node) - 1}] ") + 1
         width = max(20, request.bar - label)
@@ -249,7 +249,7 @@ def candidate_ports(options: Options) -> list[int]:
 
 
 def interface(host: Host, facts: Facts) -> str | None:
-    """The card that leads to the peers. Raises UserError when the routes leave by several."""
+    """The card that leads to the peers. Raises UserError if several cards do."""
     if host.interface:
         return host.interface
     cards = {route["interface"] for route in facts.routes.values() if route["interface"]}

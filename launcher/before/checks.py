@@ -1,4 +1,4 @@
-"""What comes before a run: the machines are asked and checked until nothing is wrong."""
+"""What comes before a run: machines are asked and checked until nothing is wrong."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ INSTRUCTION_LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 
 
 def instruction_limits() -> dict[str, str]:
-    """Those that are set where the launcher was called."""
+    """Those of these variables that are set in the launcher's own environment."""
     return {name: os.environ[name] for name in INSTRUCTION_LIMITS if os.environ.get(name)}
 
 
 @dataclass
 class Checked:
-    """All that was asked and found before anything is started."""
+    """Everything that was asked and found out before anything is started."""
 
     options: Options
     settings: dict[str, Any]

@@ -51,7 +51,7 @@ def wants_gpus(host: Host, device: str) -> bool:
 def share_out(
     hosts: list[Host], facts: dict[str, Facts], settings: dict[str, Any]
 ) -> dict[str, Part]:
-    """The part of each host. Nodes of one machine share its GPUs; where they are more than its
+    """Each host's part. Nodes on one machine share its GPUs; if there are more nodes than
     GPUs, all of them compute on the CPU. `settings` are the trainer's. Raises UserError."""
     device = settings["device"]
     machines: dict[tuple[str, ...], list[Host]] = {}
@@ -111,19 +111,19 @@ def _on_one_machine(hosts: list[Host], facts: dict[str, Facts]) -> dict[str, tup
 
 
 def usable(facts: Facts) -> int:
-    """GPUs that the torch there can use."""
+    """The GPUs that the torch on the machine can use."""
     return facts.gpus["count"] if facts.versions.get("cuda") else 0
 
 
 def _entries(own: str) -> tuple[str, ...]:
-    """Of CUDA_VISIBLE_DEVICES: what comes after -1 is hidden."""
+    """The visible entries of CUDA_VISIBLE_DEVICES: what comes after -1 is hidden."""
     words = [word.strip() for word in own.split(",")]
     cut = next((place for place, word in enumerate(words) if word in ("", "-1")), len(words))
     return tuple(words[:cut])
 
 
 def _own(host: Host, facts: Facts) -> tuple[str, ...]:
-    """What run_env names, and of that as many as `gpus` says. Raises UserError."""
+    """The GPUs that run_env names, limited to as many as `gpus` says. Raises UserError."""
     entries = _entries(host.env[VISIBLE]) if facts.versions.get("cuda") else ()
     for entry in entries:
         if _index(entry, facts) is None and not entry.startswith("MIG-"):
@@ -162,7 +162,7 @@ def _too_many(host: Host, hosts: list[Host], facts: Facts) -> str:
 
 
 def _why_cpu(host: Host, facts: Facts) -> str:
-    """Why a node computes on its CPU, and what to do about that."""
+    """Why a node computes on its CPU, and what to do about it."""
     if host.gpus == 0:
         return "the inventory says gpus=0 for it."
     if facts.gpus["count"] and not facts.versions.get("cuda"):

@@ -21,7 +21,7 @@ ALL_PAIRS = 16
 
 
 def peers_of(index: int, count: int) -> list[int]:
-    """Which machines number `index` of `count` connects to."""
+    """The machines that number `index` of `count` connects to."""
     if count <= ALL_PAIRS:
         return [other for other in range(count) if other != index]
     near = [(index + step) % count for step in range(1, ALL_PAIRS // 2)]
@@ -64,7 +64,7 @@ def check(hosts: list[Host], nodes: dict[str, Node], facts: dict[str, Facts]) ->
 
 
 def _read(line: str, known: set[str]) -> list[Any] | str:
-    """The pairs in an answer, or that it is none."""
+    """The pairs in an answer, or why it is not one."""
     try:
         pairs = border.check(border.parse(line), [PAIR], "its answer")
     except Untrue as error:

@@ -16,7 +16,7 @@ from launcher.options import Options
 
 FIRST_PORT = 29500
 PORTS = 32
-# Older agents look at their workers every 5 s.
+# Older agents check on their workers every 5 s.
 MONITOR_INTERVAL = 0.1
 
 
@@ -89,7 +89,7 @@ def count(number: int, thing: str) -> str:
 
 
 def render(plan: Plan) -> str:
-    """The plan as shell lines, one block a node, exactly as it is sent."""
+    """The plan as shell lines, one block per node, exactly as it is sent."""
     lines = [
         f"run {plan.run}, attempt {plan.attempt}: {count(len(plan.nodes), 'node')}, "
         f"{count(plan.world_size, 'process')}, "

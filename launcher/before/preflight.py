@@ -94,7 +94,7 @@ def _task(host: Host, hosts: list[Host], asked: Asked) -> dict[str, Any]:
 
 
 def check(machines: Machines, asked: Asked) -> list[Problem]:
-    """All that is wrong with these machines for this run."""
+    """Everything that is wrong with these machines for this run."""
     parts, problems = _parts(machines, asked)
     problems += of_control(folders.disk_free())
     for host in machines.hosts:
@@ -116,7 +116,7 @@ def check(machines: Machines, asked: Asked) -> list[Problem]:
 
 
 def _parts(machines: Machines, asked: Asked) -> tuple[dict[str, devices.Part], list[Problem]]:
-    """What each node computes on; nothing where that is wrong."""
+    """What each node computes on; nothing if that cannot be decided."""
     try:
         return devices.share_out(machines.hosts, machines.facts, asked.settings), []
     except UserError as error:

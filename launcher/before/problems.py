@@ -1,4 +1,4 @@
-"""What can be wrong with one machine: the thing, its cause, the remedy."""
+"""What can be wrong with one machine: the fault, its cause and the remedy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def of_machine(host: Host, facts: Facts, run: str | None, on_gpus: bool) -> list
 
 
 def of_control(free: int) -> list[Problem]:
-    """What is wrong with the disk that receives logs, records and checkpoints."""
+    """What is wrong with the disk that logs, records and checkpoints go to."""
     if free >= DISK_FREE:
         return []
     told = (
@@ -120,7 +120,7 @@ def _state(host: Host, facts: Facts) -> list[Problem]:
 
 
 def _busy(host: Host, facts: Facts, run: str | None, on_gpus: bool) -> list[Problem]:
-    """A run on this machine, whether it has GPUs or not; else who else holds its GPUs."""
+    """A run on this machine, with GPUs or without; otherwise whoever else uses its GPUs."""
     others = [other for other in facts.runs if other["run"] != run]
     held = sorted({f"{other['holder']}: run {other['run']}" for other in others})
     what = "it is in use by"

@@ -1,1 +1,1 @@
-"""While a run lives: code and guards to the machines, the watch, the next attempt."""
+"""During a run: code and guards go to the machines, the watch, the next attempt."""

@@ -74,13 +74,13 @@ class Failure:
 
     @property
     def disk_full(self) -> bool:
-        """Whether only this machine is to blame, and others can go on without it."""
+        """Whether only this machine is at fault, so that others can go on without it."""
         text = "\n".join([self.exception or "", *self.last_lines[-3:]])
         return bool(re.search(r"No space left on device|Disk quota exceeded", text))
 
 
 def first_of(failures: list[Failure]) -> Failure | None:
-    """The one that explains the others."""
+    """The failure that explains the others."""
     kinds = {"busy": -1, "worker": 0, "gone": 0, "paused": 0, "guard": 1, "launch": 2}
 
     def place(failure: Failure) -> tuple[bool, int, bool, int]:

@@ -1,4 +1,4 @@
-"""The guard's side of the wire, as the control machine reads it (docs/guard-protocol.md)."""
+"""What the guard sends, as the control machine reads it (docs/guard-protocol.md)."""
 
 from __future__ import annotations
 
@@ -132,6 +132,6 @@ class Frames:
             raise Untrue(f"{GREETING >> 20} MiB before its first word: does a .bashrc print there?")
 
     def rest(self) -> str:
-        """What is no frame, as text."""
+        """What is not a frame, as text."""
         text = self.said_before + bytes(self._buffer[:KEPT])
         return text.decode(errors="replace").strip()

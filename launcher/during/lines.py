@@ -100,7 +100,7 @@ class Terminal:
         self._kept = SpooledLog(path, limit, self.spool)
 
     def say(self, text: str) -> None:
-        """A line of the launcher's own."""
+        """Show a line of the launcher's own."""
         self.line(f"tandem: {text}")
 
     def line(self, text: str) -> None:
@@ -145,7 +145,7 @@ class Terminal:
 
 
 class RankLog:
-    """One rank's log file, its last lines, and its share of the terminal."""
+    """One rank's log file, its last lines, and what it shows on the terminal."""
 
     def __init__(self, file: SpooledLog, label: str, terminal: Terminal | None, live_bar: bool):
         self._file = file

@@ -1,4 +1,4 @@
-"""Says what is being waited for, so that nothing is silent for long."""
+"""Says what the launcher is waiting for, so that it is never silent for long."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 from launcher.during.lines import Terminal
 
-FIRST = 5.0  # seconds until the first word
+FIRST = 5.0  # seconds until the first message
 EVERY = 15.0
 
 
 class Patience:
-    """Looked at now and then while something goes on."""
+    """Call it now and then while something is under way."""
 
     def __init__(self, terminal: Terminal, what: str):
         self._terminal, self._what = terminal, what

@@ -1,4 +1,4 @@
-"""Whether this process was kept from running: stopped (Ctrl-Z, SIGSTOP), or its machine asleep."""
+"""Whether this process could not run: it was stopped (Ctrl-Z, SIGSTOP), or the machine slept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Pauses:
         self.longest = 0.0
 
     def look(self) -> float:
-        """Seconds that this process did not run since the last look; 0 for an ordinary turn."""
+        """Seconds since the last call that this process did not run; 0 for an ordinary turn."""
         before, self._seen = self._seen, now()
         pause = self._seen - before
         if pause < LONGEST_TURN:

@@ -1,4 +1,4 @@
-"""What people ran into who set up such clusters by hand: a pattern, its meaning, what to do."""
+"""What people met who set up such clusters by hand: a pattern, its meaning, the remedy."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ SIGNALS = {
 
 
 def explain(failure: Failure) -> tuple[str, str]:
-    """One sentence what happened, and one what to do."""
+    """One sentence about what happened, and one about what to do."""
     text = "\n".join(filter(None, [failure.exception, failure.message, *failure.last_lines]))
     for pitfall in PITFALLS:
         if re.search(pitfall.pattern, text):

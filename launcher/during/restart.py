@@ -107,7 +107,7 @@ def survivors(checked: Checked, limits: Limits, stopper: Stopper) -> Machines:
 
 
 def _unfit(host: Host, machines: Machines, asked: Asked) -> str | None:
-    """Why a machine cannot take part, if so."""
+    """Why a machine cannot take part; None if it can."""
     one = Machines([host], machines.nodes, {host.name: machines.facts[host.name]})
     return next((p.text for p in preflight.check(one, asked) if p.fatal), None)
 
