@@ -75,7 +75,7 @@ def network_advice(step: Step) -> list[Change]:
 
 
 def strategy_advice(step: Step, rest: float) -> list[Change]:
-    """The strategy that waits least of those that were not used; `rest`: a step without waiting."""
+    """Of the strategies not used, the one that waits least; `rest`: a step without waiting."""
     rate = step.rate
     if rate is None:
         return []

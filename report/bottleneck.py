@@ -13,14 +13,14 @@ from report.measure import Step
 WAIT = 0.25
 # Computing is called the bottleneck when it takes at least half.
 WORK = 0.5
-# A disk that has requests outstanding this share of the time is what a waiting loader waits for.
+# A disk with requests outstanding for this fraction of the time is what a late loader waits for.
 DISK_BUSY = 60.0
-# A share that moves less than this (MB/s) is not what images come from.
+# A file share that moves less than this (MB/s) is not where images come from.
 SHARE_READS = 0.5
 
 
 def parts(step: Step) -> dict[str, float]:
-    """The share of training time (steps and saving) of each possible bottleneck."""
+    """The fraction of training time (steps and saving) that each possible bottleneck takes."""
     total = step.seconds + step.checkpoint
     seconds = {
         "data": step.data,
@@ -50,7 +50,7 @@ def bottleneck(step: Step | None, disks: list[DiskUse], shares: list[ShareUse]) 
 
 
 def data_cause(disks: list[DiskUse], shares: list[ShareUse]) -> str:
-    """Why the loader is late: the share, a busy disk, else the processors that decode."""
+    """Why the loader is late: the file share, a busy disk, else the processors that decode."""
     disk = data_disk(disks)
     read = disk.read if disk else 0.0
     if any(use.read >= SHARE_READS and use.read > read for use in shares):

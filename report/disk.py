@@ -1,4 +1,4 @@
-"""What the disks and shares did while the training loop ran, from iostat.json and mounts.jsonl."""
+"""What disks and file shares did while the training loop ran, from iostat.json and mounts.jsonl."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ShareUse:
 
 
 def disk_use(run: Run) -> list[DiskUse]:
-    """All disks that did anything, the one with the data first within each node."""
+    """All disks that did anything; within each node the one with the data comes first."""
     windows = loop_windows(run)
     found = []
     for host, attempts in run.iostat.items():

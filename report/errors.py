@@ -14,13 +14,13 @@ class ReportError(Exception):
 
 
 class NothingMeasured(ReportError):
-    """There is nothing yet to predict from: `make plan` measures then."""
+    """There is nothing to predict from yet; `make plan` then measures."""
 
     code = 3
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with a command line in one sentence: raises ReportError."""
+    """Says in one sentence what is wrong with a command line, by raising ReportError."""
 
     def error(self, message: str) -> NoReturn:
         raise ReportError(f"{message}. See `{self.prog} --help`.")

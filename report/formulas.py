@@ -30,7 +30,7 @@ def exposed(
     """Seconds per step that computing does not hide of exchanges of `transfer` seconds each.
 
     Gradients go bucket after bucket while backward makes the next ones, so at most `backward` is
-    hidden; the last bucket leaves when backward has ended, so its share is never hidden. Averages
+    hidden; the last bucket leaves when backward has ended, so its part is never hidden. Averages
     of parameters are waited for at once, or are hidden by the `work` of the steps until they are
     applied.
     """
@@ -49,7 +49,7 @@ def transfer_of(
 
 
 def last_bucket(payload: Payload) -> float:
-    """The share of the gradients that is in the last bucket."""
+    """The fraction of the gradients that is in the last bucket."""
     return min(1.0, payload.bucket / payload.bytes) if payload.bytes > 0 else 1.0
 
 

@@ -75,7 +75,7 @@ def tiles(analysis: Analysis) -> list[tuple[str, str]]:
 
 
 def time_parts(analysis: Analysis) -> list[tuple[str, float, float]]:
-    """(category, seconds, share of wall time) with the gap last, for the legend."""
+    """(category, seconds, fraction of wall time), the gap last, for the legend."""
     accounting = analysis.accounting
     if accounting.wall <= 0:
         return []
@@ -166,7 +166,7 @@ def speed_chart(analysis: Analysis) -> str:
 
 
 def waits_chart(analysis: Analysis) -> str:
-    """Share of the steps spent waiting, over the run."""
+    """The fraction of the steps spent waiting, over the run."""
     if len(analysis.line) < 2:
         return ""
     data = [(point.seconds, 100 * point.data_share) for point in analysis.line]
@@ -179,7 +179,7 @@ def waits_chart(analysis: Analysis) -> str:
 
 
 def thin(points: charts.Points) -> charts.Points:
-    """At most POINTS of them, evenly taken."""
+    """At most POINTS of them, evenly spaced."""
     stride = -(-len(points) // POINTS)
     return points[::stride] if stride > 1 else points
 

@@ -47,7 +47,7 @@ def known(value: float | None, words: Callable[[float], str]) -> str:
 
 
 def of_link(sent: float, mbit: float) -> str:
-    """Bytes per second as a share of what a link carries."""
+    """Bytes per second as a fraction of what a link carries."""
     return percent(sent / formulas.line_rate(mbit))
 
 
@@ -60,7 +60,7 @@ DISKS = (
     Column("busy", lambda use: f"{use.util:.0f} %"),
     Column("a request", lambda use: f"{three_digits(use.await_ms)} ms"),
 )
-# What was sent; "of link" is its share of what the link can carry.
+# What was sent; "of link" is the fraction of what the link can carry.
 NETWORKS = (
     Column("node", lambda use: use.host),
     Column("card", lambda use: use.interface),
@@ -81,7 +81,7 @@ GPUS = (
     Column("hottest", lambda use: known(use.temperature, lambda celsius: f"{celsius:.0f} C")),
     Column("slowest clock", lambda use: known(use.clock, lambda mhz: f"{mhz:.0f} MHz")),
 )
-# Of the process that took most: on a GPU what torch had allocated there.
+# Of the process that used most: on a GPU, what torch had allocated there.
 MEMORY = (
     Column("node", lambda use: use.host),
     Column("device", lambda use: use.device),

@@ -54,7 +54,7 @@ def network(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding
 
 
 def of_step(step: Step, value: float) -> str:
-    """Seconds as a share of the mean step."""
+    """Seconds as a fraction of the mean step."""
     return percent(value / step.seconds)
 
 
@@ -98,7 +98,7 @@ def three_figures(value: float) -> float:
 
 
 def compute(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
-    """Forward, backward and optimizer rule: the healthy case."""
+    """Forward, backward and optimizer dominate: the healthy case."""
     waits = {
         "gradients": step.network,
         "slower ranks": step.peers,
@@ -159,7 +159,7 @@ def decode(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
 
 
 def h2d(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
-    """Copies to the device rule."""
+    """Copies to the device dominate."""
     return (
         f"Copying batches to the device is the bottleneck: {of_step(step, step.h2d)} of each step.",
         [f"A batch takes {seconds(step.h2d)}; computing on it {seconds(step.compute)}."],
