@@ -1,5 +1,8 @@
 """Small models for the trainer's tests, given as --model tests.trainer_models:NAME."""
 
+import weakref
+from typing import ClassVar
+
 import torch
 from torch import nn
 
@@ -43,6 +46,24 @@ def small_device_always(num_classes):
 def small_device_late(num_classes):
     """Runs out of memory after its batch normalisation has been computed."""
     return nn.Sequential(nn.BatchNorm2d(3), _OutOfMemory(plain(num_classes), 4))
+
+
+class Watched(_OutOfMemory):
+    """Notes at each pass that does not fit whether what the last one had computed still lives."""
+
+    alive: ClassVar = []
+    last = staticmethod(lambda: None)
+
+    def forward(self, images):
+        if len(images) > self.limit and self.training:
+            Watched.alive.append(Watched.last() is not None)
+            computed = images * 2
+            Watched.last = weakref.ref(computed)
+        return super().forward(images)
+
+
+def watched(num_classes):
+    return Watched(plain(num_classes), 4)
 
 
 class Unused(nn.Module):

@@ -139,6 +139,8 @@ class Run:
         except OutOfMemory:
             if not self.options.skip_oom:
                 raise
+            # The exception's traceback holds the step's tensors until this block ends: nothing may
+            # need their memory within it, nor the exception outlive it.
             self._drop_step()
         self._log_samples(batch)
         at.sample += batch.global_count

@@ -60,7 +60,8 @@ def data_loader(
 
 
 def started(loader: DataLoader[Any]) -> Iterator[Any]:
-    """iter(loader), whose processes begin with these signals blocked, and so remain."""
+    """iter(loader), whose processes begin with these signals blocked, and so remain. For the main
+    thread: see `end_with`."""
     with blocked(signal.SIGTERM, signal.SIGINT):
         return iter(loader)
 
@@ -76,7 +77,11 @@ def blocked(*numbers: signal.Signals) -> Iterator[None]:
 
 
 def end_with(parent: int, worker: int = 0) -> None:
-    """From now on this process is killed when process `parent`, which has started it, is gone."""
+    """From now on this process is killed when process `parent`, which has started it, is gone.
+
+    Linux sends that signal when the *thread* ends that started this process, so it must be one that
+    lives as long as the parent does: loaders and the ranks of --spawn are started by main threads.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:  # gone already
         os._exit(1)

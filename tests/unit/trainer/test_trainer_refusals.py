@@ -1,5 +1,6 @@
 """What cannot work ends at once, on all ranks, with a sentence; what ends has its exit code."""
 
+import gc
 import os
 from types import SimpleNamespace
 
@@ -120,6 +121,24 @@ def test_skip_oom_drops_the_step_in_one_process(images):
     argv = ["--data", images, "--model", "tests.trainer_models:small_device", "--workers", 0]
     argv += ["--epochs", 1, "--per_node_batch_size", 8, "--skip_oom"]
     assert run_ranks([1], trainer, *argv) == [0]
+
+
+def alive(*argv):
+    """Exit code, and at each pass that did not fit whether the last one's tensors were there; what
+    is not free by itself is not found by the collector either."""
+    from tests.trainer_models import Watched
+
+    gc.disable()
+    return trainer(*argv), Watched.alive
+
+
+def test_a_step_that_is_skipped_leaves_nothing_in_memory(images):
+    argv = ["--data", images, "--model", "tests.trainer_models:watched", "--workers", 0]
+    argv += ["--epochs", 1, "--per_node_batch_size", 8, "--skip_oom"]
+    [(code, found)] = run_ranks([1], alive, *argv)
+    assert code == 0
+    assert len(found) > 2
+    assert not any(found)
 
 
 def test_out_of_memory_is_recognised_on_old_and_new_torch():
