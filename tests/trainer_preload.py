@@ -4,7 +4,8 @@ import pytest  # noqa: F401  # of the files whose functions the ranks call
 import torchvision.models  # noqa: F401
 from PIL import Image
 
-import trainer.__main__  # noqa: F401
+import trainer.__main__
+import trainer.process  # noqa: F401
 from tests import trainer_models  # noqa: F401
 
 Image.init()  # its formats, which it else imports at a rank's first image

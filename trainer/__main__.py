@@ -5,36 +5,35 @@ import sys
 import traceback
 from typing import List, NoReturn, Optional
 
-from torch.distributed.elastic.multiprocessing.errors import record
-
 from .cli import parse
-from .errors import INTERRUPTED, UserError, explain
-from .process import leave, spawn, work
-from .world import place
+from .errors import UserError, explain
+from .place import place
 
 
-@record
 def main(argv: Optional[List[str]] = None) -> int:
     """One process of the run; the returned number is its exit code (docs/run-directory.md)."""
     try:
         options = parse(sys.argv[1:] if argv is None else argv)
-        if options.spawn > 1 and "RANK" not in os.environ:
-            return spawn(options)
-        return work(options)
     except UserError as error:
         return explain(error, place(os.environ).local_rank)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    # Only now, since it imports torch, for seconds: --help and refused options do without.
+    from .process import begin
+
+    return begin(options) or 0  # (torch declares that `record` may swallow it)
 
 
 def run() -> NoReturn:
     """The process from its first to its last moment."""
     try:
-        code = main() or 0  # (torch declares that `record` may swallow it)
+        code = main()
     except Exception:
         traceback.print_exc()
         code = 1
-    leave(code)
+    if "torch" in sys.modules:
+        from .process import leave
+
+        leave(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -12,20 +12,33 @@ from typing import Any, NoReturn, Optional, Sequence, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
 
 from .data.workers import end_with
 from .errors import INTERRUPTED, OUT_OF_MEMORY, UserError, explain
 from .logs import quiet_others
 from .oom import is_out_of_memory
 from .options import Options
+from .place import place
 from .predict import infer
 from .settle import settle
 from .train import Run, train
 from .trial import Trial
-from .world import place, start
+from .world import start
 
 # Seconds that the other ranks of --spawn have to leave, once one has failed or is done.
 GRACE, TEAR_DOWN = 10.0, 120.0
+
+
+@record
+def begin(options: Options) -> int:
+    """Run as one process of a run, or start the ranks of --spawn; returns the exit code."""
+    try:
+        if options.spawn > 1 and "RANK" not in os.environ:
+            return spawn(options)
+        return work(options)
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def work(options: Options) -> int:

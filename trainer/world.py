@@ -6,7 +6,7 @@ import os
 import socket
 import subprocess
 from datetime import timedelta
-from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -20,26 +20,7 @@ from .errors import RankError, UserError
 from .exchange import Exchange
 from .levels import Device
 from .options import Options
-
-# Rank, size, rank and number of ranks on this machine, number of this machine: by torchrun and
-# torch.distributed.launch, Open MPI's mpirun, MPICH's and its kin's, srun.
-VARIABLES = (
-    ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
-    tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "")),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ""),
-    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "", "SLURM_NODEID"),
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """A process's coordinates, read from the environment alone."""
-
-    rank: int = 0
-    size: int = 1
-    local_rank: int = 0
-    local_size: int = 1
-    node: Optional[int] = None  # its machine's number, where the launcher tells
+from .place import Place, place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,18 +71,6 @@ class World(Place):
             apart = [f"{host}: {sentence}" for sentence, host in dict.fromkeys(told) if sentence]
             alike = len({sentence for sentence, _ in told}) == 1
             raise UserError(own if alike else " ".join(apart))
-
-
-def place(environ: Mapping[str, str], local_rank: Optional[int] = None) -> Place:
-    """Coordinates from torchrun or torch.distributed.launch, mpirun, srun, or one plain process."""
-    env = {name: int(value) for name, value in environ.items() if value.isdigit()}
-    for rank, size, local, count, node in VARIABLES:
-        # A shell within salloc has SLURM_NTASKS but no rank; srun may set PMI_RANK, but then
-        # without a local rank. torch.distributed.launch may give the latter as an argument.
-        if rank in env and env.get(size, 1) > 1 and (local in env or rank == "RANK"):
-            here = env.get(local, local_rank or 0)
-            return Place(env[rank], env[size], here, env.get(count, 1), env.get(node))
-    return Place()
 
 
 def start(options: Options) -> World:

@@ -11,7 +11,8 @@ from trainer.data.split import SMALLEST, even_parts, micro_batches, rank_batches
 from trainer.errors import UserError
 from trainer.options import Options
 from trainer.parallel import balanced_sizes, check
-from trainer.world import World, place
+from trainer.place import place
+from trainer.world import World
 
 
 def test_dashes_and_underscores_are_alike():

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from tests.trainer_ranks import free_port
 from trainer import process
 
@@ -34,6 +36,26 @@ def test_nothing_is_torn_down_while_the_group_stands():
     assert (made.returncode, made.stdout) == (76, "words\n")
 
 
+QUICK = """
+import runpy, sys
+try:
+    runpy.run_module("trainer", run_name="__main__")
+except SystemExit as end:
+    print("torch" in sys.modules, end.code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("word", "code", "said"),
+    [("--help", 0, "--epochs"), ("--epoch=3", 2, "trainer: unknown option --epoch")],
+)
+def test_help_and_refused_options_do_not_wait_for_torch(word, code, said):
+    command = [sys.executable, "-c", QUICK, word]
+    made = subprocess.run(command, capture_output=True, text=True)
+    assert made.stdout.splitlines()[-1] == f"False {code}"
+    assert said in made.stdout + made.stderr
+
+
 FAILING = """
 import sys
 from unittest import mock
@@ -43,7 +65,7 @@ def broken(options, world):
     raise ValueError("broken on purpose")
 
 if __name__ == "__main__":
-    with mock.patch("trainer.process.train", broken):
+    with mock.patch("trainer.process.Run", broken):
         program.run()
 """
 
