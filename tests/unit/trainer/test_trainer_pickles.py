@@ -1,6 +1,7 @@
 """A checkpoint is tensors and plain values: whatever else a file holds is not loaded, nor run."""
 
 import ast
+import inspect
 import io
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from tests.trainer_ranks import make_images, run_ranks, said
 from trainer import compat, export
 
 MODEL = ["--model", "tests.trainer_models:plain", "--workers", 0, "--epochs", 1]
+# torch 1.12 has no such keyword, and loads whatever it is.
+WHATEVER = (
+    {"weights_only": False} if "weights_only" in inspect.signature(torch.load).parameters else {}
+)
 TENSORS = {"model": {"weight": torch.ones(2)}, "run": "r", "samples": 8, "step": 2}
 
 
@@ -37,7 +42,7 @@ def harmful(tmp_path):
     file = tmp_path / "run/checkpoints/node1/step-2.pt"
     file.parent.mkdir(parents=True)
     torch.save({**TENSORS, "harm": Harm(made)}, file)
-    torch.load(file, weights_only=False)
+    torch.load(file, **WHATEVER)
     made.rmdir()  # it would have been harmful
     return file, made
 
@@ -85,7 +90,7 @@ def test_torch_1_12_takes_tensors_and_plain_values_alone(harmful, monkeypatch):
     load = torch.load
 
     def older(content, map_location, pickle_module):
-        return load(content, map_location, pickle_module, weights_only=False)
+        return load(content, map_location, pickle_module, **WHATEVER)
 
     monkeypatch.setattr(compat.torch, "load", older)
     with pytest.raises(compat.pickle.UnpicklingError, match="does not belong into a checkpoint"):
