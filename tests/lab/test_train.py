@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.run_directory import problems
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 LAUNCH = ("python", "-m", "launcher")
 # What is equal on all ranks: every tensor of the model, its names, types and bytes.
@@ -75,6 +77,27 @@ def test_dry_run_prints_what_a_run_executes(provisioned):
         words = shlex.split(line.replace(planned, folder.name))
         env = [f"{name}={value}" for name, value in sorted(node["env"].items())]
         assert words == ["cd", node["cwd"], "&&", "env", *env, *node["argv"]]
+
+
+def test_a_plan_measures_with_the_real_trainer_and_leaves_nothing_but_figures(provisioned):
+    words = ("--nodes", "2", "--model", "examples.small_cnn:small_cnn", "--batch", "24")
+    before, latest = runs(), (CHECKOUT / "runs/latest").readlink()
+    done = launch(provisioned, "plan", *words, "--measure", "--", "--image_size", "32")
+    told = " ".join(done.stdout.split())
+    assert "on node1, node2 by themselves, on noise in the place of images: a step took" in told
+    assert re.search(r"Links: \d+ Mbit/s of payload in pairs, \d+ while all sent", told)
+    assert "Best exact (=)" in told
+    plan = [line for line in done.stdout.splitlines() if not line.startswith("tandem: ")]
+    assert max(map(len, plan)) <= 80
+    assert runs() == before and (CHECKOUT / "runs/latest").readlink() == latest
+    folder = max((CHECKOUT / "runs/measured").glob("*-small_cnn-2n"))
+    assert problems(folder) == []
+    for node in (1, 2):
+        assert provisioned.member(node, "pgrep -fc '[t]orch.distributed.launch' || true") == "0\n"
+        held = provisioned.member(node, f"find tandem/runs/{folder.name} -name '*.pt'")
+        assert held == ""
+    again = launch(provisioned, "plan", *words, "--", "--image_size", "32").stdout
+    assert "tandem: measuring" not in again and "Measured at" in again
 
 
 def test_an_unreachable_machine_is_named_and_nothing_begins(provisioned):
