@@ -101,10 +101,21 @@ def archive(pin, simulate):
         pairs = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (\S+)", text, re.MULTILINE)
         found = {name: version for name, version in pairs if version != "(none)"}
         asked = sorted(name for name in found if simulate and WHOLE.match(name))
+        if asked and not consistent():
+            asked = []
         with ThreadPoolExecutor(max_workers=4) as pool:
             reasons = list(pool.map(lambda name: uninstallable(name, option), asked))
     why = {name: reason for name, reason in zip(asked, reasons) if reason}
     return {"offered": found, "uninstallable": why}
+
+
+def consistent():
+    """Whether what is installed has all that it depends on.
+
+    An installation that broke off, on a full disk for example, leaves it so that apt refuses every
+    other until it is finished, which the role does first: no word against any driver.
+    """
+    return outcome("apt-get", "-o", "Debug::NoLocking=true", "check")[0]
 
 
 def uninstallable(name, option):

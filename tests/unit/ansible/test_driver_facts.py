@@ -85,14 +85,14 @@ def test_a_driver_that_apt_cannot_install_is_told_with_apts_own_reason(says, mon
 
     def outcome(*argv, seconds=300):
         asked.append(argv[-1])
-        return False, UNMET
+        return argv[-1] == "check", UNMET
 
     monkeypatch.setattr(collect, "outcome", outcome)
     assert collect.archive("/none", simulate=True)["uninstallable"] == {
         "nvidia-kernel-dkms": "nvidia-kernel-dkms : Depends: firmware-nvidia-gsp (= 535.261.03) "
         "but it is not installable"
     }
-    assert asked == ["nvidia-kernel-dkms"]  # the others depend on it, or stand alone
+    assert asked == ["check", "nvidia-kernel-dkms"]  # the others depend on it, or stand alone
     monkeypatch.setattr(collect, "outcome", lambda *argv: (True, "Inst nvidia-kernel-dkms"))
     assert collect.archive("/none", simulate=True)["uninstallable"] == {}
 
@@ -113,12 +113,25 @@ def driver(version, *lines):
     )
 
 
+HALF = stanza(
+    "nvidia-kernel-dkms", OLD, f"Depends: firmware-nvidia-gsp (= {OLD})",
+    "Status: install ok unpacked",
+)  # fmt: skip
+
+
 @pytest.mark.skipif(not shutil.which("apt-get"), reason="asks the real apt")
-def test_what_we_hold_is_no_reason_against_a_newer_driver(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("status", "offered"),
+    [(driver(OLD, "Status: hold ok installed"), NEW), (HALF, OLD)],
+    ids=["held", "broken off"],
+)
+def test_what_we_hold_or_left_unfinished_is_no_reason_against_a_driver(
+    tmp_path, monkeypatch, status, offered
+):
     for folder in ("lists/partial", "archives/partial", "preferences.d"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "status").write_text(driver(OLD, "Status: hold ok installed"))
-    (tmp_path / "Packages").write_text(driver(NEW, "Filename: ./none.deb", "Size: 1"))
+    (tmp_path / "status").write_text(status)
+    (tmp_path / "Packages").write_text(driver(offered, "Filename: ./none.deb", "Size: 1"))
     (tmp_path / "sources").write_text(f"deb [trusted=yes] file:{tmp_path} ./\n")
     (tmp_path / "apt.conf").write_text(
         f'Dir::State "{tmp_path}"; Dir::State::status "{tmp_path}/status"; Dir::Cache "{tmp_path}";'
@@ -128,7 +141,7 @@ def test_what_we_hold_is_no_reason_against_a_newer_driver(tmp_path, monkeypatch)
     subprocess.run(["apt-get", "-q", "update"], check=True, capture_output=True)
     monkeypatch.setattr(collect, "PREFERENCES", f"{tmp_path}/preferences.d/*")
     found = collect.archive("/none", simulate=True)
-    assert found["offered"]["nvidia-kernel-dkms"] == NEW
+    assert found["offered"]["nvidia-kernel-dkms"] == offered
     assert found["uninstallable"] == {}
 
 
