@@ -43,8 +43,8 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m trainer",
         usage="python -m trainer --data DIR --output DIR [options]",
         description="Train an image classifier on one or many processes.",
-        epilog="Dashes and underscores are alike. Exit codes: 0 done, 2 bad input, "
-        f"{STOPPED} stopped on request after saving, {OUT_OF_MEMORY} out of memory.",
+        epilog="Dashes and underscores in option names are equivalent. Exit codes: 0 done, 2 bad "
+        f"input, {STOPPED} stopped on request after saving, {OUT_OF_MEMORY} out of memory.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )

@@ -34,7 +34,7 @@ class Exchange:
         try:
             return [json.loads(one) for one in told]
         except (ValueError, RecursionError) as error:
-            raise RankError(f"a rank sent what is no JSON: {error}.") from error
+            raise RankError(f"a rank sent something that is not JSON: {error}.") from error
 
     def state(self, own: Any) -> List[Any]:
         """One value of tensors and plain containers each, in rank order, on the CPU."""

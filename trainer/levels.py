@@ -64,8 +64,8 @@ def refuse_mixture(devices: Sequence[Device]) -> None:
     on_cpu = [device for device in devices if device.kind == "cpu"]
     if on_gpu and on_cpu:
         raise UserError(
-            f"GPUs and CPUs cannot train together: {named(on_gpu)} and {named(on_cpu)}: leave the "
-            "ones or the others out, or let all compute on their CPUs with --device cpu."
+            f"GPUs and CPUs cannot train together: {named(on_gpu)} and {named(on_cpu)}: leave "
+            "one kind out, or let all compute on their CPUs with --device cpu."
         )
 
 

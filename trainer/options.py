@@ -60,7 +60,7 @@ class Options:
     config: Optional[str] = free(None, "YAML file with any of these options")
     epochs: int = opt(16, "passes over the training images")
     seed: int = opt(0, "seed of weights, order, augmentation and dropout")
-    deterministic: bool = opt(False, "only deterministic algorithms; slower on CUDA")
+    deterministic: bool = opt(False, "use only deterministic algorithms; slower on CUDA")
     spawn: int = free(0, "start this many processes on this machine without a launcher")
     tf32: str = opt(
         "auto",
@@ -68,18 +68,20 @@ class Options:
         "in convolutions alone",
         ("auto", "on", "off"),
     )
-    device: str = free("auto", "where to compute", ("auto", "cpu", "cuda"))
+    device: str = free("auto", "device to compute on", ("auto", "cpu", "cuda"))
     trial: int = free(
         0,
         "time steps for so many seconds and train nothing; without --data on noise of 1000 classes",
     )
     timeout: int = free(120, "seconds after which a silent peer ends the run")
-    local_rank: Optional[int] = free(None, "given by torch.distributed.launch, not by people")
+    local_rank: Optional[int] = free(None, "set by torch.distributed.launch, not by people")
 
     # data
     data: Optional[str] = free(None, "folder with train/<class>/<image> and val/<class>/<image>")
-    image_size: Optional[int] = opt(None, "pixels; default 224, or the images' own size if smaller")
-    eval_size: Optional[int] = opt(None, "pixels in evaluation; default image_size")
+    image_size: Optional[int] = opt(
+        None, "side in pixels; default 224, or the images' own size if smaller"
+    )
+    eval_size: Optional[int] = opt(None, "side in pixels in evaluation; default image_size")
     eval_resize: Optional[int] = opt(
         None, "short side before evaluation's crop; default size / 0.875"
     )
@@ -94,39 +96,44 @@ class Options:
 
     # model
     model: str = opt("resnet18", "a torchvision name, or package.module:function")
-    weights: Optional[str] = free(None, "file of weights to begin with")
+    weights: Optional[str] = free(None, "file of weights to start from")
     channels_last: Optional[bool] = opt(
         None,
-        "memory format that tensor cores prefer; default: on CUDA in 16 bits, unless deterministic",
+        "use the memory format that tensor cores prefer; default: on CUDA in 16 bits, unless "
+        "deterministic",
         was=False,
     )
-    compile: bool = opt(False, "torch.compile, where this torch has it")
-    checkpoint_activations: bool = free(False, "less memory, about a third slower")
+    compile: bool = opt(False, "compile the model by torch.compile, where this torch has it")
+    checkpoint_activations: bool = free(
+        False, "recompute activations in backward: less memory, a third slower"
+    )
 
     # batch and memory
     per_node_batch_size: int = opt(32, "images per step and node, split over its ranks")
     accumulate: int = free(1, "split each rank's batch into this many micro-batches")
-    auto_batch: bool = free(False, "find the largest micro-batch that fits by trial")
-    skip_oom: bool = free(False, "skip a step that does not fit (one process only)")
+    auto_batch: bool = free(False, "find the largest micro-batch that fits, by trial")
+    skip_oom: bool = free(False, "skip a step that runs out of memory (one process only)")
     gpu0_batch: Optional[int] = free(
         None, "images for GPU 0 with balanced-dp; others share the rest"
     )
 
     # optimizer and schedule
-    optimizer: str = opt("sgd", "which optimizer", ("sgd", "adamw"))
+    optimizer: str = opt("sgd", "the optimizer", ("sgd", "adamw"))
     lr: float = opt(0.1, "peak learning rate")
     lr_batch: int = opt(0, "global batch that lr is meant for, scaled linearly; 0: not scaled")
-    momentum: float = opt(0.9, "of SGD; the first beta of AdamW")
+    momentum: float = opt(0.9, "momentum of SGD, or the first beta of AdamW")
     beta2: float = opt(0.999, "decay of AdamW's second moment")
-    weight_decay: float = opt(0.0001, "on weights")
-    norm_weight_decay: float = opt(0.0, "on biases and normalisation layers")
-    clip_grad_norm: float = opt(0.0, "largest norm of the gradient; 0: no limit")
-    schedule: str = opt("cosine", "of the learning rate", ("cosine", "step", "constant"))
+    weight_decay: float = opt(0.0001, "weight decay of weights")
+    norm_weight_decay: float = opt(0.0, "weight decay of biases and normalisation layers")
+    clip_grad_norm: float = opt(0.0, "clip the gradient to this norm; 0: do not clip")
+    schedule: str = opt("cosine", "schedule of the learning rate", ("cosine", "step", "constant"))
     warmup_epochs: float = opt(1.0, "epochs of linear warm-up")
     warmup_factor: float = opt(0.01, "fraction of lr with which warm-up begins")
-    step_epochs: Tuple[int, ...] = opt((30, 60, 80), "epochs at which lr drops (step)")
-    step_gamma: float = opt(0.1, "factor at each drop (step)")
-    min_lr: float = opt(0.0, "where the cosine ends")
+    step_epochs: Tuple[int, ...] = opt(
+        (30, 60, 80), "epochs at which the step schedule lowers the learning rate"
+    )
+    step_gamma: float = opt(0.1, "factor by which the step schedule lowers it")
+    min_lr: float = opt(0.0, "learning rate at which the cosine schedule ends")
 
     # regularisation
     augment: str = opt(
@@ -136,13 +143,15 @@ class Options:
     )
     random_erase: float = opt(0.0, "probability of erasing a rectangle")
     label_smoothing: float = opt(0.0, "fraction of the target spread over all classes")
-    mixup: float = opt(0.0, "alpha; 0: off")
-    cutmix: float = opt(0.0, "alpha; 0: off; with mixup one of both is drawn per step")
-    ema: float = opt(0.0, "decay of the averaged weights that are evaluated; 0: off")
-    ema_every: int = opt(1, "steps between two updates of the average")
+    mixup: float = opt(0.0, "alpha of mixup; 0: off")
+    cutmix: float = opt(0.0, "alpha of CutMix; 0: off; with mixup, each step draws one of the two")
+    ema: float = opt(0.0, "decay of averaged weights, which are then evaluated; 0: off")
+    ema_every: int = opt(1, "steps between updates of the average")
 
     # parallelism and precision
-    parallel: str = free("ddp", "one process per GPU, or for all", ("ddp", "dp", "balanced-dp"))
+    parallel: str = free(
+        "ddp", "one process per GPU, or one for all GPUs", ("ddp", "dp", "balanced-dp")
+    )
     precision: str = opt(
         "auto",
         "best that all devices have; autocast to bf16 or fp16 (O1), half with fp32 masters (O2), "
@@ -156,11 +165,11 @@ class Options:
         "kernels",
         ("auto", "apex", "torch"),
     )
-    emulate: bool = free(False, "bf16 also on devices that only emulate it, slowly")
+    emulate: bool = free(False, "allow bf16 on devices that only emulate it, slowly")
     sync: str = opt(
         strategies.EXACT,
-        f"how ranks become one: {strategies.usages()}. Price in accuracy, as measured on one task: "
-        f"{prices.labels() or 'of none yet'}",
+        f"how ranks exchange gradients or parameters: {strategies.usages()}. Price in accuracy, as "
+        f"measured on one task: {prices.labels() or 'of none yet'}",
     )
     sync_warmup: Optional[float] = opt(
         None, "epochs with exact sums before a strategy that leaves bits out; default warmup_epochs"
@@ -168,27 +177,32 @@ class Options:
     sync_rule: str = opt(
         "", "qsr:ALPHA lets rounds of H steps grow to (ALPHA / lr)^2 as the learning rate falls"
     )
-    sync_bn: bool = opt(False, "batch statistics over all ranks")
+    sync_bn: bool = opt(False, "compute batch statistics over all ranks")
     broadcast_buffers: bool = opt(False, "copy rank 0's BN buffers at each forward, as DDP did")
     find_unused_parameters: bool = free(False, "for models that leave parameters out of some steps")
-    static_graph: bool = free(False, "the same graph in each step (DDP)")
+    static_graph: bool = free(False, "for models whose graph is the same in each step (DDP)")
     bucket_mb: Optional[int] = free(
-        None, f"MiB of a gradient bucket; default {strategies.BUCKET_MB}, or the strategy's own"
+        None,
+        f"size of a gradient bucket in MiB; default {strategies.BUCKET_MB}, or the strategy's own",
     )
 
     # checkpoints and results
     output: Optional[str] = free(None, "folder for checkpoints and timings")
-    resume: str = free("none", "none; auto: newest in --output, if any; or a folder or file")
-    checkpoint_every: int = free(0, "steps between checkpoints; 0: after each epoch")
-    keep: int = free(2, "newest checkpoints to keep, beside the best")
+    resume: str = free("none", "none; auto: the newest in --output, if any; or a folder or file")
+    checkpoint_every: int = free(0, "steps between checkpoints; 0: one after each epoch")
+    keep: int = free(2, "number of newest checkpoints to keep, besides the best")
     evaluate_every: int = free(1, "epochs between evaluations; the last is always evaluated")
-    sample_log: bool = free(False, "write which image each rank trained on, and when")
-    predict: Optional[str] = free(None, "write path,class,probability of val here; train nothing")
-    extract: Optional[str] = free(None, "write embeddings of the val images here; train nothing")
+    sample_log: bool = free(False, "record which images each rank trained on, and when")
+    predict: Optional[str] = free(
+        None, "write path,class,probability of val to this file; train nothing"
+    )
+    extract: Optional[str] = free(None, "write embeddings of val to this file; train nothing")
 
     # logs
-    log_every: int = free(10, "steps between two readings of loss and top-1")
-    progress: str = free("auto", "bar on a terminal, else plain lines", ("auto", "bar", "plain"))
+    log_every: int = free(10, "steps between readings of loss and top-1")
+    progress: str = free(
+        "auto", "a bar on a terminal, plain lines elsewhere", ("auto", "bar", "plain")
+    )
     tensorboard: bool = free(False, "also write TensorBoard events to --output")
 
     def __post_init__(self) -> None:

@@ -57,14 +57,14 @@ class Sync:
     meets = True
     # Whether `Moment.scale` is asked for, which may wait for the device.
     follows_scale = False
-    # Steps from the last but one meeting to the last.
+    # Steps between the last two meetings.
     covered = 1
 
     def __init__(
         self, strategy: Strategy, last_bucket: Callable[[], None], patience: float = 120.0
     ) -> None:
-        self.strategy, self.patience = strategy, patience  # seconds, with a silent peer
-        # Called when the last bucket has been handed over: from here on communication is exposed.
+        self.strategy, self.patience = strategy, patience  # seconds to wait for a silent peer
+        # Called when the last bucket has been handed over: communication is exposed from then on.
         self._last_bucket = last_bucket
 
     def setup(self, model: DistributedDataParallel, machines: Optional[Machines] = None) -> None:
@@ -92,11 +92,11 @@ class Sync:
         """Before the first forward of a step."""
 
     def after_step(self, skipped: Union[bool, torch.Tensor]) -> None:
-        """After the optimizer; `skipped` when the loss scale overflowed and nothing changed: its
-        truth may wait for the device."""
+        """After the optimizer; `skipped`: the loss scale overflowed and nothing changed. Reading it
+        as a bool may wait for the device."""
 
     def use_masters(self, masters: List[Tuple[nn.Parameter, nn.Parameter]]) -> None:
-        """Half weights and the fp32 copies that the optimizer steps in their place."""
+        """Half-precision weights with the fp32 copies that the optimizer updates instead."""
 
     def common(self, state: State) -> State:
         """A model's state dict with what all ranks agreed on where they met, for its average."""
@@ -109,8 +109,8 @@ class Sync:
         return contextlib.nullcontext()
 
     def state_dict(self) -> Optional[Dict[str, Any]]:
-        """This rank's own state; None where there is none. It belongs to as many ranks as wrote
-        it: another number begins without."""
+        """This machine's own state; None where there is none. It fits only the same ranks on as
+        many machines: others begin without it."""
         return None
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:

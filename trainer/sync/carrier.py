@@ -1,4 +1,4 @@
-"""Exchanges that several collectives make up, in the background, in the same order on all ranks.
+"""Exchanges made of several collectives, in the background, in the same order on all ranks.
 
 Gloo pairs collectives by their order within a process group, so who issues the second one from the
 first one's callback pairs it with another bucket's: callbacks come in any order. Here each stage
@@ -27,8 +27,9 @@ Result = torch.futures.Future[torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """What is made of what the stage before has made. One that `sends` is given a group too: of all
-    ranks, or of those `among` which this rank is (None where it is in none)."""
+    """A step of an exchange, which takes what the stage before it returned. One that `sends` is
+    also given a process group: of all ranks, or of those `among` which this rank is (None where it
+    is in none)."""
 
     work: Callable[..., Any]
     sends: bool = False
@@ -57,7 +58,7 @@ class Carrier:
         self._queues[0].put((job, result, ready, after))
 
     def future(self) -> Result:
-        """One that `start` may be given."""
+        """A future to give to `start`."""
         return torch.futures.Future(devices=[self.device]) if self._cuda else torch.futures.Future()
 
     @property
@@ -76,8 +77,8 @@ class Carrier:
                     if after is not None:
                         after.wait()
                     if stream is not None:
-                        # Its memory may be taken for the next job's as soon as nobody names it
-                        # here, but not before this stream has read it.
+                        # Once nothing refers to a tensor, the stream that allocated it may reuse
+                        # its memory, which must not be before this stream has read it.
                         for tensor in filter(_is_on_gpu, tensors_of(job)):
                             tensor.record_stream(stream)
                     made = stage.work(job, *given)
@@ -142,7 +143,7 @@ def swap_parts(
     peers = range(world) if ranks is None else ranks
     own = peers.index(dist.get_rank())
     received[own].copy_(sent[own])
-    # (torch declares that both may return nothing, as they do for who is not of the group)
+    # (torch declares that both may return None, as they do on ranks outside the group)
     before = [(own - step) % world for step in range(1, world)]
     coming: List[Any] = [dist.irecv(received[row], peers[row], group=group) for row in before]
     for step in range(1, world):
@@ -165,7 +166,7 @@ def gather_parts(
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """In pinned memory, whole when this returns; a CPU's tensor as it is."""
+    """A copy in pinned memory, complete when this returns; a CPU's tensor stays as it is."""
     if tensor.device.type == "cpu":
         return tensor.contiguous()
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -20,7 +20,7 @@ from .feedback import Kept
 
 @dataclasses.dataclass
 class Bucket:
-    """One bucket on its way."""
+    """One bucket while it is exchanged."""
 
     buffer: torch.Tensor  # takes the result
     kept: Kept

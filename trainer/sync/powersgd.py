@@ -23,8 +23,8 @@ from .feedback import Feedback
 
 @dataclasses.dataclass
 class Bucket:
-    """One bucket on its way: its tensors (gradients plus what was left out before, where the next
-    step will find what is left out now), and both factors of those that are matrices to thin."""
+    """One bucket while it is exchanged: its tensors (gradients plus what was left out before, where
+    the next step will find what is left out now), and both factors of the matrices to thin."""
 
     buffer: torch.Tensor  # DDP's; takes the result
     tensors: List[torch.Tensor]
