@@ -1,7 +1,8 @@
 #!/bin/sh
 # Runs all checks: lint, unit tests, training tests, lab tests (which need root). Prints each part's name and seconds.
 # A word selects one part: unit (the unit tests that start no processes; no root), legacy (the CUDA 10.2 stack), chaos
-# (40 trials), bench (figures), long (the tests that the call without a word leaves out, since they take minutes).
+# (40 faults, machines that lie, troubles of the control machine), bench (figures), long (the tests that the call without
+# a word leaves out, since they take minutes).
 set -eu
 cd "$(dirname "$0")/.."
 part() {

@@ -211,7 +211,7 @@ VERBS = {
         "make test-gpu DEVICE=cpu",
     ),
     "test-cores": Verb("check every playbook with both Ansibles"),
-    "chaos": Verb("cause 40 faults in random order on a lab of 4 machines (root)"),
+    "chaos": Verb("cause 40 faults; train beside machines that lie (root)"),
     "lint": Verb("run every linter"),
     "bench": Verb("measure figures, by the methods of tests/bench/README.md (root)"),
     "bench-gpu": Verb(
