@@ -199,7 +199,7 @@ def test_no_column_of_the_table_is_cut(tmp_path, capsys, monkeypatch):
     worst = {"ef:2": lost, "ef:4": {**lost, "samples": 1.4}}
     monkeypatch.setattr(prices, "read", lambda: {"strategies": worst})
     slow = {"backward": 30.0}
-    RunBuilder(tmp_path / "20261120T120000Z-resnet50-4n", step=slow, steps=4000).write()
+    RunBuilder(tmp_path / "20261120T120000Z-resnet50-4n", step=slow, steps=100).write()
     _, out, _ = plan(tmp_path, capsys, "--link", "100mbit")
     lines = out.splitlines()
     (head,) = (line for line in lines if line.split()[:2] == ["N", "sync"])
