@@ -241,7 +241,7 @@ def guard(words):
         if frame.get("type") == "exit" and LIE in AT_END:
             AT_END[LIE](task)
         out(data)
-        if data.endswith(b"step 3\n") and LIE in AT_STEP:
+        if b"step 3\n" in data and LIE in AT_STEP:
             AT_STEP[LIE](task)
             if LIE != "links":
                 break
