@@ -26,6 +26,7 @@ LONG = {
     "test_lab_vm.py",
     "test_long_run.py",
     "test_many.py",
+    "test_plan.py",
     "test_poweroff.py",
     "test_share_mounts.py",
     "test_share_ntfs.py",

@@ -2,10 +2,10 @@
 
 import json
 import re
-import subprocess
 
 import pytest
 
+from tests.lab.iperf import iperf3
 from tests.lab.site_plays import failures, play, write_inventory
 
 HOSTS = {f"node{n}": f"ansible_host=192.168.56.{110 + n}" for n in (1, 2, 3, 4)}
@@ -46,15 +46,7 @@ def test_there_is_a_file_for_each_machine_with_its_three_pairs(measured):
 def test_bandwidth_is_what_iperf3_finds(measured):
     """Back to back on the same cable, in the two machines' own network namespaces."""
     lab, _, figures = measured
-    first, second = (["ip", "netns", "exec", f"{lab.name}-node{n}", "iperf3"] for n in (1, 2))
-    serve = [*second, "--server", "--one-off", "--forceflush"]
-    server = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
-    while "listening" not in server.stdout.readline():
-        assert server.poll() is None
-    client = [*first, "--client", "192.168.56.112", "--time", "3", "--omit", "1", "--json"]
-    printed = json.loads(subprocess.run(client, capture_output=True, check=True).stdout)
-    server.communicate(timeout=30)
-    theirs = printed["end"]["sum_received"]["bits_per_second"] / 1e6
+    theirs = iperf3(lab)
     (ours,) = [e["mbit_to"] for e in figures["node1"]["pairs"] if e["pair"] == ["node1", "node2"]]
     assert ours == pytest.approx(theirs, rel=0.03)
 

@@ -5,13 +5,13 @@ Steps are a stand-in's; machines, guards, ssh and links are real.
 
 import json
 import re
-import subprocess
 import uuid
 
 import pytest
 
 from tests.lab import chaos_standin
 from tests.lab.chaos_run import CHECKOUT, Running
+from tests.lab.iperf import iperf3
 from tests.unit.report.report_runs import RunBuilder
 
 NODES = 3  # an odd number: each rests once
@@ -89,16 +89,3 @@ def test_links_are_what_iperf3_finds(cluster, words, tmp_path):
     # Three machines' traffic takes more than these cores may have to spare.
     assert all(0 < one["ring"]["mbit"] < 1.03 * theirs for one in told)
     assert "Over the links as measured" in done.stdout and "Best exact (=)" in done.stdout
-
-
-def iperf3(lab):
-    """Mbit/s from node1 to node2."""
-    first, second = (["ip", "netns", "exec", f"{lab.name}-node{n}", "iperf3"] for n in (1, 2))
-    serve = [*second, "--server", "--one-off", "--forceflush"]
-    server = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
-    while "listening" not in server.stdout.readline():
-        assert server.poll() is None
-    client = [*first, "--client", "192.168.56.112", "--time", "3", "--omit", "1", "--json"]
-    printed = json.loads(subprocess.run(client, capture_output=True, check=True).stdout)
-    server.communicate(timeout=30)
-    return printed["end"]["sum_received"]["bits_per_second"] / 1e6
