@@ -1,6 +1,6 @@
-"""From a decoded image to pixels of the right size, the same on whatever rank and worker.
+"""From a decoded image to pixels of the right size, the same on every rank and worker.
 
-All chance comes from the `random.Random` that is handed in, and of its methods only `random()` is
+All randomness comes from the `random.Random` that is passed in, and only its `random()` method is
 used, since the others may draw differently in another version of Python.
 """
 
@@ -17,19 +17,19 @@ from .folder import SMALL, Sizes
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as torchvision's models
 GREY = tuple(round(255 * mean) for mean in MEAN)
-LONGEST = 8  # times the short side: what is longer is cut to its middle before it is scaled
+LONGEST = 8  # times the short side: a longer image is cropped to its middle before it is scaled
 BILINEAR = Image.Resampling.BILINEAR
-# Pixels a side that a crop has before it is scaled, for each one that it gets. Against whole
-# decoding pixels then differ by about one level of 255 in the mean (docs/performance.md).
+# A crop keeps at least this many source pixels a side for each output pixel. Its pixels then differ
+# from those of full decoding by about one level of 255 on average (docs/performance.md).
 ENOUGH = 1.5
 
 
 class Train:
-    """Training's transform: `kind` is one of none, shift, crop, trivial (see --augment).
+    """The training transform: `kind` is one of none, shift, crop, trivial (see --augment).
 
-    In two parts, so that small images are decoded once: `base` is the same in each epoch, and
-    `chance` makes the epoch's pixels of it. Where chance comes first, as it does in a crop, `base`
-    is not to be kept (`keeps`).
+    It has two parts, so that small images are decoded only once: `base` is the same in each epoch,
+    and `chance` makes the epoch's pixels from it. Where the random part comes first, as it does in
+    a crop, `base` cannot be cached (`keeps` is False).
     """
 
     def __init__(self, kind: str, sizes: Sizes, erase: float, scaled: bool = False) -> None:
@@ -51,7 +51,7 @@ class Train:
         return self._erased(np.array(image), rng)
 
     def base(self, picture: Picture) -> np.ndarray:
-        """uint8 (side, side, 3): the middle, its border repeated as far as it may be moved."""
+        """uint8 (side, side, 3): the middle, its border repeated as far as a shift may reach."""
         middle = np.asarray(center_crop(picture.pixels(), self.size, self.size))
         if not self.reach:
             return middle
@@ -60,12 +60,12 @@ class Train:
 
     @property
     def side(self) -> int:
-        """Pixels of `base`."""
+        """The side of `base` in pixels."""
         return self.size + 2 * self.reach
 
     def chance(self, base: np.ndarray, rng: Random) -> np.ndarray:
-        """uint8 (size, size, 3), perhaps a view: moved by up to an eighth of the size; not
-        mirrored, since a mirrored digit or letter is another one."""
+        """uint8 (size, size, 3), perhaps a view: shifted by up to an eighth of the size. It is not
+        mirrored, since a mirrored digit or letter is a different one."""
         top = left = 0
         if self.reach:
             top, left = (int(rng.random() * (2 * self.reach + 1)) for _ in range(2))
@@ -79,7 +79,8 @@ class Train:
 
 
 class Evaluate:
-    """Evaluation's transform: short side to `resize`, then the middle. No chance in it."""
+    """The evaluation transform: scale the short side to `resize`, then crop the middle. It is
+    deterministic."""
 
     keeps = True
 
@@ -98,18 +99,18 @@ class Evaluate:
 
 
 class Normalise:
-    """uint8 pixels to what the models were designed for, on the device.
+    """Turns uint8 pixels into the input that the models were designed for, on the device.
 
-    There, because a uint8 batch is a quarter of the bytes to copy, and decoding processes are
-    busier than the device.
+    It runs there because a uint8 batch is a quarter of the bytes to copy, and the decoding
+    processes are busier than the device.
     """
 
     def __init__(
         self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format
     ) -> None:
-        # In fp32 at least, as apex does it too; half is made of what comes out.
+        # Computed in fp32 at least, as in apex; the result is then cast to half.
         wide = torch.promote_types(dtype, torch.float32)
-        # Made once: creating a tensor on a GPU from numbers waits for it.
+        # Made once: creating a tensor on a GPU from Python numbers waits for the GPU.
         self.mean = torch.tensor(MEAN, device=device, dtype=wide).view(1, 3, 1, 1) * 255
         self.scale = 1 / (255 * torch.tensor(STD, device=device, dtype=wide).view(1, 3, 1, 1))
         self.dtype, self.format = dtype, memory_format
@@ -124,7 +125,7 @@ def center_crop(image: Image.Image, resize: int, size: int) -> Image.Image:
     width, height = image.size
     side = min(width, height)
     if max(width, height) > LONGEST * side:
-        # Only its middle is seen: scaled as a whole, 1 x 5000 pixels would become gigabytes.
+        # Only its middle is used: scaled as a whole, 1 x 5000 pixels would become gigabytes.
         width, height = min(width, LONGEST * side), min(height, LONGEST * side)
         left, top = (image.width - width) // 2, (image.height - height) // 2
         image = image.crop((left, top, left + width, top + height))
@@ -142,8 +143,8 @@ Box = Tuple[int, int, int, int]  # left, top, right, bottom
 def random_box(
     of: Tuple[int, int], rng: Random, least: float, most: float, aspect: float
 ) -> Optional[Box]:
-    """`least` to `most` of the area of an image of size `of`, the longer side up to `aspect` times
-    the shorter one; None where ten trials do not fit."""
+    """A box with `least` to `most` of the area of an image of size `of`, its longer side up to
+    `aspect` times the shorter one; None if none of ten random boxes fits."""
     for _ in range(10):
         area = of[0] * of[1] * (least + (most - least) * rng.random())
         ratio = math.exp((2 * rng.random() - 1) * math.log(aspect))
@@ -156,9 +157,9 @@ def random_box(
 
 
 def random_crop(picture: Picture, size: int, rng: Random, scaled: bool = False) -> Image.Image:
-    """A region of 8-100 % of the area and of aspect 3:4 to 4:3, scaled to `size` x `size`
-    (Szegedy et al., "Going deeper with convolutions", 2014); of a very long image the middle.
-    `scaled`: where enough is left of it, a JPEG is decoded to fewer pixels; the region stays."""
+    """A region of 8-100 % of the area with an aspect ratio of 3:4 to 4:3, scaled to `size` x `size`
+    (Szegedy et al., "Going deeper with convolutions", 2014); for a very long image, the middle.
+    `scaled`: a JPEG is decoded to fewer pixels where enough are left; the region is the same."""
     side = min(picture.size)
     left, top = ((length - side) // 2 for length in picture.size)
     middle = (left, top, left + side, top + side)
@@ -187,7 +188,7 @@ def _affine(image: Image.Image, *matrix: float) -> Image.Image:
     return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.NEAREST)
 
 
-# Name: (largest magnitude, signed, what it does with a magnitude).
+# Each entry: (largest magnitude, whether it is signed, the operation on an image and a magnitude).
 TRIVIAL = (
     (0, False, lambda image, m: image),
     (0.99, True, lambda image, m: _affine(image, 1, m, 0, 0, 1, 0)),

@@ -1,6 +1,7 @@
-"""From a file to pixels, or to the reason why not.
+"""From a file to pixels, or to the reason why it cannot be decoded.
 
-Nothing else opens images: another decoder, or a faster way for some files, changes this file alone.
+No other module opens images: another decoder, or a faster path for some files, changes only this
+file.
 """
 
 import contextlib
@@ -11,12 +12,12 @@ from typing import BinaryIO, Iterator, Optional, Tuple, Union
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
-# What a file is stands in its content, not in its name. No other of Pillow's formats is opened:
-# some are run by programs of their own (EPS by Ghostscript). MPO: JPEGs with several pictures, as
-# cameras and telephones make them.
+# A file's format is recognised by its content, not by its name. No other format of Pillow's is
+# opened: some start external programs (EPS starts Ghostscript). MPO files are JPEGs with several
+# pictures, as cameras and phones make them.
 FORMATS = ("JPEG", "MPO", "PNG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
 EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK")
-ORIENTATION = 0x0112  # of EXIF: how the camera was held
+ORIENTATION = 0x0112  # the EXIF tag for how the camera was held
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -30,19 +31,19 @@ SIDEWAYS = [TURNS[number] for number in (5, 6, 7, 8)]  # these change width and 
 
 
 class BadImage(Exception):
-    """The file is no image that training could use; the text says why."""
+    """The file is not an image that training can use; the text says why."""
 
 
 class Picture:
-    """An opened image. Of a JPEG only the header has been read, until it is known how many pixels
-    are wanted; what else there is has its pixels already."""
+    """An opened image. For a JPEG, only the header is read until the wanted number of pixels is
+    known; any other format is decoded at once."""
 
     def __init__(self, image: Image.Image) -> None:
         """Raises BadImage, as `pixels` does."""
         self._later = image if isinstance(image, JpegImageFile) else None
         if self._later is None:
             self._pixels = _decoded(image)
-            self.size = self._pixels.size  # as it stands
+            self.size = self._pixels.size  # upright
         else:
             width, height = image.size
             self._turned = _turn(image)
@@ -50,17 +51,17 @@ class Picture:
 
     @property
     def factors(self) -> Tuple[int, ...]:
-        """What `pixels` can be divided by so that each is where it was, the largest first."""
+        """The factors that `pixels` accepts without moving any pixel, largest first."""
         every = (8, 4, 2, 1) if self._later is not None else (1,)
         if self._later is None or self._turned is None:
             return every
-        # A row or column that rounding adds is the last one, which a turn makes the first.
+        # A row or column that rounding adds is the last one, which a rotation may make the first.
         return tuple(one for one in every if not any(side % one for side in self.size))
 
     def pixels(self, factor: int = 1) -> Image.Image:
-        """8-bit RGB, as it stands; of a JPEG with `factor` (2, 4 or 8) times fewer pixels a side,
-        rounded up: its decoder then leaves the highest frequencies out, and most of the work with
-        them. The first call decides. Raises BadImage."""
+        """8-bit RGB, upright. A JPEG has `factor` (2, 4 or 8) times fewer pixels a side, rounded
+        up: its decoder then skips the highest frequencies, and most of the work with them. The
+        first call's factor holds for all later calls. Raises BadImage."""
         if self._later is not None:
             if factor > 1:
                 wanted = (self._later.width // factor, self._later.height // factor)
@@ -70,10 +71,10 @@ class Picture:
 
 
 def _decoded(image: Image.Image) -> Image.Image:
-    """8-bit RGB, turned as the camera was held. Raises BadImage.
+    """8-bit RGB, rotated upright by its EXIF orientation. Raises BadImage.
 
     16-bit grey is refused although Pillow would convert it: it would be clipped to white, and
-    train on wrong pixels. CMYK becomes what Pillow makes of it without a colour profile.
+    training would use wrong pixels. CMYK is converted by Pillow without a colour profile.
     """
     with _explained():
         if image.mode not in EIGHT_BIT:
@@ -101,36 +102,36 @@ def read_image(path: Path) -> Image.Image:
 
 
 def size_of(path: Path) -> Tuple[int, int]:
-    """Width and height by the file's header, as they are stored. Raises BadImage."""
+    """Width and height from the file's header, before any rotation. Raises BadImage."""
     with _explained(), _open(path) as image:
         return image.size
 
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """What Pillow raises within is a BadImage."""
+    """Turns what Pillow raises within the block into a BadImage."""
     try:
         yield
     except (BadImage, MemoryError):
         raise
     except Image.UnidentifiedImageError as error:
         raise BadImage("not an image") from error
-    # Pillow's decoders raise what they meet: OSError, SyntaxError, ValueError, struct.error, ...
+    # Pillow's decoders raise many kinds: OSError, SyntaxError, ValueError, struct.error, ...
     except Exception as error:
         raise BadImage(f"damaged: {error}") from error
 
 
 def _open(file: Union[BinaryIO, Path]) -> Image.Image:
     """The header of an image of one of FORMATS. Raises what Pillow raises."""
-    Image.init()  # once: else formats whose plug-in is not loaded yet are a KeyError
+    Image.init()  # without it, formats whose plug-in is not loaded yet would raise a KeyError
     return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
 
 
 def _turn(image: Image.Image) -> Optional[Image.Transpose]:
-    """How a viewer turns it, by the camera's note in its EXIF data."""
+    """How a viewer turns the image, by the orientation in its EXIF data."""
     try:
         return TURNS.get(image.getexif().get(ORIENTATION, 1))
-    except Exception:  # a damaged note spoils no image
+    except Exception:  # damaged EXIF data does not make the image unusable
         return None
 
 

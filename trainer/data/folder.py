@@ -1,4 +1,4 @@
-"""A data set's images and classes, for training and evaluation; layout.py says what they are."""
+"""A data set's images and classes, for training and evaluation; layout.py defines the layout."""
 
 import contextlib
 from functools import cached_property
@@ -13,12 +13,12 @@ from .kept import Kept
 from .layout import LayoutError, images, images_by_class
 from .quarantine import Quarantine
 
-SMALL = 64  # pixels; images up to this size are taken whole and moved about, not cropped
+SMALL = 64  # pixels; images up to this size are used whole and shifted, not cropped
 USUAL = 224
 
 
 class Sizes(NamedTuple):
-    """Pixels: the training crop, the evaluation crop, the short side before the latter."""
+    """In pixels: the training crop, the evaluation crop, and the short side before the latter."""
 
     train: int
     evaluate: int
@@ -28,8 +28,8 @@ class Sizes(NamedTuple):
 class ImageFolder:
     """The images of one split. Class numbers follow the sorted names of the classes in train.
 
-    `paths[i]` is relative to `root`, `targets[i]` its class. Raises UserError for a folder that
-    does not have the layout.
+    `paths[i]` is relative to `root`, and `targets[i]` is its class. Raises UserError for a folder
+    that does not have the layout.
     """
 
     def __init__(self, root: str, split: str, options: Options) -> None:
@@ -44,7 +44,7 @@ class ImageFolder:
         self.kept: Optional[Kept] = None
 
     def __getstate__(self) -> Dict[str, Any]:
-        """For loader processes, which decode what is not kept yet."""
+        """For loader processes: they only decode images that are not kept yet."""
         return {**vars(self), "kept": None}
 
     def __len__(self) -> int:
@@ -55,14 +55,14 @@ class ImageFolder:
         return image_sizes(self.options, self.options.image_size or self.natural_size())
 
     def natural_size(self) -> int:
-        """The usual short side in pixels of the training images, whichever split this is, from
+        """The median short side in pixels of the training images, whichever split this is, from
         the headers of about 64 of them, spread over the classes."""
         sides = []
         for name in self.classes[:: len(self.classes) // 64 + 1]:
             with _explained(self.root):
                 some = images(self.root, "train", name)[: 64 // len(self.classes) + 1]
             for path in some:
-                with contextlib.suppress(BadImage):  # it is named when it is used
+                with contextlib.suppress(BadImage):  # it is reported when it is used
                     sides.append(min(size_of(self.root / path)))
         return median_low(sides or [USUAL])
 
@@ -76,7 +76,7 @@ def _explained(root: object) -> Iterator[None]:
 
 
 def image_sizes(options: Options, natural: int) -> Sizes:
-    """What the options say, else 224 or the images' own size when that is smaller."""
+    """The sizes that the options give; by default 224, or the images' own size if smaller."""
     train = options.image_size or min(USUAL, natural)
     evaluate = options.eval_size or train
     usual = evaluate if evaluate <= SMALL else round(evaluate / 0.875)

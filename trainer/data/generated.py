@@ -1,4 +1,4 @@
-"""Noise in the place of a data set, for `--trial` without `--data`: it costs no loading."""
+"""Noise in place of a data set, for `--trial` without `--data`: nothing has to be loaded."""
 
 from typing import Iterator
 
@@ -10,12 +10,12 @@ from .folder import USUAL, ImageFolder
 from .loader import Batch, TrainBatches
 from .quarantine import Quarantine
 
-# As in ImageNet: a classifier's last layer is a part of what is sent.
+# The numbers of ImageNet. Classes matter: a classifier's last layer is part of what is sent.
 IMAGES, CLASSES = 1_281_167, 1000
 
 
 class Generated(ImageFolder):
-    """As many images and classes as ImageNet has, of `--image_size` or the usual size."""
+    """As many images and classes as in ImageNet, of `--image_size` or the usual size."""
 
     def __init__(self, options: Options) -> None:
         self.options, self.quarantine = options, Quarantine(options.bad_images)
@@ -29,7 +29,7 @@ class Generated(ImageFolder):
 
 
 class GeneratedBatches(TrainBatches):
-    """The same images and targets in each step; an epoch has its whole steps alone."""
+    """The same images and targets in each step; an epoch consists of full steps only."""
 
     def __init__(self, dataset: Generated, options: Options, world: World) -> None:
         super().__init__(dataset, options, world)

@@ -1,8 +1,8 @@
 """What a data set is: ROOT/{train,val}/<class>/<image>, by the names of files and folders alone.
 
-The only place where this is said. The trainer lists its images by it, and launcher/before/probe.py sends
-this source to machines that have neither the code nor a package yet. So it imports the standard
-library alone, nothing of the trainer, and runs under Python >= 3.6.
+The layout is defined only here. The trainer lists its images with this module, and
+launcher/before/probe.py sends its source to machines that have neither the code nor any package
+yet. So it imports only the standard library, nothing from the trainer, and runs on Python >= 3.6.
 """
 
 import contextlib
@@ -16,12 +16,12 @@ LAYOUT = "the layout is DATA/train/<class>/<image> and DATA/val/<class>/<image>"
 
 
 class LayoutError(Exception):
-    """A sentence on what keeps a folder from being a data set."""
+    """The text says in a sentence why a folder is not a data set."""
 
 
 @contextlib.contextmanager
 def readable() -> Iterator[None]:
-    """What cannot be read within is a LayoutError."""
+    """Turns an OSError raised within the block into a LayoutError."""
     try:
         yield
     except OSError as error:
@@ -35,8 +35,8 @@ def readable() -> Iterator[None]:
 def images_by_class(root: Path, split: str) -> Dict[str, List[str]]:
     """The images of one split for each class of train, in the order of the class numbers.
 
-    Paths are relative to `root`, with slashes, sorted. A class that val lacks has none there.
-    Raises LayoutError.
+    Paths are relative to `root`, with slashes, and sorted. A class that is missing from val has an
+    empty list there. Raises LayoutError.
     """
     known = dict.fromkeys(class_names(root, "train"))
     here = known if split == "train" else dict.fromkeys(class_names(root, split))
@@ -65,7 +65,7 @@ def class_names(root: Path, split: str) -> List[str]:
 
 @readable()
 def images(root: Path, split: str, name: str) -> List[str]:
-    """The images of a class, at any depth, sorted; links are followed. Raises LayoutError."""
+    """The images of a class, at any depth, sorted; symlinks are followed. Raises LayoutError."""
     found = []  # type: List[str]
     for where, _, files in os.walk(str(root / split / name), followlinks=True, onerror=_fail):
         below = Path(where).relative_to(root).as_posix()

@@ -1,4 +1,4 @@
-"""Batches for one rank: its part of each step in training, of all images in evaluation."""
+"""Batches for one rank: its share of each training step, and of all images in evaluation."""
 
 import dataclasses
 from functools import partial
@@ -21,15 +21,15 @@ from .quarantine import Bad
 from .split import rank_slice, step_size
 from .workers import data_loader, started, worker_count
 
-TRIALS = 16  # replacements in a row that may be bad too before the data set is given up
+TRIALS = 16  # how many replacements in a row may be bad too before the run gives up
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """`images` uint8 (n, 3, size, size), channels last; `targets` and `indices` int64 (n).
+    """`images` are uint8 (n, 3, size, size), channels last; `targets` and `indices` are int64 (n).
 
-    `indices` are positions in the data set; a bad image's pixels and target are its
-    replacement's. `global_count`: samples of all ranks in this step (evaluation: n).
+    `indices` are positions in the data set; the pixels and target of a bad image are those of its
+    replacement. `global_count`: samples of all ranks in this step (in evaluation: n).
     """
 
     images: torch.Tensor
@@ -38,12 +38,12 @@ class Batch:
     global_count: int
 
     def on(self, device: torch.device) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Images and targets, on their way to the device."""
+        """Images and targets, copied to the device asynchronously."""
         return self.images.to(device, non_blocking=True), self.targets.to(device, non_blocking=True)
 
 
 class Draw(NamedTuple):
-    """Which sample is to be made: of an epoch of training, or with None in evaluation."""
+    """Which sample to make: in a training epoch, or, where `epoch` is None, in evaluation."""
 
     epoch: Optional[int]
     number: int  # its place in the data set
@@ -58,15 +58,16 @@ class Sample(NamedTuple):
 
 @dataclasses.dataclass
 class Samples(Dataset):  # type: ignore[type-arg]
-    """What a worker process needs to make a sample of an index."""
+    """What a worker process needs to make a sample from an index."""
 
     folder: ImageFolder
     transform: Union[Train, Evaluate]
     seed: int
 
     def __getitem__(self, draw: Draw) -> Sample:
-        """In training (the draw has an epoch) a bad image is replaced by others, drawn by (seed,
-        epoch, index); in evaluation, and after TRIALS replacements, `pixels` is None."""
+        """In training (where the draw has an epoch), a bad image is replaced by another one, drawn
+        from (seed, epoch, index); in evaluation, and after TRIALS replacements, `pixels` is None.
+        """
         rng, index = self.chance(draw), draw.number
         paths, targets = self.folder.paths, self.folder.targets
         bad: List[Bad] = []
@@ -92,7 +93,7 @@ class Bases(Dataset):  # type: ignore[type-arg]
     transform: Union[Train, Evaluate]
 
     def __getitem__(self, index: int) -> Tuple[int, Optional[np.ndarray]]:
-        """None in the place of a bad image."""
+        """The index and its base, which is None for a bad image."""
         try:
             picture = open_picture(self.folder.root / self.folder.paths[index])
             return index, self.transform.base(picture)
@@ -104,8 +105,8 @@ Collated = Tuple[torch.Tensor, torch.Tensor, torch.Tensor, List[Bad]]
 
 
 class TrainBatches:
-    """The training steps of one rank, epoch by epoch. Its loader processes stay from one to the
-    next."""
+    """The training steps of one rank, epoch by epoch. Its loader processes live on between
+    epochs."""
 
     def __init__(self, dataset: ImageFolder, options: Options, world: World) -> None:
         self.dataset, self.options, self.world = dataset, options, world
@@ -114,8 +115,8 @@ class TrainBatches:
         self._source = Source(Samples(dataset, transform, options.seed), options, world, stays=True)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """This rank's samples of each step from position `start` of the epoch on; there may be none
-        of a step. Raises RankError when there are too many bad images."""
+        """This rank's samples of each step from position `start` of the epoch on; a step may have
+        none for this rank. Raises RankError when there are too many bad images."""
         order = epoch_order(len(self.dataset), self.options.seed, epoch)
         steps, counts = [], []
         while start < len(order):
@@ -157,7 +158,7 @@ def eval_batches(
 
 @dataclasses.dataclass
 class Steps:
-    """What loader processes are asked for, step by step: they know nothing of epochs themselves."""
+    """What loader processes are asked for, step by step. They know nothing of epochs themselves."""
 
     epoch: Optional[int] = None
     indices: Sequence[List[int]] = ()
@@ -168,8 +169,8 @@ class Steps:
 
 
 class Source:
-    """The samples of a split, collated by steps: decoded as they are wanted, or small ones once and
-    then kept. `stays`: loader processes wait for the next `batches` when one is over."""
+    """The samples of a split, collated by step. They are decoded on demand; small ones are decoded
+    once and then kept. `stays`: loader processes wait for the next call of `batches`."""
 
     def __init__(
         self, samples: Samples, options: Options, world: World, stays: bool = False
@@ -181,7 +182,7 @@ class Source:
     def batches(
         self, steps: Sequence[List[int]], epoch: Optional[int] = None
     ) -> Iterator[Collated]:
-        """`steps`: indices of the data set. Only one such iterator is in use at a time."""
+        """`steps`: indices into the data set. Only one such iterator may be in use at a time."""
         folder, transform = self.samples.folder, self.samples.transform
         small = transform.keeps and self.size <= SMALL
         if small and fits(len(folder), transform.side, self.world.local_size):
@@ -204,7 +205,7 @@ class Source:
         return worker_count(self.options, self.world, self.size, images)
 
     def _kept(self, steps: Sequence[List[int]], epoch: Optional[int]) -> Iterator[Collated]:
-        """Small images, of which only those are decoded that this rank has not seen yet."""
+        """Small images: only those that this rank has not seen yet are decoded."""
         folder, side = self.samples.folder, self.samples.transform.side
         if folder.kept is None or folder.kept.pixels.shape[1] != side:
             folder.kept = Kept(len(folder), side)
@@ -223,7 +224,7 @@ class Source:
             yield images, targets, numbers, bad
 
     def _again(self, kept: Kept, draw: Draw) -> Sample:
-        """What `samples[draw]` is, without decoding it."""
+        """The same as `samples[draw]`, without decoding a good image again."""
         base = kept.get(draw.number)
         if base is None:
             return self.samples[draw]
@@ -234,7 +235,7 @@ class Source:
 def _collate(
     size: int, samples: Sequence[Sample]
 ) -> Collated:
-    """Images (those that could be read), targets, indices (of all), what was bad."""
+    """Images (those that could be read), targets and indices (of all), and the bad images."""
     pixels = [sample.pixels for sample in samples if sample.pixels is not None]
     images = torch.from_numpy(np.stack(pixels)) if pixels else torch.empty(0, size, size, 3)
     targets = torch.tensor([sample.target for sample in samples], dtype=torch.int64)

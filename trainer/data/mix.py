@@ -1,6 +1,6 @@
-"""mixup and cutmix: each image is blended with, or gets a rectangle of, its neighbour in the batch.
+"""mixup and CutMix: an image is blended with its neighbour in the batch, or gets a rectangle of it.
 
-The neighbour is the next one (a roll by one): the order is random already, and a roll needs no
+The neighbour is found by rolling the batch by one: the order is random already, and a roll needs no
 index tensor on the device.
 """
 
@@ -20,15 +20,16 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of outputs and ta
 
 @dataclasses.dataclass(frozen=True)
 class Mix:
-    """`weight` of the own target; `box` (top, bottom, left, right) comes from the neighbour, or the
-    whole image is blended where `box` is None."""
+    """`weight` is that of the image's own target. `box` (top, bottom, left, right) comes from the
+    neighbour; where it is None, the whole image is blended."""
 
     weight: float
     box: Optional[Tuple[int, int, int, int]] = None
 
 
 def plan_mix(options: Options, size: int, step: int, rank: int) -> Optional[Mix]:
-    """What happens to a rank's batch of images of `size` pixels, by (seed, global step, rank).
+    """How to mix a rank's batch of images of `size` pixels a side, drawn from (seed, global step,
+    rank); None where neither is on.
 
     Zhang et al., "mixup", 2017; Yun et al., "CutMix", 2019. Where both are on, one is drawn.
     """
@@ -49,10 +50,10 @@ def plan_mix(options: Options, size: int, step: int, rank: int) -> Optional[Mix]
 
 
 def mix_images(images: torch.Tensor, neighbours: torch.Tensor, mix: Mix) -> torch.Tensor:
-    """Apply to floating-point images and their neighbours (n, 3, size, size), which are left as they
-    are. In the memory format of `images`."""
+    """Apply `mix` to floating-point images and their neighbours (n, 3, size, size), neither of
+    which is changed. The result has the memory format of `images`."""
     if mix.box is None:
-        # From `images`, whose format the result takes.
+        # `images` comes first, since the result takes the first argument's format.
         return torch.lerp(images, neighbours, 1 - mix.weight)
     top, bottom, left, right = mix.box
     mixed = images.clone()
@@ -61,7 +62,7 @@ def mix_images(images: torch.Tensor, neighbours: torch.Tensor, mix: Mix) -> torc
 
 
 def mixed_loss(loss: Loss, outputs: torch.Tensor, targets: Pair, mix: Optional[Mix]) -> torch.Tensor:
-    """`loss` against both targets, by their weights. `targets` are the own ones and these rolled by
-    one, which is done before a batch is split into micro-batches."""
+    """`loss` against both targets, weighted. `targets` are the batch's own targets and the same
+    rolled by one; the roll is done before a batch is split into micro-batches."""
     own = loss(outputs, targets[0])
     return own if mix is None else mix.weight * own + (1 - mix.weight) * loss(outputs, targets[1])

@@ -1,6 +1,6 @@
-"""Which samples a step takes, by chance that nothing but its arguments decides.
+"""The random order of the samples, which depends on nothing but its arguments.
 
-Nothing here knows how many ranks there are; split.py says which of the samples are whose.
+Nothing here knows how many ranks there are; split.py assigns the samples to ranks.
 """
 
 import hashlib

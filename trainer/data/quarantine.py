@@ -1,4 +1,4 @@
-"""The images that could not be used: named once each, and not too many."""
+"""The images that could not be used: each is logged once, and their number is limited."""
 
 import logging
 from typing import Dict, Iterable, NamedTuple
@@ -14,7 +14,7 @@ class Bad(NamedTuple):
 
 
 class Quarantine:
-    """What this rank has met so far. The user's files stay where they are."""
+    """The bad images that this rank has found so far. The user's files are left where they are."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -24,7 +24,7 @@ class Quarantine:
         return len(self.found)
 
     def add(self, met: Iterable[Bad]) -> None:
-        """Log each new file; raise RankError when there are more than `limit`."""
+        """Log each new file; raise RankError when there are more than `limit` of them."""
         for path, reason in met:
             if path in self.found:
                 continue

@@ -1,9 +1,9 @@
-"""How many samples go where: an epoch over its steps, a step over the ranks, a rank's part over its
+"""How samples are split: an epoch into steps, a step over the ranks, a rank's share into
 micro-batches.
 
-Pure functions of their arguments, without torch: the launcher refuses by them what could not be
-split. Nothing here knows how many ranks there were before: a run resumes at any position of an
-epoch on another number of ranks, and each sample is still used exactly once.
+These are pure functions of their arguments, without torch: the launcher uses them to refuse what
+could not be split. Nothing here knows how many ranks there were before: a run resumes at any
+position of an epoch on another number of ranks, and each sample is still used exactly once.
 
 The invariants of every split: its parts add up to the whole, all ranks compute the same parts, and
 no part is exactly one sample where there are two.
@@ -13,7 +13,7 @@ from typing import List, NamedTuple, Sequence, Tuple
 
 from ..errors import UserError
 
-# Batch normalisation has no variance of one sample, so no rank is given exactly one.
+# Batch normalisation cannot compute a variance from one sample, so no rank is given exactly one.
 SMALLEST = 2
 
 
@@ -23,16 +23,16 @@ def even_parts(count: int, parts: int) -> List[int]:
 
 
 def least_batch(ranks_of_nodes: Sequence[int]) -> int:
-    """The smallest batch of a node, for nodes with so many ranks: one sample trains only alone, by
-    running statistics."""
+    """The smallest batch per node, for nodes with these numbers of ranks. A batch of one is allowed
+    only for a single rank, which then uses the running statistics."""
     return SMALLEST * max(ranks_of_nodes) if sum(ranks_of_nodes) > 1 else 1
 
 
 def rank_batches(per_node: int, places: Sequence[Tuple[object, int]]) -> Tuple[int, ...]:
-    """Samples of a step per rank: each node's batch over its ranks, remainders to the first ones.
+    """Samples per rank and step: each node's batch over its ranks, the remainder to the first ones.
 
-    `places[rank]` is (node, local rank). Raises UserError when a rank would get none, or one
-    where there are several ranks.
+    `places[rank]` is (node, local rank). Raises UserError when a rank would get no sample, or only
+    one where there are several ranks.
     """
     ranks_of = {node: sum(other == node for other, _ in places) for node, _ in places}
     least = least_batch(tuple(ranks_of.values()))
@@ -46,7 +46,7 @@ def rank_batches(per_node: int, places: Sequence[Tuple[object, int]]) -> Tuple[i
 
 def steps_per_epoch(count: int, global_batch: int, minimum: int = SMALLEST) -> int:
     """Steps for `count` samples, none of them with more than `global_batch` or fewer than `minimum`
-    samples; where both cannot be had (3 samples, batches of 2), the minimum counts."""
+    samples; where both are impossible (3 samples, batches of 2), the minimum takes precedence."""
     steps = -(-count // global_batch)
     return steps if count // steps >= minimum else max(1, count // minimum)
 
@@ -54,9 +54,10 @@ def steps_per_epoch(count: int, global_batch: int, minimum: int = SMALLEST) -> i
 def step_size(position: int, count: int, global_batch: int, minimum: int = SMALLEST) -> int:
     """Samples of the step that begins at `position` of an epoch of `count` samples.
 
-    The steps of an epoch are as equal as can be, the smaller ones first. A last step of what is
-    left over would move the weights as far as a whole one, by the gradient and the batch statistics
-    of a few samples. The size depends on what is left alone, so a resumed run goes on the same way.
+    The steps of an epoch are as equal as possible, the smaller ones first. A last step with only
+    the remainder would move the weights as far as a full one, by the gradient and the batch
+    statistics of a few samples. The size depends only on the number of samples left, so a resumed
+    run continues in the same way.
     """
     left = count - position
     return left // steps_per_epoch(left, global_batch, minimum)
@@ -65,10 +66,11 @@ def step_size(position: int, count: int, global_batch: int, minimum: int = SMALL
 def split_batch(count: int, weights: Sequence[int], minimum: int = SMALLEST) -> List[int]:
     """Samples per rank of a batch of `count`, where `weights` are the ranks' full batches.
 
-    Every rank gets nothing, or `minimum` and of the rest a share in proportion to what its weight
-    has above `minimum`. Where there are too few samples for all, the ranks with the largest
-    weights work, the lower rank first. No rank gets more than its weight, but one more where it
-    cannot be helped (3 samples for ranks of 2). Raises ValueError when `count` < `minimum`.
+    Every rank gets either nothing, or `minimum` plus a share of the rest in proportion to the
+    excess of its weight over `minimum`. Where there are too few samples for all, the ranks with the
+    largest weights get them; among equals, the lower rank comes first. No rank gets more than its
+    weight, except for one more where that is unavoidable (3 samples for ranks of 2). Raises
+    ValueError when `count` < `minimum`.
     """
     able = [rank for rank, weight in enumerate(weights) if weight >= minimum]
     active = sorted(able, key=lambda rank: (-weights[rank], rank))[: count // minimum]
@@ -81,7 +83,8 @@ def split_batch(count: int, weights: Sequence[int], minimum: int = SMALLEST) -> 
         beyond = dict.fromkeys(active, 1)
     total, upto = sum(beyond.values()), 0
     for rank in active:
-        # Differences of sums, rounded up, add up to the whole. Integers: all machines agree.
+        # Differences of rounded-up running sums add up to the whole. All are integers, so that
+        # every machine computes the same.
         before, upto = upto, upto + beyond[rank]
         sizes[rank] = minimum + -spare * before // total - -spare * upto // total
     return sizes
@@ -94,16 +97,16 @@ def rank_slice(sizes: Sequence[int], rank: int) -> slice:
 
 
 def micro_batches(count: int, parts: int) -> List[int]:
-    """Sizes of at most `parts` micro-batches of `count` samples, none of exactly one sample
-    (unless `count` is one): accumulation splits a batch and never enlarges it."""
+    """Sizes of at most `parts` micro-batches of `count` samples, none of exactly one sample (unless
+    `count` is one). Gradient accumulation splits a batch and never enlarges it."""
     if count == 0:
         return []
     return even_parts(count, max(1, min(parts, count // SMALLEST)))
 
 
 class StepShape(NamedTuple):
-    """What one rank does in one step: sizes of its micro-batches (none: it only takes part in the
-    collectives) and whether batch normalisation uses its running statistics instead."""
+    """What one rank does in one step: the sizes of its micro-batches (if there are none, it only
+    takes part in the collectives), and whether batch normalisation uses its running statistics."""
 
     micro: List[int]
     running_statistics: bool
@@ -112,9 +115,9 @@ class StepShape(NamedTuple):
 def step_shape(sizes: Sequence[int], rank: int, parts: int, sync_bn: bool) -> StepShape:
     """The shape of a step with `sizes` samples per rank, split into `parts` micro-batches.
 
-    A rank without samples must not touch its statistics. With `sync_bn` each micro-batch is a
-    collective of all ranks: their numbers are equal, and where one rank has no samples, none
-    computes statistics.
+    A rank without samples must not touch its statistics. With `sync_bn`, each micro-batch is a
+    collective of all ranks: so all have equally many of them, unless one rank has no samples, and
+    then no rank computes batch statistics.
     """
     if not sync_bn:
         return StepShape(micro_batches(sizes[rank], parts), sizes[rank] < SMALLEST)

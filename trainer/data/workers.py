@@ -1,9 +1,10 @@
-"""Loader processes: how many a rank has, and that they live exactly as long as the rank does.
+"""Loader processes: how many a rank has, and how they live exactly as long as the rank does.
 
-Who ends a job signals all of its processes (Slurm's scancel, systemd's control group, Ctrl-C on a
-terminal), but only a rank knows at which step to stop, and until then it needs what its loaders
-make. So none of these signals reaches them. They end when the rank has no more work for them, and
-when it is gone: at once, since they hold its connections open, by which its peers notice.
+Whatever ends a job signals all of its processes (Slurm's scancel, systemd with a control group, or
+Ctrl-C in a terminal), but only a rank knows at which step to stop, and until then it needs the
+batches of its loaders. So these signals are blocked in them. They end when the rank has no more
+work for them, or at once when the rank dies: they hold its connections open, and its peers notice
+its death only when these are closed.
 """
 
 import contextlib
@@ -20,13 +21,13 @@ from ..options import Options
 from ..world import World
 from .folder import SMALL
 
-FEW = 4096  # images: decoding so many small ones takes less time than starting processes
-PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+FEW = 4096  # images: decoding this many small ones takes less time than starting processes
+PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
 def worker_count(options: Options, world: World, size: int, images: int) -> int:
-    """Loader processes of this rank: the option, else none for a few small images, else its part
-    of the machine's cores, one of which trains."""
+    """The number of this rank's loader processes: the option if it is given, none for a few small
+    images, else the rank's share of the machine's cores but one, which is left for training."""
     if options.workers is not None:
         return options.workers
     if size <= SMALL and images <= FEW:
@@ -43,7 +44,7 @@ def data_loader(
     pinned: bool = False,
     stays: bool = False,
 ) -> DataLoader[Any]:
-    """torch's, over `steps` of indices. `stays`: its processes outlive an epoch."""
+    """torch's DataLoader over `steps` of indices. `stays`: its processes outlive an epoch."""
     return DataLoader(
         dataset,
         batch_sampler=steps,
@@ -52,7 +53,7 @@ def data_loader(
         pin_memory=pinned,
         # A generator of its own: without one, each epoch would draw from the global one.
         generator=torch.Generator(),
-        # The default of Python 3.14 would import torch anew in each of them.
+        # The default of Python 3.14 would import torch again in each of them.
         multiprocessing_context="fork" if workers else None,
         worker_init_fn=partial(end_with, os.getpid()),
         persistent_workers=stays and workers > 0,
@@ -60,15 +61,15 @@ def data_loader(
 
 
 def started(loader: DataLoader[Any]) -> Iterator[Any]:
-    """iter(loader), whose processes begin with these signals blocked, and so remain. For the main
-    thread: see `end_with`."""
+    """iter(loader), whose processes start with SIGTERM and SIGINT blocked, and keep them blocked.
+    To be called from the main thread: see `end_with`."""
     with blocked(signal.SIGTERM, signal.SIGINT):
         return iter(loader)
 
 
 @contextlib.contextmanager
 def blocked(*numbers: signal.Signals) -> Iterator[None]:
-    """Signals that come within are delivered afterwards."""
+    """Signals that arrive within the block are delivered afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -77,10 +78,10 @@ def blocked(*numbers: signal.Signals) -> Iterator[None]:
 
 
 def end_with(parent: int, worker: int = 0) -> None:
-    """From now on this process is killed when process `parent`, which has started it, is gone.
+    """From now on, this process is killed when the process `parent`, which started it, is gone.
 
-    Linux sends that signal when the *thread* ends that started this process, so it must be one that
-    lives as long as the parent does: loaders and the ranks of --spawn are started by main threads.
+    Linux sends that signal when the *thread* that started this process ends, so this must be a
+    thread that lives as long as the parent: main threads start loaders and the ranks of --spawn.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:  # gone already
