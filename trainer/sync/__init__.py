@@ -29,7 +29,7 @@ KINDS: Dict[str, Type[Sync]] = {
 def make(
     spec: str, last_bucket: Callable[[], None], patience: float = 120.0, rule: str = ""
 ) -> Sync:
-    """The strategy of a `--sync` and its `--sync_rule`; `patience`: seconds that it waits for a
+    """The strategy that `--sync` and `--sync_rule` ask for; `patience`: seconds that it waits for a
     silent peer. Raises UserError."""
     strategy = dataclasses.replace(parse(spec), growth=parse_rule(rule))
     return KINDS[strategy.name](strategy, last_bucket, patience)

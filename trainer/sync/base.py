@@ -1,8 +1,8 @@
 """How ranks become one run: one small class for each strategy, behind this interface.
 
-Two families stand behind it. Of the first, all ranks meet in each step: their gradients are summed
-while backward runs, by a communication hook of DDP. Of the second, ranks train by themselves and
-meet every H steps, after the optimizer. What the loop does for both:
+The strategies form two families. In the first, all ranks meet in each step: a communication hook of
+DDP sums their gradients while backward runs. In the second, ranks train by themselves and meet
+every H steps, after the optimizer. The training loop is the same for both:
 
     before_step(moment)      begin what is due; `keeps` says whether gradients stay on this rank
     forward, backward        hooks of the first family sum here
@@ -10,8 +10,8 @@ meet every H steps, after the optimizer. What the loop does for both:
     after_step(skipped)      exchanges of the second family end here
     meets                    whether all ranks have met at the end of this step
 
-Only where they have met may a run be saved, stopped or evaluated: there nothing is under way,
-and `agreed()` shows what the ranks have in common.
+A run may be saved, stopped or evaluated only where the ranks have met: no exchange is in flight
+there, and `agreed()` gives the model what the ranks have in common.
 """
 
 import contextlib
@@ -31,8 +31,8 @@ State = Dict[str, torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Moment:
-    """What a strategy may know of the step that begins; equal on all ranks but for `scale`.
-    `left`: steps to the epoch's end, this one counted."""
+    """What a strategy may know about the step that begins; equal on all ranks except for `scale`.
+    `left`: steps to the epoch's end, including this one."""
 
     step: int
     left: int
@@ -40,22 +40,22 @@ class Moment:
     rank_samples: Tuple[int, ...]  # samples of each rank
     scale: float = 1.0  # by which the loss is multiplied
     exact: bool = False  # in warm-up, for strategies that begin with exact sums
-    warm: bool = False  # the learning rate still rises
+    warm: bool = False  # the learning rate is still warming up
 
 
 class Sync:
-    """The first family's way, with which a subclass gives `start_sum` alone.
+    """The first family's behaviour: such a subclass only has to implement `start_sum`.
 
     The loss is divided by the global number of samples, so gradients are summed, never averaged:
     ranks may have different numbers of samples. A subclass that keeps state, or meets less often,
     overrides the rest.
     """
 
-    # Whether gradients of the step stay on this machine: the loss is then divided by its samples.
+    # Whether the step's gradients stay on this machine: the loss is then divided by its samples.
     keeps = False
-    # Whether all ranks have met when the step ends; of the second family after some steps only.
+    # Whether all ranks have met when the step ends; in the second family, only after some steps.
     meets = True
-    # Whether `Moment.scale` is asked for, which may wait for the device.
+    # Whether the strategy needs `Moment.scale`; reading it may wait for the device.
     follows_scale = False
     # Steps between the last two meetings.
     covered = 1
@@ -64,11 +64,11 @@ class Sync:
         self, strategy: Strategy, last_bucket: Callable[[], None], patience: float = 120.0
     ) -> None:
         self.strategy, self.patience = strategy, patience  # seconds to wait for a silent peer
-        # Called when the last bucket has been handed over: communication is exposed from then on.
+        # Called when the last bucket is handed over: communication is exposed from then on.
         self._last_bucket = last_bucket
 
     def setup(self, model: DistributedDataParallel, machines: Optional[Machines] = None) -> None:
-        """`machines`: by default each rank is one by itself. Collective."""
+        """`machines`: by default, each rank counts as a machine of its own. Collective."""
         alone = Machines(tuple(range(dist.get_world_size())), dist.get_rank())
         self.machines = machines or alone
         model.register_comm_hook(None, self.hook)
@@ -89,32 +89,33 @@ class Sync:
         raise NotImplementedError
 
     def before_step(self, moment: Moment) -> None:
-        """Before the first forward of a step."""
+        """Called before the first forward of a step."""
 
     def after_step(self, skipped: Union[bool, torch.Tensor]) -> None:
-        """After the optimizer; `skipped`: the loss scale overflowed and nothing changed. Reading it
-        as a bool may wait for the device."""
+        """Called after the optimizer. `skipped`: the gradients overflowed and no weight changed.
+        Reading it as a bool may wait for the device."""
 
     def use_masters(self, masters: List[Tuple[nn.Parameter, nn.Parameter]]) -> None:
-        """Half-precision weights with the fp32 copies that the optimizer updates instead."""
+        """Takes half-precision weights, each with the fp32 copy that the optimizer updates."""
 
     def common(self, state: State) -> State:
-        """A model's state dict with what all ranks agreed on where they met, for its average."""
+        """A model's state dict with the weights that all ranks agreed on when they last met; --ema
+        averages it."""
         return state
 
     def agreed(self) -> ContextManager[None]:
-        """Within, the model has what all ranks have in common, and its own again afterwards, to
-        the bit: what is evaluated, and what goes on with another number of ranks. Collective,
-        where all have met."""
+        """Within, the model has the weights that all ranks have in common, which are evaluated and
+        can be resumed on another number of ranks; afterwards it has its own again, to the bit.
+        Collective; only where all ranks have met."""
         return contextlib.nullcontext()
 
     def state_dict(self) -> Optional[Dict[str, Any]]:
-        """This machine's own state; None where there is none. It fits only the same ranks on as
-        many machines: others begin without it."""
+        """This machine's own state; None where there is none. It fits only a run with the same
+        ranks on each machine: any other run begins without it."""
         return None
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Take over what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
 
 
 def sum_over_ranks(tensor: torch.Tensor, group: Any = None) -> torch.futures.Future[torch.Tensor]:

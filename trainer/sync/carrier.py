@@ -1,14 +1,14 @@
 """Exchanges made of several collectives, in the background, in the same order on all ranks.
 
-Gloo pairs collectives by their order within a process group, so who issues the second one from the
-first one's callback pairs it with another bucket's: callbacks come in any order. Here each stage
-of an exchange has a thread of its own, which takes buckets in the order in which they were handed
-over; DDP hands them over in the same order on all ranks. A stage that sends has a process group of
-its own too, and does nothing else: while it carries one bucket, the others code their
-neighbours, so that the link does not rest.
+Gloo matches collectives by their order within a process group. A second collective that is issued
+from the callback of the first could therefore be matched with that of another bucket, since
+callbacks come in any order. Here each stage of an exchange has a thread of its own, which takes
+buckets in the order in which they were handed over; DDP hands them over in the same order on all
+ranks. A stage that sends also has a process group of its own, and does nothing else: while it sends
+one bucket, the other stages encode or decode its neighbours, so that the link is never idle.
 
-On a GPU the numbers are coded there on a stream of their own and travel through pinned host memory
-and Gloo, so that no kernel of NCCL holds the GPU while a slow link carries. (That way has never run
+On a GPU, the numbers are encoded there, on a separate stream, and travel through pinned host memory
+and Gloo, so that no NCCL kernel occupies the GPU during a slow transfer. (This path has never run
 on a GPU.)
 """
 
@@ -27,9 +27,9 @@ Result = torch.futures.Future[torch.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A step of an exchange, which takes what the stage before it returned. One that `sends` is
-    also given a process group: of all ranks, or of those `among` which this rank is (None where it
-    is in none)."""
+    """A stage of an exchange; it takes what the stage before it returned. One that `sends` is also
+    passed a process group: of all ranks, or the one of the groups `among` that this rank belongs to
+    (None if it belongs to none)."""
 
     work: Callable[..., Any]
     sends: bool = False
@@ -37,8 +37,8 @@ class Stage:
 
 
 class Carrier:
-    """Runs each job through `stages`: groups, threads and streams behind them. Collective. A peer
-    that is silent for `patience` seconds ends a job with an error."""
+    """Runs each job through `stages`, with a thread and a stream for each, and a process group for
+    those that send. Collective. A job fails if a peer is silent for `patience` seconds."""
 
     def __init__(self, stages: List[Stage], device: torch.device, patience: float) -> None:
         self.device = device
@@ -52,7 +52,7 @@ class Carrier:
             threading.Thread(target=self._serve, args=names, daemon=True).start()
 
     def start(self, job: Any, result: Result, after: Optional[Result] = None) -> None:
-        """Hand over a job, whose tensors nobody changes until the future `result` is done; its
+        """Hand over a job. Its tensors must not be changed until the future `result` is done; its
         first stage waits for the future `after`."""
         ready = torch.cuda.current_stream().record_event() if self._cuda else None
         self._queues[0].put((job, result, ready, after))
@@ -78,7 +78,7 @@ class Carrier:
                         after.wait()
                     if stream is not None:
                         # Once nothing refers to a tensor, the stream that allocated it may reuse
-                        # its memory, which must not be before this stream has read it.
+                        # its memory; that must not happen before this stream has read it.
                         for tensor in filter(_is_on_gpu, tensors_of(job)):
                             tensor.record_stream(stream)
                     made = stage.work(job, *given)
@@ -88,7 +88,7 @@ class Carrier:
                     ready = stream.record_event() if stream is not None else None
                 self._queues[number + 1].put((made, result, ready, None))
             except BaseException as error:
-                # A peer is gone: whoever waits must hear of it, for this bucket and all others.
+                # A peer is gone: everything that waits, for this bucket or any other, must fail.
                 self._failed = error
                 result.set_exception(error)
 
@@ -100,7 +100,7 @@ class Carrier:
 
 
 def tensors_of(job: Any) -> Iterator[torch.Tensor]:
-    """Those in a job's fields or elements, and in the lists among them."""
+    """The tensors in a job's fields or elements, and in the lists among them."""
     if isinstance(job, torch.Tensor):
         yield job
     elif dataclasses.is_dataclass(job):
@@ -118,8 +118,9 @@ def _is_on_gpu(tensor: torch.Tensor) -> bool:
 def new_group(
     among: Sequence[Sequence[int]], timeout: timedelta, backend: Optional[str] = None
 ) -> Any:
-    """The new group of those ranks `among` which this one is; of all, where none are named. All
-    ranks make all groups. `backend`: by default the one over which gradients travel. Collective."""
+    """A new process group: the one of the groups `among` that this rank belongs to, or one of all
+    ranks if `among` is empty. All ranks make all groups. `backend`: by default that of the
+    gradients. Collective."""
     own = None
     for ranks in among or [range(dist.get_world_size())]:
         made = dist.new_group(list(ranks), timeout, backend)
@@ -130,12 +131,12 @@ def new_group(
 def swap_parts(
     parts: torch.Tensor, group: Any, ranks: Optional[Sequence[int]] = None
 ) -> torch.Tensor:
-    """Row n of bytes (N, B) goes to the n-th of `ranks` (all by default), which make up the group;
+    """Send row n of bytes (N, B) to the n-th of `ranks` (all by default), which make up the group;
     returns the rows that came from them (N, B).
 
-    One peer after the other, the next rank first: so no two ranks send to the same one at a time,
-    as they do in Gloo's all_to_all, which took 1.2 to 1.6 times as long over a switch. All receives
-    stand before the first send, so that nobody's send waits for them.
+    Each rank sends to one peer after the other, beginning with the next rank. So no two ranks send
+    to the same one at a time, as they do in Gloo's all_to_all, which took 1.2 to 1.6 times as long
+    over a switch. All receives are posted before the first send, so that no send waits for one.
     """
     sent = to_host(parts)
     received = torch.empty_like(sent, pin_memory=sent.is_pinned())
@@ -143,7 +144,7 @@ def swap_parts(
     peers = range(world) if ranks is None else ranks
     own = peers.index(dist.get_rank())
     received[own].copy_(sent[own])
-    # (torch declares that both may return None, as they do on ranks outside the group)
+    # (torch declares that irecv and isend may return None, as they do on ranks outside the group)
     before = [(own - step) % world for step in range(1, world)]
     coming: List[Any] = [dist.irecv(received[row], peers[row], group=group) for row in before]
     for step in range(1, world):
@@ -160,13 +161,14 @@ def gather_parts(
 ) -> torch.Tensor:
     """The bytes (B) of all `count` ranks, on all of them: (N, B).
 
-    Sent to each rank in turn, as Gloo's all_gather would not: it hands them on from rank to rank.
+    They are sent directly to each rank in turn; Gloo's all_gather would pass them on from rank to
+    rank.
     """
     return swap_parts(part.expand(count, -1), group, ranks)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in pinned memory, complete when this returns; a CPU's tensor stays as it is."""
+    """A copy in pinned memory, complete on return; a contiguous CPU tensor is returned as it is."""
     if tensor.device.type == "cpu":
         return tensor.contiguous()
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

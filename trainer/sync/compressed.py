@@ -1,6 +1,6 @@
-"""Half the bytes: gradients travel as 16-bit numbers and are summed in them.
+"""Half the bytes: gradients travel as 16-bit numbers and are summed in that type.
 
-fp16 keeps 11 bits and overflows above 65,504; bf16 keeps 8 bits and float32's range.
+fp16 has 11 significant bits and overflows above 65,504; bf16 has 8 and the range of float32.
 """
 
 from typing import Optional
@@ -30,7 +30,7 @@ class BF16(Compressed):
     dtype = torch.bfloat16
 
     def setup(self, model: DistributedDataParallel, machines: Optional[Machines] = None) -> None:
-        """Raises UserError where the backend cannot sum bf16, as Gloo of torch 1.12."""
+        """Raises UserError where the backend cannot sum bf16, as with Gloo in torch 1.12."""
         super().setup(model, machines)
         try:
             self.start_sum(torch.zeros(1, device=model.device), 0).wait()

@@ -1,4 +1,4 @@
-"""Few bits a value in each step, and nothing lost: errors are kept, and sent with the next step."""
+"""A few bits per value in each step; nothing is lost, since errors are added to the next step."""
 
 from typing import Any, List
 

@@ -1,8 +1,8 @@
-"""What strategies with error feedback have in common: what is kept from step to step, by each rank
-or, where several share a machine, by the one of them that sends.
+"""What strategies with error feedback have in common: state that is kept from step to step, by each
+rank or, where several share a machine, by the one of them that sends.
 
-Errors are gradients, so they are multiplied by the loss scale and follow it. What a step would
-leave behind counts only once the step has: after an overflow all stays as it was before.
+Errors are gradients, so they are multiplied by the loss scale and follow its changes. The errors of
+a step are kept only if the step is taken: after an overflow, the state is as it was before.
 """
 
 import dataclasses
@@ -19,16 +19,17 @@ from .machines import Machines
 
 @dataclasses.dataclass
 class Kept:
-    """Of one bucket: tensors as the last step left them, and where the next one's are written."""
+    """The state of one bucket: tensors as the last step left them, and those that the current step
+    writes."""
 
     now: List[torch.Tensor]
     coming: List[torch.Tensor]
 
 
 class Feedback(Sync):
-    """Sums bucket by bucket in the background, by `stages`; a subclass says what is
-    kept. Exact before the first step, which only orders DDP's buckets, and in warm-up. The host
-    must know of each step whether it overflowed, and by what the loss was multiplied."""
+    """Sums bucket by bucket in the background, by `stages`; a subclass says what is kept. Sums are
+    exact before the first step, in the pass that only orders DDP's buckets, and in warm-up. The
+    host must know for each step whether it overflowed and what the loss scale was."""
 
     follows_scale = True
 
@@ -37,7 +38,7 @@ class Feedback(Sync):
     ) -> None:
         super().__init__(strategy, last_bucket, patience)
         self.kept: Dict[int, Kept] = {}
-        self.scale = 1.0  # by which all that is kept is multiplied, as the loss was
+        self.scale = 1.0  # the loss scale by which all that is kept is multiplied
         self.exact = True
 
     def setup(self, model: DistributedDataParallel, machines: Optional[Machines] = None) -> None:
@@ -46,19 +47,20 @@ class Feedback(Sync):
         self.carrier = Carrier(stages, model.device, self.patience)
 
     def stages(self) -> List[Stage]:
-        """What is done to (buffer, index, Kept) in turn; the last one returns the buffer."""
+        """The stages that process (buffer, index, Kept) in turn; the last one returns the buffer.
+        """
         raise NotImplementedError
 
     def blank(self, job: Any) -> Any:
-        """What the last stage takes, its tensors `wire` still to be filled."""
+        """The input of the last stage, whose tensors `wire` are still to be filled."""
         raise NotImplementedError
 
     def wire(self, bucket: Any) -> List[torch.Tensor]:
-        """What the last stage makes the sums of: tensors of one type."""
+        """The tensors, all of one dtype, from which the last stage computes the sums."""
         raise NotImplementedError
 
     def sizes(self, buffer: torch.Tensor, index: int) -> List[int]:
-        """Values of each tensor that is kept for a bucket; all begin as zeros."""
+        """The number of values of each tensor kept for a bucket; all begin as zeros."""
         raise NotImplementedError
 
     def before_step(self, moment: Moment) -> None:
@@ -73,7 +75,7 @@ class Feedback(Sync):
             return sum_over_ranks(buffer)
         summed = None
         if len(self.machines.here) > 1:
-            # Begun here, where all ranks hand over buckets in the same order.
+            # Started here, because all ranks hand over buckets in the same order here.
             summed = sum_over_ranks(buffer, self.machines.group)
         future = self.carrier.future()
         self.carrier.start((buffer, index, self._kept(buffer, index)), future, summed)
@@ -82,7 +84,7 @@ class Feedback(Sync):
     def _kept(self, buffer: torch.Tensor, index: int) -> Kept:
         known = self.kept.get(index)
         sizes = self.sizes(buffer, index) if self.machines.leads else []
-        # Begun anew also where --bucket_mb is another than before a resume.
+        # Also begun anew where --bucket_mb differs from that before a resume.
         if known is None or [tensor.numel() for tensor in known.now] != sizes:
             first = [torch.zeros(size, device=buffer.device) for size in sizes]
             known = self.kept[index] = Kept(first, [torch.zeros_like(one) for one in first])

@@ -1,8 +1,8 @@
-"""Sums by Gloo from the host's memory, so that no kernel of NCCL holds a GPU while a link carries.
+"""Sums by Gloo from host memory, so that no NCCL kernel occupies a GPU during a slow transfer.
 
-A bucket is copied to pinned memory, summed there and copied back, each by a thread and a stream of
-its own (`carrier.py`): the link carries one bucket while its neighbours are copied. On a CPU it is
-the same sum, without the copies.
+A bucket is copied to pinned memory, summed there and copied back. Each of these stages has a thread
+and a stream of its own (`carrier.py`), so that one bucket is sent while its neighbours are copied.
+On a CPU it is the same sum without the copies.
 """
 
 from typing import Any, Tuple
@@ -12,12 +12,12 @@ import torch.distributed as dist
 
 from .carrier import Carrier, Stage, to_host
 
-Job = Tuple[torch.Tensor, torch.Tensor]  # the bucket, and its values in the host's memory
+Job = Tuple[torch.Tensor, torch.Tensor]  # the bucket, and its values in host memory
 
 
 class HostSums:
-    """Collective, as `start` is: all ranks hand over their buckets in the same order. A peer that
-    is silent for `patience` seconds ends a sum with an error."""
+    """Collective, as `start` is: all ranks hand over their buckets in the same order. A sum fails
+    if a peer is silent for `patience` seconds."""
 
     def __init__(self, device: torch.device, patience: float) -> None:
         stages = [Stage(_to_host), Stage(_sum, sends=True), Stage(_back)]

@@ -1,15 +1,15 @@
-"""Ranks that train by themselves and meet every H steps, to average what they have become.
+"""Ranks that train by themselves and meet every H steps to average their parameters.
 
-`z` is what all ranks agreed on when they last met. Where they meet, each rank sends how far it has
-come from there, weighted by the samples that it trained on; the sum moves z (McMahan et al.,
-"Communication-efficient learning of deep networks from decentralized data", AISTATS 2017; Stich,
-"Local SGD converges fast and communicates little", ICLR 2019). Codes of few bits are of that
-difference, which is small, and what they leave out is sent at the next meeting.
+`z` holds the parameters that all ranks agreed on when they last met. When they meet, each rank
+sends how far its parameters have moved from z, weighted by the samples that it trained on; the sum
+moves z (McMahan et al., "Communication-efficient learning of deep networks from decentralized
+data", AISTATS 2017; Stich, "Local SGD converges fast and communicates little", ICLR 2019). What is
+quantised is that difference, which is small; the quantisation error is sent at the next meeting.
 
-Where several ranks share a machine, it is machines that train by themselves: its ranks sum their
-gradients in each step, and hold the same weights.
+Where several ranks share a machine, the machines train by themselves: the ranks of each sum their
+gradients in each step and hold the same weights.
 
-Rounds end with an epoch: the last one is shorter, and nothing is under way at an epoch's end.
+Rounds end with an epoch: the last one is shorter, and no exchange is in flight at an epoch's end.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from .parts import Parts
 
 
 class LocalSGD(Sync):
-    """Averages at once: when ranks meet, all have the same weights."""
+    """Averages at once: after each meeting, all ranks have the same weights."""
 
     def __init__(
         self, strategy: Strategy, last_bucket: Callable[[], None], patience: float = 120.0
@@ -64,7 +64,7 @@ class LocalSGD(Sync):
 
     @property
     def trained(self) -> List[torch.Tensor]:
-        """What the optimizer steps: masters in the place of half weights."""
+        """What the optimizer updates: master weights in place of half-precision ones."""
         return [self.masters.get(weight, weight).data for weight in self.weights]
 
     def before_step(self, moment: Moment) -> None:
@@ -80,7 +80,7 @@ class LocalSGD(Sync):
         self.samples = [sum(pair) for pair in zip(self.samples, now)]
 
     def begin_anew(self) -> None:
-        """All ranks have the same weights: they agree on them."""
+        """All ranks have the same weights here: these become z."""
         self.z = flat(self.trained)
         self.done, self.kept = 0, []
 
@@ -98,11 +98,11 @@ class LocalSGD(Sync):
             self.done = 0
 
     def outer(self, moved: torch.Tensor) -> torch.Tensor:
-        """What the ranks' average movement makes of z."""
+        """How far to move z, given the average movement of the ranks."""
         return moved
 
     def start(self, moved: torch.Tensor) -> None:
-        """Begin to average how far the machines have come; `moved` is written to."""
+        """Begin to average how far the machines have moved; `moved` is overwritten."""
         total, machines = sum(self.samples), self.machines
         share = self.samples[machines.own] / total if total else 1 / machines.count
         self.moving = moved.mul_(share)
@@ -121,7 +121,7 @@ class LocalSGD(Sync):
         return Kept(first, [torch.zeros_like(one) for one in first])
 
     def finish(self) -> torch.Tensor:
-        """The average of what `start` was given on all machines."""
+        """The average over all machines of what `start` was given."""
         for future in self.waiting:
             future.wait()
         self.waiting = []
@@ -131,7 +131,7 @@ class LocalSGD(Sync):
 
     @torch.no_grad()
     def write(self, values: torch.Tensor) -> None:
-        """Into the weights, and what the optimizer steps in their place."""
+        """Write `values` into the weights and into the masters that the optimizer updates."""
         for tensor, part in zip(self.trained, views(values, self.trained)):
             tensor.copy_(part)
         for weight, master in self.masters.items():
@@ -161,8 +161,8 @@ class LocalSGD(Sync):
 
 
 class DiLoCo(LocalSGD):
-    """An outer step by the average movement, with Nesterov's momentum (Douillard et al., "DiLoCo",
-    2023: learning rate 0.7, momentum 0.9)."""
+    """Takes an outer step along the average movement, with Nesterov momentum (Douillard et al.,
+    "DiLoCo", 2023: learning rate 0.7, momentum 0.9)."""
 
     RATE, MOMENTUM = 0.7, 0.9
 
@@ -185,17 +185,17 @@ class DiLoCo(LocalSGD):
 
 
 class Overlap(LocalSGD):
-    """Averages while the next steps compute. What a rank has learned meanwhile it keeps:
-    its weights become the average of then plus its own way since (Wang et al., "Overlap local
-    SGD", ICASSP 2020, and CoCoD-SGD, Shen et al., IJCAI 2019)."""
+    """Averages while the next steps compute. A rank keeps what it has learned in the meantime: its
+    weights become the average as of the start of the exchange plus its own movement since (Wang et
+    al., "Overlap local SGD", ICASSP 2020, and CoCoD-SGD, Shen et al., IJCAI 2019)."""
 
-    COUNTED = ("done", "length", "owed", "samples", "since")  # of its place in a round
+    COUNTED = ("done", "length", "owed", "samples", "since")  # the position within a round
 
     def __init__(
         self, strategy: Strategy, last_bucket: Callable[[], None], patience: float = 120.0
     ) -> None:
         super().__init__(strategy, last_bucket, patience)
-        self.before: Optional[torch.Tensor] = None  # weights of when the exchange began
+        self.before: Optional[torch.Tensor] = None  # the weights when the exchange began
         self.owed: List[int] = []  # samples of the round that is to be exchanged, by machine
         self.since = 0  # steps since all ranks met
 
@@ -258,7 +258,7 @@ class Overlap(LocalSGD):
 
 
 def flat(tensors: List[torch.Tensor]) -> torch.Tensor:
-    """A copy of all values in fp32, one after the other."""
+    """All values in fp32, concatenated into one new tensor."""
     return torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors])
 
 

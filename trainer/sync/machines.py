@@ -1,8 +1,8 @@
-"""Which ranks share a machine: they sum among themselves, and one of them speaks for all.
+"""Which ranks share a machine: they sum among themselves, and one of them acts for all.
 
-Only that one, the leader, codes and sends to the other machines, so a machine's card carries no
-more than with one GPU. It hands on what came back, still in codes, and all ranks of the machine
-decode the same bytes. Where each machine has one rank, none of this happens.
+Only that one, the leader, encodes and sends to the other machines, so a machine's network card
+carries no more than with one GPU. The leader passes on what came back, still encoded, and all ranks
+of the machine decode the same bytes. Where each machine has one rank, none of this happens.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ from .carrier import Stage, new_group, to_host
 
 @dataclasses.dataclass(frozen=True)
 class Machines:
-    """`nodes`: the machine of each rank, numbered from 0. `group`: over which this machine's ranks
-    sum their gradients; None where no machine has several."""
+    """`nodes`: the machine of each rank, numbered from 0. `group`: the process group in which this
+    machine's ranks sum their gradients; None where no machine has several ranks."""
 
     nodes: Tuple[int, ...]
     rank: int
@@ -30,7 +30,7 @@ class Machines:
 
     @property
     def ranks(self) -> Tuple[Tuple[int, ...], ...]:
-        """Those of each machine."""
+        """The ranks of each machine."""
         every = range(len(self.nodes))
         return tuple(
             tuple(rank for rank in every if self.nodes[rank] == machine)
@@ -61,11 +61,12 @@ class Machines:
         return len(self.nodes) > self.count
 
     def totals(self, of_ranks: Sequence[int]) -> List[int]:
-        """Of each machine, from what each rank has."""
+        """The total for each machine, from the value of each rank."""
         return [sum(of_ranks[rank] for rank in ranks) for ranks in self.ranks]
 
     def connected(self, patience: float) -> "Machines":
-        """The same with its group, whose collectives wait `patience` seconds. Collective."""
+        """The same with its group, whose collectives time out after `patience` seconds. Collective.
+        """
         if not self.several:
             return self
         group = new_group(self.ranks, timedelta(seconds=patience))
@@ -77,8 +78,9 @@ class Machines:
         blank: Callable[[Any], Any],
         wire: Callable[[Any], List[torch.Tensor]],
     ) -> List[Stage]:
-        """Those of this rank. A leader hands on the tensors `wire` before the last stage. Another
-        rank begins with `blank(job)`, has these tensors filled, and does the last stage alone."""
+        """The stages of this rank. A leader passes on the tensors `wire` before the last stage. Any
+        other rank begins with `blank(job)`, receives these tensors, and runs only the last stage.
+        """
         if not self.several:
             return stages
 
@@ -103,7 +105,7 @@ def _pass_on(bucket: Any, group: Any = None) -> Any:
 
 
 def broadcast(tensors: List[torch.Tensor], source: int, group: Any) -> None:
-    """Fill tensors of one type with those of rank `source`, by one broadcast."""
+    """Fill tensors of one dtype with those of rank `source`, by one broadcast."""
     if not tensors:
         return
     flat = to_host(torch.cat([tensor.reshape(-1) for tensor in tensors]))

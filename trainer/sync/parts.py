@@ -1,9 +1,9 @@
-"""A sum over ranks in codes: each rank owns a part of what is summed.
+"""A sum over ranks in quantised form: each rank owns a part of what is summed.
 
-All ranks send the owner their values of its part; it adds them up and sends the sum to all, in
-codes again. What codes leave out is kept where it was made, at the sender and at the owner, and is
-added before the next coding (error feedback: Seide et al., "1-bit stochastic gradient descent",
-2014; at both ends: Tang et al., "DoubleSqueeze", ICML 2019). All ranks decode the same bytes, by
+All ranks send the owner their values of its part; it adds them up and sends the sum to all, encoded
+again. The quantisation error is kept where it arises, at the sender and at the owner, and is added
+before the next encoding (error feedback: Seide et al., "1-bit stochastic gradient descent", 2014;
+at both ends: Tang et al., "DoubleSqueeze", ICML 2019). All ranks decode the same bytes, by
 operations that round alike on every machine, so their sums are equal to the bit.
 """
 
@@ -22,15 +22,15 @@ from .feedback import Kept
 class Bucket:
     """One bucket while it is exchanged."""
 
-    buffer: torch.Tensor  # takes the result
+    buffer: torch.Tensor  # receives the result
     kept: Kept
     coded: torch.Tensor  # what is to be sent, then what came
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The stages of such a sum over `ranks`, of jobs (buffer, index, Kept). Kept is what was left
-    out: of all parts by this rank (N x part), and of its own part's sum."""
+    """The stages of such a sum over `ranks`, for jobs (buffer, index, Kept). Kept holds what was
+    left out: from all parts by this rank (N x part), and from the sum of its own part."""
 
     codec: Union[Codec, Plain]
     ranks: Tuple[int, ...]
@@ -44,22 +44,22 @@ class Parts:
         return [Stage(self._code), swap, Stage(self._own), gather, Stage(self._take)]
 
     def sizes(self, values: int) -> List[int]:
-        """Values of the tensors to keep for a buffer of so many."""
+        """The numbers of values of the tensors to keep for a buffer of `values` numbers."""
         part = part_of(values, self.world)
         return [self.world * part, part]
 
     def blank(self, job: Any) -> Bucket:
-        """The bucket of a rank that is handed the codes of all sums."""
+        """The bucket of a rank that receives the codes of all sums from its leader."""
         buffer, _, kept = job
         size = self.codec.coded_bytes(part_of(buffer.numel(), self.world))
         return Bucket(buffer, kept, buffer.new_empty((self.world, size), dtype=torch.uint8))
 
     def wire(self, bucket: Bucket) -> List[torch.Tensor]:
-        """What the last stage decodes."""
+        """The codes that the last stage decodes."""
         return [bucket.coded]
 
     def _code(self, job: Any) -> Bucket:
-        """What this rank has and what it had left out, in codes."""
+        """Encode this rank's values plus what it left out before."""
         buffer, _, kept = job
         flat = kept.coming[0].copy_(kept.now[0])
         flat[: buffer.numel()].add_(buffer)
@@ -73,7 +73,7 @@ class Parts:
         return bucket
 
     def _own(self, bucket: Bucket) -> Bucket:
-        """Sum the part of which this rank is the owner."""
+        """Sum the part that this rank owns, and encode the sum."""
         whole = bucket.kept.coming[1].copy_(bucket.kept.now[1]).view(1, -1)
         part = whole.shape[1]
         whole.add_(self.codec.decode(bucket.coded, part).sum(0))
@@ -86,7 +86,7 @@ class Parts:
         return bucket
 
     def _take(self, bucket: Bucket) -> torch.Tensor:
-        """The sums of all owners."""
+        """Decode the sums of all owners."""
         values = bucket.buffer.numel()
         part = part_of(values, self.world)
         result = self.codec.decode(bucket.coded, part).view(-1)[:values]

@@ -1,12 +1,12 @@
-"""Gradients of weight matrices as products of two thin ones, and nothing lost.
+"""Gradients of weight matrices as products of two thin matrices, with error feedback.
 
-Vogels, Karimireddy and Jaggi, "PowerSGD", NeurIPS 2019: one step of power iteration, begun with the
-last step's result; what the product leaves out is kept, and added to the next gradient. Tensors
-that would not shrink to half (biases, normalisation, thin matrices) travel whole, with the first
-factor. Each bucket takes two sums.
+Vogels, Karimireddy and Jaggi, "PowerSGD", NeurIPS 2019: one step of power iteration, starting from
+the last step's result; what the product leaves out is kept and added to the next gradient. Tensors
+that would not shrink to half (biases, normalisation, thin matrices) travel whole, together with the
+first factor. Each bucket takes two sums.
 
 All ranks compute the product from the same factors. Machines of different kinds may round it
-differently, by the last bit of fp32.
+differently, in the last bit of fp32.
 """
 
 import dataclasses
@@ -23,10 +23,11 @@ from .feedback import Feedback
 
 @dataclasses.dataclass
 class Bucket:
-    """One bucket while it is exchanged: its tensors (gradients plus what was left out before, where
-    the next step will find what is left out now), and both factors of the matrices to thin."""
+    """One bucket while it is exchanged: its tensors and both factors of the matrices to factorise.
+    The tensors hold the gradients plus what was left out before; in the end, they hold what is left
+    out now, for the next step."""
 
-    buffer: torch.Tensor  # DDP's; takes the result
+    buffer: torch.Tensor  # DDP's; receives the result
     tensors: List[torch.Tensor]
     thin: List[torch.Tensor]
     whole: List[torch.Tensor]
@@ -35,7 +36,7 @@ class Bucket:
 
 
 class PowerSGD(Feedback):
-    """Keeps what was left out of a bucket, and the right factors of the last step."""
+    """Keeps what was left out of each bucket, and the right factors of the last step."""
 
     def __init__(
         self, strategy: Strategy, last_bucket: Callable[[], None], patience: float = 120.0
@@ -60,7 +61,7 @@ class PowerSGD(Feedback):
         return len(shape) > 1 and is_thinned(*sides(shape), self.rank)
 
     def _left(self, job: Any) -> Bucket:
-        """The first factor: M Q of this rank."""
+        """Compute the first factor: this rank's M Q."""
         buffer, index, kept = job
         flat = kept.coming[0].copy_(kept.now[0]).add_(buffer)
         bucket = self._bucket(buffer, index, flat, kept.coming[1])
@@ -73,8 +74,8 @@ class PowerSGD(Feedback):
         return bucket
 
     def _right(self, bucket: Bucket) -> Bucket:
-        """The first factor's columns are made orthonormal. The second one: M' P of this rank. What
-        P P' M leaves of M is kept."""
+        """Make the columns of the first factor P orthonormal, and compute the second one: this
+        rank's M' P. The difference M - P P' M is kept."""
         for factor in bucket.left:
             orthonormalise(factor)
         for matrix, left, right in zip(bucket.thin, bucket.left, bucket.right):
@@ -90,7 +91,7 @@ class PowerSGD(Feedback):
         products = iter([left @ right.t() for left, right in zip(bucket.left, bucket.right)])
         thin = {id(matrix) for matrix in bucket.thin}
         ordered = [next(products) if id(one) in thin else one.clone() for one in bucket.tensors]
-        torch._foreach_zero_(bucket.whole)  # it has gone as it was: nothing is left of it
+        torch._foreach_zero_(bucket.whole)  # sent whole, so nothing is left out
         return bucket.buffer.copy_(torch.cat([one.reshape(-1) for one in ordered]))
 
     def blank(self, job: Any) -> Bucket:
@@ -108,7 +109,7 @@ class PowerSGD(Feedback):
     def _bucket(
         self, buffer: torch.Tensor, index: int, flat: torch.Tensor, right: torch.Tensor
     ) -> Bucket:
-        """`flat`: values for its tensors; `right`: where the second factors are to be."""
+        """`flat`: the values of its tensors; `right`: where to put the second factors."""
         shapes = self.shapes[index]
         parts = flat.split([shape.numel() for shape in shapes])
         tensors = [
@@ -121,34 +122,35 @@ class PowerSGD(Feedback):
 
 
 def sides(shape: torch.Size) -> Tuple[int, int]:
-    """Rows and columns, all dimensions but the first as one."""
+    """Rows and columns, where all dimensions but the first are flattened into one."""
     return shape[0], shape.numel() // shape[0]
 
 
 def factors(flat: torch.Tensor, matrices: List[torch.Tensor], rank: int) -> List[torch.Tensor]:
-    """Views (columns, R) of one tensor, one for each matrix."""
+    """Views (columns, R) into one tensor, one for each matrix."""
     parts = flat.split([matrix.shape[1] * rank for matrix in matrices])
     return [part.view(-1, rank) for part in parts]
 
 
 def guess(factor: torch.Tensor) -> torch.Tensor:
-    """The last step's right factor; noise, equal on all ranks, for columns of zeros, which could
-    never become anything else."""
+    """The last step's right factor with normalised columns. A column of zeros, which could never
+    become anything else, is replaced by noise that is equal on all ranks."""
     norms = factor.norm(dim=0)
     return torch.where(norms > 0, factor / norms, noise(factor.shape, factor.device))
 
 
 @functools.cache
 def noise(shape: torch.Size, device: torch.device) -> torch.Tensor:
-    """Kept from the first step on: it is drawn on the host, as all ranks draw alike there, and its
-    copy to a GPU would be waited for."""
+    """The noise for one shape, cached after the first step. It is drawn on the host, where all
+    ranks draw the same numbers, and copying it to a GPU in each step would mean waiting."""
     generator = torch.Generator().manual_seed(shape.numel())
     return torch.randn(shape, generator=generator).to(device)
 
 
 def orthonormalise(matrix: torch.Tensor) -> None:
-    """Gram and Schmidt's, in place: no LAPACK, which refuses infs and NaNs that here only mean
-    that this step will be skipped. A column of which only rounding is left becomes zeros."""
+    """Gram-Schmidt, in place. LAPACK is not used, because it refuses infs and NaNs, which here only
+    mean that this step will be skipped. A column that is nothing but rounding error becomes zeros.
+    """
     before = matrix.norm(dim=0)
     for column in range(matrix.shape[1]):
         own = matrix[:, column]
