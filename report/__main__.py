@@ -19,8 +19,8 @@ from report.writing import write
 
 
 def main(argv: list[str]) -> int:
-    """0 when the report was made, 2 when the user has to put something right, 3 where a plan has
-    nothing to start from."""
+    """Returns 0 when the report was made, 2 when the user has to put something right, and 3 when a
+    plan has nothing to start from."""
     try:
         code = plan_main(argv[1:]) if argv[:1] == ["plan"] else report_main(argv)
         sys.stdout.flush()
@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
         drop_output()
         return 0
     except OSError as error:
-        if error.filename is not None:  # of a file: a defect, to be seen whole
+        if error.filename is not None:  # it concerns a file: a defect, which needs its traceback
             raise
         drop_output()
         print(f"report: what it says could not be printed: {error.strerror}", file=sys.stderr)
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
 
 
 def drop_output() -> None:
-    """What waits to be printed cannot be: the interpreter would try again as it ends."""
+    """Discards what could not be printed: the interpreter would try again as it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -64,7 +64,7 @@ def report_main(argv: list[str]) -> int:
 
 
 def find_run(name: str) -> Path:
-    """The folder of a run by its path, that of a file in it, or its name under runs/. Raises
+    """The folder of a run, by its path, the path of a file in it, or its name under runs/. Raises
     ReportError."""
     path = Path(name)
     if not path.exists() and (Path("runs") / path).exists():
@@ -77,7 +77,7 @@ def find_run(name: str) -> Path:
 
 
 def write_report(analysis: Analysis, text: str) -> None:
-    """Writes the three files, each at once or not at all."""
+    """Writes the three files, each whole or not at all."""
     write(analysis.run.folder / "summary.json", summary_json(analysis))
     write(analysis.run.folder / "report.txt", text)
     write(analysis.run.folder / "report.html", render_page(analysis))

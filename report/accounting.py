@@ -1,4 +1,4 @@
-"""Where the wall time went: each second of each rank in one category, the rest a gap."""
+"""Where the wall time went: each second of a rank belongs to one category; the rest is the gap."""
 
 from __future__ import annotations
 
@@ -59,14 +59,15 @@ def account(run: Run) -> Accounting:
 
 
 def attempt_numbers(run: Run) -> list[int]:
-    """The attempts that any file speaks of."""
+    """The attempts that any file mentions."""
     numbers = {entry["attempt"] for entry in run.attempts}
     numbers |= {record.attempt for record in run.ranks} | {attempt for _, attempt in run.exits}
     return sorted(numbers)
 
 
 def wall_seconds(run: Run, attempt: int, records: list[RankRecord]) -> float:
-    """From first start to last exit: the launcher's clock, else a guard's, else a rank's."""
+    """From the first start to the last exit, by the launcher's clock, else a guard's, else a
+    rank's."""
     for entry in run.attempts:
         if entry["attempt"] == attempt and time_of(entry.get("wall_seconds")) is not None:
             return float(entry["wall_seconds"])
@@ -86,9 +87,10 @@ def span(entry: dict[str, Any]) -> float | None:
 def rank_seconds(run: Run, record: RankRecord) -> dict[str, float]:
     """All categories of one rank in one attempt.
 
-    `start_stop` is read from clocks of the rank's own machine: guard's start to loop's begin, and
-    loop's end to guard's exit. A rank that died leaves no end: the time from its last line to the
-    guard's exit is nobody's, hence a gap.
+    `start_stop` is measured by the clock of the rank's own machine: from the guard's start to the
+    beginning of the loop, and from the end of the loop to the guard's exit. A rank that died leaves
+    no end: the time from its last line to the guard's exit belongs to no category and so to the
+    gap.
     """
     seconds = {category: record.seconds.get(category, 0.0) for category in CATEGORIES}
     began, loop = time_of(record.start.get("mono_process")), time_of(record.start.get("mono"))
@@ -102,7 +104,7 @@ def rank_seconds(run: Run, record: RankRecord) -> dict[str, float]:
 
 
 def unstarted(run: Run, attempt: int, known: set[int], wall: float) -> list[RankTime]:
-    """Ranks that never reached the loop: all that their guard saw was start and stop."""
+    """Ranks that never reached the loop: all that their guard saw counts as start and stop."""
     found = []
     for (host, which), entry in sorted(run.exits.items(), key=str):
         seconds = span(entry)
@@ -116,7 +118,7 @@ def unstarted(run: Run, attempt: int, known: set[int], wall: float) -> list[Rank
 
 
 def ranks_of(run: Run, host: str, entry: dict[str, Any]) -> list[int]:
-    """The ranks a node had in an attempt: by its guard, else by the plan."""
+    """The ranks that a node had in an attempt, as its guard says, else as the plan says."""
     workers = entry.get("workers")
     if isinstance(workers, dict) and workers:
         return sorted(int(rank) for rank in workers if str(rank).isdigit())

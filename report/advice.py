@@ -1,7 +1,7 @@
 """What to change, and what that would give. Formulas: formulas.py and docs/report.md.
 
-Every prediction takes the measured step and replaces only the part that the change touches. None is
-made for what the run did not measure.
+Every prediction takes the measured step and replaces only the part that the change affects. Nothing
+is predicted from what the run did not measure.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ WORTH = 1.03
 # One core decodes 660 images/s of 500x375 JPEG and 1018/s of a copy with a short side of 256
 # (docs/report.md).
 SMALL_COPY_DECODES = 1018 / 660
-# The same copy has 27 KB an image instead of 65 KB.
+# An image of that copy has 27 KB instead of 65 KB.
 SMALL_COPY_READS = 65 / 27
 LINKS = ((2500, "2.5 Gbit/s"), (10000, "10 Gbit/s"))
-# What to change, the images/s predicted then, and those to compare with (None: those of now).
+# What to change, the images/s predicted for it, and the images/s to compare with (None: today's).
 Change = tuple[str, float, Optional[float]]
 
 
 def advise(step: Step | None, cause: str, image_size: float | None) -> list[Entry]:
-    """List of {change, predicted_images_per_second}, best first; empty when nothing gains."""
+    """List of {change, predicted_images_per_second}, best first; empty when nothing would help."""
     if step is None or step.seconds <= 0:
         return []
     found: list[Change] = []
@@ -93,7 +93,7 @@ def strategy_advice(step: Step, rest: float) -> list[Change]:
 
 
 def fewer_nodes(step: Step) -> list[Change]:
-    """Each number of nodes below this one that would be faster, the best only."""
+    """The best of all smaller numbers of nodes, where one would be faster."""
     if step.shared_machine or not step.rate or step.strategy is None:
         return []
     best = max(((nodes_rate(step, nodes), nodes) for nodes in range(1, step.nodes)), default=None)

@@ -1,4 +1,4 @@
-"""Everything that is known about a run, put together once; text and page only show it."""
+"""Everything that is known about a run, put together once; the text and the page only show it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Analysis:
 
 
 def analyse(folder: Path) -> Analysis:
-    """Reads and understands a run directory. Raises ReportError when it is none."""
+    """Reads and interprets a run directory. Raises ReportError when the folder is not one."""
     run = read_run(folder)
     networks, disks, shares = network_use(run), disk_use(run), share_use(run)
     step = measure_step(run, networks)
@@ -104,7 +104,7 @@ def analyse(folder: Path) -> Analysis:
 
 
 def predicted_of(run: Run) -> Entry | None:
-    """What `make plan` had said, as the launcher put it into the plan."""
+    """What `make plan` had predicted, as the launcher recorded it in plan.json."""
     said = run.plan.get("predicted")
     known = isinstance(said, dict) and number(said.get("images_per_second"))
     return said if known else None
@@ -143,7 +143,8 @@ def summarise(run: Run, accounting: Accounting, step: Step | None, start: Entry)
 
 
 def status_of(run: Run) -> str:
-    """The launcher's word; without it (a run started by hand) what the ranks' last lines say."""
+    """The status that the launcher recorded; without it (in a run started by hand) the one that the
+    ranks' last lines imply."""
     if run.status in ("finished", "failed", "stopped", "running"):
         return run.status
     newest = max((record.attempt for record in run.ranks), default=None)
@@ -185,7 +186,7 @@ def attempts_of(run: Run) -> list[Entry]:
 
 
 def first_cause(run: Run) -> Entry | None:
-    """The last attempt's cause; for a run without a launcher, the first rank that failed."""
+    """The cause of the last attempt; in a run without a launcher, the first rank that failed."""
     if status_of(run) in ("finished", "running"):
         return None
     causes = dicts([entry.get("first_cause") for entry in run.attempts])
@@ -242,5 +243,5 @@ def missing_notes(run: Run, gpus: list[GpuUse]) -> list[str]:
 
 
 def run_device(run: Run) -> str:
-    """The device that the ranks computed on, as torch names it."""
+    """The device on which the ranks computed, as torch names it."""
     return next((r.start["device"] for r in run.ranks if r.start.get("device")), "")

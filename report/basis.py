@@ -20,8 +20,8 @@ from report.progress import learning_curve
 from report.records import RankRecord, Run, read_run
 from report.units import link, millions, seconds, size
 
-MEASURED = "measured"  # the folder below runs/ with what was measured without a run
-DAYS = 7  # for which that is believed
+MEASURED = "measured"  # the folder below runs/ that holds what was measured without a run
+DAYS = 7  # such a measurement is used for so long
 
 
 def on_paper(gpu: str, model: str) -> Basis:
@@ -31,7 +31,7 @@ def on_paper(gpu: str, model: str) -> Basis:
 
 
 def find_basis(options: argparse.Namespace) -> Basis:
-    """The given run, else the newest of what fits. Raises ReportError."""
+    """The run that was named, else the newest one that fits. Raises ReportError."""
     if options.run:
         basis = read_basis(options.run)
         if basis is None:
@@ -50,7 +50,7 @@ def find_basis(options: argparse.Namespace) -> Basis:
 
 
 def asked(options: argparse.Namespace) -> str:
-    """` at 224 pixels in O1`: what was asked for beside the model."""
+    """` at 224 pixels in O1`: what was asked for besides the model."""
     return "".join(
         (
             f" at {options.image_size} pixels" if options.image_size else "",
@@ -65,7 +65,7 @@ def named(precision: str | None) -> bool:
 
 
 def folders(runs: Path, model: str) -> Iterator[Path]:
-    """Those of runs and measurements of a model of this name, the newest first."""
+    """The folders of runs and measurements of a model of this name, the newest first."""
     pattern = re.compile(rf"\d{{8}}T\d{{6}}Z-{re.escape(defaults.short(model))}-\d+n")
     places = [place for place in (runs, runs / MEASURED) if place.is_dir()]
     found = [path for place in places for path in place.iterdir()]
@@ -75,7 +75,8 @@ def folders(runs: Path, model: str) -> Iterator[Path]:
 
 
 def fits(basis: Basis, options: argparse.Namespace) -> bool:
-    """Whether it is of what was asked for; what was measured of machines is theirs alone."""
+    """Whether the basis is for what was asked. What was measured on some machines holds for them
+    alone."""
     if basis.machines:
         old = time.time() - basis.unix > DAYS * 86400
         if old or basis.machines[: options.nodes] != tuple(options.machines)[: options.nodes]:
@@ -134,13 +135,13 @@ SHARED = "There the nodes shared one machine's cores: alone, each is faster."
 
 
 def node_batch(start: Entry, step: Step) -> int:
-    """BATCH of that run: its global batch, which its machines shared evenly."""
+    """BATCH of that run: its global batch divided evenly among its machines."""
     whole = number(start.get("global_batch")) or step.images
     return round(whole / step.nodes)
 
 
 def read_measured(run: Run) -> Basis | None:
-    """Each machine was a run of its own: of n machines, the slowest of the first n counts."""
+    """Each machine was a run of its own; for n machines, the slowest of the first n counts."""
     nodes = dicts(run.plan.get("nodes"))
     hosts = tuple(str(node.get("host")) for node in nodes)
     shared = sum(node.get("connection") == "local" for node in nodes) > 1
@@ -169,8 +170,8 @@ def of_host(run: Run, host: str) -> list[RankRecord]:
 
 
 def read_links(run: Run, hosts: tuple[str, ...]) -> tuple[list[float], list[float]]:
-    """Mbit/s of payload between each machine and the next, the slower way counts, and of what each
-    received while all sent. Both empty where there is no whole measurement of them."""
+    """Mbit/s of payload between each machine and the next (in the slower direction), and what each
+    received while all sent. Both are empty where the measurement is incomplete."""
     told = [read_object(run.folder / "nodes" / host / "links.json", []) for host in hosts]
     pairs: dict[frozenset[str], float] = {}
     for host, entry in zip(hosts, told):
@@ -189,8 +190,8 @@ def read_links(run: Run, hosts: tuple[str, ...]) -> tuple[list[float], list[floa
 
 
 def link_rates(pairs: list[float], ring: list[float]) -> tuple[float, ...]:
-    """Basis.rates: with n machines the slowest link between the first n, and their part of what
-    went through the switch when all sent."""
+    """Basis.rates: with n machines the rate of the slowest link between the first n, limited by
+    their part of what went through the switch when all sent."""
     if not pairs:
         return ()
     found = [
@@ -203,7 +204,8 @@ def link_rates(pairs: list[float], ring: list[float]) -> tuple[float, ...]:
 def of_steps(
     hosts: tuple[str, ...], steps: list[Step], unix: float, data: bool, parameters: float
 ) -> tuple[str, str]:
-    """How long steps took, on whom and when, and what the slowest machine's consist of."""
+    """How long steps took, on which machines and when, and what the slowest machine's steps consist
+    of."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(unix))
     by_work = sorted(zip([step.work for step in steps], hosts))
     (least, first), (most, last) = by_work[0], by_work[-1]

@@ -1,6 +1,6 @@
-"""Which part of training holds it up, by rules about the measured step and nothing else.
+"""Which part of training holds it up, decided by rules on the measured step and nothing else.
 
-GPU utilisation is no evidence: it reads 100 % while NCCL waits.
+GPU utilisation is no evidence: it is 100 % while NCCL waits.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def parts(step: Step) -> dict[str, float]:
 def bottleneck(step: Step | None, disks: list[DiskUse], shares: list[ShareUse]) -> str:
     """The value of `bottleneck` in summary.json.
 
-    The largest wait when it takes a quarter of training time; else `compute` when that takes half;
-    else `none`: no step was measured, or the time is spread over several causes.
+    It is the largest wait when that takes a quarter of training time; else `compute` when computing
+    takes half; else `none`: no step was measured, or the time is spread over several causes.
     """
     if step is None:
         return "none"

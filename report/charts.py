@@ -75,7 +75,8 @@ def lines(
 def bars(
     rows: list[tuple[str, float, str]], unit: str, description: str, limit: float | None = None
 ) -> str:
-    """Horizontal bars with their figure. `rows`: (label, value, css class); `limit`: a line."""
+    """Horizontal bars with their figures. `rows`: (label, value, css class); `limit`: where to draw
+    a line."""
     left, right, step = 120, WIDTH - 120, 32
     most = max([value for _, value, _ in rows] + ([limit] if limit else [])) or 1.0
     scale = (right - left) / most
@@ -96,7 +97,7 @@ def bars(
 
 
 def grid(ceiling: float, base: int, height: int, unit: str) -> list[str]:
-    """Horizontal lines with their figures at the left."""
+    """Horizontal lines with their figures on the left."""
     marks = []
     for value in ticks(ceiling):
         y = base - height * value / ceiling
@@ -109,7 +110,7 @@ def grid(ceiling: float, base: int, height: int, unit: str) -> list[str]:
 
 
 def axis_x(left: int, base: float, end: float, unit: str) -> list[str]:
-    """The foot of a chart from zero to `end`, with its unit at the right; epochs are whole."""
+    """The x axis from zero to `end`, with its unit on the right; epochs are whole numbers."""
     marks = [f'<line class="axis" x1="{left}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>']
     for value in ticks(end, 1.0 if unit == "epochs" else 0.0):
         x = left + (WIDTH - left - RIGHT) * value / end

@@ -57,7 +57,7 @@ def disk_use(run: Run) -> list[DiskUse]:
 
 
 def disks_of(host: str, entry: Entry, window: Window) -> list[DiskUse]:
-    """The disks in one iostat document, its intervals cut to the loop."""
+    """The disks in one iostat document; only intervals within the loop count."""
     start, interval = number(entry.get("mono_start")), number(entry.get("interval")) or 1.0
     start = window.start if start is None else start
     rows: dict[str, list[tuple[float, Entry]]] = {}

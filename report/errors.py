@@ -1,4 +1,4 @@
-"""What the user can put right, in one sentence."""
+"""Errors that the user can put right, each in one sentence."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NoReturn
 
 
 class ReportError(Exception):
-    """What the user can put right: one sentence with the thing, the cause and the remedy; `code`:
+    """What the user can put right: one sentence with the thing, the cause and the remedy. `code` is
     the exit code."""
 
     code = 2

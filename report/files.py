@@ -1,7 +1,7 @@
-"""Reads the files of a run as what they are: text from machines, possibly cut off or hostile.
+"""Reads the files of a run as untrusted text from machines, possibly cut off or hostile.
 
 Nothing found in a file makes reading fail: a value of the wrong type counts as absent, a line that
-does not parse is skipped, and what is no regular file is not opened.
+does not parse is skipped, and what is not a regular file is not opened.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ Entry = dict[str, Any]
 LARGEST = 1e18  # no counter of bytes is larger
 LONGEST = 1e10  # seconds
 LARGEST_FILE = 4 << 30  # bytes
-LONGEST_LINE = 1 << 20  # characters; what follows counts as a line that does not parse
+LONGEST_LINE = 1 << 20  # characters; what follows them counts as a line that does not parse
 
 
 def number(value: object) -> float | None:
-    """The value when it is a number that a file of a run can mean, else None."""
+    """The value when it is a number that can occur in a file of a run, else None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return value if math.isfinite(value) and abs(value) < LARGEST else None
 
 
 def time_of(value: object) -> float | None:
-    """The value when it can be seconds, of a clock since boot or of a duration; else None."""
+    """The value when it can be seconds since boot, or a duration in seconds; else None."""
     value = number(value)
     return value if value is not None and 0 <= value < LONGEST else None
 
 
 def dicts(value: object) -> list[Entry]:
-    """The dictionaries in a list; empty when it is no list."""
+    """The dictionaries in a list; empty when the value is not a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
@@ -52,8 +52,8 @@ def parse(text: str) -> Any:
 
 
 def open_record(path: Path) -> TextIO:
-    """A regular file of at most LARGEST_FILE bytes, for reading. Raises OSError for a link, a FIFO
-    (which would be waited for) or a device (which may have no end)."""
+    """Opens a regular file of at most LARGEST_FILE bytes for reading. Raises OSError for a link, a
+    FIFO (opening it would block) or a device (which may have no end)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     state = os.fstat(descriptor)
     if not stat.S_ISREG(state.st_mode) or state.st_size > LARGEST_FILE:
@@ -63,12 +63,12 @@ def open_record(path: Path) -> TextIO:
 
 
 def found_in(nodes: Path, pattern: str) -> list[Path]:
-    """The files nodes/<host>/<pattern> in order; a name that no text can hold is no host's."""
+    """The files nodes/<host>/<pattern> in order; a name that cannot be decoded is no host's."""
     return by_host(path for path in nodes.glob(f"*/{pattern}") if str(path).isprintable())
 
 
 def read_object(path: Path, missing: list[str]) -> Entry:
-    """A JSON object; {} when it cannot be had, with a sentence in `missing`."""
+    """A JSON object. When it cannot be read, {} and a new sentence in `missing`."""
     try:
         with open_record(path) as file:
             value = parse(file.read())

@@ -27,10 +27,10 @@ def goodput(mbit: float) -> float:
 def exposed(
     strategy: Strategy, transfer: float, payload: Payload, backward: float, work: float
 ) -> float:
-    """Seconds per step that computing does not hide of exchanges of `transfer` seconds each.
+    """Seconds per step that computing does not hide, with exchanges of `transfer` seconds each.
 
-    Gradients go bucket after bucket while backward makes the next ones, so at most `backward` is
-    hidden; the last bucket leaves when backward has ended, so its part is never hidden. Averages
+    Gradients are sent bucket by bucket while backward computes the next ones, so at most `backward`
+    is hidden. The last bucket leaves when backward has ended, so its part is never hidden. Averages
     of parameters are waited for at once, or are hidden by the `work` of the steps until they are
     applied.
     """
@@ -42,7 +42,8 @@ def exposed(
 def transfer_of(
     strategy: Strategy, waited: float, payload: Payload, backward: float, work: float
 ) -> float:
-    """Seconds of an exchange that leave `waited` seconds a step exposed: `exposed`'s inverse."""
+    """How many seconds an exchange takes when `waited` seconds per step are exposed: the inverse of
+    `exposed`."""
     if strategy.local:
         return waited * strategy.every + strategy.delay * work
     return min(waited + backward, waited / last_bucket(payload))
@@ -62,7 +63,7 @@ def sync_wait(
     work: float,
     gpus: int = 1,
 ) -> float | None:
-    """Seconds per step that a rank waits when `rate` bytes per second get through each link."""
+    """Seconds per step that a rank waits when each link carries `rate` bytes per second."""
     sent = strategy.bytes_per_exchange(machines, payload, gpus)
     if not sent:
         return sent
@@ -70,7 +71,7 @@ def sync_wait(
 
 
 def payload_of(start: Entry) -> Payload:
-    """The gradients as a rank's `start` line describes them; 0 bytes where it says nothing."""
+    """The gradients as a rank's `start` line describes them; 0 bytes where it does not."""
     size: Any = start.get("gradient_bytes")
     bucket: Any = start.get("bucket_mb")
     found: Any = start.get("matrices")
@@ -99,7 +100,7 @@ def _are_matrices(found: object) -> bool:
 def faster_loading(step: float, data_wait: float, factor: float) -> float:
     """Seconds per step when the loader becomes `factor` times faster.
 
-    A loader that is waited for works all the time, so it takes `step` now; afterwards the slower of
-    loader and rest rules.
+    A loader that the step waits for works all the time, so its work takes `step` seconds now;
+    afterwards the slower of the loader and the rest decides.
     """
     return max(step - data_wait, step / factor)

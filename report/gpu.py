@@ -14,8 +14,8 @@ from report.windows import between, loop_windows
 class GpuUse:
     """One GPU during the loop of one attempt.
 
-    `utilization` (percent, mean) says that a kernel was resident, and NCCL's waiting kernel is one:
-    it is shown, and nothing is concluded from it.
+    `utilization` (percent, mean) says only that a kernel was resident, and NCCL's waiting kernel is
+    one too: it is shown, and nothing is concluded from it.
     """
 
     host: str

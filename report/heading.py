@@ -29,6 +29,7 @@ def setup(analysis: Analysis) -> list[str]:
 
 
 def instructions(value: object) -> list[str]:
-    """What the environment forbids oneDNN on a CPU: the run is slower than the CPU could be."""
+    """Which instructions the environment denies oneDNN on a CPU: such a run is slower than the CPU
+    could be."""
     limit = value.get("onednn_limit") if isinstance(value, dict) else None
     return [f"oneDNN limited to {limit}"] if limit else []

@@ -24,7 +24,8 @@ def wrap(sentence: str, indent: str = "  ", first: str | None = None) -> list[st
 
 
 def table(rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:
-    """Rows of strings as aligned columns: the first `names` to the left, the others to the right.
+    """Rows of strings as aligned columns: the first `names` columns flush left, the others flush
+    right.
 
     Where 80 columns are too few, long names are cut, never figures."""
     widths = [max(map(len, column)) for column in zip(*rows)]

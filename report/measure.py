@@ -1,4 +1,4 @@
-"""One training step as it was measured: the figures that verdict and predictions rest on."""
+"""One training step as it was measured: the figures on which verdict and predictions rest."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class RankWork:
 class Step:
     """The mean step of the run's longest attempt, in seconds, over its ranks.
 
-    The first step of the attempt is left out: it also warms up the device, the loader and DDP's
-    buckets. `network` is what even the last rank to arrive waited for (the least wait among the
-    ranks, step by step); `peers` is what the others waited for that rank beyond it. Their sum is
-    the mean of `sync_exposed`.
+    The first step of the attempt is left out, because it also warms up the device, the loader and
+    DDP's buckets. `network` is how long even the last rank to arrive waited (the least wait among
+    the ranks, step by step); `peers` is how much longer the others waited for that rank. Their sum
+    is the mean of `sync_exposed`.
     """
 
     attempt: int
@@ -44,7 +44,7 @@ class Step:
     steps: int
     images: float  # per step, all ranks
     payload: Payload
-    strategy: Strategy | None  # None: another version's
+    strategy: Strategy | None  # None: one that this version does not know
     data: float
     h2d: float
     forward: float
@@ -56,7 +56,7 @@ class Step:
     checkpoint: float  # seconds of saving per step
     bytes_sent: float | None  # per node
     link_mbit: float | None
-    rate: float | None  # bytes per second that the gradients really got
+    rate: float | None  # bytes per second that the gradients really achieved
     shared_machine: bool  # all nodes are one machine: no cable between them
     ranks: tuple[RankWork, ...]
 
@@ -74,7 +74,7 @@ class Step:
         return self.work + self.network + self.peers
 
     def payload_for(self, strategy: Strategy) -> Payload:
-        """In buckets of the size that this strategy has by itself, unless the run had another."""
+        """The gradients in buckets of this strategy's default size, unless the run had another."""
         used = self.strategy.rule.bucket_mb * MIB if self.strategy else None
         if self.payload.bucket != used:
             return self.payload
@@ -82,12 +82,12 @@ class Step:
 
     @property
     def gpus(self) -> int:
-        """Ranks of each machine, about the same on all."""
+        """Ranks per machine, taken to be about the same on all."""
         return max(1, round(self.world / self.nodes))
 
     def wait(self, strategy: Strategy, machines: int, rate: float) -> float | None:
-        """Seconds per step that ranks of so many such machines wait for the network; None where it
-        is not known."""
+        """Seconds per step that the ranks of so many such machines wait for the network; None where
+        that is not known."""
         payload, backward, work = self.payload_for(strategy), self.backward, self.work
         return formulas.sync_wait(strategy, machines, payload, rate, backward, work, self.gpus)
 
@@ -177,14 +177,15 @@ def least_wait(records: list[RankRecord]) -> float:
 
 
 def images_per_step(records: list[RankRecord], world: int) -> float:
-    """Images of all ranks in a mean step; a rank without a file counts as the others' mean."""
+    """Images of all ranks in a mean step; a rank without a file counts as the mean of the
+    others."""
     return world * statistics.fmean(sum(r.steps.samples) / len(r.steps) for r in records)
 
 
 def real_rate(step: Step, used: list[NetworkUse]) -> float | None:
-    """Bytes per second that the gradients got, by what a step waited (formulas.transfer_of).
+    """Bytes per second that the gradients achieved, by what a step waited (formulas.transfer_of).
 
-    Never more than the card can do, never less than was seen going out within one second.
+    Never more than the card can do, and never less than the card was seen to send in one second.
     """
     if step.strategy is None or step.network <= 0 or not step.payload.bytes or step.nodes == 1:
         return None

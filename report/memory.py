@@ -10,8 +10,8 @@ from report.records import RankRecord, Run
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """One machine in the last attempt: its device, its ranks, bytes of the one that took most at
-    its peak, and images that could not be used."""
+    """One machine in the last attempt: its device, its ranks, the peak bytes of the rank that used
+    most, and the number of images that could not be used."""
 
     host: str
     device: str

@@ -1,4 +1,4 @@
-"""The report as one offline page: charts are inline SVG, nothing is loaded from anywhere."""
+"""The report as one offline page: charts are inline SVG, and nothing is loaded from anywhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STEP_PARTS = ("data", "h2d", "forward", "backward", "sync_exposed", "optimizer",
 
 
 def render_page(analysis: Analysis) -> str:
-    """The HTML document; at most some 100 KB, whatever the run's length."""
+    """The HTML document, some 100 KB at most, however long the run was."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -108,7 +108,7 @@ def time_unit(longest: float) -> tuple[str, int]:
 def over_time(
     series: list[tuple[str, charts.Points]], unit: str, said: str, top: float | None = None
 ) -> str:
-    """A line chart whose x are seconds."""
+    """A line chart over time, in seconds."""
     x_unit, length = time_unit(max(x for _, points in series for x, _ in points))
     scaled = [(name, [(x / length, y) for x, y in points]) for name, points in series]
     return charts.lines(scaled, unit, said, x_unit, top)
@@ -239,7 +239,7 @@ def curve_chart(analysis: Analysis) -> str:
 
 
 def advice_chart(analysis: Analysis) -> str:
-    """Now, and what each change is predicted to give."""
+    """Images per second now, and what each change is predicted to give."""
     advice = analysis.summary["advice"]
     if not advice or analysis.step is None:
         return ""

@@ -1,4 +1,4 @@
-"""A prediction on paper: published speeds of one GPU in the place of a measured run.
+"""A prediction on paper: published speeds of one GPU in place of a measured run.
 
 Speeds are images per second in training with fp32, from Lambda's "RTX 2080 Ti Deep Learning
 Benchmarks with TensorFlow" (Chuan Li, 2019; TensorFlow 1.12, CUDA 10.0, synthetic images):
@@ -27,8 +27,8 @@ PARAMETERS = {"resnet50": 25_557_032, "resnet152": 60_192_808}
 # Bottleneck blocks of each stage.
 BLOCKS = {"resnet50": (3, 4, 6, 3), "resnet152": (3, 8, 36, 3)}
 BATCH = 64
-# Of forward and backward: backward makes gradients of activations and of weights, each about as
-# much work as forward.
+# Backward's part of forward and backward: it computes gradients of activations and of weights, each
+# about as much work as forward.
 BACKWARD = 2 / 3
 
 

@@ -22,9 +22,9 @@ from trainer import prices, strategies
 from trainer.errors import UserError
 from trainer.strategies import Strategy
 
-# In the table, where 80 columns are few.
+# Short names for the table, which has only 80 columns.
 LABELS = {"not measured": "-", "costs samples": "samples", "experimental": "experim."}
-DEFAULT_LINK = 1000.0  # Mbit/s: what the cards of ordinary PCs do
+DEFAULT_LINK = 1000.0  # Mbit/s: what the network cards of ordinary PCs do
 
 
 def plan_main(argv: list[str]) -> int:
@@ -81,7 +81,7 @@ def asked_strategy(spec: str) -> Strategy:
 
 
 def usable_rates(basis: Basis, mbit: float | None) -> tuple[Callable[[int], float], str]:
-    """Bytes per second that gradients get on so many machines, and where that figure is from."""
+    """Bytes per second that gradients get on so many machines, and where that figure comes from."""
     step = basis.step
     if mbit:
         return lambda _: formulas.goodput(mbit), f"Over a link of {link(mbit)}"
@@ -139,7 +139,7 @@ READING = (
 
 
 def label_in(row: Row) -> str:
-    """Of the strategy's price in accuracy; one machine sums nothing."""
+    """The label of the strategy's price in accuracy; one machine sums nothing."""
     return prices.label_of(strategies.parse(row.sync)) if row.nodes > 1 else "exact"
 
 

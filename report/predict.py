@@ -1,7 +1,7 @@
 """Predicts images per second for 1..N nodes and each sync strategy, and says which is best.
 
 It starts from the measured step of an earlier run of the same model, with any number of nodes, and
-changes only what waits for the network (formulas.py). What was not measured is not predicted.
+changes only the wait for the network (formulas.py). What was not measured is not predicted.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from trainer.strategies import Strategy
 class Basis:
     """What was measured: the run's name, its mean step, and what an epoch is.
 
-    `steps[n - 1]` is the mean step of n machines, the last one that of more, too: all wait for the
-    slowest. `rates[n - 1]` is what a link carries while n machines send, in bytes per second; empty
-    where it was not measured by itself.
+    `steps[n - 1]` is the mean step of n machines, and the last one stands for more machines, too:
+    all wait for the slowest. `rates[n - 1]` is what a link carries while n machines send, in bytes
+    per second; it is empty where links were not measured by themselves.
     """
 
     run: str
@@ -32,9 +32,9 @@ class Basis:
     train_images: int | None
     evaluate_seconds: float  # per epoch, on as many machines as the last step's
     precision: str | None = None
-    about: tuple[str, ...] = ()  # sentences on where the figures are from
-    machines: tuple[str, ...] = ()  # measured by themselves, without a run
-    unix: float = 0.0  # and when that was
+    about: tuple[str, ...] = ()  # sentences on where the figures come from
+    machines: tuple[str, ...] = ()  # those measured by themselves, without a run
+    unix: float = 0.0  # when they were measured
     rates: tuple[float, ...] = ()
 
     def step_of(self, nodes: int) -> Step:
@@ -58,9 +58,9 @@ class Row:
 
 
 def predict(basis: Basis, nodes: int, rate: Callable[[int], float], asked: Strategy) -> list[Row]:
-    """A Row for each number of nodes up to `nodes` and each usual strategy, and the asked one;
-    one node needs none. A strategy whose bytes do not follow from the basis has no row. `rate`:
-    bytes per second that a link carries, by the number of nodes.
+    """A Row for each number of nodes up to `nodes` and each usual strategy and the one asked for;
+    one node needs no strategy. A strategy whose bytes do not follow from the basis has no row.
+    `rate` gives the bytes per second that a link carries, by the number of nodes.
 
     Batch per node, loading and computing stay as measured; waiting for the network is
     formulas.sync_wait; waiting for slower peers is not predicted.
@@ -73,7 +73,7 @@ def predict(basis: Basis, nodes: int, rate: Callable[[int], float], asked: Strat
 
 
 def predict_row(basis: Basis, nodes: int, strategy: Strategy, rate: float) -> Row | None:
-    """One prediction; None where it is not known what the strategy sends."""
+    """One prediction; None where it is not known how much the strategy sends."""
     step = basis.step_of(nodes)
     waited = step.wait(strategy, nodes, rate)
     sent = strategy.bytes_per_step(nodes, step.payload_for(strategy), step.gpus)
@@ -88,7 +88,7 @@ def predict_row(basis: Basis, nodes: int, strategy: Strategy, rate: float) -> Ro
 
 
 def best(rows: list[Row]) -> Row:
-    """The fastest; of equal ones the one with fewer machines."""
+    """The fastest row; among equals, the one with fewer machines."""
     return max(rows, key=lambda row: (row.images_per_second, -row.nodes))
 
 

@@ -1,4 +1,4 @@
-"""How the run went on: throughput over time, top-1 over epochs, and how long 100 epochs take."""
+"""How the run progressed: throughput over time, top-1 over epochs, and how long 100 epochs take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from report.files import number
 from report.measure import longest_attempt
 from report.records import Run
 
-POINTS = 240  # of a time line: more would not be seen
+POINTS = 240  # of a time line: more could not be told apart
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Epoch:
 
 @dataclass(frozen=True)
 class TimePoint:
-    """A slice of the loop: seconds since it began, the rate of all ranks, fractions of waiting."""
+    """A slice of the loop: seconds since it began, the rate of all ranks, and the fractions spent
+    waiting."""
 
     seconds: float
     images_per_second: float

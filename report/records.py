@@ -1,4 +1,4 @@
-"""Reads a run directory as it is, whole or half written, and says what is missing from it.
+"""Reads a run directory, whole or half written, and says what is missing from it.
 
 The layout is docs/run-directory.md. Steps are folded into columns while they are read, because a
 long run has millions of step lines.
@@ -114,7 +114,7 @@ def clean_attempts(ended: Entry) -> list[Entry]:
 
 
 def read_run(folder: Path) -> Run:
-    """Reads `folder`. Raises ReportError when there is nothing of a run in it."""
+    """Reads `folder`. Raises ReportError when it holds nothing of a run."""
     if not folder.is_dir():
         raise ReportError(f"There is no run at {folder}: `ls runs` shows the runs there are.")
     missing: list[str] = []

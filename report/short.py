@@ -1,4 +1,5 @@
-"""Runs that are too short to say anything about the machines, and the run that is not."""
+"""Runs that are too short to say anything about the machines, and the longer run to make instead.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +12,19 @@ from report.measure import Step
 from report.records import Run
 from report.units import seconds
 
-# Below this caches, clocks and connections still warm up, and one disturbance decides.
+# In a shorter run caches, clocks and connections still warm up, and one disturbance decides.
 ENOUGH = 30.0
 # The longer run aims at twice as much: it may well be faster.
 AIM = 60.0
 # ResNet-50's gradients and arithmetic are those of real work; the demo's network has 1/250 of them.
 LONG_ENOUGH = {"MODEL": "resnet50", "EPOCHS": 10}
-# Options of the launcher that make another run of it, and the variables of `make` that are they.
+# Options of the launcher that make it a different run, and the variables of `make` for them.
 ASKED = ("model", "data", "batch", "precision", "sync")
 
 
 @dataclass(frozen=True)
 class TooShort:
-    """A sentence, why that is so, and the command line of the run that says more."""
+    """A sentence, its reason, and the command line of a run that says more."""
 
     headline: str
     because: str
@@ -31,7 +32,8 @@ class TooShort:
 
 
 def too_short(run: Run, step: Step | None, epochs: int) -> TooShort | None:
-    """None where enough was measured. `epochs`: how many were trained."""
+    """What to say of a run that is too short; None where enough was measured. `epochs`: how many
+    were trained."""
     measured = step.seconds * (step.steps - 1) if step else ENOUGH
     if measured >= ENOUGH:
         return None
@@ -46,7 +48,7 @@ def too_short(run: Run, step: Step | None, epochs: int) -> TooShort | None:
 
 
 def of_demo(run: Run) -> bool:
-    """Whether it trained the demo's network, as the launcher's plan says."""
+    """Whether the run trained the demo's network, as the launcher's plan says."""
     options = run.plan.get("options")
     return isinstance(options, dict) and options.get("model") == defaults.MODEL
 

@@ -1,6 +1,6 @@
 """The report's tables, each once: the terminal and the page show the same columns and rows.
 
-A column is its head and the words for one row; to add one, add it here.
+A column is a heading and a function that words its cell; to add a column, add it here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from report.progress import Epoch
 from report.units import link, percent, size, three_digits
 
 UNKNOWN = "?"
-NAMES = 2  # the first columns of each table say whose row it is
+NAMES = 2  # the first columns of each table name what the row is about
 
 
 class Column(NamedTuple):
@@ -81,7 +81,7 @@ GPUS = (
     Column("hottest", lambda use: known(use.temperature, lambda celsius: f"{celsius:.0f} C")),
     Column("slowest clock", lambda use: known(use.clock, lambda mhz: f"{mhz:.0f} MHz")),
 )
-# Of the process that used most: on a GPU, what torch had allocated there.
+# Memory of the process that used most; on a GPU, what torch had allocated there.
 MEMORY = (
     Column("node", lambda use: use.host),
     Column("device", lambda use: use.device),

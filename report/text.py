@@ -48,7 +48,7 @@ def render_text(analysis: Analysis) -> str:
 
 
 def heading_section(analysis: Analysis) -> list[str]:
-    """What ran, how long, how well."""
+    """What ran, for how long, and how well."""
     summary = analysis.summary
     name = analysis.run.folder.resolve().name
     lines = [f"Tandem run {name}", *wrap(", ".join(setup(analysis)))]
@@ -94,7 +94,7 @@ def verdict_section(analysis: Analysis) -> list[str]:
 
 
 def time_section(analysis: Analysis) -> list[str]:
-    """Bars of the categories, and the gap, against the wall time."""
+    """Bars of the categories and the gap, as parts of the wall time."""
     accounting = analysis.accounting
     if accounting.wall <= 0:
         return []
@@ -133,7 +133,7 @@ def step_section(analysis: Analysis) -> list[str]:
 
 
 def disk_section(analysis: Analysis) -> list[str]:
-    """Per node its disks, the one with the data first, and what it read from shares."""
+    """For each node its disks, the one with the data first, and what it read from shares."""
     if not analysis.disks and not analysis.shares:
         return []
     lines = ["DISKS  (while training ran)", *aligned(tables.disks(analysis.disks))]
@@ -152,7 +152,7 @@ def aligned(table: tables.Table) -> list[str]:
 
 
 def network_section(analysis: Analysis) -> list[str]:
-    """Per node what the card sent against what it can."""
+    """For each node, what its card sent and what the link can carry."""
     if not analysis.networks:
         return []
     lines = ["NETWORK  (sent while training ran)", *aligned(tables.networks(analysis.networks))]
@@ -162,7 +162,7 @@ def network_section(analysis: Analysis) -> list[str]:
 
 
 def gpu_section(analysis: Analysis) -> list[str]:
-    """Per card; with the warning about utilisation."""
+    """The figures of each card, with the warning about utilisation."""
     if not analysis.gpus:
         return []
     lines = ["GPUS  (while training ran)", *aligned(tables.gpus(analysis.gpus))]
@@ -180,7 +180,7 @@ def memory_section(analysis: Analysis) -> list[str]:
 
 
 def rank_section(analysis: Analysis) -> list[str]:
-    """Own work per rank; long lists are cut to the slowest."""
+    """Each rank's own work; a long list is cut to the slowest."""
     step = analysis.step
     if step is None or len(step.ranks) < 2:
         return []
@@ -201,7 +201,7 @@ def rank_section(analysis: Analysis) -> list[str]:
 
 
 def curve_section(analysis: Analysis) -> list[str]:
-    """Top-1 and the losses per epoch; the ends of a long list."""
+    """Top-1 and the losses per epoch; of a long list only the two ends."""
     scored = [(epoch.top1, epoch) for epoch in analysis.curve if epoch.top1 is not None]
     if not scored:
         return []

@@ -1,4 +1,4 @@
-"""The verdict in words: one sentence that names the bottleneck, and the figures it stands on."""
+"""The verdict in words: one sentence that names the bottleneck, and the figures behind it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Finding = tuple[str, list[str]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """`headline` is one sentence; `because` are the sentences with its figures."""
+    """`headline` is one sentence; `because` holds the sentences with its figures."""
 
     headline: str
     because: tuple[str, ...]
@@ -59,7 +59,7 @@ def of_step(step: Step, value: float) -> str:
 
 
 def traffic(step: Step) -> list[str]:
-    """What a node sent per step, and how long the link needs for it at the least."""
+    """What a node sent per step, and how long the link needs for that at least."""
     if step.shared_machine:
         return [
             f"The {step.nodes} nodes are processes of one machine: no cable is involved, its "
@@ -117,7 +117,7 @@ def compute(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding
 def disk(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
     """A busy disk keeps the loader waiting."""
     busy = data_disk(disks)
-    assert busy is not None  # without one the cause would be another (bottleneck.data_cause)
+    assert busy is not None  # without one the cause would be different (bottleneck.data_cause)
     return (
         f"The disk is the bottleneck: {of_step(step, step.data)} of each step waits for images.",
         [
@@ -141,7 +141,7 @@ def share(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
 
 
 def decode(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
-    """The loader is late although nothing it reads from is busy."""
+    """The loader is late although nothing that it reads from is busy."""
     busy = data_disk(disks)
     idle = (
         f"No disk explains it: {busy.device} on {busy.host}, the busiest, was "
@@ -188,7 +188,7 @@ def straggler(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Findi
 
 
 def excess(step: Step, last: RankWork, category: str) -> float:
-    """By how much a rank's category is above the mean of all; waiting for peers never counts."""
+    """By how much a rank's category exceeds the mean of all; waiting for peers never counts."""
     if category == "sync_exposed":
         return float("-inf")
     mean = sum(rank.seconds.get(category, 0.0) for rank in step.ranks) / len(step.ranks)

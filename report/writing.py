@@ -1,4 +1,4 @@
-"""Files that the report writes: whole or not at all."""
+"""Writes the report's files, each whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from report.errors import ReportError
 
 
 def write(path: Path, content: str) -> None:
-    """Replace a file at once, or leave it as it was. Raises ReportError when it cannot be
+    """Replace a file atomically, or leave it as it was. Raises ReportError when it cannot be
     written."""
     part = path.with_name(f".{path.name}.part")
     try:
