@@ -1,4 +1,5 @@
-"""Checks what a node sends before anything here uses it: JSON of known shape and bounded size.
+"""Checks what a node sends before anything here uses it: it must be JSON of known shape and bounded
+size.
 
 (jsonschema would do the checking; its compiled dependencies are too much for forty lines.)
 """
@@ -19,12 +20,12 @@ _LONE = re.compile(r"[\ud800-\udfff]")
 
 
 class Untrue(Exception):
-    """A node sent something impossible; the text tells a person what."""
+    """A node sent something impossible; the text says what, for a person."""
 
 
 @dataclass(frozen=True)
 class Each:
-    """A mapping of any names to values of one shape."""
+    """A mapping from any names to values of one shape."""
 
     shape: object
 
@@ -51,7 +52,7 @@ class One:
 
 
 def parse(line: bytes | str) -> Any:
-    """The JSON value of a line; half of a surrogate pair, which no file could hold, becomes U+FFFD.
+    """The JSON value of a line; a lone surrogate, which no file could hold, becomes U+FFFD.
 
     Raises Untrue."""
     try:
@@ -73,7 +74,7 @@ def _mended(value):
 
 
 def check(value: Any, shape: Any, name: str) -> Any:
-    """The value, when it has the shape. Raises Untrue naming the part that has not.
+    """The value, when it has the shape. Raises Untrue naming the part that does not.
 
     A shape is bool, int (64 bits), float (finite; an int, too), str (at most TEXT characters),
     None, Match, One, Each, Row, a tuple of alternatives, [the shape of each item], or {name:
@@ -90,7 +91,7 @@ def _short(value: object) -> str:
 
 
 def _wrong(value: Any, shape: Any, name: str) -> str | None:
-    """The name of the first part that does not fit."""
+    """The name of the first part that does not fit, None where all do."""
     if isinstance(shape, tuple):
         fits = any(_wrong(value, one, name) is None for one in shape)
         return None if fits else name

@@ -1,6 +1,6 @@
-"""Makes text from machines safe for a terminal: of control characters only tabs, newlines, colours
-pass. Others set a window's title, write to the clipboard, move the cursor over what was said, or
-make the terminal type an answer."""
+"""Makes text from machines safe for a terminal: of control characters and sequences only tabs,
+newlines and colours pass. Others set the window's title, write to the clipboard, move the cursor
+over earlier output, or make the terminal type an answer."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from launcher.errors import UserError
 from launcher.options import Options, asks_for_help, trainer_help
 
 USAGE_ERROR = 2
-# With anything less similar the hint would be a guess.
+# A hint at anything less similar would be a guess.
 NEAR = 0.66
 
 
@@ -107,7 +107,7 @@ def _foresee(given: argparse.Namespace) -> int:
 
 
 def _changes(given: argparse.Namespace) -> dict[str, Any]:
-    """The options that were given; all others keep their defaults, or what the run had."""
+    """The options that were given; all others keep their defaults, or the values of the run."""
     own = {"verb", "detach", "resume"}
     values = {k: v for k, v in vars(given).items() if k not in own and v not in (None, [])}
     if "trainer" in values:
@@ -116,7 +116,7 @@ def _changes(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _new(given: argparse.Namespace) -> Options:
-    """The options of a new run. A recipe, or a word after `--`, may name a model of its own."""
+    """The options of a new run. A recipe, or a word after `--`, may name the model instead."""
     values = _changes(given)
     if _names_no_model(given):
         values["model"] = defaults.model(given.model, given.data)
@@ -124,7 +124,7 @@ def _new(given: argparse.Namespace) -> Options:
 
 
 def _names_no_model(given: argparse.Namespace) -> bool:
-    """Whether no word after `--` does, nor a recipe."""
+    """Whether neither a word after `--` nor a recipe names a model."""
     return {word.partition("=")[0] for word in given.trainer}.isdisjoint({"--config", "--model"})
 
 
@@ -182,7 +182,7 @@ def _carry_out(given: argparse.Namespace, argv: list[str]) -> int:
 
 
 def _drop_output() -> None:
-    """What waits to be printed cannot be: the interpreter would try again as it ends."""
+    """Discards what could not be printed: the interpreter would try again as it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -200,7 +200,7 @@ def main(argv: list[str]) -> int:
         _drop_output()
         return 0
     except OSError as error:
-        if error.filename is not None:  # of a file: a defect, to be seen whole
+        if error.filename is not None:  # it concerns a file: a defect, which needs its traceback
             raise
         _drop_output()
         print(f"tandem: what was to be said cannot be printed: {error.strerror}", file=sys.stderr)

@@ -9,12 +9,13 @@ from launcher.engine import Node
 from launcher.errors import MachineError, UserError
 from launcher.inventory import Host
 
-# Open files: of each host (its socket, and the pipes of paramiko's channels), and of all else.
+# Open files: for each host (its socket, and the pipes of paramiko's channels), and for all else.
 PER_HOST, BESIDE = 8, 128
 
 
 def make_room(hosts: int) -> None:
-    """Allow this process the open files that so many hosts need: the usual 1024 end at some 200.
+    """Allow this process the open files that so many hosts need: the usual 1024 suffice for some
+    200.
 
     Raises UserError where the system allows fewer.
     """

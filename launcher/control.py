@@ -1,7 +1,7 @@
 """The verbs for a run that is under way, or over: runs, status, stop, attach, and starting
 detached.
 
-Who carries a run out is the process that holds the lock on its controller.pid; what it said is in
+A run's controller is the process that holds the lock on its controller.pid; what it printed is in
 controller.log. There is no other state, so none can be stale.
 """
 
@@ -93,7 +93,7 @@ def status(name: str) -> int:
         print(f"its controller died; `make train RESUME={folder.name}` goes on with it")
     if pid is None:
         print("between runs `make check` shows how the machines are: temperatures, disks, errors")
-    with contextlib.suppress(KeyError, TypeError):  # what a broken file does not tell
+    with contextlib.suppress(KeyError, TypeError):  # what a broken file does not contain
         for attempt in read(folder / "attempts.json")["attempts"]:
             nodes = ", ".join(attempt["nodes"])
             print(
@@ -114,7 +114,7 @@ def status(name: str) -> int:
 
 
 def stop(name: str) -> int:
-    """End a run in order: its workers save, then exit. Shows that nothing is left of it."""
+    """End a run properly: its workers save, then exit. Shows that nothing is left of it."""
     folder = folders.find(name)
     pid = controller(folder)
     if pid is None:
@@ -130,7 +130,7 @@ def stop(name: str) -> int:
 
 
 def attach(name: str) -> int:
-    """Show all that a run has said, then follow it to its end. Ctrl-C ends only the view."""
+    """Show all that a run has printed, then follow it to its end. Ctrl-C ends only the view."""
     folder = folders.find(name)
     try:
         follow(folder, 0)
@@ -171,15 +171,15 @@ def follow(folder: Path, begin: int) -> None:
 
 
 def _rotated(file: BinaryIO, log: Path) -> bool:
-    """Whether the log's name is now another file's, which is the case a moment after it is
-    nobody's."""
+    """Whether the log's name now belongs to another file. (For a moment before that it belongs to
+    none.)"""
     with contextlib.suppress(FileNotFoundError):
         return os.fstat(file.fileno()).st_ino != log.stat().st_ino
     return False
 
 
 def detach(argv: list[str]) -> int:
-    """Start the same command without this terminal; return when its run has begun, or could not."""
+    """Start the same command without this terminal; return when its run has begun or failed to."""
     words = [word for word in argv if word != "--detach"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     child = subprocess.Popen(

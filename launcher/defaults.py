@@ -1,5 +1,5 @@
-"""What is trained where neither MODEL nor DATA says it: the one owner of these names, for train,
-dry-run, slurm, plan and the demo."""
+"""What is trained where neither MODEL nor DATA is given. Only this file holds these names, for
+train, dry-run, slurm, plan and the demo."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MODEL_OF_DATA = "resnet18"
 
 
 def model(name: str | None, data: str | None) -> str:
-    """The model of a run for which `name` and `data` were given, or not (None)."""
+    """The model of a run for which `name` and `data` were given (None: not given)."""
     return name or (MODEL if data is None else MODEL_OF_DATA)
 
 
 def short(name: str) -> str:
-    """A model's name in names of runs and recipes: of your own model the function's."""
+    """A model's name in the names of runs and recipes; for your own model, the function's."""
     return name.rpartition(":")[2]

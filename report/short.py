@@ -1,5 +1,4 @@
-"""Runs that are too short to say anything about the machines, and the longer run to make instead.
-"""
+"""Runs that are too short to say anything about the machines, and which longer run would."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 A node is not trusted with names, types or sizes. It is asked for one file of the contract
 (docs/run-directory.md) at a time, by a name made here from its host name and its ranks, and answers
-with bytes alone: so no link, device or folder can arrive, and nothing outside of its own part. The
-bytes are counted into an empty folder; what arrived whole is moved into the run's folder.
+with bytes alone. So no link, device or folder can arrive, and nothing outside the node's own part.
+The bytes are counted into an empty folder; what arrived whole is moved into the run's folder.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from launcher.errors import UserError
 
 CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")
 LIST_SECONDS = 20.0
-# Every 60 s so much has to come: a file of n MiB is over within n / 4 + 1 minutes, whoever sends
-# it. (Eight machines at once have 9 MiB a minute each over 10 Mbit/s.)
+# At least this much has to arrive every 60 s, so a file of n MiB takes n / 4 + 1 minutes at most,
+# whoever sends it. (Eight machines that share 10 Mbit/s have 9 MiB a minute each.)
 SECONDS, LEAST = 60.0, 4 * MIB
 # A .bashrc may print before the file begins.
 MARK = b"tandem-file\n"
@@ -44,7 +44,7 @@ DISK_LEFT = 256 * MIB
 
 @dataclass(frozen=True)
 class Wanted:
-    """One file: its name below the run's folder, here and there, and the most MiB of it."""
+    """One file: its name below the run's folder, here and on the node, and its limit in MiB."""
 
     name: str
     limit: int
@@ -72,11 +72,11 @@ def wanted(
 
 
 class NotHere(Exception):
-    """A file did not arrive; the text tells a person why."""
+    """A file did not arrive; the text says why, for a person."""
 
 
 class Lost(NotHere):
-    """No other files will arrive either: the connection, or what answers there, is gone."""
+    """No other file will arrive either: the connection is gone, or what answered at its far end."""
 
 
 class Unwritable(Exception):
@@ -91,7 +91,7 @@ def records(
     sizes: Sizes,
     names: tuple[str, ...] = RECORDS,
 ) -> list[str]:
-    """Bring what every node recorded. Returns a sentence for each thing that did not come. Raises
+    """Bring what every node recorded. Returns a sentence for each thing that did not arrive. Raises
     Unwritable."""
 
     def one(part: NodePlan) -> list[str]:
@@ -134,8 +134,8 @@ def _bring(node: Node, part: NodePlan, file: Wanted, folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def staging(folder: Path) -> Iterator[Path]:
-    """An empty folder beside the run's files, gone afterwards. Raises Unwritable for every OSError:
-    what goes wrong on the other side has been made a NotHere."""
+    """An empty folder beside the run's files, removed afterwards. Raises Unwritable for every
+    OSError: what goes wrong on the other side has become a NotHere before it gets here."""
     made = None
     try:
         made = tempfile.mkdtemp(prefix=".collect-", dir=folder)
@@ -218,7 +218,7 @@ def checkpoints(nodes: dict[str, Node], parts: list[NodePlan]) -> dict[str, list
         try:
             process = nodes[node.host].start(["ls", "-1", f"{node.output}/checkpoints/{node.host}"])
             output, _, status = talk(process, b"", LIST_SECONDS)
-        except (OSError, UserError):  # it froze or went away: others hold the same
+        except (OSError, UserError):  # the machine froze or went away: others hold the same
             continue
         if status == 0:
             found[node.host] = output.decode(errors="replace").split()
@@ -226,7 +226,7 @@ def checkpoints(nodes: dict[str, Node], parts: list[NodePlan]) -> dict[str, list
 
 
 def newest(names: list[str]) -> tuple[int, str] | None:
-    """Step and name of the last checkpoint among file names."""
+    """Step and name of the latest checkpoint among file names."""
     steps = [(int(match[1]), name) for name in names if (match := CHECKPOINT.fullmatch(name))]
     return max(steps, default=None)
 
@@ -234,8 +234,9 @@ def newest(names: list[str]) -> tuple[int, str] | None:
 def best_and_last(
     held: dict[str, list[str]], nodes: dict[str, Node], parts: list[NodePlan], folder: Path
 ) -> tuple[list[Path], list[str]]:
-    """Copy the best and the newest of the checkpoints `held` from one machine: the first that has
-    the newest one, or whoever gives something, the newest first. Raises Unwritable."""
+    """Copy the best and the newest of the checkpoints `held` from one machine. Machines with the
+    newest checkpoint are tried first, and the first that delivers one is taken. Raises
+    Unwritable."""
     tips = {host: tip for host, names in held.items() if (tip := newest(names))}
     outputs = {node.host: node.output for node in parts}
     paths: list[Path] = []
@@ -247,7 +248,7 @@ def best_and_last(
                 paths += _checkpoint(nodes[host], f"{outputs[host]}/{name}", folder, folder / name)
             except NotHere as error:
                 problems.append(f"{host}: {name} was not collected: {error}.")
-        if paths:  # else it said that it has what it has not
+        if paths:  # else the machine claimed to have what it has not
             break
     return paths, problems
 

@@ -13,12 +13,12 @@ from trainer.errors import STOPPED
 
 # Finished, but this machine lacks records, checkpoints or report: EX_IOERR of sysexits.h.
 UNWRITTEN = 74
-# Processes that still live on a machine: how many are named, and characters for each.
+# Of the processes that still live on a machine: how many are named, with how many characters each.
 NAMED, LONGEST = 5, 200
 
 
 def describe(cause: dict[str, Any]) -> list[str]:
-    """The first cause: what, what to do, the last lines."""
+    """The first cause: what happened, what to do about it, and the last lines of output."""
     lines = [_sentence(cause["message"]), f"What to do: {_sentence(cause['remedy'])}"]
     if cause["last_lines"]:
         lines += ["Its last lines:", *(f"  {line}" for line in cause["last_lines"])]
@@ -47,14 +47,14 @@ def proof(outcome: Outcome) -> list[str]:
 
 
 def _named(processes: list[dict[str, Any]]) -> str:
-    """The first few, and how many more there are, since a machine may claim any number."""
+    """Names the first few and counts the rest, since a machine may claim any number."""
     named = [f"{process['pid']} {process['command'][:LONGEST]}" for process in processes[:NAMED]]
     more = len(processes) - NAMED
     return ", ".join(named) + (f" and {more} more" if more > 0 else "")
 
 
 def exit_code(outcome: Outcome, whole: bool = True) -> int:
-    """The worker's own exit code; 128 + signal where one ended it, as a shell has it. `whole`:
+    """The worker's own exit code; where a signal ended it, 128 + signal, as in a shell. `whole`:
     whether this machine has all that a run leaves here."""
     if outcome.status == "finished":
         return 0 if whole else UNWRITTEN

@@ -14,11 +14,11 @@ MIB = 1 << 20
 class Sizes:
     """The most MiB of one file. Checkpoints have no such limit: they may fill the free disk."""
 
-    log: int = 256  # of what a rank prints, and of controller.log
+    log: int = 256  # what a rank prints, and controller.log
     steps: int = 1024  # rank<k>.steps.jsonl
     samples: int = 4096  # samples/rank<k>.<attempt>.csv
-    # Any other record of a node. 90 epochs of ImageNet over 1 Gbit/s take a week, and bytes a
-    # second are 390 for a disk (iostat.json), 190 for a network card, 150 for a GPU.
+    # Any other record of a node. 90 epochs of ImageNet over 1 Gbit/s take a week, in which a disk
+    # makes 390 bytes a second (iostat.json), a network card 190 and a GPU 150.
     other: int = 1024
 
     @classmethod

@@ -24,12 +24,12 @@ from trainer.data import split
 
 @dataclass(frozen=True)
 class Request:
-    """Which attempt a plan is for. A later one goes on from the newest checkpoint that any of its
-    machines holds: the trainer finds and spreads it.
+    """Which attempt a plan is for. A later attempt continues from the newest checkpoint that any of
+    its machines holds: the trainer finds and distributes it.
 
-    `bar` is the width of the control terminal, 0 where there is none; `predicted` what `make plan`
-    said; `instruction_limits` go into each rank's environment. `apart`: each machine is a world of
-    its own, and `timetables` (links.py) say how it measures its links before.
+    `bar` is the width of the control terminal, 0 where there is none; `predicted` is what `make
+    plan` said; `instruction_limits` go into each rank's environment. `apart`: each machine is a
+    world of its own, and `timetables` (links.py) say how it measures its links beforehand.
     """
 
     run: str
@@ -46,8 +46,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Shared:
-    """What all nodes of an attempt have in common; `apart` has the ports of those that have none
-    but the code, by name."""
+    """What all nodes of an attempt have in common. In a measurement, whose nodes share only the
+    code, `apart` holds each one's port by name."""
 
     request: Request
     options: Options
@@ -162,9 +162,9 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
 
 @dataclass(frozen=True)
 class Launch:
-    """A node's part in torch.distributed.launch; in a Slurm script the values are bash's variables.
+    """A node's part in torch.distributed.launch; in a Slurm script the values are bash variables.
 
-    `name` is a part of the prefix of the store's keys: a process of an earlier attempt that wakes
+    `name` is part of the prefix of the store's keys, so a process of an earlier attempt that wakes
     up late finds nothing of its own there.
     """
 
@@ -264,10 +264,10 @@ def interface(host: Host, facts: Facts) -> str | None:
 
 
 def environment(card: str | None, threads: int | str, cuda_home: str | None) -> dict[str, str]:
-    """What the network libraries must know, since their own guess takes the wrong card with
-    docker0 or a VPN; and where the CUDA toolkit is, for what compiles in a run.
+    """What the network libraries must know, since they guess the wrong card where there is docker0
+    or a VPN; and where the CUDA toolkit is, for what is compiled during a run.
 
-    Never LD_LIBRARY_PATH: torch finds its libraries by itself, and with it finds others.
+    Never LD_LIBRARY_PATH: torch finds its libraries by itself, and would find others with it.
     """
     env = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "NCCL_IB_DISABLE": "1"}
     if cuda_home:

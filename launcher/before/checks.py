@@ -1,4 +1,4 @@
-"""What comes before a run: machines are asked and checked until nothing is wrong."""
+"""What comes before a run: machines are queried and checked until nothing is wrong."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ INSTRUCTION_LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 
 
 def instruction_limits() -> dict[str, str]:
-    """Those of these variables that are set in the launcher's own environment."""
+    """The variables above that are set in the launcher's own environment."""
     return {name: os.environ[name] for name in INSTRUCTION_LIMITS if os.environ.get(name)}
 
 
@@ -87,8 +87,8 @@ def check_machines(options: Options, terminal: Terminal, run: str | None = None)
 
 
 def settle(machines: Machines, asked: Asked, terminal: Terminal) -> dict[str, Any]:
-    """The trainer's options with what is decided once for the run: `device` and `precision`, and
-    `precision_why`. Raises UserError."""
+    """The trainer's options, together with what is decided once for the run: `device`, `precision`
+    and `precision_why`. Raises UserError."""
     hosts, facts, settings = machines.hosts, machines.facts, asked.settings
     parts = devices.share_out(hosts, facts, settings)
     level = devices.precision(parts, hosts, facts, settings, asked.begun)
@@ -102,7 +102,8 @@ def settle_sync(settings: dict[str, Any], hosts: list[Host], terminal: Terminal)
     """The same with the `sync` that `auto` becomes, and `sync_why`."""
     nodes = len(hosts)
     if nodes > 1 and _rows_of_plan(settings, nodes) is None:
-        # From an earlier run of the model, or what `make plan` measured; without one it says so.
+        # From an earlier run of the model, or from what `make plan` measured; without either, the
+        # choice says so.
         asked = {
             "--nodes": str(nodes),
             "--model": settings["model"],
@@ -140,8 +141,9 @@ def make_plan(checked: Checked, machines: Machines, **details: Any) -> Plan:
 
 
 def predicted(settings: dict[str, Any], nodes: int) -> dict[str, Any] | None:
-    """What `make plan` said of such a run, if it was asked: `images_per_second`, `made_unix`. Of
-    the same model, machines, batch and strategy: what holds for another run is no prediction."""
+    """What `make plan` predicted for such a run, if it was asked: `images_per_second`, `made_unix`.
+    Model, number of machines, batch and strategy must be the same: what holds for another run is no
+    prediction for this one."""
     found = _rows_of_plan(settings, nodes)
     sync = strategies.parse(settings["sync"]).spec
     if found is None or (sync, nodes) not in found[1]:
@@ -151,8 +153,8 @@ def predicted(settings: dict[str, Any], nodes: int) -> dict[str, Any] | None:
 
 
 def slower_than_one(settings: dict[str, Any], nodes: int) -> str | None:
-    """A sentence where `make plan` has this run slower than one machine alone, and what would
-    help; None where it has not, or was not asked."""
+    """A sentence, with what would help, where `make plan` predicts this run to be slower than one
+    machine alone; None where it does not, or was not asked."""
     found = _rows_of_plan(settings, nodes)
     sync = strategies.parse(settings["sync"]).spec
     if found is None or (sync, nodes) not in found[1]:
@@ -174,7 +176,8 @@ def _rows_of_plan(
     settings: dict[str, Any], nodes: int
 ) -> tuple[float, dict[tuple[str, int], float]] | None:
     """When a plan for this model, batch and number of machines was made, and its images/s by
-    strategy and machines; one machine has the same with each. None where there is no such plan."""
+    strategy and number of machines; one machine is equally fast with each strategy. None where
+    there is no such plan."""
     path = folders.RUNS / f"plan-{settings['model']}-{nodes}n.json"
     try:
         told = json.loads(path.read_text(encoding="utf-8"))

@@ -24,8 +24,8 @@ LIMIT = "ONEDNN_MAX_CPU_ISA"
 
 @dataclass(frozen=True)
 class Part:
-    """One node's GPUs, as CUDA_VISIBLE_DEVICES names them, none for its CPU; what these devices
-    are; and its processes: one a device, or one for all with --parallel dp."""
+    """One node's GPUs, as CUDA_VISIBLE_DEVICES names them (none: it computes on its CPU); what
+    these devices are; and its processes: one per device, or one for all with --parallel dp."""
 
     visible: tuple[str, ...]
     devices: tuple[Device, ...]
@@ -82,8 +82,8 @@ def share_out(
 
 
 def _on_one_machine(hosts: list[Host], facts: dict[str, Facts]) -> dict[str, tuple[str, ...]]:
-    """Entries of CUDA_VISIBLE_DEVICES by node. Who names GPUs has those, who names a number is
-    next, the others share the rest."""
+    """Entries of CUDA_VISIBLE_DEVICES by node. A node that names GPUs gets those; then come the
+    nodes that name a number of GPUs; the others share the rest."""
     if not hosts:
         return {}
     count = usable(facts[hosts[0].name])
@@ -183,7 +183,7 @@ def _part(host: Host, facts: Facts, visible: tuple[str, ...], parallel: str) -> 
     devices = []
     for entry in visible:
         number = _index(entry, facts)
-        # MIG is cut from cards that are equal in what counts here.
+        # MIG instances are parts of cards that are equal in what counts here.
         card = facts.gpus["cards"][number or 0]
         name = "".join(filter(str.isprintable, card["name"]))[:60]
         devices.append(Device(host.name, "cuda", name, _sm(card), False, version, cuda))
@@ -216,7 +216,7 @@ def precision(
     settings: dict[str, Any],
     kept: bool,
 ) -> Level:
-    """The level of a run; `kept`: it began with the one in `settings`. Raises UserError."""
+    """The level of a run; `kept`: the run began with the level in `settings`. Raises UserError."""
     devices = [device for part in parts.values() for device in part.devices]
     try:
         return levels.resolve(settings["precision"], devices, settings["emulate"], kept)

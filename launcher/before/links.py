@@ -9,8 +9,8 @@ from launcher.before.probe import Facts
 from launcher.errors import UserError
 from launcher.inventory import Host
 
-SECONDS = 1.0  # of each stream
-PATIENCE = 30.0  # for a machine that comes late: guards start within a second of each other
+SECONDS = 1.0  # how long each stream lasts
+PATIENCE = 30.0  # for a machine that is late: guards start within a second of each other
 TESTS = ("receive", "send")
 
 
@@ -18,9 +18,9 @@ def timetables(hosts: list[Host], facts: dict[str, Facts]) -> dict[str, dict[str
     """Each machine's plan for launcher/node/pairprobe.py; none where there is no cable between
     them. Raises UserError.
 
-    Each measures with the next one of a ring and with the one before, in two rounds of pairs that
-    share no cable (three of an odd number of machines): all links are in use, however many they
-    are. Then all send at once.
+    Each machine measures with the next one of a ring and with the one before, in two rounds of
+    pairs that share no cable (three rounds for an odd number of machines). So all links are in use
+    at once, however many there are. Then all machines send at once.
     """
     if len({host.address for host in hosts}) < len(hosts) or len(hosts) < 2:
         return {}
@@ -49,10 +49,11 @@ def timetables(hosts: list[Host], facts: dict[str, Facts]) -> dict[str, dict[str
 
 
 def turns(names: list[str], own: int) -> list[dict[str, Any] | None]:
-    """One machine's part of the rounds; None: it rests."""
+    """One machine's part in each round; None where it rests."""
     count = len(names)
     edges = [(at, (at + 1) % count) for at in range(count if count > 2 else 1)]
-    # Every second edge is disjoint; the last of an odd ring touches both the first and its own kin.
+    # Every second edge is disjoint; the last edge of an odd ring touches both its
+    # neighbours, and so has a round of its own.
     rounds = [edges[: count - count % 2 : 2], edges[1 : count - count % 2 : 2]]
     rounds += [edges[count - 1 :]] if count % 2 else []
     found: list[dict[str, Any] | None] = []

@@ -16,7 +16,8 @@ from launcher.probes.reach import MARK
 
 SECONDS = 15.0
 PAIR = Row((Row((str, int)), str))  # peer, and why it is not reached
-# With more machines than this, each tries only its next neighbours and node 0, not all n * n pairs.
+# With more machines than this each tries only its nearest neighbours and node 0, not all n * n
+# pairs.
 ALL_PAIRS = 16
 
 
@@ -75,8 +76,8 @@ def _read(line: str, known: set[str]) -> list[Any] | str:
 
 
 def _answer(process: Process, known: set[str]) -> list[Any] | str:
-    """What one machine found: pairs of [address, port] and reason; or why it found nothing. The
-    process stays: others may not have reached it yet."""
+    """What one machine found: pairs of [address, port] and reason; or why it found nothing. Its
+    process stays, since others may not have reached it yet."""
     text = ""
     try:
         for piece in pieces(process, SECONDS):

@@ -20,11 +20,11 @@ def rule(name: str) -> str | None:
 
 def problem(name: str, host: Host, facts: Facts, sent: tuple[str, ...]) -> str | None:
     """A sentence when the trainer would not find the model on this machine; `sent` names the
-    files that go there."""
+    files that will be sent there."""
     if ":" in name:
         return _own(name, host, facts, sent)
     known = facts.models
-    if not known or name in known:  # it has no torchvision, or was not asked in time
+    if not known or name in known:  # no torchvision, or no answer in time
         return None
     near = difflib.get_close_matches(name, known, 3) or known[:3]
     return (
@@ -59,7 +59,7 @@ def _function(name: str, file: Path, function: str) -> str | None:
     except SyntaxError as error:
         return f"MODEL={name}: {file.name}, line {error.lineno}: {error.msg}: correct it."
     own = [node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    # A name may also come by an import or an assignment: only a file of definitions is sure.
+    # A name may also come from an import or an assignment: only a file of definitions is certain.
     others = (ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.If, ast.Try)
     bound = any(function in ast.unparse(node) for node in body if isinstance(node, others))
     if function in own or bound:

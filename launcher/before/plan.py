@@ -1,6 +1,7 @@
 """What a run will do, as plain values (launcher/before/build.py makes them); nothing here acts.
 
-Dry run prints a Plan, the watch sends a Plan's argv and env to the guards, plan.json is a Plan.
+A dry run prints a Plan, the watch sends a Plan's argv and env to the guards, and plan.json is a
+Plan.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MONITOR_INTERVAL = 0.1
 
 @dataclass(frozen=True)
 class NodePlan:
-    """One machine's part: what its guard gets to run."""
+    """One machine's part: what its guard is told to run."""
 
     host: str
     node_rank: int
@@ -71,7 +72,7 @@ class Plan:
 
     @property
     def unit(self) -> str:
-        """The name of the attempt on the nodes: letters, digits, - and _."""
+        """The attempt's name on the nodes, of letters, digits, - and _."""
         return f"{self.run}-{self.attempt}"
 
 

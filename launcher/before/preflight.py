@@ -1,4 +1,4 @@
-"""Everything that can be wrong with machines, said before anything is started or changed."""
+"""Everything that can be wrong with machines, reported before anything is started or changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from launcher.options import Options
 
 @dataclass(frozen=True)
 class Asked:
-    """What the machines must be able to do. `run` is the one that goes on, None for a new one."""
+    """What the machines must be able to do. `run` is the run to resume, None for a new one."""
 
     options: Options
     settings: dict[str, Any]  # all options of the trainer
@@ -57,7 +57,7 @@ def select(hosts: list[Host], options: Options) -> list[Host]:
 def look(hosts: list[Host], asked: Asked, *, without_missing: bool = False) -> Machines:
     """Connect and probe. Raises UserError naming every machine that is not fit.
 
-    With `without_missing` machines that do not answer are left out instead.
+    With `without_missing`, machines that do not answer are left out instead.
     """
     check_master(hosts)
     nodes, failures = connection.open_all(hosts)
@@ -145,7 +145,7 @@ def _packages(machines: Machines, asked: Asked) -> list[Problem]:
 
 
 def _model(machines: Machines, asked: Asked) -> list[Problem]:
-    """One machine is enough: all have the same torchvision, or that is told."""
+    """Asks one machine alone: all have the same torchvision, or the difference is reported."""
     if not machines.hosts:
         return []
     host = machines.hosts[0]

@@ -86,13 +86,13 @@ class Facts:
     guard_python: bool
 
     def absolute(self, folder: str) -> str:
-        """A path of this machine; relative ones begin at the run user's home."""
+        """An absolute path on this machine; relative ones begin at the run user's home."""
         return folder if folder.startswith("/") else f"{self.home}/{folder}"
 
     @property
     def skew(self) -> float:
-        """Seconds this machine's clock is ahead of ours, at least: the way there and back is in
-        doubt."""
+        """By how many seconds this machine's clock is ahead of ours, at least: the round trip is
+        uncertain."""
         if self.unix > self.answered_unix:
             return self.unix - self.answered_unix
         return min(0.0, self.unix - self.asked_unix)
@@ -156,7 +156,7 @@ def read_facts(line: str) -> dict[str, Any]:
 
 
 def code_sha256(node: Node, python: str, folder: str) -> str | None:
-    """The hash of the tree that a machine holds in `folder`, None where it cannot be told."""
+    """The hash of the tree that a machine holds in `folder`, None where it cannot be found out."""
     source = sent.program(("launcher.node.tree",), f"show({MARK!r}, {folder!r})")
     try:
         process = node.start([python, "-IB", "-"])

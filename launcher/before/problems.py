@@ -16,7 +16,7 @@ BUSY_REMEDY = "wait for it (QUEUE=1), or ask its owner."
 
 @dataclass(frozen=True)
 class Problem:
-    """One sentence; FORCE=1 goes on when it is not fatal."""
+    """One sentence; with FORCE=1 a run starts all the same unless the problem is fatal."""
 
     text: str
     fatal: bool = True
@@ -24,8 +24,8 @@ class Problem:
 
 
 def of_machine(host: Host, facts: Facts, run: str | None, on_gpus: bool) -> list[Problem]:
-    """What keeps a run from starting on it; what is left of `run` itself is none. `on_gpus`: the
-    node computes on its GPUs, if it has any."""
+    """What keeps a run from starting on this machine; what is left of `run` itself is no problem.
+    `on_gpus`: the node computes on its GPUs, if it has any."""
     state = [*_state(host, facts), *_busy(host, facts, run, on_gpus)]
     return [*_software(host, facts, on_gpus), *_data(host, facts), *state]
 
@@ -71,7 +71,7 @@ def _software(host: Host, facts: Facts, on_gpus: bool) -> list[Problem]:
 
 
 def _data(host: Host, facts: Facts) -> list[Problem]:
-    """The trainer's own words (trainer/data/layout.py) for what keeps it from being a data set."""
+    """Why the folder is not a data set, in the trainer's own words (trainer/data/layout.py)."""
     data = facts.data
     if not data["path"]:  # none is needed
         return []
@@ -120,7 +120,7 @@ def _state(host: Host, facts: Facts) -> list[Problem]:
 
 
 def _busy(host: Host, facts: Facts, run: str | None, on_gpus: bool) -> list[Problem]:
-    """A run on this machine, with GPUs or without; otherwise whoever else uses its GPUs."""
+    """Reports a run on this machine, with GPUs or without; otherwise whoever else uses its GPUs."""
     others = [other for other in facts.runs if other["run"] != run]
     held = sorted({f"{other['holder']}: run {other['run']}" for other in others})
     what = "it is in use by"

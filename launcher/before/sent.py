@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from launcher.inventory import CHECKOUT
 
-# Each module is made of its source; its packages are empty ones, which know their modules by name.
+# Each module is made from its source; its packages are empty and know their modules by name.
 LOADER = """
 import sys, types
 def _load(name, source):
@@ -20,8 +20,8 @@ def _load(name, source):
 
 
 def program(names: tuple[str, ...], call: str) -> str:
-    """Python's text that loads these modules of the checkout, in this order, and then does `call`
-    in the last one. They may import each other and the standard library."""
+    """A Python program that loads these modules of the checkout in this order, and then evaluates
+    `call` in the last one. They may import each other and the standard library."""
     lines = [LOADER]
     for name in names:
         path = CHECKOUT / f"{name.replace('.', '/')}.py"

@@ -1,1 +1,1 @@
-"""During a run: code and guards go to the machines, the watch, the next attempt."""
+"""During a run: sending code and guards to the machines, the watch, the next attempt."""

@@ -29,7 +29,7 @@ CHECKPOINT = {"kind": One(("checkpoint",)), "file": str}
 
 
 class Attempts:
-    """The attempts of a run, old ones included when it is resumed."""
+    """The attempts of a run, including the earlier ones when it is resumed."""
 
     def __init__(self, folder: Path):
         self.path = folder / "attempts.json"
@@ -42,7 +42,7 @@ class Attempts:
 
     @property
     def ports(self) -> frozenset[int]:
-        """Ports of earlier attempts: a machine that thaws must not find the run at its old one."""
+        """Ports of earlier attempts: a machine that thaws must not find the run at its old port."""
         return frozenset(attempt["master_port"] for attempt in self.list)
 
     def begin(self, plan: Plan, reason: str, unix: float) -> None:
@@ -62,7 +62,7 @@ class Attempts:
                 "first_cause": None,
             }
         )
-        with contextlib.suppress(OSError):  # there is little room: it is told when it matters
+        with contextlib.suppress(OSError):  # there is little room: reported when it matters
             reserve(self._spare)
         self._write("running")
 
@@ -84,8 +84,8 @@ class Attempts:
         return max((attempt["attempt"] for attempt in self.list), default=0)
 
     def read_resumed(self, folder: Path) -> None:
-        """Where each attempt took up, from what its ranks wrote when they began: one rank's word on
-        each is enough, so that a file is read no further than the last of them."""
+        """Where each attempt resumed, from what its ranks wrote when they began. One rank's line
+        for each attempt is enough, so a file is read no further than the last of them."""
         unknown = {attempt["attempt"]: attempt for attempt in self.list}
         paths = folder.glob("nodes/*/rank*.steps.jsonl")
         for start in (line for path in paths for line in lines_of(path, START)):
@@ -106,13 +106,13 @@ class Attempts:
         self._give_back()
 
     def _give_back(self) -> None:
-        """Let go of the room that was kept. Where nothing can be written, it stays."""
+        """Release the reserved space. Where nothing can be written, it stays."""
         with contextlib.suppress(OSError):
             self._spare.unlink(missing_ok=True)
 
     def _write(self, status: str) -> None:
-        """Where the disk is full, into the room that was kept for it; the old file stays until the
-        new one is whole."""
+        """Write attempts.json, on a full disk into the space reserved for it; the old file stays
+        until the new one is whole."""
         self._status = status
         value = {"status": status, "attempts": self.list}
         try:
@@ -128,13 +128,13 @@ class Attempts:
 
 
 def reserve(path: Path) -> None:
-    """A file that holds its place on the disk. Raises OSError."""
+    """Make a file that reserves space on the disk. Raises OSError."""
     with path.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, SPARE)
 
 
 def lines_of(path: Path, shape: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The lines of a rank's timings that have this shape: what a rank wrote is not believed."""
+    """The lines of a rank's timings that have this shape: what a rank wrote is not trusted."""
     word = f'"{shape["kind"].values[0]}"'.encode()
     with contextlib.suppress(OSError), path.open("rb") as file:
         while line := file.readline(LINE):

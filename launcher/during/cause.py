@@ -1,7 +1,7 @@
 """Which failure came first, and what it means.
 
 Clocks of different machines are not compared. On one machine the guard says which worker failed
-first; between machines an error that only says "a peer is gone" is ranked below any other.
+first; between machines, an error that only says "a peer is gone" ranks below any other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 from launcher.during.pitfalls import explain
 from trainer.errors import OUT_OF_MEMORY, STOPPED
 
-# Gaps have a limit: with `.*` a line that repeats a first word costs the square of its length.
+# Gaps have a limit: with `.*`, matching a line that repeats the first word takes time that grows
+# with the square of its length.
 PEER_LOST = re.compile(
     r"connection closed by peer|connection reset by peer|broken pipe|socket closed|"
     r"connect(ion)? (to .{0,200})?refused|remote process has exited|ncclRemoteError|"
@@ -23,8 +24,8 @@ PEER_LOST = re.compile(
     r"gloo/transport.{0,200}(closed|reset|timeout|timed out|refused|Connect)",
     re.IGNORECASE,
 )
-# What NCCL says in a process whose peer is gone: its watchdog then ends the process by SIGABRT, and
-# frames of C++ come after it. Worded so in torch 1.12 to 2.15 and NCCL 2.10 to 2.27.
+# What NCCL prints in a process whose peer is gone: its watchdog then ends the process by SIGABRT,
+# and C++ stack frames follow. The wording is that of torch 1.12 to 2.15 and NCCL 2.10 to 2.27.
 NCCL_PEER_LOST = re.compile(
     r"watchdog caught collective|ncclRemoteError|NCCL communicator was aborted|"
     r"Some NCCL operations have failed or timed out|taking the entire process down|"
@@ -38,9 +39,9 @@ OWN_WORDS = re.compile(r"^trainer: ", re.MULTILINE)
 class Failure:
     """Something that went wrong on one node, as it reached the control machine.
 
-    `kind`: worker (a rank ended badly), launch (launch did), gone (the machine or the way to it),
-    guard (its guard was killed, or sends what no guard does), busy (another run has the machine),
-    paused (the control machine did not run, so the lease ended).
+    `kind`: worker (a rank failed), launch (launch failed), gone (the machine, or the connection to
+    it), guard (its guard was killed, or sends what no guard does), busy (another run has the
+    machine), paused (the control machine did not run, so the lease ended).
     """
 
     host: str
@@ -56,7 +57,7 @@ class Failure:
 
     @property
     def peer_lost(self) -> bool:
-        """Whether it only says that another process is gone."""
+        """Whether the error only says that another process is gone."""
         aborted = self.signal == "SIGABRT"
         if self.kind != "worker" or self.exit_code == OUT_OF_MEMORY:
             return False
@@ -74,7 +75,7 @@ class Failure:
 
     @property
     def disk_full(self) -> bool:
-        """Whether only this machine is at fault, so that others can go on without it."""
+        """Whether this machine's full disk alone is at fault: others can go on without it."""
         text = "\n".join([self.exception or "", *self.last_lines[-3:]])
         return bool(re.search(r"No space left on device|Disk quota exceeded", text))
 

@@ -1,7 +1,7 @@
 """The code that goes to the nodes: the tracked files of a few folders, compared by SHA-256.
 
-It is copied once, when it is first asked for. That copy is hashed, recorded and sent, so that what
-is changed in the checkout while a run waits or starts again is no part of the run.
+It is copied once, when it is first asked for. That copy is hashed, recorded and sent, so changes to
+the checkout while a run waits or starts again do not become part of the run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FOLDERS = ("trainer", "launcher/__init__.py", "launcher/node", "recipes", "examp
 
 @dataclass(frozen=True)
 class Code:
-    """Names relative to `tree`, a copy of the checkout's files, and the hash of what they hold."""
+    """Names relative to `tree`, a copy of the checkout's files, and the hash of that tree."""
 
     names: tuple[str, ...]
     sha256: str
@@ -46,8 +46,8 @@ class Code:
 
 @lru_cache(maxsize=1)
 def current() -> Code:
-    """The code as it stood in the checkout when this was first called, changes that are not
-    committed included. Raises UserError."""
+    """The code as it was in the checkout when this was first called, including uncommitted changes.
+    Raises UserError."""
     try:
         return _snapshot()
     except OSError as error:
@@ -75,14 +75,14 @@ def _snapshot() -> Code:
 
 
 def _scratch() -> Path:
-    """A folder that is there as long as this process."""
+    """A temporary folder that exists as long as this process."""
     folder = tempfile.TemporaryDirectory(prefix="tandem-code-")
     atexit.register(folder.cleanup)
     return Path(folder.name) / "code"
 
 
 def _copied(name: str, tree: Path) -> bool:
-    """Copy one file of the checkout; False when it was taken away a moment ago."""
+    """Copy one file of the checkout; False when it has just been removed."""
     (tree / name).parent.mkdir(parents=True, exist_ok=True)
     try:
         shutil.copy2(CHECKOUT / name, tree / name)
@@ -103,8 +103,8 @@ def _names() -> list[str]:
 
 
 def _goes(name: str) -> bool:
-    """Whether a file may leave this machine: .env and its like hold secrets, and a link leads to
-    files of elsewhere. A name that is no UTF-8 could not be recorded."""
+    """Whether a file may leave this machine: .env and the like hold secrets, and a link leads to
+    files outside the checkout. A name that is not UTF-8 could not be recorded."""
     path = Path(name)
     hidden = any(part.startswith(".") for part in path.parts)
     linked = any((CHECKOUT / one).is_symlink() for one in (path, *path.parents[:-1]))

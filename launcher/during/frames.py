@@ -8,9 +8,9 @@ from typing import Any
 from launcher import border
 from launcher.border import Each, Match, One, Untrue
 
-LARGEST = 1 << 20  # bytes of a frame, its raw bytes apart, and of those; our guard splits
-GREETING = 1 << 20  # bytes before hello: a .bashrc that prints more never comes to a guard
-KEPT = 4096  # of what is no frame, for the person who asks why
+LARGEST = 1 << 20  # bytes of a frame without its raw bytes, and of these; our guard splits
+GREETING = 1 << 20  # bytes before hello: a .bashrc that prints more never gets to a guard
+KEPT = 4096  # bytes kept of what is not a frame, for the person who asks why
 
 REASONS = ("finished", "failed", "stopped", "killed", "busy", "lease", "eof", "guard")
 SIGNAL = (Match(r"SIG[A-Z0-9+-]{1,20}|signal \d{1,3}"), None)
@@ -60,13 +60,13 @@ class Frames:
         self.said_before = b""
         self._before = 0  # bytes of it
         self._buffer = bytearray()
-        self._looked = 0  # bytes of the buffer in which there is no line's end
+        self._looked = 0  # bytes of the buffer known to contain no newline
         self._greeted = False
         self._waiting: dict[str, Any] | None = None  # a frame whose raw bytes are not all here
 
     def feed(self, data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """Add bytes; yield the frames that are now complete, each with its raw bytes. Raises
-        Untrue, after the frames that came before."""
+        """Add bytes; yield the frames that are now complete, each with its raw bytes. Raises Untrue
+        after yielding the frames before the bad one."""
         self._buffer += data
         while (frame := self._next()) is not None:
             yield frame
@@ -106,8 +106,8 @@ class Frames:
         return line
 
     def _frame(self, line: bytes) -> dict[str, Any] | None:
-        """The frame in a line, checked; None for a line that is none."""
-        if not line.startswith(b"{"):  # of a flood of other lines not much is made
+        """The frame in a line, checked; None for a line that is not a frame."""
+        if not line.startswith(b"{"):  # a flood of other lines costs little
             return None
         try:
             found = border.parse(line)
@@ -125,7 +125,8 @@ class Frames:
         return found
 
     def _keep(self, said: bytes) -> None:
-        """stderr shares the stream: a defect of the guard, or what came instead of one."""
+        """Keep text that is not a frame. stderr shares the stream: the text is a defect of the
+        guard, or what answered instead of one."""
         self.said_before = (self.said_before + said)[-KEPT:]
         self._before += len(said)
         if not self._greeted and self._before > GREETING:

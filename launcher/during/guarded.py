@@ -44,7 +44,7 @@ class Guarded:
         self.frames = Frames(node.ranks)
         self.heard = now
         self.exit: dict[str, Any] | None = None
-        self.ended = False  # its stream is at an end, or it was given up
+        self.ended = False  # its stream has ended, or it was given up
         self.gone = False
         self._pending = bytearray()
 
@@ -53,14 +53,17 @@ class Guarded:
         self.push()
 
     def renew(self) -> None:
-        """A renewal that waits for the network is enough: more would only arrive in a heap."""
+        """Renew the lease. One renewal that waits for the network is enough: more would only arrive
+        all at once."""
         if not self._pending:
             self.send({"type": "lease"})
         else:
             self.push()
 
     def push(self) -> None:
-        with contextlib.suppress(OSError, ValueError):  # a broken pipe: the end of its stdout tells
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # a broken pipe: the end of its stdout shows it
             while self._pending:
                 taken = self.process.write(bytes(self._pending))
                 if not taken:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.after.sizes import MIB
 
-# So much of the disk stays free of logs: attempts.json, the records and the report need it.
+# Logs leave this much of the disk free: attempts.json, the records and the report need it.
 RESERVE = 64 * MIB
 LOOKS_EVERY = 1.0
 FIRST = 16  # the first 1/16 of what a log may have is kept in <name>.first
@@ -17,8 +17,8 @@ NEWER = 4  # the rest in four parts: <name>, <name>.1, ... <name>.3, each older 
 
 
 class KeptLog:
-    """Appends whole lines to a file, at most `limit` bytes in all; what the disk cannot take is
-    left out, counted, and said in the log where it is missing. Raises nothing."""
+    """Appends whole lines to a file, at most `limit` bytes in all. Lines that the disk cannot take
+    are left out and counted, and the log says where they are missing. Raises nothing."""
 
     def __init__(self, path: Path, limit: int):
         self.path, self._limit = path, limit
@@ -30,7 +30,7 @@ class KeptLog:
     def _open(self) -> None:
         """Raises OSError."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # A link or a FIFO in its place was not made by us: nothing is written through it.
+        # We did not make a link or a FIFO in its place: nothing is written through it.
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
             self.path.unlink()
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -47,7 +47,7 @@ class KeptLog:
             self.lost += len(lines)
 
     def _append(self, data: bytes) -> bool:
-        """Whether all of it is in the file; else nothing of it is."""
+        """Append all of it or nothing; whether it was appended."""
         try:
             if self._fd is None:
                 self._open()
@@ -77,7 +77,7 @@ class KeptLog:
 
     @property
     def _part(self) -> int:
-        """Bytes of the file that is written to now."""
+        """How many bytes the current file may have."""
         first = self._limit // FIRST
         return (self._limit - first) // NEWER if _named(self.path, "first").exists() else first
 
@@ -99,14 +99,14 @@ class KeptLog:
             self._fd = None
 
     def close(self) -> None:
-        """Whatever is written after this opens it again."""
+        """Close the file; a later write opens it again."""
         if self.lost and self._has_room():
             self._append(f"tandem: {self.lost} lines are missing here\n".encode())
         self._leave()
 
 
 def _there(folder: Path) -> Path:
-    """The folder, or the nearest one above that is there."""
+    """The folder, or the nearest one above it that exists."""
     return next((one for one in (folder, *folder.parents) if one.exists()), folder)
 
 
@@ -115,6 +115,6 @@ def _named(path: Path, suffix: str | int) -> Path:
 
 
 def parts(path: Path) -> list[Path]:
-    """The files of a log that are there, the oldest lines first."""
+    """The existing files of a log, the oldest lines first."""
     older = [_named(path, n) for n in reversed(range(1, NEWER))]
     return [one for one in (_named(path, "first"), *older, path) if one.exists()]

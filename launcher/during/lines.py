@@ -1,4 +1,4 @@
-"""What the ranks print: whole lines into their log files and, with node and rank, onto the
+"""What the ranks print goes in whole lines into their log files and, with node and rank, onto the
 terminal."""
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from launcher.spool import Spool, SpooledLog
 
 LAST_LINES = 20
 LONGEST = 1 << 16  # bytes; a longer line is cut into several, so that none has to be waited for
-STALLED = 5.0  # seconds of one write after which somebody should know
+STALLED = 5.0  # seconds that one write may take before the user is told
 SHOWN = 4096  # characters of a line on the terminal and among the last lines; the log has all
 CLEAR = "\r\x1b[K"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Assembler:
-    """Bytes of one (rank, stream) into lines; text that a carriage return overwrote is not kept.
+    """Makes lines of the bytes of one (rank, stream); text that a carriage return overwrote is not
+    kept.
 
-    It holds no more than LONGEST bytes between two calls: the work grows with the output alone,
-    whether newlines come in it or not.
+    It holds no more than LONGEST bytes between two calls, so the work grows with the output alone,
+    whether that has newlines or not.
     """
 
     def __init__(self):
@@ -39,7 +40,7 @@ class Assembler:
         """Return the lines that are complete, and the unfinished one if it is a progress bar."""
         *whole, self._buffer = (self._buffer + data).split(b"\n")
         if b"\r" in self._buffer:
-            # Kept short; a return at the end has not overwritten anything yet, but will.
+            # The rest is kept short. A carriage return at its end has not overwritten anything yet.
             pending = b"\r" if self._buffer.endswith(b"\r") else b""
             self._buffer = b"\r" + _visible(self._buffer) + pending
         *cut, self._buffer = _pieces(self._buffer)
@@ -74,7 +75,7 @@ def _short(line: str) -> str:
 
 
 def _visible(line: bytes) -> bytes:
-    """What is left on a terminal after the carriage returns of a line."""
+    """What a terminal shows after the carriage returns of a line."""
     if b"\r" not in line:
         return line
     pieces = [piece for piece in line.split(b"\r") if piece]
@@ -82,8 +83,8 @@ def _visible(line: bytes) -> bytes:
 
 
 class Terminal:
-    """The control terminal: lines above, rank 0's progress bar live in the last line. Showing never
-    waits for it.
+    """The control terminal: lines above, and rank 0's progress bar live in the last line. Nobody
+    waits until the terminal has taken them.
 
     Every line is kept in the run's controller.log too, from which `attach` shows it again.
     """
@@ -100,14 +101,14 @@ class Terminal:
         self._kept = SpooledLog(path, limit, self.spool)
 
     def say(self, text: str) -> None:
-        """Show a line of the launcher's own."""
+        """Show one of the launcher's own lines."""
         self.line(f"tandem: {text}")
 
     def line(self, text: str) -> None:
         self.lines([text])
 
     def lines(self, texts: list[str]) -> None:
-        """All at once: at thousands of lines a second each write counts."""
+        """Show lines, all in one write: at thousands of lines a second each write counts."""
         text = clean("\n".join(texts))
         if self._kept:
             self._kept.write(text.split("\n"))
@@ -117,7 +118,7 @@ class Terminal:
             self._screen.write(text + "\n")
 
     def bar(self, text: str) -> None:
-        """Replace the live bar; an empty one takes it away. Nothing where the output is no
+        """Replace the live bar; an empty text removes it. Does nothing where the output is not a
         terminal."""
         if not self.is_tty:
             return
@@ -127,12 +128,12 @@ class Terminal:
             self._bar = text
 
     def _fit(self, text: str) -> str:
-        """A bar that wraps could not be overwritten."""
+        """Cut a bar to the terminal's width: one that wraps could not be overwritten."""
         return ESCAPES.sub("", text)[: self.columns - 1] if self.columns else text
 
     @property
     def columns(self) -> int:
-        """The terminal's width; 0 where the output is no terminal, or one of unknown width."""
+        """The terminal's width; 0 where the output is not a terminal, or its width is unknown."""
         if self.is_tty:
             with contextlib.suppress(OSError):
                 return os.get_terminal_size(self._out.fileno()).columns
@@ -181,14 +182,14 @@ class RankLog:
     def close(self) -> None:
         for stream, assembler in self._streams.items():
             rest = assembler.rest()
-            if rest.strip():  # a bar that was taken away is blank
+            if rest.strip():  # a bar that was removed is blank
                 self._lines(stream, [rest])
         self._file.close()
 
 
 class RunLogs:
-    """All ranks of an attempt, and each node's launch command (rank None), which stays off the
-    terminal; the ranks do so too, unless they are `shown`."""
+    """The logs of all ranks of an attempt, and of each node's launch command (rank None), which is
+    not shown on the terminal; neither are the ranks, unless they are `shown`."""
 
     def __init__(
         self,
@@ -200,7 +201,7 @@ class RunLogs:
     ):
         self._folder, self._shown = folder, shown
         self._limit = limit
-        self._told = ""  # what was said of the disk
+        self._told = ""  # what was last said about the disk
         self.terminal = terminal
         self._width = len(str(max(0, world_size - 1)))
         self._logs: dict[tuple[str, int | None], RankLog] = {}
@@ -220,7 +221,7 @@ class RunLogs:
         return self._logs[host, rank]
 
     def look(self) -> None:
-        """Say once when this machine's disk takes no lines, and once when it does again."""
+        """Say once when this machine's disk takes no more lines, and once when it does again."""
         stalled = self.terminal.spool.stalled() >= STALLED
         state = "lost" if any(log.lost for log in self._logs.values()) else "late" * stalled
         if state == self._told:
@@ -235,7 +236,7 @@ class RunLogs:
         self.terminal.say(f"this machine's disk {told[state]}")
 
     def close(self) -> None:
-        """Returns when the disk has taken all."""
+        """Close all logs. Returns when the disk has taken everything."""
         for log in self._logs.values():
             log.close()
         self.terminal.spool.drain()

@@ -14,7 +14,7 @@ EVERY = 15.0
 
 
 class Patience:
-    """Call it now and then while something is under way."""
+    """Call `look` now and then while something is under way."""
 
     def __init__(self, terminal: Terminal, what: str):
         self._terminal, self._what = terminal, what
@@ -31,7 +31,7 @@ class Patience:
 
 @contextlib.contextmanager
 def waiting(terminal: Terminal, what: str) -> Iterator[None]:
-    """While the body goes on, by a thread of its own."""
+    """Says so from a thread of its own while the body runs."""
     patience, over = Patience(terminal, what), threading.Event()
 
     def say() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-# The event loop turns at least once a second; a machine under load is late by less.
+# The event loop turns at least once a second; under load it is late by less than this.
 LONGEST_TURN = 5.0
 
 
@@ -21,7 +21,7 @@ class Pauses:
         self.longest = 0.0
 
     def look(self) -> float:
-        """Seconds since the last call that this process did not run; 0 for an ordinary turn."""
+        """How many seconds since the last call this process did not run; 0 in an ordinary turn."""
         before, self._seen = self._seen, now()
         pause = self._seen - before
         if pause < LONGEST_TURN:

@@ -1,4 +1,4 @@
-"""What people met who set up such clusters by hand: a pattern, its meaning, the remedy."""
+"""Problems of people who set up such clusters by hand: a pattern, its meaning and the remedy."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def explain(failure: Failure) -> tuple[str, str]:
         return f"{failure.host} {what[failure.kind]}{said}", remedies[failure.kind]
     if failure.exit_code == 2 and failure.last_lines:
         own = [line for line in failure.last_lines if line.startswith("trainer: ")]
-        said = (own or failure.last_lines)[-1]  # torch may add warnings as it leaves
+        said = (own or failure.last_lines)[-1]  # torch may add warnings as it exits
         return f"{_who(failure)}: {said}", "correct it and start again"
     said = f": {failure.exception}" if failure.exception else ""
     return (

@@ -1,8 +1,8 @@
 """When a run that failed starts again, and with which machines.
 
 The rule: each machine keeps its batch, so with fewer machines the global batch is smaller and an
-epoch has more steps. The schedule counts images, not steps, and goes on where the checkpoint ends;
-the learning rate follows the global batch where --lr_batch was given, and stays otherwise.
+epoch has more steps. The schedule counts images, not steps, and continues from the checkpoint; the
+learning rate follows the global batch where --lr_batch was given, and stays the same otherwise.
 """
 
 from __future__ import annotations
@@ -113,11 +113,11 @@ def _unfit(host: Host, machines: Machines, asked: Asked) -> str | None:
 
 
 def set_aside(run: str, attempt: int, before: list[str], machines: Machines) -> None:
-    """Hide the checkpoints of machines that come back from the trainer.
+    """Hide from the trainer the checkpoints of machines that have come back.
 
     `before` names the machines of the attempt before. What others hold may be newer than the point
-    where those went on without them: to resume from there would skip the images that they trained
-    on since. Raises MachineError.
+    from which those went on without them: resuming from it would skip the images that those have
+    trained on since. Raises MachineError.
     """
     if not any(host.name in before for host in machines.hosts):
         return

@@ -14,7 +14,7 @@ from typing import IO
 
 BACKLOG = 4 << 20  # characters that wait for the terminal; beyond it the ones in the middle go
 FIRST = 1 << 20  # of them the oldest, which stay
-LEAVE = 10.0  # seconds that a terminal which takes nothing is waited for at the end
+LEAVE = 10.0  # seconds to wait at the end for a terminal that takes nothing
 
 
 class Screen:
@@ -33,7 +33,7 @@ class Screen:
         self._thread: threading.Thread | None = None
 
     def write(self, text: str) -> None:
-        """Never waits, where the output could be a terminal."""
+        """Add text. Never waits where the output could be a terminal."""
         if self._fd is None:
             self._put(text)
             return
@@ -93,7 +93,7 @@ class Screen:
         return text
 
     def _put(self, text: str) -> None:
-        # A closed terminal must not end the run by an error here: SIGHUP decides.
+        # A closed terminal must not end the run through an error here: SIGHUP decides.
         with contextlib.suppress(OSError, ValueError):
             if self._fd is None:
                 self._out.write(text)
@@ -110,7 +110,8 @@ class Screen:
 
 
 def _descriptor(out: IO[str]) -> int | None:
-    """Written to directly: a thread that is stuck in a file object would hold its lock for ever."""
+    """The output's descriptor, which is written to directly: a thread that is stuck in a file
+    object would hold its lock for ever."""
     try:
         out.flush()
         return out.fileno()

@@ -16,7 +16,8 @@ from launcher.inventory import Host
 
 
 def sync_code(plan: Plan, machines: Machines, say: Callable[[str], None]) -> None:
-    """Send the code to machines whose tree differs; see that it arrived. Raises MachineError."""
+    """Send the code to machines whose tree differs, and check that it arrived. Raises
+    MachineError."""
     now = code.current()
     stale = [h for h in machines.hosts if machines.facts[h.name].code_sha256 != now.sha256]
     if stale:
@@ -29,7 +30,8 @@ def sync_code(plan: Plan, machines: Machines, say: Callable[[str], None]) -> Non
 def check_code(
     sha256: str, hosts: list[Host], nodes: dict[str, Node], folders: dict[str, str]
 ) -> None:
-    """Whether these machines hold the code that is recorded. Raises MachineError for others."""
+    """Check that these machines hold the code that is recorded. Raises MachineError for those that
+    do not."""
 
     def one(host: Host) -> str | None:
         found = probe.code_sha256(nodes[host.name], host.engine.guard_python, folders[host.name])
@@ -52,7 +54,7 @@ def guard_argv(plan: Plan, node: NodePlan) -> list[str]:
 
 
 def start_guards(plan: Plan, machines: Machines) -> dict[str, Process]:
-    """A guard on each node, all at once; they wait for their task."""
+    """Start a guard on each node, all at once; the guards then wait for their task."""
 
     def one(node: NodePlan) -> Process:
         return machines.nodes[node.host].start(guard_argv(plan, node))

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a closed terminal, for code that must end a run in order."""
+"""Ctrl-C, SIGTERM and a closed terminal, for code that must end a run in an orderly way."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopper:
-    """Counts how often somebody asked to stop: once lets the workers save, twice kills.
+    """Counts how often the user asked to stop: once lets the workers save, twice kills.
 
-    A closed terminal and Ctrl-C that were ignored from the start stay so: that is what nohup and a
+    SIGHUP and SIGINT that were ignored from the start stay ignored: that is what nohup and a
     script's `&` mean. SIGTERM always counts: `make stop` sends it.
     """
 
@@ -32,7 +32,7 @@ class Stopper:
         handled = [number for number in SIGNALS if number not in ignored]
         before = {number: signal.signal(number, self._ask) for number in handled}
         before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._suspend)
-        # After Ctrl-Z `make` is stopped, and this process in the background: it may print there.
+        # After Ctrl-Z `make` is stopped and this process is in the background, where it may print.
         before[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         try:
             yield self

@@ -1,6 +1,6 @@
-"""Tracebacks of ranks, as the terminal shows them: the error alone.
+"""Tracebacks of ranks as the terminal shows them: the error alone.
 
-When one rank fails each other one loses its connection and prints fifty lines about that, before
+When one rank fails, every other rank loses its connection and prints fifty lines about that before
 anything is known of the cause. The rank's log has all of it.
 """
 
@@ -17,7 +17,7 @@ FRAME = re.compile(r"frame #\d+: |Exception raised from .* \(most recent call fi
 
 
 class Folded:
-    """One stream's lines without what tracebacks hold beside the error's own line."""
+    """One stream's lines; of a traceback only the error's own line is left."""
 
     def __init__(self):
         self._inside = False

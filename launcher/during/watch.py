@@ -1,4 +1,4 @@
-"""One attempt, watched: an event loop over the guards of all nodes at once."""
+"""Watches one attempt: an event loop over the guards of all nodes at once."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class Watch:
                     elif self._read(key.data):
                         selector.unregister(key.data.process)
                 now = time.monotonic()
-                # After `now`, by which silence is judged: a pause of before is known by then, and
-                # one that begins here counts for nobody.
+                # After `now`, by which silence is judged: an earlier pause is known by then, and
+                # one that begins here counts against nobody.
                 self._notice_pause()
                 if now >= renew_at:
                     renew_at = now + RENEW_EVERY
@@ -115,8 +115,8 @@ class Watch:
             return True
         try:
             for frame, payload in guard.frames.feed(data):
-                # Only a whole frame is a sign of life, not a byte of one now and then; and after
-                # the last one the stream has to end.
+                # Only a whole frame is a sign of life, not a single byte now and then; and after
+                # the last frame the stream has to end.
                 if guard.exit is None:
                     guard.heard = now
                 self._take(guard, frame, payload)
@@ -225,7 +225,7 @@ class Watch:
             if now - guard.heard > stages.SILENCE:
                 guard.ended = guard.gone = True
                 selector.unregister(guard.process)
-                # A machine that is found silent only after it was told to end hides no liar.
+                # Silence after the order to end must not hide a guard that is distrusted.
                 if not (self._ending and self._distrusted):
                     message = f"no heartbeat for {stages.SILENCE:.0f} s"
                     self._fail(self._failure(guard.node.host, "gone", message=message))
@@ -253,7 +253,7 @@ class Watch:
             elif stage is Stage.OVER:
                 guard.ended = True
                 selector.unregister(guard.process)
-                # Others only lost their peer: it is the one that holds on to the run.
+                # The others only lost their peer: it is this one that holds on to the run.
                 if all(failure.peer_lost for failure in self._failures):
                     message = "it was told to end its part, and went on"
                     self._fail(self._failure(guard.node.host, "guard", message=message))
@@ -265,7 +265,7 @@ class Watch:
 
     @property
     def _ending(self) -> bool:
-        """Whether the guards were told to end, so that an end is no failure."""
+        """Whether the guards were told to end, so that a guard's end is no failure."""
         return self._stage in (Stage.ENDING, Stage.OVER)
 
     def _outcome(self) -> Outcome:
