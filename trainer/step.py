@@ -146,16 +146,24 @@ def _take_part(job: Job) -> torch.Tensor:
     return torch.zeros(2, device=job.world.device)
 
 
-def blank_pass(job: Job, net: nn.Module, count: int, last: bool = False) -> None:
+def blank_pass(
+    job: Job, net: nn.Module, count: int, last: bool = False, unseen: bool = False
+) -> None:
     """Forward and backward of `count` blank images; all gradients are zero. `last`: of a step,
-    which the loss scale counts."""
+    which the loss scale counts. `unseen`: the weights get no gradients, so that DDP's hooks, which
+    hang on these even where DDP is not called, do not run."""
     shape = (count, 3, job.image_size, job.image_size)
     blank = torch.zeros(shape, dtype=torch.uint8, device=job.world.device)
     with job.precision.computing():
         outputs = net(job.normalise(blank))
     job.clock.enter("backward")
     # A sum in fp16 could be infinite, and 0 times that is no number.
-    job.precision.backward(outputs.float().sum() * 0, last)
+    loss = outputs.float().sum() * 0
+    if unseen:
+        weights = [p for p in job.model.parameters() if p.requires_grad]
+        torch.autograd.grad(loss, weights, allow_unused=True)
+    else:
+        job.precision.backward(loss, last)
 
 
 @contextlib.contextmanager
@@ -213,15 +221,17 @@ def settle_buckets(job: Job) -> None:
 
     Before it each rank does one by itself, and all meet: what takes long once, and on one rank
     longer than on another, as a compilation does, is no step that a peer waits --timeout for. Batch
-    normalisation over ranks rests in it, since its statistics would be such a wait; of a static
-    graph, which DDP learns from the first backward that goes through it, the model within does it.
+    normalisation over ranks rests in it, since its statistics would be such a wait. Of a static
+    graph the model within does it, unseen: DDP counts how often each weight gets a gradient in the
+    first backward. It would count this one too, wait for as many in each step, and sum nothing.
     """
     with unchanged(job), one_pass():
         if job.world.exchange is not None:
-            alone = cast(nn.Module, job.net.module if job.options.static_graph else job.net)
+            static = job.options.static_graph
+            alone = cast(nn.Module, job.net.module if static else job.net)
             with local_only(alone, True), resting(job.norms, job.options.sync_bn):
                 for size in _settling_sizes(job):
-                    blank_pass(job, alone, size)
+                    blank_pass(job, alone, size, unseen=static)
             job.net.zero_grad(set_to_none=True)
             job.world.exchange.meet()
         for size in _settling_sizes(job):

@@ -53,8 +53,10 @@ def test_accumulation_equals_the_big_batch(images, alone, tmp_path):
     assert distance(trained(images, tmp_path, [1], *argv), alone) < 1e-12
 
 
-def test_accumulation_on_ranks(images, alone, tmp_path):
+@pytest.mark.parametrize("graph", ["usual", "static"])
+def test_accumulation_on_ranks(images, alone, tmp_path, graph):
     argv = ("--per_node_batch_size", 12, "--epochs", 10, "--accumulate", 3)
+    argv += ("--static_graph",) * (graph == "static")
     assert distance(trained(images, tmp_path, [1, 1], *argv), alone) < 1e-9
 
 
