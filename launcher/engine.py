@@ -39,18 +39,18 @@ class Process(Protocol):
         """The exit status, -1 when the connection broke; call it after read() returned b""."""
 
     def stderr(self) -> str:
-        """The last it said there, once it has ended."""
+        """The end of its stderr, once it has ended."""
 
     @property
     def broken(self) -> bool:
-        """Whether the way to the machine is gone, rather than the command's end reached."""
+        """Whether the connection to the machine was lost, rather than the command's end reached."""
 
     def close(self) -> None:
-        """Let go of its pipes. A guard whose stdin ends kills what it started, then itself."""
+        """Close its pipes. A guard whose stdin ends kills what it started, then itself."""
 
 
 class Node(Protocol):
-    """The way to one machine."""
+    """The connection to one machine."""
 
     @property
     def host(self) -> Host: ...
@@ -59,7 +59,7 @@ class Node(Protocol):
         """Connect. Raises MachineError."""
 
     def start(self, argv: list[str]) -> Process:
-        """Run a command. Raises MachineError when the way to the machine broke."""
+        """Run a command. Raises MachineError when the connection to the machine broke."""
 
     def close(self) -> None: ...
 
@@ -92,17 +92,17 @@ def names() -> list[str]:
 
 
 class Late(Exception):
-    """A command said nothing, or less than it had to, for as long as it was allowed to."""
+    """A command sent nothing, or less than it had to, in the time that it was given."""
 
 
 def pieces(
     process: Process, seconds: float, data: bytes = b"", renewed: int = 0
 ) -> Iterator[bytes]:
-    """What a command says, until its end, while it is given its whole input.
+    """What a command prints, until its end, while it is given its whole input.
 
-    Raises Late after so many seconds from the beginning. They begin anew each time that `renewed`
-    bytes have come: n bytes end within (1 + n / renewed) * seconds. (A deadline that every byte
-    renews has no end for a machine that sends one now and then.)
+    Raises Late after so many seconds. They begin anew each time that `renewed` bytes have arrived,
+    so n bytes arrive within (1 + n / renewed) * seconds. (If every byte renewed the deadline, a
+    machine that sends one now and then would never reach it.)
     """
     deadline, missing = time.monotonic() + seconds, renewed
     rest = memoryview(data)
@@ -124,7 +124,7 @@ def pieces(
 
 
 def _give(process: Process, data: memoryview) -> memoryview:
-    """What is left of the input after as much of it was taken as can be now."""
+    """What is left of the input after the command has taken as much as it can now."""
     try:
         while data:
             taken = process.write(data)
@@ -133,15 +133,15 @@ def _give(process: Process, data: memoryview) -> memoryview:
                 process.close_stdin()
             if not taken:
                 break
-    except BrokenPipeError:  # it ended before it read all: what it said tells why
+    except BrokenPipeError:  # it ended before it read all: its output says why
         return memoryview(b"")
     return data
 
 
 def talk(process: Process, data: bytes, seconds: float) -> tuple[bytes, str, int | None]:
-    """Give a command its whole input; its output, what it said on stderr, and its exit status.
+    """Give a command its whole input; return its output, its stderr and its exit status.
 
-    The status is None when it did not end in time. Raises UserError when it says too much.
+    The status is None when it did not end in time. Raises UserError when it prints too much.
     """
     output = b""
     try:

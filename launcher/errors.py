@@ -21,4 +21,4 @@ class MachineError(UserError):
 
 
 class Busy(UserError):
-    """Another run took a machine first: waiting mends it."""
+    """Another run took a machine first: waiting helps."""

@@ -1,4 +1,4 @@
-"""The folders of runs on the control machine, and who carries a run out."""
+"""The folders of runs on the control machine, and which process controls a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def find(name: str) -> Path:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Around what writes `path` before a run begins. Raises UserError instead of OSError."""
+    """Wraps what writes `path` before a run begins. Raises UserError instead of OSError."""
     try:
         yield
     except OSError as error:
@@ -44,7 +44,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
-    """Whole or not at all, also when power fails: readers may look at any moment. Raises
+    """Write a file whole or not at all, even if power fails: readers may look at any moment. Raises
     OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -88,7 +88,7 @@ def recorded(path: Path, *fields: str) -> dict[str, Any]:
 
 
 def disk_free() -> int:
-    """Bytes that may still be written where the runs lie."""
+    """Bytes that may still be written where the runs are."""
     state = os.statvfs(RUNS if RUNS.exists() else CHECKOUT)
     return state.f_bavail * state.f_frsize
 
@@ -102,8 +102,8 @@ def point_latest(folder: Path) -> None:
 
 
 def lock(folder: Path) -> TextIO:
-    """Hold the run as its only controller. The kernel lets go when this process ends, so a lock is
-    never stale. Raises UserError when another one holds it."""
+    """Hold the run as its only controller. The kernel releases the lock when this process ends, so
+    it is never stale. Raises UserError when another process holds it."""
     path = folder / "controller.pid"
     with writing(path):
         file = path.open("a+", encoding="utf-8")

@@ -26,8 +26,9 @@ class Host:
     """One machine of group `cluster`; its index in the list is its node rank.
 
     Paths of a host that is this machine are absolute; elsewhere node_dir may be relative to the
-    home folder of the run user. `user` is that one: train_user, or where it is not set ansible_user
-    (group_vars/all.yml has the same rule, run_user). On this machine who types trains.
+    home folder of the run user. `user` is the run user: train_user, or ansible_user where that is
+    not set (group_vars/all.yml has the same rule, run_user). On this machine it is whoever starts
+    the run.
     """
 
     name: str
@@ -51,8 +52,8 @@ class Host:
         return self.name if self.engine.here else f"{self.name} ({self.address})"
 
     def data_path(self, data: str) -> str:
-        """Where this machine has the images: a name is below its data_root; "" without any. Raises
-        UserError."""
+        """Where this machine has the images: a name is looked up below its data_root; "" stays
+        "". Raises UserError."""
         if not data:
             return ""
         if "/" not in data:
@@ -99,8 +100,8 @@ def _ansible_inventory(inventory: Path) -> dict[str, Any]:
 
 
 def _what_ansible_said(stderr: str) -> str:
-    """Its first reason, as one sentence: Ansible prints several, wrapped at the terminal's
-    width."""
+    """The first reason that Ansible gave, as one sentence: it prints several, wrapped at the
+    terminal's width."""
     text = " ".join(stderr.split())
     reason = re.search(r"Failed to parse inventory: (.+?)(?= Failed| <<<| Origin:| \[|$)", text)
     reason = reason or re.search(r"(?:\[ERROR\]|ERROR!|\[WARNING\])[:!]? (.+?)(?= \[|$)", text)
@@ -192,8 +193,8 @@ def _host(name: str, variables: dict[str, Any], inventory: Path) -> Host:
     here = engine.of(read.connection()).here
 
     def path(key: str, default: str) -> str:
-        # Not resolved: the environment's python is a symbolic link, and its place says which
-        # environment.
+        # Not resolved: the environment's python is a symbolic link, and its location says which
+        # environment it belongs to.
         value = read.word(key, default)
         return os.path.normpath(CHECKOUT / value) if here else value
 
@@ -214,7 +215,7 @@ def _host(name: str, variables: dict[str, Any], inventory: Path) -> Host:
 
 
 def numeric(address: str, name: str) -> str:
-    """The address in digits: a name may mean 127.0.1.1 on the machine that bears it."""
+    """The address in digits: a name may resolve to 127.0.1.1 on the machine that bears it."""
     try:
         return str(ipaddress.ip_address(address))
     except ValueError:

@@ -1,7 +1,8 @@
 """The host keys that the user has confirmed, and those that were revoked.
 
-OpenSSH's files are read line by line: a line that is damaged, of another encoding, of a kind of key
-unknown here, or a certificate authority's is as if it were not there, and hides no other line.
+OpenSSH's files are read line by line. A line that is damaged, in another encoding, with an unknown
+type of key, or of a certificate authority is treated as if it were not there, and hides no other
+line.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ class Revoked(paramiko.SSHException):
 
 @dataclass(frozen=True)
 class Line:
-    """One key for the names that the patterns mean."""
+    """One key for the names that the patterns match."""
 
     entry: HostKeyEntry
     revoked: bool
 
     def means(self, name: str) -> bool:
-        """As sshd(8) says: `*` and `?`, `!` before what is not meant, or a hash of the name."""
+        """Whether the patterns match, by the rules of sshd(8): `*` and `?`, `!` before a pattern
+        that must not match, or a hash of the name."""
         hashed = paramiko.HostKeys()
         hashed._entries.append(self.entry)
         if hashed.lookup(name) is not None:
@@ -69,7 +71,7 @@ def read(data: bytes) -> list[Line]:
 
 @lru_cache(maxsize=1)
 def lines() -> tuple[Line, ...]:
-    """Those of the user and of this machine, read once for all hosts."""
+    """The lines of the user's and of this machine's files, read once for all hosts."""
     found = []
     for path in FILES:
         try:

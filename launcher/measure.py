@@ -1,6 +1,6 @@
 """`make plan`: predicts a run from the newest one of its model. Where there is none, it measures
-first: the machines are taken as for a run, the links between them carry what they can, and each
-machine trains for some seconds by itself.
+first: the machines are claimed as for a run, the links between them are measured at full load, and
+each machine trains for some seconds by itself.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def plan(options: Options, words: list[str], anew: bool) -> int:
     words += ["--nodes", str(count)] if count else []
     if hosts:
         words += ["--machines", ",".join(host.name for host in hosts)]
-    done = report(words)  # also where it shall be measured anew: it refuses what it would then
+    done = report(words)  # also with MEASURE=1: it refuses now what it would refuse later
     known = done.returncode == 0 and not anew
     if known or done.returncode not in (0, NOTHING_MEASURED):
         return show(done, terminal)
@@ -84,8 +84,8 @@ def show(done: subprocess.CompletedProcess[str], terminal: Terminal) -> int:
 
 
 def measure(options: Options, terminal: Terminal) -> Path:
-    """Take the machines, measure, give them back; returns the folder of what was measured. Raises
-    UserError."""
+    """Claim the machines, measure, and release them; returns the folder of what was measured.
+    Raises UserError."""
     checked = check_machines(options, terminal)
     try:
         return Measurement(checked, terminal).carry_out()
@@ -113,7 +113,7 @@ class Measurement:
         self.linked = bool(tables)
 
     def carry_out(self) -> Path:
-        """Raises UserError where it did not come to its end."""
+        """Measure, and return the folder. Raises UserError where the measurement did not finish."""
         folders.begin(self.folder)
         with folders.writing(self.folder / "plan.json"):
             write_json(self.folder / "plan.json", self.plan.document(), mode=0o600)

@@ -18,8 +18,8 @@ from trainer.errors import UserError as TrainerError
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `python -m launcher train`; None is: the tools' own default. `data` is empty
-    where nothing is trained on (measure.py)."""
+    """The options of `python -m launcher train`; None means the tools' own default. `data` is empty
+    where the run trains on noise (measure.py)."""
 
     inventory: str = "inventory.ini"
     nodes: int | None = None
@@ -38,7 +38,7 @@ class Options:
     trainer: tuple[str, ...] = ()
 
     def trainer_args(self) -> list[str]:
-        """Arguments of the trainer, its folders apart: the same on each node. Raises UserError."""
+        """Arguments of the trainer, except its folders: the same on each node. Raises UserError."""
         files, words = _split_config(self.trainer)
         model = self.model or defaults.MODEL_OF_DATA
         own = CHECKOUT / f"recipes/{defaults.short(model)}-{self.data}.yaml"
@@ -46,7 +46,7 @@ class Options:
             files = [own]
         with _trainers_words():
             args = [word for file in files for word in trainer_cli.read_config(str(file))]
-        if self.precision is not None:  # `auto` of a recipe would stand beside what became of it
+        if self.precision is not None:  # else a recipe's `auto` would stand beside the level chosen
             args = without("--precision", args)
         for name, value in (
             ("--model", self.model or (None if files else model)),
@@ -59,7 +59,7 @@ class Options:
         return args + words
 
     def with_precision(self, level: str) -> Options:
-        """With what was decided in the place of what was asked for."""
+        """The options with the level that was decided in place of the one asked for."""
         words = tuple(without("--precision", self.trainer))
         return dataclasses.replace(self, precision=level, trainer=words)
 
@@ -96,7 +96,7 @@ def _split_config(trainer: tuple[str, ...]) -> tuple[list[Path], list[str]]:
 
 @contextlib.contextmanager
 def _trainers_words():
-    """The trainer's sentence about bad input becomes the launcher's."""
+    """Turns the trainer's sentence about bad input into an error of the launcher."""
     try:
         yield
     except TrainerError as error:
@@ -116,15 +116,15 @@ def trainer_help() -> int:
 def trainer_settings(options: Options) -> dict[str, Any]:
     """Every option of the trainer as it will read them. Raises UserError in the trainer's own
     words."""
-    # Some options need a folder for what they write: each node gets one of its own.
+    # Some options need a folder to write to: each node gets one of its own.
     argv = ["--output", ".", *options.trainer_args()]
     with _trainers_words():
         return dataclasses.asdict(trainer_cli.parse(argv))
 
 
 def keeping(level: str, options: Options) -> Options:
-    """Options of a run that began with this precision, and goes on. Raises UserError where they
-    ask for another."""
+    """The options of a resumed run that began with this precision. Raises UserError where they ask
+    for another."""
     asked = trainer_settings(options)["precision"]
     if asked not in ("auto", level):
         raise UserError(

@@ -70,7 +70,7 @@ def in_turn(options: Options, terminal: Terminal, once: Callable[[], T]) -> T:
             if not options.queue:
                 raise
             terminal.say(f"waiting: {error}")
-            # Two runs that took a machine each, and so both lost, must not meet again.
+            # Two runs that each took a machine, so that both lost, must not collide again.
             time.sleep(random.uniform(0, QUEUE_LOOKS_EVERY))
 
 
@@ -86,7 +86,7 @@ def train_once(options: Options, terminal: Terminal) -> int:
         folder = folders.RUNS / run
         folders.begin(folder)
         with folders.writing(folder / "plan.json"):
-            # It holds the diff of the checkout and each machine's run_env: nobody else's business.
+            # The plan holds the diff of the checkout and each machine's run_env, which are private.
             write_json(folder / "plan.json", plan.document(), mode=0o600)
         return Run(checked, folder, terminal).carry_out(plan, "first attempt")
     except BaseException:
@@ -95,7 +95,7 @@ def train_once(options: Options, terminal: Terminal) -> int:
 
 
 def resume(name: str, changes: dict[str, Any]) -> int:
-    """Go on with a run whose controller has ended, however it did. Returns the exit code."""
+    """Resume a run whose controller has ended, however that happened. Returns the exit code."""
     folder = folders.find(name)
     planned = folders.recorded(folder / "plan.json", "options", "precision")
     if (folder / "attempts.json").exists():  # else its controller ended before the first attempt
@@ -186,7 +186,7 @@ class Run:
                 if plan.attempt == 1 or stopper.asked:
                     self.attempts.close("failed")
                     raise
-                if not isinstance(error, MachineError):  # other machines would not mend it
+                if not isinstance(error, MachineError):  # other machines would not help
                     return self._given_up(error, Outcome("failed", None, 0.0, [], {}))
                 outcome = self._lost(plan, reason, error)
             if plan.attempt == 1 and outcome.cause is not None and outcome.cause.kind == "busy":
@@ -210,7 +210,7 @@ class Run:
         return outcome
 
     def _lost(self, plan: Plan, reason: str, error: MachineError) -> Outcome:
-        """Machines that answered a moment ago do not any more: an attempt that failed."""
+        """Machines that answered a moment ago no longer do: record an attempt that failed."""
         message = " ".join(error.problems)
         failure = Failure(host=error.hosts[0], kind="gone", order=0, message=message)
         outcome = Outcome("failed", failure, 0.0, error.hosts, {})
@@ -261,7 +261,7 @@ class Run:
             self.terminal.say(line)
 
     def _look_again(self) -> None:
-        """Some machines may be gone by now, and some be back."""
+        """Connect again: some machines may be gone by now, and some may be back."""
         self.machines.close()
         hosts, asked = self.checked.hosts, self.checked.asked
         with waiting(self.terminal, "looking which machines answer"):
@@ -272,8 +272,8 @@ class Run:
                 self.terminal.say(f"{name} does not answer: its records stay there")
 
     def _collect(self) -> tuple[bool, bool]:
-        """Bring the files here; whether a checkpoint was saved anywhere, and whether this machine's
-        disk took all that came."""
+        """Bring the files here. Returns whether a checkpoint was saved anywhere, and whether this
+        machine's disk took all that arrived."""
         here = [host.name for host in self.machines.hosts]
         parts = [self.parts[name] for name in here if name in self.parts]
         sizes = Sizes.of(self.checked.options.keep)

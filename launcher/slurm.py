@@ -82,7 +82,7 @@ def script(options: Options, settings: dict[str, Any], host: Host, run: str) -> 
 
 
 def launch(host: Host, run: str) -> str:
-    """The launch command of a run started by ssh; what only the job knows are bash's variables."""
+    """The launch command of a run started by ssh; bash variables for what only the job knows."""
     name = f"{run}-$SLURM_JOB_ID"
     part = Launch("$SLURM_NNODES", "$SLURM_NODEID", "$count", "$master", "$port", name)
     words = [f'"{word}"' if "$" in word else word for word in part.arguments()]
@@ -90,9 +90,9 @@ def launch(host: Host, run: str) -> str:
 
 
 def exports(host: Host) -> str:
-    """The environment of a run started by ssh, with what only the node knows as bash's variables.
+    """The environment of a run started by ssh, with bash variables for what only the node knows.
 
-    InfiniBand stays allowed, and PATH begins as the job's: a cluster with a queue may have both.
+    InfiniBand stays allowed, and PATH begins with the job's: a cluster with a queue may have both.
     """
     known = environment("$card", "$threads", host.cuda_home)
     del known["NCCL_IB_DISABLE"]

@@ -1,5 +1,5 @@
-"""Lines on their way into logs, written by a thread of its own: a disk that takes nothing (an NFS
-server that hangs, a disk that wakes up) must not keep the loop from renewing leases."""
+"""Writes lines into logs from a separate thread: a disk that takes nothing (an NFS server that
+hangs, a disk that spins up) must not keep the loop from renewing leases."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Spool:
         self._thread: threading.Thread | None = None
 
     def add(self, log: SpooledLog, missing: int, lines: list[str] | None) -> bool:
-        """Lines for a log, before which so many are missing, or None for its end. Never waits;
-        False where there is no room for them."""
+        """Queue lines for a log, before which `missing` lines were lost, or None for its end. Never
+        waits; False where there is no room for them."""
         size = sum(map(len, lines or ()))
         with self._changed:
             if lines is not None and self._size + size > BACKLOG:
@@ -41,7 +41,7 @@ class Spool:
         return True
 
     def stalled(self) -> float:
-        """Seconds that the disk has needed for one piece so far."""
+        """Seconds that the piece being written has taken so far."""
         since = self._busy
         return time.monotonic() - since if since is not None else 0.0
 
@@ -88,7 +88,7 @@ class SpooledLog:
         self._dropped = 0
 
     def carry_out(self, missing: int, lines: list[str] | None) -> None:
-        """By the spool's thread: what write or close asked for."""
+        """Called by the spool's thread: does what write or close asked for."""
         self._kept.lost += missing
         if lines is None:
             self._kept.close()

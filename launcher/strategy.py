@@ -8,7 +8,7 @@ from typing import NamedTuple
 from launcher.options import Options
 from trainer import prices, strategies
 
-NEAR = 1.05  # an exact run so much slower than the fastest is taken all the same
+NEAR = 1.05  # an exact run that is up to this much slower than the fastest is still preferred
 
 
 class Choice(NamedTuple):
@@ -30,7 +30,8 @@ def asks_auto(options: Options) -> bool:
 
 
 def choose(speeds: dict[tuple[str, int], float], nodes: int) -> Choice:
-    """By images/s of each strategy (spec) on so many machines; none where nothing is known."""
+    """Chooses by the images/s of each (strategy, number of machines); `speeds` is empty where
+    nothing is known."""
     exact, alone = strategies.EXACT, nodes == 1
     if alone or (exact, nodes) not in speeds:
         why = "one machine has nobody to wait for" if alone else UNKNOWN

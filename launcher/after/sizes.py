@@ -1,5 +1,5 @@
 """How much of a run is kept on the control machine: a node or a rank that writes without end must
-not fill its disk."""
+not fill that machine's disk."""
 
 from __future__ import annotations
 

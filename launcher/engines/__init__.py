@@ -1,1 +1,1 @@
-"""The ways to machines, one module each: launcher/engine.py says what they offer."""
+"""The ways to reach machines, one module each: launcher/engine.py says what they offer."""

@@ -1,4 +1,4 @@
-"""Machines by ssh, with strict host keys.
+"""Machines reached by ssh, with strict host key checking.
 
 Fabric is the connection layer. It accepts unknown host keys, so `StrictConnection` replaces that
 policy: a machine that is not in the user's known_hosts is refused.
@@ -29,7 +29,8 @@ LOGIN_SECONDS = 20.0
 # look so often.
 READER_WAKES_EVERY = 5.0
 TCP_THIN_LINEAR_TIMEOUTS = 16
-# For a machine that does not answer it logs a traceback; explain() says the same in a sentence.
+# paramiko logs a traceback for a machine that does not answer; explain() says the same in a
+# sentence.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 STATUS_SECONDS = 5.0
 READS = 16
@@ -37,7 +38,7 @@ READS = 16
 
 class StrictConnection(Connection):
     """A Fabric connection that refuses host keys which the user has not confirmed, and forwards
-    nothing, whatever the user's own ssh_config says: a node must not use the keys of its user."""
+    nothing, whatever the user's own ssh_config says: a node must not use the user's keys."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, forward_agent=False, **kwargs)
@@ -57,7 +58,7 @@ class SshProcess:
         return self._channel.fileno()
 
     def read(self) -> bytes | None:
-        for _ in range(READS):  # a flood there must not keep us from what matters
+        for _ in range(READS):  # a flood on stderr must not keep us from what matters
             if not self._channel.recv_stderr_ready():
                 break
             self._stderr = (self._stderr + self._channel.recv_stderr(1 << 16))[-4096:]
@@ -114,12 +115,12 @@ class SshNode:
             raise MachineError([self.host.name], explain(self.host, error)) from error
         sock = self._connection.transport.sock
         sock.settimeout(READER_WAKES_EVERY)
-        # After a stall TCP doubles its waiting time; on a thin stream it need not, so a lease is
-        # renewed sooner.
+        # After a stall TCP doubles its retransmission timeout; on a thin stream it need not, so a
+        # lease is renewed sooner.
         sock.setsockopt(socket.IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1)
 
     def start(self, argv: list[str]) -> SshProcess:
-        """Run a command. Raises MachineError when the way to the machine broke."""
+        """Run a command. Raises MachineError when the connection to the machine broke."""
         try:
             channel = self._connection.transport.open_session(timeout=CONNECT_SECONDS)
             channel.exec_command("exec " + shlex.join(argv))

@@ -19,7 +19,7 @@ DISK_COUNTERS = (
 
 
 def network(dev, snmp, interface):
-    """Counters of one interface from /proc/net/dev and /proc/net/snmp; None without such a one."""
+    """Counters of one interface from /proc/net/dev and /proc/net/snmp; None if it is not there."""
     for line in dev.splitlines():
         name, colon, rest = line.partition(":")
         if colon and name.strip() == interface:

@@ -17,14 +17,14 @@ INTERVAL = 1.0  # seconds
 
 
 class DiskRecorder:
-    """Writes a part file during the attempt: a guard that is killed loses at most one sample."""
+    """Writes a part file during the attempt, so a guard that is killed loses at most one sample."""
 
     def __init__(self, folder, attempt, data):
         self.folder, self.attempt, self.data = folder, attempt, data
         self.process, self.file, self.last = None, None, None
 
     def start(self):
-        """Begin, with iostat where it is. Raises OSError (full disk)."""
+        """Begin, with iostat where it is installed. Raises OSError (full disk)."""
         source = "iostat" if has_iostat() else "diskstats"
         now = time.monotonic()
         entry = {"attempt": self.attempt, "source": source, "mono_start": now, "interval": INTERVAL}
@@ -51,7 +51,7 @@ class DiskRecorder:
         )
 
     def sample(self):
-        """One report, where /proc/diskstats is the source. Raises OSError (full disk)."""
+        """Write one report where /proc/diskstats is the source. Raises OSError (full disk)."""
         if self.last is None:
             return
         now, new = time.monotonic(), read_disks()
@@ -101,7 +101,7 @@ def read_disks():
 
 
 def disk_of(path):
-    """The disk, as iostat names it, that a path lies on; None for shares, overlays and memory."""
+    """The disk, as iostat names it, that holds a path; None for shares, overlays and memory."""
     try:
         device = pathlib.Path(path).stat().st_dev
         place = pathlib.Path("/sys/dev/block/{}:{}".format(os.major(device), os.minor(device)))
@@ -154,7 +154,7 @@ def gather(folder):
         first, _, text = path.read_text(errors="replace").partition("\n")
         entry = entry_of(first)
         if entry is not None:
-            # An attempt may end before iostat's first word: it has an entry without reports.
+            # An attempt may end before iostat's first report: it gets an entry without reports.
             attempts.append(dict(entry, sysstat=complete(text) or complete(header())))
         parts.append(path)
     if parts:

@@ -28,7 +28,7 @@ def write(folder, task, fresh):
     write_json(path, {"host": task.host, "attempts": [*others, mine]})
 
 
-NAMED = 400  # processes of which the command is told, too: a frame has 1 MiB
+NAMED = 400  # processes listed with their command: a frame has 1 MiB at most
 
 
 def proof(ended, left):

@@ -1,11 +1,11 @@
-"""The protocol as bytes: frames that leave, JSON Lines that come (docs/guard-protocol.md)."""
+"""The protocol as bytes: outgoing frames, incoming JSON Lines (docs/guard-protocol.md)."""
 
 import collections
 import json
 import os
 import time
 
-TEXT = 4000  # characters of a field: the control side takes 4096, and 1 MiB of a frame
+TEXT = 4000  # characters of a field: the control side accepts 4096, and 1 MiB per frame
 BACKLOG = 16 << 20  # bytes kept for a slow reader: 10,000 lines a second for as long as a lease
 
 
@@ -18,10 +18,10 @@ class FrameWriter:
         self.seq = 0
         self.pending = collections.deque()
         self.size = 0  # bytes in `pending`
-        self.broken = False  # nobody reads it any more
+        self.broken = False  # nobody reads any more
 
     def send(self, kind, payload=b"", **fields):
-        """Queue one frame, and write what the reader takes at once."""
+        """Queue one frame, and write as much as the reader takes at once."""
         head = {"type": kind}
         for name, value in fields.items():
             head[name] = value[:TEXT] if isinstance(value, str) else value
@@ -36,7 +36,7 @@ class FrameWriter:
             self.flush()
 
     def flush(self):
-        """Write what the reader takes now."""
+        """Write as much as the reader takes now."""
         try:
             while self.pending:
                 frame = self.pending[0]

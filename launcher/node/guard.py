@@ -1,6 +1,6 @@
 """The guard: one event loop that starts launch, passes on its output and ends everything in time.
 
-Single-threaded on purpose: the death signal of a child follows the thread that forked it.
+Single-threaded on purpose: a child gets its death signal when the thread that forked it ends.
 """
 
 import enum
@@ -26,7 +26,7 @@ MACHINE_STOP = 3.0  # seconds the workers get when systemd stops the guard (whic
 
 
 class Stage(enum.Enum):
-    """Where a guard stands. It only ever goes down this list."""
+    """The stage of a guard. It only ever moves down this list."""
 
     WAITING = "no task yet"
     RUNNING = "launch was started"
@@ -69,7 +69,7 @@ class Guard:
         return 0
 
     def listen(self):
-        """Be woken by orders and by signals."""
+        """Be woken by orders and signals."""
         wake_reader, self.wake_writer = os.pipe()
         self.wake_reader = wake_reader
         for fd in (wake_reader, self.wake_writer):
@@ -137,7 +137,7 @@ class Guard:
             self.output.look()
         if self.launch_status is not None:
             if self.stage is not Stage.DONE:
-                # Launch ends after its workers: their news has come, and says why.
+                # Launch ends after its workers: their reports have arrived and say why.
                 self.output.pass_on()
             self.end(self.reason or ("finished" if self.launch_status == 0 else "failed"))
 
@@ -146,7 +146,7 @@ class Guard:
             self.launch_status = self.launch.returncode = statuses[self.launch.pid]
 
     def on_time(self):
-        """What is due by the clock."""
+        """Do what the clock says is due."""
         now = time.monotonic()
         self.frames.flush()
         if now >= self.next_beat:
@@ -190,7 +190,7 @@ class Guard:
             self.marks.append(machine_lock.claim_alone(self.task.run))
 
     def make_folder(self):
-        """Where the node's files go. A full disk is no reason not to run."""
+        """Make the folder for the node's files. A full disk is no reason not to run."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -227,8 +227,8 @@ class Guard:
     # ---- ending ----
 
     def stop(self, reason, grace):
-        """Ask the workers to save and leave; end them when `grace` seconds are over. Once: who asks
-        again gives them no more time. Where a worker has failed, the others may still save."""
+        """Ask the workers to save and leave; end them when `grace` seconds are over. Asking again
+        gives them no more time. Where a worker has failed, the others may still save."""
         if self.stage in (Stage.STOPPING, Stage.DONE):
             return
         self.reason, self.stage = self.reason or reason, Stage.STOPPING
@@ -244,7 +244,7 @@ class Guard:
                 continue
 
     def end(self, reason, message=None):
-        """Leave the loop; finish() does the rest. The first reason stays."""
+        """Leave the loop; finish() does the rest. The first reason is kept."""
         if self.stage is not Stage.DONE:
             self.reason = self.reason or reason
             self.message = message

@@ -31,7 +31,8 @@ def start_launch(task, workers, mono_start):
 
 
 def environment(task, workers, mono_start):
-    """The whole environment of launch; only HOME is the guard's: no shell file matters."""
+    """The whole environment of launch. Only HOME comes from the guard's own, so no shell startup
+    file matters."""
     name, home = who()
     here = pathlib.Path(__file__).resolve().parent
     values = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": os.environ.get("HOME", home)}
@@ -45,7 +46,7 @@ def environment(task, workers, mono_start):
 
 
 def who():
-    """Name and home of this user; a container may run under a number that has neither."""
+    """Name and home of this user; a container may run under a user id that has neither."""
     try:
         user = pwd.getpwuid(os.getuid())
     except KeyError:

@@ -1,4 +1,4 @@
-"""The control side as the guard has it: its orders, the lease they renew, the frames it gets."""
+"""The control side as the guard sees it: its orders, the lease they renew, the frames it gets."""
 
 import select
 
@@ -22,7 +22,7 @@ class Link:
         return self.renewed + self.lease - boottime()
 
     def read(self):
-        """The orders that have come. Each of them renews the lease."""
+        """The orders that have arrived. Each of them renews the lease."""
         orders = self.orders.lines()
         if orders:
             self.renewed = boottime()
@@ -38,7 +38,7 @@ class Link:
         return bool(self.frames.pending) and self.left() >= 0 and not self.orders.ended
 
     def wait_for_reader(self):
-        """Let a slow reader take some more."""
+        """Give a slow reader time to take some more."""
         select.select([], [self.frames.fd], [], PATIENCE)
         self.read()
         self.frames.flush()

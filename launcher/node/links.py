@@ -1,8 +1,8 @@
 """Measures this machine's links, then becomes what is to run here:
 python -m launcher.node.links RESULT COMMAND...
 
-The timetable is in TANDEM_LINKS: it holds the word by which the machines know each other, and other
-users may read a command line.
+The timetable is in TANDEM_LINKS, because it holds the token by which the machines know each other,
+and other users may read a command line.
 """
 
 import json

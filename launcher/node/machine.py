@@ -1,10 +1,10 @@
-"""What the guard says of its machine, and how it words the machine's errors."""
+"""What the guard says about its machine, and how it words the machine's errors."""
 
 import os
 import platform
 import time
 
-BOOTTIME = getattr(time, "CLOCK_BOOTTIME", 7)  # named since Python 3.7; counts sleep, too
+BOOTTIME = getattr(time, "CLOCK_BOOTTIME", 7)  # has a name since Python 3.7; counts sleep, too
 
 
 def identity():

@@ -1,4 +1,4 @@
-"""Who trains on a machine, for whoever asks: names that the kernel releases by itself."""
+"""Shows whoever asks who trains on a machine, by names that the kernel releases by itself."""
 
 import errno
 import os
@@ -34,12 +34,13 @@ def plain(word):
 
 
 def claim_alone(run):
-    """The socket that one guard on a machine has; None where another guard of this run has it.
+    """The socket that only one guard on a machine can have; None where another guard of this run
+    has it.
 
-    Two launchers that looked in the same second both found the machine free; the kernel lets only
-    one of them have the name. Raises InUse for the other. Any local user may take the name and say
-    what he likes: that this run has the machine already is believed of its own user alone, and
-    nobody is waited for who does not answer.
+    Two launchers that look in the same second both find the machine free; the kernel lets only one
+    of them have the name. Raises InUse for the other. Any local user may take the name and claim
+    anything: the claim that this run already has the machine is believed only from the run's own
+    user, and a holder that does not answer is not waited for.
     """
     for _ in range(TRIES):
         mark = bind_alone()
@@ -47,10 +48,10 @@ def claim_alone(run):
             return mark
         try:
             user, other, holder = owner()
-        except ConnectionRefusedError:  # it begins or ends this very moment
+        except ConnectionRefusedError:  # the holder begins or ends this very moment
             time.sleep(PAUSE)
             continue
-        except BlockingIOError:  # its queue is full: it is no guard, or one that is frozen
+        except BlockingIOError:  # a full queue: the holder is not a guard, or is frozen
             break
         if user != os.getuid():
             holder = "{} (user {})".format(holder, name_of(user))
@@ -75,8 +76,8 @@ def bind_alone():
 
 
 def owner():
-    """(user's number, run, holder) of who has the machine. Raises ConnectionRefusedError, and
-    BlockingIOError when it takes no connection now."""
+    """(user id, run, holder) of whoever has the machine. Raises ConnectionRefusedError, and
+    BlockingIOError when it accepts no connection now."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)  # the guard must come back to its lease, whoever listens there
         asking.connect(ALONE)
@@ -90,7 +91,7 @@ def owner():
 
 
 def name_of(user):
-    """A user's name, or the number where it has none."""
+    """The name of a user id, or the id itself where it has none."""
     try:
         return pwd.getpwuid(user).pw_name
     except KeyError:

@@ -33,7 +33,7 @@ class Output:
                 self.selector.unregister(fd)
 
     def pass_on(self):
-        """Send news and output, a worker's output before its end. Tells whether more may follow."""
+        """Send news, and a worker's output before its end. Returns whether more may follow."""
         frames = self.link.frames
         news = self.workers.news()
         busy = frames.full or self.pass_on_output()

@@ -21,7 +21,7 @@ from pathlib import Path
 CHUNK = 1 << 20
 SETTLE = 0.25  # seconds at the start of a stream that are left out: slow start, a shaper's burst
 PINGS = 300
-# For a partner that has answered; one that has not yet is waited for until `patience` is over.
+# For a partner that has answered; one that has not is waited for until `patience` is over.
 TIMEOUT = 30.0
 IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: set DF, do not lower the size by itself
 HEADERS = 28  # bytes of the IPv4 and UDP headers
@@ -111,7 +111,7 @@ def accept(server, plan, end):
         request = read_line(connection)
         if hmac.compare_digest(str(request.get("token")), plan["token"]):
             return connection, request
-        connection.close()  # a stranger, or the probe of another run
+        connection.close()  # a stranger, or another run's probe
 
 
 def serve_latency(connection, plan, request):
@@ -166,8 +166,8 @@ SERVE = {
 
 
 def connect(plan, partner, test, agreed=True):
-    """A connection on which the partner has agreed to a test, or shall read that there is one;
-    waits until it is in this round."""
+    """A connection on which the partner has agreed to a test (or, without `agreed`, will
+    read the request for one); waits until the partner is in this round."""
     end = time.monotonic() + plan["patience"]
     while True:
         try:
@@ -267,8 +267,8 @@ def arrives(probe, size):
 
 
 def measure_ring(server, plan, turn, early):
-    """What arrives from the machine before this one while each sends to the next. Twice a byte goes
-    round, from the machine that is `first`: all are there, all begin."""
+    """What arrives from the machine before this one while each sends to the next. Before that a
+    byte goes round twice, from the machine that is `first`: all are there, then all begin."""
     with connect(plan, turn["partner"], "ring", agreed=False) as onward:
         request, end = None, time.monotonic() + plan["patience"]
         while request is None or request["test"] != "ring":

@@ -24,7 +24,7 @@ def become_subreaper():
 
 
 def die_with_parent(number, parent):
-    """Get this signal when the parent (by its pid) ends, also if it has ended already."""
+    """Get this signal when the parent (by its pid) ends, even if it has ended already."""
     prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
@@ -33,8 +33,8 @@ def die_with_parent(number, parent):
 def stat_of(pid):
     """(parent's pid, whether it lives) of a process, or None when it is gone.
 
-    A process whose first thread has ended shows that thread's state, Z, while others go on: one
-    that hangs in the kernel, in a call to a GPU or a share, still holds what it had.
+    A process whose first thread has ended shows that thread's state, Z, while other threads go on:
+    one that hangs in the kernel, in a call to a GPU or a share, still holds its resources.
     """
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
@@ -84,10 +84,10 @@ def reap():
 
 
 def end_descendants(spare=(), seconds=10.0):
-    """SIGKILL every descendant until a look finds none, or the time is over.
+    """SIGKILL every descendant until a search finds none, or the time is over.
 
-    Looks again because a process may fork while it is being found. The caller must be a subreaper.
-    Returns (ended, left, statuses): commands by pid, pids that hang in the kernel, wait statuses.
+    It searches again because a process may fork meanwhile. The caller must be a subreaper. Returns
+    (ended, left, statuses): commands by pid, pids that hang in the kernel, wait statuses.
     """
     ended, statuses, me = {}, {}, os.getpid()
     limit = time.monotonic() + seconds

@@ -53,7 +53,7 @@ class NetworkRecorder:
         self.interface = interface
 
     def start(self):
-        """The first line. Without an interface from the task: that of the default route."""
+        """Write the first line. Without an interface from the task, take the default route's."""
         if not self.interface:
             routes = text_of("/proc/net/route"), text_of("/proc/net/ipv6_route")
             self.interface = counters.default_interface(*routes) or "lo"
@@ -152,7 +152,7 @@ class GpuRecorder:
 
 
 class Recorder:
-    """All recorders. What one cannot do goes to `trouble(what, message)` and stops no other."""
+    """All recorders. A failure of one goes to `trouble(what, message)` and stops no other."""
 
     def __init__(self, task, folder, trouble):
         self.trouble = trouble

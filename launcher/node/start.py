@@ -20,7 +20,7 @@ OOM_POLICY_SINCE = (
 
 
 def main(arguments):
-    """Become the guard in the best way there is. Returns its exit code."""
+    """Become the guard in the best way available. Returns its exit code."""
     if os.environ.pop(SERVICE_MARK, None):
         return guard.serve("service", None)
     unit = re.sub(r"[^A-Za-z0-9_-]", "-", arguments[0] if arguments else "run")
@@ -51,7 +51,8 @@ def service_command(unit):
 
 
 def managers():
-    """systemd-run's first words for each manager that may serve the user, least privilege first."""
+    """The first words of systemd-run for each manager that may serve this user, the least
+    privileged first."""
     if os.getuid() == 0:
         return [["systemd-run"]]
     runtime = os.environ.setdefault("XDG_RUNTIME_DIR", "/run/user/{}".format(os.getuid()))

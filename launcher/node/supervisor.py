@@ -1,4 +1,4 @@
-"""Stands between launch and one worker: gives it its rank's pipes, reports its end to the guard.
+"""Stands between launch and one worker: gives it its rank's pipes and reports its end to the guard.
 
 torch.distributed.run starts it in place of Python (PYTHON_EXEC) with Python's arguments. It is
 needed because launch returns 1 whatever its workers returned, mixes the output of all workers, and
@@ -17,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent))
 from launcher.node.processes import decode_status, die_with_parent
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-EXCEPTION = 400  # characters: reports stay below PIPE_BUF and cannot mix
+EXCEPTION = 400  # characters: reports stay below PIPE_BUF, so they cannot interleave
 
 
 def open_pipe(guard, number):
@@ -43,7 +43,8 @@ def report(control, **fields):
 
 
 def start_worker(python, arguments):
-    """Fork the worker; signals are blocked until handlers stand. Returns the worker's pid."""
+    """Fork the worker; signals are blocked until their handlers are set. Returns the worker's
+    pid."""
     supervisor = os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     pid = os.fork()
@@ -71,7 +72,7 @@ def end_like(status):
     number = os.WTERMSIG(status)
     signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
     os.kill(os.getpid(), number)
-    os._exit(128 + number)  # a signal whose default is to go on
+    os._exit(128 + number)  # a signal that by default does not end a process
 
 
 def main():

@@ -13,7 +13,7 @@ Task = typing.NamedTuple(
         ("env", dict),
         ("cwd", str),
         ("output", str),  # the run directory on this node
-        ("data", str),  # where the images lie; "" when unknown
+        ("data", str),  # where the images are; "" when unknown
         ("lease", float),  # seconds of silence on stdin that end the run
         ("beat", float),  # seconds between two heartbeats
         ("fail_grace", float),  # seconds the node's other workers get after the first failure

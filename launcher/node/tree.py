@@ -1,4 +1,4 @@
-"""A tree of files in one number, on the control machine and on nodes."""
+"""The hash of a tree of files, on the control machine and on nodes."""
 
 import hashlib
 import os
@@ -6,8 +6,8 @@ import pathlib
 
 
 def tree_sha256(root, names=None):
-    """SHA-256 over the names and contents of these files below `root` (a Path); without `names` of
-    all that are there, None where there is no such folder.
+    """SHA-256 over the names and contents of these files below `root` (a Path), without `names` of
+    all files there; None where there is no such folder.
 
     For each file, in the order of the names: name, NUL, "x" or "-" (executable), NUL, SHA-256 of
     the contents, newline.
@@ -27,5 +27,5 @@ def tree_sha256(root, names=None):
 
 
 def show(mark, folder):
-    """Print the number of a folder's tree after a word by which it is known among other output."""
+    """Print the hash of a folder's tree after a mark by which it is found among other output."""
     print("{}{}".format(mark, tree_sha256(pathlib.Path(folder))))

@@ -8,7 +8,7 @@ from launcher.node.frames import LineReader
 from launcher.node.processes import decode_status
 
 CHUNK = 1 << 16
-PIPE_SIZE = 1 << 20  # what an ordinary user may have: room for a burst between two looks
+PIPE_SIZE = 1 << 20  # the most an ordinary user may have: room for a burst between two looks
 TAIL = 16384  # bytes of stderr that are kept to find the exception
 PREFIX = re.compile(r"^\[rank\d+\]:\s?")  # newer torch puts it before the lines of a traceback
 EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(:|$)")
@@ -95,13 +95,13 @@ class Workers:
         return found
 
     def name_exception(self, worker):
-        """Where the worker failed and left no error file: what its traceback says."""
+        """Where the worker failed and left no error file, take what its traceback says."""
         if worker.status != 0 and worker.exception is None:
             _, stderr = self.streams[self.members.index(worker)]
             worker.exception = exception_in(stderr.tail)
 
     def running(self):
-        """The workers that live."""
+        """The workers that are alive."""
         return [worker for worker in self.members if worker.running]
 
 

@@ -1,14 +1,14 @@
-"""Commands and small files of a machine that is asked."""
+"""Commands and small files on a probed machine."""
 
 import json
 import os
 import subprocess
 
-SECONDS = 20  # for one command: the control machine waits for 30
+SECONDS = 20  # for one command: the control machine waits 30 in all
 
 
 def output(argv):
-    """What it prints; None where it fails or takes too long."""
+    """What a command prints; None where it fails or takes too long."""
     try:
         return subprocess.check_output(
             argv, stderr=subprocess.DEVNULL, timeout=SECONDS, universal_newlines=True

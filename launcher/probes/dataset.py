@@ -35,14 +35,14 @@ def splits(root, node_dir):
             return cached["splits"]
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    folders = stamps(below(real))  # before the listing: what changes meanwhile is seen
+    folders = stamps(below(real))  # before the listing: so later changes are seen
     found = {split: listing(real, split) for split in layout.SPLITS}
     keep({"key": key, "folders": folders, "splits": found}, cache)
     return found
 
 
 def below(root):
-    """The folders whose time changes when an image comes or goes."""
+    """The folders whose modification time changes when an image is added or removed."""
     for split in layout.SPLITS:
         names = layout.class_names(root, split)
         yield str(root / split)

@@ -1,4 +1,4 @@
-"""The NVIDIA cards of a machine: by its driver's nvidia-smi, and on its PCI bus."""
+"""The NVIDIA cards of a machine, by its driver's nvidia-smi and on its PCI bus."""
 
 import pathlib
 import pwd
@@ -67,7 +67,7 @@ def card(row, capability):
 
 
 def of_process(pid):
-    """Who a process belongs to and what it is, for people."""
+    """A process's owner and command, for people."""
     try:
         process = pathlib.Path("/proc", str(pid))
         command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")

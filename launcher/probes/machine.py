@@ -1,5 +1,5 @@
-"""What the launcher wants to know of a machine before it starts a run there. It writes nothing but
-caches: the data's listing, and which models there are. Standard library only.
+"""What the launcher wants to know about a machine before it starts a run there. It writes nothing
+but caches: the data's listing, and which models there are. Standard library only.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ def main(task):
 
 
 def machine_id():
-    """Equal for all that share one kernel, and so its cores: local nodes, containers.
+    """Equal for all nodes that share one kernel, and so its cores: local nodes and containers.
 
-    Not boot_id: containers get one of their own. The disks' serial numbers distinguish PCs, the
-    place of the kernel in memory (random at each boot) distinguishes virtual machines without any.
+    It is not boot_id, since containers get one of their own. The disks' serial numbers
+    distinguish PCs; the kernel's address in memory (random at each boot) distinguishes virtual
+    machines without serial numbers.
     """
     block, kernel = pathlib.Path("/sys/block"), pathlib.Path("/sys/kernel/vmcoreinfo")
     known = sorted(p for name in ("serial", "wwid", "device/wwid") for p in block.glob("*/" + name))
@@ -99,9 +100,9 @@ def torch_cuda():
 
 
 def models(rule, node_dir, version):
-    """The classifiers of this torchvision, by the trainer's rule (a source, or None: not asked).
+    """The classifiers of this torchvision, by the trainer's rule (its source, or None: not asked).
 
-    Importing torchvision takes seconds, so its answer is kept. Nothing where it gave none in time.
+    Importing torchvision takes seconds, so the answer is kept. Empty where none came in time.
     """
     if rule is None or version is None:
         return []
@@ -150,7 +151,7 @@ def cpu_flags():
 
 
 def free_ports(ports):
-    """Those of `ports` that nobody uses, on any address."""
+    """The ports among `ports` that are free on every address."""
     free = []
     for port in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:

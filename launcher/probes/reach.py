@@ -29,7 +29,8 @@ def main(address, listen_port, peers):
 
 
 def reach(family, peer):
-    """Why a peer cannot be reached, or None. It may begin to listen a little later than this."""
+    """Why a peer cannot be reached, or None. The peer may begin to listen a little later than
+    this machine."""
     deadline = time.monotonic() + CONNECT_SECONDS
     while True:
         with socket.socket(family, socket.SOCK_STREAM) as sock:
