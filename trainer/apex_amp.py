@@ -1,4 +1,4 @@
-"""apex's own amp in the place of ours. Written against NVIDIA/apex, tags 22.04-dev to 25.05."""
+"""apex's own amp in place of ours. Written against NVIDIA/apex, tags 22.04-dev to 25.05."""
 
 import contextlib
 import importlib
@@ -13,15 +13,15 @@ from .options import Options
 from .precision import Precision, PrecisionState, optimized
 from .world import World
 
-# What cannot go with it: it replaces the model's forward, which neither DataParallel's copies nor
-# torch.compile follow; O1 keeps cast weights until the backward, which a forward that is repeated
-# or broken off leaves behind.
+# Options that are incompatible with apex: it replaces the model's forward, which neither
+# DataParallel's replicas nor torch.compile support, and O1 caches cast weights until backward,
+# which a forward that is repeated or aborted leaves behind.
 ALONE = ("compile", "checkpoint_activations", "auto_batch", "skip_oom")
 
 
 def choose(options: Options, world: World) -> Precision:
-    """apex's amp where every rank has it and it can serve these options, else ours, which says why.
-    Collective. Raises UserError where --amp apex cannot be had."""
+    """apex's amp where every rank has it and it supports these options, else ours, with the reason
+    in `why`. Collective. Raises UserError where --amp apex is impossible."""
     asked = options.amp
     amp, reason = _apex(options, world) if options.precision.startswith("O") else (None, "")
     reasons = [str(one) for one in world.gather(reason) if one]
@@ -35,7 +35,7 @@ def choose(options: Options, world: World) -> Precision:
 
 
 def _apex(options: Options, world: World) -> Tuple[Any, str]:
-    """apex.amp, or why it is not to be used on this rank."""
+    """apex.amp, or None and the reason why this rank cannot use it."""
     if options.amp == "torch":
         return None, "as asked"
     if world.device.type != "cuda":
@@ -45,7 +45,7 @@ def _apex(options: Options, world: World) -> Tuple[Any, str]:
     if unfit:
         return None, f"apex cannot follow {unfit[0]}"
     amp: Any = None
-    # Extensions that were built for another torch raise whatever they like.
+    # Extensions that were built for another torch may raise anything.
     with contextlib.suppress(Exception):
         amp = importlib.import_module("apex.amp")
     if amp is None:
@@ -59,30 +59,30 @@ def _apex(options: Options, world: World) -> Tuple[Any, str]:
 
 
 def _has_kernels() -> bool:
-    """amp_C, by which apex scales and checks all gradients at once: without it, it reads of each
-    one on the host whether it overflowed (161 times a step with ResNet-50)."""
+    """Whether amp_C is there, with which apex scales and checks all gradients at once. Without it,
+    apex checks each gradient for overflow on the host (161 times a step with ResNet-50)."""
     with contextlib.suppress(Exception):
         return importlib.import_module("amp_C") is not None
     return False
 
 
 class ApexAmp(Precision):
-    """Masters, scale and skipping are apex's; `scale` and `masters` show them, so checkpoints are
-    the same with and without apex."""
+    """apex keeps the masters and the scale, and skips steps; `scale` and `masters` mirror its
+    state, so that checkpoints are the same with and without apex."""
 
     by = "apex"
 
     def __init__(self, amp: Any, level: str, device: torch.device) -> None:
         super().__init__(level, device)
         self.amp = amp
-        # apex casts inputs, and what it computes in fp16, itself.
+        # apex itself casts the inputs, and whatever it computes in fp16.
         self.input_type, self.autocast = torch.float32, None
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         weights = optimized(optimizer)
         self.optimizer = optimizer
         self.amp.initialize(model, optimizer, opt_level=self.level, verbosity=0)
-        optimizer.zero_grad()  # makes apex's masters, which a checkpoint must find
+        optimizer.zero_grad()  # creates apex's masters, which a checkpoint must find
         pairs = zip(weights, optimized(optimizer))
         self.masters = [(weight, master) for weight, master in pairs if weight is not master]
 
@@ -93,7 +93,7 @@ class ApexAmp(Precision):
     def step(self, optimizer: torch.optim.Optimizer, clip: float) -> bool:
         if clip:
             nn.utils.clip_grad_norm_(optimized(optimizer), clip)
-        optimizer.step()  # which apex has made do nothing after an overflow
+        optimizer.step()  # apex has patched it to do nothing after an overflow
         if self.scale is None:
             return False
         before = self.scale.value

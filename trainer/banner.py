@@ -15,7 +15,7 @@ Cost = Tuple[int, Optional[int]]  # parameters, and operations of one forward wh
 
 
 def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
-    """The fields of docs/run-directory.md, `start`."""
+    """The fields of the `start` line, described in docs/run-directory.md."""
     world, options = job.world, job.options
     on_gpu = world.device.type == "cuda"
     return {
@@ -47,14 +47,14 @@ def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
 
 
 def instructions() -> Dict[str, Optional[str]]:
-    """What computing on the CPU uses: `aten`, the level that torch chose for its own kernels;
-    `onednn_limit`, what the environment limits oneDNN to, which computes convolutions (None: it
-    takes the best that the CPU has; which that is, it tells nobody)."""
+    """The CPU instructions in use. `aten`: the level that torch chose for its own kernels;
+    `onednn_limit`: the environment's limit for oneDNN, which computes convolutions (None: it uses
+    the best that the CPU has, and has no way to ask which that is)."""
     return {"aten": cpu_capability(), "onednn_limit": os.environ.get("ONEDNN_MAX_CPU_ISA")}
 
 
 def sentences(job: Job, cost: Cost) -> str:
-    """What is about to be trained, for people."""
+    """What is about to be trained, in sentences for people."""
     world, options, size = job.world, job.options, job.image_size
     count, flops = cost
     work = "FLOPs unknown" if flops is None else amount(flops, "FLOP") + " an image"
@@ -84,7 +84,7 @@ def amount(number: int, unit: str) -> str:
 
 
 def process_start() -> float:
-    """When this process, or the guard that started it, began, on CLOCK_MONOTONIC (seconds)."""
+    """When this process, or the guard that started it, began: CLOCK_MONOTONIC in seconds."""
     if "TANDEM_GUARD_MONO" in os.environ:
         return float(os.environ["TANDEM_GUARD_MONO"])
     # After the name in parentheses, which may hold spaces, starttime is the 20th field.

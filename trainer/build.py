@@ -33,7 +33,7 @@ from .world import World
 
 @dataclasses.dataclass
 class Materials:
-    """What can be refused as bad input, on this rank alone."""
+    """What a rank builds by itself, and may refuse as bad input."""
 
     train_set: ImageFolder
     eval_set: ImageFolder
@@ -49,7 +49,7 @@ class Job(Materials):
     options: Options
     world: World
     clock: Clock
-    net: nn.Module  # what a training step calls: `model`, perhaps compiled and within DDP
+    net: nn.Module  # what a training step calls: `model`, perhaps compiled and wrapped in DDP
     norms: List[nn.Module]
     optimizer: torch.optim.Optimizer
     precision: precision.Precision
@@ -65,7 +65,7 @@ class Job(Materials):
 
     @property
     def micro_batch(self) -> int:
-        """The most images that this rank computes on at once, in evaluation too."""
+        """The largest number of images that this rank processes at once, in evaluation too."""
         return max(micro_batches(self.world.batches[self.world.rank], self.micro_batches))
 
     @property
@@ -79,20 +79,21 @@ class Job(Materials):
         return self.sync is None or self.sync.meets
 
     def agreed(self) -> ContextManager[None]:
-        """Within, the model is what all ranks have in common. Collective, where all have met."""
+        """Within, the model has what all ranks have in common. Collective, where all have met."""
         return contextlib.nullcontext() if self.sync is None else self.sync.agreed()
 
     @property
     def matrices(self) -> List[List[int]]:
-        """(rows, columns, how many) of the trained weights, all but the first dimension as one."""
+        """(rows, columns, count) of the trained weight matrices, with all dimensions but the first
+        flattened into one."""
         shapes = [p.shape for p in self.model.parameters() if p.requires_grad and p.dim() > 1]
         counts = Counter((shape[0], shape.numel() // shape[0]) for shape in shapes)
         return [[*shape, count] for shape, count in sorted(counts.items())]
 
 
 def strategy_of(options: Options, world: World) -> str:
-    """The --sync that is carried out: on one machine with several ranks the exact sum, where it
-    would only be of the sums that machines make."""
+    """The --sync that is carried out: on a single machine with several ranks it is the exact sum,
+    if --sync is a strategy that only exchanges between machines."""
     apart = strategies.parse(options.sync).rule.hierarchical
     return strategies.EXACT if apart and world.local_size == world.size else options.sync
 
@@ -120,7 +121,7 @@ def _materials(options: Options, world: World) -> Materials:
     if options.precision.startswith("O"):
         precision.refuse_other_apex()
     train_set, eval_set = (_images(options, split) for split in SPLITS)
-    # The same weights on all ranks: DDP would copy rank 0's, but one rank alone has no DDP.
+    # All ranks draw the same weights: DDP would copy rank 0's, but a single rank has no DDP.
     torch.manual_seed(derive_seed("weights", options.seed))
     model = build_model(options.model, len(train_set.classes), train_set.sizes.train)
     return Materials(train_set, eval_set, model)
@@ -138,7 +139,7 @@ def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
     """Put model, optimizer and everything around them together, on the device."""
     shape = torch.channels_last if options.channels_last else torch.contiguous_format
     level = choose(options, world)
-    # torch declares no `to` of a module with both, which it has.
+    # torch declares no `Module.to` with both arguments, though it supports them.
     model = cast(nn.Module, cast(Any, found.model).to(world.device, memory_format=shape))
     if options.sync_bn and world.size > 1:
         model = syncbn.convert(model, world.device, clock, options.timeout)
@@ -153,8 +154,9 @@ def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
         recompute_activations(model)
     called = model
     if options.compile:
-        # Within DDP's forward it is compiled in pieces, one a bucket, so that backward hands
-        # gradients over as it goes. Each batch size for itself: code for any size is slower.
+        # Within DDP's forward, the model is compiled in pieces, one per bucket, so that backward
+        # hands gradients over as it goes. Each batch size is compiled separately: code for dynamic
+        # sizes is slower.
         called = cast(nn.Module, torch.compile(model, dynamic=False))
     if options.parallel != "ddp":
         called = parallel.Computing(called, level)

@@ -1,5 +1,5 @@
-"""The network card by which this machine reaches another. Standard library only: the launcher asks
-machines by it before a run, and a process without a launcher asks itself.
+"""The network card by which this machine reaches another. Standard library only: the launcher runs
+it on the machines before a run, and a process without a launcher runs it itself.
 """
 
 import array
@@ -9,13 +9,13 @@ import struct
 from pathlib import Path
 from typing import Dict, Optional
 
-SIOCGIFCONF = 0x8912  # of Linux: all IPv4 addresses with their cards
+SIOCGIFCONF = 0x8912  # Linux ioctl: all IPv4 addresses with their interfaces
 IFREQ = 40  # sizeof(struct ifreq) on 64-bit Linux
 
 
 def route(peer: str) -> Dict[str, Optional[str]]:
-    """The card towards `peer`, and the own address there: `interface`, `source`, or the `error`.
-    Sends nothing."""
+    """The card towards `peer` (`interface`) and this machine's address on it (`source`), or the
+    `error`. Sends nothing."""
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -27,15 +27,15 @@ def route(peer: str) -> Dict[str, Optional[str]]:
 
 
 def card_towards(address: str) -> Optional[str]:
-    """The card that Gloo is to use where nobody has said it; None for loopback and where it cannot
-    be told. By itself Gloo takes what the machine's own name resolves to, which in Debian's and
-    Ubuntu's /etc/hosts is 127.0.1.1: no other machine finds it there."""
+    """The card that Gloo should use unless the user has chosen one; None for loopback and where it
+    cannot be determined. By default, Gloo uses the address that the host name resolves to, which in
+    Debian's and Ubuntu's /etc/hosts is 127.0.1.1: no other machine can reach it there."""
     found = route(address)["interface"]
     return None if found == "lo" else found
 
 
 def interface_of(address: str) -> Optional[str]:
-    """The card that bears an address, without `ip`, which need not be installed."""
+    """The card that has an address; found without `ip`, which may not be installed."""
     if address.startswith("127."):
         return "lo"
     if ":" in address:

@@ -1,10 +1,10 @@
 """What a checkpoint holds, and which one a run resumes from.
 
 A checkpoint is one file of tensors and plain containers: model, optimizer, loss scale, average,
-and the position in the data. What a strategy keeps for one machine alone lies beside it, in a file
-on that machine: it is as large as the gradients, too much to be sent around.
-A checkpoint loads with `weights_only=True`, on any number of ranks, because order, augmentation and
-dropout are functions of the position.
+and the position in the data. State that a strategy keeps for a single machine lies beside it, in a
+file on that machine: it is as large as the gradients, which is too much to send to the others.
+A checkpoint loads with `weights_only=True`, and on any number of ranks, because order, augmentation
+and dropout are functions of the position.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ from .writer import checkpoints, is_whole
 
 @dataclasses.dataclass
 class Position:
-    """How far a run has come. `sample`: images of this epoch that were trained on, by all ranks."""
+    """How far a run has come. `sample`: images of this epoch that all ranks have trained on."""
 
     epoch: int = 0
     sample: int = 0
@@ -53,8 +53,8 @@ class Position:
 
 
 def snapshot(job: Job, position: Position) -> Snapshot:
-    """A copy of all state, on the CPU, which training may outrun; of the rank that saves it. From
-    CUDA it is there when `arrival` says so."""
+    """A copy of all state of the rank that saves it, on the CPU, so that training may go on. Copies
+    from CUDA are complete once the function that `arrival` returns has returned."""
     return Snapshot(
         model=_copied(job.precision.full_state(job.model)),
         optimizer=_copied(job.optimizer.state_dict()),
@@ -73,7 +73,7 @@ def snapshot(job: Job, position: Position) -> Snapshot:
 
 
 def arrival(device: torch.device) -> Callable[[], None]:
-    """Waits until all that was begun to be copied from the device is there."""
+    """A function that waits until all copies begun so far from the device are complete."""
     if device.type != "cuda":
         return lambda: None
     event = torch.cuda.Event()
@@ -83,7 +83,7 @@ def arrival(device: torch.device) -> Callable[[], None]:
 
 def _copied(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.is_cuda:
-        # Into pinned memory, which the device fills by itself, before it goes on to the next step.
+        # Into pinned memory: the device makes the copy asynchronously, before its next step.
         there = torch.empty_like(value, device="cpu", pin_memory=True)
         return there.copy_(value.detach(), non_blocking=True)
     if isinstance(value, torch.Tensor):
@@ -96,7 +96,7 @@ def _copied(value: Any) -> Any:
 
 
 def restore(job: Job, state: Snapshot) -> Position:
-    """Take over a snapshot, in place: DDP and the optimizer hold these tensors."""
+    """Load a snapshot in place, since DDP and the optimizer hold these tensors."""
     job.precision.renew_masters(job.model, load_weights(job.model, state["model"]))
     job.optimizer.load_state_dict(state["optimizer"])
     job.precision.load_state_dict(state["precision"])
@@ -107,7 +107,7 @@ def restore(job: Job, state: Snapshot) -> Position:
     )
 
 
-# What the screen says where the machines' own files do not make up a whole.
+# What the screen says where the machines' own files are incomplete or do not fit.
 ANEW = (
     "--sync {}: what each machine keeps for itself is not there for all of them, or the run then "
     "had other ranks on each: it begins anew"
@@ -115,8 +115,8 @@ ANEW = (
 
 
 def own_state(job: Job, position: Position) -> Optional[OwnState]:
-    """What is this machine's alone, a copy; None where there is nothing, and on all its ranks but
-    the first."""
+    """A copy of this machine's own state; None where there is none, and on all its ranks but the
+    first."""
     own = job.sync.state_dict() if job.sync is not None else None
     if job.sync is None or own is None or not job.sync.machines.leads:
         return None
@@ -130,8 +130,8 @@ def own_state(job: Job, position: Position) -> Optional[OwnState]:
 
 
 def restore_own(job: Job, position: Position) -> bool:
-    """Take over what the machines kept for themselves at this position; False where one has lost
-    it or the ranks were other ones: then all begin anew. Collective."""
+    """Load what the machines kept for themselves at this position. False where one has lost it or
+    the run had other ranks: then all begin anew. Collective."""
     if job.sync is None or job.sync.state_dict() is None:
         return True
     wanted = (position.run, position.step)
@@ -146,8 +146,8 @@ def restore_own(job: Job, position: Position) -> bool:
 
 
 def _own_files(job: Job) -> Iterator[Tuple[Tuple[str, int], OwnState]]:
-    """(run, step) and contents of each whole file of this rank's machine, of a run with the same
-    ranks on each."""
+    """(run, step) and contents of each complete file of this rank's machine, from a run with the
+    same ranks on each machine."""
     options, world = job.options, job.world
     writer = world.nodes.index(world.node_rank)
     path = pathlib.Path((options.output if options.resume == "auto" else options.resume) or ".")
@@ -160,7 +160,7 @@ def _own_files(job: Job) -> Iterator[Tuple[Tuple[str, int], OwnState]]:
 
 
 def _complete(job: Job) -> FrozenSet[Tuple[str, int]]:
-    """(run, step) of which all machines have their own files. Collective."""
+    """The (run, step) pairs for which all machines have their own files. Collective."""
     if job.sync is None or job.sync.state_dict() is None:
         return frozenset()
     with job.world.agreed():
@@ -170,8 +170,8 @@ def _complete(job: Job) -> FrozenSet[Tuple[str, int]]:
 
 
 def loaded(name: str, content: BinaryIO) -> Any:
-    """The dict of tensors and plain values that a file holds, `name` in sentences. Raises UserError
-    for anything else, of which nothing was executed."""
+    """The dict of tensors and plain values that a file holds; messages call the file `name`. Raises
+    UserError for anything else, and executes nothing of it."""
     try:
         state = load_tensors(content)
     except pickle.UnpicklingError as error:
@@ -187,8 +187,8 @@ def loaded(name: str, content: BinaryIO) -> Any:
 def load_weights(
     model: torch.nn.Module, weights: Dict[str, torch.Tensor]
 ) -> Dict[str, torch.Tensor]:
-    """Load a state dict, whether it was saved within DDP (`module.`) or not; returns it without.
-    Raises UserError."""
+    """Load a state dict, whether its keys have DDP's prefix (`module.`) or not; returns it without
+    the prefix. Raises UserError."""
     plain = {key[7:] if key.startswith("module.") else key: v for key, v in weights.items()}
     try:
         model.load_state_dict(plain)
@@ -199,7 +199,7 @@ def load_weights(
 
 
 def read_weights(job: Job) -> None:
-    """Begin with the model of --weights: an exported state dict or a checkpoint. Collective."""
+    """Start from the model of --weights: an exported state dict or a checkpoint. Collective."""
     path = pathlib.Path(job.options.weights or "")
     with job.world.agreed():
         try:
@@ -213,16 +213,17 @@ def read_weights(job: Job) -> None:
 
 
 class Found(NamedTuple):
-    """The best a rank's machine has; `key` orders by run, then by whether all machines have their
-    own files for it, then by samples seen."""
+    """The best checkpoint on a rank's machine. `key` orders by run, then by whether all machines
+    have their own files for it, then by samples seen."""
 
     key: Tuple[str, bool, int]
     other_options: List[str]
 
 
 def find(job: Job, same_options: bool = True) -> Optional[Snapshot]:
-    """The newest whole checkpoint on any node that `--resume` allows, on every rank; its owner
-    sends the bytes. None when there is none and `--resume auto`. Collective."""
+    """The newest complete checkpoint on any node that `--resume` allows, on every rank; its owner
+    sends the bytes. None with `--resume none`, or with `--resume auto` if there is none.
+    Collective."""
     options, world = job.options, job.world
     if options.resume == "none":
         return None
@@ -232,7 +233,7 @@ def find(job: Job, same_options: bool = True) -> Optional[Snapshot]:
         if world.local_rank == 0:
             content, mine = _newest_here(job, complete)
     told = [one and Found(tuple(one[0]), one[1]) for one in world.gather(mine)]
-    # The lowest rank's of equal ones.
+    # Among equal ones, the lowest rank's is taken.
     source = max(range(world.size), key=lambda rank: told[rank].key if told[rank] else ("",))
     best = told[source]
     if best is None:
@@ -261,7 +262,7 @@ def _newest_here(job: Job, complete: FrozenSet[Tuple[str, int]]) -> Tuple[bytes,
 
 
 def _allowed_here(options: Options) -> Iterator[Tuple[bytes, Snapshot]]:
-    """Bytes and contents of each whole checkpoint on this machine that `--resume` allows."""
+    """Bytes and contents of each complete checkpoint on this machine that `--resume` allows."""
     wanted = options.output if options.resume == "auto" else options.resume
     if wanted is None or options.resume == "none":
         return
@@ -269,15 +270,15 @@ def _allowed_here(options: Options) -> Iterator[Tuple[bytes, Snapshot]]:
     for file in filter(is_whole, [path] if path.is_file() else checkpoints(path)):
         content = file.read_bytes()
         state = loaded(str(file), io.BytesIO(content))
-        if "run" in state:  # else weights alone, or another program's file
+        if "run" in state:  # otherwise it is only weights, or another program's file
             yield content, state
 
 
 def settled_here(
     options: Options, names: Sequence[str]
 ) -> Optional[Tuple[str, int, Dict[str, str]]]:
-    """Run, samples seen and the options of these names of the newest checkpoint on this machine;
-    None where there is none. Only values that such an option may have."""
+    """The run, the samples seen and the options called `names` of the newest checkpoint on this
+    machine; None where there is none. Values that an option cannot have are left out."""
     fields = [field for field in dataclasses.fields(options) if field.name in names]
     found = []
     for _, state in _allowed_here(options):
@@ -293,13 +294,13 @@ def settled_here(
 
 
 def decisive(options: Options) -> Dict[str, str]:
-    """The options that a run which goes on must share with the one that it continues."""
+    """The options that a resumed run must share with the run that it continues, by their repr."""
     fields = [field for field in dataclasses.fields(options) if not field.metadata["free"]]
     return {field.name: repr(getattr(options, field.name)) for field in fields}
 
 
 def differing(state: Snapshot, options: Options, train_images: int) -> List[str]:
-    """Names of what a run that made this checkpoint had otherwise."""
+    """The names of what was different in the run that made this checkpoint."""
     before = {field.name: repr(field.metadata["was"]) for field in dataclasses.fields(options)}
     then = {**before, **state["options"]}
     names = [name for name, value in decisive(options).items() if then[name] != value]
@@ -307,6 +308,6 @@ def differing(state: Snapshot, options: Options, train_images: int) -> List[str]
 
 
 def new_run(job: Job) -> Position:
-    """The beginning. Runs sort by when they began."""
+    """The position at which a new run begins. Names of runs sort by when they began. Collective."""
     name = time.strftime("%Y%m%dT%H%M%SZ-", time.gmtime()) + uuid.uuid4().hex[:8]
     return Position(run=job.world.gather(name)[0])

@@ -12,7 +12,7 @@ from .options import GROUPS, Options
 
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
 TYPES = typing.get_type_hints(Options)
-# Less alike, and the hint would be a guess.
+# Below this similarity, the hint would only be a guess.
 NEAR = 0.66
 METAVARS = {str: "VALUE", int: "N", float: "X"}
 
@@ -23,12 +23,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _kind(name: str) -> type:
-    """int of Optional[int] and of Tuple[int, ...]."""
+    """The plain type of an option: int for Optional[int] and for Tuple[int, ...]."""
     arguments = [kind for kind in typing.get_args(TYPES[name]) if kind not in (type(None), ...)]
     return arguments[0] if arguments else TYPES[name]
 
 
-# Their names are in argparse's sentences: "invalid truth value: 'perhaps'".
+# These functions' names appear in argparse's messages: "invalid truth value: 'perhaps'".
 def truth(text: str) -> bool:
     return bool(("false", "true").index(text.lower()))
 
@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: Sequence[str]) -> Options:
-    """Options of a command line; flags win over the file of --config. Raises UserError."""
+    """Options from a command line; flags override the file of --config. Raises UserError."""
     flags = [_underscored(word) for word in argv]
     given, unknown = parser().parse_known_args(flags)
     if unknown:
@@ -92,10 +92,10 @@ def _unknown(word: str) -> str:
 
 
 def read_config(path: str) -> List[str]:
-    """A YAML file, a flat mapping of option names, as a command line. Raises UserError.
+    """A YAML file, which is a flat mapping of option names, as a command line. Raises UserError.
 
-    The launcher reads recipes by it too: nodes need neither the file nor a YAML reader then, and a
-    dry run shows all that counts.
+    The launcher reads recipes with it too: so nodes need neither the file nor a YAML reader, and a
+    dry run shows every option that matters.
     """
     try:
         import yaml

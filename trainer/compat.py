@@ -1,4 +1,4 @@
-"""All differences between torch 1.12.1/Python 3.9 and the newest, in one place."""
+"""All differences between torch 1.12.1 with Python 3.9 and the newest versions, in one place."""
 
 import collections
 import inspect
@@ -19,8 +19,8 @@ def ddp_buffers(at_each_forward: bool) -> Dict[str, Any]:
 
 
 def cpu_capability() -> Optional[str]:
-    """AVX2, AVX512, DEFAULT, ...: the instructions of torch's own kernels, ATEN_CPU_CAPABILITY
-    heeded; None where this torch does not say."""
+    """AVX2, AVX512, DEFAULT, ...: the instructions of torch's own kernels, with
+    ATEN_CPU_CAPABILITY taken into account; None where this torch does not say."""
     if hasattr(torch.backends, "cpu") and hasattr(torch.backends.cpu, "get_cpu_capability"):
         return torch.backends.cpu.get_cpu_capability()
     found = re.search(r"CPU capability usage: (\w+)", torch.__config__.show())
@@ -28,7 +28,7 @@ def cpu_capability() -> Optional[str]:
 
 
 def lerp_all(to: List[torch.Tensor], values: List[torch.Tensor], weight: float) -> None:
-    """Move each tensor by `weight` of the way to its value, in place; in few kernels."""
+    """Move each tensor by `weight` of the way to its value, in place and in few kernels."""
     if not to:
         return
     if hasattr(torch, "_foreach_lerp_"):  # torch 2.0
@@ -39,7 +39,7 @@ def lerp_all(to: List[torch.Tensor], values: List[torch.Tensor], weight: float) 
 
 
 def copy_all(to: List[torch.Tensor], values: List[torch.Tensor]) -> None:
-    """Copy each value to its tensor, whatever its type; in few kernels."""
+    """Copy each value to its tensor, whatever its dtype, in few kernels."""
     if hasattr(torch, "_foreach_copy_") and to:  # torch 2.1
         torch._foreach_copy_(to, values)
     else:
@@ -48,16 +48,16 @@ def copy_all(to: List[torch.Tensor], values: List[torch.Tensor]) -> None:
 
 
 def steps_by_itself(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it leaves a step out by a number on the device, `found_inf`, as GradScaler asks it:
-    torch's fused optimizers, SGD since 2.3."""
+    """Whether the optimizer can skip a step depending on a number on the device, `found_inf`, as
+    for GradScaler: torch's fused optimizers can, SGD since 2.3."""
     able = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
     return able and tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 3)
 
 
 def nccl_settings() -> Dict[str, str]:
-    """Environment in which NCCL says in words what is wrong, and in which a collective that
-    outlives its time-out ends the process: the default since torch 2.2, before that set by torchrun
-    alone. What the user has set stays."""
+    """The environment in which NCCL says in words what is wrong, and a collective that exceeds its
+    timeout ends the process. The latter is the default since torch 2.2; before that, only torchrun
+    set it. Variables that the user has set are kept."""
     wanted = {"NCCL_DEBUG": "WARN"}
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 2):
         wanted["NCCL_ASYNC_ERROR_HANDLING"] = "1"
@@ -65,14 +65,14 @@ def nccl_settings() -> Dict[str, str]:
 
 
 def bound_to(device: torch.device) -> Dict[str, Any]:
-    """init_process_group's keyword by which NCCL knows the process's GPU and connects at once: what
-    it cannot do it says there, and not in the first step. Since torch 2.3."""
+    """init_process_group's keyword by which NCCL knows the process's GPU and connects at once, so
+    that it fails there and not in the first step. Since torch 2.3."""
     known = inspect.signature(torch.distributed.init_process_group).parameters
     return {"device_id": device} if "device_id" in known else {}
 
 
 class _TensorsOnly(pickle.Unpickler):
-    """What torch 1.12, without `weights_only`, may load: tensors and plain containers."""
+    """What torch 1.12, which lacks `weights_only`, may load: tensors and plain containers."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "OrderedDict"):
@@ -84,7 +84,7 @@ class _TensorsOnly(pickle.Unpickler):
 
 
 class _TensorsOnlyPickle:
-    """The parts of the pickle module that torch.load asks for; `load` for files older than 1.6."""
+    """The parts of the pickle module that torch.load uses; `load` is for files from before 1.6."""
 
     Unpickler = _TensorsOnly
     load = staticmethod(lambda old, **options: _TensorsOnly(old, **options).load())

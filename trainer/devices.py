@@ -1,5 +1,5 @@
-"""What the ranks compute on, told to each other before they form a group: in JSON over the store,
-since NCCL and Gloo do not speak to each other.
+"""What the ranks compute on. They exchange this before they form a group, as JSON over the store,
+since NCCL and Gloo cannot talk to each other.
 """
 
 import json
@@ -17,7 +17,7 @@ from .options import Options
 
 
 def of_this_rank(device: torch.device, host: str, options: Options) -> Device:
-    """With --parallel dp the weakest of the process's GPUs."""
+    """This rank's device; with --parallel dp, the weakest of the process's GPUs."""
     version, cuda = str(torch.__version__), torch.version.cuda
     if device.type == "cpu":
         found = re.findall(r"^flags\s*:(.*)", _cpuinfo(), re.MULTILINE)
@@ -41,7 +41,7 @@ def of_all_ranks(own: Device, rank: int, size: int, store: dist.Store) -> Tuple[
     devices = tuple(Device(*json.loads(store.get(f"device/{other}"))) for other in range(size))
     store.set(f"device/read/{rank}", "1")
     if rank == 0:
-        # The store may live in this process: it must not leave before all have read.
+        # This process may host the store, so it must not exit before all ranks have read.
         store.wait([f"device/read/{other}" for other in range(size)])
     refuse_mixture(devices)
     return devices

@@ -1,4 +1,4 @@
-"""An exponential moving average of a model's weights and buffers, to be evaluated and exported."""
+"""An exponential moving average of a model's weights and buffers, for evaluation and export."""
 
 from contextlib import contextmanager
 from typing import Dict, Iterator, List, TypedDict
@@ -19,7 +19,7 @@ class AverageState(TypedDict):
 
 
 class Columns:
-    """Some entries of a state, by lists that are made once."""
+    """Some entries of a state, as lists that are made once."""
 
     def __init__(self, state: State, keys: List[str]) -> None:
         self.keys, self.tensors = keys, [state[key] for key in keys]
@@ -28,9 +28,9 @@ class Columns:
 class Ema:
     """Averages of a model's floating-point state, in fp32 at least; other state is copied.
 
-    Early on, `decay` is less: min(decay, (1 + n) / (10 + n)) at the n-th update, so that the
+    Early on, the decay is lower: min(decay, (1 + n) / (10 + n)) at the n-th update, so that the
     random initial weights are forgotten soon. `state` is that of the bare model, not of DDP's
-    wrapper, with master weights in the place of half ones.
+    wrapper, with master weights in place of half-precision ones.
     """
 
     def __init__(self, state: State, decay: float) -> None:
@@ -47,7 +47,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, state: State, steps: int = 1) -> None:
-        """Take in a state that stands for so many steps: as much of the old average goes."""
+        """Average in a state that stands for `steps` steps; the decay is applied that often."""
         self.updates += steps
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) ** steps
         lerp_all(
@@ -57,9 +57,9 @@ class Ema:
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
-        """The model has the averages within, and its own state, to the bit, afterwards.
+        """Within, the model has the averages; afterwards it has its own state again, to the bit.
 
-        In place: the optimizer and DDP hold the same tensors.
+        This works in place, since the optimizer and DDP hold the same tensors.
         """
         own = {key: value.clone() for key, value in model.state_dict().items()}
         model.load_state_dict(self.average)
@@ -78,5 +78,5 @@ class Ema:
 
 
 def _wide(value: torch.Tensor) -> torch.Tensor:
-    """fp16 and bf16 as fp32: they would lose the small steps of the average."""
+    """fp16 and bf16 as fp32, since they would lose the small updates of the average."""
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value

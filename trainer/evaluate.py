@@ -13,7 +13,7 @@ from .oom import one_pass
 
 
 class Result(NamedTuple):
-    """Over all ranks; top1 and top5 in 0..1, loss per image."""
+    """The result over all ranks: top1 and top5 in 0..1, and the mean loss per image."""
 
     samples: int
     top1: float
@@ -24,8 +24,9 @@ class Result(NamedTuple):
 def share_buffers(job: Job) -> None:
     """Give all ranks rank 0's buffers (batch normalisation's running statistics).
 
-    Broadcast, not averaged: rank 0's are then never touched, so when one evaluates or saves
-    cannot change a bit of the run. They see 1/N of the data, as under DDP's own broadcast.
+    They are broadcast, not averaged: rank 0's are then never changed, so that the times of
+    evaluating and saving cannot affect the run by a single bit. They have seen 1/N of the data, as
+    with DDP's own broadcast.
     """
     if job.world.size == 1:
         return
@@ -44,7 +45,7 @@ def share_buffers(job: Job) -> None:
 def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> Result:
     """The model, or its average where there is one, on the evaluation images. Collective.
 
-    `progress` is told before each batch how many of its own images this rank has done.
+    `progress` is called before each batch with the number of images that this rank has done.
     """
     share_buffers(job)
     averaged = contextlib.nullcontext() if job.ema is None else job.ema.applied(job.model)
@@ -58,7 +59,7 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
             with one_pass():
                 sums += _sums(job, *batch.on(job.world.device))
     job.model.train()
-    # Not by an all-reduce under the patience of a step: one rank may read from a cold share.
+    # Not an all-reduce with the short timeout of a step: one rank may be reading from a cold share.
     told = job.world.gather(sums.tolist())
     samples, top1, top5, loss = (sum(column) for column in zip(*told))
     count = max(samples, 1)

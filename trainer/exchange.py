@@ -1,9 +1,9 @@
-"""What ranks tell each other beside gradients: JSON, tensors and bytes, never objects, since one
-rank's pickle would be code on all others.
+"""What ranks exchange besides gradients: JSON, tensors and bytes, never Python objects, since one
+rank's pickle could run as code on all others.
 
-It goes over a Gloo group of its own. NCCL's would take GPU memory for it, and the patience of a
-step would be too short for phases that are rightly unequal: a compilation, a scan of a cold share,
-a slow disk at the end. A peer that is gone is noticed at once: its connection breaks.
+It uses a Gloo group of its own. NCCL would take GPU memory for it, and the timeout of a step would
+be too short for phases that may take longer on one rank than on another: a compilation, a scan of a
+cold share, or a slow disk at the end. A peer's death is noticed at once: its connection breaks.
 """
 
 import io
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from .compat import load_tensors
 from .errors import RankError
 
-PHASE = timedelta(minutes=30)  # at least, for the slowest rank to come
+PHASE = timedelta(minutes=30)  # the least time that ranks wait for the slowest one
 LARGEST = 2**24  # bytes of JSON from one rank
 
 
@@ -29,7 +29,8 @@ class Exchange:
         self._group: Any = dist.new_group(backend="gloo", timeout=max(timeout, PHASE))
 
     def json(self, own: Any) -> List[Any]:
-        """One value each, in rank order; tuples become lists. Raises RankError for what is none."""
+        """One value from each rank, in rank order; tuples become lists. Raises RankError for bytes
+        that are not JSON, or too many."""
         told = self._bytes(json.dumps(own).encode(), LARGEST)
         try:
             return [json.loads(one) for one in told]
@@ -37,13 +38,13 @@ class Exchange:
             raise RankError(f"a rank sent something that is not JSON: {error}.") from error
 
     def state(self, own: Any) -> List[Any]:
-        """One value of tensors and plain containers each, in rank order, on the CPU."""
+        """One value of tensors and plain containers from each rank, in rank order, on the CPU."""
         file = io.BytesIO()
         torch.save(own, file)
         return [load_tensors(io.BytesIO(one)) for one in self._bytes(file.getvalue())]
 
     def bytes_from(self, source: int, own: bytes) -> bytes:
-        """Those of rank `source`; the others' are not looked at."""
+        """The bytes of rank `source`, on all ranks; what the others pass as `own` is ignored."""
         length = torch.tensor([len(own)])
         dist.broadcast(length, source, group=self._group)
         content = _tensor(own) if self.rank == source else _tensor(bytes(int(length)))

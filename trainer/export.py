@@ -35,7 +35,7 @@ def weights(state: Snapshot, average: bool) -> Dict[str, torch.Tensor]:
 
 
 def write(tensors: Dict[str, torch.Tensor], path: pathlib.Path) -> None:
-    """As torch or safetensors file, by the name's ending."""
+    """Write a torch or a safetensors file, depending on the suffix. Raises UserError."""
     if not path.parent.is_dir():
         raise UserError(f"{path}: there is no such folder to write to.")
     if path.suffix == ".safetensors":

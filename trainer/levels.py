@@ -1,5 +1,6 @@
-"""Which precision the devices of a run have: the one rule. The launcher asks it of the machines'
-cards before anything starts, ranks started by hand of what they tell each other. No torch here.
+"""The one rule for which precision the devices of a run support. The launcher applies it to the
+machines' GPUs before anything starts, and ranks apply it to the devices that they report to each
+other. It does not import torch.
 """
 
 from typing import Iterable, List, Mapping, NamedTuple, Optional, Sequence
@@ -10,8 +11,8 @@ from .errors import UserError
 # tensor cores take bf16. CUDA C++ Programming Guide, "Compute Capabilities".
 VOLTA, AMPERE = 70, 80
 HALF = ("O1", "O2", "O3")
-BF16_FLAGS = ("avx512_bf16", "amx_bf16")  # of /proc/cpuinfo
-# Words in the values of ONEDNN_MAX_CPU_ISA that leave oneDNN these instructions.
+BF16_FLAGS = ("avx512_bf16", "amx_bf16")  # in /proc/cpuinfo
+# A value of ONEDNN_MAX_CPU_ISA with one of these words lets oneDNN use these instructions.
 BF16_LIMITS = ("BF16", "AMX", "FP16", "AVX10", "ALL", "DEFAULT")
 
 
@@ -22,7 +23,7 @@ class Device(NamedTuple):
     kind: str  # "cuda" or "cpu"
     name: str
     sm: int = 0  # compute capability of a GPU: 86 is 8.6
-    bf16: bool = False  # of a CPU: it has the instructions, and oneDNN may use them
+    bf16: bool = False  # for a CPU: it has the instructions, and oneDNN may use them
     torch: str = ""
     cuda: Optional[str] = None  # the version that torch was built for
 
@@ -31,7 +32,7 @@ class Device(NamedTuple):
 
 
 class Level(NamedTuple):
-    """`why` is one clause for people."""
+    """A level of precision; `why` gives the reason as one clause for people."""
 
     name: str
     why: str
@@ -40,9 +41,9 @@ class Level(NamedTuple):
 def resolve(
     asked: str, devices: Sequence[Device], emulate: bool = False, kept: bool = False
 ) -> Level:
-    """The level of a run on these devices, one for each rank: what was `asked`, or for `auto` the
-    best that all have in hardware. `emulate`: bf16 also without its instructions; `kept`: the run
-    began with this level. Raises UserError, naming the device that lacks it."""
+    """The level of a run on these devices, one for each rank: the one `asked` for, or, for `auto`,
+    the best that all have in hardware. `emulate`: allow bf16 without hardware support; `kept`: the
+    run began with this level. Raises UserError, naming the device that lacks it."""
     refuse_mixture(devices)
     best = best_level(devices)
     if asked == "auto":
@@ -70,7 +71,7 @@ def refuse_mixture(devices: Sequence[Device]) -> None:
 
 
 def best_level(devices: Sequence[Device]) -> Level:
-    """The best that all of these have in hardware; all GPUs, or all CPUs."""
+    """The best level that all devices have in hardware; they are all GPUs or all CPUs."""
     if any(device.kind == "cpu" for device in devices):
         return Level("fp32", "CPUs compute in fp32")
     old = [device for device in devices if device.sm < VOLTA]
@@ -100,12 +101,12 @@ def lacks(device: Device, level: str, emulate: bool) -> Optional[str]:
 
 
 def has_bf16(device: Device) -> bool:
-    """In hardware; is_bf16_supported() of torch counts slow emulation."""
+    """Whether it has bf16 in hardware; torch's is_bf16_supported() also counts slow emulation."""
     return device.sm >= AMPERE and torch_has_bf16(device)
 
 
 def torch_has_bf16(device: Device) -> bool:
-    """torch's autocast refuses bf16 on the GPU where it was built for CUDA before 11."""
+    """Autocast refuses bf16 on the GPU where torch was built for a CUDA version before 11."""
     major = (device.cuda or "").split(".")[0]
     return not major.isdigit() or int(major) >= 11
 
@@ -115,14 +116,14 @@ def without_bf16(device: Device) -> str:
 
 
 def cpu_has_bf16(flags: Iterable[str], environ: Mapping[str, str]) -> bool:
-    """`flags`: those of /proc/cpuinfo. ONEDNN_MAX_CPU_ISA takes instructions away (oneDNN's guide,
-    "CPU Dispatcher Control")."""
+    """Whether a CPU has bf16 instructions that oneDNN may use. `flags`: from /proc/cpuinfo.
+    ONEDNN_MAX_CPU_ISA can disable instructions (oneDNN's guide, "CPU Dispatcher Control")."""
     limit = environ.get("ONEDNN_MAX_CPU_ISA") or environ.get("DNNL_MAX_CPU_ISA") or "ALL"
     allowed = any(word in limit.upper() for word in BF16_LIMITS)
     return allowed and not set(BF16_FLAGS).isdisjoint(flags)
 
 
 def named(devices: Sequence[Device]) -> str:
-    """Each once; of many the first three."""
+    """Each device once; if there are many, only the first three."""
     names: List[str] = list(dict.fromkeys(map(str, devices)))
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,4 +1,4 @@
-"""What a run writes: JSON lines for the report, and the indices it trained on."""
+"""What a run writes: JSON lines for the report, and the indices that it trained on."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ def attempt() -> int:
 
 
 def quiet_others(world: World) -> None:
-    """Rank 0 speaks; the others only warn."""
+    """Rank 0 logs information; the others only log warnings."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
     logging.getLogger(__package__).setLevel(logging.INFO if world.rank == 0 else logging.WARNING)
 
@@ -36,8 +36,8 @@ def _opened(options: Options, name: str, mode: str) -> IO[str]:
 class Lines:
     """`nodes/<host>/rank<k>.steps.jsonl` below --output; see docs/run-directory.md.
 
-    A line waits with its lap until `flush`, because on CUDA a lap can be read only when the device
-    has passed its end.
+    Each line is held with its lap until `flush`, because on CUDA a lap can be read only once the
+    device has passed its end.
     """
 
     def __init__(self, options: Options, world: World, clock: Clock) -> None:
@@ -47,12 +47,12 @@ class Lines:
         self._file = _opened(options, name, "a") if options.output else None
 
     def add(self, kind: str, timed: bool = True, **fields: Any) -> None:
-        """`timed`: the line takes all time since the last timed one."""
+        """`timed`: the line accounts for all time since the last timed one."""
         line = {"kind": kind, "attempt": attempt(), **fields}
         self._waiting.append((line, self._clock.lap() if timed else None))
 
     def end(self, **fields: Any) -> None:
-        """The last line; its `mono` is the moment at which the last lap ends."""
+        """Write the last line; its `mono` is the time at which the last lap ends."""
         self.add("end", **fields)
         self._waiting[-1][0]["mono"] = time.monotonic()
         # After a failure the device may hang in a collective whose peers are gone.
@@ -73,7 +73,8 @@ class Lines:
 
 
 class SampleLog:
-    """`samples/rank<k>.<attempt>.csv`: epoch, position in its order, index, once trained on."""
+    """`samples/rank<k>.<attempt>.csv`: epoch, position in its order, and index of each sample,
+    written once the rank has trained on it."""
 
     def __init__(self, options: Options, world: World) -> None:
         name = f"samples/rank{world.rank}.{attempt()}.csv"

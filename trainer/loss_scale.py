@@ -1,13 +1,13 @@
-"""The loss scale of O1 and O2: apex's schedule, halved when a gradient overflows, doubled after
-2000 steps without.
+"""The loss scale of O1 and O2, with apex's schedule: halved when a gradient overflows, and doubled
+after 2000 steps without overflow.
 
-Ours rather than torch's GradScaler, which refuses fp16 gradients and, in torch 1.12, any CPU.
+It is used instead of torch's GradScaler, which refuses fp16 gradients and, in torch 1.12, any CPU.
 
-The invariant: ranks that sum their gradients have equal scales in each step, though they never tell
-each other. They begin with one scale, and all hold the same sum, which is infinite or not a number
-where any rank's part of it was: so all of them skip the step and halve the scale, or none does. The
-sum must therefore be looked at, never a rank's own gradients. Ranks that train by themselves look
-at their own, and each has its own scale.
+The invariant: ranks that sum their gradients have equal scales in each step, though they never
+exchange them. They begin with the same scale, and all hold the same sum, which is inf or NaN where
+any rank's part of it was: so either all of them skip the step and halve the scale, or none does.
+Therefore the sum must be checked, never a rank's own gradients. Ranks that train by themselves
+check their own, and each has its own scale.
 """
 
 import dataclasses
@@ -27,14 +27,14 @@ class ScaleState(TypedDict):
 
 @dataclasses.dataclass
 class LossScale:
-    """On the host, which must know of each step whether it overflowed."""
+    """The scale on the host, which must know for each step whether it overflowed."""
 
     value: float = 2.0**16
     good_steps: int = 0
 
     @property
     def factor(self) -> Union[float, torch.Tensor]:
-        """By which the loss is multiplied."""
+        """The factor by which the loss is multiplied."""
         return self.value
 
     def update(self, overflow: bool) -> None:
@@ -52,10 +52,10 @@ class LossScale:
 
 
 class DeviceScale:
-    """The same on the device: the host need not wait to know whether a step overflowed."""
+    """The same on the device, so that the host need not wait to learn of an overflow."""
 
     def __init__(self, device: torch.device) -> None:
-        # Numbers as tensors, made once: creating a tensor on a GPU from a number waits for it.
+        # These tensors are made once: creating one on a GPU from a Python number waits for the GPU.
         self.device = device
         self.factor = self._good = torch.zeros((), device=device)
         self.load_state_dict(LossScale().state_dict())
@@ -71,7 +71,7 @@ class DeviceScale:
         return int(self._good.item())
 
     def update(self, overflow: torch.Tensor) -> None:
-        """`overflow`: one truth value, on the device."""
+        """`overflow`: a scalar bool tensor on the device."""
         good = (self._good + 1) * ~overflow
         doubled = good == PATIENCE
         self._good = good * ~doubled

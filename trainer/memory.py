@@ -14,8 +14,8 @@ from .step import blank_pass, resting, unchanged
 def agree_micro_batches(job: Job) -> None:
     """With --auto_batch, the fewest micro-batches that fit, the same on all ranks. Collective.
 
-    A trial has none of training's own collectives, which a rank that runs out of memory would not
-    come to: batch normalisation over ranks rests meanwhile.
+    A trial pass contains none of training's own collectives, since a rank that runs out of memory
+    would never reach them: batch normalisation over ranks is switched off meanwhile.
     """
     if not job.options.auto_batch:
         return
@@ -28,8 +28,8 @@ def agree_micro_batches(job: Job) -> None:
 
 
 def _fits(job: Job, size: int) -> bool:
-    """Whether a forward and backward of `size` images fits beside what comes later; leaves the
-    model as it was."""
+    """Whether a forward and backward of `size` images fits, together with the memory that is needed
+    later; leaves the model as it was."""
     try:
         with unchanged(job), one_pass():
             reserve = reserved(job) if job.world.device.type == "cuda" else 0
@@ -42,8 +42,8 @@ def _fits(job: Job, size: int) -> bool:
 
 
 def reserved(job: Job) -> int:
-    """Bytes of GPU memory that a trial must leave: what the optimizer makes at its first step (its
-    masters and the average are there already), and a twentieth for fragments."""
+    """Bytes of GPU memory that a trial pass must leave free: what the optimizer allocates at its
+    first step (masters and average exist already), and a twentieth for fragmentation."""
     copies = 2 if job.options.optimizer == "adamw" else int(job.options.momentum > 0)
     weights = sum(weight.numel() * weight.element_size() for weight in optimized(job.optimizer))
     total = torch.cuda.get_device_properties(job.world.device).total_memory
@@ -51,7 +51,7 @@ def reserved(job: Job) -> int:
 
 
 def peak(device: torch.device) -> int:
-    """Most memory that this process has held: allocated on a GPU, resident on a CPU; bytes."""
+    """The peak memory of this process in bytes: allocated on a GPU, or resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,7 +1,7 @@
-"""Models by name: torchvision's classifiers, or your own function, and what they cost.
+"""Models by name: torchvision's classifiers or your own function, and their parameters and FLOPs.
 
 ResNets keep torchvision's stem (stride 4) for small images too: 32-pixel digits reach 98 % with
-it, and weights stay exchangeable with torchvision's. examples/own_backbone.py shows another stem.
+it, and weights stay compatible with torchvision's. examples/own_backbone.py shows another stem.
 """
 
 import difflib
@@ -19,13 +19,13 @@ from .errors import UserError
 
 log = logging.getLogger(__name__)
 
-# Their auxiliary classifiers return tuples in training; `init_weights` unset warns.
+# Their auxiliary classifiers return tuples in training; without `init_weights`, they warn.
 SPECIAL = ("googlenet", "inception_v3")
 WITHOUT_AUXILIARY = {"aux_logits": False, "init_weights": True}
 
 
 class WithHead(nn.Module):
-    """A backbone of features (n, c, h, w) or (n, c), and a linear classifier on their mean."""
+    """A backbone with features (n, c, h, w) or (n, c), and a linear classifier on their mean."""
 
     def __init__(self, backbone: nn.Module, features: int, num_classes: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class WithHead(nn.Module):
 
 
 def build(name: str, num_classes: int, image_size: int) -> nn.Module:
-    """A model with `num_classes` outputs, not trained. Raises UserError for unknown names and for
+    """An untrained model with `num_classes` outputs. Raises UserError for unknown names and for
     models that do not take images of `image_size`."""
     model = _own(name, num_classes, image_size) if ":" in name else None
     if model is None:
@@ -87,8 +87,8 @@ def _own(name: str, num_classes: int, image_size: int) -> nn.Module:
 
 
 def _called(function: Callable[..., Any], num_classes: int) -> Tuple[Any, bool]:
-    """What the function returns, and whether it took `num_classes`; as timm's, it may take it
-    behind **kwargs."""
+    """What the function returns, and whether it accepted `num_classes`; like timm's functions, it
+    may accept it through **kwargs."""
     parameters = inspect.signature(function).parameters
     behind = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     if "num_classes" not in parameters and not behind:
@@ -118,7 +118,8 @@ def _find(name: str) -> Callable[..., Any]:
 
 
 def _one_image(model: nn.Module, image_size: int) -> Any:
-    """The output for one blank image, in evaluation mode: nothing is changed or drawn."""
+    """The output for one blank image, in evaluation mode: no buffer changes, and no random numbers
+    are drawn."""
     model.eval()
     with torch.no_grad():
         output = model(torch.zeros(1, 3, image_size, image_size))
@@ -142,9 +143,10 @@ def _output_shape(model: nn.Module, name: str, image_size: int) -> Tuple[int, ..
 def describe(model: nn.Module, image_size: int) -> Tuple[int, Optional[int]]:
     """(number of parameters, floating-point operations of one image's forward or None).
 
-    Counted are convolutions, linear layers and nn.MultiheadAttention; a multiplication and an
-    addition are two. None where a layer was not called as a module (Swin takes its weights alone),
-    for then these are not nearly all. Model and random generators are left as they were.
+    Convolutions, linear layers and nn.MultiheadAttention are counted; a multiplication and an
+    addition count as two. None where a layer was not called as a module (Swin only uses its
+    weights), since most operations would then be missing. The model and the random generators are
+    left as they were.
     """
     layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
     operations: Dict[nn.Module, int] = dict.fromkeys(layers, 0)
@@ -152,10 +154,10 @@ def describe(model: nn.Module, image_size: int) -> Tuple[int, Optional[int]]:
     def count(module: nn.Module, _: Any, output: Any) -> None:
         if isinstance(module, nn.MultiheadAttention):
             _, length, width = output[0].shape
-            # Four projections of each place; scores against, and sums of, all places.
+            # Four projections of each token; attention scores, and weighted sums, over all tokens.
             operations[module.out_proj] += 2 * length * width * (4 * width + 2 * length)
         else:
-            # A weight's first dimension is the output's channels; the rest make one element.
+            # A weight's first dimension is the output channels; the rest make one output element.
             operations[module] += 2 * output.numel() * cast(torch.Tensor, module.weight)[0].numel()
 
     attentions = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]

@@ -18,8 +18,9 @@ NORMALISATIONS = (
 
 
 def parameter_groups(model: nn.Module, options: Options) -> List[Dict[str, Any]]:
-    """Weights, which decay by `weight_decay`; normalisation layers (by their type) and biases
-    (vectors), which decay by `norm_weight_decay`. Shared parameters are in the first's group."""
+    """Two groups: weights, which decay by `weight_decay`, and normalisation layers (by their type)
+    and biases (vectors), which decay by `norm_weight_decay`. A shared parameter belongs to the
+    group of the first module that has it."""
     weights: List[nn.Parameter] = []
     others: List[nn.Parameter] = []
     seen = set()
@@ -38,8 +39,8 @@ def parameter_groups(model: nn.Module, options: Options) -> List[Dict[str, Any]]
 
 
 def build_optimizer(model: nn.Module, options: Options, global_batch: int) -> torch.optim.Optimizer:
-    """SGD or AdamW over `parameter_groups`; where all are on CUDA fused, or at least in a few
-    kernels for all weights."""
+    """SGD or AdamW over `parameter_groups`; where all parameters are on CUDA, it is fused, or at
+    least uses only a few kernels for all weights."""
     groups = parameter_groups(model, options)
     settings: Dict[str, Any] = {"lr": peak_lr(options, global_batch)}
     if options.optimizer == "sgd":
@@ -52,12 +53,12 @@ def build_optimizer(model: nn.Module, options: Options, global_batch: int) -> to
     if on_cuda and "fused" in inspect.signature(kind).parameters:
         settings["fused"] = True
     elif on_cuda and "foreach" in inspect.signature(kind).parameters:
-        settings["foreach"] = True  # torch 1.12, which loops unless it is told
+        settings["foreach"] = True  # torch 1.12 loops over the weights by default
     return kind(groups, **settings)
 
 
 def peak_lr(options: Options, global_batch: int) -> float:
-    """`lr`, or where `lr_batch` is given `lr` * global batch / `lr_batch` (Goyal et al.,
+    """`lr`, or, where `lr_batch` is given, `lr` * global batch / `lr_batch` (Goyal et al.,
     "Accurate, Large Minibatch SGD", 2017)."""
     scale = global_batch / options.lr_batch if options.lr_batch else 1.0
     return options.lr * scale

@@ -1,6 +1,6 @@
-"""Every option of the trainer: one field each. cli.py reads them from flags and YAML files.
+"""Every option of the trainer, each as one field. cli.py reads them from flags and YAML files.
 
-A field's text is its `--help`. `free` marks options that a resumed run may change because they
+A field's text is its `--help` text. `free` marks options that a resumed run may change because they
 do not change what is learned.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, Optional, Tuple
 from . import prices, strategies
 from .errors import UserError
 
-# Here and not in compat.py, which imports torch: the control machine reads options without it.
+# This is not in compat.py, which imports torch, since the control machine reads options without it.
 # Python 3.9 has no keyword-only dataclasses; options are always given by keyword there too.
 KW_ONLY = {"kw_only": True} if sys.version_info >= (3, 10) else {}
 
@@ -30,7 +30,7 @@ GROUPS = {
     "log_every": "logs",
 }
 
-# What must be 1 or more, what must be 1 or less, and what is written to --output.
+# Options that must be 1 or more, that must be 1 or less, and that make the run write to --output.
 ONE_OR_MORE = (
     *("epochs", "timeout", "image_size", "eval_size", "eval_resize", "per_node_batch_size"),
     *("accumulate", "gpu0_batch", "ema_every", "bucket_mb", "keep", "evaluate_every", "log_every"),
@@ -42,8 +42,8 @@ WRITTEN = ("checkpoint_every", "sample_log", "tensorboard")
 def opt(
     default: Any, text: str, choices: Tuple[str, ...] = (), changes: bool = True, was: Any = None
 ) -> Any:
-    """A field that changes what is learned. `was`: what runs did before there was this option, if
-    that is not its default now: a checkpoint of theirs counts as made with it."""
+    """A field that changes what is learned. `was`: the behaviour before this option existed, if it
+    differs from the default; a checkpoint from then counts as made with that value."""
     was = default if was is None else was
     metadata = {"help": text, "choices": choices, "free": not changes, "was": was}
     return dataclasses.field(default=default, metadata=metadata)
@@ -221,7 +221,7 @@ class Options:
             raise UserError(f"--{asked[0]} needs --output DIR.")
 
     def _check_sync(self) -> None:
-        """Ranks that train by themselves have no batch in common, and no buffers."""
+        """Ranks that train by themselves share neither a batch nor buffers. Raises UserError."""
         strategy, rule = strategies.parse(self.sync), strategies.parse_rule(self.sync_rule)
         if rule and not strategy.local:
             raise UserError(f"--sync_rule {self.sync_rule}: --sync {self.sync} has no rounds.")
@@ -239,19 +239,19 @@ class Options:
 
     @property
     def exact_epochs(self) -> float:
-        """Epochs before a strategy that leaves bits out begins to."""
+        """Epochs with exact sums, before a strategy that leaves bits out begins to do so."""
         if not strategies.parse(self.sync).rule.warms:
             return 0.0
         return self.warmup_epochs if self.sync_warmup is None else self.sync_warmup
 
     @property
     def generated(self) -> bool:
-        """Whether images are made up."""
+        """Whether images are generated instead of loaded."""
         return bool(self.trial) and not (self.data or self.predict or self.extract)
 
     @property
     def bucket_size(self) -> int:
-        """MiB of a gradient bucket."""
+        """The size of a gradient bucket in MiB."""
         return self.bucket_mb or strategies.parse(self.sync).rule.bucket_mb
 
     @property

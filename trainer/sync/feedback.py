@@ -47,8 +47,7 @@ class Feedback(Sync):
         self.carrier = Carrier(stages, model.device, self.patience)
 
     def stages(self) -> List[Stage]:
-        """The stages that process (buffer, index, Kept) in turn; the last one returns the buffer.
-        """
+        """The stages that process (buffer, index, Kept); the last one returns the buffer."""
         raise NotImplementedError
 
     def blank(self, job: Any) -> Any:

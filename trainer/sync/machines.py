@@ -65,8 +65,7 @@ class Machines:
         return [sum(of_ranks[rank] for rank in ranks) for ranks in self.ranks]
 
     def connected(self, patience: float) -> "Machines":
-        """The same with its group, whose collectives time out after `patience` seconds. Collective.
-        """
+        """The same with its group, whose collectives time out after `patience` s. Collective."""
         if not self.several:
             return self
         group = new_group(self.ranks, timedelta(seconds=patience))
