@@ -17,7 +17,7 @@ from .world import World
 
 
 class BalancedDataParallel(DataParallel):  # type: ignore[type-arg]
-    """DataParallel that gives GPU 0, which also holds the optimizer's side, fewer samples."""
+    """DataParallel that gives fewer samples to GPU 0, which also holds the optimizer's state."""
 
     def __init__(self, model: nn.Module, gpu0_batch: int) -> None:
         super().__init__(model)
@@ -34,8 +34,8 @@ class BalancedDataParallel(DataParallel):  # type: ignore[type-arg]
 
 
 def balanced_sizes(count: int, gpus: int, gpu0_batch: int) -> List[int]:
-    """Samples per GPU, none empty: `gpu0_batch` for the first, the rest evenly; all for the only
-    one."""
+    """Samples per GPU, without empty shares: `gpu0_batch` for the first and the rest evenly over
+    the others; a single GPU gets all."""
     first = min(gpu0_batch, count) if gpus > 1 else count
     rest = even_parts(count - first, gpus - 1) if gpus > 1 else []
     return [size for size in [first, *rest] if size]
@@ -69,9 +69,9 @@ def check(options: Options, world: World) -> None:
 
 
 class Computing(nn.Module):
-    """A model whose forward is within `precision.computing()` whichever thread calls it.
+    """A model whose forward runs within `precision.computing()`, whichever thread calls it.
 
-    DataParallel's threads take over that autocast is on, but not its type: bf16 would be fp16.
+    DataParallel's threads inherit that autocast is on, but not its dtype: bf16 would become fp16.
     """
 
     def __init__(self, model: nn.Module, precision: Precision) -> None:
@@ -94,7 +94,7 @@ def wrap(model: nn.Module, options: Options, world: World, sync: Optional[Sync])
     machines = Machines(world.nodes, world.rank).connected(options.timeout)
     within = machines.group if sync.strategy.local else None
     if within is not None:
-        # DDP gives the ranks of its group the first one's weights: here those of one machine.
+        # DDP copies the first rank's weights only within its group, which is one machine here.
         for tensor in [*model.parameters(), *model.buffers()]:
             dist.broadcast(tensor.detach(), 0)
     ddp = DistributedDataParallel(

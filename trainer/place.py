@@ -1,10 +1,11 @@
-"""Where a process stands among the others, by the environment of whatever started it. No torch."""
+"""A process's place among the others, from its launcher's environment. It imports no torch."""
 
 import dataclasses
 from typing import Mapping, Optional
 
-# Rank, size, rank and number of ranks on this machine, number of this machine: by torchrun and
-# torch.distributed.launch, Open MPI's mpirun, MPICH's and its kin's, srun.
+# Rank, world size, rank on this machine, number of ranks on this machine, number of this machine:
+# as set by torchrun and torch.distributed.launch, by Open MPI's mpirun, by the mpirun of MPICH and
+# its relatives, and by srun.
 VARIABLES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
     tuple(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "")),
@@ -21,7 +22,7 @@ class Place:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    node: Optional[int] = None  # its machine's number, where the launcher tells
+    node: Optional[int] = None  # its machine's number, if the launcher sets it
 
 
 def place(environ: Mapping[str, str], local_rank: Optional[int] = None) -> Place:
@@ -29,7 +30,7 @@ def place(environ: Mapping[str, str], local_rank: Optional[int] = None) -> Place
     env = {name: int(value) for name, value in environ.items() if value.isdigit()}
     for rank, size, local, count, node in VARIABLES:
         # A shell within salloc has SLURM_NTASKS but no rank; srun may set PMI_RANK, but then
-        # without a local rank. torch.distributed.launch may give the latter as an argument.
+        # no local rank. torch.distributed.launch may pass the local rank as an argument.
         if rank in env and env.get(size, 1) > 1 and (local in env or rank == "RANK"):
             here = env.get(local, local_rank or 0)
             return Place(env[rank], env[size], here, env.get(count, 1), env.get(node))

@@ -34,7 +34,7 @@ def refuse_other_apex() -> None:
 
 
 def optimized(optimizer: torch.optim.Optimizer) -> List[nn.Parameter]:
-    """What the optimizer steps, in its order."""
+    """The parameters that the optimizer updates, in its order."""
     return [weight for group in optimizer.param_groups for weight in group["params"]]
 
 
@@ -48,7 +48,7 @@ class Precision:
     """Our own levels, on torch's autocast."""
 
     by = "torch"
-    why = ""  # why not by apex, for people
+    why = ""  # why apex is not used, for people
 
     def __init__(self, level: str, device: torch.device) -> None:
         self.level, self.device = level, device
@@ -56,13 +56,14 @@ class Precision:
         self.autocast = AUTOCAST.get(level)
         scaled = level in ("O1", "O2")
         self.scale: Union[LossScale, DeviceScale, None] = LossScale() if scaled else None
-        # Half weights, and the fp32 copies that the optimizer steps in their place: in the weights
-        # themselves small updates would round to nothing.
+        # Half-precision weights, and the fp32 copies that the optimizer updates in their place: in
+        # the weights themselves, small updates would round to zero.
         self.masters: List[Tuple[nn.Parameter, nn.Parameter]] = []
         self._places: Optional[Places] = None
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Give weights their type and the optimizer its masters, in place; before DDP."""
+        """Cast the weights and give the optimizer its masters, in place; to be called before DDP.
+        """
         if self.scale is not None and steps_by_itself(optimizer):
             self.scale = DeviceScale(self.device)
         if self.level in WEIGHTS:
@@ -80,21 +81,21 @@ class Precision:
                     self.masters.append((weight, master))
 
     def computing(self) -> ContextManager[Any]:
-        """Around each forward."""
+        """The context for each forward."""
         if self.autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast)
 
     def backward(self, loss: torch.Tensor, last: bool = True) -> None:
-        """`last`: `step` comes next, no other backward."""
+        """`last`: `step` comes next, not another backward."""
         (loss if self.scale is None else loss * self.scale.factor).backward()
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer, clip: float) -> Union[bool, torch.Tensor]:
         """Unscale, clip to the norm `clip` (0: not at all) and step. True when the gradients
-        overflowed: nothing changed but the scale. All ranks hold the same sums, so they agree.
-        Where torch's optimizer can leave the step out by itself, the answer stays on the device,
-        and only who asks for its truth waits."""
+        overflowed: then nothing changed but the scale. All ranks hold the same sums, so they agree.
+        Where torch's optimizer can skip the step by itself, the result stays on the device, and
+        only reading it as a bool waits."""
         for weight, master in self.masters:
             master.grad = None if weight.grad is None else weight.grad.float()
         weights = optimized(optimizer)
@@ -120,14 +121,15 @@ class Precision:
         return overflow
 
     def full_state(self, model: nn.Module) -> Dict[str, torch.Tensor]:
-        """The model's state dict, with masters in the place of half weights."""
+        """The model's state dict, with masters in place of half-precision weights."""
         masters = dict(self.masters)
         named = {name: masters.get(weight) for name, weight in model.named_parameters()}
         return {**model.state_dict(), **{name: m for name, m in named.items() if m is not None}}
 
     def live_state(self, model: nn.Module) -> Dict[str, torch.Tensor]:
-        """What `full_state` gives, for each step: where it lies is looked up once. Only where:
-        torch 1.12's batch normalisation puts another counter in the place of its own."""
+        """The same as `full_state`, but fast enough for each step: the places of the tensors are
+        looked up once. The tensors themselves are not cached, since batch normalisation in torch
+        1.12 replaces its counter by a new tensor."""
         if self._places is None:
             self._places = _places(model, self.full_state(model), dict(self.masters))
         if not self._places:
@@ -136,7 +138,8 @@ class Precision:
 
     @torch.no_grad()
     def renew_masters(self, model: nn.Module, state: Dict[str, torch.Tensor]) -> None:
-        """After `state` was loaded into the model, whose half weights have rounded it."""
+        """Copy `state` into the masters; it was loaded into the model, whose half-precision weights
+        have rounded it."""
         masters = dict(self.masters)
         for name, weight in model.named_parameters():
             if weight in masters:
@@ -151,14 +154,14 @@ class Precision:
             self.scale.load_state_dict(state["scale"])
 
 
-# Of each name in a model's state: the dictionary that holds its tensor, and the key there.
+# For each name in a model's state: the dictionary that holds its tensor, and the key there.
 Places = Dict[str, Tuple[Dict[str, Any], str]]
 
 
 def _places(
     model: nn.Module, state: Dict[str, torch.Tensor], masters: Dict[nn.Parameter, nn.Parameter]
 ) -> Places:
-    """{} where a model makes its state in a way of its own."""
+    """The places of `state`'s tensors; {} where a model builds its state dict in its own way."""
     found: Places = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for holder in (module._parameters, module._buffers):
@@ -172,8 +175,8 @@ def _places(
 
 
 def _make_momenta(optimizer: torch.optim.Optimizer) -> None:
-    """Of SGD, before its first step: fused, and told to leave that one out, it would leave what
-    happened to be in memory there."""
+    """Create SGD's momentum buffers before its first step: the fused SGD, if it skips that step,
+    would leave them uninitialised."""
     for group in optimizer.param_groups:
         first = group["params"][0]
         if group.get("momentum") and "momentum_buffer" not in optimizer.state[first]:

@@ -21,7 +21,8 @@ from .writer import whole
 
 
 def infer(options: Options, world: World) -> int:
-    """Write --predict and --extract, each image once, in data-set order; train nothing."""
+    """Write the files of --predict and --extract, with each image once, in the order of the data
+    set; train nothing."""
     if options.weights is None and options.resume == "none":
         raise UserError("--predict and --extract need a trained model: --resume auto or --weights.")
     with world.agreed():
@@ -44,7 +45,7 @@ def infer(options: Options, world: World) -> int:
 
 
 def _check_writable(options: Options) -> None:
-    """Raise UserError before the work rather than after it."""
+    """Raise UserError before the work rather than after it if a file could not be written."""
     for file in filter(None, (options.predict, options.extract)):
         folder = pathlib.Path(file).parent
         if not folder.is_dir():
@@ -67,7 +68,7 @@ def _write(made: Job, rows: List[torch.Tensor]) -> None:
 
 @torch.no_grad()
 def _gathered(made: Job) -> List[torch.Tensor]:
-    """Index, class, probability, embedding of all images of all ranks, in data-set order."""
+    """Index, class, probability and embedding of all images of all ranks, in data-set order."""
     seen: Dict[str, torch.Tensor] = {}
     last = last_linear(made.model)
     if made.options.extract and last is None:
@@ -84,7 +85,7 @@ def _gathered(made: Job) -> List[torch.Tensor]:
         features = seen["features"].flatten(1).float() if made.options.extract else best.values
         found = (batch.indices, best.indices, best.values, features)
         parts.append([column.cpu() for column in found])
-    mine = [torch.cat(column) for column in zip(*parts)]  # none where this rank had no image
+    mine = [torch.cat(column) for column in zip(*parts)]  # empty if this rank had no image
     rows = [theirs for theirs in made.world.gather_state(mine) if theirs]
     if not rows:
         raise UserError("--predict and --extract: not one image of val can be read.")
@@ -93,14 +94,15 @@ def _gathered(made: Job) -> List[torch.Tensor]:
 
 
 def _predictions(made: Job, columns: List[torch.Tensor], file: BinaryIO) -> None:
-    """Names that are no UTF-8 keep their bytes, by which alone their files are found."""
+    """A CSV table. File names that are not UTF-8 keep their bytes, since only these find the file.
+    """
     text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
     table = csv.writer(text)
     table.writerow(["path", "class", "probability"])
     for index, label, probability in zip(*(column.tolist() for column in columns[:3])):
         path_and_class = made.eval_set.paths[index], made.train_set.classes[label]
         table.writerow([*path_and_class, f"{probability:.6f}"])
-    text.detach()  # flushes; the file is its owner's to close
+    text.detach()  # flushes the text and leaves the file open for its owner to close
 
 
 def _embeddings(made: Job, columns: List[torch.Tensor], file: BinaryIO) -> None:

@@ -1,7 +1,7 @@
-"""What each strategy of --sync costs in accuracy: prices.json, as it was measured, and the labels.
+"""What each strategy of --sync costs in accuracy: the measurements in prices.json, and the labels.
 
 tests/bench/accuracy/tables.py writes prices.json, from paired runs on one task
-(docs/slow-networks.md says which). A label holds on that task and promises nothing of others.
+(docs/slow-networks.md says which). A label holds for that task and promises nothing about others.
 """
 
 import json
@@ -12,19 +12,21 @@ from . import strategies
 from .strategies import Strategy
 
 TABLE = Path(__file__).with_name("prices.json")
-# Points of top-1 that a safe strategy loses at the most, by the lower end of the 95 % interval.
+# A strategy is safe if the lower end of its 95 % interval, in points of top-1, is at least this.
 SAFE = -0.3
 LABELS = ("exact", "safe", "unsettled", "costs samples", "experimental", "not measured")
-# What advice may name: nothing that was shown to cost accuracy. Of what is not measured yet, only
-# what lost nothing in first trials of the methods, of two seeds; advice says the label with it.
+# What advice may name: nothing that was shown to cost accuracy. Of the strategies that are not
+# measured yet, it may name only those whose methods lost nothing in first trials with two seeds;
+# advice shows the label too.
 ADVISED = LABELS[:3]
 PROMISING = ("bf16", "fp16", "ef")
 
 
 class Price(NamedTuple):
-    """Of one strategy. `difference`: points of top-1 against allreduce after as many samples, mean
-    over `seeds` pairs; `low`, `high`: its 95 % interval, None of a single pair. `samples`: how many
-    times the samples it takes to reach allreduce's top-1, where longer runs did."""
+    """The price of one strategy. `difference`: points of top-1 relative to allreduce after equally
+    many samples, the mean over `seeds` pairs; `low`, `high`: its 95 % interval, None for a single
+    pair. `samples`: by which factor it needs more samples to reach allreduce's top-1, where longer
+    runs did reach it."""
 
     seeds: int = 0
     difference: float = 0.0
@@ -34,7 +36,7 @@ class Price(NamedTuple):
 
     @property
     def label(self) -> str:
-        """One of LABELS, but for "exact", which is no matter of measuring."""
+        """One of LABELS except "exact", which is not a matter of measurement."""
         if self.seeds == 0:
             return "not measured"
         if self.low is not None and self.low >= SAFE:
@@ -61,7 +63,7 @@ def label_of(strategy: Strategy) -> str:
 
 
 def labels() -> str:
-    """The labels of all that were measured, for a sentence: `ef:2 safe, ef:4 unsettled`."""
+    """The labels of all measured strategies, for a sentence: `ef:2 safe, ef:4 unsettled`."""
     specs: List[str] = list(read()["strategies"])
     return ", ".join(f"{spec} {label_of(strategies.parse(spec))}" for spec in specs)
 

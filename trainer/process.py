@@ -1,4 +1,4 @@
-"""The processes of a run: what each does, and `--spawn N` without a launcher."""
+"""The processes of a run: what each of them does, and how `--spawn N` starts them."""
 
 import multiprocessing
 import os
@@ -26,7 +26,7 @@ from .train import Run, train
 from .trial import Trial
 from .world import start
 
-# Seconds that the other ranks of --spawn have to leave, once one has failed or is done.
+# Seconds that the other ranks of --spawn have to exit, once one has failed or is done.
 GRACE, TEAR_DOWN = 10.0, 120.0
 
 
@@ -66,15 +66,15 @@ def work(options: Options) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with `code`, after what it has said.
+    """Flush what this process has printed, and end it with `code`.
 
-    While the process group stands, a collective may be under way that no peer will finish.
-    Tear-down would wait for it, or NCCL's watchdog would end it with another code and lines of its
-    own: so there is none, and the sentence or the traceback stays last.
+    While the process group exists, a collective may be in flight that no peer will finish.
+    Tear-down would wait for it, or NCCL's watchdog would end the process with another code and
+    messages of its own. So tear-down is skipped, and the error or the traceback stays last.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    # Python would wait for loaders that hang in a read, and for ranks that --spawn has left.
+    # Python would wait for loaders that hang in a read, and for remaining ranks of --spawn.
     for child in multiprocessing.active_children():
         child.kill()
     if dist.is_initialized():
@@ -83,9 +83,10 @@ def leave(code: int) -> NoReturn:
 
 
 def spawn(options: Options) -> int:
-    """Run in `options.spawn` processes, ranks assigned here; returns the first failure's exit code.
+    """Start `options.spawn` processes and assign their ranks; returns the first failure's exit
+    code.
 
-    The number of processes and the world size are one number, so they cannot differ.
+    The number of processes is also the world size, so the two cannot differ.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -122,11 +123,12 @@ def _rank(rank: int, parent: int, options: Options) -> None:
 
 
 def first_failure(ranks: Sequence[BaseProcess]) -> int:
-    """Wait for all; the exit code, as a shell says it, of the first that failed, or 0.
+    """Wait for all ranks; returns the exit code, as a shell reports it, of the first that failed,
+    or 0.
 
-    Ranks leave together. Whoever is still there GRACE seconds after one that failed waits for it in
-    a collective, and would for ever: it is killed. So is, after TEAR_DOWN seconds, who has nothing
-    left to do.
+    Ranks exit together. A rank that still runs GRACE seconds after another failed is waiting for it
+    in a collective, and would wait for ever, so it is killed. So is a rank that still runs
+    TEAR_DOWN seconds after another has finished.
     """
     left, code = {rank.sentinel: rank for rank in ranks}, 0
     patience: Optional[float] = None

@@ -1,4 +1,4 @@
-"""--checkpoint_activations: less memory for about a third more computing."""
+"""--checkpoint_activations: less memory for about a third more computation."""
 
 import contextlib
 from typing import Any, Iterator, List
@@ -42,7 +42,7 @@ def _recompute(stage: nn.Sequential) -> None:
 
 @contextlib.contextmanager
 def _untracked(norms: List[_BatchNorm]) -> Iterator[None]:
-    """The second time a batch is seen it must not count in the running statistics again."""
+    """When a batch is recomputed, it must not count in the running statistics a second time."""
     momenta = [module.momentum for module in norms]
     counts = [module.num_batches_tracked for module in norms]
     for module in norms:

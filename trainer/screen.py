@@ -1,4 +1,4 @@
-"""What people see of a run, by rank 0 alone: a bar on a terminal, plain lines elsewhere."""
+"""What people see of a run, printed by rank 0 only: a bar on a terminal, plain lines elsewhere."""
 
 import os
 import pathlib
@@ -13,14 +13,14 @@ from .errors import UserError
 from .options import Options
 from .world import World
 
-# Seconds: until the first figures, between two plain lines, between two looks of the bar at the
-# device (each waits for it), and the longest silence whatever goes on.
+# In seconds: until the first figures, between two plain lines, between two readings from the device
+# for the bar (each waits for the device), and the longest silence in any case.
 FIRST, PLAIN_EVERY, BAR_EVERY, SILENCE = 2.0, 10.0, 2.0, 15.0
-NARROWEST = 10  # of the bar itself
+NARROWEST = 10  # least width of the bar itself
 
 
 class Screen:
-    """Progress for people. `shown` is False on all ranks but 0."""
+    """Progress for people. `shown` is True on rank 0 only."""
 
     def __init__(self, options: Options, world: World, steps: int) -> None:
         self.shown = world.rank == 0
@@ -45,7 +45,7 @@ class Screen:
             print(text, flush=True)
 
     def watch(self) -> None:
-        """From now on nothing takes longer than SILENCE without a word, until `end`."""
+        """From now until `end`, never be silent for longer than SILENCE."""
         if self.shown:
             threading.Thread(target=self._watch, name="screen", daemon=True).start()
 
@@ -54,13 +54,14 @@ class Screen:
             self.look()
 
     def look(self) -> None:
-        """Say what goes on if nothing was said for long; a bar that is there says it by itself."""
+        """Say what is going on if nothing was printed for long; a bar, if there is one, shows it
+        already."""
         silent = time.monotonic() - self._said
         if self._bar is None and self._doing and silent >= SILENCE:
             self.say(f"{self._doing}, {silent:.0f} s after the last line")
 
     def doing(self, what: str) -> None:
-        """What `look` will call what goes on."""
+        """Set the description of the current work that `look` prints."""
         self._doing = what
 
     def epoch(self, epoch: int, done: int) -> None:
@@ -93,11 +94,11 @@ class Screen:
         self.doing(f"{self._epoch}  in step {self._step + 1} of {self._steps_per_epoch}")
 
     def due(self) -> bool:
-        """Whether people should get figures now, be it a log point or not."""
+        """Whether people should get figures now, whether or not this is a log point."""
         return self.shown and time.monotonic() >= self._due_at
 
     def figures(self, step: int, left: int, loss: float, top1: float) -> None:
-        """When they were read; `left`: training images to go until the run's end."""
+        """Show figures that were just read; `left`: training images until the run's end."""
         speed = self._speed()
         rest = tqdm.format_interval(left / max(speed, 1e-9))
         if self._bar is not None:
@@ -138,11 +139,12 @@ class Screen:
         self._over.set()
         self.close()
         if self._board is not None:
-            self._board.close()  # which writes what it has kept back
+            self._board.close()  # writes what it has buffered
 
 
 def columns() -> int:
-    """How wide a bar may be: COLUMNS (the launcher has taken its label off), else the terminal."""
+    """How wide a bar may be: COLUMNS (from which the launcher has subtracted its label), else the
+    width of the terminal."""
     told = os.environ.get("COLUMNS", "")
     if told.isdigit() and int(told) > 0:
         return int(told)

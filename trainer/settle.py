@@ -14,12 +14,12 @@ from .world import World
 
 logger = logging.getLogger(__name__)
 
-# Options whose None is settled here, and which a run that goes on keeps.
+# Options for which None is settled here, and which a resumed run keeps.
 OPEN = ("channels_last", "jpeg_scaling")
 
 
 def settle(options: Options, world: World) -> Options:
-    """The options with what all ranks do. A run that goes on keeps its own. Collective.
+    """The options with the settings that all ranks use. A resumed run keeps its own. Collective.
     Raises UserError."""
     kept = _kept(options, world)
     options = settle_precision(options, world, kept)
@@ -31,7 +31,7 @@ def settle(options: Options, world: World) -> Options:
         if getattr(options, name) is None
     }
     if fast:
-        # Which of its algorithms is fastest may differ from start to start, and so the last bits.
+        # Which cuDNN algorithm is fastest may differ from start to start, and so may the last bits.
         torch.backends.cudnn.benchmark = True
     return dataclasses.replace(options, **chosen)
 
@@ -39,8 +39,8 @@ def settle(options: Options, world: World) -> Options:
 def settle_precision(
     options: Options, world: World, kept: Optional[Dict[str, str]] = None
 ) -> Options:
-    """The options with the level that all ranks compute in. `kept`: as `_kept`, which is asked
-    where it is not given. Collective. Raises UserError."""
+    """The options with the level that all ranks compute in. `kept`: the result of `_kept`, which is
+    called if it is None. Collective. Raises UserError."""
     found = _kept(options, world) if kept is None else kept
     before = found.get("precision", "") if options.precision == "auto" else ""
     level = resolve(before or options.precision, world.devices, options.emulate, bool(before))
@@ -51,14 +51,15 @@ def settle_precision(
 
 
 def _for_tensor_cores(options: Options, devices: Iterable[Device]) -> bool:
-    """Whether to arrange for them, which compute in 16 bits, at the price of the last bits."""
+    """Whether to choose settings for tensor cores, which compute in 16 bits; results may then
+    differ in the last bits from start to start."""
     half = options.precision in ("bf16", *HALF) and not options.deterministic
     return half and all(device.kind == "cuda" for device in devices)
 
 
 def _kept(options: Options, world: World) -> Dict[str, str]:
-    """What the newest checkpoint that the run goes on from says of the options that are settled
-    here; {} where there is none."""
+    """The options settled here, as stored in the newest checkpoint from which the run would resume;
+    {} where there is none."""
     if options.resume == "none" or options.predict or options.extract:
         return {}
     mine = None

@@ -1,4 +1,4 @@
-"""What the files of a checkpoint hold: tensors and plain containers alone."""
+"""What the files of a checkpoint hold: only tensors and plain containers."""
 
 from typing import Any, Dict, List, Optional, TypedDict
 
@@ -9,8 +9,8 @@ from .precision import PrecisionState
 
 
 class Snapshot(TypedDict):
-    """The state of a run, and how far it has come: the fields of Position, and the `samples` that
-    were trained on since the run began. `options`: those that a run which goes on must share, by
+    """The state of a run, and how far it has come: the fields of Position, and the number of
+    `samples` trained on since the run began. `options`: those that a resumed run must share, by
     their repr."""
 
     model: Dict[str, torch.Tensor]

@@ -9,20 +9,21 @@ import torch
 
 from .world import World
 
-# Counters, since torch 1.12's stores have no `check` and `get` waits for a missing key.
+# These are counters, since torch 1.12's stores have no `check`, and `get` waits for a missing key.
 ASKED, WHEN = "asked to stop", "stop at meeting"
-# Meetings that a CUDA host may have passed beyond the last one that its device has finished.
+# By how many meetings a CUDA host may be ahead of the last one that its device has finished.
 LEAD = 2
 
 
 class Stop:
-    """Ask `now()` on every rank where all ranks have met: each has done what is ahead of it before
-    any can do what follows (an all-reduce of gradients in each step, or an exchange every H steps).
+    """Call `now()` on every rank where all ranks have met: each has finished what precedes the
+    meeting before any can finish what follows it (an all-reduce of gradients in each step, or an
+    exchange every H steps).
 
-    The rank that was told writes a later meeting to the store, at which all leave, and goes on.
-    NCCL's collectives return at once, so that a host would run ahead of its device, and so of the
-    other ranks: `now` holds it LEAD meetings ahead at most. No rank can therefore come to the
-    meeting that is agreed on before the note is written, and all read it there.
+    The rank that got the signal writes the number of a later meeting to the store, at which all
+    stop, and goes on. NCCL's collectives return at once, so a host could run ahead of its device,
+    and thus of the other ranks: `now` limits its lead to LEAD meetings. So no rank can reach the
+    agreed meeting before its number is written, and all read it there.
     """
 
     def __init__(self, world: World) -> None:
@@ -35,7 +36,7 @@ class Stop:
         self.told = True
 
     def now(self) -> bool:
-        """True when all ranks leave here."""
+        """True when all ranks stop here."""
         self.meeting += 1
         store = self.world.store
         if store is None:
@@ -56,7 +57,8 @@ class Stop:
                 self._marks.popleft().synchronize()
 
     def _mark(self) -> Any:
-        """The end of what the device was given so far; `synchronize` sleeps until it is there."""
+        """An event at the end of the work queued so far; `synchronize` sleeps until it is reached.
+        """
         mark = torch.cuda.Event(blocking=True)
         mark.record()
         return mark

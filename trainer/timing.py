@@ -1,8 +1,8 @@
-"""The stopwatch: a switch that is in exactly one category at each moment.
+"""The stopwatch, which is in exactly one category at each moment.
 
-Categories therefore add up by construction and none is a remainder. On CUDA each switch records
-an event on the current stream, which costs microseconds and no synchronisation; events are read at
-log points. Between two log points the device's timeline is as long as the host's.
+The categories therefore add up by construction, and none is a remainder. On CUDA, each switch
+records an event on the current stream, which takes microseconds and no synchronisation; events are
+read at log points. Between two log points, the device's timeline is as long as the host's.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import torch
 
 
 class Lap(NamedTuple):
-    """Categories entered since the last lap, and the moment each was left."""
+    """The categories since the last lap, and the times at which each began and ended."""
 
     categories: List[str]
     marks: List[Any]  # one more than categories
@@ -44,14 +44,14 @@ class Clock:
 
     @contextlib.contextmanager
     def within(self, category: str) -> Iterator[None]:
-        """Time within belongs to `category`, and afterwards again to what it was."""
+        """Time within belongs to `category`; afterwards it belongs to the previous one again."""
         before = self._categories[-1]
         self.enter(category)
         yield
         self.enter(before)
 
     def lap(self) -> Lap:
-        """All since the last lap; the current category goes on into the next one."""
+        """Everything since the last lap; the current category continues into the next one."""
         now = self._now()
         done = Lap(self._categories, [*self._marks, now])
         self._categories, self._marks = [done.categories[-1]], [now]

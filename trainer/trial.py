@@ -8,12 +8,12 @@ from .options import Options
 from .train import Run
 from .world import World
 
-# The first also warms up the device and its algorithms: who reads the times leaves it out.
+# Steps. The first one also warms up the device, so readers of the times leave it out.
 LEAST = 4
 
 
 class Trial(Run):
-    """Steps until the seconds are over, and at least LEAST of them; nothing is evaluated or
+    """Runs steps until the time is up, but at least LEAST of them; nothing is evaluated or
     saved."""
 
     def __init__(self, options: Options, world: World) -> None:
@@ -23,7 +23,7 @@ class Trial(Run):
         self._until, self._over = time.monotonic() + options.trial, False
 
     def all_epochs(self) -> bool:
-        """False when somebody asked to stop before."""
+        """False when a stop was requested before the end."""
         while self.epoch():
             self.position.epoch = self.position.sample = 0
         return self._over or not self.stop.told
@@ -31,4 +31,4 @@ class Trial(Run):
     def _step(self, batch: Batch) -> None:
         super()._step(batch)
         if self.position.step >= LEAST and time.monotonic() >= self._until and not self.stop.told:
-            self._over = self.stop.told = True  # as if it had been asked to: its ranks agree
+            self._over = self.stop.told = True  # as if a stop was requested, so that ranks agree

@@ -1,4 +1,4 @@
-"""Writing checkpoint files beside training: a reader sees a whole file or none."""
+"""Writing checkpoint files during training: a reader sees a complete file or none."""
 
 import contextlib
 import os
@@ -13,12 +13,12 @@ from .errors import RankError
 
 
 def checkpoints(folder: pathlib.Path) -> List[pathlib.Path]:
-    """Of all hosts below an output folder; unfinished ones are named otherwise."""
+    """The checkpoints of all hosts below an output folder; unfinished files have other names."""
     return sorted(folder.glob("checkpoints/*/step-*.pt"))
 
 
 def is_whole(path: pathlib.Path) -> bool:
-    """A torch file is a zip archive with a CRC-32 of each member: compare them all."""
+    """Whether a torch file is complete: it is a zip archive, and all its CRC-32s are checked."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.testzip() is None
@@ -28,8 +28,8 @@ def is_whole(path: pathlib.Path) -> bool:
 
 @contextlib.contextmanager
 def whole(path: pathlib.Path) -> Iterator[BinaryIO]:
-    """A file to write within; afterwards `path` is whole, even after a power cut. Where that
-    fails, `path` is as it was before."""
+    """A file to write to within the block. Afterwards `path` is complete, even after a power cut;
+    if writing fails, `path` is as it was before."""
     unfinished = path.with_suffix(".unfinished")
     try:
         with unfinished.open("wb") as file:
@@ -40,22 +40,22 @@ def whole(path: pathlib.Path) -> Iterator[BinaryIO]:
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
-    # The new name is safe only when the folder is.
+    # The new name is durable only once the folder is synced too.
     folder = os.open(path.parent, os.O_RDONLY)
     os.fsync(folder)
     os.close(folder)
 
 
 def write_whole(payload: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Save so that `path` is either absent or whole."""
+    """Save `payload` so that `path` is never incomplete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole(path) as file:
         torch.save(payload, file)
 
 
 def _same(path: pathlib.Path, other: pathlib.Path, payload: Mapping[str, Any]) -> None:
-    """Make `other` the file that `path` is, without writing it twice; a copy where the file system
-    has no links (exFAT, some shares)."""
+    """Make `other` the same file as `path` without writing it twice, by a hard link; where the file
+    system has none (exFAT, some shares), `payload` is written again."""
     unfinished = other.with_suffix(".unfinished")
     try:
         unfinished.unlink(missing_ok=True)
@@ -68,7 +68,7 @@ def _same(path: pathlib.Path, other: pathlib.Path, payload: Mapping[str, Any]) -
 class Writer:
     """Writes one checkpoint at a time in a thread; keeps the newest `keep` and the best.
 
-    A machine has one, that of its first process: it removes what a killed one left unfinished.
+    Only one may write to a folder, since it removes what a killed one left unfinished there.
     """
 
     def __init__(self, folder: pathlib.Path, keep: int) -> None:
@@ -81,16 +81,16 @@ class Writer:
     def save(
         self, payload: Mapping[str, Any], best: bool, arrived: Callable[[], None] = lambda: None
     ) -> pathlib.Path:
-        """Begin to write; `payload` must not change any more once `arrived` has returned, which
-        the thread waits for. Waits for the one before. Raises RankError where that could not be
-        written."""
+        """Begin to write `payload`. The thread first calls `arrived`, which waits until `payload`
+        is complete; from then on it must not change. Waits for the previous checkpoint, and raises
+        RankError if that could not be written."""
         self.finish()
         path = self.folder / f"step-{payload['step']:08d}.pt"
         self._pending = self._thread.submit(self._write, payload, path, best, arrived)
         return path
 
     def finish(self) -> None:
-        """Wait until the last one is on the disk. Raises RankError when it cannot be written."""
+        """Wait until the last one is on disk. Raises RankError if it could not be written."""
         try:
             if self._pending is not None:
                 self._pending.result()
@@ -108,7 +108,7 @@ class Writer:
         write_whole(payload, path)
         if best:
             _same(path, path.with_name("best.pt"), payload)
-        # By time and not by step: another run may have been here before.
+        # Sorted by time, not by step: an earlier run may have written to this folder.
         own = sorted(self.folder.glob("step-*.pt"), key=lambda old: old.stat().st_mtime_ns)
         for old in own[: -self.keep]:
             old.unlink()
