@@ -62,8 +62,7 @@ class Precision:
         self._places: Optional[Places] = None
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Cast the weights and give the optimizer its masters, in place; to be called before DDP.
-        """
+        """Cast the weights and give the optimizer its masters, in place; called before DDP."""
         if self.scale is not None and steps_by_itself(optimizer):
             self.scale = DeviceScale(self.device)
         if self.level in WEIGHTS:

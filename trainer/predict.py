@@ -94,8 +94,7 @@ def _gathered(made: Job) -> List[torch.Tensor]:
 
 
 def _predictions(made: Job, columns: List[torch.Tensor], file: BinaryIO) -> None:
-    """A CSV table. File names that are not UTF-8 keep their bytes, since only these find the file.
-    """
+    """A CSV table. Names that are not UTF-8 keep their bytes, which alone find the file."""
     text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
     table = csv.writer(text)
     table.writerow(["path", "class", "probability"])

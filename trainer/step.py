@@ -33,11 +33,11 @@ def train_step(
     exact: bool = False,
     warm: bool = False,
 ) -> torch.Tensor:
-    """Train on this rank's share; `step` is the global number from 0, `left` the steps to the
-    epoch's end with this one, `exact` whether a strategy that leaves bits out is not to yet,
-    `warm` whether the learning rate still rises.
-    Returns the sums of its loss and of its hits (2), which stay on the device: no wait, no
-    graph."""
+    """Train on this rank's share. `step` is the global number from 0; `left` is the number of steps
+    to the epoch's end, including this one; `exact`: a strategy that leaves bits out does not do so
+    yet; `warm`: the learning rate is still warming up.
+    Returns the sums of the rank's loss and of its hits (2). They stay on the device, without a
+    wait, and hold no autograd graph."""
     clock = job.clock
     clock.enter("h2d")
     images, targets = batch.on(job.world.device)
@@ -55,13 +55,13 @@ def train_step(
         job.sync.before_step(Moment(step, left, lr, tuple(rank_samples), scale, exact, warm))
         summed = job.sync.summed
         alone = job.sync.keeps and len(summed) == 1
-    # Ranks that sum their gradients step by the mean of all their samples.
+    # Ranks that sum their gradients take the mean over all their samples.
     count = sum(rank_samples[rank] for rank in summed)
     shape = shape_of(job, batch.global_count)
     with resting(job.norms, shape.running_statistics):
         tally = _gradients(job, images, targets, count, shape.micro, step, alone)
     clock.enter("optimizer")
-    # Ranks that have no samples between them have nothing to step by.
+    # If these ranks have no sample at all, the optimizer step is skipped.
     skipped = count == 0 or job.precision.step(job.optimizer, job.options.clip_grad_norm)
     if job.sync is not None:
         job.sync.after_step(skipped)
@@ -72,7 +72,8 @@ def train_step(
 
 
 def _average(job: Job, step: int, skipped: Union[bool, torch.Tensor]) -> None:
-    """Take what the step has made into --ema; of ranks by themselves, what they agree on."""
+    """Update --ema from the weights after a step; where ranks train by themselves, from the weights
+    that they agreed on."""
     if job.ema is None:
         return
     if job.sync is not None and job.sync.keeps:
@@ -84,9 +85,9 @@ def _average(job: Job, step: int, skipped: Union[bool, torch.Tensor]) -> None:
 
 
 def seed_step(job: Job, step: int) -> None:
-    """Dropout depends on the step and rank, not on what was drawn before: a resumed run agrees."""
+    """Seed dropout by step and rank, not by what was drawn before, so that a resumed run agrees."""
     seed = derive_seed("dropout", job.options.seed, step, job.world.rank)
-    # What torch.manual_seed sets of these generators, without its search for devices.
+    # The same as torch.manual_seed for these generators, without its search for devices.
     torch.default_generator.manual_seed(seed)
     if job.world.device.type == "cuda":
         every = torch.cuda.default_generators
@@ -104,14 +105,14 @@ def _gradients(
     step: int,
     alone: bool = False,
 ) -> torch.Tensor:
-    """Sum the gradients of loss / `count`, the samples of all ranks that then sum theirs. A rank
-    `alone` asks nobody."""
+    """Sum the gradients of loss / `count`, where `count` is the samples of all ranks that sum their
+    gradients. `alone`: this rank does not communicate. Returns the sums of loss and hits (2)."""
     if count == 0:
         return torch.zeros(2, device=job.world.device)
     if not sizes:
         return _take_part(job)
     mix = plan_mix(job.options, job.image_size, step, job.world.rank)
-    # Neighbours in the batch, as bytes: a micro-batch at a time becomes floats.
+    # Neighbours in the batch, as bytes: only one micro-batch at a time is converted to floats.
     others = images if mix is None else images.roll(1, 0)
     tallies = []
     columns = (images, others, targets, targets.roll(1, 0))
@@ -134,13 +135,13 @@ def _gradients(
 def _inputs(
     job: Job, images: torch.Tensor, neighbours: torch.Tensor, mix: Optional[Mix]
 ) -> torch.Tensor:
-    """What the net gets of a micro-batch; both are uint8."""
+    """The input of the net for one micro-batch; `images` and `neighbours` are uint8."""
     own = job.normalise(images)
     return own if mix is None else mix_images(own, job.normalise(neighbours), mix)
 
 
 def _take_part(job: Job) -> torch.Tensor:
-    """A rank without samples: the peers wait for its gradients, which are zero."""
+    """For a rank without samples: the peers wait for its gradients, which are zero."""
     job.clock.enter("forward")
     blank_pass(job, job.net, 1, last=True)
     return torch.zeros(2, device=job.world.device)
@@ -149,15 +150,16 @@ def _take_part(job: Job) -> torch.Tensor:
 def blank_pass(
     job: Job, net: nn.Module, count: int, last: bool = False, unseen: bool = False
 ) -> None:
-    """Forward and backward of `count` blank images; all gradients are zero. `last`: of a step,
-    which the loss scale counts. `unseen`: the weights get no gradients, so that DDP's hooks, which
-    hang on these even where DDP is not called, do not run."""
+    """Forward and backward of `count` blank images; all gradients are zero. `last`: this is the
+    last backward of a step that the loss scale counts. `unseen`: the weights get no gradients, so
+    that DDP's hooks, which are attached to the weights and run even without DDP's forward, do not
+    run."""
     shape = (count, 3, job.image_size, job.image_size)
     blank = torch.zeros(shape, dtype=torch.uint8, device=job.world.device)
     with job.precision.computing():
         outputs = net(job.normalise(blank))
     job.clock.enter("backward")
-    # A sum in fp16 could be infinite, and 0 times that is no number.
+    # A sum in fp16 could be inf, and 0 times inf is NaN.
     loss = outputs.float().sum() * 0
     if unseen:
         weights = [p for p in job.model.parameters() if p.requires_grad]
@@ -168,7 +170,7 @@ def blank_pass(
 
 @contextlib.contextmanager
 def unchanged(job: Job) -> Iterator[None]:
-    """Afterwards the model has its buffers of before, and no gradients."""
+    """Afterwards, the model has the same buffers as before, and no gradients."""
     own = {name: buffer.clone() for name, buffer in job.model.named_buffers()}
     try:
         yield
@@ -195,15 +197,15 @@ def resting(norms: List[nn.Module], on: bool) -> Iterator[None]:
 
 
 def local_only(net: nn.Module, on: bool) -> ContextManager[None]:
-    """Within, gradients are summed up on this rank without asking the others."""
+    """Within, gradients are accumulated on this rank without communication."""
     if on and isinstance(net, DistributedDataParallel):
         return net.no_sync()
     return contextlib.nullcontext()
 
 
 def _settling_sizes(job: Job) -> List[int]:
-    """Images of each throw-away pass, as many passes on all ranks. What is compiled is compiled for
-    the sizes of an epoch's micro-batches, of which there are two at most, before the first step."""
+    """Images of each throw-away pass; all ranks make equally many. With --compile, the passes have
+    the sizes of an epoch's micro-batches, so that all compilation is done before the first step."""
     if not job.options.compile:
         return [SMALLEST]
     least = len(job.train_set) // job.steps_per_epoch
@@ -213,17 +215,19 @@ def _settling_sizes(job: Job) -> List[int]:
 
 
 def settle_buckets(job: Job) -> None:
-    """A throw-away forward and backward, after which all is as before.
+    """A throw-away forward and backward, which leaves everything as it was.
 
-    DDP orders its buckets anew after its first backward, and sums in another order from then on:
-    without this, the first step after a resume would differ from the same step of a run that was
-    never stopped. Raises UserError for parameters without a gradient, which DDP would wait for.
+    DDP rebuilds its buckets after its first backward, and sums in another order from then on:
+    without this pass, the first step after a resume would differ from the same step of a run that
+    was never stopped. Raises UserError for parameters without a gradient, for which DDP would wait.
 
-    Before it each rank does one by itself, and all meet: what takes long once, and on one rank
-    longer than on another, as a compilation does, is no step that a peer waits --timeout for. Batch
-    normalisation over ranks rests in it, since its statistics would be such a wait. Of a static
-    graph the model within does it, unseen: DDP counts how often each weight gets a gradient in the
-    first backward. It would count this one too, wait for as many in each step, and sum nothing.
+    Before that, each rank makes such a pass by itself, and then all meet. So what takes long only
+    once, and longer on one rank than on another, such as a compilation, is not part of a step for
+    which a peer waits only --timeout. Batch normalisation over ranks is switched off in this pass,
+    since its statistics would mean such a wait. With --static_graph, this pass uses the model
+    inside DDP, unseen: DDP counts how often each weight gets a gradient up to the end of its first
+    backward. It would count this pass too, wait for as many gradients in each step, and sum
+    nothing.
     """
     with unchanged(job), one_pass():
         if job.world.exchange is not None:

@@ -57,8 +57,7 @@ class Stop:
                 self._marks.popleft().synchronize()
 
     def _mark(self) -> Any:
-        """An event at the end of the work queued so far; `synchronize` sleeps until it is reached.
-        """
+        """An event after all work queued so far; its `synchronize` sleeps until it is reached."""
         mark = torch.cuda.Event(blocking=True)
         mark.record()
         return mark

@@ -1,10 +1,10 @@
 """The strategies of `--sync`, NAME[:ARG][:WIRE]: what each is called, sends and promises.
 
-The only list of them. It imports no torch, because the launcher and the report read it too: what a
-strategy sends stands here once, beside the code in `trainer/sync/` that sends it. `RULES` maps each
-name to its entry; a new strategy is one entry here and one class there.
+This is the only list of them. It does not import torch, because the launcher and the report read it
+too: how much a strategy sends is defined once, here; the code that sends it is in `trainer/sync/`.
+`RULES` maps each name to its entry; a new strategy is one entry here and one class there.
 
-Units: bytes and steps; `world` is the number of those who exchange: ranks, or machines.
+Units: bytes and steps; `world` is the number of participants in an exchange: ranks, or machines.
 """
 
 import dataclasses
@@ -16,20 +16,20 @@ from .errors import UserError
 # DistributedDataParallel's own bucket_cap_mb.
 BUCKET_MB = 25
 MIB = 2**20
-# Values that share a scale of 16 bits, and the multiple of values to which parts are filled up: it
-# fills whole bytes with 8, 4, 2 or 1.6 bits a value.
+# BLOCK values share a scale of 16 bits. Parts are padded to a multiple of UNIT values, which fills
+# whole bytes with 8, 4, 2 or 1.6 bits per value.
 BLOCK = 256
 UNIT = 5 * BLOCK
-# Values that travel at a time where parameters are averaged. Parts of a few hundred KB keep ranks
-# in step on the link: with 25 MiB at a time an average took 1.1 to 1.25 times as long.
+# Values per chunk where parameters are averaged. Parts of a few hundred KB keep the ranks in step
+# on the link: with 25 MiB at a time, averaging took 1.1 to 1.25 times as long.
 CHUNK = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
 class Payload:
     """What one exchange carries: gradients, or parameters, of `bytes` bytes in `width`-byte
-    numbers. `matrices` are (rows, columns, how many), of the model's weights that are matrices
-    when all but their first dimension are taken as one; empty where that is not known."""
+    numbers. `matrices` are (rows, columns, count) of the model's weight matrices, with all
+    dimensions but the first flattened into one; empty where they are not known."""
 
     bytes: float
     bucket: float = BUCKET_MB * MIB
@@ -47,15 +47,15 @@ class Payload:
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """An argument of a strategy. `choices` empty: a whole number of 1 or more. `default` None: it
-    must be given."""
+    """An argument of a strategy. If `choices` is empty, it is a whole number of 1 or more; if
+    `default` is None, it must be given."""
 
     name: str
     choices: Tuple[str, ...] = ()
     default: Optional[str] = None
 
     def check(self, text: str, usage: str) -> str:
-        """The argument as it is kept. Raises UserError."""
+        """The argument in normal form. Raises UserError."""
         if self.choices and text not in self.choices:
             raise UserError(
                 f"--sync {usage}: {self.name} is one of {', '.join(self.choices)}, not {text!r}."
@@ -71,7 +71,7 @@ class Rule:
 
     `exact`: the result is the sum in the gradients' own precision. `hierarchical`: the ranks of a
     machine first sum among themselves, and machines exchange these sums. `sent`: bytes that each
-    sends for one exchange of a payload; None where the payload's matrices would have to be known.
+    participant sends for one exchange of a payload; None if it depends on unknown matrices.
     `bucket_mb`: size of the gradient buckets unless --bucket_mb says otherwise. `warms`: the first
     --sync_warmup epochs are exact. `usual`: the specs that a prediction shows.
     """
@@ -98,7 +98,7 @@ class Rule:
 @dataclasses.dataclass(frozen=True)
 class Strategy:
     """One `--sync`, parsed: a rule with its arguments and its wire (empty where it has none).
-    `growth`: ALPHA of --sync_rule qsr, 0 without."""
+    `growth`: ALPHA of --sync_rule qsr, or 0 without it."""
 
     rule: Rule
     arguments: Tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class Strategy:
 
     @property
     def spec(self) -> str:
-        """As a person writes it, without what goes without saying."""
+        """As a person writes it, without default values."""
         names, words = [one.name for one in self.rule.arguments], list(self.arguments)
         while words:
             default = self.rule.arguments[len(words) - 1].default
@@ -135,17 +135,17 @@ class Strategy:
 
     @property
     def delay(self) -> int:
-        """Steps after which an exchange is applied; 0 where it is waited for at once."""
+        """Steps after which an exchange is applied; 0 where ranks wait for it at once."""
         return min(self._steps("D"), self.every)
 
     @property
     def local(self) -> bool:
-        """Whether ranks train by themselves between exchanges, and so differ there."""
+        """Whether ranks train by themselves between exchanges, so that their weights differ."""
         return any(argument.name == "H" for argument in self.rule.arguments)
 
     @property
     def by_gloo(self) -> bool:
-        """Whether sums go by Gloo, through the host's memory, where there are GPUs too."""
+        """Whether sums go over Gloo, through host memory, even on GPUs."""
         return "gloo" in self.arguments
 
     def _steps(self, name: str) -> int:
@@ -155,14 +155,14 @@ class Strategy:
         return 0
 
     def bytes_per_exchange(self, machines: int, payload: Payload, gpus: int = 1) -> Optional[float]:
-        """Bytes that each machine's card sends for one exchange; `gpus`: ranks of each machine. (A
-        ring over all ranks leaves a machine once, whatever their number there.)"""
+        """Bytes that each machine's network card sends for one exchange; `gpus`: ranks per machine.
+        (A ring over all ranks leaves each machine once, however many ranks it has.)"""
         if machines == 1:
             return 0.0
         return self.rule.sent(self, machines * (1 if self.rule.hierarchical else gpus), payload)
 
     def bytes_per_step(self, machines: int, payload: Payload, gpus: int = 1) -> Optional[float]:
-        """Bytes that each machine's card sends per step, over whole rounds."""
+        """Bytes that each machine's network card sends per step, averaged over whole rounds."""
         sent = self.bytes_per_exchange(machines, payload, gpus)
         return None if sent is None else sent / self.every
 
@@ -178,22 +178,23 @@ def ring_bytes(world: int, payload: float) -> float:
 
 
 def _summed_in(width: Optional[int]) -> Callable[[Strategy, int, Payload], float]:
-    """An all-reduce of `width`-byte numbers; None: of the payload's own."""
+    """An all-reduce of `width`-byte numbers, or of the payload's own width if it is None."""
     return lambda _, world, payload: ring_bytes(world, payload.values * (width or payload.width))
 
 
 def part_of(values: float, world: int) -> int:
-    """Values of the part of which each rank is the owner, of a bucket of so many."""
+    """The number of values that each rank owns of a bucket of `values`, with padding."""
     return math.ceil(values / world / UNIT) * UNIT
 
 
 def coded_bytes(values: int, bits: float) -> float:
-    """Bytes of `values` numbers of `bits` bits each, with their blocks' scales."""
+    """Bytes of `values` numbers of `bits` bits each, including the scales of their blocks."""
     return values * bits / 8 + values / BLOCK * 2
 
 
 def _exchanged_parts(strategy: Strategy, world: int, payload: Payload) -> float:
-    """Each rank sends every other one its part, and later its own part to every other one."""
+    """Each rank sends every other rank the values of that rank's part, and later the sum of its own
+    part to every other rank."""
     part = part_of(payload.values / payload.buckets, world)
     return 2 * (world - 1) * payload.buckets * coded_bytes(part, float(strategy.arguments[0]))
 
@@ -204,7 +205,7 @@ def is_thinned(rows: int, columns: int, rank: int) -> bool:
 
 
 def _factors(strategy: Strategy, world: int, payload: Payload) -> Optional[float]:
-    """Both factors of each matrix that they make thinner, all else whole, summed in fp32."""
+    """Both factors of each matrix that PowerSGD factorises, and all else whole, summed in fp32."""
     if not payload.matrices:
         return None
     rank, values = int(strategy.arguments[0]), payload.values
@@ -214,28 +215,28 @@ def _factors(strategy: Strategy, world: int, payload: Payload) -> Optional[float
     return ring_bytes(world, values * 4)
 
 
-# What carries sums. auto: what the group's ranks have, NCCL on GPUs and Gloo elsewhere.
+# The backend of the sums. auto: that of the process group, NCCL on GPUs and Gloo elsewhere.
 BACKEND = Argument("BACKEND", ("auto", "gloo"), default="auto")
 
 
-# Bits of a value on the wire of strategies that average parameters, the blocks' scales with them.
+# Bits per value that strategies that average parameters send, including the scales of blocks.
 WIRE_BITS = {"fp32": 32.0, "bf16": 16.0, "int8": 8 + 16 / BLOCK, "4bit": 4 + 16 / BLOCK}
 H, D = Argument("H"), Argument("D", default="H")
 
 
 def chunks_of(values: int) -> List[int]:
-    """Values of each chunk in which parameters travel."""
+    """The number of values of each chunk in which parameters are sent."""
     return [min(CHUNK, values - begin) for begin in range(0, values, CHUNK)]
 
 
 def _averages(strategy: Strategy, world: int, payload: Payload) -> float:
-    """As with `ef`, but of parameters, in chunks of their own and once a round."""
+    """As with `ef`, but for parameters, in chunks and once per round."""
     values = sum(part_of(chunk, world) for chunk in chunks_of(round(payload.values)))
     return 2 * (world - 1) * values * WIRE_BITS[strategy.wire] / 8
 
 
 def _averaging(name: str, text: str, *arguments: Argument, usual: Tuple[str, ...]) -> Rule:
-    """An entry of a strategy that averages parameters every H steps."""
+    """The entry of a strategy that averages parameters every H steps."""
     wires = tuple(WIRE_BITS)
     more = {"hierarchical": True, "warms": True}
     return Rule(name, text, False, _averages, arguments, wires, usual=usual, **more)
@@ -302,7 +303,7 @@ RULES: Dict[str, Rule] = {
     )
 }
 EXACT = "allreduce"
-AUTO = "auto"  # the launcher's: it becomes a strategy before anything starts
+AUTO = "auto"  # only for the launcher, which replaces it by a strategy before anything starts
 
 
 def parse(spec: str) -> Strategy:
@@ -325,7 +326,7 @@ def parse(spec: str) -> Strategy:
         raise UserError(f"--sync {spec}: write {rule.usage}{wires}.")
     given = [argument.check(word, rule.usage) for argument, word in zip(rule.arguments, words)]
     for argument in rule.arguments[len(given) :]:
-        # A default may be another argument's value, as D's is H.
+        # A default may be the value of another argument: that of D is H.
         names = [known.name for known in rule.arguments]
         default = str(argument.default)
         given.append(given[names.index(default)] if default in names else default)
@@ -333,7 +334,7 @@ def parse(spec: str) -> Strategy:
 
 
 def parse_rule(text: str) -> float:
-    """ALPHA of `qsr:ALPHA`; 0 of an empty text. Raises UserError."""
+    """ALPHA of `qsr:ALPHA`; 0 for an empty text. Raises UserError."""
     if not text:
         return 0.0
     name, _, alpha = text.partition(":")
@@ -355,7 +356,7 @@ def round_length(strategy: Strategy, lr: float, warm: bool) -> int:
 
 
 def known(spec: object) -> Optional[Strategy]:
-    """As `parse`; None for what it refuses, such as a file's field of another version."""
+    """Like `parse`, but None for what it refuses, such as a field in a file of another version."""
     try:
         return parse(spec) if isinstance(spec, str) else None
     except UserError:

@@ -1,6 +1,6 @@
-"""Batch normalisation whose statistics are those of the whole batch of all ranks.
+"""Batch normalisation with the statistics of the whole batch of all ranks.
 
-torch's own on CUDA; on the CPU, where torch has none, this small one over Gloo. Sums are kept in
+On CUDA it is torch's own; on the CPU, where torch has none, it is this one over Gloo. Sums are in
 float64, so that mean and variance are as exact as those of one big batch. Formulas: Ioffe and
 Szegedy, Batch Normalization, 2015, algorithm 1 and section 3.
 """
@@ -25,14 +25,14 @@ def convert(model: nn.Module, device: torch.device, clock: Clock, timeout: int) 
         return nn.SyncBatchNorm.convert_sync_batchnorm(model, group)
     for module in model.modules():
         if isinstance(module, _BatchNorm):
-            # Only how it computes is another: what it holds, and who holds it, stays.
+            # Only the computation changes: the module stays the same object with the same contents.
             module.__class__ = GlooBatchNorm
             cast(GlooBatchNorm, module).group = Group(group, clock)
     return model
 
 
 class Group(NamedTuple):
-    """Over whom statistics are summed, and the stopwatch that books the wait."""
+    """The process group over which statistics are summed, and the clock that times the wait."""
 
     group: Any
     clock: Clock
@@ -67,7 +67,7 @@ class GlooBatchNorm(_BatchNorm):
             self.num_batches_tracked.add_(1)
         assert self.running_mean is not None and self.running_var is not None
         weight = self.momentum
-        if weight is None:  # the plain mean over all batches, which torch counts then
+        if weight is None:  # the plain mean over all batches, whose number torch then counts
             weight = 1.0 / float(cast(torch.Tensor, self.num_batches_tracked))
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), weight)
         self.running_var.lerp_(variance.to(self.running_var.dtype), weight)

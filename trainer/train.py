@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def train(run: "Run") -> int:
-    """Train as its options say; returns the exit code. Raises UserError for bad input."""
+    """Train as the run's options say; returns the exit code. Raises UserError for bad input."""
     try:
         finished = run.all_epochs()
         run.clock.enter("checkpoint")
@@ -66,7 +66,7 @@ class Run:
         folder = pathlib.Path(options.output or ".", "checkpoints", world.host)
         saves = bool(options.output) and world.local_rank == 0
         self.writer: Optional[Writer] = Writer(folder, options.keep) if saves else None
-        # Of what the strategy keeps for this machine alone: its first rank's.
+        # For the state that the strategy keeps for this machine; only its first rank writes it.
         own = folder / f"rank{world.rank}"
         self.own_writer: Optional[Writer] = Writer(own, options.keep) if options.output else None
         self.tallies: List[torch.Tensor] = []
@@ -90,7 +90,7 @@ class Run:
             self.screen.say(checkpoint.ANEW.format(self.job.options.sync))
 
     def all_epochs(self) -> bool:
-        """Train from the position to the end; False when stopped before."""
+        """Train from the position to the end; False when stopped before the end."""
         while self.position.epoch < self.options.epochs:
             if not self.epoch():
                 self.save(best=False)
@@ -109,7 +109,7 @@ class Run:
         self.screen.epoch(at.epoch, round(at.sample / len(job.train_set) * job.steps_per_epoch))
         self.clock.enter("data")
         for batch in self.batches.epoch(at.epoch, at.sample):
-            # Only where all ranks have met is nothing under way, and only there can they agree.
+            # Only where all ranks have met is no exchange in flight, and only there can they agree.
             if job.met and self.stop.now():
                 return False
             self._step(batch)
@@ -139,8 +139,8 @@ class Run:
         except OutOfMemory:
             if not self.options.skip_oom:
                 raise
-            # The exception's traceback holds the step's tensors until this block ends: nothing may
-            # need their memory within it, nor the exception outlive it.
+            # The exception's traceback holds the step's tensors until this block ends: nothing
+            # within it may need their memory, and the exception must not outlive it.
             self._drop_step()
         self._log_samples(batch)
         at.sample += batch.global_count
@@ -152,7 +152,7 @@ class Run:
         if log_point:
             self.lines.flush()
         elif self.screen.due():
-            # Only looked at: what the lines say must not depend on how fast this machine is.
+            # The tallies are not reset: the lines must not depend on how fast this machine is.
             self._show_tallies()
 
     def _drop_step(self) -> None:
@@ -186,7 +186,7 @@ class Run:
         return loss
 
     def evaluate(self) -> bool:
-        """True when this is the best so far."""
+        """Evaluate the model; True when this is the best result so far."""
         self.clock.enter("evaluate")
         total = -(-len(self.job.eval_set) // self.world.size)
         result = evaluate(
@@ -237,7 +237,7 @@ class Run:
         self.screen.watch()
 
     def end(self, status: str) -> None:
-        """The last line; nothing is timed after it."""
+        """Write the last line; nothing is timed after it."""
         self.screen.end()
         self.lines.end(
             status=status,

@@ -1,4 +1,4 @@
-"""Who am I among whom: ranks, nodes, the device and the process group, however it was started."""
+"""This process among the others: ranks, nodes, device and process group, however it was started."""
 
 import contextlib
 import dataclasses
@@ -25,8 +25,8 @@ from .place import Place, place
 
 @dataclasses.dataclass(frozen=True)
 class World(Place):
-    """Place, plus what is known once all ranks have met; `nodes`: the machine of each rank, by
-    number from 0; `batches`: samples per rank and step."""
+    """Place, plus what is known once all ranks have met. `nodes`: the machine of each rank,
+    numbered from 0; `batches`: samples per rank and step."""
 
     node_rank: int = 0
     nodes: Tuple[int, ...] = (0,)
@@ -43,11 +43,11 @@ class World(Place):
 
     @property
     def smallest(self) -> int:
-        """A rank gets so many samples of a step or none."""
+        """The least number of samples of a step that a rank gets, unless it gets none."""
         return min(SMALLEST, *self.batches)
 
     def rank_samples(self, count: int) -> List[int]:
-        """Samples per rank of a step of `count`."""
+        """Samples per rank for a step of `count` samples."""
         return split_batch(count, self.batches, self.smallest)
 
     def gather(self, thing: Any) -> List[Any]:
@@ -60,7 +60,8 @@ class World(Place):
 
     @contextlib.contextmanager
     def agreed(self) -> Iterator[None]:
-        """Bad input that a rank meets within is raised on all ranks, so that none waits for it."""
+        """A UserError of one rank within the block is raised on all, so that no rank waits for it.
+        Collective."""
         own = None
         try:
             yield
@@ -124,13 +125,13 @@ def _device(options: Options, here: Place) -> torch.device:
 
 
 def _backend(device: torch.device) -> str:
-    """Over what gradients travel. (NCCL gives each process a GPU of its own: tests let two share
+    """The backend for gradients. (NCCL needs a GPU of its own for each process; tests let two share
     one, over Gloo.)"""
     return "nccl" if device.type == "cuda" else "gloo"
 
 
 class Met(NamedTuple):
-    """What World knows once the group stands; `store` is the trainer's own."""
+    """What World knows once the group is formed; `store` is the trainer's own."""
 
     store: dist.Store
     exchange: Exchange
