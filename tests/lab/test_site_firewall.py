@@ -161,7 +161,7 @@ def test_a_machine_that_ufw_rules_is_left_alone_or_refused(guarded):
     lab, words = guarded
     lab.ssh(2, "sudo mkdir /etc/ufw; echo ENABLED=yes | sudo tee /etc/ufw/ufw.conf")
     done = play(lab, *words, "--limit", "node2")
-    assert "node2 gets no firewall from Tandem: ufw rules" in " ".join(done.stdout.split())
+    assert "node2 gets no firewall from Tandem: ufw filters" in " ".join(done.stdout.split())
     refused = play(lab, *words, "--limit", "node2", "-e", "firewall_policy=require", check=False)
     assert failures(refused) == {"node2"}
     lab.ssh(2, "sudo rm -r /etc/ufw")
