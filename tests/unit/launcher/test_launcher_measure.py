@@ -148,7 +148,8 @@ def test_a_link_that_cannot_be_measured_is_said(cluster, capsys, monkeypatch):
     cluster("")
     assert plan() == 2
     (told,) = capsys.readouterr().err.splitlines()
-    assert "could not be measured with the machine before it in the ring: timed out: " in told
+    # Time is up for one of them first, and its partner sees the connection close.
+    assert "could not be measured with the machine before it in the ring: " in told
     assert told.endswith("launch.log.")
 
 
