@@ -202,7 +202,7 @@ VERBS = {
     ),
     "For changing the code": None,
     "test": Verb("run linters, unit, training and lab tests (the last need root)"),
-    "test-unit": Verb("run the unit tests that start no processes, in a minute"),
+    "test-unit": Verb("run the unit tests that start no processes"),
     "test-legacy": Verb("test the CUDA 10.2 stack on Debian 11, with whole runs (root)"),
     "test-long": Verb("run the tests that take several minutes a file (root)"),
     "test-gpu": Verb(
