@@ -83,6 +83,16 @@ class Computing(nn.Module):
             return self.model(images)
 
 
+def check_parts(options: Options, world: World, parts: int) -> None:
+    """Raise UserError where a step of `parts` micro-batches would end in DDP's internal assertion
+    about a static graph: seen with torch 1.12, not with 2.15."""
+    if options.static_graph and parts > 1 and world.size > 1 and torch.__version__.startswith("1."):
+        raise UserError(
+            f"--static_graph does not work with micro-batches ({parts} a step) in torch "
+            f"{torch.__version__}: leave --static_graph out, or use torch 2."
+        )
+
+
 def wrap(model: nn.Module, options: Options, world: World, sync: Optional[Sync]) -> nn.Module:
     """What is called in a training step. Parameters stay those of `model`."""
     if options.parallel == "balanced-dp":

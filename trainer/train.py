@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional
 
 import torch
 
-from . import checkpoint, memory
+from . import checkpoint, memory, parallel
 from .banner import sentences, start_line
 from .build import job, materials
 from .data.loader import Batch, TrainBatches
@@ -74,12 +74,17 @@ class Run:
         self.due = False  # a checkpoint, as soon as all ranks have met
         self.epoch_loss = [0.0, 0]  # sum and count of this rank's samples, this epoch and attempt
         memory.agree_micro_batches(self.job)
+        parallel.check_parts(options, world, self.job.micro_batches)
         settle_buckets(self.job)
         self.clock.restart()
+        self._find_position()
+
+    def _find_position(self) -> None:
+        """Begin anew, from given weights, or where a checkpoint ended; say which."""
         self.clock.enter("checkpoint")
         state = checkpoint.find(self.job)
         self.position = checkpoint.new_run(self.job)
-        if state is None and options.weights is not None:
+        if state is None and self.options.weights is not None:
             checkpoint.read_weights(self.job)
         if state is not None:
             self.position = checkpoint.restore(self.job, state)

@@ -3,7 +3,7 @@
 import dataclasses
 from functools import partial
 from random import Random
-from typing import Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -232,9 +232,7 @@ class Source:
         return Sample(pixels, self.samples.folder.targets[draw.number], draw.number, [])
 
 
-def _collate(
-    size: int, samples: Sequence[Sample]
-) -> Collated:
+def _collate(size: int, samples: Sequence[Sample]) -> Collated:
     """Images (those that could be read), targets and indices (of all), and the bad images."""
     pixels = [sample.pixels for sample in samples if sample.pixels is not None]
     images = torch.from_numpy(np.stack(pixels)) if pixels else torch.empty(0, size, size, 3)

@@ -61,7 +61,9 @@ def mix_images(images: torch.Tensor, neighbours: torch.Tensor, mix: Mix) -> torc
     return mixed
 
 
-def mixed_loss(loss: Loss, outputs: torch.Tensor, targets: Pair, mix: Optional[Mix]) -> torch.Tensor:
+def mixed_loss(
+    loss: Loss, outputs: torch.Tensor, targets: Pair, mix: Optional[Mix]
+) -> torch.Tensor:
     """`loss` against both targets, weighted. `targets` are the batch's own targets and the same
     rolled by one; the roll is done before a batch is split into micro-batches."""
     own = loss(outputs, targets[0])

@@ -93,3 +93,20 @@ class Steps:
 
 def flat(model):
     return torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+
+
+def six_steps(spec):
+    """The steps, their sums and the exact ones, and how far the sums with all that was left out are
+    from the exact ones, as a part of these."""
+    steps = Steps(spec)
+    total = exact = 0
+    for number in range(1, 7):
+        total = total + steps.step(number)
+        exact = exact + steps.exact(number)
+    # Buckets are in another order than the parameters: only their sums can be compared.
+    parts = 2 if spec.startswith("ef") else 1  # PowerSGD keeps factors too, which are no errors
+    kept = torch.zeros(())
+    for bucket in steps.sync.kept.values():
+        kept += sum(one.sum() for one in bucket.now[:parts])
+    dist.all_reduce(kept)
+    return steps, total, exact, float(total.sum() + kept - exact.sum()) / float(exact.abs().sum())

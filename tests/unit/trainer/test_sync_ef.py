@@ -4,10 +4,9 @@ import hashlib
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.trainer_ranks import run_ranks
-from tests.unit.trainer.sync_ranks import Counted, Steps
+from tests.unit.trainer.sync_ranks import Counted, Steps, six_steps
 from trainer.strategies import coded_bytes
 from trainer.sync.codec import CODECS
 from trainer.sync.powersgd import guess, orthonormalise
@@ -57,16 +56,7 @@ def test_what_takes_the_place_of_zeros_is_drawn_once(monkeypatch):
 
 def summed_up(spec):
     """Greatest difference, over 6 steps, of all sums and errors to the exact sums; digests."""
-    steps = Steps(spec)
-    total = exact = 0
-    for number in range(1, 7):
-        total = total + steps.step(number)
-        exact = exact + steps.exact(number)
-    # Buckets are in another order than the parameters: compare their sums, and norms apart.
-    parts = 2 if spec.startswith("ef") else 1  # PowerSGD keeps factors too, which are no errors
-    kept = sum(sum(one.sum() for one in kept.now[:parts]) for kept in steps.sync.kept.values())
-    dist.all_reduce(kept)
-    off = float(total.sum() + kept - exact.sum()) / float(exact.abs().sum())
+    steps, total, exact, off = six_steps(spec)
     near = float((total - exact).norm() / exact.norm())
     return off, near, hashlib.sha256(total.numpy().tobytes()).hexdigest(), len(steps.sync.kept)
 

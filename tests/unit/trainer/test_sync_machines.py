@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tests.trainer_ranks import make_images, run_ranks, trainer
-from tests.unit.trainer.sync_ranks import Steps, net, size
+from tests.unit.trainer.sync_ranks import Steps, net, six_steps, size
 from trainer.compat import load_tensors
 from trainer.options import Options
 from trainer.parallel import wrap
@@ -31,18 +31,8 @@ def test_machines_are_told_from_the_machine_of_each_rank():
 def summed_up(spec):
     """How far all sums and what was left out are from the exact sums, after 6 steps; a digest of
     the last sums; how much this rank keeps."""
-    steps = Steps(spec)
-    total = exact = 0
-    for number in range(1, 7):
-        total = total + steps.step(number)
-        exact = exact + steps.exact(number)
-    parts = 2 if spec.startswith("ef") else 1  # PowerSGD keeps factors too, which are no errors
-    kept = torch.zeros(())
-    for bucket in steps.sync.kept.values():
-        kept += sum(one.sum() for one in bucket.now[:parts])
+    steps, total, _, off = six_steps(spec)
     held = sum(one.numel() for bucket in steps.sync.kept.values() for one in bucket.now)
-    dist.all_reduce(kept)
-    off = float(total.sum() + kept - exact.sum()) / float(exact.abs().sum())
     return off, hashlib.sha256(total.numpy().tobytes()).hexdigest(), held
 
 

@@ -12,6 +12,7 @@ from trainer import parallel
 from trainer.build import job, materials
 from trainer.compat import ddp_buffers
 from trainer.data.loader import TrainBatches
+from trainer.errors import UserError
 from trainer.models import build
 from trainer.options import Options
 from trainer.recompute import recompute_activations
@@ -70,6 +71,20 @@ def test_ddp_gets_its_options(on):
     assert {given[name] for name in ("find_unused_parameters", "static_graph")} == {on}
     assert given["bucket_cap_mb"] == (7 if on else 25)
     assert {name: given[name] for name in ddp_buffers(on)} == ddp_buffers(on)
+
+
+@pytest.mark.parametrize(
+    ("version", "parts", "ranks"), [("1.12.1", 1, 2), ("1.12.1", 3, 1), ("2.15.0", 3, 2)]
+)
+def test_a_static_graph_in_micro_batches_is_refused_by_an_old_torch(
+    monkeypatch, version, parts, ranks
+):
+    options, two = Options(static_graph=True), World(size=2, batches=(4, 4))
+    monkeypatch.setattr(torch, "__version__", "1.12.1")
+    with pytest.raises(UserError, match=r"micro-batches \(3 a step\) in torch 1.12.1"):
+        parallel.check_parts(options, two, 3)
+    monkeypatch.setattr(torch, "__version__", version)
+    parallel.check_parts(options, World(size=ranks, batches=(4,) * ranks), parts)
 
 
 def test_checkpointed_activations_are_computed_again():
