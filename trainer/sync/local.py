@@ -10,6 +10,9 @@ Where several ranks share a machine, the machines train by themselves: the ranks
 gradients in each step and hold the same weights.
 
 Rounds end with an epoch: the last one is shorter, and no exchange is in flight at an epoch's end.
+
+Tensors as large as the model are made once and used again in each round. On a CPU, where the system
+hands out such memory page by page, a new one took five times as long as filling it.
 """
 
 import contextlib
@@ -81,8 +84,12 @@ class LocalSGD(Sync):
 
     def begin_anew(self) -> None:
         """All ranks have the same weights here: these become z."""
-        self.z = flat(self.trained)
+        self._hold(flat(self.trained))
         self.done, self.kept = 0, []
+
+    def _hold(self, z: torch.Tensor) -> None:
+        # `moved`: what an exchange carries, first a machine's movement from z, then the average.
+        self.z, self.moved = z, torch.empty_like(z)
 
     def after_step(self, skipped: Union[bool, torch.Tensor]) -> None:
         if self.exact:
@@ -92,21 +99,22 @@ class LocalSGD(Sync):
         if self.meets:
             self.covered = self.done
             self._last_bucket()
-            self.start(flat(self.trained).sub_(self.z))
-            self.z.add_(self.outer(self.finish()))
+            flat(self.trained, into=self.moved).sub_(self.z)
+            self.start()
+            self.finish()
+            self.z.add_(self.outer())
             self.write(self.z)
             self.done = 0
 
-    def outer(self, moved: torch.Tensor) -> torch.Tensor:
-        """How far to move z, given the average movement of the ranks."""
-        return moved
+    def outer(self) -> torch.Tensor:
+        """How far to move z, given in `moved` how far the ranks have moved on average."""
+        return self.moved
 
-    def start(self, moved: torch.Tensor) -> None:
-        """Begin to average how far the machines have moved; `moved` is overwritten."""
+    def start(self) -> None:
+        """Begin to average, in `moved`, how far the machines have moved."""
         total, machines = sum(self.samples), self.machines
-        share = self.samples[machines.own] / total if total else 1 / machines.count
-        self.moving = moved.mul_(share)
-        chunks = self.moving.split(chunks_of(len(moved)))
+        self.moved.mul_(self.samples[machines.own] / total if total else 1 / machines.count)
+        chunks = self.moved.split(chunks_of(len(self.moved)))
         if not self.kept:
             self.kept = [
                 self._blank(self.parts.sizes(len(chunk)) if machines.leads else [])
@@ -120,14 +128,13 @@ class LocalSGD(Sync):
         first = [torch.zeros(size, device=self.z.device) for size in sizes]
         return Kept(first, [torch.zeros_like(one) for one in first])
 
-    def finish(self) -> torch.Tensor:
-        """The average over all machines of what `start` was given."""
+    def finish(self) -> None:
+        """Wait until `moved` is the average over all machines."""
         for future in self.waiting:
             future.wait()
         self.waiting = []
         for kept in self.kept:
             kept.now, kept.coming = kept.coming, kept.now
-        return self.moving
 
     @torch.no_grad()
     def write(self, values: torch.Tensor) -> None:
@@ -153,7 +160,7 @@ class LocalSGD(Sync):
             return
         device = self.carrier.device
         self.exact = False
-        self.z = own["z"].to(device, copy=True)
+        self._hold(own["z"].to(device, copy=True))
         self.write(own["weights"].to(device))
         mine = [kept if self.machines.leads else [] for kept in own["kept"]]
         there = [[one.to(device, copy=True) for one in kept] for kept in mine]
@@ -170,9 +177,9 @@ class DiLoCo(LocalSGD):
         super().begin_anew()
         self.momentum = torch.zeros_like(self.z)
 
-    def outer(self, moved: torch.Tensor) -> torch.Tensor:
-        self.momentum.mul_(self.MOMENTUM).add_(moved)
-        return moved.add(self.momentum, alpha=self.MOMENTUM).mul_(self.RATE)
+    def outer(self) -> torch.Tensor:
+        self.momentum.mul_(self.MOMENTUM).add_(self.moved)
+        return self.moved.add_(self.momentum, alpha=self.MOMENTUM).mul_(self.RATE)
 
     def state_dict(self) -> Optional[Dict[str, Any]]:
         state = super().state_dict() or {}
@@ -195,7 +202,7 @@ class Overlap(LocalSGD):
         self, strategy: Strategy, last_bucket: Callable[[], None], patience: float = 120.0
     ) -> None:
         super().__init__(strategy, last_bucket, patience)
-        self.before: Optional[torch.Tensor] = None  # the weights when the exchange began
+        self.in_flight = False
         self.owed: List[int] = []  # samples of the round that is to be exchanged, by machine
         self.since = 0  # steps since all ranks met
 
@@ -203,28 +210,33 @@ class Overlap(LocalSGD):
         super().begin_anew()
         self.owed, self.since = [], 0
 
+    def _hold(self, z: torch.Tensor) -> None:
+        super()._hold(z)
+        self.before = torch.empty_like(z)  # the weights when the exchange began
+
     def before_step(self, moment: Moment) -> None:
         starts = self.done == 0
         super().before_step(moment)
         self.last = moment.left == 1
         if not self.exact and starts and self.owed:
-            self.before = flat(self.trained)
+            torch.sub(flat(self.trained, into=self.before), self.z, out=self.moved)
             samples, self.samples = self.samples, self.owed
-            self.start(self.before - self.z)
-            self.samples, self.owed = samples, []
+            self.start()
+            self.samples, self.owed, self.in_flight = samples, [], True
 
     def after_step(self, skipped: Union[bool, torch.Tensor]) -> None:
         if self.exact:
             return
         self.done, self.since = self.done + 1, self.since + 1
         due = self.done >= min(self.delay, self.length) or self.last
-        self.meets = due and self.before is not None
-        if due and self.before is not None:
+        self.meets = due and self.in_flight
+        if self.meets:
             self._last_bucket()
             self.covered, self.since = self.since, 0
-            own = flat(self.trained).sub_(self.before)
-            self.z.add_(self.finish())
-            self.before = None
+            self.finish()
+            self.z.add_(self.moved)
+            own = flat(self.trained, into=self.moved).sub_(self.before)
+            self.in_flight = False
             self.write(own.add_(self.z))
         if self.done >= self.length:
             self.done, self.owed = 0, self.samples
@@ -257,9 +269,15 @@ class Overlap(LocalSGD):
             setattr(self, name, state[name])
 
 
-def flat(tensors: List[torch.Tensor]) -> torch.Tensor:
-    """All values in fp32, concatenated into one new tensor."""
-    return torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors])
+@torch.no_grad()
+def flat(tensors: List[torch.Tensor], into: Optional[torch.Tensor] = None) -> torch.Tensor:
+    """All values in fp32, one after the other, written into `into` or into a new tensor."""
+    if into is None:
+        count = sum(tensor.numel() for tensor in tensors)
+        into = torch.empty(count, dtype=torch.float32, device=tensors[0].device)
+    for part, tensor in zip(views(into, tensors), tensors):
+        part.copy_(tensor)
+    return into
 
 
 def views(values: torch.Tensor, like: List[torch.Tensor]) -> List[torch.Tensor]:
