@@ -8,7 +8,7 @@ from typing import BinaryIO, Dict, List
 
 import torch
 
-from . import checkpoint
+from . import checkpoint, resume
 from .build import Job, job, materials
 from .data.loader import eval_batches
 from .errors import RankError, UserError
@@ -31,7 +31,7 @@ def infer(options: Options, world: World) -> int:
     made = job(options, world, materials(options, world), Clock(world.device))
     if options.weights is not None:
         checkpoint.read_weights(made)
-    state = checkpoint.find(made, same_options=False)
+    state = resume.find(made, same_options=False)
     if state is not None:
         average = state["ema"]["average"] if state["ema"] else None
         checkpoint.load_weights(made.model, average or state["model"])

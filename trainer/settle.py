@@ -7,7 +7,7 @@ from typing import Any, Dict, Iterable, Optional
 
 import torch
 
-from . import checkpoint
+from . import resume
 from .levels import HALF, Device, resolve
 from .options import Options
 from .world import World
@@ -65,6 +65,6 @@ def _kept(options: Options, world: World) -> Dict[str, str]:
     mine = None
     with world.agreed():
         if world.local_rank == 0:
-            mine = checkpoint.settled_here(options, ("precision", *OPEN))
+            mine = resume.settled_here(options, ("precision", *OPEN))
     told = [one for one in world.gather(mine) if one]
     return max(told, key=lambda one: one[:2])[2] if told else {}

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional
 
 import torch
 
-from . import checkpoint, memory, parallel
+from . import checkpoint, memory, parallel, resume
 from .banner import sentences, start_line
 from .build import job, materials
 from .data.loader import Batch, TrainBatches
@@ -82,17 +82,17 @@ class Run:
     def _find_position(self) -> None:
         """Begin anew, from given weights, or where a checkpoint ended; say which."""
         self.clock.enter("checkpoint")
-        state = checkpoint.find(self.job)
+        state = resume.find(self.job)
         self.position = checkpoint.new_run(self.job)
         if state is None and self.options.weights is not None:
             checkpoint.read_weights(self.job)
         if state is not None:
             self.position = checkpoint.restore(self.job, state)
-            missing = not checkpoint.restore_own(self.job, self.position)
+            missing = not resume.restore_own(self.job, self.position)
         self.clock.enter("other")
         self._introduce(state is not None)
         if state is not None and missing:
-            self.screen.say(checkpoint.ANEW.format(self.job.options.sync))
+            self.screen.say(resume.ANEW.format(self.job.options.sync))
 
     def all_epochs(self) -> bool:
         """Train from the position to the end; False when stopped before the end."""

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from trainer.checkpoint import decisive, differing
+from trainer.checkpoint import decisive
 from trainer.levels import Device
 from trainer.options import Options
+from trainer.resume import differing
 from trainer.settle import settle
 from trainer.world import World
 from trainer.writer import write_whole

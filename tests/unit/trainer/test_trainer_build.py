@@ -124,7 +124,8 @@ def test_a_step_reads_nothing_from_the_device(images):
 
 def test_state_of_gradient_sync_is_kept_per_rank_and_told_of_skipped_steps(images, tmp_path):
     """What will be kept there (errors of compression, say) belongs to a rank."""
-    from trainer.checkpoint import Position, new_run, own_state, restore, restore_own, snapshot
+    from trainer.checkpoint import Position, new_run, own_state, restore, snapshot
+    from trainer.resume import restore_own
     from trainer.writer import write_whole
 
     ours = made(images)

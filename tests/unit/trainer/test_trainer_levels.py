@@ -8,11 +8,12 @@ import torch
 
 from tests.trainer_ranks import make_images, run_ranks, said, trainer
 from trainer import devices
-from trainer.checkpoint import decisive, differing
+from trainer.checkpoint import decisive
 from trainer.devices import of_this_rank
 from trainer.errors import UserError
 from trainer.levels import Device, cpu_has_bf16, resolve
 from trainer.options import Options
+from trainer.resume import differing
 from trainer.world import World
 
 

@@ -78,7 +78,8 @@ def test_options_are_few_and_each_is_explained():
 
 
 def test_only_what_changes_learning_must_be_equal_to_resume():
-    from trainer.checkpoint import decisive, differing
+    from trainer.checkpoint import decisive
+    from trainer.resume import differing
 
     state = {"options": decisive(Options()), "train_images": 9}
     assert differing(state, Options(output="x", workers=3, accumulate=4, progress="bar"), 9) == []

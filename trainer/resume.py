@@ -1,0 +1,149 @@
+"""Which checkpoint a run resumes from: the newest complete one on any machine."""
+
+import dataclasses
+import io
+import pathlib
+from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple, cast
+
+from .build import Job
+from .checkpoint import Position, decisive, loaded
+from .errors import UserError
+from .options import Options
+from .snapshots import OwnState, Snapshot
+from .writer import checkpoints, is_whole
+
+
+class Found(NamedTuple):
+    """The best checkpoint on a rank's machine. `key` orders by run, then by whether all machines
+    have their own files for it, then by samples seen."""
+
+    key: Tuple[str, bool, int]
+    other_options: List[str]
+
+
+def find(job: Job, same_options: bool = True) -> Optional[Snapshot]:
+    """The newest complete checkpoint on any node that `--resume` allows, on every rank; its owner
+    sends the bytes. None with `--resume none`, or with `--resume auto` if there is none.
+    Collective."""
+    options, world = job.options, job.world
+    if options.resume == "none":
+        return None
+    content, mine = b"", None
+    complete = _complete(job)
+    with world.agreed():
+        if world.local_rank == 0:
+            content, mine = _newest_here(job, complete)
+    found = [one and Found(tuple(one[0]), one[1]) for one in world.gather(mine)]
+    # Among equal ones, the lowest rank's is taken.
+    source = max(range(world.size), key=lambda rank: found[rank].key if found[rank] else ("",))
+    best = found[source]
+    if best is None:
+        if options.resume == "auto":
+            return None
+        raise UserError(f"--resume {options.resume}: no whole checkpoint on any node.")
+    if same_options and best.other_options:
+        raise UserError(
+            f"the checkpoint was made with another {', '.join(best.other_options)}: give the same "
+            "options, or --resume none to start afresh."
+        )
+    if world.exchange is not None:
+        content = world.exchange.bytes_from(source, content)
+    return cast(Snapshot, loaded(f"the checkpoint of rank {source}", io.BytesIO(content)))
+
+
+def _newest_here(job: Job, complete: FrozenSet[Tuple[str, int]]) -> Tuple[bytes, Optional[Found]]:
+    best: Tuple[bytes, Optional[Found]] = (b"", None)
+    for content, state in _allowed_here(job.options):
+        other = differing(state, job.options, len(job.train_set))
+        key = (state["run"], (state["run"], state["step"]) in complete, state["samples"])
+        found = Found(key, other)
+        if best[1] is None or found.key > best[1].key:
+            best = content, found
+    return best
+
+
+def _allowed_here(options: Options) -> Iterator[Tuple[bytes, Snapshot]]:
+    """Bytes and contents of each complete checkpoint on this machine that `--resume` allows."""
+    wanted = options.output if options.resume == "auto" else options.resume
+    if wanted is None or options.resume == "none":
+        return
+    path = pathlib.Path(wanted)
+    for file in filter(is_whole, [path] if path.is_file() else checkpoints(path)):
+        content = file.read_bytes()
+        state = loaded(str(file), io.BytesIO(content))
+        if "run" in state:  # otherwise it is only weights, or another program's file
+            yield content, state
+
+
+def settled_here(
+    options: Options, names: Sequence[str]
+) -> Optional[Tuple[str, int, Dict[str, str]]]:
+    """The run, the samples seen and the options called `names` of the newest checkpoint on this
+    machine; None where there is none. Values that an option cannot have are left out."""
+    fields = [field for field in dataclasses.fields(options) if field.name in names]
+    found = []
+    for _, state in _allowed_here(options):
+        then = {field.name: state["options"].get(field.name) for field in fields}
+        own = {
+            field.name: value
+            for field in fields
+            for value in field.metadata["choices"] or (True, False)
+            if repr(value) == (then[field.name] or repr(field.metadata["was"]))
+        }
+        found.append((state["run"], state["samples"], {k: str(v) for k, v in own.items()}))
+    return max(found, key=lambda one: one[:2], default=None)
+
+
+def differing(state: Snapshot, options: Options, train_images: int) -> List[str]:
+    """The names of what was different in the run that made this checkpoint."""
+    before = {field.name: repr(field.metadata["was"]) for field in dataclasses.fields(options)}
+    then = {**before, **state["options"]}
+    names = [name for name, value in decisive(options).items() if then[name] != value]
+    return names + (["data set"] if state["train_images"] != train_images else [])
+
+
+# What the screen says where the machines' own files are incomplete or do not fit.
+ANEW = (
+    "--sync {}: what each machine keeps for itself is not there for all of them, or the run then "
+    "had other ranks on each: it begins anew"
+)
+
+
+def restore_own(job: Job, position: Position) -> bool:
+    """Load what the machines kept for themselves at this position. False where one has lost it or
+    the run had other ranks: then all begin anew. Collective."""
+    if job.sync is None or job.sync.state_dict() is None:
+        return True
+    wanted = (position.run, position.step)
+    own = next((state for key, state in _own_files(job) if key == wanted), None)
+    if not all(job.world.gather(own is not None)) or own is None:
+        return False
+    job.sync.load_state_dict(own["sync"])
+    if "optimizer" in own:
+        job.optimizer.load_state_dict(own["optimizer"])
+        job.precision.load_state_dict(own["precision"])
+    return True
+
+
+def _own_files(job: Job) -> Iterator[Tuple[Tuple[str, int], OwnState]]:
+    """(run, step) and contents of each complete file of this rank's machine, from a run with the
+    same ranks on each machine."""
+    options, world = job.options, job.world
+    writer = world.nodes.index(world.node_rank)
+    path = pathlib.Path((options.output if options.resume == "auto" else options.resume) or ".")
+    folder = path.parent.parent.parent if path.is_file() else path
+    for file in filter(is_whole, folder.glob(f"checkpoints/*/rank{writer}/step-*.pt")):
+        with file.open("rb") as content:
+            state = cast(OwnState, loaded(str(file), content))
+        if state.get("nodes") == list(world.nodes):
+            yield (state["run"], state["step"]), state
+
+
+def _complete(job: Job) -> FrozenSet[Tuple[str, int]]:
+    """The (run, step) pairs for which all machines have their own files. Collective."""
+    if job.sync is None or job.sync.state_dict() is None:
+        return frozenset()
+    with job.world.agreed():
+        here = [key for key, _ in _own_files(job)]
+    keys = job.world.gather(here)
+    return frozenset.intersection(*(frozenset(map(tuple, theirs)) for theirs in keys))
