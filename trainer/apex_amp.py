@@ -78,7 +78,7 @@ class ApexAmp(Precision):
         # apex itself casts the inputs, and whatever it computes in fp16.
         self.input_type, self.autocast = torch.float32, None
 
-    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def cast_weights(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         weights = optimized(optimizer)
         self.optimizer = optimizer
         self.amp.initialize(model, optimizer, opt_level=self.level, verbosity=0)

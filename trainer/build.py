@@ -102,8 +102,8 @@ def materials(options: Options, world: World) -> Materials:
     """Data sets and model. Raises UserError on all ranks when one of them lacks something."""
     with world.agreed():
         made = _materials(options, world)
-    told = world.gather((len(made.train_set), len(made.eval_set)))
-    counts = [(train, val) for train, val in told]
+    gathered = world.gather((len(made.train_set), len(made.eval_set)))
+    counts = [(train, val) for train, val in gathered]
     if len(set(counts)) > 1:
         raise UserError(f"the ranks see different data sets (train, val images): {counts}.")
     return made
@@ -144,7 +144,7 @@ def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
     if options.sync_bn and world.size > 1:
         model = syncbn.convert(model, world.device, clock, options.timeout)
     optimizer = build_optimizer(model, options, world.global_batch)
-    level.prepare(model, optimizer)
+    level.cast_weights(model, optimizer)
     exposed = partial(clock.enter, "sync_exposed")
     sync = None
     if world.size > 1:

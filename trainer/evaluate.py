@@ -60,8 +60,8 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
                 sums += _sums(job, *batch.on(job.world.device))
     job.model.train()
     # Not an all-reduce with the short timeout of a step: one rank may be reading from a cold share.
-    told = job.world.gather(sums.tolist())
-    samples, top1, top5, loss = (sum(column) for column in zip(*told))
+    gathered = job.world.gather(sums.tolist())
+    samples, top1, top5, loss = (sum(column) for column in zip(*gathered))
     count = max(samples, 1)
     return Result(int(samples), top1 / count, top5 / count, loss / count)
 

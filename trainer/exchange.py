@@ -31,9 +31,9 @@ class Exchange:
     def json(self, own: Any) -> List[Any]:
         """One value from each rank, in rank order; tuples become lists. Raises RankError for bytes
         that are not JSON, or too many."""
-        told = self._bytes(json.dumps(own).encode(), LARGEST)
+        received = self._bytes(json.dumps(own).encode(), LARGEST)
         try:
-            return [json.loads(one) for one in told]
+            return [json.loads(one) for one in received]
         except (ValueError, RecursionError) as error:
             raise RankError(f"a rank sent something that is not JSON: {error}.") from error
 

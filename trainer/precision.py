@@ -61,7 +61,7 @@ class Precision:
         self.masters: List[Tuple[nn.Parameter, nn.Parameter]] = []
         self._places: Optional[Places] = None
 
-    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def cast_weights(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Cast the weights and give the optimizer its masters, in place; called before DDP."""
         if self.scale is not None and steps_by_itself(optimizer):
             self.scale = DeviceScale(self.device)
@@ -133,7 +133,7 @@ class Precision:
             self._places = _places(model, self.full_state(model), dict(self.masters))
         if not self._places:
             return self.full_state(model)
-        return {name: holder[key] for name, (holder, key) in self._places.items()}
+        return {name: tensors[key] for name, (tensors, key) in self._places.items()}
 
     @torch.no_grad()
     def renew_masters(self, model: nn.Module, state: Dict[str, torch.Tensor]) -> None:
@@ -163,13 +163,13 @@ def _places(
     """The places of `state`'s tensors; {} where a model builds its state dict in its own way."""
     found: Places = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
-        for holder in (module._parameters, module._buffers):
-            for key, value in holder.items():
+        for tensors in (module._parameters, module._buffers):
+            for key, value in tensors.items():
                 name = f"{prefix}.{key}" if prefix else key
                 if name in state and value in masters:
                     found[name] = ({key: masters[value]}, key)
                 elif name in state:
-                    found[name] = (holder, key)
+                    found[name] = (tensors, key)
     return {name: found[name] for name in state} if found.keys() == state.keys() else {}
 
 

@@ -98,11 +98,11 @@ def spawn(options: Options) -> int:
     numbers = range(options.spawn)
     ranks = [context.Process(target=_rank, args=(n, os.getpid(), options)) for n in numbers]
 
-    def tell(*_: object) -> None:
+    def terminate_ranks(*_: object) -> None:
         for rank in filter(BaseProcess.is_alive, ranks):
             rank.terminate()
 
-    signal.signal(signal.SIGTERM, tell)
+    signal.signal(signal.SIGTERM, terminate_ranks)
     for rank in ranks:
         rank.start()
     return first_failure(ranks)

@@ -103,7 +103,7 @@ def differing(state: Snapshot, options: Options, train_images: int) -> List[str]
 
 
 # What the screen says where the machines' own files are incomplete or do not fit.
-ANEW = (
+OWN_STATE_LOST = (
     "--sync {}: what each machine keeps for itself is not there for all of them, or the run then "
     "had other ranks on each: it begins anew"
 )

@@ -145,9 +145,9 @@ class Screen:
 def columns() -> int:
     """How wide a bar may be: COLUMNS (from which the launcher has subtracted its label), else the
     width of the terminal."""
-    told = os.environ.get("COLUMNS", "")
-    if told.isdigit() and int(told) > 0:
-        return int(told)
+    given = os.environ.get("COLUMNS", "")
+    if given.isdigit() and int(given) > 0:
+        return int(given)
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns - 1
     except (OSError, ValueError):

@@ -21,7 +21,7 @@ OPEN = ("channels_last", "jpeg_scaling")
 def settle(options: Options, world: World) -> Options:
     """The options with the settings that all ranks use. A resumed run keeps its own. Collective.
     Raises UserError."""
-    kept = _kept(options, world)
+    kept = _from_checkpoint(options, world)
     options = settle_precision(options, world, kept)
     fast = _for_tensor_cores(options, world.devices)
     usual = {"channels_last": fast, "jpeg_scaling": True}
@@ -39,9 +39,9 @@ def settle(options: Options, world: World) -> Options:
 def settle_precision(
     options: Options, world: World, kept: Optional[Dict[str, str]] = None
 ) -> Options:
-    """The options with the level that all ranks compute in. `kept`: the result of `_kept`, which is
-    called if it is None. Collective. Raises UserError."""
-    found = _kept(options, world) if kept is None else kept
+    """The options with the level that all ranks compute in. `kept`: the result of
+    `_from_checkpoint`, which is called if it is None. Collective. Raises UserError."""
+    found = _from_checkpoint(options, world) if kept is None else kept
     before = found.get("precision", "") if options.precision == "auto" else ""
     level = resolve(before or options.precision, world.devices, options.emulate, bool(before))
     if (level.name, level.why) != (options.precision, "as asked"):
@@ -57,7 +57,7 @@ def _for_tensor_cores(options: Options, devices: Iterable[Device]) -> bool:
     return half and all(device.kind == "cuda" for device in devices)
 
 
-def _kept(options: Options, world: World) -> Dict[str, str]:
+def _from_checkpoint(options: Options, world: World) -> Dict[str, str]:
     """The options settled here, as stored in the newest checkpoint from which the run would resume;
     {} where there is none."""
     if options.resume == "none" or options.predict or options.extract:
@@ -66,5 +66,5 @@ def _kept(options: Options, world: World) -> Dict[str, str]:
     with world.agreed():
         if world.local_rank == 0:
             mine = resume.settled_here(options, ("precision", *OPEN))
-    told = [one for one in world.gather(mine) if one]
-    return max(told, key=lambda one: one[:2])[2] if told else {}
+    found = [one for one in world.gather(mine) if one]
+    return max(found, key=lambda one: one[:2])[2] if found else {}

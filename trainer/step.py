@@ -14,7 +14,7 @@ from .data.order import derive_seed
 from .data.split import SMALLEST, StepShape, step_shape
 from .errors import UserError
 from .oom import one_pass
-from .sync import Moment
+from .sync import StepInfo
 
 
 def shape_of(job: Job, global_count: int) -> StepShape:
@@ -52,7 +52,7 @@ def train_step(
     if job.sync is not None:
         follows = job.precision.scale if job.sync.follows_scale else None
         scale = 1.0 if follows is None else follows.value
-        job.sync.before_step(Moment(step, left, lr, tuple(rank_samples), scale, exact, warm))
+        job.sync.before_step(StepInfo(step, left, lr, tuple(rank_samples), scale, exact, warm))
         summed = job.sync.summed
         alone = job.sync.keeps and len(summed) == 1
     # Ranks that sum their gradients take the mean over all their samples.

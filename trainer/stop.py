@@ -27,25 +27,25 @@ class Stop:
     """
 
     def __init__(self, world: World) -> None:
-        self.world, self.told, self.meeting = world, False, 0
+        self.world, self.requested, self.meeting = world, False, 0
         self.lead = LEAD if world.device.type == "cuda" else 0
         self._marks: Deque[Any] = collections.deque()
-        signal.signal(signal.SIGTERM, self._tell)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
 
-    def _tell(self, number: int, frame: Optional[FrameType]) -> None:
-        self.told = True
+    def _on_sigterm(self, number: int, frame: Optional[FrameType]) -> None:
+        self.requested = True
 
     def now(self) -> bool:
         """True when all ranks stop here."""
         self.meeting += 1
         store = self.world.store
         if store is None:
-            return self.told
+            return self.requested
         self._hold_back()
         agreed = store.add(WHEN, 0)
         if agreed:
             return agreed <= self.meeting
-        if self.told and store.add(ASKED, 1) == 1:
+        if self.requested and store.add(ASKED, 1) == 1:
             store.add(WHEN, self.meeting + 1 + self.lead)
         return False
 

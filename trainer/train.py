@@ -90,9 +90,9 @@ class Run:
             self.position = checkpoint.restore(self.job, state)
             missing = not resume.restore_own(self.job, self.position)
         self.clock.enter("other")
-        self._introduce(state is not None)
+        self._report_start(state is not None)
         if state is not None and missing:
-            self.screen.say(resume.ANEW.format(self.job.options.sync))
+            self.screen.say(resume.OWN_STATE_LOST.format(self.job.options.sync))
 
     def all_epochs(self) -> bool:
         """Train from the position to the end; False when stopped before the end."""
@@ -230,7 +230,7 @@ class Run:
         self.lines.add("checkpoint", step=self.position.step, bytes=size, file=file)
         self.lines.flush()
 
-    def _introduce(self, resumed: bool) -> None:
+    def _report_start(self, resumed: bool) -> None:
         at = self.position
         start = start_line(self.job, self.cost, at.samples(len(self.job.train_set)))
         self.lines.add("start", timed=False, **start)

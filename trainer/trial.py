@@ -26,9 +26,11 @@ class Trial(Run):
         """False when a stop was requested before the end."""
         while self.epoch():
             self.position.epoch = self.position.sample = 0
-        return self._over or not self.stop.told
+        return self._over or not self.stop.requested
 
     def _step(self, batch: Batch) -> None:
         super()._step(batch)
-        if self.position.step >= LEAST and time.monotonic() >= self._until and not self.stop.told:
-            self._over = self.stop.told = True  # as if a stop was requested, so that ranks agree
+        over = self.position.step >= LEAST and time.monotonic() >= self._until
+        if over and not self.stop.requested:
+            # As if somebody had requested a stop, so that all ranks agree on the step.
+            self._over = self.stop.requested = True

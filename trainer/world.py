@@ -67,10 +67,10 @@ class World(Place):
             yield
         except UserError as error:
             own = str(error)
-        told = [(sentence, host) for sentence, host in self.gather((own, self.host))]
-        if any(sentence for sentence, _ in told):
-            apart = [f"{host}: {sentence}" for sentence, host in dict.fromkeys(told) if sentence]
-            alike = len({sentence for sentence, _ in told}) == 1
+        errors = [(sentence, host) for sentence, host in self.gather((own, self.host))]
+        if any(sentence for sentence, _ in errors):
+            apart = [f"{host}: {sentence}" for sentence, host in dict.fromkeys(errors) if sentence]
+            alike = len({sentence for sentence, _ in errors}) == 1
             raise UserError(own if alike else " ".join(apart))
 
 

@@ -8,8 +8,8 @@ from typing import Any, Dict, Iterator, NamedTuple, Optional
 
 from ..errors import UserError
 from ..options import Options
+from .cache import ImageCache
 from .decode import BadImage, size_of
-from .kept import Kept
 from .layout import LayoutError, images, images_by_class
 from .quarantine import Quarantine
 
@@ -41,11 +41,11 @@ class ImageFolder:
         self.classes = list(by_class)
         self.paths = [path for paths in by_class.values() for path in paths]
         self.targets = [number for number, paths in enumerate(by_class.values()) for _ in paths]
-        self.kept: Optional[Kept] = None
+        self.cache: Optional[ImageCache] = None
 
     def __getstate__(self) -> Dict[str, Any]:
-        """For loader processes: they only decode images that are not kept yet."""
-        return {**vars(self), "kept": None}
+        """For loader processes: they only decode images that are not cached yet."""
+        return {**vars(self), "cache": None}
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -13,9 +13,9 @@ from ..errors import RankError
 from ..options import Options
 from ..world import World
 from .augment import Evaluate, Train
+from .cache import ImageCache, fits
 from .decode import BadImage, open_picture
 from .folder import SMALL, ImageFolder
-from .kept import Kept, fits
 from .order import derive_seed, epoch_order
 from .quarantine import Bad
 from .split import rank_slice, step_size
@@ -87,7 +87,7 @@ class Samples(Dataset):  # type: ignore[type-arg]
 
 @dataclasses.dataclass
 class Bases(Dataset):  # type: ignore[type-arg]
-    """What a worker process needs to decode a small image that is to be kept."""
+    """What a worker process needs to decode a small image that is to be cached."""
 
     folder: ImageFolder
     transform: Union[Train, Evaluate]
@@ -170,7 +170,7 @@ class Steps:
 
 class Source:
     """The samples of a split, collated by step. They are decoded on demand; small ones are decoded
-    once and then kept. `stays`: loader processes wait for the next call of `batches`."""
+    once and then cached. `stays`: loader processes wait for the next call of `batches`."""
 
     def __init__(
         self, samples: Samples, options: Options, world: World, stays: bool = False
@@ -186,7 +186,7 @@ class Source:
         folder, transform = self.samples.folder, self.samples.transform
         small = transform.keeps and self.size <= SMALL
         if small and fits(len(folder), transform.side, self.world.local_size):
-            return self._kept(steps, epoch)
+            return self._from_cache(steps, epoch)
         if not steps:
             return iter(())
         self._steps.epoch, self._steps.indices = epoch, steps
@@ -204,28 +204,28 @@ class Source:
     def _workers(self, images: int) -> int:
         return worker_count(self.options, self.world, self.size, images)
 
-    def _kept(self, steps: Sequence[List[int]], epoch: Optional[int]) -> Iterator[Collated]:
+    def _from_cache(self, steps: Sequence[List[int]], epoch: Optional[int]) -> Iterator[Collated]:
         """Small images: only those that this rank has not seen yet are decoded."""
         folder, side = self.samples.folder, self.samples.transform.side
-        if folder.kept is None or folder.kept.pixels.shape[1] != side:
-            folder.kept = Kept(len(folder), side)
-        missing = [folder.kept.missing(indices) for indices in steps]
+        if folder.cache is None or folder.cache.pixels.shape[1] != side:
+            folder.cache = ImageCache(len(folder), side)
+        missing = [folder.cache.missing(indices) for indices in steps]
         count = sum(map(len, missing))
         bases = Bases(folder, self.samples.transform)
         wanted = [indices for indices in missing if indices]
         decoded = started(data_loader(bases, wanted, list, self._workers(count) if count else 0))
         for indices, lacking in zip(steps, missing):
             for index, base in next(decoded) if lacking else []:
-                folder.kept.put(index, base)
-            again = [self._again(folder.kept, Draw(epoch, index)) for index in indices]
-            images, targets, numbers, bad = _collate(self.size, again)
+                folder.cache.put(index, base)
+            samples = [self._augmented(folder.cache, Draw(epoch, index)) for index in indices]
+            images, targets, numbers, bad = _collate(self.size, samples)
             if self.world.device.type == "cuda":
                 images, targets = images.pin_memory(), targets.pin_memory()
             yield images, targets, numbers, bad
 
-    def _again(self, kept: Kept, draw: Draw) -> Sample:
+    def _augmented(self, cache: ImageCache, draw: Draw) -> Sample:
         """The same as `samples[draw]`, without decoding a good image again."""
-        base = kept.get(draw.number)
+        base = cache.get(draw.number)
         if base is None:
             return self.samples[draw]
         pixels = self.samples.transform.chance(base, self.samples.chance(draw))

@@ -5,14 +5,14 @@ from typing import Callable, Dict, Type
 
 from ..strategies import parse, parse_rule
 from .allreduce import AllReduce
-from .base import Moment, Sync
+from .base import StepInfo, Sync
 from .compressed import BF16, FP16
 from .ef import ErrorFeedback
 from .local import DiLoCo, LocalSGD, Overlap
 from .machines import Machines
 from .powersgd import PowerSGD
 
-__all__ = ["KINDS", "Machines", "Moment", "Sync", "make"]
+__all__ = ["KINDS", "Machines", "StepInfo", "Sync", "make"]
 
 KINDS: Dict[str, Type[Sync]] = {
     "allreduce": AllReduce,

@@ -4,7 +4,7 @@ The strategies form two families. In the first, all ranks meet in each step: a c
 DDP sums their gradients while backward runs. In the second, ranks train by themselves and meet
 every H steps, after the optimizer. The training loop is the same for both:
 
-    before_step(moment)      begin what is due; `keeps` says whether gradients stay on this rank
+    before_step(info)      begin what is due; `keeps` says whether gradients stay on this rank
     forward, backward        hooks of the first family sum here
     optimizer
     after_step(skipped)      exchanges of the second family end here
@@ -30,7 +30,7 @@ State = Dict[str, torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
-class Moment:
+class StepInfo:
     """What a strategy may know about the step that begins; equal on all ranks except for `scale`.
     `left`: steps to the epoch's end, including this one."""
 
@@ -55,7 +55,7 @@ class Sync:
     keeps = False
     # Whether all ranks have met when the step ends; in the second family, only after some steps.
     meets = True
-    # Whether the strategy needs `Moment.scale`; reading it may wait for the device.
+    # Whether the strategy needs `StepInfo.scale`; reading it may wait for the device.
     follows_scale = False
     # Steps between the last two meetings.
     covered = 1
@@ -88,7 +88,7 @@ class Sync:
         """Begin summing one bucket over all ranks; the future holds a tensor like `buffer`."""
         raise NotImplementedError
 
-    def before_step(self, moment: Moment) -> None:
+    def before_step(self, info: StepInfo) -> None:
         """Called before the first forward of a step."""
 
     def after_step(self, skipped: Union[bool, torch.Tensor]) -> None:

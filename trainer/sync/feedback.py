@@ -12,13 +12,13 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ..strategies import Strategy
-from .base import Moment, Sync, sum_over_ranks
+from .base import StepInfo, Sync, sum_over_ranks
 from .carrier import Carrier, Stage
 from .machines import Machines
 
 
 @dataclasses.dataclass
-class Kept:
+class BucketState:
     """The state of one bucket: tensors as the last step left them, and those that the current step
     writes."""
 
@@ -37,7 +37,7 @@ class Feedback(Sync):
         self, strategy: Strategy, last_bucket: Callable[[], None], patience: float = 120.0
     ) -> None:
         super().__init__(strategy, last_bucket, patience)
-        self.kept: Dict[int, Kept] = {}
+        self.kept: Dict[int, BucketState] = {}
         self.scale = 1.0  # the loss scale by which all that is kept is multiplied
         self.exact = True
 
@@ -47,7 +47,7 @@ class Feedback(Sync):
         self.carrier = Carrier(stages, model.device, self.patience)
 
     def stages(self) -> List[Stage]:
-        """The stages that process (buffer, index, Kept); the last one returns the buffer."""
+        """The stages that process (buffer, index, BucketState); the last one returns the buffer."""
         raise NotImplementedError
 
     def blank(self, job: Any) -> Any:
@@ -62,12 +62,12 @@ class Feedback(Sync):
         """The number of values of each tensor kept for a bucket; all begin as zeros."""
         raise NotImplementedError
 
-    def before_step(self, moment: Moment) -> None:
-        self.exact = moment.exact
-        if moment.scale != self.scale:
+    def before_step(self, info: StepInfo) -> None:
+        self.exact = info.exact
+        if info.scale != self.scale:
             for kept in self.kept.values():
-                torch._foreach_mul_(kept.now, moment.scale / self.scale)
-            self.scale = moment.scale
+                torch._foreach_mul_(kept.now, info.scale / self.scale)
+            self.scale = info.scale
 
     def start_sum(self, buffer: torch.Tensor, index: int) -> torch.futures.Future[torch.Tensor]:
         if self.exact:
@@ -77,16 +77,16 @@ class Feedback(Sync):
             # Started here, because all ranks hand over buckets in the same order here.
             summed = sum_over_ranks(buffer, self.machines.group)
         future = self.carrier.future()
-        self.carrier.start((buffer, index, self._kept(buffer, index)), future, summed)
+        self.carrier.start((buffer, index, self._state_of(buffer, index)), future, summed)
         return future
 
-    def _kept(self, buffer: torch.Tensor, index: int) -> Kept:
+    def _state_of(self, buffer: torch.Tensor, index: int) -> BucketState:
         known = self.kept.get(index)
         sizes = self.sizes(buffer, index) if self.machines.leads else []
         # Also begun anew where --bucket_mb differs from that before a resume.
         if known is None or [tensor.numel() for tensor in known.now] != sizes:
             first = [torch.zeros(size, device=buffer.device) for size in sizes]
-            known = self.kept[index] = Kept(first, [torch.zeros_like(one) for one in first])
+            known = self.kept[index] = BucketState(first, [torch.zeros_like(one) for one in first])
         return known
 
     def after_step(self, skipped: Union[bool, torch.Tensor]) -> None:
@@ -102,4 +102,4 @@ class Feedback(Sync):
         self.scale = state["scale"]
         for index, tensors in state["kept"].items():
             there = [tensor.to(self.carrier.device, copy=True) for tensor in tensors]
-            self.kept[int(index)] = Kept(there, [torch.zeros_like(one) for one in there])
+            self.kept[int(index)] = BucketState(there, [torch.zeros_like(one) for one in there])

@@ -24,10 +24,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..strategies import Strategy, chunks_of, round_length
-from .base import Moment, State, Sync, sum_over_ranks
+from .base import State, StepInfo, Sync, sum_over_ranks
 from .carrier import Carrier
 from .codec import WIRES
-from .feedback import Kept
+from .feedback import BucketState
 from .machines import Machines
 from .parts import Parts
 
@@ -44,7 +44,7 @@ class LocalSGD(Sync):
         self.length = strategy.every
         self.samples: List[int] = []  # of this round, by machine
         self.waiting: List[torch.futures.Future[torch.Tensor]] = []
-        self.kept: List[Kept] = []
+        self.kept: List[BucketState] = []
 
     @property
     def keeps(self) -> bool:  # type: ignore[override]
@@ -70,16 +70,16 @@ class LocalSGD(Sync):
         """What the optimizer updates: master weights in place of half-precision ones."""
         return [self.masters.get(weight, weight).data for weight in self.weights]
 
-    def before_step(self, moment: Moment) -> None:
-        was, self.exact = self.exact, moment.exact
+    def before_step(self, info: StepInfo) -> None:
+        was, self.exact = self.exact, info.exact
         if self.exact:
             return
         if was:
             self.begin_anew()
         if self.done == 0:
-            self.length = min(round_length(self.strategy, moment.lr, moment.warm), moment.left)
+            self.length = min(round_length(self.strategy, info.lr, info.warm), info.left)
             self.samples = [0] * self.machines.count
-        now = self.machines.totals(moment.rank_samples)
+        now = self.machines.totals(info.rank_samples)
         self.samples = [sum(pair) for pair in zip(self.samples, now)]
 
     def begin_anew(self) -> None:
@@ -124,9 +124,9 @@ class LocalSGD(Sync):
             self.waiting.append(self.carrier.future())
             self.carrier.start((chunk, index, kept), self.waiting[-1])
 
-    def _blank(self, sizes: List[int]) -> Kept:
+    def _blank(self, sizes: List[int]) -> BucketState:
         first = [torch.zeros(size, device=self.z.device) for size in sizes]
-        return Kept(first, [torch.zeros_like(one) for one in first])
+        return BucketState(first, [torch.zeros_like(one) for one in first])
 
     def finish(self) -> None:
         """Wait until `moved` is the average over all machines."""
@@ -164,7 +164,7 @@ class LocalSGD(Sync):
         self.write(own["weights"].to(device))
         mine = [kept if self.machines.leads else [] for kept in own["kept"]]
         there = [[one.to(device, copy=True) for one in kept] for kept in mine]
-        self.kept = [Kept(now, [torch.zeros_like(one) for one in now]) for now in there]
+        self.kept = [BucketState(now, [torch.zeros_like(one) for one in now]) for now in there]
 
 
 class DiLoCo(LocalSGD):
@@ -214,10 +214,10 @@ class Overlap(LocalSGD):
         super()._hold(z)
         self.before = torch.empty_like(z)  # the weights when the exchange began
 
-    def before_step(self, moment: Moment) -> None:
+    def before_step(self, info: StepInfo) -> None:
         starts = self.done == 0
-        super().before_step(moment)
-        self.last = moment.left == 1
+        super().before_step(info)
+        self.last = info.left == 1
         if not self.exact and starts and self.owed:
             torch.sub(flat(self.trained, into=self.before), self.z, out=self.moved)
             samples, self.samples = self.samples, self.owed

@@ -15,7 +15,7 @@ import torch
 from ..strategies import part_of
 from .carrier import Stage, gather_parts, swap_parts
 from .codec import Codec, Plain
-from .feedback import Kept
+from .feedback import BucketState
 
 
 @dataclasses.dataclass
@@ -23,14 +23,15 @@ class Bucket:
     """One bucket while it is exchanged."""
 
     buffer: torch.Tensor  # receives the result
-    kept: Kept
+    kept: BucketState
     coded: torch.Tensor  # what is to be sent, then what came
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The stages of such a sum over `ranks`, for jobs (buffer, index, Kept). Kept holds what was
-    left out: from all parts by this rank (N x part), and from the sum of its own part."""
+    """The stages of such a sum over `ranks`, for jobs (buffer, index, BucketState). The
+    state holds what was left out: from all parts by this rank (N x part), and from the sum of its
+    own part."""
 
     codec: Union[Codec, Plain]
     ranks: Tuple[int, ...]

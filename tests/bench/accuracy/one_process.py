@@ -27,7 +27,7 @@ from trainer.data.order import epoch_order
 from trainer.ema import Ema
 from trainer.optim import build_optimizer, learning_rate
 from trainer.options import Options
-from trainer.sync import Moment, feedback, local
+from trainer.sync import StepInfo, feedback, local
 
 own = threading.local()  # `rank` and `wire` of each thread
 
@@ -254,7 +254,7 @@ class Rank:
             exact = warm and self.sync.strategy.rule.warms
             left = self.steps_per_epoch - step % self.steps_per_epoch
             samples = (self.batch,) * self.world
-            self.sync.before_step(Moment(step, left, lr, samples, 1.0, exact, warm))
+            self.sync.before_step(StepInfo(step, left, lr, samples, 1.0, exact, warm))
         taken = self.take()
         outputs = self.model(self.normalise(self.images.train[taken]))
         loss = functional.cross_entropy(outputs, self.images.train_classes[taken])

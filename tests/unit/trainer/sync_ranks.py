@@ -8,7 +8,7 @@ import torch.distributed as dist
 from trainer.options import Options
 from trainer.parallel import wrap
 from trainer.strategies import MIB, Payload, parse
-from trainer.sync import Moment, make
+from trainer.sync import StepInfo, make
 from trainer.world import start
 
 WIDTH = 700
@@ -76,7 +76,7 @@ class Steps:
 
     def step(self, number, scale=1.0, spoil=None, exact=False, skipped=False, left=1):
         """This strategy's sums after one backward."""
-        self.sync.before_step(Moment(number, left, 0.1, (4,) * self.world.size, scale, exact))
+        self.sync.before_step(StepInfo(number, left, 0.1, (4,) * self.world.size, scale, exact))
         if spoil is not None and self.world.rank == 0:
             scale = spoil
         self._backward(self.wrapped, number, scale)

@@ -20,9 +20,9 @@ from trainer.data.augment import (
     random_crop,
     reduction,
 )
+from trainer.data.cache import MOST, fits
 from trainer.data.decode import Picture, open_picture
 from trainer.data.folder import ImageFolder, Sizes
-from trainer.data.kept import MOST, fits
 from trainer.data.loader import Source, TrainBatches, eval_batches
 from trainer.errors import UserError
 from trainer.options import Options
@@ -299,7 +299,7 @@ def test_kept_images_have_the_pixels_of_decoded_ones(spoilt, monkeypatch, augmen
     folder = ImageFolder(spoilt, "train", options)
     for _ in range(2):
         again = [list(TrainBatches(folder, options, world()).epoch(epoch)) for epoch in range(2)]
-    monkeypatch.setattr("trainer.data.kept.MOST", 0)
+    monkeypatch.setattr("trainer.data.cache.MOST", 0)
     options = dataclasses.replace(options, workers=0)
     theirs = [samples(spoilt, options, (4,), epoch) for epoch in range(2)]
     assert all(same(*pair) for pair in zip(ours, theirs))
@@ -332,9 +332,9 @@ def test_what_is_kept_is_not_sent_to_loader_processes_and_has_a_bound(root, monk
     options = Options(workers=0)
     folder = ImageFolder(root, "train", options)
     list(TrainBatches(folder, options, world()).epoch(0))
-    assert folder.kept is not None
-    assert pickle.loads(pickle.dumps(folder)).kept is None
-    side = folder.kept.pixels.shape[1]
+    assert folder.cache is not None
+    assert pickle.loads(pickle.dumps(folder)).cache is None
+    side = folder.cache.pixels.shape[1]
     most = MOST // (3 * side**2)
     monkeypatch.setattr("os.sysconf", lambda name: 2**20)  # memory without end
     assert fits(most // 4, side, 4) and not fits(most // 4 + 1, side, 4)

@@ -21,7 +21,7 @@ def by_itself(level="O2", kind=torch.optim.SGD, **settings):
         pytest.skip("this torch has no fused optimizer for the CPU")
     net, precision = model(), Precision(level, CPU)
     optimizer = kind(net.parameters(), lr=0.1, fused=True, **settings)
-    precision.prepare(net, optimizer)
+    precision.cast_weights(net, optimizer)
     return net, precision, optimizer
 
 
@@ -98,7 +98,7 @@ def test_the_scale_of_the_device_doubles_as_the_host_s():
 def test_the_state_of_each_step_is_found_where_it_lies(level):
     net, precision = model(), Precision(level, CPU)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    precision.prepare(net, optimizer)
+    precision.cast_weights(net, optimizer)
     for _ in range(2):
         ours, theirs = precision.live_state(net), precision.full_state(net)
         assert list(ours) == list(theirs)

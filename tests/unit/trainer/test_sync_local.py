@@ -9,7 +9,7 @@ from trainer.compat import load_tensors
 from trainer.errors import UserError
 from trainer.options import Options
 from trainer.strategies import parse, parse_rule, round_length
-from trainer.sync import Moment
+from trainer.sync import StepInfo
 
 RANK_SAMPLES = (6, 2)
 
@@ -24,7 +24,7 @@ def moved(spec, steps, epoch=100):
             weight.zero_()
     found = []
     for number in range(steps):
-        sync.before_step(Moment(number, epoch - number % epoch, 0.1, RANK_SAMPLES))
+        sync.before_step(StepInfo(number, epoch - number % epoch, 0.1, RANK_SAMPLES))
         with torch.no_grad():
             for weight in weights:
                 weight.add_(made.world.rank + 1)
@@ -92,7 +92,7 @@ def sent(specs):
         before = {}
         for number in range(4 * strategy.every):
             before.setdefault(number // strategy.every, counted.sent)
-            made.sync.before_step(Moment(number, 100, 0.1, (1, 1, 1)))
+            made.sync.before_step(StepInfo(number, 100, 0.1, (1, 1, 1)))
             made.sync.after_step(False)
         counts = (before[3] - before[2]) / strategy.every
         found[spec] = counts, strategy.bytes_per_step(world.size, made.payload)

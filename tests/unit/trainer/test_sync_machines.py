@@ -11,7 +11,7 @@ from tests.unit.trainer.sync_ranks import Steps, net, six_steps, size
 from trainer.compat import load_tensors
 from trainer.options import Options
 from trainer.parallel import wrap
-from trainer.sync import Machines, Moment, make
+from trainer.sync import Machines, StepInfo, make
 from trainer.world import start
 
 # Of both families, and of each way to send.
@@ -55,7 +55,7 @@ def moved(spec, steps):
             weight.zero_()
     found = []
     for number in range(steps):
-        made.sync.before_step(Moment(number, 100, 0.1, (4, 2, 2)))
+        made.sync.before_step(StepInfo(number, 100, 0.1, (4, 2, 2)))
         with torch.no_grad():
             for weight in weights:
                 weight.add_(made.world.node_rank + 1)

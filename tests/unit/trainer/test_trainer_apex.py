@@ -23,7 +23,7 @@ def prepared(level):
     net = torch.nn.Linear(4, 2)
     precision = ApexAmp(standin_apex, level, CPU)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    precision.prepare(net, optimizer)
+    precision.cast_weights(net, optimizer)
     return net, precision, optimizer
 
 
@@ -96,7 +96,7 @@ def test_state_goes_to_ours_and_back(level):
     assert len(precision.masters) == (2 if level == "O2" else 0)
     ours = Precision(level, CPU)
     other = torch.nn.Linear(4, 2)
-    ours.prepare(other, torch.optim.SGD(other.parameters(), lr=0.1))
+    ours.cast_weights(other, torch.optim.SGD(other.parameters(), lr=0.1))
     ours.load_state_dict(state)
     assert (ours.scale.value, ours.scale.good_steps) == (2.0**15, 0)
     ours.scale.good_steps = 7

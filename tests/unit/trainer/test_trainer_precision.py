@@ -19,7 +19,7 @@ def model():
 def prepared(level):
     net, precision = model(), Precision(level, CPU)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    precision.prepare(net, optimizer)
+    precision.cast_weights(net, optimizer)
     return net, precision, optimizer
 
 

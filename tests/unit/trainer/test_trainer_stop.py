@@ -46,7 +46,7 @@ class Mark:
         self.devices.wait(self.count)
 
 
-def leave(rank, told_at, devices, store, left, device):
+def leave(rank, requested_at, devices, store, left, device):
     """One rank's loop; the rank 1 is slow, so that the others run ahead as far as they may."""
     world = World(rank=rank, size=len(left), device=torch.device(device), store=store)
     stop = Stop(world)
@@ -54,10 +54,10 @@ def leave(rank, told_at, devices, store, left, device):
     for step in range(200):
         if rank == 1:
             time.sleep(0.002)
-            if step == told_at:
+            if step == requested_at:
                 # The others go as far as they can before this rank looks.
                 time.sleep(0.05)
-                stop.told = True
+                stop.requested = True
         if step % devices.every == 0 and stop.now():
             left[rank] = step
             return
@@ -70,14 +70,14 @@ def leave(rank, told_at, devices, store, left, device):
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("every", [1, 8])
-@pytest.mark.parametrize("told_at", [21, 24, 39])
-def test_all_ranks_leave_at_one_step(monkeypatch, device, every, told_at):
+@pytest.mark.parametrize("requested_at", [21, 24, 39])
+def test_all_ranks_leave_at_one_step(monkeypatch, device, every, requested_at):
     monkeypatch.setattr("trainer.stop.signal.signal", lambda *_: None)  # of the main thread alone
     devices, left, store = Devices(3, every), [None] * 3, dist.HashStore()
 
     ranks = [
         threading.Thread(
-            target=leave, args=(rank, told_at, devices, store, left, device), daemon=True
+            target=leave, args=(rank, requested_at, devices, store, left, device), daemon=True
         )
         for rank in range(3)
     ]
@@ -86,7 +86,7 @@ def test_all_ranks_leave_at_one_step(monkeypatch, device, every, told_at):
     for rank in ranks:
         rank.join(60)
     assert left == [(store.add(WHEN, 0) - 1) * every] * 3
-    assert told_at < left[0] <= told_at + 4 * every
+    assert requested_at < left[0] <= requested_at + 4 * every
 
 
 @pytest.fixture
@@ -100,45 +100,45 @@ def stops():
 def test_all_ranks_leave_before_the_same_step(stops):
     first, second, third = stops
     assert not any(stop.now() for stop in stops)
-    # The second is told while the first has begun step 5 already.
+    # The second is asked while the first has begun step 5 already.
     assert not first.now()
-    second.told = True
+    second.requested = True
     assert not second.now()
     assert not third.now()
     assert [stop.now() for stop in stops] == [True] * 3
 
 
-def test_the_first_that_was_told_decides(stops):
+def test_the_first_that_was_asked_decides(stops):
     first, second, third = stops
-    first.told = second.told = True
+    first.requested = second.requested = True
     assert not first.now()
     assert not second.now()
     assert not third.now()
     assert [stop.now() for stop in stops] == [True] * 3
 
 
-def test_two_that_are_told_at_once_write_one_step(stops):
-    """Both have read that nobody was told, before either writes."""
+def test_two_that_are_asked_at_once_write_one_step(stops):
+    """Both have read that nobody was asked, before either writes."""
     first, second, third = stops
     store = second.world.store
     late = types.SimpleNamespace(add=lambda name, n: store.add(name, n) if n else 0)
     second.world = World(store=late)
-    first.told = second.told = True
+    first.requested = second.requested = True
     assert not first.now()
     assert not second.now()
     assert not third.now()
     assert third.now()
 
 
-def test_sigterm_tells(stops):
+def test_sigterm_requests_a_stop(stops):
     os.kill(os.getpid(), signal.SIGTERM)
-    assert stops[-1].told  # the last to have set the handler
+    assert stops[-1].requested  # the last to have set the handler
 
 
 def test_one_process_leaves_at_once():
     before = signal.getsignal(signal.SIGTERM)
     stop = Stop(World())
     assert not stop.now()
-    stop.told = True
+    stop.requested = True
     assert stop.now()
     signal.signal(signal.SIGTERM, before)

@@ -1,4 +1,5 @@
-"""Small images, decoded once: their pixels stay in memory, and each epoch only augments them.
+"""A cache of small images: each is decoded once, its pixels stay in memory, and each epoch only
+augments them.
 
 The result is bit-identical to that of `Samples` in loader.py, in any order and on any rank.
 """
@@ -13,7 +14,7 @@ MOST = 2**31
 NOT_DECODED, GOOD, BAD = 0, 1, 2
 
 
-class Kept:
+class ImageCache:
     """Bases of a split's images, uint8 (side, side, 3) each, and which of them are decoded.
 
     Only those that this rank has decoded take up memory.
