@@ -11,7 +11,7 @@ from .faults import machine, network, stack
 HINDERS = frozenset(
     (
         *("release", "arch", "systemd", "python", "sudo", "disk_full", "read_only", "address"),
-        *("dpkg", "rsync", "venv", "installer", "uv", "stack", "collect", "train_user"),
+        *("dpkg", "installer", "uv", "stack", "collect", "train_user"),
         *("duplicate_address", "duplicate_machine_id", "duplicate_mac"),
     )
 )

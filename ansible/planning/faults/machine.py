@@ -122,7 +122,7 @@ def packages(facts, question):
         yield (
             "rsync",
             "rsync is missing, by which data and wheels arrive",
-            "sudo apt install rsync",
+            "make provision installs it",
         )
 
 

@@ -97,7 +97,11 @@ def compiler(facts, stack, table):
 def environment(facts, manager, python, question):
     # The bundle of a machine without internet has it.
     if manager == "venv" and not facts["python_venv"] and not question["offline"]:
-        yield ("venv", "its python3 cannot make environments", "sudo apt install python3-venv")
+        yield (
+            "venv",
+            "its python3 cannot make environments",
+            "make provision installs python3-venv",
+        )
     if manager == "conda" and not facts["conda"] and not question["conda_installer"]:
         yield (
             "installer",

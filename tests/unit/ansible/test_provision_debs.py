@@ -65,6 +65,9 @@ def test_what_roles_install_is_in_their_lists():
         for task in _tasks(yaml.safe_load(path.read_text()) or []):
             literal = {name for name in _installed(task) if "{{" not in name and "/" not in name}
             assert literal <= found, f"{path}: {literal - found}"
+            asked = task.get("vars", {}).get("packages_wanted", "")
+            own = f"{{{{ {path.parents[1].name}_packages"
+            assert not isinstance(asked, str) or asked[: len(own)] in ("", own), (path, asked)
 
 
 def _installed(task):

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import yaml
 
 from planning import preflight
 from tests.unit.ansible.provision_machines import HEALTHY, QUESTION, ROOT, machine
@@ -103,6 +104,23 @@ def test_what_the_bundle_brings_is_no_fault_of_a_machine_without_internet():
     facts = machine(rsync=False, python_venv=False)
     assert {finding["fault"] for finding in found(facts)} == {"rsync", "venv"}
     assert found(facts, offline=True) == []
+
+
+def test_what_the_roles_install_hinders_nobody_and_is_asked_of_nobody():
+    """A fresh Ubuntu has no python3-venv, a fresh Debian no rsync."""
+    for finding in found(machine(rsync=False, python_venv=False)):
+        assert "make provision installs" in finding["remedy"] and "sudo" not in finding["remedy"]
+        assert preflight.hindering([finding]) == []
+    wanted = {}
+    for role, file in (("base", "main"), ("python_env", "venv")):
+        folder = ROOT / "ansible/roles" / role
+        listed = yaml.safe_load((folder / "vars/main.yml").read_text())[f"{role}_packages"]
+        for task in yaml.safe_load((folder / f"tasks/{file}.yml").read_text()):
+            asked = task.get("vars", {}).get("packages_wanted", "").strip("{ }").partition(".")[2]
+            names = listed.get(asked, []) if isinstance(listed, dict) else listed
+            wanted |= dict.fromkeys(names, task.get("when"))
+    assert {"rsync", "python3-venv"} <= wanted.keys()
+    assert wanted["rsync"] is None is wanted["python3-venv"]
 
 
 def test_an_impossible_driver_hears_the_reason_and_the_nearest():
