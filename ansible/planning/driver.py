@@ -17,7 +17,7 @@ ADD_SOURCES = (
 )
 # Packages whose version is the version of the distribution's driver.
 PACKAGED = re.compile(
-    r"nvidia-((open-)?kernel-(open-)?dkms$|dkms-\d|driver(-\d|$)|headless-\d|headless-no-dkms-)"
+    r"nvidia-((open-)?kernel-(open-)?dkms$|(dkms|driver)(-\d|(-open)?$)|headless-\d|headless-no-dkms-)"
 )
 # Bytes that an installation needs: libraries and firmware, DKMS and its build, the installer, the
 # initial RAM disk.

@@ -6,6 +6,7 @@ from planning import driver_after
 from tests.unit.ansible.driver_machines import (
     DEBIAN12,
     TOOLS,
+    UBUNTU,
     by_runfile,
     facts,
     packaged,
@@ -126,6 +127,17 @@ def test_nvidias_own_repository_whose_names_have_no_branch_is_kept_and_held():
             True,
         )
     assert sorted(driver_after.driver_hold(made, "590.48.01")["packages"]) == sorted(names)
+
+
+@pytest.mark.parametrize("module", ["nvidia-driver-open", "nvidia-dkms-open", "nvidia-dkms"])
+def test_nvidias_own_packages_of_a_module_are_a_driver_and_none_comes_over_it(module):
+    """590 and on have no branch in their names: a whole driver, or for computing alone."""
+    names = {module: "595.71.05-1ubuntu1", "libnvidia-compute": "595.71.05-1ubuntu1"}
+    state = {"driver": "595.71.05", "driver_library": "595.71.05", "module": "595.71.05"}
+    made = facts("ubuntu2404", ["3090"], packages=names, offered=UBUNTU | TOOLS, **state)
+    assert plan(made, "cu132")["hold"] is True
+    new_kernel = made | {"driver": None, "module": None, "kernel_headers": True}
+    assert plan(new_kernel, "cu132")["action"] == "build"
 
 
 def test_what_a_refusal_lacks_may_be_had_before_anything_is_taken_away():
