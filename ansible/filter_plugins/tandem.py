@@ -98,6 +98,7 @@ FILTERS = {
     "driver_hold": driver_after.driver_hold,
     "driver_outcome": driver_after.driver_outcome,
     "driver_plan": driver.driver_plan,
+    "expected_stack": stacks.expected,
     "finding_text": preflight.text,
     "findings": preflight.findings,
     "forgotten": members.forgotten,

@@ -123,7 +123,7 @@ def kept_file(inventory):
 
 
 def kept(text, path):
-    """What a kept_file says, {"stack": name}. Raises PlanError where it does not say it so."""
+    """What a kept_file says: {"stack": name, "path"}. Raises PlanError if it does not say it so."""
     try:
         said = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -133,15 +133,15 @@ def kept(text, path):
             f"{path} does not say which stack `stack: auto` decided: its line is, for example, "
             "stack: cu126. Correct it, or delete the file to have it decided again"
         )
-    return {"stack": said["stack"]}
+    return {"stack": said["stack"], "path": str(path)}
 
 
 def resolve(machines, wanted, table, members=(), kept=None):
     """The one stack of a cluster: its row of stacks.yml, with "name" and "reason".
 
     machines: facts of those that were asked; wanted: a row's name, or "auto"; members: names of all
-    machines of the cluster; kept: what `auto` decided before ({"stack": name}), which it does not
-    decide again. Raises PlanError with every obstacle and the nearest stack.
+    machines of the cluster; kept: what `auto` decided before (the result of `kept`), which it does
+    not decide again. Raises PlanError with every obstacle and the nearest stack.
     """
     machines = list(machines)
     kept = kept if wanted == "auto" else None
@@ -155,11 +155,25 @@ def resolve(machines, wanted, table, members=(), kept=None):
         name, reason = _decide(machines, members, table)
     elif kept:
         name, reason = kept["stack"], "decided before, and kept"
-        _refuse_impossible(name, machines, table, "was decided before, and is impossible now")
+        what = f"was decided before ({kept['path']} keeps it), and is impossible now"
+        _refuse_impossible(name, machines, table, what)
     else:
         name, reason = wanted, "named by `stack`"
         _refuse_impossible(name, machines, table, "is impossible")
     return dict(table["rows"][name], name=name, reason=reason)
+
+
+def expected(machines, wanted, table, members=(), kept=None):
+    """The setting `stack` by which one machine is judged: what `resolve` will name for all of them.
+
+    `wanted` itself where something was named or kept, and where nothing can be decided yet.
+    """
+    if wanted != "auto" or kept:
+        return wanted
+    try:
+        return resolve(machines, wanted, table, members)["name"]
+    except PlanError:
+        return wanted
 
 
 def _decide(machines, members, table):

@@ -87,20 +87,21 @@ def test_where_cards_are_a_machine_that_is_off_blocks_auto_with_every_way_on():
 
 
 def test_what_auto_decided_is_kept_whoever_is_on_and_whatever_comes():
-    kept = {"stack": "cu126"}
+    kept = {"stack": "cu126", "path": "/a/inventory.stack.yml"}
     pascal, ampere = machine(cards=["1b06"]), machine(cards=["2204"], host="node2")
     for there in ([pascal], [ampere], [machine(host="node3")]):
         chosen = stacks.resolve(there, "auto", TABLE, ["node1", "node2", "node3"], kept)
         assert (chosen["name"], chosen["reason"]) == ("cu126", "decided before, and kept")
-    with pytest.raises(PlanError, match="stack cu126 was decided before, and is impossible now"):
+    with pytest.raises(PlanError, match=r"cu126 was decided before \(/a/inventory\.stack\.yml"):
         stacks.resolve([machine(cards=["2b85"])], "auto", TABLE, [], kept)
     with pytest.raises(PlanError, match="'cu1' is not in"):
-        stacks.resolve([pascal], "auto", TABLE, [], {"stack": "cu1"})
+        stacks.resolve([pascal], "auto", TABLE, [], {"stack": "cu1", "path": "x"})
 
 
 @pytest.mark.parametrize("text", ["", "stack:", "cu126", "[stack]", "stack: {", "stack: 126\n"])
 def test_a_kept_file_that_says_no_stack_is_named_with_the_remedy(text):
-    assert stacks.kept("# a comment\nstack: cu126\n", "x") == {"stack": "cu126"}
+    found = stacks.kept("# a comment\nstack: cu126\n", "x")
+    assert found == {"stack": "cu126", "path": "x"}
     with pytest.raises(PlanError, match=r"/a/pc\.stack\.yml does not say which stack.*delete"):
         stacks.kept(text, "/a/pc.stack.yml")
 
@@ -124,6 +125,34 @@ def test_every_way_to_the_kept_file_is_the_same(tmp_path):
     done = subprocess.run(argv, capture_output=True, text=True, env=environment)
     assert "bundle_stack=cu126" in done.stdout, done.stdout
     assert "preflight=cu126" in done.stdout, done.stdout
+
+
+def test_one_machine_is_judged_by_the_stack_of_all():
+    turing, office = machine(cards=["1e07"]), machine("ubuntu2204", host="node2")
+    members, both = ["node1", "node2"], [turing, office]
+    assert stacks.expected(both, "auto", TABLE, members) == "cu102"
+    # Not known yet, kept or named: nothing is foretold.
+    assert stacks.expected([turing], "auto", TABLE, members) == "auto"
+    assert stacks.expected(both, "auto", TABLE, members, {"stack": "cu126", "path": "x"}) == "auto"
+    assert stacks.expected(both, "cu132", TABLE, members) == "cu132"
+
+
+def test_preflight_asks_an_office_pc_by_the_stack_of_all(tmp_path):
+    variables = yaml.safe_load((ROOT / "ansible/roles/preflight/vars/main.yml").read_text())
+    hosts = {
+        facts["host"]: {"ansible_connection": "local", "preflight_facts": facts}
+        for facts in (machine(cards=["1e07"]), machine("ubuntu2204", host="node2"))
+    }
+    (tmp_path / "pcs.yml").write_text(yaml.safe_dump({"cluster": {"hosts": hosts}}))
+    asked = variables["preflight_question"]["stack"]
+    play = {"hosts": "cluster", "gather_facts": False, "vars": {**variables, "asked": asked}}
+    play["vars"] |= {"role_path": str(ROOT / "ansible/roles/preflight"), "stack": "auto"}
+    play["tasks"] = [{"ansible.builtin.debug": {"msg": "{{ inventory_hostname }}={{ asked }}"}}]
+    (tmp_path / "book.yml").write_text(yaml.safe_dump([play]))
+    argv = ["ansible-playbook", "-i", str(tmp_path / "pcs.yml"), str(tmp_path / "book.yml")]
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
+    done = subprocess.run(argv, capture_output=True, text=True, env=environment)
+    assert "node1=cu102" in done.stdout and "node2=cu102" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize(
