@@ -87,7 +87,7 @@ def _planning(verb: argparse.ArgumentParser) -> None:
     add("trainer", nargs="*", help="after `--`: options of `python -m trainer`")
 
 
-def _foresee(given: argparse.Namespace) -> int:
+def _predict(given: argparse.Namespace) -> int:
     from launcher import measure
 
     reports = ("batch", "precision", "sync", "run", "gpu", "link")
@@ -166,7 +166,7 @@ def _carry_out(given: argparse.Namespace, argv: list[str]) -> int:
             given.verb
         ](given.run)
     if given.verb == "plan":
-        return _foresee(given)
+        return _predict(given)
     options = _new(given)
     if asks_for_help(options):
         return trainer_help()

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from launcher import folders
 from launcher.after.messages import relative
 from launcher.clean import clean
-from launcher.during import kept
+from launcher.during import rotating_log
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT
 
@@ -61,8 +61,8 @@ def state(folder: Path) -> str:
     """running, finished, failed, stopped, or abandoned (its controller died)."""
     if controller(folder):
         return "running"
-    told = read(folder / "attempts.json").get("status")
-    return told if isinstance(told, str) and told != "running" else "abandoned"
+    status = read(folder / "attempts.json").get("status")
+    return status if isinstance(status, str) and status != "running" else "abandoned"
 
 
 def runs() -> int:
@@ -145,7 +145,7 @@ def attach(name: str) -> int:
 def follow(folder: Path, begin: int) -> None:
     """Copy controller.log from byte `begin` to stdout while its controller lives."""
     log = folder / "controller.log"
-    for older in kept.parts(log)[:-1] if begin == 0 else []:
+    for older in rotating_log.parts(log)[:-1] if begin == 0 else []:
         sys.stdout.buffer.write(older.read_bytes())
     file = None
     try:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launcher import folders, inventory
 from launcher.after import collect
-from launcher.after.messages import proof, relative, stayed
+from launcher.after.messages import leftovers, not_copied, relative
 from launcher.after.sizes import Sizes
 from launcher.before import links, preflight
 from launcher.before import plan as planning
@@ -23,10 +23,10 @@ from launcher.before.problems import BUSY_REMEDY
 from launcher.during.attempts import Attempts, write_json
 from launcher.during.cause import Failure
 from launcher.during.lines import RunLogs, Terminal
-from launcher.during.patience import waiting
 from launcher.during.pitfalls import READ_BELOW, explain
 from launcher.during.start import sync_code
 from launcher.during.stopper import Stopper
+from launcher.during.waiting import waiting
 from launcher.during.watch import Outcome
 from launcher.errors import Busy, UserError
 from launcher.inventory import CHECKOUT
@@ -142,7 +142,7 @@ class Measurement:
             return
         if outcome.cause is not None and outcome.cause.kind == "busy":
             raise Busy(f"{outcome.cause.host}: {outcome.cause.message}: {BUSY_REMEDY}")
-        for line in proof(outcome):
+        for line in leftovers(outcome):
             self.terminal.say(line)
         self.terminal.drain()
         if outcome.cause is None:
@@ -167,6 +167,6 @@ class Measurement:
         try:
             said = collect.records(nodes, parts, attempts.list, self.folder, Sizes(), FILES)
         except collect.Unwritable as error:
-            raise UserError(stayed(self.folder, error)) from None
+            raise UserError(not_copied(self.folder, error)) from None
         if said:
             raise UserError(*said)

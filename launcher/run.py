@@ -10,13 +10,20 @@ from typing import Any, TypeVar
 
 from launcher import folders, strategy
 from launcher.after import collect
-from launcher.after.messages import describe, exit_code, go_on, proof, relative, stayed
+from launcher.after.messages import (
+    describe,
+    exit_code,
+    how_to_resume,
+    leftovers,
+    not_copied,
+    relative,
+)
 from launcher.after.report import make_report
 from launcher.after.sizes import MIB, Sizes
 from launcher.before import plan as planning
 from launcher.before import preflight
 from launcher.before.checks import (
-    QUEUE_LOOKS_EVERY,
+    QUEUE_POLL_SECONDS,
     Checked,
     check_machines,
     make_plan,
@@ -31,9 +38,9 @@ from launcher.during import restart
 from launcher.during.attempts import Attempts, write_json
 from launcher.during.cause import Failure
 from launcher.during.lines import RunLogs, Terminal
-from launcher.during.patience import waiting
 from launcher.during.start import start_guards, sync_code
 from launcher.during.stopper import Stopper
+from launcher.during.waiting import waiting
 from launcher.during.watch import Outcome, Watch
 from launcher.errors import Busy, MachineError, UserError
 from launcher.options import Options, keeping
@@ -71,7 +78,7 @@ def in_turn(options: Options, terminal: Terminal, once: Callable[[], T]) -> T:
                 raise
             terminal.say(f"waiting: {error}")
             # Two runs that each took a machine, so that both lost, must not collide again.
-            time.sleep(random.uniform(0, QUEUE_LOOKS_EVERY))
+            time.sleep(random.uniform(0, QUEUE_POLL_SECONDS))
 
 
 def train_once(options: Options, terminal: Terminal) -> int:
@@ -159,7 +166,7 @@ class Run:
         present = {host.name for host in self.machines.hosts}
         lost = outcome.status == "failed" or bool(outcome.gone or outcome.lingering)
         if lost or not present.issuperset(self.parts):
-            self._look_again()
+            self._reconnect()
         try:
             saved, whole = self._collect()
             whole = make_report(self.folder, self.terminal) and whole
@@ -173,7 +180,7 @@ class Run:
             self.terminal.say(self.attempts.problem)
             whole = False
         if outcome.status != "finished":
-            self.terminal.say(go_on(self.folder.name, saved))
+            self.terminal.say(how_to_resume(self.folder.name, saved))
         self.terminal.drain()
         return exit_code(outcome, whole)
 
@@ -187,8 +194,8 @@ class Run:
                     self.attempts.close("failed")
                     raise
                 if not isinstance(error, MachineError):  # other machines would not help
-                    return self._given_up(error, Outcome("failed", None, 0.0, [], {}))
-                outcome = self._lost(plan, reason, error)
+                    return self._give_up(error, Outcome("failed", None, 0.0, [], {}))
+                outcome = self._record_loss(plan, reason, error)
             if plan.attempt == 1 and outcome.cause is not None and outcome.cause.kind == "busy":
                 self.attempts.close("failed")
                 raise Busy(f"{outcome.cause.host}: {outcome.cause.message}: {BUSY_REMEDY}")
@@ -201,15 +208,15 @@ class Run:
             try:
                 plan = self._next(plan, limits, stopper)
             except UserError as error:
-                return self._given_up(error, outcome)
+                return self._give_up(error, outcome)
 
-    def _given_up(self, error: UserError, outcome: Outcome) -> Outcome:
+    def _give_up(self, error: UserError, outcome: Outcome) -> Outcome:
         """Say why no attempt follows that would change the outcome."""
         for problem in error.problems:
             self.terminal.say(problem)
         return outcome
 
-    def _lost(self, plan: Plan, reason: str, error: MachineError) -> Outcome:
+    def _record_loss(self, plan: Plan, reason: str, error: MachineError) -> Outcome:
         """Machines that answered a moment ago no longer do: record an attempt that failed."""
         message = " ".join(error.problems)
         failure = Failure(host=error.hosts[0], kind="gone", order=0, message=message)
@@ -256,16 +263,16 @@ class Run:
         if outcome.cause is not None:
             lines += describe(self.attempts.list[-1]["first_cause"])
         if outcome.status != "finished":
-            lines += proof(outcome)
+            lines += leftovers(outcome)
         for line in lines:
             self.terminal.say(line)
 
-    def _look_again(self) -> None:
+    def _reconnect(self) -> None:
         """Connect again: some machines may be gone by now, and some may be back."""
         self.machines.close()
         hosts, asked = self.checked.hosts, self.checked.asked
         with waiting(self.terminal, "looking which machines answer"):
-            self.machines = preflight.look(hosts, asked, without_missing=True)
+            self.machines = preflight.inspect(hosts, asked, without_missing=True)
         here = {host.name for host in self.machines.hosts}
         for name in self.parts:
             if name not in here:
@@ -277,15 +284,15 @@ class Run:
         here = [host.name for host in self.machines.hosts]
         parts = [self.parts[name] for name in here if name in self.parts]
         sizes = Sizes.of(self.checked.options.keep)
-        nodes, told, whole = self.machines.nodes, self.attempts.list, True
+        nodes, attempts, whole = self.machines.nodes, self.attempts.list, True
         with waiting(self.terminal, "copying records and checkpoints to this machine"):
             held = collect.checkpoints(nodes, parts)
             try:
-                said = collect.records(nodes, parts, told, self.folder, sizes)
+                said = collect.records(nodes, parts, attempts, self.folder, sizes)
                 paths, more = collect.best_and_last(held, nodes, parts, self.folder)
                 said += [*more, *(f"checkpoint {relative(path)}" for path in paths)]
             except collect.Unwritable as error:
-                said, whole = [stayed(self.folder, error)], False
+                said, whole = [not_copied(self.folder, error)], False
         self.attempts.read_resumed(self.folder)
         for line in said:
             self.terminal.say(line)

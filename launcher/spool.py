@@ -9,7 +9,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from launcher.during.kept import KeptLog
+from launcher.during.rotating_log import RotatingLog
 
 BACKLOG = 64 << 20  # characters that wait for the disk; the lines that come then are left out
 
@@ -67,14 +67,14 @@ class SpooledLog:
     """A log that is written through a spool: whoever writes to it never waits."""
 
     def __init__(self, path: Path, limit: int, spool: Spool):
-        self._kept = KeptLog(path, limit)
+        self._log = RotatingLog(path, limit)
         self._spool = spool
         self._dropped = 0  # lines that found no room in the spool, since the last that did
 
     @property
     def lost(self) -> int:
         """Lines, since the last that was written."""
-        return self._dropped + self._kept.lost
+        return self._dropped + self._log.lost
 
     def write(self, lines: list[str]) -> None:
         """Add lines, or count them as lost."""
@@ -89,8 +89,8 @@ class SpooledLog:
 
     def carry_out(self, missing: int, lines: list[str] | None) -> None:
         """Called by the spool's thread: does what write or close asked for."""
-        self._kept.lost += missing
+        self._log.lost += missing
         if lines is None:
-            self._kept.close()
+            self._log.close()
         else:
-            self._kept.write(lines)
+            self._log.write(lines)

@@ -127,8 +127,8 @@ def basis_of(
 
 
 def of_run(name: str, step: Step) -> tuple[str, ...]:
-    told = f"In {name} a step without waiting for other ranks took {seconds(step.work)}."
-    return (told, SHARED) if step.shared_machine else (told,)
+    sentence = f"In {name} a step without waiting for other ranks took {seconds(step.work)}."
+    return (sentence, SHARED) if step.shared_machine else (sentence,)
 
 
 SHARED = "There the nodes shared one machine's cores: alone, each is faster."
@@ -172,9 +172,9 @@ def of_host(run: Run, host: str) -> list[RankRecord]:
 def read_links(run: Run, hosts: tuple[str, ...]) -> tuple[list[float], list[float]]:
     """Mbit/s of payload between each machine and the next (in the slower direction), and what each
     received while all sent. Both are empty where the measurement is incomplete."""
-    told = [read_object(run.folder / "nodes" / host / "links.json", []) for host in hosts]
+    measured = [read_object(run.folder / "nodes" / host / "links.json", []) for host in hosts]
     pairs: dict[frozenset[str], float] = {}
-    for host, entry in zip(hosts, told):
+    for host, entry in zip(hosts, measured):
         found = entry.get("pairs")
         for peer, rates in found.items() if isinstance(found, dict) else ():
             ways = rates if isinstance(rates, dict) else {}
@@ -182,7 +182,7 @@ def read_links(run: Run, hosts: tuple[str, ...]) -> tuple[list[float], list[floa
             if all(both):
                 pairs[frozenset((host, peer))] = min(rate for rate in both if rate)
     between = [pairs.get(frozenset(two)) for two in zip(hosts, hosts[1:])]
-    rings = [entry.get("ring") for entry in told]
+    rings = [entry.get("ring") for entry in measured]
     around = [number(one.get("mbit")) if isinstance(one, dict) else None for one in rings]
     if not between or not all(between) or not all(around):
         return [], []

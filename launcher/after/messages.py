@@ -29,7 +29,7 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else text + "."
 
 
-def proof(outcome: Outcome) -> list[str]:
+def leftovers(outcome: Outcome) -> list[str]:
     """What each node's guard says is left of the attempt there."""
     lines = []
     for host, frame in outcome.exits.items():
@@ -68,14 +68,14 @@ def exit_code(outcome: Outcome, whole: bool = True) -> int:
     return cause.exit_code or 1
 
 
-def go_on(run: str, saved: bool) -> str:
+def how_to_resume(run: str, saved: bool) -> str:
     """What to type after a run that did not finish."""
     if saved:
         return f"to go on where it was saved: make train RESUME={run}"
     return "nothing had been saved yet: there is nothing to go on with, the next run starts anew"
 
 
-def stayed(folder: Path, error: Exception) -> str:
+def not_copied(folder: Path, error: Exception) -> str:
     """What became of a run's files that this machine's disk did not take."""
     return (
         f"this machine's disk took no more of the run's records and checkpoints ({error}): what is "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.after.messages import relative
 from launcher.during.lines import Terminal
-from launcher.during.patience import waiting
+from launcher.during.waiting import waiting
 from launcher.inventory import CHECKOUT
 
 REPORT = (sys.executable, "-m", "report")

@@ -68,7 +68,7 @@ def build(
 ) -> Plan:
     """The plan of one attempt; `settings` is what the trainer makes of the options. Raises
     UserError."""
-    parts = devices.share_out(hosts, facts, settings)
+    parts = devices.assign(hosts, facts, settings)
     level = devices.precision(parts, hosts, facts, settings, request.attempt > 1)
     options = options.with_precision(level.name)
     counts = tuple(parts[host.name].processes for host in hosts)

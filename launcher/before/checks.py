@@ -20,13 +20,13 @@ from launcher.before.plan import Plan
 from launcher.before.preflight import Asked, Machines
 from launcher.during import code, restart
 from launcher.during.lines import Terminal
-from launcher.during.patience import waiting
+from launcher.during.waiting import waiting
 from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.options import Options, trainer_settings
 from trainer import prices, strategies
 
-QUEUE_LOOKS_EVERY = 10.0
+QUEUE_POLL_SECONDS = 10.0
 # Where they are set, oneDNN and torch's own kernels use no newer instructions than they say. A
 # rank's environment is made from scratch, so it has them only through the plan.
 INSTRUCTION_LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
@@ -57,10 +57,10 @@ def check_machines(options: Options, terminal: Terminal, run: str | None = None)
     hosts = preflight.select(inventory.load(Path(options.inventory)), options)
     restart.check_minimum(options, hosts)
     asked = Asked(options, settings, run, begun=run is not None)
-    told = None
+    reported = None
     while True:
         with waiting(terminal, f"asking {planning.count(len(hosts), 'machine')} what is there"):
-            machines = preflight.look(hosts, asked)
+            machines = preflight.inspect(hosts, asked)
         try:
             with waiting(terminal, "comparing the machines and the ways between them"):
                 problems = preflight.check(machines, asked)
@@ -80,17 +80,17 @@ def check_machines(options: Options, terminal: Terminal, run: str | None = None)
             asked = replace(asked, options=options, settings=settings, begun=True)
             return Checked(options, settings, hosts, machines, asked)
         machines.close()
-        if busy[0].text != told:
-            told = busy[0].text
-            terminal.say(f"waiting: {told}")
-        time.sleep(QUEUE_LOOKS_EVERY)
+        if busy[0].text != reported:
+            reported = busy[0].text
+            terminal.say(f"waiting: {reported}")
+        time.sleep(QUEUE_POLL_SECONDS)
 
 
 def settle(machines: Machines, asked: Asked, terminal: Terminal) -> dict[str, Any]:
     """The trainer's options, together with what is decided once for the run: `device`, `precision`
     and `precision_why`. Raises UserError."""
     hosts, facts, settings = machines.hosts, machines.facts, asked.settings
-    parts = devices.share_out(hosts, facts, settings)
+    parts = devices.assign(hosts, facts, settings)
     level = devices.precision(parts, hosts, facts, settings, asked.begun)
     why = "as the run began" if asked.begun and level.why == "as asked" else level.why
     terminal.say(f"precision {level.name}: {why}")
@@ -180,14 +180,14 @@ def _rows_of_plan(
     there is no such plan."""
     path = folders.RUNS / f"plan-{settings['model']}-{nodes}n.json"
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        if told["batch"] != settings["per_node_batch_size"]:
+        plan = json.loads(path.read_text(encoding="utf-8"))
+        if plan["batch"] != settings["per_node_batch_size"]:
             return None
-        rows = [(str(row["sync"]), row["nodes"], row["images_per_second"]) for row in told["rows"]]
+        rows = [(str(row["sync"]), row["nodes"], row["images_per_second"]) for row in plan["rows"]]
         speeds = {(sync, count): float(speed) for sync, count, speed in rows}
         alone = next(float(speed) for _, count, speed in rows if count == 1)
         own = strategies.parse(settings["sync"]).spec
-        return float(told["made_unix"]), {**speeds, (own, 1): alone}
+        return float(plan["made_unix"]), {**speeds, (own, 1): alone}
     except (OSError, ValueError, KeyError, TypeError, StopIteration):
         return None
 

@@ -48,9 +48,7 @@ def wants_gpus(host: Host, device: str) -> bool:
     return device != "cpu" and host.gpus != 0 and (own is None or bool(_entries(own)))
 
 
-def share_out(
-    hosts: list[Host], facts: dict[str, Facts], settings: dict[str, Any]
-) -> dict[str, Part]:
+def assign(hosts: list[Host], facts: dict[str, Facts], settings: dict[str, Any]) -> dict[str, Part]:
     """Each host's part. Nodes on one machine share its GPUs; if there are more nodes than
     GPUs, all of them compute on the CPU. `settings` are the trainer's. Raises UserError."""
     device = settings["device"]
@@ -154,9 +152,9 @@ def _too_many(host: Host, hosts: list[Host], facts: Facts) -> str:
     if facts.gpus["count"] and not facts.versions.get("cuda"):
         return f"{host.label()}: the inventory says gpus={host.gpus}, but {_why_cpu(host, facts)}"
     said = [f"gpus={other.gpus} for {other.name}" for other in hosts if other.gpus]
-    told = f"gpus={host.gpus}" if len(said) == 1 else ", ".join(said) + ", all on one machine"
+    listed = f"gpus={host.gpus}" if len(said) == 1 else ", ".join(said) + ", all on one machine"
     return (
-        f"{host.label()}: the inventory says {told}, but nvidia-smi shows {facts.gpus['count']}: "
+        f"{host.label()}: the inventory says {listed}, but nvidia-smi shows {facts.gpus['count']}: "
         "correct the inventory."
     )
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from launcher import border
+from launcher import validate
 from launcher.before import sent
 from launcher.before.plan import FIRST_PORT
 from launcher.before.probe import Facts
-from launcher.border import Row, Untrue
 from launcher.engine import LARGEST, Late, Node, Process, pieces
 from launcher.inventory import Host
 from launcher.probes.reach import MARK
+from launcher.validate import Invalid, Row
 
 SECONDS = 15.0
 PAIR = Row((Row((str, int)), str))  # peer, and why it is not reached
@@ -67,8 +67,8 @@ def check(hosts: list[Host], nodes: dict[str, Node], facts: dict[str, Facts]) ->
 def _read(line: str, known: set[str]) -> list[Any] | str:
     """The pairs in an answer, or why it is not one."""
     try:
-        pairs = border.check(border.parse(line), [PAIR], "its answer")
-    except Untrue as error:
+        pairs = validate.check(validate.parse(line), [PAIR], "its answer")
+    except Invalid as error:
         return f"what it says cannot be so ({error})"
     if any(address not in known for (address, _), _ in pairs):
         return "what it says cannot be so (a machine that is none of them)"

@@ -54,7 +54,7 @@ def select(hosts: list[Host], options: Options) -> list[Host]:
     return hosts[: options.nodes]
 
 
-def look(hosts: list[Host], asked: Asked, *, without_missing: bool = False) -> Machines:
+def inspect(hosts: list[Host], asked: Asked, *, without_missing: bool = False) -> Machines:
     """Connect and probe. Raises UserError naming every machine that is not fit.
 
     With `without_missing`, machines that do not answer are left out instead.
@@ -118,7 +118,7 @@ def check(machines: Machines, asked: Asked) -> list[Problem]:
 def _parts(machines: Machines, asked: Asked) -> tuple[dict[str, devices.Part], list[Problem]]:
     """What each node computes on; nothing if that cannot be decided."""
     try:
-        return devices.share_out(machines.hosts, machines.facts, asked.settings), []
+        return devices.assign(machines.hosts, machines.facts, asked.settings), []
     except UserError as error:
         return {}, [Problem(text) for text in error.problems]
 
@@ -150,8 +150,8 @@ def _model(machines: Machines, asked: Asked) -> list[Problem]:
         return []
     host = machines.hosts[0]
     facts = machines.facts[host.name]
-    told = models.problem(asked.settings["model"], host, facts, code.current().names)
-    return [Problem(told)] if told else []
+    refusal = models.problem(asked.settings["model"], host, facts, code.current().names)
+    return [Problem(refusal)] if refusal else []
 
 
 def refuse_or_warn(problems: list[Problem], force: bool) -> list[str]:
@@ -179,11 +179,11 @@ def _equal_versions(machines: Machines) -> list[Problem]:
     problems = []
     for name in ("torch", "torchvision", "cuda", "nccl"):
         values = {host: str(facts.versions.get(name)) for host, facts in machines.facts.items()}
-        if told := _differing(values):
+        if apart := _differing(values):
             label = {"cuda": "torch's CUDA", "nccl": "NCCL"}.get(name, name)
             problems.append(
                 Problem(
-                    f"{label} differs between machines: {told}: run `make provision`, so that all "
+                    f"{label} differs between machines: {apart}: run `make provision`, so that all "
                     f"have the same stack."
                 )
             )
@@ -192,10 +192,11 @@ def _equal_versions(machines: Machines) -> list[Problem]:
         for host, facts in machines.facts.items()
         if facts.gpus["driver"]
     }
-    if told := _differing(drivers):
+    if apart := _differing(drivers):
         problems.append(
             Problem(
-                f"the NVIDIA driver's branch differs: {told}: run `make provision`.", fatal=False
+                f"the NVIDIA driver's branch differs: {apart}: run `make provision`.",
+                fatal=False,
             )
         )
     return problems
@@ -212,10 +213,10 @@ def _equal_data(machines: Machines) -> list[Problem]:
                     f"{listing['images']} images in {listing['classes']} classes, "
                     f"{listing['sha256'][:8]}"
                 )
-        if told := _differing(values):
+        if apart := _differing(values):
             problems.append(
                 Problem(
-                    f"{split}/ of the data is not the same on all machines: {told}: copy it anew "
+                    f"{split}/ of the data is not the same on all machines: {apart}: copy it anew "
                     f"(`make provision`)."
                 )
             )

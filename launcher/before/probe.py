@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from launcher import border
+from launcher import validate
 from launcher.before import sent
-from launcher.border import Each, Match, One, Untrue
 from launcher.engine import Node, talk
 from launcher.errors import MachineError, UserError
 from launcher.inventory import Host
 from launcher.probes.machine import MARK
+from launcher.validate import Each, Invalid, Match, One
 
 MODULES = (
     *("trainer.card", "trainer.data.layout", "launcher.node.tree", "launcher.probes.command"),
@@ -133,7 +133,7 @@ def _ask(node: Node, task: dict[str, Any]) -> Facts | str:
     if line is not None:
         try:
             found = read_facts(line[len(MARK) :])
-        except Untrue as error:
+        except Invalid as error:
             return f"{host.label()}: what it says of itself cannot be so: {error}."
         return Facts(host=host.name, asked_unix=asked, answered_unix=time.time(), **found)
     if status in (126, 127):
@@ -147,11 +147,11 @@ def _ask(node: Node, task: dict[str, Any]) -> Facts | str:
 
 
 def read_facts(line: str) -> dict[str, Any]:
-    """The fields of Facts that a machine reports, checked. Raises Untrue."""
-    found = border.check(border.parse(line), SHAPE, "answer")
-    border.check(found["versions"], dict.fromkeys(VERSIONS, (str, None)), "answer.versions")
+    """The fields of Facts that a machine reports, checked. Raises Invalid."""
+    found = validate.check(validate.parse(line), SHAPE, "answer")
+    validate.check(found["versions"], dict.fromkeys(VERSIONS, (str, None)), "answer.versions")
     if len(found["gpus"]["cards"]) != found["gpus"]["count"]:
-        raise Untrue("answer.gpus.count is not the number of its cards")
+        raise Invalid("answer.gpus.count is not the number of its cards")
     return {**{name: found[name] for name in SHAPE}, "free_ports": tuple(found["free_ports"])}
 
 

@@ -34,11 +34,11 @@ def of_control(free: int) -> list[Problem]:
     """What is wrong with the disk that logs, records and checkpoints go to."""
     if free >= DISK_FREE:
         return []
-    told = (
+    text = (
         f"this machine: only {free >> 20} MiB free where runs/ lies, to which logs and checkpoints "
         "come: remove old runs."
     )
-    return [Problem(told, fatal=free < 2 * DISK_FULL)]
+    return [Problem(text, fatal=free < 2 * DISK_FULL)]
 
 
 def _software(host: Host, facts: Facts, on_gpus: bool) -> list[Problem]:
@@ -129,5 +129,5 @@ def _busy(host: Host, facts: Facts, run: str | None, on_gpus: bool) -> list[Prob
         held = [f"{h['user']}: {h['command']} (pid {h['pid']})" for h in facts.gpus["processes"]]
     if not held:
         return []
-    told = f"{host.label()}: {what} {'; '.join(held)}: {BUSY_REMEDY}"
-    return [Problem(told, fatal=False, busy=True)]
+    text = f"{host.label()}: {what} {'; '.join(held)}: {BUSY_REMEDY}"
+    return [Problem(text, fatal=False, busy=True)]

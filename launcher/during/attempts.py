@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher import border
+from launcher import validate
 from launcher.before.plan import Plan
-from launcher.border import One, Untrue
 from launcher.during.cause import document
 from launcher.during.watch import Outcome
 from launcher.folders import write_whole
+from launcher.validate import Invalid, One
 
 
 def write_json(path: Path, value: object, mode: int = 0o644) -> None:
@@ -139,5 +139,5 @@ def lines_of(path: Path, shape: dict[str, Any]) -> Iterator[dict[str, Any]]:
     with contextlib.suppress(OSError), path.open("rb") as file:
         while line := file.readline(LINE):
             if word in line:
-                with contextlib.suppress(Untrue):
-                    yield border.check(border.parse(line), shape, "line")
+                with contextlib.suppress(Invalid):
+                    yield validate.check(validate.parse(line), shape, "line")

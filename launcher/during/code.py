@@ -149,8 +149,8 @@ def send(code: Code, nodes: dict[str, Node], folders: dict[str, str]) -> None:
         )
 
     with ThreadPoolExecutor(max_workers=8) as pool:
-        told = zip(nodes, pool.map(one, nodes.values()))
-        problems = {name: problem for name, problem in told if problem}
+        results = zip(nodes, pool.map(one, nodes.values()))
+        problems = {name: problem for name, problem in results if problem}
     if problems:
         raise MachineError([*problems], *problems.values())
 

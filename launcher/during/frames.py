@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from launcher import border
-from launcher.border import Each, Match, One, Untrue
+from launcher import validate
+from launcher.validate import Each, Invalid, Match, One
 
 LARGEST = 1 << 20  # bytes of a frame without its raw bytes, and of these; our guard splits
 GREETING = 1 << 20  # bytes before hello: a .bashrc that prints more never gets to a guard
@@ -51,7 +51,7 @@ def shapes(ranks: tuple[int, ...]) -> dict[str, dict[str, Any]]:
 class Frames:
     """Cuts a byte stream into frames, however it was split on the way.
 
-    A frame that our guard never sends raises Untrue: the rest of the stream means nothing.
+    A frame that our guard never sends raises Invalid: the rest of the stream means nothing.
     """
 
     def __init__(self, ranks: tuple[int, ...]):
@@ -65,8 +65,8 @@ class Frames:
         self._waiting: dict[str, Any] | None = None  # a frame whose raw bytes are not all here
 
     def feed(self, data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
-        """Add bytes; yield the frames that are now complete, each with its raw bytes. Raises Untrue
-        after yielding the frames before the bad one."""
+        """Add bytes; yield the frames that are now complete, each with its raw bytes. After those
+        that precede a bad one, raises Invalid."""
         self._buffer += data
         while (frame := self._next()) is not None:
             yield frame
@@ -98,7 +98,7 @@ class Frames:
             self._looked = len(self._buffer)
             if self._looked > LARGEST:
                 self._keep(bytes(self._buffer[:KEPT]))
-                raise Untrue(f"a line of more than {LARGEST >> 20} MiB")
+                raise Invalid(f"a line of more than {LARGEST >> 20} MiB")
             return None
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
@@ -110,8 +110,8 @@ class Frames:
         if not line.startswith(b"{"):  # a flood of other lines costs little
             return None
         try:
-            found = border.parse(line)
-        except Untrue:
+            found = validate.parse(line)
+        except Invalid:
             return None
         if not isinstance(found, dict) or "type" not in found:
             return None
@@ -119,8 +119,8 @@ class Frames:
         if not self._greeted and kind != "hello":
             return None
         if not isinstance(kind, str) or kind not in self._shapes:
-            raise Untrue(f"a frame of type {str(kind)[:40]!r}")
-        border.check(found, self._shapes[kind], f"{kind} frame")
+            raise Invalid(f"a frame of type {str(kind)[:40]!r}")
+        validate.check(found, self._shapes[kind], f"{kind} frame")
         self._greeted = True
         return found
 
@@ -130,7 +130,9 @@ class Frames:
         self.said_before = (self.said_before + said)[-KEPT:]
         self._before += len(said)
         if not self._greeted and self._before > GREETING:
-            raise Untrue(f"{GREETING >> 20} MiB before its first word: does a .bashrc print there?")
+            raise Invalid(
+                f"{GREETING >> 20} MiB before its first word: does a .bashrc print there?"
+            )
 
     def rest(self) -> str:
         """What is not a frame, as text."""

@@ -95,10 +95,10 @@ class Terminal:
         self._screen = Screen(self._out)
         self._bar = ""
         self.spool = Spool()
-        self._kept: SpooledLog | None = None
+        self._log_file: SpooledLog | None = None
 
     def keep_in(self, path: Path, limit: int = Sizes.log * MIB) -> None:
-        self._kept = SpooledLog(path, limit, self.spool)
+        self._log_file = SpooledLog(path, limit, self.spool)
 
     def say(self, text: str) -> None:
         """Show one of the launcher's own lines."""
@@ -110,8 +110,8 @@ class Terminal:
     def lines(self, texts: list[str]) -> None:
         """Show lines, all in one write: at thousands of lines a second each write counts."""
         text = clean("\n".join(texts))
-        if self._kept:
-            self._kept.write(text.split("\n"))
+        if self._log_file:
+            self._log_file.write(text.split("\n"))
         if self._bar:
             self._screen.write(f"{CLEAR}{text}\n{self._bar}")
         else:
@@ -169,9 +169,9 @@ class RankLog:
         if not lines:
             return
         self._file.write(lines)
-        told = [_short(line) for line in lines]
-        self.last.extend(line for line in told if line.strip())
-        shown = self._folded.setdefault(stream, Folded()).feed(told)
+        cut = [_short(line) for line in lines]
+        self.last.extend(line for line in cut if line.strip())
+        shown = self._folded.setdefault(stream, Folded()).feed(cut)
         if self._terminal and shown:
             self._terminal.lines([f"{self._label} {line}" for line in shown])
 
@@ -201,7 +201,7 @@ class RunLogs:
     ):
         self._folder, self._shown = folder, shown
         self._limit = limit
-        self._told = ""  # what was last said about the disk
+        self._reported = ""  # what was last said about the disk
         self.terminal = terminal
         self._width = len(str(max(0, world_size - 1)))
         self._logs: dict[tuple[str, int | None], RankLog] = {}
@@ -220,20 +220,20 @@ class RunLogs:
             )
         return self._logs[host, rank]
 
-    def look(self) -> None:
+    def report_disk(self) -> None:
         """Say once when this machine's disk takes no more lines, and once when it does again."""
         stalled = self.terminal.spool.stalled() >= STALLED
         state = "lost" if any(log.lost for log in self._logs.values()) else "late" * stalled
-        if state == self._told:
+        if state == self._reported:
             return
-        self._told = state
+        self._reported = state
         logs = f"lines of the logs in {self._folder}"
-        told = {
+        states = {
             "lost": f"is full or takes nothing: {logs} are left out; the run goes on: make room",
             "late": f"takes nothing: {logs} wait in memory; the run goes on",
             "": "takes lines again; where some are missing, the logs say how many",
         }
-        self.terminal.say(f"this machine's disk {told[state]}")
+        self.terminal.say(f"this machine's disk {states[state]}")
 
     def close(self) -> None:
         """Close all logs. Returns when the disk has taken everything."""

@@ -14,13 +14,13 @@ def now() -> float:
 
 
 class Pauses:
-    """Call `look` in each turn of a loop."""
+    """Call `check` in each turn of a loop."""
 
     def __init__(self):
         self._seen = now()
         self.longest = 0.0
 
-    def look(self) -> float:
+    def check(self) -> float:
         """How many seconds since the last call this process did not run; 0 in an ordinary turn."""
         before, self._seen = self._seen, now()
         pause = self._seen - before

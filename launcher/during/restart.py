@@ -85,9 +85,9 @@ def survivors(checked: Checked, limits: Limits, stopper: Stopper) -> Machines:
     """Connections to the machines that are fit now, at least MIN_NODES. Raises UserError."""
     deadline = time.monotonic() + PATIENCE
     while True:
-        machines = preflight.look(checked.hosts, checked.asked, without_missing=True)
-        told = {host.name: _unfit(host, machines, checked.asked) for host in machines.hosts}
-        unfit = {name: why for name, why in told.items() if why is not None}
+        machines = preflight.inspect(checked.hosts, checked.asked, without_missing=True)
+        reasons = {host.name: _unfit(host, machines, checked.asked) for host in machines.hosts}
+        unfit = {name: why for name, why in reasons.items() if why is not None}
         fit = [host for host in machines.hosts if host.name not in unfit]
         for name in unfit:
             machines.facts.pop(name)
@@ -130,5 +130,5 @@ def set_aside(run: str, attempt: int, before: list[str], machines: Machines) -> 
         argv = ["sh", "-c", script, "sh", held, aside, str(attempt)]
         _, said, status = talk(machines.nodes[host.name].start(argv), b"", 20.0)
         if status != 0:
-            told = f"{host.label()}: {held} could not be moved to {aside}: {said}"
-            raise MachineError([host.name], told)
+            message = f"{host.label()}: {held} could not be moved to {aside}: {said}"
+            raise MachineError([host.name], message)

@@ -85,9 +85,9 @@ class Screen:
             self._size["first"] -= len(text)
             return text
         if self._dropped:
-            told = f"tandem: {self._dropped} lines not shown: the terminal took none for a while "
+            notice = f"tandem: {self._dropped} lines not shown: the terminal took none for a while "
             self._dropped = 0
-            return told + "(controller.log has them)\n"
+            return notice + "(controller.log has them)\n"
         text = self._last.popleft()
         self._size["last"] -= len(text)
         return text

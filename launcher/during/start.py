@@ -43,8 +43,8 @@ def check_code(
         )
 
     with ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
-        told = zip(hosts, pool.map(one, hosts))
-        problems = {host.name: problem for host, problem in told if problem}
+        results = zip(hosts, pool.map(one, hosts))
+        problems = {host.name: problem for host, problem in results if problem}
     if problems:
         raise MachineError([*problems], *problems.values())
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.before.plan import Plan
-from launcher.border import Untrue
 from launcher.during import stages
 from launcher.during.cause import Failure, first_of
 from launcher.during.guarded import LEASE, Guarded, task
 from launcher.during.lines import RunLogs
-from launcher.during.patience import Patience
 from launcher.during.pauses import Pauses
 from launcher.during.stages import STOP_GRACE, Stage, due
 from launcher.during.stopper import Stopper, wakeup
+from launcher.during.waiting import WaitNotice
 from launcher.engine import Process
+from launcher.validate import Invalid
 
 RENEW_EVERY = 1.0
 
@@ -49,7 +49,9 @@ class Watch:
         self._failures: list[Failure] = []
         self._stage, self._since = Stage.RUNNING, now
         self._begun: set[tuple[str, int]] = set()  # processes that a guard reported
-        self._patience: Patience | None = Patience(logs.terminal, "starting (torch, network, data)")
+        self._notice: WaitNotice | None = WaitNotice(
+            logs.terminal, "starting (torch, network, data)"
+        )
 
     def run(self) -> Outcome:
         with selectors.DefaultSelector() as selector, wakeup() as wake:
@@ -71,10 +73,10 @@ class Watch:
                 self._notice_pause()
                 if now >= renew_at:
                     renew_at = now + RENEW_EVERY
-                    self._logs.look()
-                    if self._patience:
+                    self._logs.report_disk()
+                    if self._notice:
                         begun, size = len(self._begun), self._plan.world_size
-                        self._patience.look(f"{begun} of {size} processes run")
+                        self._notice.update(f"{begun} of {size} processes run")
                     for guard in self._active():
                         guard.renew()
                 self._decide(now, selector)
@@ -82,7 +84,7 @@ class Watch:
 
     def _notice_pause(self) -> None:
         """No node counts as silent while this process did not run: what it sent is still unread."""
-        pause = self._pauses.look()
+        pause = self._pauses.check()
         if not pause:
             return
         self._say(
@@ -120,12 +122,12 @@ class Watch:
                 if guard.exit is None:
                     guard.heard = now
                 self._take(guard, frame, payload)
-        except Untrue as error:
+        except Invalid as error:
             self._distrust(guard, error)
             return True
         return False
 
-    def _distrust(self, guard: Guarded, error: Untrue) -> None:
+    def _distrust(self, guard: Guarded, error: Invalid) -> None:
         """Stop believing this guard. Closing its stdin ends the run on its machine."""
         guard.ended = True
         guard.exit = None
@@ -139,7 +141,7 @@ class Watch:
         if kind == "log":
             self._logs.feed(host, frame["rank"], frame["stream"], payload)
             if frame["rank"] is not None:
-                self._patience = None
+                self._notice = None
         elif kind == "worker":
             self._begun.add((host, frame["rank"]))
         elif kind == "worker_exit":

@@ -1,4 +1,4 @@
-"""How a node's part of an attempt ended: exit.json, and the proof that nothing is left."""
+"""How a node's part of an attempt ended: exit.json, and which processes were left."""
 
 import time
 
@@ -31,11 +31,11 @@ def write(folder, task, fresh):
 NAMED = 400  # processes listed with their command: a frame has 1 MiB at most
 
 
-def proof(ended, left):
+def leftovers(ended, left):
     """The processes that were ended (commands by pid), and those that could not be."""
 
     def listed(pids):
         commands = [ended[pid] if place < NAMED else "" for place, pid in enumerate(sorted(pids))]
-        return [{"pid": pid, "command": told} for pid, told in zip(sorted(pids), commands)]
+        return [{"pid": pid, "command": command} for pid, command in zip(sorted(pids), commands)]
 
     return {"ended": listed(ended), "left": listed(left)}

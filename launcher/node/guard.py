@@ -95,7 +95,7 @@ class Guard:
         """Seconds until something is due."""
         due = [self.next_beat, self.kill_at]
         if self.output is not None:
-            due.append(self.output.next_look)
+            due.append(self.output.next_poll)
         if self.task is not None and self.task.record:
             due.append(self.next_sample)
         left = [moment - time.monotonic() for moment in due if moment is not None]
@@ -134,7 +134,7 @@ class Guard:
         self.signals.clear()
         self.note_ended(reap())
         if self.output is not None and self.stage is not Stage.DONE:
-            self.output.look()
+            self.output.poll()
         if self.launch_status is not None:
             if self.stage is not Stage.DONE:
                 # Launch ends after its workers: their reports have arrived and say why.
@@ -180,7 +180,7 @@ class Guard:
             return
         self.stage = Stage.RUNNING
         self.next_sample = time.monotonic() + SAMPLE
-        self.output.look()
+        self.output.poll()
         self.frames.send("started", pid=self.launch.pid, mono_start=self.mono_start)
 
     def claim(self):
@@ -251,12 +251,12 @@ class Guard:
         self.stage = Stage.DONE
 
     def finish(self):
-        """End what is left, write the files, send the proof."""
+        """End what is left, write the files, send what was left."""
         spare = self.recorder.pids() if self.recorder is not None else []
         ended, left, statuses = end_descendants(spare)
         self.note_ended(statuses)
         if self.output is not None:
-            self.output.look_one_last_time()
+            self.output.pass_on_the_rest()
         if self.recorder is not None:
             self.recorder.stop()
         members = self.workers.members if self.workers is not None else []
@@ -267,8 +267,10 @@ class Guard:
             self.trouble("exit.json", cause_of(error))
         if left:
             self.message = "processes hang in the kernel and cannot be ended: {}".format(left)
-        proof = exit_record.proof(ended, left)
-        self.frames.send("exit", reason=self.reason, message=self.message, **dict(entry, **proof))
+        processes = exit_record.leftovers(ended, left)
+        self.frames.send(
+            "exit", reason=self.reason, message=self.message, **dict(entry, **processes)
+        )
         self.link.drain()
 
 

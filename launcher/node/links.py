@@ -16,9 +16,9 @@ from launcher.node import pairprobe
 def main(argv):
     """An exit code; none where all was measured."""
     figures = pairprobe.main(json.loads(os.environ.pop("TANDEM_LINKS")))
-    told = [(peer, found) for peer, found in figures["pairs"].items()]
-    told.append(("the machine before it in the ring", figures["ring"]))
-    failed = ["{}: {}".format(peer, found["error"]) for peer, found in told if "error" in found]
+    measured = [(peer, found) for peer, found in figures["pairs"].items()]
+    measured.append(("the machine before it in the ring", figures["ring"]))
+    failed = ["{}: {}".format(peer, found["error"]) for peer, found in measured if "error" in found]
     if failed:
         print("the link could not be measured with " + ", ".join(failed), file=sys.stderr)
         return 1

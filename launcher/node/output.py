@@ -3,7 +3,7 @@
 import selectors
 import time
 
-LOOK = 0.05  # seconds between two looks at output that keeps coming: one read takes many lines
+POLL = 0.05  # seconds between two reads of output that keeps coming: one read takes many lines
 
 
 class Output:
@@ -11,16 +11,16 @@ class Output:
 
     def __init__(self, workers, link, selector, ended):
         self.workers, self.link, self.selector, self.ended = workers, link, selector, ended
-        self.next_look = None  # None: woken by the next byte
+        self.next_poll = None  # None: woken by the next byte
 
-    def look(self):
-        """Every LOOK seconds while there is something, else when woken."""
+    def poll(self):
+        """Every POLL seconds while there is something, else when woken."""
         now = time.monotonic()
-        if self.next_look is not None and now < self.next_look:
+        if self.next_poll is not None and now < self.next_poll:
             return
         busy = self.pass_on()
         self.listen(not busy)
-        self.next_look = now + LOOK if busy else None
+        self.next_poll = now + POLL if busy else None
 
     def listen(self, wanted):
         """Be woken by output, or not."""
@@ -55,7 +55,7 @@ class Output:
                 data = b"" if frames.full else stream.read()
         return found
 
-    def look_one_last_time(self):
+    def pass_on_the_rest(self):
         """All writers are dead: what is in the pipes now is the rest."""
         self.pass_on()
         while self.link.frames.full and self.link.deliverable():

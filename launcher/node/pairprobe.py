@@ -325,11 +325,11 @@ def main(plan):
                 else:
                     serve_round(server, plan, turn["partner"], early)
             except (OSError, ValueError) as error:
-                told = {"error": str(error) or type(error).__name__}
+                failure = {"error": str(error) or type(error).__name__}
                 if turn["role"] == "ring":
-                    result["ring"] = told
+                    result["ring"] = failure
                 else:
-                    result["pairs"][turn["partner"]] = told
+                    result["pairs"][turn["partner"]] = failure
     return result
 
 

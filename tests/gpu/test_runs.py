@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from launcher.before.devices import share_out
+from launcher.before.devices import assign
 from tests.gpu.jobs import distance
 from tests.gpu.ranks import TWO, on_one_device
 from tests.trainer_ranks import run_ranks, said, trainer
@@ -147,7 +147,7 @@ def test_four_nodes_beside_one_gpu_all_compute_on_the_cpu(images, tmp_path):
     hosts = [plans.host(number) for number in range(1, 5)]
     card = plans.gpus(1)
     found = {h.name: plans.facts(n, machine="one", gpus=card) for n, h in enumerate(hosts, 1)}
-    parts = share_out(hosts, found, plans.SETTINGS)
+    parts = assign(hosts, found, plans.SETTINGS)
     own = {(part.kind, tuple(part.environment({}).items())) for part in parts.values()}
     ((kind, env),) = own
     given = {"nodes": [1] * 4, "env": dict(env)}

@@ -13,7 +13,7 @@ PROCESSES = {
     "test_guard_wardens.py",
     "test_gpu_script.py",
     "test_imagenet.py",
-    "test_launcher_border.py",
+    "test_launcher_validate.py",
     "test_launcher_connection.py",
     "test_launcher_engine.py",
     "test_launcher_probe.py",

@@ -28,7 +28,7 @@ def ready(monkeypatch):
             )
 
         monkeypatch.setattr(inventory, "load", lambda _path: [host(1), host(2)])
-        monkeypatch.setattr(preflight, "look", look)
+        monkeypatch.setattr(preflight, "inspect", look)
         monkeypatch.setattr(preflight.mesh, "check", lambda *_: [])
         monkeypatch.setattr(checks, "trainer_settings", lambda _options: SETTINGS)
         monkeypatch.setattr(checks.time, "sleep", slept.append)
@@ -44,7 +44,7 @@ def test_busy_machines_are_waited_for_and_that_is_said_once(ready):
     other = {**BUSY, "processes": [{"pid": 8, "user": "ben", "command": "python y"}]}
     looks = [{"gpus": BUSY}, {"gpus": BUSY}, {"gpus": other}, {"gpus": free}]
     assert ready(*looks, queue=True).hosts == [host(1), host(2)]
-    assert ready.slept == [checks.QUEUE_LOOKS_EVERY] * 3
+    assert ready.slept == [checks.QUEUE_POLL_SECONDS] * 3
     waited = [line for line in ready.said().splitlines() if "waiting" in line]
     assert [line.split("by ")[1][:3] for line in waited] == ["ann", "ben"]
 

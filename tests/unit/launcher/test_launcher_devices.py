@@ -230,14 +230,14 @@ def test_a_driver_that_does_not_tell_the_capability_is_asked_for_the_card():
     """440.33 has no compute_cap: the PCI device number is looked up in ansible/stacks.yml."""
     cards = [card(0, **{**CARDS["1080 Ti"], "sm": None}), card(1, sm=None)]
     found = facts(1, gpus={**gpus(2), "cards": cards})
-    part = devices.share_out([host(1)], {"node1": found}, SETTINGS)["node1"]
+    part = devices.assign([host(1)], {"node1": found}, SETTINGS)["node1"]
     assert [device.sm for device in part.devices] == [61, 75]
 
 
 @pytest.mark.parametrize("pci", [None, "", "ffff", "0x1b06", "\n"])
 def test_a_card_of_no_known_number_counts_as_old(pci):
     cards = {"node1": facts(1, gpus={**gpus(1), "cards": [card(0, sm=None, pci=pci)]})}
-    part = devices.share_out([host(1)], cards, SETTINGS)["node1"]
+    part = devices.assign([host(1)], cards, SETTINGS)["node1"]
     assert devices.precision({"node1": part}, [host(1)], cards, SETTINGS, False).name == "fp32"
 
 
@@ -310,7 +310,7 @@ def test_a_resumed_run_asks_for_the_precision_that_it_began_with(tmp_path, monke
     monkeypatch.setattr(checks.inventory, "load", lambda _path: [host(1)])
     cards = {"node1": facts(1, gpus=having("2080 Ti"))}
     machines = preflight.Machines([host(1)], {}, cards)
-    monkeypatch.setattr(preflight, "look", lambda *_: machines)
+    monkeypatch.setattr(preflight, "inspect", lambda *_: machines)
     with pytest.raises(UserError, match=r"bf16: NVIDIA GeForce RTX 2080 Ti \(node1\).*leave node1"):
         checks.check_machines(Options(precision="bf16"), Terminal(io.StringIO()), "r")
 
@@ -320,7 +320,7 @@ def test_what_is_decided_is_said_and_holds_for_every_attempt(monkeypatch):
     monkeypatch.setattr(checks.inventory, "load", lambda _path: [host(1), host(2)])
     cards = {f"node{n}": facts(n, gpus=having(name)) for n, name in ((1, "3090"), (2, "2080 Ti"))}
     machines = preflight.Machines([host(1), host(2)], {}, cards)
-    monkeypatch.setattr(preflight, "look", lambda *_: machines)
+    monkeypatch.setattr(preflight, "inspect", lambda *_: machines)
     said = io.StringIO()
     found = checks.check_machines(Options(), Terminal(said))
     assert "precision O1: NVIDIA GeForce RTX 2080 Ti (node2)" in said.getvalue()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launcher import folders
-from launcher.after.messages import UNWRITTEN, exit_code, stayed
+from launcher.after.messages import UNWRITTEN, exit_code, not_copied
 from launcher.during import attempts
 from launcher.during.cause import Failure
 from launcher.during.watch import Outcome
@@ -34,7 +34,7 @@ def test_what_finished_but_is_not_all_here_has_a_code_of_its_own():
 
 
 def test_where_the_files_are_then_is_said():
-    said = stayed(Path("/data/runs/r"), OSError("No space left on device"))
+    said = not_copied(Path("/data/runs/r"), OSError("No space left on device"))
     assert "(No space left on device)" in said and "/data/runs/r " in said
     assert "on the machines, in runs/r of their node_dir" in said
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.after.messages import proof
+from launcher.after.messages import leftovers
 from launcher.during import stages
 from launcher.during.watch import Outcome
 from tests.unit.launcher.scripted_guards import watch
@@ -63,7 +63,7 @@ def test_who_holds_on_to_a_run_is_its_failure(tmp_path, monkeypatch, said, host)
 def test_what_still_lives_is_named_in_few_words():
     left = [{"pid": number, "command": "x" * 4000} for number in range(20_000)]
     outcome = Outcome("failed", None, 1.0, [], {"node1": {"left": left, "ended": []}})
-    (line,) = proof(outcome)
+    (line,) = leftovers(outcome)
     assert line.startswith("node1: still alive: 0 xxx") and line.endswith("x and 19995 more")
     assert len(line) < 1200
 
@@ -73,7 +73,7 @@ def test_what_still_lives_is_named_in_few_words():
     [(["node1", "node2"], [], True), (["node1", "node2"], ["x"], False), (["node1"], [], False)],
 )
 def test_where_all_are_gone_this_machine_may_be_to_blame(gone, lingering, told):
-    lines = proof(Outcome("failed", None, 1.0, gone, {}, lingering))
+    lines = leftovers(Outcome("failed", None, 1.0, gone, {}, lingering))
     assert ("no machine answers: see first that this one has its network" in lines) == told
 
 

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from launcher.during import patience
+from launcher.during import waiting
 from launcher.during.lines import LONGEST, SHOWN, Assembler, RunLogs, Terminal
 from launcher.during.tracebacks import Folded
 
@@ -151,12 +151,12 @@ def test_of_a_traceback_the_errors_are_shown():
 
 def test_waiting_is_said_after_5_s_and_then_every_15(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(patience.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
     screen = io.StringIO()
-    waited = patience.Patience(Terminal(screen), "the processes import torch")
+    waited = waiting.WaitNotice(Terminal(screen), "the processes import torch")
     for second in range(40):
         now[0] = 100.0 + second
-        waited.look(f"{second // 10} of 4 have begun")
+        waited.update(f"{second // 10} of 4 have begun")
     assert screen.getvalue().splitlines() == [
         "tandem: the processes import torch: 5 s so far, 0 of 4 have begun",
         "tandem: the processes import torch: 20 s so far, 2 of 4 have begun",

@@ -15,7 +15,7 @@ from launcher.after import collect, report
 from launcher.after.messages import UNWRITTEN
 from launcher.before import checks, plan, preflight
 from launcher.before.checks import Checked
-from launcher.during import attempts, patience, watch
+from launcher.during import attempts, waiting, watch
 from launcher.during.lines import Terminal
 from launcher.engines.local import LocalNode
 from launcher.engines.ssh import SshNode
@@ -58,7 +58,7 @@ def start(tmp_path, monkeypatch, capsys):
             found = {h.name: facts(int(h.name[4:]), machine="one", routes={}) for h in hosts}
             return preflight.Machines(hosts, {h.name: h.engine.node(h) for h in hosts}, found)
 
-        monkeypatch.setattr(preflight, "look", look)
+        monkeypatch.setattr(preflight, "inspect", look)
         # This machine may be training, or have these tests twice.
         asked = Options(**{"force": True, **options})
         machines, what = look(hosts, None), preflight.Asked(asked, SETTINGS)
@@ -291,7 +291,7 @@ def test_a_failed_run_ends_with_what_to_type(start, script, last):
 
 
 def test_what_a_start_waits_for_is_said_until_a_rank_speaks(start, monkeypatch, tmp_path):
-    for module, name in ((patience, "FIRST"), (patience, "EVERY"), (watch, "RENEW_EVERY")):
+    for module, name in ((waiting, "FIRST"), (waiting, "EVERY"), (watch, "RENEW_EVERY")):
         monkeypatch.setattr(module, name, 0.02)
     seen = Terminal.say
 
@@ -308,9 +308,9 @@ def test_what_a_start_waits_for_is_said_until_a_rank_speaks(start, monkeypatch, 
         "print('here', flush=True); time.sleep(0.5)"
     )
     _, said, _ = start(script, nodes=1)
-    waiting = "tandem: starting (torch, network, data): "
+    prefix = "tandem: starting (torch, network, data): "
     before, after = said.split("[node1 0] here")
-    assert waiting in before and waiting not in after
+    assert prefix in before and prefix not in after
 
 
 def test_a_traceback_is_in_the_log_and_the_error_on_the_terminal(start):

@@ -17,11 +17,11 @@ import pytest
 from launcher import spool
 from launcher.after.sizes import MIB
 from launcher.before import problems
-from launcher.during import attempts, kept, lines, pauses
+from launcher.during import attempts, lines, pauses, rotating_log
 from launcher.during.cause import Failure, first_of
-from launcher.during.kept import KeptLog
 from launcher.during.lines import RunLogs, Terminal
 from launcher.during.pitfalls import explain
+from launcher.during.rotating_log import RotatingLog
 from launcher.during.watch import LEASE
 from tests.unit.launcher.launcher_values import build, facts, host
 from tests.unit.launcher.scripted_guards import watch
@@ -158,7 +158,7 @@ class Full:
 
     def __init__(self, monkeypatch):
         self.full, self.write = False, os.write
-        monkeypatch.setattr(kept.os, "write", self)
+        monkeypatch.setattr(rotating_log.os, "write", self)
 
     def __call__(self, fd, data):
         if self.full:
@@ -175,7 +175,7 @@ def run_logs(tmp_path):
 
     def look():
         """What has been said about the disk so far."""
-        logs.look()
+        logs.report_disk()
         lines = screen.getvalue().splitlines()
         return [line for line in lines if line.startswith("tandem: this machine's disk")]
 
@@ -207,10 +207,10 @@ def test_a_full_disk_costs_lines_and_says_so(run_logs, monkeypatch):
 def test_a_disk_that_hangs_holds_up_nothing(run_logs, monkeypatch):
     """Behaves like an NFS server that went away: a write returns when it is back, or never."""
     logs, look, path = run_logs
-    back, write = threading.Event(), kept.os.write
+    back, write = threading.Event(), rotating_log.os.write
     monkeypatch.setattr(spool, "BACKLOG", 1000)
     monkeypatch.setattr(lines, "STALLED", 1e-6)
-    monkeypatch.setattr(kept.os, "write", lambda *words: back.wait(60) and write(*words))
+    monkeypatch.setattr(rotating_log.os, "write", lambda *words: back.wait(60) and write(*words))
     told = [b"line %02d %s\n" % (number, b"x" * 80) for number in range(30)]
     try:
         assert within(20, lambda: [logs.feed("node1", 0, "stdout", one) for one in told])
@@ -242,7 +242,7 @@ def test_a_log_whose_folder_cannot_be_made_ends_nothing(run_logs):
 
 
 def test_a_log_that_cannot_be_rotated_grows_on_and_keeps_its_file(tmp_path, monkeypatch):
-    log = KeptLog(tmp_path / "log", 1600)
+    log = RotatingLog(tmp_path / "log", 1600)
     refuse = OSError(errno.ENOSPC, "No space left on device")
     with monkeypatch.context() as patched:
         patched.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(refuse))
@@ -257,20 +257,20 @@ def test_a_log_that_cannot_be_rotated_grows_on_and_keeps_its_file(tmp_path, monk
 
 
 def test_logs_leave_room_for_what_matters(tmp_path, monkeypatch):
-    log = KeptLog(tmp_path / "log", MIB)
-    monkeypatch.setattr(kept, "RESERVE", 1 << 62)
-    log._looked = 0.0
+    log = RotatingLog(tmp_path / "log", MIB)
+    monkeypatch.setattr(rotating_log, "RESERVE", 1 << 62)
+    log._checked = 0.0
     log.write(["x"])
     assert log.lost == 1 and not (tmp_path / "log").exists()
 
 
 def test_a_log_keeps_its_beginning_and_its_end(tmp_path):
-    log = KeptLog(tmp_path / "rank0.log", 64 << 10)
+    log = RotatingLog(tmp_path / "rank0.log", 64 << 10)
     lines = [f"line {number:06}" for number in range(40_000)]
     for start in range(0, len(lines), 50):
         log.write(lines[start : start + 50])
     log.close()
-    files = kept.parts(tmp_path / "rank0.log")
+    files = rotating_log.parts(tmp_path / "rank0.log")
     assert sum(path.stat().st_size for path in files) <= (64 << 10) + 5 * 600
     assert files[0].name == "rank0.log.first" and files[-1].name == "rank0.log"
     first = files[0].read_text().splitlines()

@@ -76,7 +76,7 @@ def ready(monkeypatch, tmp_path):
 
     monkeypatch.setattr(folders, "RUNS", tmp_path)
     monkeypatch.setattr(inventory, "load", lambda _path: [host(1), host(2)])
-    monkeypatch.setattr(preflight, "look", look)
+    monkeypatch.setattr(preflight, "inspect", look)
     monkeypatch.setattr(preflight.mesh, "check", lambda *_: [])
     return make
 

@@ -19,7 +19,7 @@ LARGEST = 1 << 63
 _LONE = re.compile(r"[\ud800-\udfff]")
 
 
-class Untrue(Exception):
+class Invalid(Exception):
     """A node sent something impossible; the text says what, for a person."""
 
 
@@ -54,11 +54,11 @@ class One:
 def parse(line: bytes | str) -> Any:
     """The JSON value of a line; a lone surrogate, which no file could hold, becomes U+FFFD.
 
-    Raises Untrue."""
+    Raises Invalid."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
-        raise Untrue("it is no JSON") from None
+        raise Invalid("it is no JSON") from None
     text = line if isinstance(line, str) else line.decode("latin-1")
     return _mended(value) if "\\ud" in text or "\\uD" in text else value
 
@@ -74,14 +74,14 @@ def _mended(value):
 
 
 def check(value: Any, shape: Any, name: str) -> Any:
-    """The value, when it has the shape. Raises Untrue naming the part that does not.
+    """The value, when it has the shape. Raises Invalid naming the part that does not.
 
     A shape is bool, int (64 bits), float (finite; an int, too), str (at most TEXT characters),
     None, Match, One, Each, Row, a tuple of alternatives, [the shape of each item], or {name:
     shape}, which looks at no other names.
     """
     if (wrong := _wrong(value, shape, name)) is not None:
-        raise Untrue(f"{wrong} is {_short(value) if wrong == name else 'not what it should be'}")
+        raise Invalid(f"{wrong} is {_short(value) if wrong == name else 'not what it should be'}")
     return value
 
 

@@ -11,19 +11,19 @@ from launcher.after.sizes import MIB
 
 # Logs leave this much of the disk free: attempts.json, the records and the report need it.
 RESERVE = 64 * MIB
-LOOKS_EVERY = 1.0
+CHECK_EVERY = 1.0
 FIRST = 16  # the first 1/16 of what a log may have is kept in <name>.first
 NEWER = 4  # the rest in four parts: <name>, <name>.1, ... <name>.3, each older than the one before
 
 
-class KeptLog:
+class RotatingLog:
     """Appends whole lines to a file, at most `limit` bytes in all. Lines that the disk cannot take
     are left out and counted, and the log says where they are missing. Raises nothing."""
 
     def __init__(self, path: Path, limit: int):
         self.path, self._limit = path, limit
         self.lost = 0  # lines, since the last that was written
-        self._looked, self._room = 0.0, True
+        self._checked, self._room = 0.0, True
         self._fd: int | None = None
         self._size = 0
 
@@ -68,8 +68,8 @@ class KeptLog:
 
     def _has_room(self) -> bool:
         now = time.monotonic()
-        if now >= self._looked + LOOKS_EVERY:
-            self._looked = now
+        if now >= self._checked + CHECK_EVERY:
+            self._checked = now
             with contextlib.suppress(OSError):
                 state = os.statvfs(_there(self.path.parent))
                 self._room = state.f_bavail * state.f_frsize >= RESERVE

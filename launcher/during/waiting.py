@@ -13,15 +13,15 @@ FIRST = 5.0  # seconds until the first message
 EVERY = 15.0
 
 
-class Patience:
-    """Call `look` now and then while something is under way."""
+class WaitNotice:
+    """A line on the terminal now and then, as long as `update` is called."""
 
     def __init__(self, terminal: Terminal, what: str):
         self._terminal, self._what = terminal, what
         self._begun = time.monotonic()
         self._next = self._begun + FIRST
 
-    def look(self, progress: str = "") -> None:
+    def update(self, progress: str = "") -> None:
         now = time.monotonic()
         if now >= self._next:
             self._next = now + EVERY
@@ -32,13 +32,13 @@ class Patience:
 @contextlib.contextmanager
 def waiting(terminal: Terminal, what: str) -> Iterator[None]:
     """Says so from a thread of its own while the body runs."""
-    patience, over = Patience(terminal, what), threading.Event()
+    notice, over = WaitNotice(terminal, what), threading.Event()
 
     def say() -> None:
         while not over.wait(1.0):
-            patience.look()
+            notice.update()
 
-    thread = threading.Thread(target=say, name="patience", daemon=True)
+    thread = threading.Thread(target=say, name="waiting", daemon=True)
     thread.start()
     try:
         yield

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from launcher import border, known_hosts
+from launcher import known_hosts, validate
 from launcher.after import collect
 from launcher.after.sizes import Sizes
 from launcher.before import mesh, probe
-from launcher.border import Untrue
 from launcher.clean import clean
 from launcher.during import attempts
 from launcher.during.frames import LARGEST, Frames
 from launcher.during.lines import RunLogs, Terminal
+from launcher.validate import Invalid
 from tests.unit.launcher.launcher_values import facts
 
 RANKS = (2, 3)
@@ -87,7 +87,7 @@ def test_every_frame_of_ours_passes():
 @given(st.binary(max_size=300), st.integers(1, 50))
 def test_any_bytes_are_frames_or_refused(data, size):
     for before in (b"", wire(HELLO)):
-        with contextlib.suppress(Untrue):
+        with contextlib.suppress(Invalid):
             for frame, _ in read(before + data, size):
                 assert frame["type"] in {"hello", *(good["type"] for good in GOOD)}
 
@@ -101,7 +101,7 @@ def test_a_frame_with_a_wrong_field_is_true_or_refused(data):
     sent = wire(HELLO) + json.dumps(frame).encode() + b"\n" + b"abc"
     try:
         found = read(sent)
-    except Untrue:
+    except Invalid:
         return
     for got, payload in found[1:]:
         if got["type"] in ("log", "worker", "worker_exit"):
@@ -112,7 +112,7 @@ def test_a_frame_with_a_wrong_field_is_true_or_refused(data):
 @pytest.mark.parametrize("good", GOOD, ids=lambda frame: frame["type"])
 def test_a_frame_without_a_field_is_refused(good):
     for name in set(good) - {"type"}:
-        with pytest.raises(Untrue, match=name):
+        with pytest.raises(Invalid, match=name):
             read(
                 wire(HELLO)
                 + json.dumps({k: v for k, v in good.items() if k != name}).encode()
@@ -140,16 +140,16 @@ def test_a_frame_without_a_field_is_refused(good):
     ],
 )
 def test_odd_frames(odd):
-    with contextlib.suppress(Untrue):
+    with contextlib.suppress(Invalid):
         for frame, _ in read(wire(HELLO) + odd):
             assert frame["type"] in ("hello", "log")
             assert frame.get("rank") is None
 
 
 def test_a_flood_before_hello_is_cut_off():
-    with pytest.raises(Untrue, match=r"before its first word: does a \.bashrc print there"):
+    with pytest.raises(Invalid, match=r"before its first word: does a \.bashrc print there"):
         read(b"y\n" * (1 << 20))
-    with pytest.raises(Untrue, match="a line of more than 1 MiB"):
+    with pytest.raises(Invalid, match="a line of more than 1 MiB"):
         read(b"y" * (2 << 20))
 
 
@@ -164,7 +164,7 @@ def test_an_answer_of_ours_passes():
 @many
 @given(st.sampled_from(sorted(ANSWER)), values)
 def test_an_answer_with_a_wrong_field_is_true_or_refused(name, value):
-    with contextlib.suppress(Untrue):
+    with contextlib.suppress(Invalid):
         found = probe.read_facts(json.dumps({**ANSWER, name: value}))
         assert found["home"].startswith("/") and "\n" not in found["home"]
         assert len(found["gpus"]["cards"]) == found["gpus"]["count"] < 1024
@@ -173,7 +173,7 @@ def test_an_answer_with_a_wrong_field_is_true_or_refused(name, value):
 @many
 @given(st.text() | values.map(json.dumps))
 def test_any_text_is_an_answer_or_refused(text):
-    with contextlib.suppress(Untrue):
+    with contextlib.suppress(Invalid):
         probe.read_facts(text)
     told = mesh._read(text, {"192.0.2.1"})
     assert isinstance(told, str) or all(pair[0][0] == "192.0.2.1" for pair in told)
@@ -267,8 +267,8 @@ def test_any_names_of_checkpoints_are_read(names):
 @given(values)
 def test_any_value_has_a_shape_or_not(value):
     for shape in probe.SHAPE.values():
-        with contextlib.suppress(Untrue):
-            border.check(value, shape, "value")
+        with contextlib.suppress(Invalid):
+            validate.check(value, shape, "value")
 
 
 @many
