@@ -136,7 +136,7 @@ def settle_host_key(machine, key, expected, ask=input):
             f"If it was reinstalled: ssh-keygen -R '{machine.known_as()}', and again. If not, "
             "somebody may be intercepting: find out before you go on"
         )
-    if not is_own(machine, key, expected, ask):
+    if not is_confirmed(machine, key, expected, ask):
         raise BootstrapError(
             f"{machine.name}: the keys differ; nothing was trusted and no password was sent"
         )
@@ -145,7 +145,7 @@ def settle_host_key(machine, key, expected, ask=input):
         file.write(key.line + "\n")
 
 
-def is_own(machine, key, expected, ask):
+def is_confirmed(machine, key, expected, ask):
     if expected is not None:
         return expected.get(machine.name) == key.fingerprint
     print(f"\n{machine.name}, {machine.address}")
@@ -181,7 +181,7 @@ def needs_no_password(machine, login):
     return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
 
-def ways_in(chosen, login, ask):
+def logins(chosen, login, ask):
     """{machine's name: (user, password)} of who logs in there; "" where key and rule suffice.
 
     If the user that provisions can log in already, it does, since an earlier call may have removed
@@ -208,7 +208,7 @@ def ways_in(chosen, login, ask):
 
 
 def asked_or_read(file):
-    """How `ways_in` gets a password: typed, or from a file with one for all machines."""
+    """How `logins` gets a password: typed, or from a file with one for all machines."""
     if not file:
         return getpass.getpass
     password = read("--password-file", file).rstrip("\n")
@@ -237,12 +237,12 @@ def read(option, file):
         raise BootstrapError(f"{option} {file}: {error}") from None
 
 
-def let_in(chosen, ways, args):
-    """Runs the playbook with the result of `ways_in`. Returns its exit code."""
+def run_playbook(chosen, users, args):
+    """Runs the playbook with the result of `logins`. Returns its exit code."""
     extra = {
         "access_users": {
             machine.name: {
-                "login": ways[machine.name][0],
+                "login": users[machine.name][0],
                 "provisions": machine.provisions,
                 "trains": machine.trains,
             }
@@ -257,7 +257,7 @@ def let_in(chosen, ways, args):
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
     # /dev/shm is memory, so that passwords reach neither a disk nor a command line.
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tandem-") as folder:
-        for name, (_, secret) in ways.items():
+        for name, (_, secret) in users.items():
             (Path(folder) / name).write_text(secret)
         argv += ["--extra-vars", json.dumps({**extra, "access_secrets": folder})]
         return subprocess.run(argv, cwd=ROOT, env=environment).returncode
@@ -297,11 +297,11 @@ def main(argv=None):
         found = machines(args.inventory, args.limit)
         expected, ask = fingerprints(args.fingerprints), asked_or_read(args.password_file)
         settled, sentences = settle_all(found, expected)
-        ways = ways_in(settled, args.login, ask)
+        users = logins(settled, args.login, ask)
     except BootstrapError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 2
-    code = let_in(settled, ways, args) if settled else 0
+    code = run_playbook(settled, users, args) if settled else 0
     for sentence in sentences:
         print(f"NOT LET IN: {sentence}", file=sys.stderr)
     return code or (1 if sentences else 0)

@@ -23,14 +23,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PLAYBOOK = ROOT / "ansible" / "playbooks" / "check.yml"
 
 
-class CannotLook(Exception):
+class InspectionError(Exception):
     """A sentence for the user."""
 
 
-def look(inventory, extra):
+def inspect(inventory, extra):
     """{"findings", "machines"}, each in the order of the inventory: what is wrong, as
-    planning/preflight.py has it, and rows of planning/health.py. Raises CannotLook with Ansible's
-    reason."""
+    planning/preflight.py has it, and rows of planning/health.py. Raises InspectionError with
+    Ansible's reason."""
     with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
         output = Path(folder) / "findings.json"
         argv = [
@@ -46,9 +46,9 @@ def look(inventory, extra):
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_HOST_PATTERN_MISMATCH": "ignore",  # no machine answers: that is a finding
         }
-        printed = carried_out(argv, environment)
+        printed = run_playbook(argv, environment)
         if not output.exists():
-            raise CannotLook(f"could not look at the machines: {reason(printed)}")
+            raise InspectionError(f"could not look at the machines: {reason(printed)}")
         found = json.loads(output.read_text())
     order = {name: place for place, name in enumerate(found["order"])}
     machines = [*found["healthy"], *(health.absent(name) for name in found["absent"])]
@@ -58,18 +58,18 @@ def look(inventory, extra):
     }
 
 
-def carried_out(argv, environment, every=8.0):
+def run_playbook(argv, environment, every=8.0):
     """What a command prints. Every so many seconds it says on stderr which task is running."""
     begun, over, lines = time.monotonic(), threading.Event(), [""]
 
-    def say_so():
+    def say_progress():
         while not over.wait(every):
             tasks = [line for line in lines if line.startswith(("PLAY [", "TASK ["))]
             at = re.sub(r"^\w+ \[|\] \**$", "", tasks[-1].strip()) if tasks else "the inventory"
             spent = time.monotonic() - begun
             print(f"tandem: checking: {spent:.0f} s so far, at: {at}", file=sys.stderr, flush=True)
 
-    threading.Thread(target=say_so, daemon=True).start()
+    threading.Thread(target=say_progress, daemon=True).start()
     process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     with process:
         lines += process.stdout
@@ -125,8 +125,8 @@ def main(argv=None):
     parser.add_argument("--json", action="store_true", help="findings and machines, for scripts")
     args, extra = parser.parse_known_args(argv)
     try:
-        found = look(args.inventory, extra)
-    except CannotLook as error:
+        found = inspect(args.inventory, extra)
+    except InspectionError as error:
         print(f"tandem: {error}", file=sys.stderr)
         if args.json:
             remedy = "correct what the cause names, then look again"

@@ -41,7 +41,7 @@ SETTINGS = (
 )
 
 
-class CannotLook(Exception):
+class InspectionError(Exception):
     """A sentence for the user."""
 
 
@@ -199,8 +199,8 @@ def _driver_defaults():
     return yaml.safe_load((ANSIBLE / "roles/driver/defaults/main.yml").read_text())
 
 
-def look(inventory, extra):
-    """[{"facts", "settings"}] of the machines that answer. Raises CannotLook."""
+def inspect(inventory, extra):
+    """[{"facts", "settings"}] of the machines that answer. Raises InspectionError."""
     with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
         output = Path(folder) / "facts.json"
         argv = [str(Path(sys.executable).parent / "ansible-playbook"), str(PLAYBOOK)]
@@ -212,7 +212,7 @@ def look(inventory, extra):
             argv + extra, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT
         )
         if not output.exists():
-            raise CannotLook(f"{done.stdout}\ntandem: ansible-playbook could not look (above)")
+            raise InspectionError(f"{done.stdout}\ntandem: ansible-playbook could not look (above)")
         entries = json.loads(output.read_text())
     common = {**_driver_defaults(), "kept": _kept(inventory)}
     return [
@@ -227,11 +227,13 @@ def _kept(inventory):
 
 
 def read(path):
-    """[{"facts", "settings"}] of a file that --save wrote. Raises CannotLook."""
+    """[{"facts", "settings"}] of a file that --save wrote. Raises InspectionError."""
     try:
         entries = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
-        raise CannotLook(f"tandem: {path} cannot be read as a file of facts: {error}") from None
+        raise InspectionError(
+            f"tandem: {path} cannot be read as a file of facts: {error}"
+        ) from None
     return [
         {"facts": entry["facts"], "settings": {**settings(), **entry.get("settings", {})}}
         for entry in entries
@@ -248,11 +250,11 @@ def main(argv=None):
         parser.error(f"{' '.join(extra)} goes to ansible-playbook, which --facts does not run")
     table = yaml.safe_load((ANSIBLE / "stacks.yml").read_text())["stacks"]
     try:
-        entries = read(args.facts) if args.facts else look(args.inventory, extra)
+        entries = read(args.facts) if args.facts else inspect(args.inventory, extra)
         if args.save:
             Path(args.save).write_text(json.dumps(entries, indent=1) + "\n")
         found = rows(entries, table, ROOT / "bundle")
-    except CannotLook as error:
+    except InspectionError as error:
         print(error, file=sys.stderr)
         return 2
     except PlanError as error:

@@ -44,15 +44,15 @@ def main(argv=None):
     parser.add_argument("parts", type=json.loads, help="the plan's parts, as JSON")
     parser.add_argument("--tools-from", metavar="INDEX", help="gather apex's build tools as well")
     parser.add_argument("--bundle", type=Path, default=BUNDLE)
-    parser.add_argument("--look", action="store_true", help="gather nothing, list what is there")
+    parser.add_argument("--list", action="store_true", help="gather nothing, list what is there")
     args = parser.parse_args(argv)
     made = order(args.folder, args.parts, args.bundle)
     try:
         # What it prints is for people; our one line is for Ansible.
         with redirect_stdout(io.StringIO()):
-            if not args.look:
+            if not args.list:
                 gather(made, installers)
-            if args.tools_from and not args.look:
+            if args.tools_from and not args.list:
                 gather(wheels.plan_apex_tools(args.tools_from, args.bundle), wheels)
     except BundleError as error:
         print(error, file=sys.stderr)

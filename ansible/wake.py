@@ -142,12 +142,12 @@ def main(argv=None):
         print(f"tandem: {error}", file=sys.stderr)
         return 2
     for name, why in absent.items():
-        told = why or (
+        reason = why or (
             "is it on the same switch, and does its firmware allow Wake on LAN? Its button always "
             "works"
         )
         print(
-            f"tandem: {name} did not answer within {args.seconds:.0f} s: {told}.", file=sys.stderr
+            f"tandem: {name} did not answer within {args.seconds:.0f} s: {reason}.", file=sys.stderr
         )
     return 1 if absent or damaged else 0
 

@@ -176,7 +176,7 @@ def network(address):
         "ufw_conf": read("/etc/ufw/ufw.conf") or "",
         "firewalld": output("systemctl", "is-active", "firewalld") == "active",
         "interface": interface,
-        "rival": rival(interface, address) if interface else None,
+        "address_owner": address_owner(interface, address) if interface else None,
     }
 
 
@@ -184,7 +184,7 @@ def ipv4(link):
     return [one for one in link.get("addr_info", []) if one.get("family") == "inet"]
 
 
-def rival(interface, address):
+def address_owner(interface, address):
     """The hardware address of another machine that has our address; None if none answers."""
     argv = [sys.executable, "-c", PROBE, interface, address]
     return output(*argv if os.geteuid() == 0 else ["sudo", "-n", *argv]) or None

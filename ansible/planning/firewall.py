@@ -159,8 +159,8 @@ def member_addresses(hosts: list[str], hostvars: dict, control: dict) -> list[st
     for host in hosts:
         others = set().union(*(listed[other] for other in hosts if other != host))
         others |= set(control["gateways"]) | _control_addresses(control, listed[host])
-        told = _credible(hostvars[host], networks) - others
-        own[host] = listed[host] | told
+        credible = _credible(hostvars[host], networks) - others
+        own[host] = listed[host] | credible
     seen = Counter(address for each in own.values() for address in each)
     return sorted(address for address, count in seen.items() if count == 1)
 

@@ -23,7 +23,7 @@ COLUMNS = ("machine", "GPU °C", "free GB", "disk errors", "Xid", "kernel")
 WIDTHS = (16, 15, 7, 13, 12, 12)  # at most; with a blank between them 80 columns
 
 
-def health(told, host):
+def health(facts, host):
     """A machine's row: what `health_facts` collected there, checked.
 
     {"host", "answers": True, "gpus": [{"name", "celsius", "watts", "lost"}], "gpu_error": text or
@@ -31,27 +31,27 @@ def health(told, host):
     {number: how many}, "kernel", "held": [package], "reboot": [what waits for one]}; None (an empty
     text for "kernel") where it is not known.
     """
-    told = told if isinstance(told, dict) else {}
-    smi, errors = _dict(told.get("smi")), _dict(told.get("errors"))
+    facts = facts if isinstance(facts, dict) else {}
+    smi, errors = _dict(facts.get("smi")), _dict(facts.get("errors"))
     done = smi.get("done") is True
     said = _text(smi.get("text"), 4096, lines=True)
     disk_errors, xids = _counts(errors.get("disks")), _counts(errors.get("xids"))
-    written = _counts(told.get("ext4_errors"))
+    written = _counts(facts.get("ext4_errors"))
     if written:
         disk_errors = {**(disk_errors or {}), **written}
     if xids is not None:
         xids = {int(name): many for name, many in xids.items() if re.fullmatch(r"[0-9]{1,4}", name)}
-    kernel, waiting = _text(told.get("kernel"), 60), _text(told.get("waiting_kernel"), 60)
+    kernel, waiting = _text(facts.get("kernel"), 60), _text(facts.get("waiting_kernel"), 60)
     reboot = [f"kernel {waiting}"] if waiting else []
-    if told.get("reboot_required") is True and not reboot:
+    if facts.get("reboot_required") is True and not reboot:
         reboot.append("an update of packages")
-    held = told.get("held")
+    held = facts.get("held")
     return {
         "host": host,
         "answers": True,
         "gpus": _gpus(said) if done else [],
         "gpu_error": (" ".join(said.split())[:200] or "no reason") if smi and not done else None,
-        "disks": _disks(told.get("disks")),
+        "disks": _disks(facts.get("disks")),
         "disk_errors": disk_errors,
         "xids": xids,
         "kernel": kernel,

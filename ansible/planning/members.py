@@ -113,15 +113,15 @@ def host_keys(facts, host):
     for kind, types in KEY_TYPES.items():
         if f"ssh_host_key_{kind}_public" not in facts:
             continue
-        told = facts.get(f"ssh_host_key_{kind}_public_keytype")
+        key_type = facts.get(f"ssh_host_key_{kind}_public_keytype")
         key = facts[f"ssh_host_key_{kind}_public"]
-        if told not in types or _type_inside(key) != told:
+        if key_type not in types or _type_inside(key) != key_type:
             raise PlanError(
                 f"{host}: what it gives as its {kind} host key is none: {str(key)[:40]!r}. Look at "
                 f"/etc/ssh/ssh_host_{kind}_key.pub there; until then the machine is not to be "
                 "trusted"
             )
-        found.append({"type": told, "key": key})
+        found.append({"type": key_type, "key": key})
     return found
 
 
@@ -147,7 +147,7 @@ def forgotten(item):
     return {"names": [item["name"], item["address"]], "keys": []}
 
 
-def what_ssh_said(variables):
+def ssh_message(variables):
     """ssh's message on one line, without Ansible's prefixes."""
     said = " ".join(str(variables.get("reach_answer", {}).get("msg", "nothing")).split())
     for prefix in ("Task failed: ", "Failed to connect to the host via ssh: "):

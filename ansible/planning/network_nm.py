@@ -21,8 +21,8 @@ def plan(facts: dict, want: dict) -> dict:
     lines = ["[connection]", f"id={name}", "type=ethernet", f"interface-name={interface}",
              "autoconnect-priority=100", "", "[ethernet]"]  # fmt: skip
     mtu = facts["card"]["mtu"]
-    told = any(line.startswith("mtu=") for line in rest["ethernet"])
-    lines += [f"mtu={mtu}"] if mtu != 1500 and not told else []
+    already = any(line.startswith("mtu=") for line in rest["ethernet"])
+    lines += [f"mtu={mtu}"] if mtu != 1500 and not already else []
     lines += [*rest.pop("ethernet"), "", "[ipv4]", *_keyfile_ipv4(facts, want)]
     lines += _with_search(rest.pop("ipv4"), want)
     for section, own in {"ipv6": ["method=auto"], **rest}.items():
@@ -37,8 +37,8 @@ def plan(facts: dict, want: dict) -> dict:
 
 def _with_search(lines: list[str], want: dict) -> list[str]:
     """The lines of [ipv4], with the search domain that DHCP gave so far."""
-    told = any(line.startswith("dns-search=") for line in lines)
-    if told or not want.get("search"):
+    already = any(line.startswith("dns-search=") for line in lines)
+    if already or not want.get("search"):
         return lines
     return [*lines, f"dns-search={';'.join(want['search'])};"]
 

@@ -43,10 +43,11 @@ def address(facts, question):
             f"no network card of it has {question['address']}, its address in inventory.ini",
             "write the address that `ip -brief address` shows there, not a router's or a name",
         )
-    if facts["rival"]:
+    if facts["address_owner"]:
         yield (
             "duplicate_address",
-            f"another machine, hardware address {facts['rival']}, has {question['address']} too",
+            f"another machine (hardware address {facts['address_owner']}) also has "
+            f"{question['address']}",
             "give one of the two another address: `ip -brief link` shows which machine it is",
         )
 
@@ -123,7 +124,7 @@ def own_link(facts):
     return next((link for link in facts["links"] if link["name"] == facts["interface"]), None)
 
 
-def twins(machines):
+def duplicates(machines):
     """Findings on machines two of which are the same one."""
     found = []
     for key, of in (("machine_id", "machine id"), ("mac", "hardware address")):
@@ -147,7 +148,7 @@ def twins(machines):
 
 def cluster(machines):
     """Findings that concern several machines, each of which may be in order."""
-    return twins(machines) + faster_cards(machines)
+    return duplicates(machines) + faster_cards(machines)
 
 
 def faster_cards(machines):
@@ -163,7 +164,7 @@ def faster_cards(machines):
     for facts, link in zip(machines, today):
         name, address = chosen[2][facts["host"]]
         if name != link["name"]:
-            told = f"ansible_host={address} (and take address=... out, if it is there)"
+            setting = f"ansible_host={address} (and take address=... out, if it is there)"
             found.append(
                 {
                     "host": facts["host"],
@@ -171,7 +172,7 @@ def faster_cards(machines):
                     "cause": f"all machines have a card in {chosen[1]}, {chosen[0]} Mbit/s and more"
                     f", here {name}; {link['name']}, by which training would go, is in a network "
                     f"of {slowest} Mbit/s",
-                    "remedy": f"write {told} into its line, and then make bootstrap",
+                    "remedy": f"write {setting} into its line, and then make bootstrap",
                 }
             )
     return found
@@ -206,7 +207,7 @@ def own_mac(facts):
 
 def unreachable(variables):
     """The finding on a machine that did not answer, by what ssh said in its variables."""
-    said = members.what_ssh_said(variables)
+    said = members.ssh_message(variables)
     name = variables["inventory_hostname"]
     at = variables.get("ansible_host", name)
     fault, remedy = next((fault, text) for words, fault, text in UNREACHABLE if words in said)

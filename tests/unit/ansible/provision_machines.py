@@ -52,7 +52,7 @@ HEALTHY = {
     "loopback_names": [],
     "ufw_conf": "",
     "firewalld": False,
-    "rival": None,
+    "address_owner": None,
     "sudo": True,
     "apt_lock": None,
     "dpkg_broken": False,

@@ -109,7 +109,7 @@ def test_each_machines_password_is_asked_for_where_one_is_needed(monkeypatch):
         asked.append(words.removeprefix("Password of anna on "))
         return typed.get(asked[-1], "")
 
-    assert bootstrap.ways_in(pcs, "anna", ask) == {
+    assert bootstrap.logins(pcs, "anna", ask) == {
         "pc1": ("anna", "one"),
         "pc2": ("anna", "two"),
         "pc3": ("a", ""),
@@ -123,7 +123,7 @@ def test_who_gets_in_already_logs_in(monkeypatch, who):
     """The rule of `login` may be gone since an earlier call made the user that provisions."""
     pc = bootstrap.Machine("pc1", "192.0.2.1", 22, "keeper", "anna")
     monkeypatch.setattr(bootstrap, "needs_no_password", lambda _, login: login == who)
-    assert bootstrap.ways_in([pc], "anna", ask=None) == {"pc1": (who, "")}
+    assert bootstrap.logins([pc], "anna", ask=None) == {"pc1": (who, "")}
 
 
 def test_a_password_without_a_terminal_is_asked_for_in_a_sentence(handed, monkeypatch, capsys):

@@ -52,7 +52,7 @@ FAULTS = [
     ("stack", machine("debian11", ["ffff"])),
     ("gcc", machine("debian11", ["1e07"], gcc="10.2.1")),
     ("installer", machine("debian12", ["1e07"])),
-    ("duplicate_address", machine(rival="3c:7c:3f:00:00:09")),
+    ("duplicate_address", machine(address_owner="3c:7c:3f:00:00:09")),
     ("overlap", machine(links=[*HEALTHY["links"], DOCKER])),
 ]
 # Faults that are not about one machine's facts.
@@ -201,10 +201,10 @@ def test_the_clock_is_judged_against_the_time_of_collecting_not_of_judging():
 
 def test_one_machine_under_two_names_is_seen():
     twin = machine(host="node2")
-    faults = [(row["host"], row["fault"]) for row in network.twins([machine(), twin])]
+    faults = [(row["host"], row["fault"]) for row in network.duplicates([machine(), twin])]
     assert faults == [("node2", "duplicate_machine_id"), ("node2", "duplicate_mac")]
     other = machine(host="node2", machine_id="f", **link(mac="3c:7c:3f:00:00:02"))
-    assert network.twins([machine(), other]) == []
+    assert network.duplicates([machine(), other]) == []
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_looking_is_not_silent_and_tells_the_task(monkeypatch, tmp_path):
             fifo.open("w").close()
 
     monkeypatch.setattr(check, "print", say_so, raising=False)
-    printed = check.carried_out([sys.executable, str(script), str(fifo)], None, every=0.5)
+    printed = check.run_playbook([sys.executable, str(script), str(fifo)], None, every=0.5)
     assert printed.startswith("TASK [preflight")
     assert told[-1].endswith("s so far, at: preflight : Ask for facts")
 
@@ -54,7 +54,7 @@ def test_looking_is_not_silent_and_tells_the_task(monkeypatch, tmp_path):
 def test_what_is_only_to_be_known_is_said_once_and_is_no_problem(monkeypatch, capsys):
     note = {"fault": "one_user", "cause": "tandem trains there", "remedy": "train_user=tandem"}
     notes = [{"host": host, **note} for host in ("pc1", "pc2")]
-    monkeypatch.setattr(check, "look", lambda *_: {"findings": notes, "machines": []})
+    monkeypatch.setattr(check, "inspect", lambda *_: {"findings": notes, "machines": []})
     assert (check.main([]), check.main(["--json"])) == (0, 0)
     said = capsys.readouterr().out
     assert said.startswith("Nothing is wrong with the machines.\nTo be known of pc1, pc2:\n  - Tan")
@@ -66,10 +66,10 @@ def test_what_is_only_to_be_known_is_said_once_and_is_no_problem(monkeypatch, ca
 
 @pytest.mark.parametrize("asked", [[], ["--json"]])
 def test_json_is_json_when_it_could_not_look_either(monkeypatch, capsys, asked):
-    def look(inventory, extra):
-        raise check.CannotLook("could not look at the machines: no such file")
+    def inspect(inventory, extra):
+        raise check.InspectionError("could not look at the machines: no such file")
 
-    monkeypatch.setattr(check, "look", look)
+    monkeypatch.setattr(check, "inspect", inspect)
     assert check.main(asked) == 2
     said = capsys.readouterr()
     assert said.err == "tandem: could not look at the machines: no such file\n"

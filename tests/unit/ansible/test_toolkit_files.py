@@ -42,7 +42,7 @@ def test_the_first_use_counts_also_after_a_failure(tmp_path, file, capsys):
 
 
 def test_looking_gathers_nothing(tmp_path, file, capsys):
-    assert run(tmp_path, "--look") == 0
+    assert run(tmp_path, "--list") == 0
     assert json.loads(capsys.readouterr().out) == {"sha256": {}}
     assert not file.with_name("MANIFEST.sha256").exists()
 
