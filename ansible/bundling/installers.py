@@ -1,6 +1,6 @@
 """The installers of a stack: NVIDIA's driver, CUDA toolkit and apex, as stacks.yml names them.
 
-A file behind a login cannot be fetched: a message names its page, its name and the folder to put it
+A file without an address is fetched by hand: a message names it, its page and the folder to put it
 into. If the publisher states no SHA-256, that of the first use is kept in the manifest.
 """
 
@@ -128,7 +128,8 @@ def _problem(file, folder, expected):
     """What is wrong with a file that a person has to put there; "" if nothing is."""
     path = folder / file.name
     if not path.is_file():
-        return f"{file.name} needs a login: get it from {file.page} and put it into {folder}"
+        where = f"get it from {file.page} and put it into {folder}"
+        return f"{file.name} has to be fetched by hand: {where}"
     if expected and manifest.sha256(path) != expected:
         return (
             f"{path} is not the file that is meant: its SHA-256 is not {expected}. Get it again "

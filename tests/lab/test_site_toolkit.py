@@ -180,7 +180,8 @@ def test_files_that_a_person_has_to_get_are_named_at_once(toolkit, clean):
     assert failures(done) == set(HOSTS)
     said = one_line(done)
     for path in moved:
-        assert f"{path.name} needs a login: get it from https://developer.invalid/standin" in said
+        asked = f"{path.name} has to be fetched by hand: get it from"
+        assert f"{asked} https://developer.invalid/standin" in said
     assert str(toolkit.bundle) in said and "toolkit: false" in said
     assert {node: changed_files(toolkit.lab, node) for node in NODES} == clean
 
