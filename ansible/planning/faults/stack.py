@@ -89,8 +89,8 @@ def compiler(facts, stack, table):
             f"its gcc is {facts['gcc']}, and nvcc of CUDA {stack['cuda']} takes gcc up to "
             f"{newest}: extensions such as apex cannot be compiled here; torch itself is not "
             "concerned",
-            f"sudo apt install g++-{newest} where the release has it"
-            + (f", or the nearest that takes this gcc: stack: {nearest}" if nearest else ""),
+            "nothing: apex's amp works without them"
+            + (f"; the nearest stack that takes this gcc is stack: {nearest}" if nearest else ""),
         )
 
 
@@ -125,10 +125,9 @@ def held(facts, question):
     if days >= LONG_HELD:
         yield (
             "kernel_held",
-            f"kernel {facts['kernel']} is held together with its driver for {days} days, and gets "
-            "no security fixes",
-            'when it trains nothing: docs/driver.md, "Why it does not move overnight", says how a '
-            "newer kernel and its driver come together",
+            f"kernel {facts['kernel']} and its driver have been held together for {days} days, and "
+            "get no security fixes",
+            f"when it trains nothing: make upgrade LIMIT={facts['host']}",
         )
 
 
