@@ -122,7 +122,8 @@ def _present(facts, wanted, stack, table, rows, installed):
         if kind == "runfile" and not facts["dkms"]:
             # Installed anew, this time with DKMS, so that the next kernel gets its module.
             again = _fresh(facts, {**wanted, "source": kind}, stack, table, rows)
-            return dataclasses.replace(again, reason=f"{reason}, and DKMS does not know it")
+            unknown = f"{reason}, and DKMS does not know it: {again.reason}"
+            return dataclasses.replace(again, reason=unknown)
         signed = offers.signed_modules(facts)
         if signed:
             return offers.Plan("package", reason, packages=signed, **hold)

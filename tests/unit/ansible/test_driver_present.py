@@ -89,7 +89,8 @@ def test_a_runfile_that_dkms_does_not_know_is_run_again_for_a_new_kernel():
     made = plan(by_runfile(driver=None, module=None, dkms=False))
     assert (made["action"], made["version"]) == ("runfile", "580.126.20")
     assert "--dkms" in made["flags"]
-    assert made["reason"].endswith("and DKMS does not know it")
+    end = "and DKMS does not know it: driver 580.126.20 by NVIDIA's installer"
+    assert made["reason"].endswith(end)
 
 
 def test_a_driver_that_works_gets_its_module_for_the_next_boots_kernel():
