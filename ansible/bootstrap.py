@@ -133,8 +133,8 @@ def settle_host_key(machine, key, expected, ask=input):
     if any(kind == key.line.split()[1] for kind, _ in known):
         raise BootstrapError(
             f"{machine.name}: its host key is {key.fingerprint}, and known_hosts has another. "
-            f"If it was reinstalled: ssh-keygen -R '{machine.known_as()}', and again. If not, "
-            "somebody may be intercepting: find out before you go on"
+            f"If it was reinstalled, run ssh-keygen -R '{machine.known_as()}' and this command "
+            "again. If not, somebody may be intercepting the connection: find out before you go on"
         )
     if not is_confirmed(machine, key, expected, ask):
         raise BootstrapError(
@@ -156,7 +156,7 @@ def is_confirmed(machine, key, expected, ask):
     except EOFError:
         raise BootstrapError(
             f"{machine.name}: a person has to confirm its host key on a terminal, and there is "
-            "none: call this from one, or give --fingerprints"
+            "none: run this in one, or give --fingerprints"
         ) from None
 
 
@@ -168,7 +168,7 @@ def control_key():
             return public.read_text().strip()
     SSH.mkdir(mode=0o700, exist_ok=True)
     own = SSH / "id_ed25519"
-    print(f"This control machine has no key yet: making {own}")
+    print(f"This control machine has no key yet: creating {own}")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(own)], check=True)
     return own.with_suffix(".pub").read_text().strip()
 
@@ -200,7 +200,7 @@ def logins(chosen, login, ask):
         except EOFError:
             raise BootstrapError(
                 f"{machine.name} asks for {login}'s password, and there is no terminal to type it: "
-                "call this from one, or give --password-file"
+                "run this in one, or give --password-file"
             ) from None
         found[machine.name] = (login, typed or (found[before][1] if before else ""))
         before = machine.name
@@ -265,7 +265,7 @@ def run_playbook(chosen, users, args):
 
 def settle_all(found, expected):
     """(machines whose host key is trusted now, sentences about the others)."""
-    print("Asking all machines for their host keys, which takes 10 s where one is off.", flush=True)
+    print("Asking all machines for their host keys, which takes 10 s if one is off.", flush=True)
     with ThreadPoolExecutor(len(found)) as pool:
         keys = list(pool.map(scan, found))
     settled, sentences = [], []

@@ -81,7 +81,7 @@ def reason(printed):
     """Ansible's first error, as one line."""
     found = re.search(r"^(?:\[ERROR\]:|ERROR!|fatal: \[[^\]]*\]:) (.+)", printed, re.MULTILINE)
     said = found.group(1).strip() if found else "Ansible ended without a reason"
-    return f"{said.rstrip('.')}. All of it: ansible-playbook {PLAYBOOK.relative_to(ROOT)}"
+    return f"{said.rstrip('.')}. To see all of it: ansible-playbook {PLAYBOOK.relative_to(ROOT)}"
 
 
 def text(findings, machines, width=80):
@@ -100,7 +100,7 @@ def text(findings, machines, width=80):
     notes = {finding["cause"]: finding for finding in findings if finding not in problems}
     for note in notes.values():
         named = ", ".join(row["host"] for row in findings if row["cause"] == note["cause"])
-        lines += [f"To be known of {named}:", *paragraph(note, width)]
+        lines += [f"Note on {named}:", *paragraph(note, width)]
     return "\n".join([*lines, "", *health.table(machines)] if machines else lines)
 
 
@@ -129,7 +129,7 @@ def main(argv=None):
     except InspectionError as error:
         print(f"tandem: {error}", file=sys.stderr)
         if args.json:
-            remedy = "correct what the cause names, then look again"
+            remedy = "correct what the cause names, then run make check again"
             finding = {"host": "", "fault": "cannot_look", "cause": str(error), "remedy": remedy}
             print(json.dumps({"findings": [finding], "machines": []}, indent=2))
         return 2

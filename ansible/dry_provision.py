@@ -83,7 +83,7 @@ def _cards(facts, table):
     ]
     system = f"{facts['distribution'].capitalize()} {facts['release']}, kernel {facts['kernel']}"
     gcc = f"gcc {facts['gcc']}" if facts["gcc"] else "no gcc"
-    return [*(names or ["none of NVIDIA's"]), f"{system}, {gcc}"]
+    return [*(names or ["no card of NVIDIA's"]), f"{system}, {gcc}"]
 
 
 def _driver(entry, stack, table, bundle):
@@ -104,7 +104,7 @@ def _driver(entry, stack, table, bundle):
     if plan["tools"]:
         lines.append(f"and to build the module: {', '.join(plan['tools'])}")
     if plan["waiting"]:
-        lines.append(f"for kernel {plan['waiting']} too, which the next boot takes")
+        lines.append(f"for kernel {plan['waiting']} too, which the next boot starts")
     if plan["reboot_first"]:
         nouveau = entry["facts"]["nouveau"]
         waiting = f"into kernel {entry['facts']['waiting_kernel']}"

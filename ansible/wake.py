@@ -64,7 +64,7 @@ def records(folder, inventory, limit):
     unknown = sorted(set(limit) - set(found) - set(damaged))
     if unknown or (not found and not damaged):
         raise WakeError(
-            f"nothing is known of how to wake {', '.join(unknown) or 'any machine'}: set "
+            f"it is not known how to wake {', '.join(unknown) or 'any machine'}: set "
             "wake_on_lan: true in group_vars/all.yml and run make provision while it is on"
         )
     wanted = {name: row for name, row in found.items() if not limit or name in limit}
@@ -88,8 +88,8 @@ def broadcast(address, networks):
     reached = [one for one in networks if ipaddress.IPv4Address(address) in one]
     if not reached:
         raise WakeError(
-            f"no card of this machine is in the network of {address}, and a packet that wakes "
-            "passes no router: run make wake on a machine on the same switch"
+            f"no card of this machine is in the network of {address}, and routers do not pass on "
+            "the packet that wakes: run make wake on a machine on the same switch"
         )
     return str(max(reached, key=lambda one: one.prefixlen).broadcast_address)
 
@@ -127,9 +127,9 @@ def wake(rows, networks, seconds, pause=2.0):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description="Switch machines on by the network.")
+    parser = argparse.ArgumentParser(description="Switch machines on over the network.")
     parser.add_argument("--inventory", default="inventory.ini")
-    parser.add_argument("--limit", default="", help="names with commas between (default: all)")
+    parser.add_argument("--limit", default="", help="names, separated by commas (default: all)")
     parser.add_argument("--seconds", type=float, default=180, help="how long to wait for them")
     args = parser.parse_args(argv)
     limit = [name for name in args.limit.split(",") if name]

@@ -132,7 +132,7 @@ def _problem(file, folder, expected):
         return f"{file.name} has to be fetched by hand: {where}"
     if expected and manifest.sha256(path) != expected:
         return (
-            f"{path} is not the file that is meant: its SHA-256 is not {expected}. Get it again "
+            f"{path} is not the expected file: its SHA-256 is not {expected}. Get it again "
             f"from {file.page}"
         )
     return ""

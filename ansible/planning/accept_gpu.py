@@ -43,7 +43,8 @@ def gpu_findings(results: dict[str, list[dict]], table: dict, allreduce: dict) -
     if len(drivers) > 1:
         found.append(
             f"The machines have different drivers ({', '.join(sorted(drivers))}): they work, but "
-            "a fault of one machine is then hard to find. For one driver: driver_policy: upgrade."
+            "a fault of one machine is then hard to find. For the same driver on all, set "
+            "driver_policy: upgrade."
         )
     if allreduce and allreduce["seconds"] > 1.5 * allreduce["floor_seconds"]:
         found.append(
@@ -64,8 +65,9 @@ def _card(card: dict, table: dict) -> list[str]:
 
 def _figures(card: dict, row: dict) -> list[str]:
     return [
-        f"{card['name']}: {WORDS[name]} {card[name]:.1f} {UNITS[name]}, {row[name]} are known of "
-        "it. Is it used by somebody else, too hot, or held to less power (nvidia-smi -q -d POWER)?"
+        f"{card['name']}: {WORDS[name]} {card[name]:.1f} {UNITS[name]}, while {row[name]} are "
+        "usual for it. Is somebody else using it, is it too hot, or is its power limited "
+        "(nvidia-smi -q -d POWER)?"
         for name in WORDS
         if row[name] is not None and card[name] < FRACTIONS[name] * row[name]
     ]
@@ -75,8 +77,8 @@ def _memory(card: dict, row: dict) -> list[str]:
     found = []
     if card["memory_mib"] < 0.9 * row["memory"] * 1024:
         found.append(
-            f"{card['name']} has {card['memory_mib']} MiB of memory, {row['memory']} GB are known "
-            "of it: is it what it says it is?"
+            f"{card['name']} has {card['memory_mib']} MiB of memory, while {row['memory']} GB are "
+            "usual for it: is it really this model?"
         )
     return found
 
@@ -88,17 +90,17 @@ def _link(card: dict, row: dict | None) -> list[str]:
     found = []
     if row and lanes < row["pcie"][1]:
         # nvidia-smi's "max" is what card and slot have in common.
-        why = "its slot has no more" if lanes == card["pcie_max"][1] else "its slot has more"
+        why = "the slot has no more" if lanes == card["pcie_max"][1] else "the slot has more"
         found.append(
-            f"it is linked by {lanes} lanes of PCIe and has {row['pcie'][1]}; {why}: reseat it, "
-            "clean its contacts, or take a slot that shares its lanes with no other card"
+            f"it is linked by {lanes} of its {row['pcie'][1]} lanes of PCIe; {why}: reseat it, "
+            "clean its contacts, or use a slot that shares its lanes with no other card"
         )
     limit = LANE[generation] * lanes
     slowest = min(card["to_card"], card["from_card"])
     if slowest < FRACTIONS["to_card"] * limit:
         found.append(
-            f"{slowest:.1f} GB/s pass between it and the machine's memory, {limit:.1f} fit through "
-            f"{lanes} lanes of PCIe {generation}"
+            f"{slowest:.1f} GB/s pass between it and the machine's memory, although {limit:.1f} "
+            f"fit through {lanes} lanes of PCIe {generation}"
         )
     return found
 

@@ -77,7 +77,10 @@ def _plan(facts, wanted, stack, table):
         return _present(facts, wanted, stack, table, rows, installed)
     if loaded is None:
         return _fresh(facts, wanted, stack, table, rows)
-    came = f"driver {loaded} is loaded, and came neither by packages nor by NVIDIA's installer"
+    came = (
+        f"driver {loaded} is loaded, and was installed neither from packages nor by NVIDIA's "
+        "installer"
+    )
     if enough and consistent:
         return offers.Plan("nothing", came)
     raise offers.Refusal(f"{came}; {needed} is needed", "remove it by hand, then run again")
@@ -90,7 +93,7 @@ def _installed(facts):
         raise offers.Refusal(
             f"it has two drivers, one over the other: {', '.join(sorted(names))} and NVIDIA's own "
             f"installer's {facts['runfile']}",
-            "take both away: sudo nvidia-uninstall; sudo apt purge '*nvidia*'; then run again",
+            "remove both: sudo nvidia-uninstall; sudo apt purge '*nvidia*'; then run again",
         )
     if facts["runfile"]:
         return "runfile", facts["runfile"]
@@ -103,9 +106,9 @@ def _present(facts, wanted, stack, table, rows, installed):
     _refuse_foreign(version, kind, rows)
     if wanted["source"] not in ("auto", kind):
         raise offers.Refusal(
-            f"driver {version} came by {_by(kind)}, and driver_source is {wanted['source']}: one "
-            "never goes over the other",
-            f"set driver_source: auto, or take it away first: {REMOVAL[kind]}",
+            f"driver {version} was installed {_by(kind)}, and driver_source is "
+            f"{wanted['source']}: the one is never installed over the other",
+            f"set driver_source: auto, or remove it first: {REMOVAL[kind]}",
         )
     newer = _newer(facts, wanted, stack, table, rows, installed)
     if newer is not None:
@@ -138,7 +141,7 @@ def _for_the_next_boot(facts, version, hold):
     well, waiting = f"driver {version} is installed and loaded", facts["waiting_kernel"]
     if not waiting or facts["waiting_module"]:
         return offers.Plan("nothing", well, **hold)
-    lacking = f"{well}, and the next boot takes kernel {waiting}, which has no module of it"
+    lacking = f"{well}, but the next boot starts kernel {waiting}, which has no module of it"
     if not facts["dkms"]:
         # Nothing rebuilds it now; after that boot the plan is a different one.
         return offers.Plan("nothing", f"{lacking}: make provision again after that boot", **hold)
@@ -160,9 +163,10 @@ def _refuse_foreign(version, kind, rows):
         else (f"{limits['oldest_driver']} is the first")
     )
     raise offers.Refusal(
-        f"driver {version} came by {_by(kind)} and does not know {limits['name']} ({until})",
-        f"take it away: {REMOVAL[kind]}; where NVIDIA's own repository brought it, its line in "
-        "/etc/apt/sources.list.d/ too; then run again",
+        f"driver {version} was installed {_by(kind)} and does not support "
+        f"{limits['name']} ({until})",
+        f"remove it: {REMOVAL[kind]}; if it came from NVIDIA's own repository, also remove its "
+        "line in /etc/apt/sources.list.d/; then run again",
     )
 
 
@@ -177,9 +181,9 @@ def _newer(facts, wanted, stack, table, rows, installed):
         # A refusal has a remedy of its own, by which what is missing may become available.
         own = f"{error.args[1]}; or " if len(error.args) > 1 else ""
         raise offers.Refusal(
-            f"driver {version} came by {_by(kind)}, stack {stack['name']} needs "
-            f"{stack['driver']}, and nothing newer comes that way: {error.args[0]}",
-            f"{own}take it away ({REMOVAL[kind]}) and run again, which finds another way",
+            f"driver {version} was installed {_by(kind)}, stack {stack['name']} needs "
+            f"{stack['driver']}, and no newer one can be installed that way: {error.args[0]}",
+            f"{own}remove it ({REMOVAL[kind]}) and run again: another way is then chosen",
         ) from None
     return target if stacks.version(target.version) > stacks.version(version) else None
 
@@ -251,4 +255,4 @@ def _state(facts):
 
 
 def _by(kind):
-    return "packages" if kind == "package" else "NVIDIA's own installer"
+    return "from packages" if kind == "package" else "by NVIDIA's own installer"

@@ -74,7 +74,7 @@ def driver_outcome(facts, loading, smi):
         return _not_loaded(facts, loading)
     return _next(
         "refuse",
-        f"module {loaded} is loaded, and nvidia-smi fails: {_line(smi['text'])}",
+        f"module {loaded} is loaded, but nvidia-smi fails: {_line(smi['text'])}",
         "see `sudo dmesg | grep -i nvrm` there",
     )
 

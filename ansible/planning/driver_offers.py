@@ -141,14 +141,14 @@ def runfile(facts, wanted, stack, table, rows):
     found = RUNFILE.search(row["url"])
     if found is None:
         raise Refusal(
-            f"{row['url']} is no runfile of a driver alone: its name is not "
+            f"{row['url']} is not a runfile of a driver alone: its name is not "
             "NVIDIA-Linux-x86_64-VERSION.run",
             "set driver_runfile and driver_runfile_sha256",
         )
     version = found[1]
     if not row["sha256"]:
         raise Refusal(
-            f"no SHA-256 of {found[0]} is known, and root would run it unseen",
+            f"no SHA-256 of {found[0]} is known, and root would run it unchecked",
             f"get {row['url']}, compare its SHA-256 with one that you trust, and set "
             "driver_runfile and driver_runfile_sha256",
         )
@@ -167,10 +167,10 @@ def runfile(facts, wanted, stack, table, rows):
     branch = stacks.version(version)[0]
     kinds = modules(rows, branch)
     if not kinds:
-        raise Refusal(f"no one driver serves {_names(rows)}", "take one of these cards out")
+        raise Refusal(f"no single driver supports {_names(rows)}", "take one of these cards out")
     if not knows(branch, rows):
         raise Refusal(
-            f"the runfile's driver {version} does not serve {_names(rows)}",
+            f"the runfile's driver {version} does not support {_names(rows)}",
             "name another one in driver_runfile",
         )
     flags = ["--silent", "--dkms", "--disable-nouveau"]

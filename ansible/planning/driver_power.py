@@ -19,14 +19,14 @@ def power_plan(host, persistence, watts, printed):
     for name, least, most, limit, mode in _rows(printed):
         if watts and None in (least, most):
             raise PlanError(
-                f"{host}: its {name} lets nobody limit its power (nvidia-smi says N/A): write "
+                f"{host}: the power of its {name} cannot be limited (nvidia-smi says N/A): write "
                 "driver_power_limit_watts=0 into its line of inventory.ini"
             )
         if watts and not least <= watts <= most:
             raise PlanError(
-                f"{host}: driver_power_limit_watts is {watts}, and its {name} takes {least:.0f} to "
-                f"{most:.0f}. Change it in group_vars/all.yml, or for this machine in its line of "
-                "inventory.ini"
+                f"{host}: driver_power_limit_watts is {watts}, but its {name} accepts {least:.0f} "
+                f"to {most:.0f} W. Change it in group_vars/all.yml, or for this machine in its "
+                "line of inventory.ini"
             )
         if watts and (limit is None or round(limit) != watts):
             wrong.append(f"the limit of its {name} is {limit} W")

@@ -136,14 +136,14 @@ def _of_cards(row):
         if card["lost"]:
             yield (
                 "gpu_failed",
-                f"its card {number}, {card['name']}, gives errors for figures",
+                f"its card {number}, {card['name']}, reports errors instead of figures",
                 _SEAT,
             )
         elif card["celsius"] is not None and card["celsius"] >= HOT:
             yield (
                 "gpu_hot",
                 f"its card {number}, {card['name']}, is at {card['celsius']:.0f} degrees Celsius",
-                "where nobody uses it now: see that its fans turn and are free of dust, and give "
+                "if nobody is using it: see that its fans turn and are free of dust, and give "
                 "it air; or set driver_power_limit_watts in group_vars/all.yml",
             )
 
@@ -160,7 +160,7 @@ def _of_log(row):
         times = "once" if many == 1 else f"{many} times"
         cause = f"its kernel has logged the NVIDIA error Xid {number}{what} {times} since it booted"
         if number in OF_PROGRAMS:
-            yield "xid_program", cause, "nothing, where a program was ended or crashed then"
+            yield "xid_program", cause, "nothing, if a program was killed or crashed at that time"
         else:
             yield "xid", cause, f"see sudo journalctl -kb | grep Xid there; {_SEAT}"
     for device, many in sorted((row["disk_errors"] or {}).items()):
@@ -192,7 +192,7 @@ def table(rows):
             _line(_cells(row), widths) if row["answers"] else _line(silent, (widths[0], 20))
         )
     if any("?" in line for line in lines):
-        lines.append("?: not known, since sudo was refused or nothing there tells it")
+        lines.append("?: not known, since sudo was refused or nothing there reports it")
     return lines
 
 

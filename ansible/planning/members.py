@@ -117,9 +117,9 @@ def host_keys(facts, host):
         key = facts[f"ssh_host_key_{kind}_public"]
         if key_type not in types or _type_inside(key) != key_type:
             raise PlanError(
-                f"{host}: what it gives as its {kind} host key is none: {str(key)[:40]!r}. Look at "
-                f"/etc/ssh/ssh_host_{kind}_key.pub there; until then the machine is not to be "
-                "trusted"
+                f"{host}: what it reports as its {kind} host key is not one: {str(key)[:40]!r}. "
+                f"Look at /etc/ssh/ssh_host_{kind}_key.pub there; until then the machine is not to "
+                "be trusted"
             )
         found.append({"type": key_type, "key": key})
     return found

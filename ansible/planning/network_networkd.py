@@ -28,8 +28,8 @@ def plan(facts: dict, want: dict) -> dict:
         )
     if found not in facts["files"]:
         raise PlanError(
-            f"{facts['host']}: {found}, which rules {facts['interface']}, was not read: it is in "
-            "neither /etc nor /run. Copy it to /etc/systemd/network, or leave `address` out."
+            f"{facts['host']}: {found}, which configures {facts['interface']}, was not read: it is "
+            "in neither /etc nor /run. Copy it to /etc/systemd/network, or leave `address` out."
         )
     network = [f"Address={want['address']}"]
     network += [f"Gateway={want['gateway']}"] if want["gateway"] else []

@@ -87,8 +87,8 @@ def obstacles(name, machine, table):
     for device, row in cards(machine, table):
         if not runs_on(stack, row["sm"]):
             found.append(
-                f"{host}: its {row['name']} card ({device}, sm_{row['sm']}) has no code in torch "
-                f"{stack['torch']} for CUDA {stack['cuda']}"
+                f"{host}: torch {stack['torch']} for CUDA {stack['cuda']} has no code for its "
+                f"{row['name']} card ({device}, sm_{row['sm']})"
             )
     return found
 
@@ -155,7 +155,7 @@ def resolve(machines, wanted, table, members=(), kept=None):
         name, reason = _decide(machines, members, table)
     elif kept:
         name, reason = kept["stack"], "decided before, and kept"
-        what = f"was decided before ({kept['path']} keeps it), and is impossible now"
+        what = f"was decided before ({kept['path']} keeps it), and is no longer possible"
         _refuse_impossible(name, machines, table, what)
     else:
         name, reason = wanted, "named by `stack`"

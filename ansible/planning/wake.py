@@ -61,4 +61,4 @@ def wake_verdict(printed, service, kept, record):
         known = json.loads(kept) == record
     except ValueError:
         known = False
-    return "" if known else "what the control machine knows of it in .tandem/wake is not right"
+    return "" if known else "what .tandem/wake on the control machine says of it is wrong"

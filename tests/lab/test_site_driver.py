@@ -64,7 +64,7 @@ def test_never_a_runfile_over_packages(machine, tmp_path):
     path, digest = standins.write_runfile(tmp_path)
     more = ["-e", f"driver_runfile={path}", "-e", f"driver_runfile_sha256={digest}"]
     done = play(lab, *words, *more, "-e", "driver_source=runfile", check=False)
-    assert "came by packages" in said(done) and "never goes over" in said(done)
+    assert "was installed from packages" in said(done) and "never installed over" in said(done)
     assert lab.ssh(1, "ls /var/lib/nvidia 2>&1 || true").startswith("ls: cannot access")
 
 
@@ -104,7 +104,7 @@ def test_a_power_limit_outlives_a_reboot(machine):
     assert lab.ssh(1, asked).strip().endswith(" 200.00, Enabled")
     assert changes(play(lab, *limited)) == {"node1": 0}
     refused = play(lab, *words, "-e", "driver_power_limit_watts=400", check=False)
-    assert "its Stand-in RTX 2080 Ti takes 100 to 280" in said(refused)
+    assert "its Stand-in RTX 2080 Ti accepts 100 to 280 W" in said(refused)
     assert lab.ssh(1, asked).strip().endswith(" 200.00, Enabled")
     play(lab, *words)
     assert lab.ssh(1, "ls /etc/systemd/system | grep tandem-gpu || true") == ""

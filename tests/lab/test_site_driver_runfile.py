@@ -45,7 +45,7 @@ def test_installed_kept_upgraded_and_taken_away(machine, tmp_path):
     assert f"module and nvidia-smi agree: {NEWER}" in said(play(lab, *upgrade))
     assert changes(play(lab, *upgrade)) == {"node1": 0}
     wrong = play(lab, *words, "-e", "driver_source=package", check=False)
-    assert "came by NVIDIA's own installer" in said(wrong)
+    assert "was installed by NVIDIA's own installer" in said(wrong)
     (tmp_path / "uninstall.yml").write_text(standins.UNINSTALL)
     play(lab, str(tmp_path / "uninstall.yml"), *words[1:])
     assert lab.ssh(1, STATE) == fresh

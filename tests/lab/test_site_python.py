@@ -83,7 +83,7 @@ def said(done):
 
 def test_no_installer_is_said_before_anything_is_changed(provision):
     done = provision(conda_installer="", check=False)
-    assert "Python 3.11 is to come by conda, and no installer of conda is named" in said(done)
+    assert "to be installed by conda, but no installer of conda is named" in said(done)
     assert provision.lab.ssh(1, f"ls {ROOT} 2>&1 || true").count("No such file") == 1
 
 
@@ -136,7 +136,7 @@ def test_uv_needs_no_internet_once_it_is_there(provision, tmp_path):
     lab = provision.lab
     lab.ssh(1, f"sudo rm -rf {ROOT} /etc/standin-python")
     refused = provision(env_manager="uv", offline=True, check=False)
-    assert "env_manager is uv, and it has no program uv that root finds" in said(refused)
+    assert "env_manager is uv, but root finds no program uv there" in said(refused)
     fetch = [sys.executable, "-m", "pip", "install", "--quiet", "--target", tmp_path, UV]
     subprocess.run(fetch, check=True)
     lab.control("scp", "-q", str(tmp_path / "bin/uv"), "tandem@192.168.56.111:")

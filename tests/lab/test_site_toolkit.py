@@ -196,7 +196,7 @@ def test_another_file_than_the_one_that_was_used_is_refused(toolkit, clean, name
     done = toolkit.play(check=False)
     path.write_bytes(whole)
     assert failures(done) == set(HOSTS)
-    assert f"{path.name} is not the file that is meant" in one_line(done)
+    assert f"{path.name} is not the expected file" in one_line(done)
     assert {node: changed_files(toolkit.lab, node) for node in NODES} == clean
     toolkit.play()
 

@@ -82,7 +82,7 @@ def test_an_apex_without_amp_is_refused(apex):
     standin_toolkit.apex(apex.source, amp=False)
     changed = apex.play(check=False)
     assert failures(changed) == set(HOSTS)
-    assert "standin-apex-22.04-dev.tar.gz is not the file that is meant" in one_line(changed)
+    assert "standin-apex-22.04-dev.tar.gz is not the expected file" in one_line(changed)
     manifest.unlink(missing_ok=True)  # as if it were the first use
     refused = apex.play(check=False)
     assert failures(refused) >= {"node1"}

@@ -49,7 +49,7 @@ def privileges(facts, question):
         yield (
             "train_user",
             f"it has no user {users['trains']}, who should train there",
-            "`make bootstrap` makes it; or correct train_user in the inventory",
+            "`make bootstrap` creates it; or correct train_user in the inventory",
         )
     if users["trains"] == users["provisions"]:
         yield (
@@ -83,8 +83,8 @@ def disks(facts, question):
         if free < wanted:
             yield (
                 "disk_full",
-                f"{', '.join(folder for folder, _, _ in rows)} need {wanted / 1e9:.1f} GB, and "
-                f"{free / 1e9:.1f} GB are free",
+                f"{', '.join(folder for folder, _, _ in rows)} need {wanted / 1e9:.1f} GB, but "
+                f"only {free / 1e9:.1f} GB are free",
                 "make room, or mount a larger disk there",
             )
 
@@ -121,7 +121,7 @@ def packages(facts, question):
     if not facts["rsync"] and not question["offline"]:  # else the bundle brings it
         yield (
             "rsync",
-            "rsync is missing, by which data and wheels arrive",
+            "rsync, which copies data and wheels to it, is missing",
             "make provision installs it",
         )
 
@@ -132,7 +132,7 @@ def clock(facts, question):
     if abs(off) > CLOCK_TOLERANCE:
         yield (
             "clock",
-            f"its clock is {off:+.0f} s off the control machine's",
+            f"its clock differs by {off:+.0f} s from the control machine's",
             "sudo timedatectl set-ntp true, or set it: sudo date --set=@$(date +%s)",
         )
 

@@ -10,7 +10,7 @@ UNREACHABLE = (
         "IDENTIFICATION HAS CHANGED",
         "host_key_changed",
         "if the machine was reinstalled: ssh-keygen -R {address}, then make bootstrap; "
-        "if not, somebody may be intercepting: find out before you go on",
+        "if not, somebody may be intercepting the connection: find out before you go on",
     ),
     (
         "Host key verification failed",
@@ -110,7 +110,7 @@ def filters(facts, question):
     if manager:
         yield (
             "firewall",
-            f"{manager} is switched on, and training opens ports of the kernel's choice",
+            f"{manager} is switched on, and training opens ports that the kernel chooses",
             "let the other members in: sudo ufw allow from <address>, or "
             "sudo firewall-cmd --permanent --zone=trusted --add-source=<address>",
         )
@@ -164,15 +164,15 @@ def faster_cards(machines):
     for facts, link in zip(machines, today):
         name, address = chosen[2][facts["host"]]
         if name != link["name"]:
-            setting = f"ansible_host={address} (and take address=... out, if it is there)"
+            setting = f"ansible_host={address} (and remove address=..., if it is there)"
             found.append(
                 {
                     "host": facts["host"],
                     "fault": "faster_card",
-                    "cause": f"all machines have a card in {chosen[1]}, {chosen[0]} Mbit/s and more"
-                    f", here {name}; {link['name']}, by which training would go, is in a network "
-                    f"of {slowest} Mbit/s",
-                    "remedy": f"write {setting} into its line, and then make bootstrap",
+                    "cause": f"all machines have a card in {chosen[1]} with {chosen[0]} Mbit/s or "
+                    f"more (here {name}), while {link['name']}, which training would use, is in a "
+                    f"network of {slowest} Mbit/s",
+                    "remedy": f"write {setting} into its line, then run make bootstrap",
                 }
             )
     return found
@@ -212,7 +212,8 @@ def unreachable(variables):
     at = variables.get("ansible_host", name)
     fault, remedy = next((fault, text) for words, fault, text in UNREACHABLE if words in said)
     causes = {
-        "name": f"its address in the inventory, {at}, is a name that nobody here knows: {said}",
+        "name": f"its address in the inventory, {at}, is a name that cannot be resolved here: "
+        f"{said}",
         "no_sshd": f"{at} has no ssh server: {said}",
         "unreachable": f"{at} did not answer: {said}",
     }

@@ -74,7 +74,7 @@ def old_driver(facts, stack, chosen, question):
             "driver_old",
             f"its driver is {loaded}, and stack {stack['name']} needs {stack['driver']}",
             ("" if question["driver_policy"] == "upgrade" else "set driver_policy: upgrade, and ")
-            + "make provision brings a newer one",
+            + "make provision installs a newer one",
         )
 
 
@@ -105,14 +105,14 @@ def environment(facts, manager, python, question):
     if manager == "conda" and not facts["conda"] and not question["conda_installer"]:
         yield (
             "installer",
-            f"Python {python} is to come by conda, and no installer of conda is named",
+            f"Python {python} is to be installed by conda, but no installer of conda is named",
             "set conda_installer in group_vars/all.yml: Miniforge, Miniconda or Anaconda, a file "
             "or a URL",
         )
     if manager == "uv" and not facts["uv"]:
         yield (
             "uv",
-            "env_manager is uv, and it has no program uv that root finds",
+            "env_manager is uv, but root finds no program uv there",
             "sudo install ~/.local/bin/uv /usr/local/bin/uv, or env_manager: conda",
         )
 
@@ -127,7 +127,7 @@ def held(facts, question):
             "kernel_held",
             f"kernel {facts['kernel']} and its driver have been held together for {days} days, and "
             "get no security fixes",
-            f"when it trains nothing: make upgrade LIMIT={facts['host']}",
+            f"when nothing trains there: make upgrade LIMIT={facts['host']}",
         )
 
 

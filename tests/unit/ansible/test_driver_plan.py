@@ -79,7 +79,7 @@ def test_pascal_gets_the_proprietary_module_by_runfile():
 
 
 def test_no_one_driver_serves_pascal_beside_blackwell():
-    assert "no one driver serves Blackwell and Pascal" in refused(
+    assert "no single driver supports Blackwell and Pascal" in refused(
         facts(cards=["1080 Ti", "5090"]), "cu126"
     )
 
@@ -97,7 +97,7 @@ def test_an_own_runfile_comes_before_packages_and_440_has_no_type_of_module():
 @pytest.mark.parametrize(("version", "card"), [("590.48.01", "1080 Ti"), ("550.144.03", "5090")])
 def test_an_own_runfile_has_to_know_the_card(version, card):
     mine = {"runfile": f"/srv/NVIDIA-Linux-x86_64-{version}.run", "runfile_sha256": "0" * 64}
-    assert f"driver {version} does not serve" in refused(facts(cards=[card]), "cu126", **mine)
+    assert f"driver {version} does not support" in refused(facts(cards=[card]), "cu126", **mine)
 
 
 def test_an_offline_machine_needs_the_runfile_from_the_bundle():

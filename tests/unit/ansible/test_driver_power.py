@@ -39,9 +39,9 @@ def test_a_limit_brings_persistence_and_names_what_is_not_so():
 @pytest.mark.parametrize(
     ("watts", "cards", "said"),
     [
-        (300, CARDS, "power_limit_watts is 300, and its NVIDIA GeForce RTX 2080 Ti takes 100 to"),
-        (20, CARDS, "takes 100 to 280. Change it in group_vars/all.yml"),
-        (100, LAPTOP, "lets nobody limit its power"),
+        (300, CARDS, "power_limit_watts is 300, but its NVIDIA GeForce RTX 2080 Ti accepts 100 to"),
+        (20, CARDS, "accepts 100 to 280 W. Change it in group_vars/all.yml"),
+        (100, LAPTOP, "cannot be limited"),
     ],
 )
 def test_a_limit_that_a_card_does_not_take_is_refused(watts, cards, said):

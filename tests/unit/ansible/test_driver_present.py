@@ -38,8 +38,8 @@ def test_the_very_version_that_is_needed_is_new_enough():
 def test_a_driver_of_unknown_origin_is_kept_or_refused_but_never_replaced():
     container = facts(driver="570.10.01", driver_library="570.10.01")
     assert plan(container)["action"] == "nothing"
-    assert "came neither by packages" in refused(container, "cu132")
-    assert "came neither by packages" in refused(container, "cu132", policy="upgrade")
+    assert "installed neither from packages" in refused(container, "cu132")
+    assert "installed neither from packages" in refused(container, "cu132", policy="upgrade")
 
 
 def test_keep_forbids_what_would_be_a_change_and_names_the_remedy():
@@ -68,7 +68,7 @@ def test_upgrade_moves_packages_to_what_the_archive_offers():
 def test_never_one_over_the_other():
     assert "sudo apt purge" in refused(packaged(), source="runfile", policy="upgrade")
     assert "sudo nvidia-uninstall" in refused(by_runfile(), source="package", policy="upgrade")
-    assert "nothing newer comes that way" in refused(packaged(), "cu132", policy="upgrade")
+    assert "no newer one can be installed" in refused(packaged(), "cu132", policy="upgrade")
     assert "one over the other" in refused(packaged(runfile="580.126.20"))
 
 
@@ -111,7 +111,7 @@ def test_a_branch_that_does_not_know_the_card_is_named_with_the_last_that_does()
     names = {"nvidia-open": "590.48.01-1ubuntu1", "nvidia-driver": "590.48.01-1ubuntu1"}
     made = facts("ubuntu2204", ["1080 Ti"], packages=names, module="590.48.01")
     said = refused(made, "cu126")
-    assert "590.48.01 came by packages and does not know Pascal (580 is the last)" in said
+    assert "from packages and does not support Pascal (580 is the last)" in said
     assert "sudo apt purge" in said and "sources.list.d" in said
 
 
@@ -143,7 +143,7 @@ def test_nvidias_own_packages_of_a_module_are_a_driver_and_none_comes_over_it(mo
 
 def test_what_a_refusal_lacks_may_be_had_before_anything_is_taken_away():
     said = refused(by_runfile("410.48"), offline=True)
-    assert "on a machine with internet: make bundle; or take it away" in said
+    assert "on a machine with internet: make bundle; or remove it" in said
     assert "stack that needs less" not in said  # cu102 needs the least
 
 

@@ -170,7 +170,7 @@ def test_a_line_a_machine_of_at_most_80_columns_the_absent_ones_too():
         "a-very-long-nam~ 41 88 ERR ERR ~ 9       ?           ?     held, reboot",
         "pc4              fails           212     -           -     -",
         "pc5              -               ?       -           -     ?",
-        "?: not known, since sudo was refused or nothing there tells it",
+        "?: not known, since sudo was refused or nothing there reports it",
     ]
 
 
@@ -196,7 +196,7 @@ def test_check_shows_findings_then_the_table_in_the_order_of_the_inventory(monke
     assert [one["host"] for one in inspected["machines"]] == ["pc1", "pc2"]
     said = check.text(**inspected)
     assert said.startswith("pc2\n  - B\n    Remedy: C\nProblems: 1. Nothing was changed.\n")
-    assert "To be known of pc1:\n  - Kernel 7 [2J waits\n" in said
+    assert "Note on pc1:\n  - Kernel 7 [2J waits\n" in said
     assert said.endswith("\npc2     does not answer") and "\n\nmachine GPU °C" in said
 
 

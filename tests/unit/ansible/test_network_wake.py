@@ -59,9 +59,9 @@ UP = ["enabled", "active"]
         (ETHTOOL.format(able="pumbg", mode="d"), UP, json.dumps(RECORD), "was not set to wake"),
         (ARMED, ["disabled", "active"], json.dumps(RECORD), "is disabled and active"),
         (ARMED, ["", "inactive"], json.dumps(RECORD), "is not there and inactive"),
-        (ARMED, UP, json.dumps({**RECORD, "mac": MAC[::-1]}), "knows of it"),
-        (ARMED, UP, "", "knows of it"),
-        (ARMED, UP, "[", "knows of it"),
+        (ARMED, UP, json.dumps({**RECORD, "mac": MAC[::-1]}), ".tandem/wake on the"),
+        (ARMED, UP, "", ".tandem/wake on the"),
+        (ARMED, UP, "[", ".tandem/wake on the"),
     ],
 )
 def test_verify_says_why_a_machine_will_not_wake(printed, service, kept, said):

@@ -172,7 +172,7 @@ def test_files_behind_a_login_are_named_with_page_name_and_folder(tmp_path):
     ]
     (plan.folder / "cudnn.tgz").write_bytes(b"cudnn")
     (plan.folder / "nccl.txz").write_bytes(b"an error page")
-    with pytest.raises(BundleError, match=r"nccl\.txz is not the file that is meant"):
+    with pytest.raises(BundleError, match=r"nccl\.txz is not the expected file"):
         installers.gather(plan, Progress())
 
 

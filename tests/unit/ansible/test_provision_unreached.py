@@ -26,7 +26,7 @@ check = loaded(ANSIBLE / "check.py")
 def test_what_ansible_says_first_is_the_reason():
     printed = "PLAY [x] ***\n[ERROR]: the inventory is broken.\nOrigin: a:1\n\nfatal: [b]: no\n"
     assert check.reason(printed) == (
-        "the inventory is broken. All of it: ansible-playbook ansible/playbooks/check.yml"
+        "the inventory is broken. To see all of it: ansible-playbook ansible/playbooks/check.yml"
     )
 
 
@@ -57,7 +57,7 @@ def test_what_is_only_to_be_known_is_said_once_and_is_no_problem(monkeypatch, ca
     monkeypatch.setattr(check, "inspect", lambda *_: {"findings": notes, "machines": []})
     assert (check.main([]), check.main(["--json"])) == (0, 0)
     said = capsys.readouterr().out
-    assert said.startswith("Nothing is wrong with the machines.\nTo be known of pc1, pc2:\n  - Tan")
+    assert said.startswith("Nothing is wrong with the machines.\nNote on pc1, pc2:\n  - Tan")
     assert said.count("Remedy: Train_user=tandem") == 1 and json.loads(said[said.index("{") :]) == {
         "findings": [],
         "machines": [],
