@@ -35,8 +35,8 @@ def parser() -> argparse.ArgumentParser:
         _training(verbs.add_parser(verb, help=text, allow_abbrev=False))
     _planning(verbs.add_parser("plan", help="predict a run", allow_abbrev=False))
     for verb, text in (
-        ("status", "how a run stands"),
-        ("attach", "show a run that goes on"),
+        ("status", "the state of a run"),
+        ("attach", "show a run that is under way"),
         ("stop", "end a run; its workers save first"),
     ):
         one = verbs.add_parser(verb, help=text, allow_abbrev=False)
@@ -59,13 +59,13 @@ def _training(verb: argparse.ArgumentParser) -> None:
     add("--precision", help="as the trainer's")
     add("--sync", help="as the trainer's")
     add("--max-restarts", type=int, help="attempts after the first one (default: 0)")
-    add("--min-nodes", type=int, help="go on with as few machines as this (default: all)")
+    add("--min-nodes", type=int, help="continue with as few machines as this (default: all)")
     add("--port", type=int, help="of the rendezvous on node 0 (default: a free one)")
     add("--queue", action="store_const", const=True, help="wait for busy GPUs")
     add("--force", action="store_const", const=True, help="start although something is wrong")
     add("--keep", metavar="SIZES", help="most MiB kept of a file: log=256,steps=1024,...")
-    add("--resume", metavar="RUN", help="go on with this run; other options change its own")
-    add("--detach", action="store_true", help="leave the terminal; see attach, status, stop")
+    add("--resume", metavar="RUN", help="continue this run; other options change its own")
+    add("--detach", action="store_true", help="run without the terminal; see attach, status, stop")
     add("trainer", nargs="*", help="after `--`: options of `python -m trainer`")
 
 
@@ -80,7 +80,7 @@ def _planning(verb: argparse.ArgumentParser) -> None:
     add("--sync", help="as the trainer's")
     add("--queue", action="store_const", const=True, help="wait for busy machines")
     add("--force", action="store_const", const=True, help="measure although something is wrong")
-    add("--measure", action="store_true", help="measure although there is something to go by")
+    add("--measure", action="store_true", help="measure although a run or a measurement exists")
     add("--run", help="predict from this run")
     add("--gpu", help="on paper, by published speeds: 2080ti, v100 ...")
     add("--link", help="a network of this speed: 1gbit, 2.5gbit (default: as measured)")
@@ -203,7 +203,7 @@ def main(argv: list[str]) -> int:
         if error.filename is not None:  # it concerns a file: a defect, which needs its traceback
             raise
         _drop_output()
-        print(f"tandem: what was to be said cannot be printed: {error.strerror}", file=sys.stderr)
+        print(f"tandem: the output cannot be printed: {error.strerror}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         print("tandem: interrupted; `make runs` shows what was begun", file=sys.stderr)

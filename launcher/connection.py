@@ -25,7 +25,7 @@ def make_room(hosts: int) -> None:
         return
     if most != resource.RLIM_INFINITY and most < needed:
         raise UserError(
-            f"{hosts} machines need some {needed} open files, and this machine allows {most} "
+            f"{hosts} machines need about {needed} open files, and this machine allows {most} "
             "(`ulimit -Hn`): raise nofile in /etc/security/limits.conf, or give fewer NODES."
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))

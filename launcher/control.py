@@ -90,7 +90,7 @@ def status(name: str) -> int:
         f"run {folder.name}: {state(folder)}" + (f", carried out by process {pid}" if pid else "")
     )
     if state(folder) == "abandoned":
-        print(f"its controller died; `make train RESUME={folder.name}` goes on with it")
+        print(f"its controller died; `make train RESUME={folder.name}` continues it")
     if pid is None:
         print("between runs `make check` shows how the machines are: temperatures, disks, errors")
     with contextlib.suppress(KeyError, TypeError):  # what a broken file does not contain
@@ -121,7 +121,7 @@ def stop(name: str) -> int:
         raise UserError(f"run {folder.name} is not under way: it is {state(folder)}.")
     machine = elsewhere(folder)
     if machine:
-        raise UserError(f"run {folder.name} is carried out on {machine}: `make stop` it there.")
+        raise UserError(f"run {folder.name} is carried out on {machine}: type `make stop` there.")
     log = folder / "controller.log"
     before = log.stat().st_size if log.exists() else 0
     os.kill(pid, signal.SIGTERM)

@@ -172,7 +172,9 @@ class Run:
             whole = make_report(self.folder, self.terminal) and whole
         except KeyboardInterrupt:
             name = self.folder.name
-            self.terminal.say(f"make report RUN={name} makes its report from what is here by now")
+            self.terminal.say(
+                f"make report RUN={name} makes its report from what has been copied so far"
+            )
             raise
         finally:
             self.machines.close()
@@ -229,7 +231,7 @@ class Run:
     def _next(self, old: Plan, limits: restart.Limits, stopper: Stopper) -> Plan:
         """The plan of the next attempt, on the machines that answer. Raises UserError."""
         self.machines.close()
-        with waiting(self.terminal, "looking which machines answer"):
+        with waiting(self.terminal, "finding out which machines answer"):
             self.machines = restart.survivors(self.checked, limits, stopper)
         return make_plan(
             self.checked,
@@ -271,12 +273,12 @@ class Run:
         """Connect again: some machines may be gone by now, and some may be back."""
         self.machines.close()
         hosts, asked = self.checked.hosts, self.checked.asked
-        with waiting(self.terminal, "looking which machines answer"):
+        with waiting(self.terminal, "finding out which machines answer"):
             self.machines = preflight.inspect(hosts, asked, without_missing=True)
         here = {host.name for host in self.machines.hosts}
         for name in self.parts:
             if name not in here:
-                self.terminal.say(f"{name} does not answer: its records stay there")
+                self.terminal.say(f"{name} does not answer: its records stay on it")
 
     def _collect(self) -> tuple[bool, bool]:
         """Bring the files here. Returns whether a checkpoint was saved anywhere, and whether this

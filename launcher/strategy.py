@@ -34,7 +34,7 @@ def choose(speeds: dict[tuple[str, int], float], nodes: int) -> Choice:
     nothing is known."""
     exact, alone = strategies.EXACT, nodes == 1
     if alone or (exact, nodes) not in speeds:
-        why = "one machine has nobody to wait for" if alone else UNKNOWN
+        why = "one machine waits for no other" if alone else UNKNOWN
         return Choice(exact, why)
     labels = {spec: prices.label_of(strategies.parse(spec)) for spec, n in speeds if n == nodes}
     safe = [(speeds[spec, nodes], spec) for spec, label in labels.items() if label == "safe"]

@@ -185,9 +185,9 @@ def receive(node: Node, source: str, target: Path, limit: int) -> int | None:
     if status == ABSENT:
         return None
     if status == IRREGULAR:
-        raise NotHere("it is no regular file there")
+        raise NotHere("it is not a regular file there")
     if status != 0:
-        raise Lost(f"the way to the machine broke, or it could not be read {said}".strip())
+        raise Lost(f"the connection to the machine broke, or it could not be read {said}".strip())
     return size
 
 

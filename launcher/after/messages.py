@@ -42,7 +42,7 @@ def leftovers(outcome: Outcome) -> list[str]:
     for host in outcome.lingering:
         lines.append(f"{host}: its guard was lost; the machine ends its part within 10 s")
     if len(outcome.gone) > 1 and not outcome.exits and not outcome.lingering:
-        lines.append("no machine answers: see first that this one has its network")
+        lines.append("no machine answers: check first that this one is connected to the network")
     return lines
 
 
@@ -71,8 +71,8 @@ def exit_code(outcome: Outcome, whole: bool = True) -> int:
 def how_to_resume(run: str, saved: bool) -> str:
     """What to type after a run that did not finish."""
     if saved:
-        return f"to go on where it was saved: make train RESUME={run}"
-    return "nothing had been saved yet: there is nothing to go on with, the next run starts anew"
+        return f"to continue where it was saved: make train RESUME={run}"
+    return "nothing had been saved yet, so that the run cannot be continued: start it anew"
 
 
 def not_copied(folder: Path, error: Exception) -> str:

@@ -89,7 +89,7 @@ def _on_one_machine(hosts: list[Host], facts: dict[str, Facts]) -> dict[str, tup
     taken = [_index(entry, facts[name]) for name, own in found.items() for entry in own]
     if len(set(taken)) < len(taken) - taken.count(None):
         raise UserError(
-            f"{', '.join(found)}: nodes of one machine have the same GPU in {VISIBLE}, and a GPU "
+            f"{', '.join(found)}: nodes of one machine name the same GPU in {VISIBLE}, and a GPU "
             "takes one process: correct run_env."
         )
     free = [str(number) for number in range(count) if number not in taken]
@@ -166,9 +166,12 @@ def _why_cpu(host: Host, facts: Facts) -> str:
     if facts.gpus["count"] and not facts.versions.get("cuda"):
         return f"its torch is built without CUDA: {host.engine.mends}."
     if facts.gpus["count"]:
-        return "its GPUs are others' or fewer than the nodes of its machine: name fewer nodes."
+        return (
+            "its GPUs belong to other nodes, or are fewer than the nodes of its machine: name "
+            "fewer nodes."
+        )
     if facts.gpus["cards_on_bus"]:
-        return "it has an NVIDIA card, but no driver's nvidia-smi: run `make provision`."
+        return "it has an NVIDIA card, but no driver with nvidia-smi: run `make provision`."
     return "it has no GPU."
 
 

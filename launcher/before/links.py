@@ -26,7 +26,7 @@ def timetables(hosts: list[Host], facts: dict[str, Facts]) -> dict[str, dict[str
         return {}
     ports = set.intersection(*(set(facts[host.name].free_ports) for host in hosts))
     if not ports:
-        raise UserError("no port is free on all of these machines: end what listens there.")
+        raise UserError("no port is free on all of these machines: end programs that listen there.")
     common = {
         "peers": {host.name: host.address for host in hosts},
         "port": max(ports),

@@ -69,9 +69,9 @@ def _read(line: str, known: set[str]) -> list[Any] | str:
     try:
         pairs = validate.check(validate.parse(line), [PAIR], "its answer")
     except Invalid as error:
-        return f"what it says cannot be so ({error})"
+        return f"what it says is impossible ({error})"
     if any(address not in known for (address, _), _ in pairs):
-        return "what it says cannot be so (a machine that is none of them)"
+        return "what it says is impossible (a machine that is none of them)"
     return pairs
 
 

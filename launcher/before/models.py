@@ -40,8 +40,8 @@ def _own(name: str, host: Host, facts: Facts, sent: tuple[str, ...]) -> str | No
     files = [f for f in (f"{stem}.py", f"{stem}/__init__.py") if (CHECKOUT / f).is_file()]
     if files and files[0] not in sent:
         return (
-            f"MODEL={name}: {files[0]} does not go to the machines; files of examples/, recipes/ "
-            "and trainer/ do, but no links: put it into examples/."
+            f"MODEL={name}: {files[0]} is not copied to the machines; files of examples/, recipes/ "
+            "and trainer/ are, but no links: put it into examples/."
         )
     if files:
         return _function(name, CHECKOUT / files[0], function)

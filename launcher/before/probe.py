@@ -134,7 +134,7 @@ def _ask(node: Node, task: dict[str, Any]) -> Facts | str:
         try:
             found = read_facts(line[len(MARK) :])
         except Invalid as error:
-            return f"{host.label()}: what it says of itself cannot be so: {error}."
+            return f"{host.label()}: what it says of itself is impossible: {error}."
         return Facts(host=host.name, asked_unix=asked, answered_unix=time.time(), **found)
     if status in (126, 127):
         return no_python(host, said)
@@ -143,7 +143,7 @@ def _ask(node: Node, task: dict[str, Any]) -> Facts | str:
             f"{host.label()}: gave no answer within {SECONDS:.0f} s: is its disk or its data "
             "share hanging?"
         )
-    return f"{host.label()}: {host.env_python} could not look at the machine: {said}"
+    return f"{host.label()}: {host.env_python} could not inspect the machine: {said}"
 
 
 def read_facts(line: str) -> dict[str, Any]:

@@ -131,7 +131,8 @@ class Frames:
         self._before += len(said)
         if not self._greeted and self._before > GREETING:
             raise Invalid(
-                f"{GREETING >> 20} MiB before its first word: does a .bashrc print there?"
+                f"{GREETING >> 20} MiB before its first frame: does a .bashrc print something "
+                "there?"
             )
 
     def rest(self) -> str:

@@ -60,13 +60,13 @@ PITFALLS = (
     ),
     Pitfall(
         r"[Ww]atchdog caught collective operation timeout",
-        "its peers did not come to the same step within --timeout, and NCCL ended it",
-        "see what the other ranks last said; ARGS='--timeout 600' waits longer",
+        "its peers did not reach the same step within --timeout, and NCCL ended it",
+        "read what the other ranks printed last; ARGS='--timeout 600' waits longer",
     ),
     Pitfall(
         r"ncclRemoteError|NCCL communicator was aborted",
         "NCCL lost the connection to a peer",
-        "see what the other ranks last said, and the network between the machines",
+        "read what the other ranks printed last, and check the network between the machines",
     ),
     Pitfall(
         r"Expected more than 1 value per channel",
@@ -112,7 +112,7 @@ PITFALLS = (
     ),
     Pitfall(
         r"torchvision::nms does not exist|version `GLIBC",
-        "torch, torchvision and the system do not fit each other",
+        "torch, torchvision and the system are not compatible with each other",
         "run `make provision`: it installs versions that do",
     ),
     Pitfall(
@@ -141,13 +141,13 @@ SIGNALS = {
     ),
     "SIGSEGV": (
         "it crashed inside a library",
-        "run again with ARGS='--workers 0'; if it stays, check the machine's memory",
+        "run again with ARGS='--workers 0'; if it happens again, check the machine's memory",
     ),
     "SIGBUS": (
         "it ran out of shared memory, or a file it had mapped vanished",
         "check /dev/shm and the data's disk",
     ),
-    "SIGTERM": ("something on that machine ended it", "ask who did"),
+    "SIGTERM": ("something on that machine ended it", "find out who did"),
 }
 
 
@@ -166,16 +166,21 @@ def explain(failure: Failure) -> tuple[str, str]:
         return (
             f"{failure.message}, so {failure.host} heard nothing from it and stopped its part",
             "do not stop or suspend the control machine during a run (`make train DETACH=1` needs "
-            "no terminal); `make train RESUME=latest` goes on",
+            "no terminal); `make train RESUME=latest` continues the run",
         )
     if failure.kind in ("gone", "guard", "launch"):
         said = f": {failure.message}" if failure.message else ""
         remedies = {
-            "gone": "see that it is switched on and plugged in; MAX_RESTARTS=3 goes on without it",
+            "gone": "check that it is switched on and plugged in; MAX_RESTARTS=3 continues without "
+            "it",
             "guard": "find out who killed or changed it; MAX_RESTARTS=3 starts the run again",
             "launch": "read nodes/<host>/launch.log of the run",
         }
-        what = {"gone": "is gone", "guard": "lost its guard", "launch": "could not run launch"}
+        what = {
+            "gone": "is gone",
+            "guard": "lost its guard",
+            "launch": "could not run torch.distributed.launch",
+        }
         return f"{failure.host} {what[failure.kind]}{said}", remedies[failure.kind]
     if failure.exit_code == 2 and failure.last_lines:
         own = [line for line in failure.last_lines if line.startswith("trainer: ")]

@@ -246,7 +246,7 @@ class Watch:
     def _enter(self, stage: Stage, now: float, selector: selectors.BaseSelector) -> None:
         self._stage, self._since = stage, now
         if stage is Stage.STOPPING:
-            self._say("stopping: the workers save and leave (again: kill them at once)")
+            self._say("stopping: the workers save and exit (press again to kill them at once)")
         for guard in self._active():
             if stage is Stage.STOPPING:
                 guard.send({"type": "stop", "grace": STOP_GRACE})
@@ -257,7 +257,7 @@ class Watch:
                 selector.unregister(guard.process)
                 # The others only lost their peer: it is this one that holds on to the run.
                 if all(failure.peer_lost for failure in self._failures):
-                    message = "it was told to end its part, and went on"
+                    message = "it was told to end its part, but went on"
                     self._fail(self._failure(guard.node.host, "guard", message=message))
 
     @property

@@ -49,7 +49,7 @@ ATTEMPTS = [
     Lie("says nothing and drips", SILENT),
     Lie(
         "prints before its first word",
-        sent(r"1 MiB before its first word: does a \.bashrc print there\?"),
+        sent(r"1 MiB before its first frame: does a \.bashrc print something there\?"),
     ),
     Lie(
         "lines that are no frames",
@@ -63,20 +63,20 @@ ATTEMPTS = [
     Lie("a size below nothing", field(r"log frame\.bytes")),
     Lie("a frame that is too large", sent("a line of more than 1 MiB")),
     Lie("deep brackets", sent("a line of more than 1 MiB")),
-    Lie("an exit of another host", "tandem: node2 could not run launch"),
+    Lie("an exit of another host", "tandem: node2 could not run torch.distributed.launch"),
     Lie("finished while it trains", SILENT),
     Lie("output without end", sent("a frame of type 'upgrade'")),
-    Lie("escapes", "tandem: node2 could not run launch: launch \x1b\\[31mred"),
+    Lie("escapes", "tandem: node2 could not run torch.distributed.launch: launch \x1b\\[31mred"),
     Lie("a crowd that lives on", "tandem: node2: still alive: .{0,300} and [0-9]+ more$"),
     Lie("beats of a dead rank", "tandem: node2 lost its guard: it was told to end its part"),
-    Lie("specials", LEFT_OUT.format(r"mounts\.jsonl") + "it is no regular file there", 0),
+    Lie("specials", LEFT_OUT.format(r"mounts\.jsonl") + "it is not a regular file there", 0),
     Lie("sparse files", LEFT_OUT.format(r"exit\.json") + "it is larger than 1 MiB", 0),
     Lie("names of others", "tandem: checkpoint ", 0),
     Lie("records that are none", "tandem: checkpoint ", 0),
     Lie(
         "a checkpoint that is none",
         r"tandem: node2: checkpoints/node2/step-999999999\.pt was not collected: "
-        "it is no regular file there",
+        "it is not a regular file there",
         0,
     ),
     Lie("a checkpoint that is not there", "tandem: checkpoint .*checkpoints/node1/step-", 0),
@@ -88,14 +88,14 @@ ATTEMPTS = [
     ),
     Lie("files without end", LEFT_OUT.format(r"exit\.json") + "it is larger than 1 MiB", 0),
 ]
-UNTRUE = "what it says of itself cannot be so: "
+INVALID = "what it says of itself is impossible: "
 REFUSED = [
-    Lie("an answer of brackets", f"{UNTRUE}it is no JSON", 2),
-    Lie("an answer of wrong types", rf"{UNTRUE}answer\.cores is not", 2),
-    Lie("a home of two lines", rf"{UNTRUE}answer\.home is not", 2),
+    Lie("an answer of brackets", f"{INVALID}it is no JSON", 2),
+    Lie("an answer of wrong types", rf"{INVALID}answer\.cores is not", 2),
+    Lie("a home of two lines", rf"{INVALID}answer\.home is not", 2),
     Lie("a holder with escapes", "it is in use by \x1b\\[31mred: run ", 2),
     Lie("an answer without end", "it said more than 4 MiB where an answer was wanted", 2),
-    Lie("a port that is none", rf"{UNTRUE}answer\.free_ports\[0\] is not", 2),
+    Lie("a port that is none", rf"{INVALID}answer\.free_ports\[0\] is not", 2),
 ]
 
 
@@ -202,7 +202,7 @@ def test_what_a_machine_links_to_is_neither_brought_nor_written(start, precious)
     run = start("links", 10, "--", "--checkpoint_every", "2")
     assert run.end() == 128 + 9, run.said()
     for name in ("nodes/node2/net.jsonl", "nodes/node2/rank1.steps.jsonl", "samples/rank1.1.csv"):
-        assert f"node2: {name} was not collected: it is no regular file there" in run.said()
+        assert f"node2: {name} was not collected: it is not a regular file there" in run.said()
     assert_clean(run)
     liar.mend(run.lab, LIAR)
     # Its own rank would trip over them.

@@ -162,7 +162,7 @@ def test_too_few_open_files_are_a_sentence(start):
     run = start(1, before="ulimit -n 100")
     assert run.end() == 2
     assert run.said() == (
-        "tandem: 2 machines need some 144 open files, and this machine allows 100 (`ulimit -Hn`): "
+        "tandem: 2 machines need about 144 open files, and this machine allows 100 (`ulimit -Hn`): "
         "raise nofile in /etc/security/limits.conf, or give fewer NODES.\n"
     )
 
@@ -221,7 +221,10 @@ def test_a_network_that_is_away_ends_a_run_that_goes_on_later(start, network):
     network(False)
     assert run.end() == 1
     assert run.said().count("does not answer; its guard ends its part by itself") == NODES
-    assert "tandem: no machine answers: see first that this one has its network\n" in run.said()
+    assert (
+        "tandem: no machine answers: check first that this one is connected to the network\n"
+        in run.said()
+    )
     assert "Traceback" not in run.said()
     network(True)
     over = [entry["mono_end"] for entry in ends(run)]

@@ -96,7 +96,7 @@ def test_what_is_no_regular_file_stays_there(node2, run, tmp_path, kind):
         os.mkfifo(path)
     problems = bring(part, run)
     assert len(problems) == 1
-    assert "node2: nodes/node2/exit.json was not collected: it is no regular file" in problems[0]
+    assert "node2: nodes/node2/exit.json was not collected: it is not a regular file" in problems[0]
     assert found(run) == []
 
 

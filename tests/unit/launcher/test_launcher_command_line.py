@@ -177,5 +177,5 @@ def test_what_cannot_be_printed_is_said():
         argv = [sys.executable, "-m", "launcher", "runs"]
         done = subprocess.run(argv, cwd=CHECKOUT, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2
-    said = "tandem: what was to be said cannot be printed: No space left on device\n"
+    said = "tandem: the output cannot be printed: No space left on device\n"
     assert done.stderr == said

@@ -44,4 +44,4 @@ def test_three_hundred_machines_fit_where_a_shell_allows_few_open_files(many):
 def test_a_machine_that_allows_too_few_is_told(many):
     done = many(256, 512)
     assert done.returncode == 1
-    assert "300 machines need some 2528 open files, and this machine allows 512" in done.stderr
+    assert "300 machines need about 2528 open files, and this machine allows 512" in done.stderr

@@ -167,7 +167,7 @@ def test_a_broken_driver_is_an_error_and_no_cpu_among_gpus():
     "changes, why",
     [
         ({}, "it has no GPU"),
-        ({"gpus": {**gpus(0), "cards_on_bus": 1}}, "it has an NVIDIA card, but no driver's"),
+        ({"gpus": {**gpus(0), "cards_on_bus": 1}}, "it has an NVIDIA card, but no driver with"),
     ],
 )
 def test_gpus_and_cpus_in_one_run_are_refused_with_the_reason(changes, why):

@@ -56,7 +56,7 @@ def test_who_holds_on_to_a_run_is_its_failure(tmp_path, monkeypatch, said, host)
     monkeypatch.setattr(stages, "SILENCE", 1.0)
     outcome, _ = watch(tmp_path, [said + GOOD, DEAF])
     assert outcome.lingering == ["node2"] and outcome.cause.host == host
-    told = "it was told to end its part, and went on" in (outcome.cause.message or "")
+    told = "it was told to end its part, but went on" in (outcome.cause.message or "")
     assert told == (host == "node2")
 
 
@@ -74,7 +74,9 @@ def test_what_still_lives_is_named_in_few_words():
 )
 def test_where_all_are_gone_this_machine_may_be_to_blame(gone, lingering, told):
     lines = leftovers(Outcome("failed", None, 1.0, gone, {}, lingering))
-    assert ("no machine answers: see first that this one has its network" in lines) == told
+    assert (
+        "no machine answers: check first that this one is connected to the network" in lines
+    ) == told
 
 
 def test_what_a_guard_says_is_shown_clean(tmp_path):

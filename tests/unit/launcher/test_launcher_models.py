@@ -65,7 +65,7 @@ def test_names_of_torchvision():
         ("examples.own_backbone:small_resnet18", None),
         ("examples.own_backbone:small_resnet81", ["no 'small_resnet81'", "it has small_resnet18"]),
         ("examples.own_bakbone:small_resnet18", ["no", "nearest: examples.own_backbone"]),
-        ("report.plan:predict", ["report/plan.py does not go to the machines", "examples/"]),
+        ("report.plan:predict", ["report/plan.py is not copied to the machines", "examples/"]),
     ],
 )
 def test_functions_of_ones_own(name, words):

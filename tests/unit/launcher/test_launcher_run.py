@@ -282,7 +282,7 @@ sys.exit(9)
     [
         ("sys.exit(9)", "nothing had been saved yet"),
         (SAVING % "null", "nothing had been saved yet"),
-        (SAVING % '"step-3.pt"', "to go on where it was saved: make train RESUME=r"),
+        (SAVING % '"step-3.pt"', "to continue where it was saved: make train RESUME=r"),
     ],
 )
 def test_a_failed_run_ends_with_what_to_type(start, script, last):

@@ -147,7 +147,7 @@ def test_odd_frames(odd):
 
 
 def test_a_flood_before_hello_is_cut_off():
-    with pytest.raises(Invalid, match=r"before its first word: does a \.bashrc print there"):
+    with pytest.raises(Invalid, match=r"before its first frame: does a \.bashrc print"):
         read(b"y\n" * (1 << 20))
     with pytest.raises(Invalid, match="a line of more than 1 MiB"):
         read(b"y" * (2 << 20))
