@@ -43,7 +43,7 @@ def _apex(options: Options, world: World) -> Tuple[Any, str]:
     unfit = [f"--{name}" for name in ALONE if getattr(options, name)]
     unfit += [f"--parallel {options.parallel}"] * (options.parallel != "ddp")
     if unfit:
-        return None, f"apex cannot follow {unfit[0]}"
+        return None, f"apex does not support {unfit[0]}"
     amp: Any = None
     # Extensions that were built for another torch may raise anything.
     with contextlib.suppress(Exception):

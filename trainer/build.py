@@ -105,7 +105,10 @@ def materials(options: Options, world: World) -> Materials:
     gathered = world.gather((len(made.train_set), len(made.eval_set)))
     counts = [(train, val) for train, val in gathered]
     if len(set(counts)) > 1:
-        raise UserError(f"the ranks see different data sets (train, val images): {counts}.")
+        raise UserError(
+            f"the ranks see different data sets (train, val images): {counts}. "
+            "Copy the same images to all machines."
+        )
     return made
 
 
@@ -131,7 +134,7 @@ def _images(options: Options, split: str) -> ImageFolder:
     if options.generated:
         return Generated(options)
     if options.data is None:
-        raise UserError("--data is missing: a folder with train/<class>/ and val/<class>/.")
+        raise UserError("--data is missing: give a folder with train/<class>/ and val/<class>/.")
     return ImageFolder(options.data, split, options)
 
 

@@ -121,7 +121,7 @@ def loaded(name: str, content: BinaryIO) -> Any:
     except pickle.UnpicklingError as error:
         raise UserError(
             f"{name} is no torch file, or holds objects that could run as code: it was not loaded. "
-            "Take it away, or save its state dict anew, as tensors by name."
+            "Remove it, or save its state dict again, as tensors by name."
         ) from error
     if not isinstance(state, dict):
         raise UserError(f"{name} holds no tensors by name: give a checkpoint or a state dict.")

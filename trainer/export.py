@@ -20,7 +20,9 @@ def newest(folder: pathlib.Path, best: bool) -> Snapshot:
     whole_ones = filter(is_whole, found)
     states = [loaded(str(path), io.BytesIO(path.read_bytes())) for path in whole_ones]
     if not states:
-        raise UserError(f"{folder}: no whole {'best' if best else 'step-*'}.pt in checkpoints/*/.")
+        raise UserError(
+            f"{folder}: no complete {'best' if best else 'step-*'}.pt in checkpoints/*/."
+        )
     return max(states, key=lambda state: (state["run"], state["samples"]))
 
 
@@ -28,7 +30,7 @@ def weights(state: Snapshot, average: bool) -> Dict[str, torch.Tensor]:
     """The model's state dict, or its moving average's; without DDP's prefix, in fp32 at least."""
     kept = state["ema"]
     if average and kept is None:
-        raise UserError("--ema: this run kept no average (--ema DECAY in training).")
+        raise UserError("--ema: this run kept no average, which it does if trained with --ema.")
     chosen = kept["average"] if average and kept is not None else state["model"]
     half = (torch.float16, torch.bfloat16)
     return {key: value.float() if value.dtype in half else value for key, value in chosen.items()}

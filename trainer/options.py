@@ -228,8 +228,8 @@ class Options:
         for name in ("sync_bn", "broadcast_buffers"):
             if strategy.local and getattr(self, name):
                 raise UserError(
-                    f"--{name} with --sync {self.sync}: between meetings each rank is by itself: "
-                    f"leave --{name} out, or use --sync ef:2."
+                    f"--{name} with --sync {self.sync}: between meetings each rank trains by "
+                    f"itself; leave --{name} out, or use --sync ef:2."
                 )
         if strategy.local and self.precision == "fp64":
             raise UserError(

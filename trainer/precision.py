@@ -28,7 +28,7 @@ def refuse_other_apex() -> None:
     folders = list(found.submodule_search_locations or []) if found is not None else []
     if found is not None and not any(pathlib.Path(f, "normalization").is_dir() for f in folders):
         raise UserError(
-            "the installed package `apex` is not NVIDIA's: pip uninstall apex. "
+            "the installed package `apex` is not NVIDIA's: run `pip uninstall apex`. "
             "--precision O0 to O3 work without apex too."
         )
 

@@ -24,7 +24,9 @@ def infer(options: Options, world: World) -> int:
     """Write the files of --predict and --extract, with each image once, in the order of the data
     set; train nothing."""
     if options.weights is None and options.resume == "none":
-        raise UserError("--predict and --extract need a trained model: --resume auto or --weights.")
+        raise UserError(
+            "--predict and --extract need a trained model: give --resume auto or --weights."
+        )
     with world.agreed():
         if world.rank == 0:  # which alone writes
             _check_writable(options)

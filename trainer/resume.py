@@ -40,7 +40,7 @@ def find(job: Job, same_options: bool = True) -> Optional[Snapshot]:
     if best is None:
         if options.resume == "auto":
             return None
-        raise UserError(f"--resume {options.resume}: no whole checkpoint on any node.")
+        raise UserError(f"--resume {options.resume}: no complete checkpoint on any node.")
     if same_options and best.other_options:
         raise UserError(
             f"the checkpoint was made with another {', '.join(best.other_options)}: give the same "
@@ -104,8 +104,8 @@ def differing(state: Snapshot, options: Options, train_images: int) -> List[str]
 
 # What the screen says where the machines' own files are incomplete or do not fit.
 OWN_STATE_LOST = (
-    "--sync {}: what each machine keeps for itself is not there for all of them, or the run then "
-    "had other ranks on each: it begins anew"
+    "--sync {}: the state that each machine keeps for itself is missing on some of them, or the "
+    "ranks were spread differently: this state starts from zero"
 )
 
 

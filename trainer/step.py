@@ -245,5 +245,5 @@ def settle_buckets(job: Job) -> None:
     if unused and job.world.size > 1 and not job.options.find_unused_parameters:
         raise UserError(
             f"the model's {unused[0]} (of {len(unused)} parameters) takes no part in its output, "
-            "and the ranks would wait for its gradient for ever: --find_unused_parameters."
+            "and the ranks would wait for its gradient for ever: give --find_unused_parameters."
         )

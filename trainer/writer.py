@@ -95,7 +95,9 @@ class Writer:
             if self._pending is not None:
                 self._pending.result()
         except OSError as error:
-            raise RankError(f"{self.folder}: no checkpoint written: {error.strerror}.") from error
+            raise RankError(
+                f"{self.folder}: the checkpoint could not be written: {error.strerror}."
+            ) from error
 
     def _write(
         self,

@@ -28,8 +28,8 @@ def test_no_second_attempt_when_it_could_not_help(outcome):
 
 
 def test_a_full_disk_is_one_machine_s_trouble_not_bad_input():
-    said = ("trainer: /x/checkpoints/node3: no checkpoint written: No space left on device.",)
-    limits, _ = restart.decide(ended(exit_code=2, last_lines=said), Limits(1, 1))
+    said = "trainer: /x/node3: the checkpoint could not be written: No space left on device."
+    limits, _ = restart.decide(ended(exit_code=2, last_lines=(said,)), Limits(1, 1))
     assert limits.restarts == 0
 
 

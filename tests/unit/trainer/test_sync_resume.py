@@ -84,4 +84,4 @@ def test_other_ranks_go_on_and_say_what_begins_anew(images, undisturbed, tmp_pat
     cut(whole, tmp_path / "cut", steps_of(whole)[1])
     assert train(images, tmp_path / "cut", spec, [1, 1, 1]) == [0, 0, 0]
     said = (tmp_path / "cut.said").read_text()
-    assert f"--sync {spec}: what each machine keeps for itself is not there" in said
+    assert f"--sync {spec}: the state that each machine keeps for itself is missing" in said

@@ -218,7 +218,7 @@ def test_weights_with_and_without_ddp_prefix_load(images, trained, tmp_path, pre
 @pytest.mark.parametrize(
     "argv, word",
     [
-        (["nowhere", "x.pt"], "no whole step-"),
+        (["nowhere", "x.pt"], "no complete step-"),
         (["{trained}", "x.bin"], "must end in .pt"),
         (["{trained}", "/nowhere/x.pt"], "/nowhere/x.pt: there is no such folder"),
     ],

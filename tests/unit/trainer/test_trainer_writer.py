@@ -113,7 +113,7 @@ def test_a_checkpoint_that_cannot_be_written_is_a_sentence(tmp_path, monkeypatch
     monkeypatch.setattr(writer.torch, "save", full)
     own = Writer(tmp_path, keep=2)
     own.save({"step": 1}, best=False)
-    with pytest.raises(RankError, match="no checkpoint written: No space left on device"):
+    with pytest.raises(RankError, match="could not be written: No space left on device"):
         own.finish()
     assert not list(tmp_path.glob("*.pt"))
 
