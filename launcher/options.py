@@ -15,6 +15,11 @@ from launcher.inventory import CHECKOUT
 from trainer import cli as trainer_cli
 from trainer.errors import UserError as TrainerError
 
+# The value of each option of the trainer by its name: the fields of trainer/options.py, which says
+# what they mean and which values they may have. The launcher adds keys of its own where it decides
+# something (`precision_why`, `sync_why`).
+TrainerSettings = dict[str, Any]
+
 
 @dataclass(frozen=True)
 class Options:
@@ -113,7 +118,7 @@ def trainer_help() -> int:
     return 0
 
 
-def trainer_settings(options: Options) -> dict[str, Any]:
+def trainer_settings(options: Options) -> TrainerSettings:
     """Every option of the trainer as it will read them. Raises UserError in the trainer's own
     words."""
     # Some options need a folder to write to: each node gets one of its own.

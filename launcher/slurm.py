@@ -7,7 +7,6 @@ import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from launcher import folders, inventory
 from launcher.before.build import Launch, check_batch, environment
@@ -16,7 +15,7 @@ from launcher.before.plan import FIRST_PORT, run_id
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
 from launcher.node.launch import PATH
-from launcher.options import Options, trainer_settings
+from launcher.options import Options, TrainerSettings, trainer_settings
 
 TEMPLATE = r"""#!/bin/bash
 # Submit with `sbatch FILE` from a checkout that every node of the job has under the same path.
@@ -64,7 +63,7 @@ srun --kill-on-bad-exit=1 bash -c "$(declare -f way_to node); node"
 """
 
 
-def script(options: Options, settings: dict[str, Any], host: Host, run: str) -> str:
+def script(options: Options, settings: TrainerSettings, host: Host, run: str) -> str:
     """The batch script. Python, data and GPUs are those of `host`: in Slurm all nodes are alike.
     Raises UserError."""
     nodes = options.nodes or 1

@@ -18,7 +18,7 @@ from launcher.during.code import Code
 from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.node.launch import PATH
-from launcher.options import Options, without
+from launcher.options import Options, TrainerSettings, without
 from trainer.data import split
 
 
@@ -62,7 +62,7 @@ def build(
     hosts: list[Host],
     facts: dict[str, Facts],
     options: Options,
-    settings: dict[str, Any],
+    settings: TrainerSettings,
     code: Code,
     request: Request,
 ) -> Plan:

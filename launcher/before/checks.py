@@ -23,7 +23,7 @@ from launcher.during.lines import Terminal
 from launcher.during.waiting import waiting
 from launcher.errors import UserError
 from launcher.inventory import Host
-from launcher.options import Options, trainer_settings
+from launcher.options import Options, TrainerSettings, trainer_settings
 from trainer import prices, strategies
 
 QUEUE_POLL_SECONDS = 10.0
@@ -42,7 +42,7 @@ class Checked:
     """Everything that was asked and found out before anything is started."""
 
     options: Options
-    settings: dict[str, Any]
+    settings: TrainerSettings
     hosts: list[Host]
     machines: Machines
     asked: Asked
@@ -86,7 +86,7 @@ def check_machines(options: Options, terminal: Terminal, run: str | None = None)
         time.sleep(QUEUE_POLL_SECONDS)
 
 
-def settle(machines: Machines, asked: Asked, terminal: Terminal) -> dict[str, Any]:
+def settle(machines: Machines, asked: Asked, terminal: Terminal) -> TrainerSettings:
     """The trainer's options, together with what is decided once for the run: `device`, `precision`
     and `precision_why`. Raises UserError."""
     hosts, facts, settings = machines.hosts, machines.facts, asked.settings
@@ -98,7 +98,9 @@ def settle(machines: Machines, asked: Asked, terminal: Terminal) -> dict[str, An
     return {**settings, "device": kind, "precision": level.name, "precision_why": why}
 
 
-def settle_sync(settings: dict[str, Any], hosts: list[Host], terminal: Terminal) -> dict[str, Any]:
+def settle_sync(
+    settings: TrainerSettings, hosts: list[Host], terminal: Terminal
+) -> TrainerSettings:
     """The same with the `sync` that `auto` becomes, and `sync_why`."""
     nodes = len(hosts)
     if nodes > 1 and _rows_of_plan(settings, nodes) is None:
@@ -140,7 +142,7 @@ def make_plan(checked: Checked, machines: Machines, **details: Any) -> Plan:
     )
 
 
-def predicted(settings: dict[str, Any], nodes: int) -> dict[str, Any] | None:
+def predicted(settings: TrainerSettings, nodes: int) -> dict[str, Any] | None:
     """What `make plan` predicted for such a run, if it was asked: `images_per_second`, `made_unix`.
     Model, number of machines, batch and strategy must be the same: what holds for another run is no
     prediction for this one."""
@@ -152,7 +154,7 @@ def predicted(settings: dict[str, Any], nodes: int) -> dict[str, Any] | None:
     return {"images_per_second": round(speeds[sync, nodes], 2), "made_unix": made}
 
 
-def slower_than_one(settings: dict[str, Any], nodes: int) -> str | None:
+def slower_than_one(settings: TrainerSettings, nodes: int) -> str | None:
     """A sentence, with what would help, where `make plan` predicts this run to be slower than one
     machine alone; None where it does not, or was not asked."""
     found = _rows_of_plan(settings, nodes)
@@ -173,7 +175,7 @@ def slower_than_one(settings: dict[str, Any], nodes: int) -> str | None:
 
 
 def _rows_of_plan(
-    settings: dict[str, Any], nodes: int
+    settings: TrainerSettings, nodes: int
 ) -> tuple[float, dict[tuple[str, int], float]] | None:
     """When a plan for this model, batch and number of machines was made, and its images/s by
     strategy and number of machines; one machine is equally fast with each strategy. None where

@@ -14,6 +14,7 @@ from typing import Any
 from launcher.before.probe import Facts
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
+from launcher.options import TrainerSettings
 from trainer import levels
 from trainer.errors import UserError as TrainerError
 from trainer.levels import Device, Level
@@ -48,7 +49,9 @@ def wants_gpus(host: Host, device: str) -> bool:
     return device != "cpu" and host.gpus != 0 and (own is None or bool(_entries(own)))
 
 
-def assign(hosts: list[Host], facts: dict[str, Facts], settings: dict[str, Any]) -> dict[str, Part]:
+def assign(
+    hosts: list[Host], facts: dict[str, Facts], settings: TrainerSettings
+) -> dict[str, Part]:
     """Each host's part. Nodes on one machine share its GPUs; if there are more nodes than
     GPUs, all of them compute on the CPU. `settings` are the trainer's. Raises UserError."""
     device = settings["device"]
@@ -214,7 +217,7 @@ def precision(
     parts: dict[str, Part],
     hosts: list[Host],
     facts: dict[str, Facts],
-    settings: dict[str, Any],
+    settings: TrainerSettings,
     kept: bool,
 ) -> Level:
     """The level of a run; `kept`: the run began with the level in `settings`. Raises UserError."""

@@ -14,7 +14,7 @@ from launcher.during import code
 from launcher.engine import Node
 from launcher.errors import UserError
 from launcher.inventory import Host
-from launcher.options import Options
+from launcher.options import Options, TrainerSettings
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Asked:
     """What the machines must be able to do. `run` is the run to resume, None for a new one."""
 
     options: Options
-    settings: dict[str, Any]  # all options of the trainer
+    settings: TrainerSettings
     run: str | None = None
     begun: bool = False  # the precision in `settings` is the one that the run began with
 
