@@ -16,6 +16,9 @@ STAND_IN = """\
 - name: Stand-in
   ansible.builtin.fail: {msg: "broken here"}
   when: (ansible_role_name | default(role_name)) ~ '@' ~ inventory_hostname in broken
+- name: Say that it was here
+  ansible.builtin.debug:
+    msg: "ran {{ ansible_role_name | default(role_name) }}@{{ inventory_hostname }}"
 """
 ROLES = sorted(path.name for path in (ROOT / "ansible/roles").iterdir())
 # reach sorts machines by `raw`'s answers; python_env's report is what is tested.
@@ -109,6 +112,7 @@ def test_machines_that_fail_take_no_other_along_not_even_the_first_ones_python(r
     assert code == 2 and recap(said) == ended
     assert "That was pc2, and there it failed (see above)" in said
     assert "So it was not tried on pc4." in said
+    assert "ran sysstat@pc4" in said and "ran python_env@pc4" not in said
     after = said.partition("PLAY [Install NVIDIA's apex")[2]
     assert "PLAY [Let members in and keep strangers out]" in after and "broken here" not in after
 

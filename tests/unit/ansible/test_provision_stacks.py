@@ -92,6 +92,8 @@ def test_what_auto_decided_is_kept_whoever_is_on_and_whatever_comes():
     for there in ([pascal], [ampere], [machine(host="node3")]):
         chosen = stacks.resolve(there, "auto", TABLE, ["node1", "node2", "node3"], kept)
         assert (chosen["name"], chosen["reason"]) == ("cu126", "decided before, and kept")
+    # A stack that is named goes before the kept one.
+    assert stacks.resolve([ampere], "cu132", TABLE, [], kept)["name"] == "cu132"
     with pytest.raises(PlanError, match=r"cu126 was decided before \(/a/inventory\.stack\.yml"):
         stacks.resolve([machine(cards=["2b85"])], "auto", TABLE, [], kept)
     with pytest.raises(PlanError, match="'cu1' is not in"):
