@@ -50,7 +50,7 @@ MODEL = Variable("MODEL", "--model", "a name of torchvision, or package.module:f
 DATA = Variable("DATA", "--data", "a name below data_root, or a folder")
 EPOCHS = Variable("EPOCHS", "--epochs", "how often each image is seen", "number")
 BATCH = Variable("BATCH", "--batch", "images per step and node", "number")
-PRECISION = Variable("PRECISION", "--precision", "auto (default), fp32, bf16, O0, O1, O2, O3")
+PRECISION = Variable("PRECISION", "--precision", "auto (default), fp32, bf16, O2 ...")
 SYNC = Variable(
     "SYNC",
     "--sync",
