@@ -153,7 +153,7 @@ def test_rules_that_would_lock_the_control_machine_out_are_taken_back(guarded):
     done = play(lab, *words, "--limit", "node2", "-e", wrong, "-e", "firewall_rollback_seconds=16",
                 "-e", "firewall_ssh_lan=false", check=False)  # fmt: skip
     assert failures(done) == {"node2"}
-    assert "The new firewall rules of node2 were taken back" in done.stdout
+    assert "The new firewall rules of node2 were undone" in done.stdout
     assert lab.ssh(2, "sudo nft list ruleset; cat /etc/tandem/firewall.nft") == before
 
 

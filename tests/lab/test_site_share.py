@@ -136,7 +136,7 @@ def test_a_samba_server_of_somebody_else_stays_as_it_is(shared):
     )
     done = play(lab, *words, check=False)
     assert failures(done) == {"node1"}
-    assert "node1 has a Samba server that is not ours" in said(done)
+    assert "node1 has a Samba server that is not Tandem's" in said(done)
     assert lab.ssh(1, "sudo cat /etc/samba/smb.conf") == "[theirs]\n"
     lab.ssh(1, "sudo mv /root/ours /etc/samba/smb.conf")
 
