@@ -1,6 +1,7 @@
 """docs/stacks.md says what ansible/stacks.yml says."""
 
 import copy
+import re
 
 import pytest
 
@@ -25,3 +26,13 @@ def test_a_changed_table_changes_the_page():
     changed = copy.deepcopy(TABLE)
     changed["rows"]["cu102"]["torch"] = "1.13.0"
     assert "| 1.13.0 | 0.13.1 |" in stacks_page.page(PAGE, changed)
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/cluster-guide.md"])
+def test_a_stack_is_chosen_before_provisioning_with_a_word_on_each(path):
+    text = (ROOT / path).read_text()
+    chosen = text.index("Choose your stack")
+    provisioned = re.search(r"^(## )?\d\. (\*\*)?Provision", text, re.MULTILINE).start()
+    assert chosen < provisioned
+    part = text[chosen:provisioned]
+    assert all(f"`{name}`" in part for name in ("cu102", "cu126", "cu132"))
