@@ -179,7 +179,8 @@ def _newer(facts, wanted, stack, table, rows, installed):
         if stacks.version(version) >= stacks.version(stack["driver"]):
             return None
         # A refusal has a remedy of its own, by which what is missing may become available.
-        own = f"{error.args[1]}; or " if len(error.args) > 1 else ""
+        consent = "" if wanted["policy"] == "upgrade" else ", then driver_policy: upgrade"
+        own = f"{error.args[1]}{consent}; or " if len(error.args) > 1 else ""
         raise offers.Refusal(
             f"driver {version} was installed {_by(kind)}, stack {stack['name']} needs "
             f"{stack['driver']}, and no newer one can be installed that way: {error.args[0]}",

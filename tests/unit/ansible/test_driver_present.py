@@ -143,7 +143,9 @@ def test_nvidias_own_packages_of_a_module_are_a_driver_and_none_comes_over_it(mo
 
 def test_what_a_refusal_lacks_may_be_had_before_anything_is_taken_away():
     said = refused(by_runfile("410.48"), offline=True)
-    assert "on a machine with internet: make bundle; or remove it" in said
+    assert "internet: make bundle, then driver_policy: upgrade; or remove it" in said
+    agreed = refused(by_runfile("410.48"), offline=True, policy="upgrade")
+    assert "on a machine with internet: make bundle; or remove it" in agreed
     assert "stack that needs less" not in said  # cu102 needs the least
 
 
