@@ -61,12 +61,16 @@ def interface_of(ip_json: str, address: str, host: str) -> str:
 
 
 def card_facts(ip_json: str, interface: str, host: str) -> dict:
-    """Give {"mac", "mtu", "addresses": ["192.168.56.111/24", ...]} of a card, IPv4 alone."""
+    """Give {"mac", "mtu", "addresses": ["192.168.56.111/24", ...], "dynamic"} of a card.
+
+    IPv4 alone. dynamic: whether one of the addresses is lent for a time, as DHCP does it.
+    """
     for link in links(ip_json):
         if link["ifname"] == interface:
             found = [a for a in link["addr_info"] if a["family"] == "inet"]
             addresses = [f"{a['local']}/{a['prefixlen']}" for a in found]
-            return {"mac": link.get("address", ""), "mtu": link["mtu"], "addresses": addresses}
+            return {"mac": link.get("address", ""), "mtu": link["mtu"], "addresses": addresses,
+                    "dynamic": any(a.get("dynamic") for a in found)}  # fmt: skip
     cards = ", ".join(sorted(link["ifname"] for link in links(ip_json)))
     raise PlanError(
         f"{host}: there is no network card {interface}. It has: {cards}. Correct interface=..."

@@ -9,6 +9,7 @@ import ipaddress
 import re
 
 from .errors import PlanError
+from .network_dns import ipv4, name_servers, refuse_lost
 from .network_facts import routes
 
 # Of a keyfile's [ipv4], what says which address: replaced; all else stays.
@@ -25,36 +26,16 @@ STANZA_DNS = re.compile(r"\s*dns-(nameservers?|search|domain)\s")
 def present_way(facts: dict) -> dict:
     """{"dns", "search": lists, "gateway": "" for none}: how the machine finds others today.
 
-    facts: card_dns and card_search (`resolvectl dns` and `domain` of the card, "" without
-    systemd-resolved), resolv (text of resolv.conf), route (`ip -4 route show default`).
+    facts: what network_dns.name_servers reads, and route (`ip -4 route show default`).
     """
-    if facts["card_dns"]:  # systemd-resolved knows each card's own, which may be none
-        dns = facts["card_dns"].partition("):")[2].split()
-        search = facts["card_search"].partition("):")[2].split()
-    else:
-        lines = [line.split() for line in facts["resolv"].splitlines()]
-        dns = [words[1] for words in lines if words[:1] == ["nameserver"] and len(words) > 1]
-        search = [word for words in lines if words[:1] in (["search"], ["domain"])
-                  for word in words[1:]]  # fmt: skip
     ways = [way for way in routes(facts["route"]) if way["card"] == facts["interface"]]
-    own = [way["gateway"] for way in ways if _ipv4(way["gateway"])]
-    return {
-        "dns": [text for text in dict.fromkeys(dns) if _ipv4(text) and text[:4] != "127."],
-        "search": [word for word in dict.fromkeys(search) if word != "~."],
-        "gateway": own[0] if own else "",
-    }
-
-
-def _ipv4(text: str) -> bool:
-    try:
-        return ipaddress.ip_address(text).version == 4
-    except ValueError:
-        return False
+    own = [way["gateway"] for way in ways if ipv4(way["gateway"])]
+    return {**name_servers(facts), "gateway": own[0] if own else ""}
 
 
 def completed(facts: dict, want: dict) -> dict:
     """`want` with what it leaves open taken from today; adds "search". Raises where today's router
-    would be lost: it is not in the network of the new address.
+    would be lost: it is not in the network of the new address; and where its name servers would.
     """
     present = present_way(facts)
     gateway = {"none": "", "": present["gateway"]}.get(want["gateway"], want["gateway"])
@@ -65,8 +46,9 @@ def completed(facts: dict, want: dict) -> dict:
             f"of {want['address']}. Write gateway=... (or gateway=none, for none) into its line of "
             "inventory.ini."
         )
-    return {**want, "gateway": gateway, "dns": want["dns"] or present["dns"],
-            "search": present["search"]}  # fmt: skip
+    dns = want["dns"] or present["dns"]
+    refuse_lost(facts, dns)
+    return {**want, "gateway": gateway, "dns": dns, "search": present["search"]}
 
 
 def sections(text: str) -> list[tuple[str, list[str]]]:
@@ -133,13 +115,13 @@ def _network_line(line: str) -> list[str]:
 
 def _value_is_ipv4(line: str, key: str) -> bool:
     found = re.match(rf"{key}\s*=\s*([\d.]+)(/\d+)?$", line)
-    return bool(found) and _ipv4(found.group(1))
+    return bool(found) and ipv4(found.group(1))
 
 
 def _is_default(lines: list[str]) -> bool:
     """Whether a [Route] is the way to everywhere, by IPv4."""
     values = dict(re.split(r"\s*=\s*", line, maxsplit=1) for line in lines if "=" in line)
-    to = values.get("Destination", "0.0.0.0/0" if _ipv4(values.get("Gateway", "")) else "")
+    to = values.get("Destination", "0.0.0.0/0" if ipv4(values.get("Gateway", "")) else "")
     return to == "0.0.0.0/0"
 
 

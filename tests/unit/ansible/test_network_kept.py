@@ -13,10 +13,13 @@ WAY = {
     "card_dns": "Link 2 (eno1): 192.168.56.1 fd00::53 9.9.9.9",
     "card_search": "Link 2 (eno1): lab.example ~.",
     "resolv": "nameserver 127.0.0.53\n",
+    "card_ip4": "",
+    "leases": "",
     "route": "default via 192.168.56.1 dev eno1 proto dhcp metric 100 \n"
     "default via 10.9.0.1 dev wlp3s0 proto dhcp metric 600 \n",
 }
-CARD = {"mac": "52:54:00:12:34:56", "mtu": 1500, "addresses": ["192.168.56.20/24"]}
+CARD = {"mac": "52:54:00:12:34:56", "mtu": 1500, "addresses": ["192.168.56.20/24"],
+        "dynamic": True}  # fmt: skip
 
 
 def facts(**changes):
@@ -59,6 +62,64 @@ def test_without_systemd_resolved_resolv_conf_says_it():
 def test_name_servers_of_another_card_are_not_this_ones():
     other = facts(card_dns="Link 2 (eno1):", resolv="nameserver 10.8.0.1\n")
     assert network_kept.present_way(other)["dns"] == []
+
+
+# A resolver of the machine itself, to which DHCP says whom to ask.
+LOCAL = {"card_dns": "", "card_search": "", "resolv": "nameserver 127.0.1.1\nsearch a.example\n"}
+IP4 = """\
+IP4.ADDRESS[1]:192.168.56.20/24
+IP4.GATEWAY:192.168.56.1
+IP4.DNS[1]:192.168.56.1
+IP4.DNS[2]:9.9.9.9
+IP4.DOMAIN[1]:lab.example
+"""
+NETWORKCTL = """\
+  Network File: /etc/systemd/network/20-lan.network
+       Address: 192.168.56.20 (DHCP4 via 192.168.56.1)
+       Gateway: 192.168.56.1
+           DNS: 192.168.56.1
+                9.9.9.9
+Search Domains: lab.example
+"""
+LEASE = """\
+lease {
+  interface "eno1";
+  fixed-address 192.168.56.20;
+  option subnet-mask 255.255.255.0;
+  option domain-name-servers 192.168.56.1,9.9.9.9;
+  option domain-name "lab.example";
+}
+"""
+LEASES = LEASE + LEASE.replace("56.20", "77.20").replace("9.9.9.9", "8.8.8.8")
+
+
+@pytest.mark.parametrize(
+    "told", [{"card_ip4": IP4}, {"networkctl": NETWORKCTL}, {"leases": LEASES}], ids=list
+)
+def test_whom_the_machines_own_resolver_asks_is_kept(told):
+    made = facts(**{**LOCAL, "resolv": "nameserver 127.0.1.1\n", **told})
+    found = network_kept.completed(made, REPLACE)
+    assert (found["dns"], found["search"]) == (["192.168.56.1", "9.9.9.9"], ["lab.example"])
+    assert network_kept.present_way(facts(**{**LOCAL, **told}))["search"] == ["a.example"]
+    other = {**LOCAL, "resolv": "nameserver 10.8.0.1\n", **told}
+    assert network_kept.present_way(facts(**other))["dns"] == ["10.8.0.1"]
+
+
+def test_name_servers_that_only_dhcp_knows_are_asked_for():
+    alone = facts(**LOCAL)
+    with pytest.raises(PlanError, match=r"only name server, 127\.0\.1\.1, .* Write dns=\.\.\."):
+        network_kept.completed(alone, REPLACE)
+    assert network_kept.completed(alone, {**REPLACE, "dns": ["127.0.1.1"]})["dns"] == ["127.0.1.1"]
+    network_kept.completed({**alone, "card": {**CARD, "dynamic": False}}, REPLACE)
+    network_kept.completed(facts(**{**LOCAL, "resolv": ""}), REPLACE)
+    network_kept.completed(facts(card_dns="Link 2 (eno1):"), REPLACE)
+    network_kept.completed(facts(**{**LOCAL, "resolv": "nameserver fd00::53\n"}), REPLACE)
+    unasked = facts(card_dns="Link 2 (eno1):", resolv="nameserver 127.0.0.1\n")
+    with pytest.raises(PlanError, match=r"server, 127\.0\.0\.1,"):
+        network_kept.completed(unasked, REPLACE)
+    stub = {**LOCAL, "resolv": "nameserver 127.0.0.53\n"}
+    with pytest.raises(PlanError, match=r"server, 127\.0\.0\.53,"):
+        network_kept.completed(facts(**stub), REPLACE)
 
 
 def test_a_router_outside_of_the_new_network_is_refused_until_one_is_named():

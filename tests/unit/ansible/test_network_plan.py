@@ -35,8 +35,9 @@ CLOUD_INIT = """network:
 
 def _facts(**changes):
     card = {"mac": "52:54:00:12:34:56", "mtu": 1500, "addresses": ["192.168.56.20/24"]}
+    card["dynamic"] = False
     base = {"host": "node1", "interface": "eth0", "card": card, "files": {}}
-    way = {"card_dns": "", "card_search": "", "resolv": "", "route": ""}
+    way = dict.fromkeys(["card_dns", "card_search", "resolv", "route", "card_ip4", "leases"], "")
     return {**base, **way, "nmcli": "", "connection": "", "networkctl": "", **changes}
 
 
@@ -254,7 +255,10 @@ def test_the_card_is_the_one_that_holds_the_address():
 
 def test_card_facts_hold_ipv4_alone_and_an_unknown_card_is_named():
     card = facts_of.card_facts(IP_JSON, "eth0", "node1")
-    assert card == {"mac": "52:54:00:12:34:56", "mtu": 1500, "addresses": ["192.168.56.20/24"]}
+    assert card == {"mac": "52:54:00:12:34:56", "mtu": 1500, "addresses": ["192.168.56.20/24"],
+                    "dynamic": False}  # fmt: skip
+    leased = IP_JSON.replace('"prefixlen":24', '"prefixlen":24,"dynamic":true')
+    assert facts_of.card_facts(leased, "eth0", "node1")["dynamic"]
     with pytest.raises(PlanError, match=r"no network card eno1\. It has: eth0, lo"):
         facts_of.card_facts(IP_JSON, "eno1", "node1")
 

@@ -1,0 +1,119 @@
+"""Which name servers and search domain a card has today, from whichever program knows them.
+
+Where /etc/resolv.conf names a server of the machine itself (dnsmasq, unbound), that one asks name
+servers that DHCP gave it, and stands without any once the address is static. So others are asked.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from .errors import PlanError
+
+RESOLVED = ("127.0.0.53", "127.0.0.54")  # systemd-resolved's own, of which resolvectl speaks
+
+
+def name_servers(facts: dict) -> dict[str, list[str]]:
+    """{"dns", "search"}: IPv4 addresses that are not the machine's own, and domains.
+
+    facts: card_dns and card_search (`resolvectl dns` and `domain` of the card, "" without
+    systemd-resolved), resolv (text of resolv.conf), card_ip4 (`nmcli --terse --fields IP4 device
+    show CARD`), networkctl (`networkctl status CARD`), leases (text of dhclient's leases).
+    """
+    found = _resolved(facts) if facts["card_dns"] else _resolv_conf(facts["resolv"])
+    if not found["dns"] and _local(facts):
+        ways = (
+            _networkmanager(facts["card_ip4"]),
+            _networkd(facts["networkctl"]),
+            _dhclient(facts),
+        )
+        more = next((way for way in ways if way["dns"]), found)
+        found = {"dns": more["dns"], "search": found["search"] or more["search"]}
+    return found
+
+
+def refuse_lost(facts: dict, dns: list[str]) -> None:
+    """Raise where DHCP feeds a name server of the machine itself, and nobody says from whom."""
+    local = _local(facts)
+    if dns or not local or not facts["card"]["dynamic"]:
+        return
+    raise PlanError(
+        f"{facts['host']}: its only name server, {local[0]}, is a program of its own; DHCP tells "
+        "that one whom to ask, and would not any more. Write dns=... (your network's name servers; "
+        f"dns={local[0]} where that program needs none) into its line of inventory.ini."
+    )
+
+
+def _local(facts: dict) -> list[str]:
+    """The machine's own name servers, where it has no others and nobody spoke for them."""
+    servers = [words[1] for words in map(str.split, facts["resolv"].splitlines())
+               if words[:1] == ["nameserver"] and len(words) > 1]  # fmt: skip
+    if not all(_loopback(server) for server in servers):
+        return []
+    return [one for one in servers if not (facts["card_dns"] and one in RESOLVED)]
+
+
+def _loopback(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).is_loopback
+    except ValueError:  # nothing that could be asked
+        return False
+
+
+def _resolved(facts: dict) -> dict[str, list[str]]:
+    """systemd-resolved knows each card's own, which may be none."""
+    return _way(facts["card_dns"].partition("):")[2].split(),
+                facts["card_search"].partition("):")[2].split())  # fmt: skip
+
+
+def _resolv_conf(text: str) -> dict[str, list[str]]:
+    lines = [line.split() for line in text.splitlines()]
+    search = [word for words in lines if words[:1] in (["search"], ["domain"])
+              for word in words[1:]]  # fmt: skip
+    return _way([words[1] for words in lines if words[:1] == ["nameserver"] and words[1:]], search)
+
+
+def _networkmanager(text: str) -> dict[str, list[str]]:
+    """From lines such as IP4.DNS[1]:192.168.56.1."""
+    said = re.findall(r"^IP4\.(DNS|DOMAIN|SEARCHES)\[\d+\]:\s*(\S+)\s*$", text, re.MULTILINE)
+    return _way([value for key, value in said if key == "DNS"],
+                [value for key, value in said if key != "DNS"])  # fmt: skip
+
+
+def _networkd(text: str) -> dict[str, list[str]]:
+    """From `  DNS: 192.168.56.1`, further ones in lines of their own without a name."""
+    said: dict[str, list[str]] = {}
+    name = ""
+    for line in text.splitlines():
+        named = re.match(r"\s*([A-Z][\w ]*): (.*)$", line)
+        name = named.group(1) if named else name
+        said.setdefault(name, []).extend((named.group(2) if named else line).split())
+    return _way(said.get("DNS", []), said.get("Search Domains", []))
+
+
+def _dhclient(facts: dict) -> dict[str, list[str]]:
+    """From the last lease of an address that the card has."""
+    held = [address.partition("/")[0] for address in facts["card"]["addresses"]]
+    options: dict[str, list[str]] = {}
+    for lease in re.findall(r"^lease \{\n(.*?)^\}", facts["leases"], re.MULTILINE | re.DOTALL):
+        address = re.search(r"^\s*fixed-address (\S+);", lease, re.MULTILINE)
+        if address and address.group(1) in held:
+            said = re.findall(r"^\s*option (domain-\S+) (.*);", lease, re.MULTILINE)
+            options = {key: re.split(r'[\s,"]+', value.strip('"')) for key, value in said}
+    search = options.get("domain-search") or options.get("domain-name", [])
+    return _way(options.get("domain-name-servers", []), search)
+
+
+def _way(dns: list[str], search: list[str]) -> dict[str, list[str]]:
+    return {
+        "dns": [text for text in dict.fromkeys(dns) if ipv4(text) and text[:4] != "127."],
+        "search": [word for word in dict.fromkeys(search) if word != "~."],
+    }
+
+
+def ipv4(text: str) -> bool:
+    try:
+        return ipaddress.ip_address(text).version == 4
+    except ValueError:
+        return False
