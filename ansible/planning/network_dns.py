@@ -93,16 +93,21 @@ def _networkd(text: str) -> dict[str, list[str]]:
 
 
 def _dhclient(facts: dict) -> dict[str, list[str]]:
-    """From the last lease of an address that the card has."""
+    options = lease_options(facts)
+    search = options.get("domain-search") or options.get("domain-name", [])
+    return _way(options.get("domain-name-servers", []), search)
+
+
+def lease_options(facts: dict) -> dict[str, list[str]]:
+    """{option: values} of dhclient's last lease of an address that the card has."""
     held = [address.partition("/")[0] for address in facts["card"]["addresses"]]
     options: dict[str, list[str]] = {}
     for lease in re.findall(r"^lease \{\n(.*?)^\}", facts["leases"], re.MULTILINE | re.DOTALL):
         address = re.search(r"^\s*fixed-address (\S+);", lease, re.MULTILINE)
         if address and address.group(1) in held:
-            said = re.findall(r"^\s*option (domain-\S+) (.*);", lease, re.MULTILINE)
+            said = re.findall(r"^\s*option (\S+) (.*);", lease, re.MULTILINE)
             options = {key: re.split(r'[\s,"]+', value.strip('"')) for key, value in said}
-    search = options.get("domain-search") or options.get("domain-name", [])
-    return _way(options.get("domain-name-servers", []), search)
+    return options
 
 
 def _way(dns: list[str], search: list[str]) -> dict[str, list[str]]:

@@ -23,7 +23,7 @@ def parse_files(printed: str) -> dict[str, str]:
 
 
 def routes(printed: str) -> list[dict]:
-    """[{"to": "default" or a network, "gateway": "" for none, "card": name}] of `ip -4 route`.
+    """[{"to": "default" or a network, "gateway", "card", "proto"}] of `ip -4 route`, "" for none.
 
     By its text: iproute2 4.15, that of Ubuntu 18.04, has no JSON of routes. A route over several
     routers (lines that begin with nexthop) is several rows.
@@ -38,7 +38,8 @@ def routes(printed: str) -> list[dict]:
             to = words[1] if words[0] in ROUTE_KINDS and len(words) > 1 else words[0]
         said = dict(zip(words, words[1:]))
         if "dev" in said:
-            found.append({"to": to, "gateway": said.get("via", ""), "card": said["dev"]})
+            by = {key: said.get(word, "") for key, word in (("gateway", "via"), ("proto", "proto"))}
+            found.append({"to": to, "card": said["dev"], **by})
     return found
 
 

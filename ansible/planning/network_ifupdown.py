@@ -23,6 +23,9 @@ def plan(facts: dict, want: dict) -> dict:
     for path, text in sorted(facts["files"].items()):
         if path.startswith(INTERFACES):
             stanza += kept.stanza_options(text, interface, given)
+    for row in want["routes"]:
+        way = f"via {row['gateway']} " if row["gateway"] else ""
+        stanza.append(f"    up ip route replace {row['to']} {way}dev {interface}")
     files = {}
     for path, text in facts["files"].items():
         if path.startswith(INTERFACES) and has_stanza(text, interface):

@@ -11,6 +11,7 @@ import re
 from .errors import PlanError
 from .network_dns import ipv4, name_servers, refuse_lost
 from .network_facts import routes
+from .network_routes import dhcp_routes
 
 # Of a keyfile's [ipv4], what says which address: replaced; all else stays.
 KEYFILE_ADDRESS = re.compile(r"(method|address\d*|addresses\d*|gateway|dns)=")
@@ -26,16 +27,17 @@ STANZA_DNS = re.compile(r"\s*dns-(nameservers?|search|domain)\s")
 def present_way(facts: dict) -> dict:
     """{"dns", "search": lists, "gateway": "" for none}: how the machine finds others today.
 
-    facts: what network_dns.name_servers reads, and route (`ip -4 route show default`).
+    facts: what network_dns.name_servers reads, and route (`ip -4 route show`).
     """
     ways = [way for way in routes(facts["route"]) if way["card"] == facts["interface"]]
-    own = [way["gateway"] for way in ways if ipv4(way["gateway"])]
+    own = [way["gateway"] for way in ways if way["to"] == "default" and ipv4(way["gateway"])]
     return {**name_servers(facts), "gateway": own[0] if own else ""}
 
 
 def completed(facts: dict, want: dict) -> dict:
-    """`want` with what it leaves open taken from today; adds "search". Raises where today's router
-    would be lost: it is not in the network of the new address; and where its name servers would.
+    """`want` with what it leaves open taken from today; adds "search", and "routes" that DHCP gave.
+    Raises where today's router would be lost (it is not in the network of the new address), or the
+    name servers, or such a route.
     """
     present = present_way(facts)
     gateway = {"none": "", "": present["gateway"]}.get(want["gateway"], want["gateway"])
@@ -48,7 +50,9 @@ def completed(facts: dict, want: dict) -> dict:
         )
     dns = want["dns"] or present["dns"]
     refuse_lost(facts, dns)
-    return {**want, "gateway": gateway, "dns": dns, "search": present["search"]}
+    more = {"search": present["search"],
+            "routes": dhcp_routes(facts, present["gateway"], want["address"])}  # fmt: skip
+    return {**want, "gateway": gateway, "dns": dns, **more}
 
 
 def sections(text: str) -> list[tuple[str, list[str]]]:
@@ -136,6 +140,9 @@ def netplan_card(card: dict, want: dict) -> dict:
               or ":" in str(row.get("via", ""))]  # fmt: skip
     if want["gateway"]:
         routes = [{"to": "0.0.0.0/0", "via": want["gateway"]}, *routes]
+    for row in want["routes"]:
+        way = {"via": row["gateway"]} if row["gateway"] else {"scope": "link"}
+        routes.append({"to": row["to"], **way})
     names = dict(card.get("nameservers") or {})
     names |= {"addresses": want["dns"]} if want["dns"] else {}
     if want["search"] and "search" not in names:

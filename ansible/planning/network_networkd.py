@@ -41,6 +41,9 @@ def plan(facts: dict, want: dict) -> dict:
     lines = ["[Match]", f"Name={facts['interface']}", "", "[Network]", *network]
     for name, own in others:
         lines += ["", f"[{name}]", *own] if name != "Network" else []
+    for row in want["routes"]:
+        way = f"Gateway={row['gateway']}" if row["gateway"] else "Scope=link"
+        lines += ["", "[Route]", f"Destination={row['to']}", way]
     return {"files": {path: "\n".join([*lines, ""])}, **restart(facts, want)}
 
 

@@ -24,7 +24,7 @@ def plan(facts: dict, want: dict) -> dict:
     already = any(line.startswith("mtu=") for line in rest["ethernet"])
     lines += [f"mtu={mtu}"] if mtu != 1500 and not already else []
     lines += [*rest.pop("ethernet"), "", "[ipv4]", *_keyfile_ipv4(facts, want)]
-    lines += _with_search(rest.pop("ipv4"), want)
+    lines += _with_routes(_with_search(rest.pop("ipv4"), want), want)
     for section, own in {"ipv6": ["method=auto"], **rest}.items():
         lines += ["", f"[{section}]", *own]
     return {
@@ -41,6 +41,16 @@ def _with_search(lines: list[str], want: dict) -> list[str]:
     if already or not want.get("search"):
         return lines
     return [*lines, f"dns-search={';'.join(want['search'])};"]
+
+
+def _with_routes(lines: list[str], want: dict) -> list[str]:
+    """The lines of [ipv4], with the routes that DHCP gave so far, numbered after those there."""
+    numbers = [
+        int(found.group(1)) for found in (re.match(r"routes?(\d+)=", x) for x in lines) if found
+    ]
+    rows = enumerate(want.get("routes", []), max(numbers, default=0) + 1)
+    way = [f"route{n}={row['to']}" + f",{row['gateway']}" * bool(row["gateway"]) for n, row in rows]
+    return lines + way
 
 
 def _keyfile_ipv4(facts: dict, want: dict) -> list[str]:

@@ -311,3 +311,77 @@ def test_ifupdown_keeps_the_rest_of_the_stanza():
         "    up ip route add 10.20.0.0/16 via 192.168.56.254\n"
     )
     assert again(made) == {"/etc/network/interfaces": new}
+
+
+# --- routes that DHCP gave -----------------------------------------------------------------------
+
+# As systemd-networkd and NetworkManager say it, with what networkd adds by itself.
+GIVEN = WAY["route"] + """\
+10.7.0.0/16 dev eno1 proto dhcp scope link metric 100
+10.20.0.0/16 via 192.168.56.254 dev eno1 proto dhcp metric 100
+10.30.0.1 via 192.168.56.254 dev eno1 proto dhcp metric 100
+10.40.0.0/16 via 10.9.0.1 dev wlp3s0 proto dhcp metric 600
+9.9.9.9 via 192.168.56.1 dev eno1 proto dhcp src 192.168.56.20 metric 1024
+192.168.56.0/24 dev eno1 proto kernel scope link src 192.168.56.20 metric 100
+192.168.56.1 dev eno1 proto dhcp scope link src 192.168.56.20 metric 1024
+10.50.0.0/16 via 192.168.56.254 dev eno1 proto static metric 100
+"""
+ETH = "/etc/network/interfaces"
+BY_IFUPDOWN = {"files": {ETH: "auto eno1\niface eno1 inet dhcp\n"}}
+BY = {
+    "NetworkManager": (
+        {**NM, "connection": "auto\n\n\n"},
+        "route1=10.20.0.0/16,192.168.56.254\nroute2=10.7.0.0/16\n"
+        "route3=10.20.0.0/16,192.168.56.254\nroute4=10.30.0.1/32,192.168.56.254\n",
+    ),
+    "netplan": (
+        BY_NETPLAN,
+        "      - scope: link\n        to: 10.7.0.0/16\n"
+        "      - to: 10.20.0.0/16\n        via: 192.168.56.254\n"
+        "      - to: 10.30.0.1/32\n        via: 192.168.56.254\n",
+    ),
+    "systemd-networkd": (
+        BY_NETWORKD,
+        "\n[Route]\nDestination=10.7.0.0/16\nScope=link\n"
+        "\n[Route]\nDestination=10.20.0.0/16\nGateway=192.168.56.254\n"
+        "\n[Route]\nDestination=10.30.0.1/32\nGateway=192.168.56.254\n",
+    ),
+    "ifupdown": (
+        BY_IFUPDOWN,
+        "    up ip route replace 10.7.0.0/16 dev eno1\n"
+        "    up ip route replace 10.20.0.0/16 via 192.168.56.254 dev eno1\n"
+        "    up ip route replace 10.30.0.1/32 via 192.168.56.254 dev eno1\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("manager", BY)
+def test_routes_that_dhcp_gave_become_static(manager):
+    by, lines = BY[manager]
+    ((path, text),) = files_of(facts(**by, route=GIVEN)).items()
+    assert lines in text
+    for other in ("10.40.0.0", "to: 9.9.9.9", "9.9.9.9/32", "10.50.0.0", "192.168.56.0/24"):
+        assert other not in text
+    static = facts(**by, route=WAY["route"]) | {"files": {path: text}}
+    if manager == "NetworkManager":
+        static["nmcli"] = "100 (connected)\ntandem-eno1\nours-uuid\nethernet"
+    if manager == "systemd-networkd":
+        static["networkctl"] = f"  Network File: {path}\n"
+    assert files_of(static) == {path: text}
+
+
+def test_dhclients_routes_are_told_from_others_by_its_lease():
+    option = "option rfc3442-classless-static-routes 16,10,20,192,168,56,254,0,192,168,56,1;\n}"
+    way = "default via 192.168.56.1 dev eno1\n10.20.0.0/16 via 192.168.56.254 dev eno1\n"
+    way += "10.60.0.0/16 via 192.168.56.254 dev eno1\n"
+    made = facts(route=way, leases=LEASE.replace("}", option))
+    routes = [{"to": "10.20.0.0/16", "gateway": "192.168.56.254"}]
+    assert network_kept.completed(made, REPLACE)["routes"] == routes
+    static = {**made, "card": {**CARD, "dynamic": False}}
+    assert network_kept.completed(static, REPLACE)["routes"] == []
+
+
+def test_a_route_that_could_not_go_on_is_refused():
+    away = {**REPLACE, "address": "10.99.0.5/24", "gateway": "none"}
+    with pytest.raises(PlanError, match=r"a route to 10\.20\.0\.0/16 by 192\.168\.56\.254, which"):
+        files_of(facts(**BY_IFUPDOWN, route=GIVEN), away)
