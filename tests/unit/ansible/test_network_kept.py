@@ -316,7 +316,9 @@ def test_ifupdown_keeps_the_rest_of_the_stanza():
 # --- routes that DHCP gave -----------------------------------------------------------------------
 
 # As systemd-networkd and NetworkManager say it, with what networkd adds by itself.
-GIVEN = WAY["route"] + """\
+GIVEN = (
+    WAY["route"]
+    + """\
 10.7.0.0/16 dev eno1 proto dhcp scope link metric 100
 10.20.0.0/16 via 192.168.56.254 dev eno1 proto dhcp metric 100
 10.30.0.1 via 192.168.56.254 dev eno1 proto dhcp metric 100
@@ -326,6 +328,7 @@ GIVEN = WAY["route"] + """\
 192.168.56.1 dev eno1 proto dhcp scope link src 192.168.56.20 metric 1024
 10.50.0.0/16 via 192.168.56.254 dev eno1 proto static metric 100
 """
+)
 ETH = "/etc/network/interfaces"
 BY_IFUPDOWN = {"files": {ETH: "auto eno1\niface eno1 inet dhcp\n"}}
 BY = {
