@@ -40,9 +40,21 @@ class Case:
         return 1 if self.sync == ALONE else strategies.parse(self.sync).every
 
     @property
+    def begun(self):
+        """Marks before the first step: passes that only prepare DDP, of each rank by itself and,
+        where there are several, of all."""
+        return 1 if self.sync == ALONE else 2
+
+    @property
+    def first(self):
+        """The mark at which measuring begins."""
+        return self.begun + self.skipped
+
+    @property
     def skipped(self):
-        """Steps before those that are measured, whole rounds."""
-        return self.every * (2 if self.every == 1 else 1)
+        """Steps before those that are measured: two rounds, of which the second may be the first
+        that exchanges anything, and makes its tensors."""
+        return 2 * self.every
 
     @property
     def steps(self):
@@ -67,11 +79,10 @@ def measure(lab: Lab, case: Case, folder: Path) -> Seen:
     shape(lab, nodes, None)
     ranks = [start(case, folder, node, rank) for rank, node in enumerate(nodes)]
     try:
-        # The first mark is DDP's throw-away backward, the second the first step.
-        wait(ranks, folder, 2, START_SECONDS)
+        wait(ranks, folder, case.begun + 1, START_SECONDS)
         if case.sync != ALONE:
             shape(lab, nodes, case.mbit / case.dilation)
-        wait(ranks, folder, 2 + case.skipped + case.steps, STEP_SECONDS * case.dilation)
+        wait(ranks, folder, case.first + case.steps + 1, STEP_SECONDS * case.dilation)
     finally:
         for rank in ranks:
             rank.kill()
@@ -141,7 +152,7 @@ def wait(ranks, folder, count, seconds):
 
 
 def summary(case: Case, ranks) -> Seen:
-    first, last = 1 + case.skipped, 1 + case.skipped + case.steps
+    first, last = case.first, case.first + case.steps
     took = [(own[last]["at"] - own[first]["at"]) / case.steps for own in ranks]
     sent = [(own[last]["sent"] - own[first]["sent"]) / case.steps for own in ranks]
     busy = sum(own[last]["busy"] - own[first]["busy"] for own in ranks) / case.steps
