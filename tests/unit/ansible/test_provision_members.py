@@ -115,5 +115,5 @@ def test_a_host_key_is_taken_as_it_is_told():
     ],
 )
 def test_what_is_no_host_key_becomes_no_line_and_its_machine_is_named(told):
-    with pytest.raises(PlanError, match="node1: what it reports as its ed25519 host key is not one"):
+    with pytest.raises(PlanError, match="node1: what it reports as its ed25519 host key"):
         members.host_keys(told, "node1")
