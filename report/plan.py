@@ -15,10 +15,10 @@ from report.basis import find_basis, on_paper
 from report.errors import Parser, ReportError
 from report.layout import table, wrap
 from report.paper import SOURCE
-from report.predict import Basis, Row, best, best_exact, conclusion, predict
+from report.predict import Basis, Row, best, best_exact, best_safe, conclusion, label_in, predict
 from report.units import link, seconds, size, three_digits
 from report.writing import write
-from trainer import prices, strategies
+from trainer import strategies
 from trainer.errors import UserError
 from trainer.strategies import Strategy
 
@@ -138,11 +138,6 @@ READING = (
 )
 
 
-def label_in(row: Row) -> str:
-    """The label of the strategy's price in accuracy; one machine sums nothing."""
-    return prices.label_of(strategies.parse(row.sync)) if row.nodes > 1 else "exact"
-
-
 def render(basis: Basis, speed: str, rows: list[Row]) -> list[str]:
     """The table and what follows from it, in 80 columns."""
     at = f" at {basis.image_size} pixels" if basis.image_size else ""
@@ -151,7 +146,8 @@ def render(basis: Basis, speed: str, rows: list[Row]) -> list[str]:
     for sentence in basis.about:
         lines += wrap(sentence, "")
     alone = rows[0].images_per_second
-    marks = {row: "*" * (row == best(rows)) + "=" * (row == best_exact(rows)) for row in rows}
+    of_mark = {"*": best(rows), "+": best_safe(rows), "=": best_exact(rows)}
+    marks = {row: "".join(mark for mark, one in of_mark.items() if one == row) for row in rows}
     heads = ("N", "sync", "sent", "a step", "img/s", "x one", "accuracy", "100 epochs")
     cells: list[tuple[str, ...]] = [heads]
     cells += [

@@ -151,10 +151,28 @@ def test_a_plan_on_paper_needs_no_run(tmp_path, capsys):
     assert float(speed) == pytest.approx(4 * 64 / (64 / 294 + wait), rel=0.01)
     # As cards counted of ResNet-50 over shaped links: docs/slow-links.md.
     assert ["4", "powersgd:4", "2.30", "MB"] in [row[:4] for row in rows]
-    assert ["4", "ef:1.6", "7.97", "MB"] in [row[:4] for row in rows]
+    assert "ef:1.6 7.97 MB" in " ".join(out.split())
     assert "Best exact (=): one machine." in " ".join(out.split())
     assert "lambdalabs.com" in out
     assert not list(tmp_path.glob("plan-*"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ({"ef:4": "safe", "ef:1.6": "safe"}, "safe for accuracy (+): sync ef:1.6 on 4, 3.90 x."),
+        ({"ef:8": "safe"}, "safe for accuracy (+): sync ef:8 on 4, 2.17 x."),
+        ({"bf16": "unsettled"}, None),
+        ({"overlap:6:bf16": "safe", "ef:1.6": "safe"}, None),  # the best of all is safe
+    ],
+)
+def test_a_plan_names_the_fastest_that_costs_no_accuracy(
+    tmp_path, capsys, monkeypatch, labels, said
+):
+    told = {"allreduce": "exact", **labels}
+    monkeypatch.setattr(prices, "label_of", lambda one: told.get(one.spec, "not measured"))
+    out = " ".join(plan(tmp_path, capsys, "--gpu", "2080ti", "--link", "1gbit")[1].split())
+    assert said in out if said else "(+)" not in out
 
 
 def test_plan_recommends_all_machines_when_the_link_is_fast(tmp_path, capsys):
