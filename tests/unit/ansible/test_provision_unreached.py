@@ -40,12 +40,12 @@ def test_looking_is_not_silent_and_tells_the_task(monkeypatch, tmp_path):
     fifo, told = tmp_path / "fifo", []
     os.mkfifo(fifo)
 
-    def say_so(text, **_):
+    def say_progress(text, **_):
         told.append(text)
         if len(told) == 2:
             fifo.open("w").close()
 
-    monkeypatch.setattr(check, "print", say_so, raising=False)
+    monkeypatch.setattr(check, "print", say_progress, raising=False)
     printed = check.run_playbook([sys.executable, str(script), str(fifo)], None, every=0.5)
     assert printed.startswith("TASK [preflight")
     assert told[-1].endswith("s so far, at: preflight : Ask for facts")
