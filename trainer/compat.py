@@ -47,6 +47,12 @@ def copy_all(to: List[torch.Tensor], values: List[torch.Tensor]) -> None:
             tensor.copy_(value)
 
 
+def static_graph_in_parts() -> bool:
+    """Whether DDP with a static graph can add up micro-batches: torch 1.12 ends in an internal
+    assertion of its own, 2.15 does not."""
+    return not torch.__version__.startswith("1.")
+
+
 def steps_by_itself(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer can skip a step depending on a number on the device, `found_inf`, as
     for GradScaler: torch's fused optimizers can, SGD since 2.3."""

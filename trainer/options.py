@@ -180,7 +180,9 @@ class Options:
     sync_bn: bool = opt(False, "compute batch statistics over all ranks")
     broadcast_buffers: bool = opt(False, "copy rank 0's BN buffers at each forward, as DDP did")
     find_unused_parameters: bool = free(False, "for models that leave parameters out of some steps")
-    static_graph: bool = free(False, "for models whose graph is the same in each step (DDP)")
+    static_graph: bool = free(
+        False, "for models whose graph is the same in each step (DDP); torch 2 with --accumulate"
+    )
     bucket_mb: Optional[int] = free(
         None,
         f"size of a gradient bucket in MiB; default {strategies.BUCKET_MB}, or the strategy's own",

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from .compat import ddp_buffers
+from .compat import ddp_buffers, static_graph_in_parts
 from .data.split import even_parts
 from .errors import UserError
 from .options import Options
@@ -84,9 +84,8 @@ class Computing(nn.Module):
 
 
 def check_parts(options: Options, world: World, parts: int) -> None:
-    """Raise UserError where a step of `parts` micro-batches would end in DDP's internal assertion
-    about a static graph: seen with torch 1.12, not with 2.15."""
-    if options.static_graph and parts > 1 and world.size > 1 and torch.__version__.startswith("1."):
+    """Raise UserError where this torch cannot take a step of `parts` micro-batches."""
+    if options.static_graph and parts > 1 and world.size > 1 and not static_graph_in_parts():
         raise UserError(
             f"--static_graph does not work with micro-batches ({parts} a step) in torch "
             f"{torch.__version__}: leave --static_graph out, or use torch 2."
