@@ -31,20 +31,39 @@ GROUPS = {
         Case(2, "ef:1.6", 1000, 16),
         Case(2, "overlap:6:bf16", 1000, 16),
     ),
+    "three": (
+        Case(3, ALONE, 1000, 16),
+        Case(3, "bf16", 1000, 16),
+        Case(3, "ef:1.6", 1000, 16),
+        Case(3, "powersgd:4", 1000, 16),
+        Case(3, "overlap:6:bf16", 1000, 16),
+    ),
     "plain": (
         Case(4, ALONE, 1000, 8),
         Case(4, "allreduce", 1000, 8),
         Case(4, "bf16", 1000, 8),
         Case(4, "ef:8", 1000, 8),
         Case(4, "ef:4", 1000, 8),
-        Case(4, "ef:1.6", 100, 8),
     ),
     "rounds": (
         Case(4, ALONE, 1000, 4),
         Case(4, "localsgd:8", 1000, 4),
         Case(4, "diloco:32", 1000, 4),
     ),
-    "slow": (Case(4, ALONE, 1000, 4), Case(4, "overlap:43:int8", 100, 4)),
+    "slow": (
+        Case(4, ALONE, 100, 4),
+        Case(4, "overlap:43:int8", 100, 4),
+        Case(4, ALONE, 100, 8),
+        Case(4, "ef:1.6", 100, 8),
+        Case(4, "powersgd:4", 100, 8),
+    ),
+    "slow_two": (
+        Case(2, ALONE, 100, 4),
+        Case(2, "overlap:43:int8", 100, 4),
+        Case(2, ALONE, 100, 8),
+        Case(2, "ef:1.6", 100, 8),
+        Case(2, "powersgd:4", 100, 8),
+    ),
 }
 # Names of groups; the table keeps the rows of the others.
 CHOSEN = os.environ.get("BENCH_GROUPS", " ".join(GROUPS)).split()

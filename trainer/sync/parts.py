@@ -41,8 +41,7 @@ class Parts:
         return len(self.ranks)
 
     def stages(self) -> List[Stage]:
-        swap, gather = Stage(self._swap, sends=True), Stage(self._gather, sends=True)
-        return [Stage(self._code), swap, Stage(self._own), gather, Stage(self._take)]
+        return [Stage(self._code), Stage(self._exchange, sends=True), Stage(self._take)]
 
     def sizes(self, values: int) -> List[int]:
         """The numbers of values of the tensors to keep for a buffer of `values` numbers."""
@@ -69,22 +68,25 @@ class Parts:
         whole.sub_(self.codec.decode(coded, whole.shape[1]))
         return Bucket(buffer, kept, coded)
 
-    def _swap(self, bucket: Bucket, group: Any) -> Bucket:
-        bucket.coded = swap_parts(bucket.coded, group, self.ranks)
+    def _exchange(self, bucket: Bucket, group: Any) -> Bucket:
+        """Bring the parts to their owners, and the sums of the owners to all.
+
+        Both are sent by this one stage: if another sent the sums of one bucket while this one sends
+        the parts of the next, two ranks would send to the same one at a time (see `swap_parts`).
+        """
+        came = swap_parts(bucket.coded, group, self.ranks)
+        total = self._sum(came, bucket.kept)
+        bucket.coded = gather_parts(total, self.world, group, self.ranks)
         return bucket
 
-    def _own(self, bucket: Bucket) -> Bucket:
-        """Sum the part that this rank owns, and encode the sum."""
-        whole = bucket.kept.coming[1].copy_(bucket.kept.now[1]).view(1, -1)
+    def _sum(self, coded: torch.Tensor, kept: BucketState) -> torch.Tensor:
+        """The codes of the sum of the part that this rank owns."""
+        whole = kept.coming[1].copy_(kept.now[1]).view(1, -1)
         part = whole.shape[1]
-        whole.add_(self.codec.decode(bucket.coded, part).sum(0))
-        bucket.coded = self.codec.encode(whole)
-        whole.sub_(self.codec.decode(bucket.coded, part))
-        return bucket
-
-    def _gather(self, bucket: Bucket, group: Any) -> Bucket:
-        bucket.coded = gather_parts(bucket.coded[0], self.world, group, self.ranks)
-        return bucket
+        whole.add_(self.codec.decode(coded, part).sum(0))
+        total = self.codec.encode(whole)
+        whole.sub_(self.codec.decode(total, part))
+        return total[0]
 
     def _take(self, bucket: Bucket) -> torch.Tensor:
         """Decode the sums of all owners."""

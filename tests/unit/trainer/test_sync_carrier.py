@@ -1,6 +1,9 @@
 """Exchanges in the background: who sends to whom and when, and what a stage may hold up."""
 
+import dataclasses
+import itertools
 import threading
+from typing import Any, List, Tuple
 
 import torch
 import torch.distributed as dist
@@ -12,15 +15,28 @@ from trainer.sync.carrier import Carrier, Stage, gather_parts, swap_parts
 from trainer.world import start
 
 
+@dataclasses.dataclass
+class Noted:
+    """A send or a receive whose end is written into `calls`."""
+
+    work: Any
+    ended: Tuple[str, int]
+    calls: List[Tuple[str, int]]
+
+    def wait(self):
+        self.work.wait()
+        self.calls.append(self.ended)
+
+
 def exchanged():
     """(rank, what it received of both kinds, its sends and receives in order)."""
     world, calls = start(Options()), []
-    for name in ("isend", "irecv"):
+    for name, ended in (("isend", "sent"), ("irecv", "came")):
         real = getattr(dist, name)
 
-        def noted(tensor, peer, name=name, real=real, **words):
+        def noted(tensor, peer, name=name, ended=ended, real=real, **words):
             calls.append((name, peer))
-            return real(tensor, peer, **words)
+            return Noted(real(tensor, peer, **words), (ended, peer), calls)
 
         setattr(carrier.dist, name, noted)
     rows = torch.arange(world.size, dtype=torch.uint8)[:, None] + 10 * world.rank
@@ -35,10 +51,13 @@ def test_rows_go_round_so_that_no_two_ranks_send_to_the_same_one_at_a_time():
         assert gathered == [0, 10, 20, 30]
         once = calls[: len(calls) // 2]
         assert once == calls[len(calls) // 2 :]
-        # A send must not wait for a peer that is busy sending.
-        assert [name for name, _ in once] == ["irecv"] * 3 + ["isend"] * 3
-        # In its n-th send, rank r has rank r + n for itself.
-        assert [peer for _, peer in once[3:]] == [(rank + step) % 4 for step in (1, 2, 3)]
+        # Asked for only when its turn comes, or it would be sent while another sends to this rank.
+        turns = [((rank + step) % 4, (rank - step) % 4) for step in (1, 2, 3)]
+        each = [
+            [("irecv", source), ("isend", to), ("sent", to), ("came", source)]
+            for to, source in turns
+        ]
+        assert once == list(itertools.chain.from_iterable(each))
 
 
 def order_of_work():
