@@ -86,7 +86,7 @@ def test_slow_links(figure, tmp_path):
         for group in (GROUPS[name] for name in CHOSEN for _ in range(PAIRS)):
             seen.append({})
             for case in group:
-                folder = tmp_path / f"{len(seen)}-{case.sync}-{case.mbit}"
+                folder = tmp_path / f"{len(seen)}-{case.sync}-{case.mbit}-{case.dilation}"
                 seen[-1][case] = measure(machines, case, folder)
                 print(case, seen[-1][case], flush=True)
                 table = link_table.write(seen)

@@ -276,7 +276,7 @@ def chart(told: dict) -> str:
         points.append((spec, speed, price_["difference"], price_["low"], price_["high"]))
     # What loses far more stands at the lower edge, with its figure, and leaves the others room.
     least = max(-5.0, min(-1.0, *(p[2] for p in points))) - 0.5
-    x = lambda v: left + (width - left - 90) * v / 4  # noqa: E731
+    x = lambda v: left + (width - left - 110) * v / 4  # noqa: E731
     y = lambda v: top + (height - top - 50) * (1.0 - max(v, least)) / (1.0 - least)  # noqa: E731
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
