@@ -3,6 +3,7 @@
 Standard library only.
 """
 
+import errno
 import json
 import select
 import socket
@@ -19,7 +20,15 @@ def main(address, listen_port, peers):
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     server = socket.socket(family, socket.SOCK_STREAM)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    server.bind((address, listen_port))
+    # Another launcher may look in the same second; both may listen, so neither stops the other.
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        server.bind((address, listen_port))
+    except OSError as error:
+        remedy = ": start again" if error.errno == errno.EADDRINUSE else ""
+        sys.exit(
+            f"it cannot listen on {address}, port {listen_port}: {error.strerror or error}{remedy}"
+        )
     server.listen(len(peers) + 8)
     failed = [[peer, said] for peer, said in ((p, reach(family, p)) for p in peers) if said]
     print(MARK + json.dumps(failed))

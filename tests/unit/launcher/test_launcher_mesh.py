@@ -1,6 +1,9 @@
 """Every machine reaches every other one by TCP; here over loopback addresses."""
 
+import socket
 import sys
+
+import pytest
 
 from launcher.before import mesh
 from launcher.engines.local import LocalNode, LocalProcess
@@ -36,6 +39,37 @@ def test_a_machine_that_does_not_listen_where_it_should_is_named(monkeypatch):
         "node3 does not reach node2 (127.0.7.2)",
     ]
     assert all("firewall of node2" in line for line in told)
+
+
+@pytest.fixture
+def listening():
+    """Makes a listening socket with the options given."""
+    held = []
+
+    def listen(address, *options):
+        held.append(socket.socket())
+        for option in options:
+            held[-1].setsockopt(socket.SOL_SOCKET, option, 1)
+        held[-1].bind(address)
+        held[-1].listen(8)
+
+    yield listen
+    for one in held:
+        one.close()
+
+
+def test_two_launchers_may_look_in_the_same_second(listening):
+    listening(("127.0.7.1", 47301), socket.SO_REUSEADDR, socket.SO_REUSEPORT)
+    assert mesh.check(*machines(2, port=47300)) == []
+
+
+def test_a_port_that_another_program_has_taken_since_is_named(listening):
+    listening(("127.0.7.1", 47401), socket.SO_REUSEADDR)
+    (line,) = mesh.check(*machines(2, port=47400))
+    assert line == (
+        "node1: its peers could not be tried: it cannot listen on 127.0.7.1, port "
+        "47401: Address already in use: start again."
+    )
 
 
 def test_local_nodes_are_not_tried():
