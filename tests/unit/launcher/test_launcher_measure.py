@@ -2,6 +2,7 @@
 trainer."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -55,7 +56,9 @@ def cluster(tmp_path, monkeypatch):
             )
             for number in (1, 2)
         ]
-        ports = (29490, 29491, 29492)
+        # Tests of this file may run in several processes at once.
+        first = 29400 + 3 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+        ports = (first, first + 1, first + 2)
         found = {
             one.name: facts(n, machine="one", routes={}, free_ports=ports)
             for n, one in enumerate(hosts, 1)
