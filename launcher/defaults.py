@@ -13,8 +13,3 @@ MODEL_OF_DATA = "resnet18"
 def model(name: str | None, data: str | None) -> str:
     """The model of a run for which `name` and `data` were given (None: not given)."""
     return name or (MODEL if data is None else MODEL_OF_DATA)
-
-
-def short(name: str) -> str:
-    """A model's name in the names of runs and recipes; for your own model, the function's."""
-    return name.rpartition(":")[2]

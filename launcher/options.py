@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from contract.runs import short
 from launcher import defaults
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT
@@ -46,7 +47,7 @@ class Options:
         """Arguments of the trainer, except its folders: the same on each node. Raises UserError."""
         files, words = _split_config(self.trainer)
         model = self.model or defaults.MODEL_OF_DATA
-        own = CHECKOUT / f"recipes/{defaults.short(model)}-{self.data}.yaml"
+        own = CHECKOUT / f"recipes/{short(model)}-{self.data}.yaml"
         if not files and "/" not in self.data and own.exists():
             files = [own]
         with _trainers_words():

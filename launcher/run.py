@@ -87,7 +87,7 @@ def train_once(options: Options, terminal: Terminal) -> int:
     try:
         run = new_id(checked)
         plan = make_plan(checked, checked.machines, run=run, bar=terminal.columns)
-        warning = slower_than_one(checked.settings, len(checked.hosts))
+        warning = slower_than_one(checked.settings, checked.hosts)
         if warning:
             terminal.say(warning)
         folder = folders.RUNS / run

@@ -8,10 +8,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from contract.runs import run_id
 from launcher import folders, inventory
 from launcher.before.build import Launch, check_batch, environment
 from launcher.before.checks import instruction_limits
-from launcher.before.plan import FIRST_PORT, run_id
+from launcher.before.plan import FIRST_PORT
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
 from launcher.node.launch import PATH

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from launcher import defaults
+from contract import predictions, runs
 from report.errors import NothingMeasured, ReportError
 from report.files import Entry, dicts, number, read_object
 from report.measure import Step, measure_step
@@ -21,7 +20,6 @@ from report.records import RankRecord, Run, read_run
 from report.units import link, millions, seconds, size
 
 MEASURED = "measured"  # the folder below runs/ that holds what was measured without a run
-DAYS = 7  # such a measurement is used for so long
 
 
 def on_paper(gpu: str, model: str) -> Basis:
@@ -55,38 +53,26 @@ def asked(options: argparse.Namespace) -> str:
         (
             f" at {options.image_size} pixels" if options.image_size else "",
             f" with {options.batch} images a step" if options.batch else "",
-            f" in {options.precision}" if named(options.precision) else "",
+            f" in {options.precision}" if options.precision not in (None, "auto") else "",
         )
     )
 
 
-def named(precision: str | None) -> bool:
-    return precision not in (None, "auto")
-
-
-def folders(runs: Path, model: str) -> Iterator[Path]:
+def folders(root: Path, model: str) -> Iterator[Path]:
     """The folders of runs and measurements of a model of this name, the newest first."""
-    pattern = re.compile(rf"\d{{8}}T\d{{6}}Z-{re.escape(defaults.short(model))}-\d+n")
-    places = [place for place in (runs, runs / MEASURED) if place.is_dir()]
+    places = [place for place in (root, root / MEASURED) if place.is_dir()]
     found = [path for place in places for path in place.iterdir()]
     for path in sorted(found, key=lambda path: path.name, reverse=True):
-        if pattern.fullmatch(path.name) and path.is_dir():
+        if runs.may_be_of(path.name, model) and path.is_dir():
             yield path
 
 
 def fits(basis: Basis, options: argparse.Namespace) -> bool:
-    """Whether the basis is for what was asked. What was measured on some machines holds for them
-    alone."""
-    if basis.machines:
-        old = time.time() - basis.unix > DAYS * 86400
-        if old or basis.machines[: options.nodes] != tuple(options.machines)[: options.nodes]:
-            return False
-    return (
-        basis.model == options.model
-        and options.image_size in (None, basis.image_size)
-        and options.batch in (None, basis.batch)
-        and (not named(options.precision) or options.precision == basis.precision)
+    asked = predictions.Setting(
+        options.model, options.batch, options.image_size, options.precision, options.machines
     )
+    fresh = not basis.machines or predictions.is_fresh(basis.unix)
+    return fresh and predictions.holds(basis.setting, asked, options.nodes)
 
 
 def read_basis(folder: Path) -> Basis | None:

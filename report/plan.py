@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from contract import predictions
+from contract.runs import prediction_path
 from launcher import defaults
 from report import formulas
 from report.basis import find_basis, on_paper
@@ -28,7 +28,8 @@ DEFAULT_LINK = 1000.0  # Mbit/s: what the network cards of ordinary PCs do
 
 
 def plan_main(argv: list[str]) -> int:
-    """Prints the table and writes runs/plan-<model>-<N>n.json."""
+    """Prints the table. Writes runs/plan-<model>-<N>n.json, unless the question was about another
+    network (--link) or machines on paper (--gpu): no run's report may show such an answer."""
     parser = Parser(
         prog="python -m report plan", description="Predicts the next run before it is started."
     )
@@ -61,14 +62,17 @@ def plan_main(argv: list[str]) -> int:
     basis = on_paper(options.gpu, options.model) if options.gpu else find_basis(options)
     rates, where = usable_rates(basis, parse_link(options.link) if options.link else None)
     rows, rate = predict(basis, options.nodes, rates, asked), rates(options.nodes)
-    if options.gpu is not None:
-        print("\n".join(render(basis, f"{where}: {size(rate)} a second get through", rows)))
-        print("\n".join(wrap(f"Speeds published at {SOURCE}, for 1000 classes.", "")))
-        return 0
-    path = options.runs / f"plan-{options.model}-{options.nodes}n.json"
-    write_plan(path, options.nodes, asked, basis, rate, rows)
+    row = asked_row(rows, options.nodes, asked, basis)
+    if options.gpu:
+        last = f"Speeds published at {SOURCE}, for 1000 classes."
+    elif options.link:
+        last = "Not kept for the next run's report: this is about LINK, not about your network."
+    else:
+        path = prediction_path(options.runs, options.model, options.nodes)
+        write_plan(path, options.nodes, row, basis, rate, rows)
+        last = f"Written to {path}; the next such run's report shows it."
     print("\n".join(render(basis, f"{where}: {size(rate)} a second get through", rows)))
-    print("\n".join(wrap(f"Written to {path}; the next such run's report shows it.", "")))
+    print("\n".join(wrap(last, "")))
     return 0
 
 
@@ -105,31 +109,32 @@ def parse_link(text: str) -> float:
     return float(match.group(1)) * (1000 if match.group(2) == "g" else 1)
 
 
+def asked_row(rows: list[Row], nodes: int, strategy: Strategy, basis: Basis) -> Row:
+    """The prediction of the asked number of machines and strategy. Raises ReportError."""
+    for row in rows:
+        if row.nodes == nodes and (nodes == 1 or row.sync == strategy.spec):
+            return row
+    raise ReportError(
+        f"{basis.run} does not say what --sync {strategy.spec} would send: train this model "
+        "once with this version, or ask for another strategy."
+    )
+
+
 def write_plan(
-    path: Path, nodes: int, strategy: Strategy, basis: Basis, rate: float, rows: list[Row]
+    path: Path, nodes: int, asked: Row, basis: Basis, rate: float, rows: list[Row]
 ) -> None:
     """`images_per_second` is that of the asked number of nodes and strategy."""
-    asked = next(
-        (row for row in rows if row.nodes == nodes and (nodes == 1 or row.sync == strategy.spec)),
-        None,
+    text = predictions.text(
+        basis.setting,
+        nodes,
+        basis.unix if basis.machines else None,
+        [asdict(row) for row in rows],
+        images_per_second=round(asked.images_per_second, 2),
+        sync=asked.sync,
+        from_run=basis.run,
+        bytes_per_second=round(rate),
     )
-    if asked is None:
-        raise ReportError(
-            f"{basis.run} does not say what --sync {strategy.spec} would send: train this model "
-            "once with this version, or ask for another strategy."
-        )
-    document = {
-        "images_per_second": round(asked.images_per_second, 2),
-        "made_unix": time.time(),
-        "model": basis.model,
-        "nodes": nodes,
-        "batch": basis.batch,
-        "sync": asked.sync,
-        "from_run": basis.run,
-        "bytes_per_second": round(rate),
-        "rows": [asdict(row) for row in rows],
-    }
-    write(path, json.dumps(document, indent=1) + "\n")
+    write(path, text + "\n")
 
 
 READING = (

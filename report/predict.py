@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from contract import predictions
 from report.measure import Step
 from report.units import count, three_digits
 from trainer import prices, strategies
@@ -36,6 +37,12 @@ class Basis:
     machines: tuple[str, ...] = ()  # those measured by themselves, without a run
     unix: float = 0.0  # when they were measured
     rates: tuple[float, ...] = ()
+
+    @property
+    def setting(self) -> predictions.Setting:
+        return predictions.Setting(
+            self.model, self.batch, self.image_size, self.precision, self.machines
+        )
 
     def step_of(self, nodes: int) -> Step:
         return self.steps[min(nodes, len(self.steps)) - 1]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from contract import predictions
+from contract.runs import run_id
 from launcher import folders, inventory, strategy
 from launcher.after.sizes import Sizes
 from launcher.before import build, devices, preflight
@@ -103,31 +103,34 @@ def settle_sync(
 ) -> TrainerSettings:
     """The same with the `sync` that `auto` becomes, and `sync_why`."""
     nodes = len(hosts)
-    if nodes > 1 and _rows_of_plan(settings, nodes) is None:
+    if nodes > 1 and prediction(settings, hosts) is None:
         # From an earlier run of the model, or from what `make plan` measured; without either, the
         # choice says so.
         asked = {
-            "--nodes": str(nodes),
+            "--nodes": nodes,
             "--model": settings["model"],
-            "--batch": str(settings["per_node_batch_size"]),
+            "--batch": settings["per_node_batch_size"],
+            "--precision": settings["precision"],
+            "--image-size": settings["image_size"],
             "--machines": ",".join(host.name for host in hosts),
-            "--runs": str(folders.RUNS),
+            "--runs": folders.RUNS,
         }
+        words = [f"{name}={value}" for name, value in asked.items() if value is not None]
         subprocess.run(
-            [sys.executable, "-m", "report", "plan", *chain.from_iterable(asked.items())],
+            [sys.executable, "-m", "report", "plan", *words],
             cwd=inventory.CHECKOUT,
             capture_output=True,
             check=False,
         )
-    found = _rows_of_plan(settings, nodes)
-    choice = strategy.choose(found[1] if found else {}, nodes)
+    found = prediction(settings, hosts)
+    choice = strategy.choose(found.speeds if found else {}, nodes)
     terminal.say(f"sync {choice.sync}: {choice.why}")
     return {**settings, "sync": choice.sync, "sync_why": choice.why}
 
 
 def make_plan(checked: Checked, machines: Machines, **details: Any) -> Plan:
     """The plan of an attempt on these machines; `details` are build.Request's. Raises UserError."""
-    foreseen = predicted(checked.settings, len(machines.hosts))
+    foreseen = predicted(checked.settings, machines.hosts)
     limits = instruction_limits()
     request = build.Request(
         unix=time.time(), predicted=foreseen, instruction_limits=limits, **details
@@ -142,57 +145,46 @@ def make_plan(checked: Checked, machines: Machines, **details: Any) -> Plan:
     )
 
 
-def predicted(settings: TrainerSettings, nodes: int) -> dict[str, Any] | None:
-    """What `make plan` predicted for such a run, if it was asked: `images_per_second`, `made_unix`.
-    Model, number of machines, batch and strategy must be the same: what holds for another run is no
-    prediction for this one."""
-    found = _rows_of_plan(settings, nodes)
-    sync = strategies.parse(settings["sync"]).spec
-    if found is None or (sync, nodes) not in found[1]:
+def prediction(settings: TrainerSettings, hosts: list[Host]) -> predictions.Prediction | None:
+    """What `make plan` predicted for such a run on these machines, if it was asked."""
+    asked = predictions.Setting(
+        settings["model"],
+        settings["per_node_batch_size"],
+        settings["image_size"],
+        settings["precision"],
+        tuple(host.name for host in hosts),
+    )
+    return predictions.read(folders.RUNS, asked, len(hosts))
+
+
+def predicted(settings: TrainerSettings, hosts: list[Host]) -> dict[str, Any] | None:
+    """The same for plan.json: `images_per_second`, `made_unix`; None where this strategy was not
+    predicted."""
+    found = prediction(settings, hosts)
+    speed = found.speed(strategies.parse(settings["sync"]).spec, len(hosts)) if found else None
+    if found is None or speed is None:
         return None
-    made, speeds = found
-    return {"images_per_second": round(speeds[sync, nodes], 2), "made_unix": made}
+    return {"images_per_second": round(speed, 2), "made_unix": found.made_unix}
 
 
-def slower_than_one(settings: TrainerSettings, nodes: int) -> str | None:
+def slower_than_one(settings: TrainerSettings, hosts: list[Host]) -> str | None:
     """A sentence, with what would help, where `make plan` predicts this run to be slower than one
     machine alone; None where it does not, or was not asked."""
-    found = _rows_of_plan(settings, nodes)
+    found, nodes = prediction(settings, hosts), len(hosts)
+    if found is None or nodes == 1:
+        return None
     sync = strategies.parse(settings["sync"]).spec
-    if found is None or (sync, nodes) not in found[1]:
+    alone, together = found.speed(sync, 1), found.speed(sync, nodes)
+    if alone is None or together is None or together >= alone:
         return None
-    speeds = found[1]
-    alone, here = speeds.get((sync, 1), 0.0), speeds[sync, nodes]
-    if nodes == 1 or here >= alone:
-        return None
-    advised = [(speeds.get((one.spec, nodes), 0.0), one.spec) for one in prices.advised()]
+    advised = [(found.speed(one.spec, nodes) or 0.0, one.spec) for one in prices.advised()]
     speed, better = max(advised)
     remedy = f"SYNC={better} would give {speed:.0f}" if speed > alone else "train on one machine"
     return (
         f"by `make plan` {nodes} machines with SYNC={sync} are slower than one alone, "
-        f"{here:.0f} against {alone:.0f} images/s: {remedy} (docs/slow-networks.md)"
+        f"{together:.0f} against {alone:.0f} images/s: {remedy} (docs/slow-networks.md)"
     )
 
 
-def _rows_of_plan(
-    settings: TrainerSettings, nodes: int
-) -> tuple[float, dict[tuple[str, int], float]] | None:
-    """When a plan for this model, batch and number of machines was made, and its images/s by
-    strategy and number of machines; one machine is equally fast with each strategy. None where
-    there is no such plan."""
-    path = folders.RUNS / f"plan-{settings['model']}-{nodes}n.json"
-    try:
-        plan = json.loads(path.read_text(encoding="utf-8"))
-        if plan["batch"] != settings["per_node_batch_size"]:
-            return None
-        rows = [(str(row["sync"]), row["nodes"], row["images_per_second"]) for row in plan["rows"]]
-        speeds = {(sync, count): float(speed) for sync, count, speed in rows}
-        alone = next(float(speed) for _, count, speed in rows if count == 1)
-        own = strategies.parse(settings["sync"]).spec
-        return float(plan["made_unix"]), {**speeds, (own, 1): alone}
-    except (OSError, ValueError, KeyError, TypeError, StopIteration):
-        return None
-
-
 def new_id(checked: Checked) -> str:
-    return planning.run_id(checked.settings["model"], len(checked.hosts), time.time())
+    return run_id(checked.settings["model"], len(checked.hosts), time.time())

@@ -6,13 +6,11 @@ Plan.
 
 from __future__ import annotations
 
-import re
 import shlex
-import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from launcher import defaults, engine
+from launcher import engine
 from launcher.options import Options
 
 FIRST_PORT = 29500
@@ -74,12 +72,6 @@ class Plan:
     def unit(self) -> str:
         """The attempt's name on the nodes, of letters, digits, - and _."""
         return f"{self.run}-{self.attempt}"
-
-
-def run_id(model: str, nodes: int, unix: float) -> str:
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(unix))
-    name = re.sub(r"[^A-Za-z0-9_]+", "-", defaults.short(model))
-    return f"{stamp}-{name}-{nodes}n"
 
 
 def count(number: int, thing: str) -> str:

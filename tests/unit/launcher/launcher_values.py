@@ -9,6 +9,7 @@ from launcher.options import Options
 SETTINGS = {
     "model": "resnet18",
     "per_node_batch_size": 32,
+    "image_size": None,
     "epochs": 3,
     "sync": "allreduce",
     "precision": "auto",

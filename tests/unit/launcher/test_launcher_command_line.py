@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from contract.runs import run_id
 from launcher import cli, defaults, folders, options, slurm
-from launcher.before import plan
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
 from launcher.options import Options
@@ -145,7 +145,7 @@ def test_slurm_takes_all_machines_and_says_what_to_type_next(tmp_path, monkeypat
 def test_a_line_break_in_a_model_is_no_line_of_the_slurm_script():
     settings = {"model": "a\n#SBATCH --partition=x", "per_node_batch_size": 32}
     host = Host("node1", "ssh", "10.0.0.1", 22, None, "python", "tandem", "/data")
-    name = plan.run_id(settings["model"], 2, 0.0)
+    name = run_id(settings["model"], 2, 0.0)
     text = slurm.script(Options(nodes=2, model=settings["model"]), settings, host, name)
     head = text.split("set -euo pipefail")[0]
     assert "--partition=x" not in head

@@ -158,10 +158,6 @@ def test_the_plan_is_json_with_the_contracts_fields():
     assert {"run", "world_size", "master_port", "code_sha256", "git_diff", "predicted"} <= set(kept)
 
 
-def test_names_of_runs_are_names_of_units():
-    assert plan.run_id("my.module:a-net", 4, 0) == "19700101T000000Z-a-net-4n"
-
-
 def test_only_rank_0_shows_a_bar_as_wide_as_the_terminal_leaves():
     made = build([host(1), host(2)], [facts(1), facts(2)], bar=80)
     first, second = (node.env for node in made.nodes)

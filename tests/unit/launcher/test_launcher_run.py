@@ -6,10 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from contract import predictions
+from contract.runs import prediction_path
 from launcher import folders, run
 from launcher.after import collect, report
 from launcher.after.messages import UNWRITTEN
@@ -373,28 +376,33 @@ def test_stop_asks_the_workers_to_save(start, monkeypatch):
 
 def test_the_plan_carries_what_was_predicted(tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "RUNS", tmp_path)
-    asked = {"model": "resnet50", "per_node_batch_size": 64, "sync": "bf16"}
-    assert checks.predicted(asked, 4) is None
-    file = tmp_path / "plan-resnet50-4n.json"
+    asked = {
+        "model": "resnet50",
+        "per_node_batch_size": 64,
+        "image_size": None,
+        "precision": "fp32",
+        "sync": "bf16",
+    }
+    hosts = [host(n) for n in (1, 2, 3, 4)]
+    assert checks.predicted(asked, hosts) is None
+    file = prediction_path(tmp_path, "resnet50", 4)
+    measured = predictions.Setting("resnet50", 64, 224, "fp32")
     rows = [
         {"nodes": 1, "sync": "allreduce", "images_per_second": 99.0},
         {"nodes": 4, "sync": "allreduce", "images_per_second": 80.0},
         {"nodes": 4, "sync": "bf16", "images_per_second": 150.5},
     ]
-    told = {"images_per_second": 80.0, "made_unix": 1.0, "batch": 64, "rows": rows}
-    file.write_text(json.dumps(told))
-    assert checks.predicted(asked, 4) == {"images_per_second": 150.5, "made_unix": 1.0}
-    # What was said of another run is no prediction of this one.
-    assert checks.predicted({**asked, "per_node_batch_size": 32}, 4) is None
-    assert checks.predicted({**asked, "sync": "fp16"}, 4) is None
-    assert checks.slower_than_one(asked, 4) is None
-    file.write_text(json.dumps({**told, "rows": [*rows[:1], {**rows[2], "sync": "ef:2"}, rows[1]]}))
-    said = checks.slower_than_one({**asked, "sync": "allreduce"}, 4)
+    file.write_text(predictions.text(measured, 4, None, rows))
+    told = checks.predicted(asked, hosts)
+    assert told == {"images_per_second": 150.5, "made_unix": pytest.approx(time.time(), abs=60)}
+    assert checks.predicted({**asked, "sync": "fp16"}, hosts) is None
+    assert checks.slower_than_one(asked, hosts) is None
+    other = [*rows[:1], {**rows[2], "sync": "ef:2"}, rows[1]]
+    file.write_text(predictions.text(measured, 4, None, other))
+    said = checks.slower_than_one({**asked, "sync": "allreduce"}, hosts)
     assert "4 machines with SYNC=allreduce are slower than one alone, 80 against 99" in said
     assert "SYNC=ef:2 would give 150" in said
-    assert checks.slower_than_one({**asked, "sync": "ef:2"}, 4) is None
-    file.write_text(json.dumps(told)[:40])  # being written, or cut off by a full disk
-    assert checks.predicted(asked, 4) is None
+    assert checks.slower_than_one({**asked, "sync": "ef:2"}, hosts) is None
 
 
 def test_whoever_loses_the_machines_to_another_run_waits_on_if_asked_to(monkeypatch, capsys):

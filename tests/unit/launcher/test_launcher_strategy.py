@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from contract import predictions
+from contract.runs import prediction_path
 from launcher import folders, inventory, run, strategy
 from launcher.before import checks, preflight
 from launcher.before.preflight import Machines
@@ -65,9 +67,10 @@ def ready(monkeypatch, tmp_path):
     def make(speeds, **options):
         rows = [{"nodes": 2, "sync": spec, "images_per_second": v} for spec, v in speeds.items()]
         alone = {"nodes": 1, "sync": "allreduce", "images_per_second": 50}
-        plan = {"batch": 32, "made_unix": 1.0, "rows": [alone, *rows]}
+        measured = predictions.Setting("resnet18", 32, 224, "fp32")
         if speeds:
-            (tmp_path / "plan-resnet18-2n.json").write_text(json.dumps(plan))
+            told = predictions.text(measured, 2, None, [alone, *rows])
+            prediction_path(tmp_path, "resnet18", 2).write_text(told)
         said = io.StringIO()
         return checks.check_machines(Options(**options), Terminal(said)), said
 
@@ -82,7 +85,7 @@ def ready(monkeypatch, tmp_path):
 
 
 def test_auto_is_settled_before_anything_starts_and_stands_in_the_plan(ready):
-    checked, said = ready({"allreduce": 40, "ef:4": 90}, sync="auto")
+    checked, said = ready({"allreduce": 40, "ef:4": 90}, sync="auto", precision="fp32")
     plan = checks.make_plan(checked, checked.machines, run="r")
     assert (plan.sync, plan.options.sync) == ("ef:4", "ef:4")
     assert plan.sync_why.startswith("90 images/s")

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from contract.runs import prediction_path, run_id
 from launcher import cli
-from launcher.before import plan as launcher_plan
 from report import formulas
 from report.__main__ import main
 from report.advice import advise
@@ -102,7 +102,7 @@ def plan(tmp_path, capsys, *arguments):
 def test_plan_from_one_node_tells_the_truth_about_four(tmp_path, capsys):
     step = {"sync_exposed": 0.0}
     RunBuilder(tmp_path / "20261120T120000Z-resnet50-1n", nodes=1, sent=0.0, step=step).write()
-    code, out, _ = plan(tmp_path, capsys, "--link", "1gbit", "--sync", "bf16")
+    code, out, _ = plan(tmp_path, capsys, "--sync", "bf16")
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
     assert "One machine is 2.6 x as fast as 4 with sync allreduce" in out
@@ -127,14 +127,14 @@ def test_plan_takes_the_newest_run_that_measured_a_step(tmp_path, capsys):
 
 def test_plan_without_a_model_is_for_what_make_train_starts_without_one(tmp_path, capsys):
     default = cli._new(cli._parse(["train"])).model
-    run = launcher_plan.run_id(default, 4, 1.7e9)
+    run = run_id(default, 4, 1.7e9)
     RunBuilder(tmp_path / run, model=default).write()
     assert main(["plan", "--runs", str(tmp_path)]) == 0
-    assert (tmp_path / f"plan-{default}-4n.json").exists()
+    assert prediction_path(tmp_path, default, 4).exists()
 
 
 def test_plan_does_not_take_another_function_of_the_same_name(tmp_path, capsys):
-    run = launcher_plan.run_id("examples.mine:net", 4, 1.7e9)
+    run = run_id("examples.mine:net", 4, 1.7e9)
     RunBuilder(tmp_path / run, model="examples.mine:net").write()
     code, _, told = plan(tmp_path, capsys, "--model", "examples.yours:net")
     assert code == 3

@@ -1,0 +1,112 @@
+"""When a prediction is valid: what `make plan` writes (report/), as a run reads it (launcher/)."""
+
+import json
+import time
+
+import pytest
+
+from contract import predictions
+from contract.runs import may_be_of, prediction_path, run_id
+from launcher import folders
+from launcher.before import checks
+from report.__main__ import main
+from tests.unit.launcher.launcher_values import host
+from tests.unit.report.report_runs import RunBuilder
+
+HOSTS = [host(1), host(2)]
+ASKED = {
+    "model": "resnet50",
+    "per_node_batch_size": 32,
+    "image_size": None,
+    "precision": "fp32",
+    "sync": "allreduce",
+}
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """A folder of runs with one run of ResNet-50 on four machines."""
+    monkeypatch.setattr(folders, "RUNS", tmp_path)
+    RunBuilder(tmp_path / run_id("resnet50", 4, 1.7e9), nodes=4).write()
+    return tmp_path
+
+
+def plan(runs, *words):
+    return main(["plan", "--runs", str(runs), "--model", "resnet50", "--nodes", "2", *words])
+
+
+def test_what_the_report_wrote_is_what_a_run_is_told(runs, capsys):
+    assert plan(runs) == 0
+    told = checks.predicted(ASKED, HOSTS)
+    rows = json.loads(prediction_path(runs, "resnet50", 2).read_text())["rows"]
+    (row,) = (row for row in rows if (row["nodes"], row["sync"]) == (2, "allreduce"))
+    assert told["images_per_second"] == pytest.approx(row["images_per_second"], abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"model": "x:resnet50"}, {"per_node_batch_size": 64}, {"image_size": 32}, {"precision": "O1"}],
+)
+def test_it_is_no_prediction_of_another_run(runs, capsys, other):
+    plan(runs)
+    assert checks.prediction(ASKED, HOSTS) is not None
+    assert checks.prediction({**ASKED, **other}, HOSTS) is None
+
+
+def test_what_was_measured_of_machines_by_themselves_holds_for_them_and_for_a_week(runs):
+    measured = predictions.Setting("resnet50", 32, 224, "fp32", ("node1", "node2", "node3"))
+    rows = [{"nodes": 1, "sync": "allreduce", "images_per_second": 9.0}]
+    path = prediction_path(runs, "resnet50", 2)
+
+    def read(unix, hosts):
+        path.write_text(predictions.text(measured, 2, unix, rows))
+        return checks.prediction(ASKED, hosts)
+
+    now = time.time()
+    assert read(now, HOSTS).speed("ef:4", 1) == 9.0
+    assert read(now, [host(2), host(1)]) is None
+    assert read(now - 8 * 86400, HOSTS) is None
+
+
+def test_a_question_about_another_network_is_answered_and_not_kept(runs, capsys):
+    """It took the place of what was said of the real one: a run that is slower than one machine was
+    not warned of, and its report showed the other network's figure."""
+    plan(runs, "--link", "100mbit")
+    plan(runs)
+    kept = prediction_path(runs, "resnet50", 2).read_text()
+    warned = checks.slower_than_one(ASKED, HOSTS)
+    capsys.readouterr()
+    assert plan(runs, "--link", "10gbit") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "Over a link of 10 Gbit/s" in told and "Not kept for the next run's report" in told
+    assert prediction_path(runs, "resnet50", 2).read_text() == kept
+    assert checks.slower_than_one(ASKED, HOSTS) == warned
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "null", '{"rows": []}', "[" * 100_000, '{"measured_unix": 1e999}'],
+)
+def test_a_damaged_file_predicts_nothing(runs, capsys, text):
+    plan(runs)
+    prediction_path(runs, "resnet50", 2).write_text(text)
+    assert checks.prediction(ASKED, HOSTS) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("resnet50", "19700101T000000Z-resnet50-4n"),
+        ("my.module:a-net", "19700101T000000Z-a-net-4n"),  # names of units have no other signs
+        ("pkg:größe", "19700101T000000Z-gr-e-4n"),
+        ("Net.small", "19700101T000000Z-Net-small-4n"),
+        ("models/mine.py:net", "19700101T000000Z-net-4n"),
+    ],
+)
+def test_a_run_is_found_by_its_model(tmp_path, capsys, model, name):
+    assert run_id(model, 4, 0) == name
+    assert may_be_of(name, model)
+    assert not may_be_of(name, "other")
+    RunBuilder(tmp_path / name, model=model).write()
+    assert main(["plan", "--runs", str(tmp_path), "--model", model]) == 0
+    assert f"In {name} a step" in " ".join(capsys.readouterr().out.split())
