@@ -8,10 +8,12 @@ ansible_user.
 """
 
 import argparse
+import configparser
 import getpass
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -175,10 +177,17 @@ def control_key():
 
 def needs_no_password(machine, login):
     """Whether this user can log in and become root already, by key and sudo rule."""
-    argv = ["ssh", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes"]
-    argv += ["-o", "ConnectTimeout=10", "-o", "ForwardAgent=no", "-o", "ClearAllForwardings=yes"]
+    # -S none: a connection that you have open says nothing about key and rule.
+    argv = ["ssh", "-S", "none", *ssh_options(), "-o", "BatchMode=yes"]
     argv += ["-p", str(machine.port), "-l", login, machine.address, "sudo -n true"]
     return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
+
+
+def ssh_options():
+    """How every ssh of ours connects, whatever ~/.ssh/config says: ansible.cfg's own words."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "ansible.cfg")
+    return shlex.split(config["ssh_connection"]["ssh_args"])
 
 
 def logins(chosen, login, ask):

@@ -1,6 +1,7 @@
 """The arrows of docs/architecture.md: which room may import which."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -93,3 +94,19 @@ def test_images_are_opened_in_one_place():
     }
     assert opening == {"data/decode.py", "data/augment.py"}
     assert ".open(" not in (ROOT / "trainer/data/augment.py").read_text()
+
+
+def test_ssh_is_called_where_it_is_said_how():
+    """ansible/bootstrap.py takes ansible.cfg's options; the lab's machines are its own."""
+    calling = {"ssh", "scp", "sftp", "rsync"}
+    found = set()
+    for room in ("ansible", "launcher", "report", "lab", "tools", "trainer"):
+        for path in (ROOT / room).rglob("*.py"):
+            lists = (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.List))
+            words = (node.elts[0] for node in lists if node.elts)
+            if any(getattr(word, "value", None) in calling for word in words):
+                found.add(path.relative_to(ROOT).as_posix())
+    assert found == {"ansible/bootstrap.py", "lab/control.py"}
+    plays = [ROOT / "site.yml", ROOT / "Makefile", *(ROOT / "ansible").rglob("*.yml")]
+    typed = r"(argv: *\[|command: *|shell: *|cmd: *|^\t@?)[\"']?(ssh|scp|sftp|rsync)\b"
+    assert not [p for p in plays if re.search(typed, p.read_text(), re.MULTILINE)]

@@ -1,4 +1,4 @@
-"""Every role documents its variables."""
+"""What holds for every role: documented variables, and copies that know whom they copy to."""
 
 import pytest
 import yaml
@@ -23,3 +23,28 @@ def test_defaults_are_documented(role):
     defaults = role / "defaults/main.yml"
     if defaults.exists():
         assert set(yaml.safe_load(defaults.read_text())) <= documented
+
+
+def tasks(entries):
+    """All tasks of a file, those in blocks too."""
+    for entry in entries if isinstance(entries, list) else []:
+        parts = ("pre_tasks", "tasks", "post_tasks", "handlers", "block", "rescue", "always")
+        for part in parts:
+            yield from tasks(entry.get(part))
+        yield entry
+
+
+def test_every_copy_knows_the_host_key_and_takes_no_agent_along():
+    """Of itself synchronize reads neither ansible.cfg nor known_hosts, and trusts any server."""
+    found = {}
+    for path in [ROOT / "site.yml", *(ROOT / "ansible").rglob("*.yml")]:
+        for task in tasks(yaml.safe_load(path.read_text())):
+            for name in {"synchronize", "ansible.posix.synchronize"} & task.keys():
+                found[f"{path.relative_to(ROOT)}: {task['name']}"] = (
+                    isinstance(task[name], dict)
+                    and task[name].get("verify_host") is True
+                    and task[name].get("use_ssh_args") is True
+                    and "rsync_opts" not in task[name]  # which may name another ssh
+                )
+    assert len(found) >= 6
+    assert not [name for name, right in found.items() if not right]

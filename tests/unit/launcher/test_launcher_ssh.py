@@ -13,6 +13,7 @@ from fabric import Config
 from launcher import known_hosts
 from launcher.engines import ssh
 from launcher.engines.ssh import StrictConnection
+from tests.unit.ansible.provision_machines import load
 from tests.unit.launcher.launcher_values import host
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -37,14 +38,29 @@ def ansible_options():
     return ["ssh", *shlex.split(parsed["ssh_connection"]["ssh_args"])]
 
 
-def test_ansible_forwards_nothing(tmp_path):
+def trial_of_a_login():
+    """What `make bootstrap` calls."""
+    bootstrap, seen = load("ansible/bootstrap.py"), []
+    with pytest.MonkeyPatch.context() as patch:
+        answer = subprocess.CompletedProcess([], 255)
+        patch.setattr(bootstrap.subprocess, "run", lambda argv, **_: seen.append(argv) or answer)
+        pc = bootstrap.Machine("pc1", ADDRESS, 22, "tandem-admin", "tandem")
+        assert not bootstrap.needs_no_password(pc, "anna")
+    return seen[0]
+
+
+@pytest.mark.parametrize("calling", [ansible_options, trial_of_a_login])
+def test_ssh_takes_nothing_along(tmp_path, calling):
+    """Asked of ssh itself, for a user who lets everything through."""
     (tmp_path / "config").write_text(GENEROUS)
-    argv = [*ansible_options(), "-G", "-F", str(tmp_path / "config"), ADDRESS]
+    program, *words = calling()
+    argv = [program, "-G", "-F", str(tmp_path / "config"), *words, ADDRESS]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     chosen = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
     names = ("forwardagent", "forwardx11", "forwardx11trusted", "permitlocalcommand")
     assert {name: chosen[name] for name in names} == dict.fromkeys(names, "no")
     assert (chosen["tunnel"], chosen["clearallforwardings"]) == ("false", "yes")
+    assert chosen["stricthostkeychecking"] in ("true", "yes")
 
 
 @pytest.mark.parametrize("wanted", ["yes", "$SSH_AUTH_SOCK"])

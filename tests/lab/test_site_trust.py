@@ -1,0 +1,71 @@
+"""What a machine that lies, or one that answers in its stead, gets from provisioning: nothing."""
+
+import json
+
+import pytest
+
+from tests.lab.site_plays import play, said, write_inventory
+
+AGENT = "/tmp/of-the-agent"
+# In rsync's place: what somebody on that machine can ask of the agent of whoever copies to it.
+LISTENING = f"""#!/bin/sh
+{{ echo "socket ${{SSH_AUTH_SOCK:-none}}"; ssh-add -l; }} >> {AGENT} 2>&1
+exec /usr/bin/rsync.real "$@"
+"""
+# Ansible's own connection stays open while the host key is forgotten: whoever answers the next one
+# is unknown.
+PLAY = """
+- name: Copies under test
+  hosts: cluster
+  gather_facts: false
+  tasks:
+    - name: Connect
+      ansible.builtin.ping:
+    - name: Forget the host keys
+      ansible.builtin.copy: {content: "", dest: ~/.ssh/known_hosts, mode: "0600"}
+      delegate_to: localhost
+      when: forget | default(false) | bool
+    - name: Copy
+      ansible.builtin.include_role: {name: data}
+"""
+
+
+@pytest.fixture
+def copying(pair, tmp_path):
+    """The pair, and the words of a play that copies a small data set to node1."""
+    for split in ("train", "val"):
+        (tmp_path / "data/small" / split / "a").mkdir(parents=True)
+        (tmp_path / "data/small" / split / "a/1.png").write_bytes(b"an image")
+    (tmp_path / "play.yml").write_text(PLAY)
+    hosts = write_inventory(tmp_path, {"node1": "ansible_host=192.168.56.111"})
+    given = {
+        "data_root": "/srv/tandem/data",
+        "data_sets": ["small"],
+        "data_source": str(tmp_path / "data"),
+        "run_user": "tandem",
+    }
+    return pair, [str(tmp_path / "play.yml"), "--inventory", hosts, "-e", json.dumps(given)]
+
+
+def test_data_go_to_no_machine_whose_key_is_unknown(copying):
+    lab, words = copying
+    done = play(lab, *words, "-e", "forget=true", check=False)
+    assert done.returncode != 0 and "Host key verification failed" in said(done), done.stdout
+    assert lab.ssh(1, "find /srv/tandem/data -type f") == ""
+
+
+def test_no_copy_forwards_the_agent(copying, tmp_path):
+    lab, words = copying
+    (tmp_path / "rsync").write_text(LISTENING)
+    lab.ssh(1, "sudo mv /usr/bin/rsync /usr/bin/rsync.real")
+    lab.ssh(1, "sudo tee /usr/bin/rsync; sudo chmod 755 /usr/bin/rsync", input=LISTENING)
+    user = 'echo "Host *\n ForwardAgent yes" > ~/.ssh/config; ssh-add ~/.ssh/id_ed25519; exec "$@"'
+    agent = ("ssh-agent", "sh", "-c", user, "sh")
+    plain = ("ssh", "tandem@192.168.56.111", "rsync --version")
+    lab.control(*agent, *plain)
+    assert "control@lab" in lab.ssh(1, f"cat {AGENT}")  # so much a forwarded agent gives away
+    lab.ssh(1, f"sudo rm {AGENT}")
+    lab.control(*agent, "ansible-playbook", *words)
+    heard = lab.ssh(1, f"cat {AGENT}")
+    assert "socket none" in heard and "control@lab" not in heard
+    assert lab.ssh(1, "find /srv/tandem/data -type f | wc -l") == "2\n"
