@@ -70,6 +70,7 @@ START = (
     Variable("MAX_RESTARTS", "--max-restarts", "attempts after the first (default: 0)", "number"),
     Variable("MIN_NODES", "--min-nodes", "continue with so few machines (default: all)", "number"),
     Variable("DETACH", "--detach", "1: run in the background", "switch"),
+    Variable("PORT", "--port", "of the rendezvous on node 0 (default: a free one)", "number"),
     QUEUE,
     FORCE,
     Variable("KEEP", "--keep", "MiB a file may keep: log=256,steps=1024,samples=4096,other=64"),

@@ -231,14 +231,14 @@ def choose_port(facts: Facts, wanted: int | None, avoid: set[int]) -> int:
     """A free port on node 0. Raises UserError when the one that was asked for is taken."""
     if wanted is not None and wanted not in facts.free_ports:
         raise UserError(
-            f"{facts.host}: port {wanted} is in use there: leave --port out, and a free one "
+            f"{facts.host}: port {wanted} is in use there: leave PORT out, and a free one "
             "is taken, or give another."
         )
     free = [port for port in facts.free_ports if port not in avoid]
     if not free:
         raise UserError(
             f"{facts.host}: no free port in {FIRST_PORT}-{FIRST_PORT + PORTS - 1}: give "
-            "another with --port."
+            "another, like PORT=30000."
         )
     return wanted if wanted is not None and wanted not in avoid else free[0]
 
