@@ -1,6 +1,12 @@
 """Settings that all tests share."""
 
 import os
+import signal
 
 # One thread a process: test machines have few cores, and thread counts change the bits.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell's `&` in a script starts children with SIGINT ignored; they and theirs would keep it so,
+# and tests that interrupt a program would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

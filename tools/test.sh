@@ -33,6 +33,11 @@ check() {
     part "$name" .venv/bin/python -m pytest --quiet --durations=15 --durations-min=10 "$@"
 }
 
+# Machines of the lab boot, and are provisioned, within one test.
+check_lab() {
+    check "$@" -o faulthandler_timeout=3600
+}
+
 if [ "${1:-}" = unit ]; then
     tools/venv.sh dev
     check "unit tests" -m "not long and not processes" --numprocesses=auto --dist=worksteal tests/unit
@@ -49,23 +54,23 @@ export PATH="$PWD/.venv/bin:$PATH"
 part "data" .venv/bin/python examples/digits.py data/digits
 case "${1:-}" in
 legacy)
-    check "CUDA 10.2 stack" tests/lab/test_legacy.py
+    check_lab "CUDA 10.2 stack" tests/lab/test_legacy.py
     exit
     ;;
 chaos)
     export TANDEM_CHAOS_TRIALS=40
-    check "chaos" tests/lab/test_chaos.py tests/lab/test_chaos_trainer.py
-    check "machines that lie, troubles of the control machine" tests/lab/test_hostile_node.py tests/lab/test_torture.py
-    check "ten minutes" tests/lab/test_long_run.py
+    check_lab "chaos" tests/lab/test_chaos.py tests/lab/test_chaos_trainer.py
+    check_lab "machines that lie, troubles of the control machine" tests/lab/test_hostile_node.py tests/lab/test_torture.py
+    check_lab "ten minutes" tests/lab/test_long_run.py
     exit
     ;;
 bench)
-    check "figures" tests/bench
+    check_lab "figures" tests/bench
     exit
     ;;
 long)
     check "long unit tests" -m long tests/unit
-    check "long lab tests" -m long tests/lab
+    check_lab "long lab tests" -m long tests/lab
     exit
     ;;
 esac
@@ -77,10 +82,10 @@ check "training tests" tests/train
 spare runs .tandem .venv-core2.16
 if [ "$(id -u)" = 0 ]; then
     # The only tests that need that environment.
-    check "CUDA 10.2 stack" --numprocesses=2 tests/lab/test_legacy.py tests/lab/test_lab_mixed.py
+    check_lab "CUDA 10.2 stack" --numprocesses=2 tests/lab/test_legacy.py tests/lab/test_lab_mixed.py
     spare runs .tandem bundle/wheels/cu102-* /var/cache/tandem-lab/envs/bullseye
     # They mostly wait for machines, so two processes share them; tests/lab/conftest.py says which files go together.
-    check "lab tests" -m "not long" --numprocesses=2 \
+    check_lab "lab tests" -m "not long" --numprocesses=2 \
         --ignore=tests/lab/test_legacy.py --ignore=tests/lab/test_lab_mixed.py tests/lab
 else
     echo "== lab tests skipped: they boot machines, which needs root (sudo make test)"

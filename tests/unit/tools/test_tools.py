@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,11 @@ def test_installing_says_how_far_it_is_and_leaves_nothing(checkout_without_pytho
     assert len(others) >= 2
     assert all("s so far" in line and "MB downloaded" in line for line in others)
     assert not (checkout / ".venv" / ".installing").exists()
+
+
+def test_a_job_in_the_background_of_a_script_can_be_interrupted():
+    """Its shell starts it with SIGINT ignored, and all that it starts."""
+    asks = "import tests.conftest, signal; print(signal.getsignal(signal.SIGINT))"
+    argv = ["sh", "-c", '"$0" -c "$1" & wait', sys.executable, asks]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "default_int_handler" in done.stdout, done.stdout
