@@ -182,7 +182,7 @@ class Run:
             self.terminal.say(self.attempts.problem)
             whole = False
         if outcome.status != "finished":
-            self.terminal.say(how_to_resume(self.folder.name, saved))
+            self.terminal.say(how_to_resume(self.folder.name, saved, outcome.cause))
         self.terminal.drain()
         return exit_code(outcome, whole)
 

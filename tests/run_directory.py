@@ -82,8 +82,8 @@ LINES = {
     },
     "step": {"step": int, "epoch": int, "samples": int, "seconds": dict},
     "evaluate": {
-        "epoch": int, "samples": int, "top1": NUMBER, "top5": NUMBER, "loss": NUMBER,
-        "train_loss": NUMBER, "seconds": dict,
+        "epoch": int, "samples": int, "top1": NUMBER, "top5": NUMBER, "loss": MAYBE,
+        "train_loss": MAYBE, "seconds": dict,
     },
     "checkpoint": {"step": int, "seconds": dict, "bytes": int, "file": str},
     "end": {

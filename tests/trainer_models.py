@@ -1,5 +1,7 @@
 """Small models for the trainer's tests, given as --model tests.trainer_models:NAME."""
 
+import math
+import os
 import weakref
 from typing import ClassVar
 
@@ -79,3 +81,60 @@ class Unused(nn.Module):
 
 def unused(num_classes):
     return Unused(plain(num_classes))
+
+
+class _Spoiled(nn.Module):
+    """Counts the passes of training, from 1, without the blank ones before the first; what it
+    returns in a pass among `bad`, or in an evaluation after one of them, is NaN. On all ranks, or
+    only on `rank`."""
+
+    def __init__(self, inner, bad, rank=None, evaluation=False):
+        super().__init__()
+        self.inner, self.bad, self.evaluation, self.passes = inner, bad, evaluation, 0
+        self.here = rank in (None, int(os.environ.get("RANK", "0")))
+
+    def forward(self, images):
+        self.passes += self.training and bool(images[0, 0].std() > 0)
+        outputs = self.inner(images)
+        is_bad = self.passes in self.bad and self.training is not self.evaluation
+        return outputs * math.nan if is_bad and self.here else outputs
+
+
+def nan_from_pass_6(num_classes):
+    return _Spoiled(plain(num_classes), range(6, 1000))
+
+
+def nan_once_on_rank_1(num_classes):
+    return _Spoiled(plain(num_classes), [6], rank=1)
+
+
+def nan_in_two_passes(num_classes):
+    return _Spoiled(plain(num_classes), [4, 5])
+
+
+def nan_in_first_evaluation(num_classes):
+    """With five passes an epoch."""
+    return _Spoiled(plain(num_classes), [5], evaluation=True)
+
+
+def nan_in_every_evaluation(num_classes):
+    return _Spoiled(plain(num_classes), range(1000), evaluation=True)
+
+
+class _Overflowing(nn.Module):
+    """The gradients of its first 12 passes are infinite, the losses are not."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.passes = inner, 0
+
+    def forward(self, images):
+        self.passes += 1
+        outputs = self.inner(images)
+        if self.passes <= 12 and outputs.requires_grad:
+            outputs.register_hook(lambda gradient: gradient * math.inf)
+        return outputs
+
+
+def overflowing(num_classes):
+    return _Overflowing(plain(num_classes))

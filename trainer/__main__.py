@@ -15,7 +15,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     try:
         options = parse(sys.argv[1:] if argv is None else argv)
     except UserError as error:
-        return explain(error, place(os.environ).local_rank)
+        return explain(error, place(os.environ))
     # Only now, since it imports torch, for seconds: --help and refused options do without.
     from .process import begin
 

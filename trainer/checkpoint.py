@@ -19,6 +19,7 @@ import torch
 from .build import Job
 from .compat import load_tensors
 from .errors import UserError
+from .finite import not_finite
 from .options import Options
 from .snapshots import OwnState, Snapshot
 
@@ -132,13 +133,20 @@ def load_weights(
     model: torch.nn.Module, weights: Dict[str, torch.Tensor]
 ) -> Dict[str, torch.Tensor]:
     """Load a state dict, whether its keys have DDP's prefix (`module.`) or not; returns it without
-    the prefix. Raises UserError."""
+    the prefix. Raises UserError, also for weights that are not finite."""
     plain = {key[7:] if key.startswith("module.") else key: v for key, v in weights.items()}
     try:
         model.load_state_dict(plain)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"these weights do not belong to this model: {reason}") from error
+    broken = not_finite(plain, {name for name, _ in model.named_parameters()})
+    if broken:
+        raise UserError(
+            f"these weights are not finite ({broken[0]} and {len(broken) - 1} more hold NaN or "
+            "infinity): the run that made them diverged. Take a checkpoint from before, or its "
+            "best.pt."
+        )
     return plain
 
 

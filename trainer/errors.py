@@ -2,23 +2,36 @@
 
 import sys
 
+from .place import Place
+
 # For whatever starts the trainer (docs/run-directory.md): the launcher acts on them.
 BAD_INPUT = 2
 STOPPED = 75  # on request, after saving
 OUT_OF_MEMORY = 76  # of the device: smaller micro-batches may fit
+DIVERGED = 77  # the loss or the weights are no finite numbers any more
 INTERRUPTED = 130  # by Ctrl-C, as a shell reports it
 
 
 class UserError(Exception):
     """Bad input: one sentence naming the thing, the cause and the remedy."""
 
+    code = BAD_INPUT
+
 
 class RankError(UserError):
     """Bad input that only this rank has found; its peers only see a lost connection."""
 
 
-def explain(error: UserError, local_rank: int) -> int:
-    """Print the error, once per node if all ranks know it; returns the exit code."""
-    if local_rank == 0 or isinstance(error, RankError):
+class Diverged(UserError):
+    """The run's numbers are not finite any more; all ranks know it."""
+
+    code = DIVERGED
+
+
+def explain(error: UserError, here: Place) -> int:
+    """Print the error, once per node if all ranks know it, and once per run if it concerns no
+    machine; returns the exit code."""
+    first = (here.rank if isinstance(error, Diverged) else here.local_rank) == 0
+    if first or isinstance(error, RankError):
         print(f"trainer: {error}", file=sys.stderr)
-    return BAD_INPUT
+    return error.code

@@ -43,11 +43,11 @@ def share_buffers(job: Job) -> None:
 
 @torch.no_grad()
 def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> Result:
-    """The model, or its average where there is one, on the evaluation images. Collective.
+    """The model, or its average where there is one, on the evaluation images, after
+    `share_buffers`. Collective.
 
     `progress` is called before each batch with the number of images that this rank has done.
     """
-    share_buffers(job)
     averaged = contextlib.nullcontext() if job.ema is None else job.ema.applied(job.model)
     sums = torch.zeros(4, dtype=torch.float64, device=job.world.device)
     job.model.eval()

@@ -10,6 +10,7 @@ import torch
 
 from .checkpoint import loaded
 from .errors import UserError
+from .finite import not_finite
 from .snapshots import Snapshot
 from .writer import checkpoints, is_whole, whole
 
@@ -32,6 +33,8 @@ def weights(state: Snapshot, average: bool) -> Dict[str, torch.Tensor]:
     if average and kept is None:
         raise UserError("--ema: this run kept no average, which it does if trained with --ema.")
     chosen = kept["average"] if average and kept is not None else state["model"]
+    if not_finite(chosen, chosen):
+        raise UserError("the state is not finite: the run diverged. Export an earlier one.")
     half = (torch.float16, torch.bfloat16)
     return {key: value.float() if value.dtype in half else value for key, value in chosen.items()}
 

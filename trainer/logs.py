@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import pathlib
 import sys
@@ -33,6 +34,10 @@ def _opened(options: Options, name: str, mode: str) -> IO[str]:
         raise UserError(f"--output: cannot write {path}: {error.strerror}.") from error
 
 
+def _endless(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
 class Lines:
     """`nodes/<host>/rank<k>.steps.jsonl` below --output; see docs/run-directory.md.
 
@@ -48,7 +53,9 @@ class Lines:
 
     def add(self, kind: str, timed: bool = True, **fields: Any) -> None:
         """`timed`: the line accounts for all time since the last timed one."""
-        line = {"kind": kind, "attempt": attempt(), **fields}
+        # JSON has no NaN and no infinity.
+        known = {name: None if _endless(value) else value for name, value in fields.items()}
+        line = {"kind": kind, "attempt": attempt(), **known}
         self._waiting.append((line, self._clock.lap() if timed else None))
 
     def end(self, **fields: Any) -> None:
@@ -66,7 +73,7 @@ class Lines:
                     patience = 0.0  # later laps end later
                 line["seconds"] = {name: round(value, 7) for name, value in spent.items() if value}
             if self._file is not None:
-                self._file.write(json.dumps(line) + "\n")
+                self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._waiting.clear()
         if self._file is not None:
             self._file.flush()

@@ -34,6 +34,7 @@ GROUPS = {
 ONE_OR_MORE = (
     *("epochs", "timeout", "image_size", "eval_size", "eval_resize", "per_node_batch_size"),
     *("accumulate", "gpu0_batch", "ema_every", "bucket_mb", "keep", "evaluate_every", "log_every"),
+    "nonfinite_steps",
 )
 FRACTIONS = ("random_erase", "label_smoothing", "ema", "momentum", "beta2", "warmup_factor")
 WRITTEN = ("checkpoint_every", "sample_log", "tensorboard")
@@ -112,6 +113,9 @@ class Options:
     per_node_batch_size: int = opt(32, "images per step and node, split over its ranks")
     accumulate: int = free(1, "split each rank's batch into this many micro-batches")
     auto_batch: bool = free(False, "find the largest micro-batch that fits, by trial")
+    nonfinite_steps: int = free(
+        3, "end the run after so many steps in a row whose loss is not finite"
+    )
     skip_oom: bool = free(False, "skip a step that runs out of memory (one process only)")
     gpu0_batch: Optional[int] = free(
         None, "images for GPU 0 with balanced-dp; others share the rest"

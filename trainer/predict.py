@@ -92,6 +92,12 @@ def _gathered(made: Job) -> List[torch.Tensor]:
     if not rows:
         raise UserError("--predict and --extract: not one image of val can be read.")
     columns = [torch.cat(column) for column in zip(*rows)]
+    lost = int((~columns[2].isfinite()).sum())
+    if lost:
+        raise UserError(
+            f"the model's outputs for {lost} of {len(columns[2])} images are not finite: give "
+            "--precision fp32, or a checkpoint from before it diverged."
+        )
     return [column[columns[0].argsort()] for column in columns]
 
 

@@ -52,7 +52,7 @@ def work(options: Options) -> int:
         else:
             code = train((Trial if options.trial else Run)(options, world))
     except UserError as error:
-        return explain(error, place(os.environ, options.local_rank).local_rank)
+        return explain(error, place(os.environ, options.local_rank))
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

@@ -2,17 +2,18 @@
 
 import contextlib
 import logging
+import math
 import pathlib
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
-from . import checkpoint, memory, parallel, resume
+from . import checkpoint, finite, memory, parallel, resume
 from .banner import sentences, start_line
 from .build import job, materials
 from .data.loader import Batch, TrainBatches
 from .data.split import rank_slice, steps_per_epoch
-from .errors import STOPPED, UserError
+from .errors import STOPPED, Diverged, UserError
 from .evaluate import evaluate, share_buffers
 from .logs import Lines, SampleLog
 from .models import describe
@@ -69,8 +70,10 @@ class Run:
         # For the state that the strategy keeps for this machine; only its first rank writes it.
         own = folder / f"rank{world.rank}"
         self.own_writer: Optional[Writer] = Writer(own, options.keep) if options.output else None
-        self.tallies: List[torch.Tensor] = []
+        self.tallies: List[Tuple[int, torch.Tensor]] = []  # each with its step
         self.tallied = 0
+        self.losses = finite.Losses(options.nonfinite_steps)
+        self.evaluates = True  # to a finite loss, when it was last evaluated
         self.due = False  # a checkpoint, as soon as all ranks have met
         self.epoch_loss = [0.0, 0]  # sum and count of this rank's samples, this epoch and attempt
         memory.agree_micro_batches(self.job)
@@ -105,6 +108,9 @@ class Run:
             best = (last or done % self.options.evaluate_every == 0) and self.evaluate()
             if last or best or self.due or self.options.checkpoint_every == 0:
                 self.save(best)
+        if not self.evaluates:  # the model that the run ends with
+            causes = "; ".join(finite.causes(self.options))
+            raise Diverged(f"{finite.EVALUATION.format(self.position.epoch)}. Likely: {causes}.")
         return True
 
     def epoch(self) -> bool:
@@ -139,7 +145,7 @@ class Run:
         try:
             with one_pass():
                 tally = train_step(job, batch, at.step, lr, left, exact, warm)
-            self.tallies.append(tally)
+            self.tallies.append((at.step + 1, tally))
             self.tallied += len(batch.indices)
         except OutOfMemory:
             if not self.options.skip_oom:
@@ -174,25 +180,59 @@ class Run:
         count = self.tallied
         if count == 0:
             return {}
-        loss = self._show_tallies()
+        rows = self._show_tallies()
+        for (step, _), (step_loss, _) in zip(self.tallies, rows):
+            self.losses.add(self.position.epoch + 1, step, step_loss)
+        # A request like any other: the ranks agree on where to stop, and there on why.
+        self.stop.requested |= self.losses.lost
+        loss = sum(step_loss for step_loss, _ in rows)
         self.tallies, self.tallied = [], 0
         self.epoch_loss = [self.epoch_loss[0] + loss, self.epoch_loss[1] + count]
         return {"loss": loss / count}
 
-    def _show_tallies(self) -> float:
-        """Give the screen what the device has summed up so far; returns the sum of the losses."""
+    def _show_tallies(self) -> List[Tuple[float, float]]:
+        """Give the screen what the device has summed up so far; returns the sums of loss and hits
+        of each step."""
         if self.tallied == 0:
-            return 0.0
-        loss, correct = torch.stack(self.tallies).double().sum(0).tolist()
+            return []
+        sums = torch.stack([tally for _, tally in self.tallies])
+        rows = [(loss, hits) for loss, hits in sums.double().tolist()]
+        loss, correct = (sum(column) for column in zip(*rows))
         total = len(self.job.train_set)
         left = self.options.epochs * total - self.position.samples(total)
         mean, top1 = loss / self.tallied, correct / self.tallied
         self.screen.figures(self.position.step, left, mean, top1)
-        return loss
+        return rows
+
+    def check_finite(self) -> None:
+        """Raises Diverged on all ranks if one of them has lost its numbers. Collective; only where
+        all ranks have met and have the same buffers."""
+        job, at = self.job, self.position
+        state = job.precision.full_state(job.model)
+        averages = {} if job.ema is None else job.ema.average
+        state.update({f"the average of {name}": mean for name, mean in averages.items()})
+        broken = finite.not_finite(state, {name for name, _ in job.model.named_parameters()})
+        mine: Optional[finite.Trouble] = None
+        if self.losses.lost or broken:
+            self._read_tallies()  # for the step at which it began
+            seen = self.losses.count > 0
+            mine = finite.Trouble(
+                host=self.world.host,
+                rank=self.world.rank,
+                epoch=self.losses.epoch if seen else at.epoch + (at.sample > 0),
+                step=self.losses.step if seen else at.step,
+                loss=self.losses.name,
+                tensor=broken[0] if broken else None,
+            )
+        found = [one for one in self.world.gather(mine) if one]
+        if found:
+            raise Diverged(finite.sentences(found, self.options, self.world))
 
     def evaluate(self) -> bool:
         """Evaluate the model; True when this is the best result so far."""
         self.clock.enter("evaluate")
+        share_buffers(self.job)
+        self.check_finite()
         total = -(-len(self.job.eval_set) // self.world.size)
         result = evaluate(
             self.job,
@@ -206,6 +246,10 @@ class Run:
         line = {**result._asdict(), "train_loss": train_loss}
         self.lines.add("evaluate", epoch=at.epoch - 1, **line)
         self.lines.flush()
+        self.evaluates = math.isfinite(result.loss)
+        if not self.evaluates:
+            self.screen.say(finite.EVALUATION.format(at.epoch))
+            return False
         better = result.top1 > at.best_top1 or at.best_top1 == 0
         at.best_top1 = max(at.best_top1, result.top1)
         return better
@@ -216,6 +260,7 @@ class Run:
         self.clock.enter("checkpoint")
         self.screen.doing("saving a checkpoint")
         share_buffers(self.job)
+        self.check_finite()
         file = None
         with self.job.agreed():
             if self.writer is not None:

@@ -1,9 +1,11 @@
 """`--trial SECONDS`: a run's steps alone, to see how long they take (`make plan`)."""
 
+import math
 import time
 
 from .data.generated import Generated, GeneratedBatches
 from .data.loader import Batch
+from .finite import Losses
 from .options import Options
 from .train import Run
 from .world import World
@@ -20,6 +22,8 @@ class Trial(Run):
         super().__init__(options, world)
         if isinstance(self.job.train_set, Generated):
             self.batches = GeneratedBatches(self.job.train_set, options, world)
+        # What it learns is thrown away; the steps take as long whatever the loss is.
+        self.losses = Losses(enough=math.inf)
         self._until, self._over = time.monotonic() + options.trial, False
 
     def all_epochs(self) -> bool:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.before.plan import count
+from launcher.during.cause import Failure
 from launcher.during.watch import Outcome
 from launcher.inventory import CHECKOUT
-from trainer.errors import STOPPED
+from trainer.errors import DIVERGED, STOPPED
 
 # Finished, but this machine lacks records, checkpoints or report: EX_IOERR of sysexits.h.
 UNWRITTEN = 74
@@ -68,8 +69,13 @@ def exit_code(outcome: Outcome, whole: bool = True) -> int:
     return cause.exit_code or 1
 
 
-def how_to_resume(run: str, saved: bool) -> str:
+def how_to_resume(run: str, saved: bool, cause: Failure | None) -> str:
     """What to type after a run that did not finish."""
+    if saved and cause is not None and cause.exit_code == DIVERGED:
+        return (
+            f"what was saved before is in runs/{run}/checkpoints; RESUME={run} would repeat the "
+            "steps that diverged, and end in the same way"
+        )
     if saved:
         return f"to continue where it was saved: make train RESUME={run}"
     return "nothing had been saved yet, so that the run cannot be continued: start it anew"

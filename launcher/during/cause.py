@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from launcher.during.pitfalls import explain
-from trainer.errors import OUT_OF_MEMORY, STOPPED
+from trainer.errors import BAD_INPUT, DIVERGED, OUT_OF_MEMORY, STOPPED
 
 # Gaps have a limit: with `.*`, matching a line that repeats the first word takes time that grows
 # with the square of its length.
@@ -74,6 +74,12 @@ class Failure:
         return bool(PEER_LOST.search(said) or NCCL_PEER_LOST.search(said))
 
     @property
+    def silent(self) -> bool:
+        """Whether another rank of its machine says why all of them ended."""
+        told = self.exit_code in (BAD_INPUT, DIVERGED)
+        return told and not OWN_WORDS.search("\n".join(self.last_lines))
+
+    @property
     def disk_full(self) -> bool:
         """Whether this machine's full disk alone is at fault: others can go on without it."""
         text = "\n".join([self.exception or "", *self.last_lines[-3:]])
@@ -84,8 +90,9 @@ def first_of(failures: list[Failure]) -> Failure | None:
     """The failure that explains the others."""
     kinds = {"busy": -1, "worker": 0, "gone": 0, "paused": 0, "guard": 1, "launch": 2}
 
-    def place(failure: Failure) -> tuple[bool, int, bool, int]:
-        return (failure.peer_lost, kinds[failure.kind], not failure.first_on_node, failure.order)
+    def place(failure: Failure) -> tuple[bool, int, bool, bool, int]:
+        kind, later = kinds[failure.kind], not failure.first_on_node
+        return (failure.peer_lost, kind, failure.silent, later, failure.order)
 
     return min(failures, key=place, default=None)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from trainer.errors import BAD_INPUT, DIVERGED
+
 if TYPE_CHECKING:  # it imports this file
     from launcher.during.cause import Failure
 
@@ -182,9 +184,15 @@ def explain(failure: Failure) -> tuple[str, str]:
             "launch": "could not run torch.distributed.launch",
         }
         return f"{failure.host} {what[failure.kind]}{said}", remedies[failure.kind]
-    if failure.exit_code == 2 and failure.last_lines:
-        own = [line for line in failure.last_lines if line.startswith("trainer: ")]
-        said = (own or failure.last_lines)[-1]  # torch may add warnings as it exits
+    # torch may add warnings as it exits
+    own = [line for line in failure.last_lines if line.startswith("trainer: ")]
+    if failure.exit_code == DIVERGED:
+        said = own[-1].partition(": ")[2] if own else "the loss is not finite any more"
+        return said, (
+            "start a new run with what is suggested; such options are given as ARGS='--lr 0.01'"
+        )
+    if failure.exit_code == BAD_INPUT and failure.last_lines:
+        said = (own or failure.last_lines)[-1]
         return f"{_who(failure)}: {said}", "correct it and start again"
     said = f": {failure.exception}" if failure.exception else ""
     return (

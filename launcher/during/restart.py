@@ -20,7 +20,7 @@ from launcher.engine import talk
 from launcher.errors import MachineError, UserError
 from launcher.inventory import Host
 from launcher.options import Options
-from trainer.errors import BAD_INPUT, OUT_OF_MEMORY
+from trainer.errors import BAD_INPUT, DIVERGED, OUT_OF_MEMORY
 
 if TYPE_CHECKING:  # it imports this file
     from launcher.before.checks import Checked
@@ -63,9 +63,9 @@ def decide(outcome: Outcome, limits: Limits) -> tuple[Limits, str] | None:
     if cause.exit_code == OUT_OF_MEMORY and limits.divisor < LARGEST_DIVISOR:
         fewer = replace(limits, divisor=limits.divisor * 2)
         return fewer, f"{cause.host} ran out of memory; micro-batches are 1/{fewer.divisor} now"
-    # Bad input stays bad: a second attempt would say the same sentence.
-    bad_input = cause.exit_code == BAD_INPUT and not cause.disk_full
-    if bad_input or limits.restarts < 1:
+    # Bad input stays bad, and the same steps diverge again: a second attempt would say the same.
+    same_again = cause.exit_code in (BAD_INPUT, DIVERGED) and not cause.disk_full
+    if same_again or limits.restarts < 1:
         return None
     return replace(limits, restarts=limits.restarts - 1), reason(cause)
 

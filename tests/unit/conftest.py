@@ -36,6 +36,7 @@ PROCESSES = {
     "test_sync_plain.py",
     "test_sync_resume.py",
     "test_trainer_exact.py",
+    "test_trainer_finite.py",
     "test_trainer_process.py",
     "test_trainer_refusals.py",
     "test_trainer_results.py",

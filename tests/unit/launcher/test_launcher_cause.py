@@ -4,7 +4,9 @@ import time
 
 import pytest
 
+from launcher.after.messages import how_to_resume
 from launcher.during.cause import PEER_LOST, Failure, document, first_of
+from trainer.errors import DIVERGED
 
 PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [192.0.2.3]:4711"
 
@@ -103,6 +105,22 @@ def test_torch_s_warnings_do_not_hide_our_sentence():
     ours = "trainer: --model resnet81: torchvision has no such classifier"
     told = failure(rank=0, exit_code=2, last_lines=("Loading", ours, warning))
     assert document(told)["message"] == f"node1, rank 0: {ours}"
+
+
+def test_the_rank_that_says_why_all_ended_explains_it():
+    """Two ranks of a machine, and the silent one ended first; which machine is of no interest."""
+    said = "trainer: the loss has been NaN since epoch 4, step 37: the run ends."
+    silent = failure(order=0, rank=1, exit_code=DIVERGED, last_lines=("4 steps an epoch",))
+    telling = failure(order=1, rank=0, exit_code=DIVERGED, last_lines=(said,), first_on_node=False)
+    told = document(first_of([silent, telling]))
+    assert told["message"] == said.removeprefix("trainer: ")
+    assert "ARGS='--lr 0.01'" in told["remedy"]
+
+
+def test_a_run_that_diverged_is_not_to_be_resumed():
+    cause = failure(rank=0, exit_code=DIVERGED)
+    assert "RESUME=r would repeat" in how_to_resume("r", True, cause)
+    assert "make train RESUME=r" in how_to_resume("r", True, failure(exit_code=1))
 
 
 def test_nothing_failed():

@@ -22,7 +22,9 @@ def test_a_failed_run_uses_up_what_was_allowed():
     assert restart.decide(ended(signal="SIGKILL"), limits) is None
 
 
-@pytest.mark.parametrize("outcome", [ended("finished"), ended("stopped"), ended(exit_code=2)])
+@pytest.mark.parametrize(
+    "outcome", [ended("finished"), ended("stopped"), ended(exit_code=2), ended(exit_code=77)]
+)
 def test_no_second_attempt_when_it_could_not_help(outcome):
     assert restart.decide(outcome, Limits(5, 1)) is None
 

@@ -1,0 +1,104 @@
+"""Losses and tensors that are not finite: how they are noticed, and what usually caused them.
+
+A loss that is NaN or infinite in one step may be the last sign before the weights are lost, or
+leave no trace: where a loss scale skips the step, the weights stay as they were. So several steps
+in a row count, or weights that are not finite, which never become finite again. A gradient that
+overflows under a loss scale does not count: the loss of its step is finite.
+"""
+
+import math
+from typing import Collection, Dict, List, Optional, TypedDict
+
+import torch
+
+from . import strategies
+from .options import Options
+from .world import World
+
+# Of an epoch; the weights are finite, so training goes on.
+EVALUATION = "epoch {}: the model's outputs on val are not finite, though its weights are"
+
+
+class Trouble(TypedDict):
+    """What one rank has seen. `epoch` and `step` are counted from 1, as people count them."""
+
+    host: str
+    rank: int
+    epoch: int
+    step: int
+    loss: str  # since that step; empty where it is finite
+    tensor: Optional[str]  # of the model, after that step
+
+
+class Losses:
+    """Counts the steps in a row, up to the last one read, whose loss on this rank is not finite."""
+
+    def __init__(self, enough: float) -> None:
+        self.enough, self.count = enough, 0
+        self.loss, self.epoch, self.step = 0.0, 0, 0  # where the row began
+
+    def add(self, epoch: int, step: int, loss: float) -> None:
+        if math.isfinite(loss):
+            self.count = 0
+            return
+        if self.count == 0:
+            self.loss, self.epoch, self.step = loss, epoch, step
+        self.count += 1
+
+    @property
+    def name(self) -> str:
+        """What the loss was where the row began; empty where the last one read was finite."""
+        return "" if self.count == 0 else "NaN" if math.isnan(self.loss) else "infinite"
+
+    @property
+    def lost(self) -> bool:
+        return self.count >= self.enough
+
+
+def not_finite(state: Dict[str, torch.Tensor], weights: Collection[str]) -> List[str]:
+    """The names of a model's tensors that hold a NaN or, where they are `weights`, an infinity:
+    buffers may hold one on purpose, as masks do. Waits for the device once."""
+    floats = {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
+    if not floats:
+        return []
+    bad = [
+        (~tensor.isfinite() if name in weights else tensor.isnan()).any()
+        for name, tensor in floats.items()
+    ]
+    return [name for name, is_bad in zip(floats, torch.stack(bad).tolist()) if is_bad]
+
+
+def sentences(found: List[Trouble], options: Options, world: World) -> str:
+    """Where the run's numbers were lost, and the likely causes. `found`: from every rank that has
+    seen it."""
+    with_loss = [one for one in found if one["loss"]]
+    first = min(with_loss or found, key=lambda one: one["step"])
+    at = f"epoch {first['epoch']}, step {first['step']}"
+    begun = [one for one in with_loss if one["step"] == first["step"]]
+    alone = 0 < len(begun) < world.size
+    who = ", ".join(f"{one['host']} (rank {one['rank']})" for one in begun) if alone else ""
+    what = f"the loss has been {first['loss']} since {at}"
+    if not with_loss:
+        what = f"{first['tensor']} of the model is not finite after {at}"
+    return (
+        f"{what}{f', first on {who}' if who else ''}: the run ends, and what was saved "
+        f"before is kept. Likely causes: {'; '.join(causes(options, who))}."
+    )
+
+
+def causes(options: Options, who: str = "") -> List[str]:
+    """Clauses for people; `who`: the ranks that it began on, where others were still well."""
+    clip = "" if options.clip_grad_norm else " or --clip_grad_norm 1"
+    causes = [
+        f"the learning rate is too high (--lr {options.lr:g}: try a tenth of it, a longer "
+        f"--warmup_epochs{clip})"
+    ]
+    if options.precision in ("O1", "O2", "O3"):
+        causes.append(f"fp16 is too narrow (--precision {options.precision}: try bf16 or fp32)")
+    if options.sync != strategies.EXACT:
+        causes.append(f"gradients are coded (--sync {options.sync}: try {strategies.EXACT})")
+    if ":" in options.model:
+        causes.append("the model divides by zero, or takes the logarithm of it")
+    if who:
+        causes.append(f"if it always begins there, the images or the memory of {who}")
+    return causes
