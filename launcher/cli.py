@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import os
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 from launcher import defaults
@@ -42,6 +43,11 @@ def parser() -> argparse.ArgumentParser:
         one = verbs.add_parser(verb, help=text, allow_abbrev=False)
         one.add_argument("run", nargs="?", default="latest", help="its id (default: the newest)")
     verbs.add_parser("runs", help="all runs, the newest first", allow_abbrev=False)
+    machines = verbs.add_parser(
+        "inventory", help="refuse a list of machines that cannot be used", allow_abbrev=False
+    )
+    machines.add_argument("--inventory", default="inventory.ini")
+    machines.add_argument("--limit", help="names of machines or groups, with commas between")
     return made
 
 
@@ -129,20 +135,20 @@ def _names_no_model(given: argparse.Namespace) -> bool:
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    own, rest = argv, []
-    if "--" in argv:
-        cut = argv.index("--")
-        own, rest = argv[:cut], argv[cut + 1 :]
+    """What was typed. After `--` come the trainer's words for verbs that train, and elsewhere a
+    run's name, which may begin with a dash. Raises UserError."""
+    cut = argv.index("--") if "--" in argv else len(argv)
     made = parser()
-    given, unknown = made.parse_known_args(own)
+    given, unknown = made.parse_known_args(argv[:cut])
     if unknown:
         raise UserError(_unknown(unknown[0], made, given.verb))
-    if hasattr(given, "trainer"):
-        if given.trainer:
-            raise UserError(
-                f"{given.trainer[0]!r} is no option: options of the trainer come after `--`."
-            )
-        given.trainer = rest
+    if not hasattr(given, "trainer"):
+        return made.parse_args(argv)
+    if given.trainer:
+        raise UserError(
+            f"{given.trainer[0]!r} is no option: options of the trainer come after `--`."
+        )
+    given.trainer = argv[cut + 1 :]
     return given
 
 
@@ -157,10 +163,13 @@ def _unknown(word: str, made: argparse.ArgumentParser, verb: str) -> str:
 
 def _carry_out(given: argparse.Namespace, argv: list[str]) -> int:
     # Fabric takes a quarter of a second to import; a mistyped option need not wait for it.
-    from launcher import control, run, slurm
+    from launcher import control, inventory, run, slurm
 
     if given.verb == "runs":
         return control.runs()
+    if given.verb == "inventory":
+        inventory.refuse(Path(given.inventory), given.limit)
+        return 0
     if given.verb in ("status", "stop", "attach"):
         return {"status": control.status, "stop": control.stop, "attach": control.attach}[
             given.verb

@@ -18,6 +18,7 @@ from launcher.engine import Engine
 from launcher.errors import UserError
 
 GROUP = "cluster"
+PLAIN = re.compile(r"\w[\w.-]*")  # in a pattern of Ansible: a name, rather than pc*, !pc3 or @file
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 
@@ -68,14 +69,36 @@ class Host:
         )
 
 
+class Unusable(UserError):
+    """A list of machines that cannot be read, or that names none."""
+
+
 def load(inventory: Path) -> list[Host]:
     """Return the hosts of group `cluster` in inventory order. Raises UserError."""
-    return parse(_ansible_inventory(inventory), inventory)
+    return parse(read(inventory), inventory)
 
 
-def _ansible_inventory(inventory: Path) -> dict[str, Any]:
-    if not inventory.exists():
+def refuse(inventory: Path, limit: str | None = None) -> None:
+    """Raise UserError for a list of machines with which Ansible would do nothing and be content:
+    one that cannot be read, or that lacks what is asked for. `limit` is Ansible's --limit; of its
+    patterns only plain names are looked at, for Ansible itself refuses one that matches nothing."""
+    document = read(inventory)
+    names = members(document)
+    known = {*names, *(group for group in document if group != "_meta"), "all", "localhost"}
+    words = [word.strip() for word in re.split("[,:]", limit or "")]
+    unknown = [word for word in words if PLAIN.fullmatch(word) and word not in known]
+    if unknown:
         raise UserError(
+            f"LIMIT={limit}: {inventory} has no machine {unknown[0]} in [{GROUP}], but "
+            f"{', '.join(names)}."
+        )
+
+
+def read(inventory: Path) -> dict[str, Any]:
+    """The document of `ansible-inventory --list`, which has machines in group `cluster`. Raises
+    Unusable."""
+    if not inventory.exists():
+        raise Unusable(
             f"the inventory {inventory} does not exist: give INVENTORY=<file>, or write "
             "inventory.ini."
         )
@@ -95,8 +118,13 @@ def _ansible_inventory(inventory: Path) -> dict[str, Any]:
         raise UserError("ansible-inventory is not installed here: run `make env` first.") from None
     if done.returncode != 0:
         said = _what_ansible_said(done.stderr)
-        raise UserError(f"Ansible cannot read the inventory {inventory}: {said} Correct that file.")
-    return json.loads(done.stdout)
+        raise Unusable(f"Ansible cannot read the inventory {inventory}: {said} Correct that file.")
+    document = json.loads(done.stdout)
+    if not members(document):
+        raise Unusable(
+            f"the inventory {inventory} has no hosts in group [{GROUP}]: list your machines there."
+        )
+    return document
 
 
 def _what_ansible_said(stderr: str) -> str:
@@ -111,11 +139,7 @@ def _what_ansible_said(stderr: str) -> str:
 
 def parse(document: dict[str, Any], inventory: Path) -> list[Host]:
     """Turn the document of `ansible-inventory --list` into hosts. Raises UserError."""
-    names = _members(document, GROUP)
-    if not names:
-        raise UserError(
-            f"the inventory {inventory} has no hosts in group [{GROUP}]: list your machines there."
-        )
+    names = members(document)
     variables = document.get("_meta", {}).get("hostvars", {})
     problems: list[str] = []
     hosts = []
@@ -129,12 +153,12 @@ def parse(document: dict[str, Any], inventory: Path) -> list[Host]:
     return hosts
 
 
-def _members(document: dict[str, Any], group: str) -> list[str]:
+def members(document: dict[str, Any], group: str = GROUP) -> list[str]:
     """Hosts of a group and its children, each once, in the inventory's order."""
     entry = document.get(group, {})
     names = list(entry.get("hosts", []))
     for child in entry.get("children", []):
-        names += _members(document, child)
+        names += members(document, child)
     return list(dict.fromkeys(names))
 
 

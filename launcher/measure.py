@@ -29,7 +29,7 @@ from launcher.during.stopper import Stopper
 from launcher.during.waiting import waiting
 from launcher.during.watch import Outcome
 from launcher.errors import Busy, UserError
-from launcher.inventory import CHECKOUT
+from launcher.inventory import CHECKOUT, Host
 from launcher.options import Options, trainer_settings
 from launcher.run import in_turn, watched
 
@@ -46,15 +46,12 @@ def on_paper(words: list[str]) -> int:
 def plan(options: Options, words: list[str], anew: bool) -> int:
     """The prediction of such a run; `words` go to the report. Returns the exit code. Raises
     UserError."""
-    terminal, problem = Terminal(), None
+    terminal = Terminal()
     settings = trainer_settings(options)
     words = [*words, "--model", settings["model"]]
     if settings["image_size"] is not None:
         words += ["--image-size", str(settings["image_size"])]
-    try:
-        hosts = preflight.select(inventory.load(Path(options.inventory)), options)
-    except UserError as error:  # an earlier run needs no machine
-        hosts, problem = [], error
+    hosts, problem = machines_of(options)
     count = options.nodes or len(hosts)
     words += ["--nodes", str(count)] if count else []
     if hosts:
@@ -67,6 +64,20 @@ def plan(options: Options, words: list[str], anew: bool) -> int:
         raise problem
     measured = in_turn(options, terminal, lambda: measure(options, terminal))
     return show(report([*words, "--run", str(relative(measured))]), terminal)
+
+
+def machines_of(options: Options) -> tuple[list[Host], UserError | None]:
+    """The machines, or why there are none: an earlier run needs none. Raises UserError where the
+    list of machines is of no use, but for an inventory.ini that is missing and was not named."""
+    file = Path(options.inventory)
+    try:
+        return preflight.select(inventory.load(file), options), None
+    except inventory.Unusable as error:
+        if file.exists() or options.inventory != Options.inventory:
+            raise
+        return [], error
+    except UserError as error:
+        return [], error
 
 
 def report(words: list[str]) -> subprocess.CompletedProcess[str]:

@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -222,6 +223,9 @@ VERBS = {
     ),
     "lock": Verb("make requirements/*.txt anew from *.in (needs uv)"),
 }
+# Verbs that read the list of machines in the launcher, which refuses it in the same words.
+LOOKING = ("plan", "train", "dry-run", "slurm")
+PYTHON = ".venv/bin/python"
 INTERNAL = ("ansible-env", "data/digits", "known")
 # Read by tools/venv.sh, which any verb may call.
 ANY = ("PYTHON",)
@@ -340,9 +344,24 @@ def help_text(verb=None, width=80):
     return "\n".join([*lines, f"For example: {one.example}"] if one.example else lines)
 
 
+def refusal(verb, given, environment):
+    """The command that refuses a list of machines with which the verb would do nothing and be
+    content; [] where the verb reads no such list, or the launcher, which looks by itself."""
+    if verb in LOOKING or "INVENTORY" not in variables_of(verb) or "FACTS" in given:
+        return []
+    typed = [one for one in (INVENTORY, LIMIT) if one.name in given and environment[one.name]]
+    words = [f"{one.option}={environment[one.name]}" for one in typed]
+    return [PYTHON, "-m", "launcher", "inventory", *words]
+
+
 def run(verb, command, given, environment):
-    """Become the command with its options; never returns."""
+    """Become the command with its options; never returns, but for a list of machines that is
+    refused: its exit code."""
     argv = [*command, *options(verb, given, environment)]
+    looking = refusal(verb, given, environment)
+    refused = subprocess.call(looking) if looking else 0
+    if refused:
+        return refused
     if command[0] == "ansible-playbook":  # shown, since it can be typed without make as well
         print(" ".join(map(shlex.quote, argv)), flush=True)
     path = shutil.which(argv[0])
@@ -363,7 +382,7 @@ def main(argv):
             for sentence in check(typed, given, os.environ):
                 print(f"tandem: {sentence}", file=sys.stderr)
         else:
-            run(argv[1], argv[2:], given, os.environ)
+            return run(argv[1], argv[2:], given, os.environ)
     except VerbError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 2

@@ -1,13 +1,16 @@
 """Machines from ansible-inventory's document, and what is wrong with one, in a sentence."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from launcher import inventory
+from launcher import cli, inventory
 from launcher.errors import UserError
 
 FILE = Path("inventory.ini")
+ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
 
 
 def document(**hostvars):
@@ -85,17 +88,12 @@ def test_every_bad_host_is_told_at_once():
     assert len(caught.value.problems) == 2
 
 
-def test_no_hosts():
-    with pytest.raises(UserError, match=r"no hosts in group \[cluster\]"):
-        inventory.parse({"all": {}}, FILE)
-
-
 def test_group_vars_of_the_checkout_reach_an_inventory_elsewhere(tmp_path, monkeypatch):
     file = tmp_path / "mine.ini"
     file.write_text("[cluster]\na ansible_host=192.0.2.1 gpus=3\n")
-    found = inventory._ansible_inventory(file)
+    found = inventory.read(file)
     assert found["_meta"]["hostvars"]["a"]["data_root"] == "/srv/tandem/data"
-    monkeypatch.setattr(inventory, "_ansible_inventory", {file: found}.get)  # it takes a second
+    monkeypatch.setattr(inventory, "read", {file: found}.get)  # it takes a second
     (host,) = inventory.load(file)
     assert (host.gpus, host.node_dir) == (3, "tandem")
 
@@ -109,6 +107,38 @@ def test_what_ansible_says_of_a_broken_file(tmp_path):
     assert "expected" in str(caught.value)
 
 
-def test_a_missing_file(tmp_path):
-    with pytest.raises(UserError, match="does not exist"):
-        inventory.load(tmp_path / "none.ini")
+MACHINES = "[cluster]\npc1 ansible_host=192.0.2.1\npc2 ansible_host=192.0.2.2\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "said"),
+    [
+        (None, None, "does not exist: give INVENTORY=<file>"),
+        ("[clustr]\npc1 ansible_host=192.0.2.1\n", None, "has no hosts in group [cluster]"),
+        ("[cluster\npc1\n", None, "Correct that file."),
+        (MACHINES, "pc1,pc3", "has no machine pc3 in [cluster], but pc1, pc2."),
+        (MACHINES, "pc1,pc2", None),
+        (MACHINES, "cluster", None),
+        (MACHINES, "pc*:!pc2", None),
+    ],
+)
+def test_a_list_with_which_ansible_would_do_nothing_is_refused(tmp_path, capsys, text, limit, said):
+    file = tmp_path / "mine.ini"
+    if text is not None:
+        file.write_text(text)
+    words = [f"--inventory={file}", *([f"--limit={limit}"] if limit else [])]
+    assert cli.main(["inventory", *words]) == (2 if said else 0)
+    told = capsys.readouterr().err
+    assert (said in told and str(file) in told) if said else told == ""
+
+
+def test_ansible_itself_refuses_a_list_that_is_not_there(tmp_path):
+    """What is typed without make: an empty list would be done with in no time, with success."""
+    done = subprocess.run(
+        [ANSIBLE, inventory.CHECKOUT / "site.yml", "-i", tmp_path / "none.ini"],
+        cwd=inventory.CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0 and "none.ini" in done.stderr

@@ -128,6 +128,12 @@ def test_an_earlier_run_serves_without_any_machine(cluster, capsys, tmp_path, mo
     assert not taken
 
 
+def test_a_list_of_machines_that_is_of_no_use_is_said_whatever_ran_before(capsys, tmp_path):
+    RunBuilder(tmp_path / "runs/20261122T130000Z-resnet50-4n").write()
+    assert plan("--inventory", str(tmp_path / "nosuch.ini")) == 2
+    assert "nosuch.ini does not exist" in capsys.readouterr().err
+
+
 def test_what_fails_on_a_machine_is_said_and_nothing_is_predicted(cluster, capsys, tmp_path):
     cluster("import sys; print('trainer: no such model', file=sys.stderr); sys.exit(2)")
     assert plan() == 2

@@ -1,14 +1,21 @@
 """The table of verbs, and the Makefile that asks it: by the real make, with stubs for the tools."""
 
+import argparse
 import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from ansible.cli.playbook import PlaybookCLI
+
+from launcher import cli, folders
+from report.__main__ import main as report_main
 
 ROOT = Path(__file__).parents[3]
 SPEC = importlib.util.spec_from_file_location("verbs", ROOT / "tools" / "verbs.py")
@@ -120,6 +127,7 @@ def test_the_older_ansible_runs_what_talks_to_machines(checkout):
     assert calls == [
         ["tools/venv.sh", "control"],
         ["tools/venv.sh", "core2.16"],
+        [".venv/bin/python", "-m", "launcher", "inventory"],
         [".venv-core2.16/bin/python", "ansible/check.py"],
     ]
     assert last_call(checkout, "provision", "CORE=2.16")[0] == ".venv-core2.16/bin/ansible-playbook"
@@ -156,6 +164,114 @@ def test_a_mistake_is_one_sentence_and_nothing_begins(checkout, words, said):
     assert first.startswith(f"tandem: {said}")
     assert all(line.startswith("make: ***") for line in rest)
     assert (code, calls) == (2, [])
+
+
+class Received(Exception):
+    """What a tool's own parser made of its arguments."""
+
+
+def received(monkeypatch, call):
+    """{name: value} of what the tool of a call reads from it, and the words that it passes on."""
+    read = argparse.ArgumentParser.parse_known_args
+
+    def stop(self, args=None, namespace=None):
+        raise Received(*read(self, args, namespace))
+
+    tool, argv = call[0], call[1:]
+    if argv[:2] == ["-m", "launcher"]:
+        return vars(cli._parse(argv[2:])), []
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
+    if tool.endswith("ansible-playbook"):
+        main = PlaybookCLI(["ansible-playbook", *argv]).parse
+    elif argv[:2] == ["-m", "report"]:
+        main, argv = report_main, argv[2:]
+    else:
+        monkeypatch.syspath_prepend(ROOT / "ansible")
+        spec = importlib.util.spec_from_file_location("tool", ROOT / argv[0])
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "tool", module)
+        spec.loader.exec_module(module)
+        main, argv = module.main, argv[1:]
+    with pytest.raises(Received) as caught:
+        main(*([] if tool.endswith("ansible-playbook") else [argv]))
+    namespace, rest = caught.value.args
+    return vars(namespace), rest
+
+
+def everything_that_can_be_typed():
+    values = {
+        "number": ["17"],
+        "switch": ["1"],
+        "words": ["--no-such 'a b'"],
+        "run": ["20260101T000000Z-old-1n", "-no such run"],
+    }
+    for verb, row in verbs.VERBS.items():
+        for variable in row.variables if row else ():
+            for value in variable.choices or values.get(variable.kind, ["no such thing"]):
+                yield pytest.param(verb, variable, value, id=f"{verb}-{variable.name}-{value}")
+
+
+@pytest.mark.parametrize(("verb", "variable", "value"), [*everything_that_can_be_typed()])
+def test_what_is_typed_is_what_the_tool_reads(checkout, monkeypatch, verb, variable, value):
+    """Through the real make and the real parser of the tool: each verb, with each variable."""
+    call = last_call_of_stubs(checkout, verb, f"{variable.name}={value}")
+    if variable is verbs.CORE:
+        assert f".venv-core{value}/bin" in call[0]
+        return
+    if call[0].endswith(".sh"):
+        assert call[-1] == f"{variable.option}={value}"
+        return
+    read, rest = received(monkeypatch, call)
+    name = variable.option.lstrip("-").replace("-", "_")
+    if variable.option.startswith("-e "):
+        given = [json.loads(text) for text in read["extra_vars"] if text.startswith("{")]
+        asked = str(checkout / value) if variable.kind == "path" else value
+        assert {variable.option[3:]: True if variable.kind == "switch" else asked} in given
+    elif variable.kind == "run":
+        assert read["run"] == value
+    elif variable.kind == "words":
+        assert read["trainer"] == shlex.split(value)
+    elif variable.kind == "path":
+        assert str(read[name]) == str(checkout / value)
+    elif variable.kind == "switch":
+        assert read.get(name) or variable.option in rest or read.get("become_ask_pass")
+    else:
+        found = read.get(name, read.get({"limit": "subset"}.get(name)))
+        assert value in (str(found), *(found if isinstance(found, list) else ()))
+
+
+def last_call_of_stubs(checkout, *words):
+    """As last_call, with the scripts under test/ as stubs, too."""
+    for name in ("tools/test-gpu.sh",):
+        shutil.copy(checkout / "tools/test.sh", checkout / name)
+    return last_call(checkout, *words)
+
+
+@pytest.fixture
+def two_runs(tmp_path, monkeypatch):
+    """Two runs that are over, of which `latest` is the newer."""
+    runs = tmp_path / "runs"
+    for name in ("20260101T000000Z-old-1n", "20260102T000000Z-new-1n"):
+        (runs / name).mkdir(parents=True)
+        (runs / name / "plan.json").write_text("{}")
+    (runs / "latest").symlink_to("20260102T000000Z-new-1n")
+    monkeypatch.setattr(folders, "RUNS", runs)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("verb", ["status", "attach", "stop"])
+def test_a_verb_acts_on_the_run_that_was_named_or_on_none(two_runs, capsys, verb):
+    def said(name):
+        given = verbs.options(verb, ["RUN"], {"RUN": name})
+        code = cli.main([verb, *given])
+        told = capsys.readouterr()
+        return code, told.out + told.err
+
+    code, told = said("20260101T000000Z-old-1n")
+    assert "-new-" not in told and (verb == "attach" or "-old-" in told)
+    code, told = said("nosuch")
+    assert code == 2 and "no run nosuch in" in told
+    assert report_main(verbs.options("report", ["RUN"], {"RUN": "nosuch"})) == 2
 
 
 def test_words_for_off_switch_off(checkout):
