@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Optional
 
 from lab import control, life, network, node, plan, shell
-from lab.plan import Lab, LabError
+from lab.plan import Lab, LabError, Node
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 VERBS = {
@@ -113,8 +113,15 @@ def make_bundle(lab: Lab) -> None:
         return
     print("lab: gathering in bundle/ what the nodes need (minutes the first time)", flush=True)
     env = {**os.environ, "PATH": f"{tool.parent}:{os.environ.get('PATH', os.defpath)}"}
-    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    done = subprocess.run([tool, book], cwd=lab.checkout, env=env, **output)
+    done = subprocess.run(
+        [tool, book],
+        cwd=lab.checkout,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         print(done.stdout, file=sys.stderr)
         raise LabError("gathering bundle/ failed (see above); up --no-bundle does without it")
@@ -145,25 +152,29 @@ def act(args: argparse.Namespace, command: list[str]) -> None:
 
 
 def on_lab(lab: Lab, args: argparse.Namespace, command: list[str]) -> None:
-    machine = lab.node(args.node) if getattr(args, "node", None) is not None else None
     if args.verb == "exec":
         if not command:
             raise LabError("say what to run: python -m lab exec -- COMMAND ...")
         control.execute(lab, args.place, command)
-    elif args.verb == "ssh":
-        control.execute(lab, "control", control.ssh(lab, machine, command))
     elif args.verb == "status":
         print(life.status(lab))
     elif args.verb == "shape":
         rate = plan.check_rate(args.rate)
         if lab.vm:
             refuse_rate(rate)
-        for each in [machine] if machine else lab.nodes:
+        for each in lab.nodes if args.node is None else [lab.node(args.node)]:
             network.carry_out(network.shaping(lab, each, rate))
-    elif args.verb == "cut":
+    else:
+        on_machine(lab, lab.node(args.node), args.verb, command)
+
+
+def on_machine(lab: Lab, machine: Node, verb: str, command: list[str]) -> None:
+    if verb == "ssh":
+        control.execute(lab, "control", control.ssh(lab, machine, command))
+    elif verb == "cut":
         network.plug(lab, machine, False)
     else:
-        VERBS[args.verb](lab, machine)
+        VERBS[verb](lab, machine)
 
 
 def main(argv: Sequence[str]) -> int:

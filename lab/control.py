@@ -49,11 +49,12 @@ def execute(lab: Lab, place: str, command: Sequence[str]) -> None:
     os.execvpe(argv[0], argv, environment(lab))  # noqa: S606
 
 
-def run_on(lab: Lab, node: Node, line: str, stdin: str = "") -> subprocess.CompletedProcess:
+def run_on(lab: Lab, node: Node, line: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Runs one command line in a shell on `node`."""
     argv = entering(lab, "control", ssh(lab, node, [line]))
-    options = {"input": stdin, "capture_output": True, "text": True}
-    return subprocess.run(argv, env=environment(lab), **options)
+    return subprocess.run(
+        argv, env=environment(lab), input=stdin, capture_output=True, text=True, check=False
+    )
 
 
 def ssh(lab: Lab, node: Node, command_line: Sequence[str]) -> list[str]:

@@ -51,7 +51,7 @@ def power(lab: Lab, node: Node, group: Path) -> list[str]:
     return [*private, "sh", str(script), *place, *container(lab, node)]
 
 
-def boot(lab: Lab, node: Node) -> subprocess.Popen:
+def boot(lab: Lab, node: Node) -> subprocess.Popen[bytes]:
     """Switches `node` on and returns at once; the process lives as long as the node has power."""
     group = cgroup.of(lab.name, node.name)
     group.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def running(lab: Lab, node: Node) -> bool:
     return cgroup.populated(cgroup.of(lab.name, node.name))
 
 
-def wait_for_ssh(lab: Lab, booting: Mapping[Node, subprocess.Popen]) -> None:
+def wait_for_ssh(lab: Lab, booting: Mapping[Node, subprocess.Popen[bytes]]) -> None:
     """Returns when all nodes greet; raises LabError with the console's end when one does not."""
     deadline = time.monotonic() + BOOT_SECONDS
     for node, power in booting.items():

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any, Literal
 
 from tqdm import tqdm
 
@@ -73,13 +74,13 @@ def read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
     """
     from scipy.io import loadmat
 
-    wanted = {"meta.mat": None, "ILSVRC2012_validation_ground_truth.txt": None}
+    wanted = {"meta.mat": b"", "ILSVRC2012_validation_ground_truth.txt": b""}
     with _tar(path, "r:gz") as archive:
         for member in archive:
             name = Path(member.name).name
             if name in wanted and member.isfile():
-                wanted[name] = archive.extractfile(member).read()
-    missing = [name for name, content in wanted.items() if content is None]
+                wanted[name] = _content(archive, member).read()
+    missing = [name for name, content in wanted.items() if not content]
     if missing:
         raise ImagenetError(f"{path} has no {' and no '.join(missing)}: is it the devkit? {PAGE}")
     meta, truth = wanted.values()
@@ -88,8 +89,15 @@ def read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
     return leaves, [int(line) for line in truth.split()]
 
 
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
+    file = archive.extractfile(member)
+    if file is None:  # a folder or a device, in an archive of another shape
+        raise ImagenetError(f"an archive has {member.name!r}, which is not a file. {PAGE}")
+    return file
+
+
 @contextmanager
-def _tar(path: Path, mode: str) -> Iterator[tarfile.TarFile]:
+def _tar(path: Path, mode: Literal["r:", "r:gz"]) -> Iterator[tarfile.TarFile]:
     """Opens an archive; damage raises ImagenetError with a sentence for the user."""
     try:
         with tarfile.open(path, mode) as archive:
@@ -152,7 +160,7 @@ def check_space(plan: Plan) -> None:
         )
 
 
-def check_archives(plan: Plan, bar: Callable) -> list[str]:
+def check_archives(plan: Plan, bar: Callable[..., Any]) -> list[str]:
     """Sentences about archives that are not the official ones. Keeps checksums for later calls."""
     record = plan.target / CHECKED
     known = json.loads(record.read_text()) if record.is_file() else {}
@@ -170,7 +178,7 @@ def check_archives(plan: Plan, bar: Callable) -> list[str]:
     ]
 
 
-def _md5(file: io.BufferedIOBase, advance: Callable[[int], None]) -> str:
+def _md5(file: IO[bytes], advance: Callable[[int], None]) -> str:
     digest = hashlib.md5(usedforsecurity=False)
     while piece := file.read(PIECE):
         digest.update(piece)
@@ -184,11 +192,11 @@ def extract_train(plan: Plan, advance: Callable[[int], None]) -> None:
         for member in archive:
             wnid = member.name.removesuffix(".tar")
             if wnid in sizes:
-                _extract_class(archive.extractfile(member), plan.target / "train" / wnid)
+                _extract_class(_content(archive, member), plan.target / "train" / wnid)
                 advance(member.size)
 
 
-def _extract_class(file: io.BufferedIOBase, folder: Path) -> None:
+def _extract_class(file: IO[bytes], folder: Path) -> None:
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -197,7 +205,7 @@ def _extract_class(file: io.BufferedIOBase, folder: Path) -> None:
             # Plain names alone, so that an archive cannot write outside its folder.
             if not image.isfile() or not re.fullmatch(r"[\w-]+\.JPEG", image.name):
                 raise ImagenetError(f"{folder.name}.tar has {image.name!r}, which is not an image")
-            _copy(images.extractfile(image), part / image.name, image.size)
+            _copy(_content(images, image), part / image.name, image.size)
     if not any(part.iterdir()):
         raise ImagenetError(f"{folder.name}.tar has no images: download {TRAIN} again")
     # The name says that the folder is complete, so its contents must reach the disk first.
@@ -214,13 +222,13 @@ def extract_val(plan: Plan, advance: Callable[[int], None]) -> None:
         for member in archive:
             path, size = places.get(member.name, (None, 0))
             if path and not _has(path, size):
-                _copy(archive.extractfile(member), path, size)
+                _copy(_content(archive, member), path, size)
                 advance(size)
     os.sync()
     part.rename(plan.target / "val")
 
 
-def _copy(file: io.BufferedIOBase, path: Path, size: int) -> None:
+def _copy(file: IO[bytes], path: Path, size: int) -> None:
     with path.open("wb") as output:
         shutil.copyfileobj(file, output, PIECE)
     if path.stat().st_size != size:

@@ -19,7 +19,7 @@ class Requirement:
 
     name: str
     version: str
-    hashes: frozenset
+    hashes: frozenset[str]
 
     def line(self):
         hashes = " ".join(f"--hash=sha256:{digest}" for digest in sorted(self.hashes))
