@@ -58,6 +58,8 @@ OFFERED = re.compile(
 )
 # Those that depend on a whole driver. The other names do not tell what they depend on.
 WHOLE = re.compile(r"nvidia-(driver|headless)-\d+[a-z-]*$|nvidia-(open-)?kernel-dkms$")
+# A package of one branch of the driver, and the same package of whatever branch.
+BRANCH = re.compile(r"((?:lib|xserver-xorg-video-)?nvidia-(?:[a-z0-9-]+-)?)\d{3}((?:-[a-z]+)*)$")
 PREFERENCES = "/etc/apt/preferences.d/*"
 PROCESSES = "/proc/[0-9]*"
 DISPLAYS = ("Xorg", "X", "Xwayland", "gnome-shell", "kwin_wayland", "weston", "sway", "labwc")
@@ -73,22 +75,41 @@ def said(*argv):
 
 
 def packages():
-    """Installed packages by name, without half-installed ones, and the held ones."""
-    layout = "${db:Status-Abbrev}\t${Package}\t${Version}\n"
-    found, held = {}, []
+    """Installed packages by name, without half-installed ones; the transitional and the held ones.
+
+    "transitional": {package: the package of another branch that it leads to}.
+    """
+    layout = "${db:Status-Abbrev}\t${Package}\t${Version}\t${Depends}\n"
+    found, held, transitional = {}, [], {}
     for line in said("dpkg-query", "--show", "--showformat", layout).splitlines():
-        status, name, version = line.split("\t")
+        status, name, version, depends = line.split("\t")
         if MATTER.match(name) and status[1] in "iWt":  # installed, or triggers are pending
             found[name] = version
+            transitional.update(leads_to(name, depends))
         if status[0] == "h":
             held.append(name)
-    return {"packages": found, "held": held}
+    return {"packages": found, "held": held, "transitional": transitional}
+
+
+def leads_to(name, depends):
+    """{name: package} where a package only leads to the same one of another branch, else {}.
+
+    Ubuntu keeps the names of branches that have ended (nvidia-driver-550 depends on
+    nvidia-driver-580), and such a package has a version of its own, which is no driver's.
+    """
+    own = BRANCH.match(name)
+    for other in re.findall(r"[a-z0-9][a-z0-9+.-]+", re.sub(r"\([^)]*\)", "", depends)):
+        same = own and BRANCH.match(other)
+        if same and other != name and same.group(1) == own.group(1):
+            return {name: other}
+    return {}
 
 
 def archive(pin, simulate):
     """What apt would install without our pin.
 
-    "offered": {package: version}; "uninstallable": {package: why} of the drivers among them, {} if
+    "offered": {package: version}; "offered_transitional": those among them that lead to another
+    branch, as packages() has it; "uninstallable": {package: why} of the drivers among them, {} if
     nothing was simulated. An archive may have a driver and lack what it depends on.
     """
     names = [name for name in said("apt-cache", "pkgnames").split() if OFFERED.match(name)]
@@ -100,13 +121,27 @@ def archive(pin, simulate):
         text = said("apt-cache", "-o", option, "policy", *names) if names else ""
         pairs = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (\S+)", text, re.MULTILINE)
         found = {name: version for name, version in pairs if version != "(none)"}
-        asked = sorted(name for name in found if simulate and WHOLE.match(name))
+        leading = transitional(option, sorted(found))
+        whole = [name for name in found if WHOLE.match(name) and name not in leading]
+        asked = sorted(whole) if simulate else []
         if asked and not consistent():
             asked = []
         with ThreadPoolExecutor(max_workers=4) as pool:
             reasons = list(pool.map(lambda name: uninstallable(name, option), asked))
     why = {name: reason for name, reason in zip(asked, reasons) if reason}
-    return {"offered": found, "uninstallable": why}
+    return {"offered": found, "offered_transitional": leading, "uninstallable": why}
+
+
+def transitional(option, names):
+    """Those of the offered packages that only lead to another branch: {package: that one}."""
+    names = [name for name in names if BRANCH.match(name)]
+    shown = said("apt-cache", "-o", option, "show", "--no-all-versions", *names) if names else ""
+    found = {}
+    for stanza in shown.split("\n\n"):
+        fields = dict(re.findall(r"^(Package|Depends): (.*)$", stanza, re.MULTILINE))
+        if "Depends" in fields:
+            found.update(leads_to(fields["Package"], fields["Depends"]))
+    return found
 
 
 def consistent():

@@ -15,10 +15,11 @@ ADD_SOURCES = (
     "add the components contrib and non-free (Debian) or restricted and multiverse (Ubuntu) to "
     "/etc/apt/sources.list"
 )
-# Packages whose version is the version of the distribution's driver.
+# Packages without which there is no driver by packages, and those whose version is the driver's.
 PACKAGED = re.compile(
     r"nvidia-((open-)?kernel-(open-)?dkms$|(dkms|driver)(-\d|(-open)?$)|headless-\d|headless-no-dkms-)"
 )
+LIBRARIES = re.compile(r"(nvidia-kernel-common|libnvidia-compute)(-\d|$)|lib(cuda1|nvidia-ml1)$")
 # Bytes that an installation needs: libraries and firmware, DKMS and its build, the installer, the
 # initial RAM disk.
 SPACE = {
@@ -88,7 +89,8 @@ def _plan(facts, wanted, stack, table):
 
 def _installed(facts):
     """(package or runfile, version) of the installed driver; None if there is none."""
-    names = [name for name in facts["packages"] if PACKAGED.match(name)]
+    own = [name for name in facts["packages"] if name not in facts["transitional"]]
+    names = [name for name in own if PACKAGED.match(name)]
     if names and facts["runfile"]:
         raise offers.Refusal(
             f"it has two drivers, one over the other: {', '.join(sorted(names))} and NVIDIA's own "
@@ -97,7 +99,14 @@ def _installed(facts):
         )
     if facts["runfile"]:
         return "runfile", facts["runfile"]
-    return ("package", offers.upstream(facts["packages"][min(names)])) if names else None
+    if not names:
+        return None
+    # Old ones may stand beside it: what programs load decides, else what was installed last.
+    present = names + [name for name in own if LIBRARIES.match(name)]
+    versions = {offers.upstream(facts["packages"][name]) for name in present}
+    if facts["driver_library"] in versions:
+        return "package", facts["driver_library"]
+    return "package", max(versions, key=stacks.version)
 
 
 def _present(facts, wanted, stack, table, rows, installed):

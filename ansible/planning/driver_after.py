@@ -21,11 +21,13 @@ def driver_hold(facts, version):
 
     Returns {"packages": those to hold, "preferences": text for apt, "unattended": text for
     unattended-upgrades}. Packages: the driver's (by their version, so that nvidia-container-toolkit
-    and other neighbours stay free), the kernel's metapackages, and linux-modules-nvidia-*.
+    and other neighbours stay free), the transitional ones, which would bring another branch, the
+    kernel's metapackages, and linux-modules-nvidia-*.
     """
     held = {}
     for name, found in sorted(facts["packages"].items()):
         own = DRIVER.match(name) and offers.upstream(found).startswith(version)
+        own = own or name in facts["transitional"]
         meta = KERNEL.match(name) and not RELEASE.search(name)
         if own or meta or name.startswith(MODULES):
             held[name] = found

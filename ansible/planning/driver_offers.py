@@ -72,17 +72,17 @@ def packages(facts, wanted, stack, table, rows):
 def _offers(facts):
     """(branch, version, choice) of each driver that the archive has."""
     for name, version in sorted(facts["offered"].items()):
-        ubuntu = UBUNTU.match(name)
-        if ubuntu and stacks.version(upstream(version))[0] != int(ubuntu[1]):
-            continue  # a transitional package; the branch it leads to is offered by its own name
+        if name in facts["offered_transitional"]:
+            continue  # the branch that it leads to is offered by its own name
+        branch, ubuntu = stacks.version(upstream(version))[0], UBUNTU.match(name)
         if ubuntu:
             kind = OPEN if ubuntu[3] else PROPRIETARY
             choice = {"name": name, "module": kind, "server": bool(ubuntu[2]), "debian": False}
-            yield int(ubuntu[1]), version, choice
+            yield branch, version, choice
         elif name in ("nvidia-kernel-dkms", "nvidia-open-kernel-dkms"):
             kind = OPEN if "open" in name else PROPRIETARY
             choice = {"name": name, "module": kind, "server": False, "debian": True}
-            yield stacks.version(upstream(version))[0], version, choice
+            yield branch, version, choice
 
 
 def _debian(facts, choice):

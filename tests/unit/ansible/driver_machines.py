@@ -37,6 +37,8 @@ def facts(release="debian12", cards=("2080 Ti",), offered=None, **changes):
     made.update(
         packages={},
         held=[],
+        transitional={},
+        offered_transitional={},
         offered=TOOLS | {f"linux-headers-{made['kernel']}": "1"} | (offered or {}),
         runfile=None,
         module=None,

@@ -88,15 +88,20 @@ UBUNTU = {
 }
 
 
+def hold(packages, version, transitional=()):
+    leads = dict.fromkeys(transitional, "nvidia-driver-580-open")
+    return after.driver_hold({"packages": packages, "transitional": leads}, version)
+
+
 def test_held_are_the_driver_and_the_kernels_metapackages_and_no_neighbours():
-    held = after.driver_hold({"packages": DEBIAN}, "535.261.03")["packages"]
+    held = hold(DEBIAN, "535.261.03")["packages"]
     assert held == [
         "libnvidia-ml1",
         "linux-headers-amd64",
         "linux-image-amd64",
         "nvidia-kernel-dkms",
     ]
-    held = after.driver_hold({"packages": UBUNTU}, "580.126.20")["packages"]
+    held = hold(UBUNTU, "580.126.20")["packages"]
     assert held == [
         "linux-generic-hwe-22.04",
         "linux-image-generic-hwe-22.04",
@@ -106,8 +111,16 @@ def test_held_are_the_driver_and_the_kernels_metapackages_and_no_neighbours():
     ]
 
 
+def test_a_transitional_package_is_held_too_since_its_next_version_leads_elsewhere():
+    before = UBUNTU | {"nvidia-driver-550-open": "550.163.01-0ubuntu0.22.04.2"}
+    made = hold(before, "580.126.20", ["nvidia-driver-550-open"])
+    assert {"nvidia-driver-550-open", "nvidia-driver-580-open"} <= set(made["packages"])
+    pin = "Package: nvidia-driver-550-open\nPin: version 550.163.01-0ubuntu0.22.04.2\n"
+    assert pin in made["preferences"]
+
+
 def test_pins_name_each_version_once():
-    text = after.driver_hold({"packages": DEBIAN}, "535.261.03")["preferences"]
+    text = hold(DEBIAN, "535.261.03")["preferences"]
     stanzas = text.split("\n\n")
     assert "Package: libnvidia-ml1 nvidia-kernel-dkms\nPin: version 535.261.03-1\n" in text
     assert len(stanzas) == 2
@@ -115,7 +128,7 @@ def test_pins_name_each_version_once():
 
 
 def test_unattended_upgrades_are_told_every_held_package_and_modules_to_come():
-    made = after.driver_hold({"packages": UBUNTU}, "580.126.20")
+    made = hold(UBUNTU, "580.126.20")
     patterns = re.findall(r'"(.*)";', made["unattended"])
     for name in [*made["packages"], "linux-modules-nvidia-590-generic"]:
         assert any(re.match(pattern, name) for pattern in patterns), name
@@ -124,7 +137,7 @@ def test_unattended_upgrades_are_told_every_held_package_and_modules_to_come():
 
 
 def test_a_runfiles_machine_holds_its_kernel_alone():
-    held = after.driver_hold({"packages": {"linux-image-amd64": "6.1.129-1"}}, "580.126.20")
+    held = hold({"linux-image-amd64": "6.1.129-1"}, "580.126.20")
     assert held["packages"] == ["linux-image-amd64"]
 
 

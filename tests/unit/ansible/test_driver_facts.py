@@ -14,11 +14,30 @@ collect = load("ansible/library/driver_facts.py")
 kernels = sys.modules["ansible.module_utils.kernels"]
 
 DPKG = """\
-ii \tnvidia-smi\t535.261.03-1
-hi \tlinux-image-amd64\t6.1.129-1
-iF \tnvidia-kernel-dkms\t535.261.03-1
-rc \tnvidia-driver\t470.1-1
-ii \tbash\t5.2.15-2+b8
+ii \tnvidia-smi\t535.261.03-1\tlibnvidia-ml1 (= 535.261.03-1), libc6 (>= 2.4)
+hi \tlinux-image-amd64\t6.1.129-1\tlinux-image-6.1.0-31-amd64 (= 6.1.128-1)
+iF \tnvidia-kernel-dkms\t535.261.03-1\tdkms
+rc \tnvidia-driver\t470.1-1\t
+ii \tbash\t5.2.15-2+b8\tlibc6 (>= 2.36)
+"""
+# As dpkg and apt-cache of Ubuntu 24.04 show them (packages.ubuntu.com, noble-updates: of
+# nvidia-driver-550 and nvidia-headless-550 550.163.01 is left what leads to 580).
+NOBLE = """\
+ii \tnvidia-driver-550\t550.163.01-0ubuntu0.24.04.2\tnvidia-driver-580
+ii \tnvidia-driver-580\t580.173.02-0ubuntu0.24.04.1\tnvidia-dkms-580 (<= 580.173.02-1), \
+nvidia-dkms-580 (>= 580.173.02), nvidia-kernel-common-580 (>= 580.173.02)
+ii \tnvidia-kernel-common-495\t510.73.05-0ubuntu0.21.10.1\tnvidia-kernel-common-510
+"""
+SHOWN = """\
+Package: nvidia-headless-550
+Version: 550.163.01-0ubuntu0.24.04.2
+Depends: nvidia-headless-580
+Description-en: Transitional package for nvidia-headless-580
+
+Package: nvidia-headless-580
+Version: 580.173.02-0ubuntu0.24.04.1
+Depends: nvidia-headless-no-dkms-580, nvidia-dkms-580 (<= 580.173.02-1)
+Description-en: NVIDIA headless metapackage
 """
 POLICY = """\
 nvidia-kernel-dkms:
@@ -51,7 +70,20 @@ def test_packages_that_count_are_installed_whole(says):
     assert collect.packages() == {
         "packages": {"nvidia-smi": "535.261.03-1", "linux-image-amd64": "6.1.129-1"},
         "held": ["linux-image-amd64"],
+        "transitional": {},
     }
+
+
+def test_a_package_that_leads_to_another_branch_is_transitional(says):
+    says("dpkg-query", NOBLE)
+    assert collect.packages()["transitional"] == {
+        "nvidia-driver-550": "nvidia-driver-580",
+        "nvidia-kernel-common-495": "nvidia-kernel-common-510",
+    }
+    says("apt-cache -o none show", SHOWN)
+    names = ["dkms", "nvidia-headless-550", "nvidia-headless-580"]
+    leads = {"nvidia-headless-550": "nvidia-headless-580"}
+    assert collect.transitional("none", names) == leads
 
 
 def test_offered_is_what_apt_would_install(says):
@@ -59,6 +91,7 @@ def test_offered_is_what_apt_would_install(says):
     says("apt-cache -o Dir::Etc::preferencesparts=", POLICY)
     assert collect.archive("/none", simulate=False) == {
         "offered": {"nvidia-kernel-dkms": "535.300.01-1"},
+        "offered_transitional": {},
         "uninstallable": {},
     }
 

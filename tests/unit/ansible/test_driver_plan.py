@@ -161,11 +161,18 @@ def test_a_headless_machine_gets_a_whole_driver_or_none_of_it():
     assert plan(facts("ubuntu2204", offered=rest))["action"] == "runfile"
 
 
-def test_the_branch_of_a_transitional_package_is_that_of_its_version():
-    """nvidia-driver-575 of Ubuntu brings 580 by now, and nvidia-driver-590 brings 595."""
-    moved = {"nvidia-driver-575": "580.126.09-0ubuntu0.22.04.1"}
-    chosen = plan(facts("ubuntu2204", ["1080 Ti"], UBUNTU | moved, display_manager="gdm.service"))
+def test_a_transitional_package_is_no_offer():
+    """Ubuntu's nvidia-driver-575 brings 580 by now, and so does nvidia-driver-535 535.309.01."""
+    moved = {"nvidia-driver-575": "580.126.09-0ubuntu0.22.04.1",
+             "nvidia-driver-535": "535.309.01-0ubuntu0.22.04.1"}  # fmt: skip
+    made = facts("ubuntu2204", ["1080 Ti"], UBUNTU | moved, display_manager="gdm.service")
+    made["offered_transitional"] = dict.fromkeys(moved, "nvidia-driver-580")
+    chosen = plan(made)
     assert chosen["packages"] == ("nvidia-driver-580=580.126.20-0ubuntu0.22.04.1",)
+    assert plan(made, version="535.309.01")["version"] != "535.309.01"
+
+
+def test_the_branch_of_a_package_is_that_of_its_version():
     # What counts is the version that it brings, whatever its name says.
     older = {name: version for name, version in UBUNTU.items() if "-535" in name}
     beyond = {

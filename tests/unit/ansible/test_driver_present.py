@@ -130,6 +130,29 @@ def test_nvidias_own_repository_whose_names_have_no_branch_is_kept_and_held():
     assert sorted(driver_after.driver_hold(made, "590.48.01")["packages"]) == sorted(names)
 
 
+@pytest.mark.parametrize("library", ["580.173.02", None])
+def test_the_version_is_the_librarys_and_not_that_of_a_transitional_package(library):
+    """Ubuntu 24.04, where nvidia-driver-550 550.163.01 depends on nvidia-driver-580."""
+    names = {"nvidia-driver-550": "550.163.01-0ubuntu0.24.04.2",
+             "nvidia-driver-580": "580.173.02-0ubuntu0.24.04.1",
+             "libnvidia-compute-580": "580.173.02-0ubuntu0.24.04.1"}  # fmt: skip
+    state = {"driver": "580.173.02", "driver_library": library, "module": "580.173.02"}
+    leads = {"nvidia-driver-550": "nvidia-driver-580"}
+    made = facts("ubuntu2404", ["3090"], packages=names, transitional=leads, **state)
+    chosen = plan(made, "cu132")
+    assert (chosen["action"], chosen["version"]) == ("nothing", "580.173.02")
+    assert set(driver_after.driver_hold(made, chosen["version"])["packages"]) == set(names)
+
+
+def test_what_an_older_branch_left_behind_is_not_the_driver():
+    names = {"nvidia-dkms-470": "470.256.02-0ubuntu0.22.04.1",
+             "nvidia-headless-535": "535.183.01-0ubuntu0.22.04.1",
+             "nvidia-kernel-common-535": "535.183.01-0ubuntu0.22.04.1"}  # fmt: skip
+    state = {"driver": "535.183.01", "driver_library": "535.183.01", "module": "535.183.01"}
+    made = facts("ubuntu2204", packages=names, **state)
+    assert plan(made)["version"] == "535.183.01"
+
+
 @pytest.mark.parametrize("module", ["nvidia-driver-open", "nvidia-dkms-open", "nvidia-dkms"])
 def test_nvidias_own_packages_of_a_module_are_a_driver_and_none_comes_over_it(module):
     """590 and on have no branch in their names: a whole driver, or for computing alone."""

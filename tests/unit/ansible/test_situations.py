@@ -21,6 +21,7 @@ FOUND = {
     "2080ti-ubuntu1804-offline-runfile410": {"python", "driver_old"},
     "3090-debian12-runfile550": set(),
     "5090-ubuntu2404": {"secure_boot", "nouveau"},
+    "3090-ubuntu2404-transitional": set(),
 }
 
 
