@@ -89,6 +89,7 @@ def _planning(verb: argparse.ArgumentParser) -> None:
     add("--measure", action="store_true", help="measure although a run or a measurement exists")
     add("--run", help="predict from this run")
     add("--gpu", help="on paper, by published speeds: 2080ti, v100 ...")
+    add("--all", action="store_true", help="show each strategy and number of machines")
     add("--link", help="a network of this speed: 1gbit, 2.5gbit (default: as measured)")
     add("trainer", nargs="*", help="after `--`: options of `python -m trainer`")
 
@@ -98,14 +99,13 @@ def _predict(given: argparse.Namespace) -> int:
 
     reports = ("batch", "precision", "sync", "run", "gpu", "link")
     words = [f"--{name}={value}" for name in reports if (value := getattr(given, name)) is not None]
+    words += ["--all"] if given.all else []
     if given.gpu:
         more = [
             f"--{name}={value}" for name in ("model", "nodes") if (value := getattr(given, name))
         ]
         return measure.on_paper(words + more)
-    own = {
-        k: v for k, v in vars(given).items() if k not in ("sync", "run", "gpu", "link", "measure")
-    }
+    own = {k: v for k, v in vars(given).items() if k not in (*reports[2:], "all", "measure")}
     options = _new(argparse.Namespace(**own))
     if given.data is None and not (given.model is None and _names_no_model(given)):
         options = dataclasses.replace(options, data="")  # noise: no images were named

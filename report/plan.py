@@ -15,7 +15,18 @@ from report.basis import find_basis, on_paper
 from report.errors import Parser, ReportError
 from report.layout import table, wrap
 from report.paper import SOURCE
-from report.predict import Basis, Row, best, best_exact, best_safe, conclusion, label_in, predict
+from report.predict import (
+    HARMLESS,
+    Basis,
+    Row,
+    best,
+    best_exact,
+    conclusion,
+    fastest,
+    label_in,
+    predict,
+    worth_showing,
+)
 from report.units import link, seconds, size, three_digits
 from report.writing import write
 from trainer import strategies
@@ -53,6 +64,7 @@ def plan_main(argv: list[str]) -> int:
     )
     parser.add_argument("--run", type=Path, help="the run to start from (the newest of that model)")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs are (runs)")
+    parser.add_argument("--all", action="store_true", help="each strategy and number of machines")
     options = parser.parse_args(argv)
     if options.nodes < 1:
         raise ReportError(f"--nodes {options.nodes}: must be at least 1.")
@@ -71,7 +83,8 @@ def plan_main(argv: list[str]) -> int:
         path = prediction_path(options.runs, options.model, options.nodes)
         write_plan(path, options.nodes, row, basis, rate, rows)
         last = f"Written to {path}; the next such run's report shows it."
-    print("\n".join(render(basis, f"{where}: {size(rate)} a second get through", rows)))
+    shown = rows if options.all else worth_showing(rows, asked)
+    print("\n".join(render(basis, f"{where}: {size(rate)} a second get through", rows, shown)))
     print("\n".join(wrap(last, "")))
     return 0
 
@@ -143,16 +156,19 @@ READING = (
 )
 
 
-def render(basis: Basis, speed: str, rows: list[Row]) -> list[str]:
-    """The table and what follows from it, in 80 columns."""
+def render(basis: Basis, speed: str, rows: list[Row], shown: list[Row]) -> list[str]:
+    """The table of the rows `shown` and what follows from all of them, in 80 columns."""
     at = f" at {basis.image_size} pixels" if basis.image_size else ""
     level = f" in {basis.precision}" if basis.precision else ""
     lines = wrap(f"{basis.model}{at}{level}, {basis.batch} images per node and step.", "")
     for sentence in basis.about:
         lines += wrap(sentence, "")
     alone = rows[0].images_per_second
-    of_mark = {"*": best(rows), "+": best_safe(rows), "=": best_exact(rows)}
-    marks = {row: "".join(mark for mark, one in of_mark.items() if one == row) for row in rows}
+    first = fastest(rows)
+    of_mark = {"*": best(rows), "=": best_exact(rows)}
+    if label_in(first) not in HARMLESS:
+        of_mark["+"] = first
+    marks = {row: "".join(mark for mark, one in of_mark.items() if one == row) for row in shown}
     heads = ("N", "sync", "sent", "a step", "img/s", "x one", "accuracy", "100 epochs")
     cells: list[tuple[str, ...]] = [heads]
     cells += [
@@ -166,11 +182,13 @@ def render(basis: Basis, speed: str, rows: list[Row]) -> list[str]:
             LABELS.get(label := label_in(row), label),
             seconds(row.hundred_epochs),
         )
-        for row in rows
+        for row in shown
     ]
     if rows[0].hundred_epochs is None:
         cells = [row[:-1] for row in cells]
     lines += [*wrap(f"{speed}.", ""), "", *table(cells), ""]
+    if len(shown) < len(rows):
+        lines += wrap(f"ALL=1 shows {len(rows) - len(shown)} more rows.", "")
     lines += wrap(conclusion(rows), "")
     return [
         *lines,

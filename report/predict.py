@@ -15,6 +15,8 @@ from report.units import count, three_digits
 from trainer import prices, strategies
 from trainer.strategies import Strategy
 
+HARMLESS = ("exact", "safe")
+
 
 @dataclass(frozen=True)
 class Basis:
@@ -94,40 +96,18 @@ def predict_row(basis: Basis, nodes: int, strategy: Strategy, rate: float) -> Ro
     return Row(nodes, strategy.spec, sent, spent, speed, epochs)
 
 
-def best(rows: list[Row]) -> Row:
+def fastest(rows: list[Row]) -> Row:
     """The fastest row; among equals, the one with fewer machines."""
     return max(rows, key=lambda row: (row.images_per_second, -row.nodes))
 
 
-def conclusion(rows: list[Row]) -> str:
-    """Which number of nodes and sync is best, and whether more machines are worth it at all."""
-    alone, winner, nodes = rows[0], best(rows), rows[-1].nodes
-    full = best([row for row in rows if row.nodes == nodes])
-    exact = next(row for row in rows if row.nodes == nodes)
-    sentence = ""
-    if nodes > 1 and exact.images_per_second < alone.images_per_second:
-        factor = alone.images_per_second / exact.images_per_second
-        sentence = (
-            f"One machine is {factor:.1f} x as fast as {nodes} with sync {exact.sync}: the "
-            "gradients take longer to send than the batch takes to compute. "
-        )
-    if winner.nodes == 1 and nodes > 1:
-        return sentence + (
-            f"Train on one machine, or raise BATCH: even the best of {nodes} machines "
-            f"({full.sync}) gives {full.images_per_second / alone.images_per_second:.2f} x that."
-        )
-    if winner.nodes == 1:
-        return f"One machine: {three_digits(alone.images_per_second)} images/s."
-    factor = winner.images_per_second / alone.images_per_second
-    return sentence + (
-        f"Best (*): {count(winner.nodes, 'node')} with sync {winner.sync}, "
-        f"{factor:.2f} x one machine. {of_harmless(rows)}"
-    )
+def best(rows: list[Row]) -> Row:
+    """The fastest of those that cost no accuracy: exact ones, and those measured as safe."""
+    return fastest([row for row in rows if label_in(row) in HARMLESS])
 
 
 def best_exact(rows: list[Row]) -> Row:
-    """The fastest of the exact strategies; the others cost accuracy."""
-    return best([row for row in rows if row.nodes == 1 or strategies.parse(row.sync).exact])
+    return fastest([row for row in rows if label_in(row) == "exact"])
 
 
 def label_in(row: Row) -> str:
@@ -135,26 +115,53 @@ def label_in(row: Row) -> str:
     return prices.label_of(strategies.parse(row.sync)) if row.nodes > 1 else "exact"
 
 
-def best_safe(rows: list[Row]) -> Row | None:
-    """The fastest that was measured as safe for accuracy, where it is faster than all exact ones
-    and the fastest of all is neither."""
-    safe = [row for row in rows if label_in(row) == "safe"]
-    if not safe or label_in(best(rows)) in ("exact", "safe"):
-        return None
-    found = best([*safe, best_exact(rows)])
-    return found if found in safe else None
+def worth_showing(rows: list[Row], asked: Strategy) -> list[Row]:
+    """At most 12 rows: one machine, what is best, and of two and of all machines the same with the
+    strategy asked for."""
+    kept = [rows[0], best(rows), best_exact(rows), fastest(rows)]
+    for nodes in {2, rows[-1].nodes} & {row.nodes for row in rows[1:]}:
+        here = [row for row in rows if row.nodes == nodes]
+        kept += [best(here), best_exact(here), fastest(here)]
+        kept += [row for row in here if row.sync == asked.spec]
+    return [row for row in rows if row in kept]
 
 
-def of_harmless(rows: list[Row]) -> str:
-    """The best of those that cost no accuracy, as far as is known."""
-    safe = best_safe(rows)
-    return (
-        (f"Best measured as safe for accuracy (+): {_what(safe, rows)}. " if safe else "")
-        + f"Best exact (=): {_what(best_exact(rows), rows)}. "
-        + "What the others cost in accuracy: docs/slow-networks.md."
-    )
+def conclusion(rows: list[Row]) -> str:
+    """Which number of nodes and sync is best, and whether more machines are worth it at all."""
+    alone, winner, nodes = rows[0], best(rows), rows[-1].nodes
+    if nodes == 1:
+        return f"One machine: {three_digits(alone.images_per_second)} images/s."
+    full = [row for row in rows if row.nodes == nodes]
+    exact, sentence = full[0], ""
+    if exact.images_per_second < alone.images_per_second:
+        factor = alone.images_per_second / exact.images_per_second
+        sentence = (
+            f"One machine is {factor:.1f} x as fast as {nodes} with sync {exact.sync}: the "
+            "gradients take longer to send than the batch takes to compute. "
+        )
+    if winner.nodes == 1:
+        harmless = best(full)
+        sentence += (
+            f"Train on one machine, or raise BATCH: even the best of {nodes} machines "
+            f"({harmless.sync}) gives {harmless.images_per_second / alone.images_per_second:.2f} "
+            "x that. "
+        )
+    else:
+        sentence += f"Best (*): {_what(winner, rows)}. Best exact (=): "
+        sentence += f"{_what(best_exact(rows), rows)}. "
+    first = fastest(rows)
+    if label_in(first) not in HARMLESS:
+        sentence += f"Fastest (+): {_what(first, rows)}, whose accuracy is {_known(first)}. "
+    return sentence + "What a strategy costs in accuracy: docs/slow-networks.md."
+
+
+def _known(row: Row) -> str:
+    label = label_in(row)
+    return label if label == "not measured" else f"labelled {label}"
 
 
 def _what(row: Row, rows: list[Row]) -> str:
     factor = row.images_per_second / rows[0].images_per_second
-    return f"sync {row.sync} on {row.nodes}, {factor:.2f} x" if row.nodes > 1 else "one machine"
+    if row.nodes == 1:
+        return "one machine"
+    return f"{count(row.nodes, 'node')} with sync {row.sync}, {factor:.2f} x one machine"

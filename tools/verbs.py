@@ -181,6 +181,7 @@ VERBS = {
             Variable("RUN", "--run", "predict from this run"),
             Variable("GPU", "--gpu", "on paper, without machines: 2080ti, v100 ..."),
             Variable("LINK", "--link", "the network: 1gbit, 2.5gbit (default: as measured)"),
+            Variable("ALL", "--all", "1: each strategy and number of machines", "switch"),
             ARGS,
         ),
         "make plan MODEL=resnet50 BATCH=64",

@@ -1,6 +1,7 @@
 """Predictions: the formulas against what was measured, and `python -m report plan`."""
 
 import json
+import re
 
 import pytest
 
@@ -142,7 +143,7 @@ def test_plan_does_not_take_another_function_of_the_same_name(tmp_path, capsys):
 
 
 def test_a_plan_on_paper_needs_no_run(tmp_path, capsys):
-    code, out, _ = plan(tmp_path, capsys, "--gpu", "RTX 2080Ti", "--link", "1gbit")
+    code, out, _ = plan(tmp_path, capsys, "--gpu", "RTX 2080Ti", "--link", "1gbit", "--all")
     assert code == 0
     # 64 images at 294 a second, and 153 MB of gradients of which backward hides two thirds of that.
     wait = parse("allreduce").bytes_per_step(4, PAYLOAD) / GIGABIT - 64 / 294 * 2 / 3
@@ -160,19 +161,41 @@ def test_a_plan_on_paper_needs_no_run(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        ({"ef:4": "safe", "ef:1.6": "safe"}, "safe for accuracy (+): sync ef:1.6 on 4, 3.90 x."),
-        ({"ef:8": "safe"}, "safe for accuracy (+): sync ef:8 on 4, 2.17 x."),
-        ({"bf16": "unsettled"}, None),
-        ({"overlap:6:bf16": "safe", "ef:1.6": "safe"}, None),  # the best of all is safe
+        ({"ef:4": "safe", "ef:1.6": "safe"}, "Best (*): 4 nodes with sync ef:1.6, 3.90 x"),
+        ({"ef:8": "safe"}, "Best (*): 4 nodes with sync ef:8, 2.17 x"),
+        ({"bf16": "unsettled"}, "Train on one machine, or raise BATCH"),
+        ({"overlap:6:bf16": "safe"}, "Best (*): 4 nodes with sync overlap:6:bf16, 4.00 x"),
     ],
 )
-def test_a_plan_names_the_fastest_that_costs_no_accuracy(
-    tmp_path, capsys, monkeypatch, labels, said
-):
+def test_the_best_of_a_plan_costs_no_accuracy(tmp_path, capsys, monkeypatch, labels, said):
     told = {"allreduce": "exact", **labels}
     monkeypatch.setattr(prices, "label_of", lambda one: told.get(one.spec, "not measured"))
     out = " ".join(plan(tmp_path, capsys, "--gpu", "2080ti", "--link", "1gbit")[1].split())
-    assert said in out if said else "(+)" not in out
+    assert said in out
+    faster = "Fastest (+): 4 nodes with sync overlap:6:bf16, 4.00 x one machine, whose accuracy"
+    assert (faster in out) is ("overlap:6:bf16" not in labels)
+    assert ("4 + overlap:6:bf16" in out) is (faster in out)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 8])
+@pytest.mark.parametrize("link", ["100mbit", "1gbit", "100gbit"])
+def test_a_plan_is_twelve_rows_at_most_and_all_of_them_when_asked(tmp_path, capsys, nodes, link):
+    words = ["--gpu", "2080ti", "--link", link, "--nodes", str(nodes), "--sync", "ef:8"]
+    out = plan(tmp_path, capsys, *words)[1]
+    rows = rows_in(out)
+    assert len(rows) <= 12
+    assert {row[0] for row in rows} >= {"1", str(nodes)}
+    every = rows_in(plan(tmp_path, capsys, *words, "--all")[1])
+    left = 1 + (nodes - 1) * len(usual()) - len(rows)
+    assert len(every) == left + len(rows)
+    assert all(row in every for row in rows)
+    assert (f"ALL=1 shows {left} more rows." in out) is (left > 0)
+    if nodes > 1:
+        assert any("ef:8" in row for row in rows if row[0] == str(nodes))
+
+
+def rows_in(table):
+    return [line.split() for line in table.splitlines() if re.match(r"  \d", line)]
 
 
 def test_plan_recommends_all_machines_when_the_link_is_fast(tmp_path, capsys):
@@ -218,7 +241,7 @@ def test_no_column_of_the_table_is_cut(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(prices, "read", lambda: {"strategies": worst})
     slow = {"backward": 30.0}
     RunBuilder(tmp_path / "20261120T120000Z-resnet50-4n", step=slow, steps=100).write()
-    _, out, _ = plan(tmp_path, capsys, "--link", "100mbit")
+    _, out, _ = plan(tmp_path, capsys, "--link", "100mbit", "--all")
     lines = out.splitlines()
     (head,) = (line for line in lines if line.split()[:2] == ["N", "sync"])
     assert head.endswith("  100 epochs") and len(head) <= 80
