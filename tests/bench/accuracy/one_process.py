@@ -202,13 +202,15 @@ class Images:
 
 @dataclass
 class Rank:
-    """One rank's training. `options` are the trainer's, with per_node_batch_size of one rank."""
+    """One rank's training. `options` are the trainer's, with per_node_batch_size of one rank.
+    `start`: a strategy in the place of options.sync while the learning rate rises, or none."""
 
     options: Options
     images: Images
     model: torch.nn.Module
     world: int
     steps_per_epoch: int
+    start: str = ""
 
     def __post_init__(self) -> None:
         self.model.train()
@@ -218,12 +220,14 @@ class Rank:
         self.normalise = Normalise(torch.device("cpu"), torch.float32, torch.channels_last)
         self.parameters = list(self.model.parameters())[::-1]
         self.passes, self.order = 0, torch.zeros(0, dtype=torch.int64)
-        self.sync = None
-        if self.world > 1:
-            self.sync = strategies_of_ranks.make(self.options.sync, lambda: None)
-            self.sync.setup(Wrapped(self.model))
+        self.sync = self._set_up(self.start or self.options.sync) if self.world > 1 else None
         average = own.rank == 0 and self.options.ema
         self.ema = Ema(self.model.state_dict(), self.options.ema) if average else None
+
+    def _set_up(self, spec: str) -> Any:
+        sync = strategies_of_ranks.make(spec, lambda: None)
+        sync.setup(Wrapped(self.model))
+        return sync
 
     def take(self) -> torch.Tensor:
         """Indices of this rank's images of the next step; a pass over all begins anew where one
@@ -248,10 +252,12 @@ class Rank:
         lr = learning_rate(self.options, step, self.steps_per_epoch, self.whole)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        epoch = step / self.steps_per_epoch
-        warm = epoch < self.options.warmup_epochs
+        warm = step < self.options.warmup_epochs * self.steps_per_epoch
         if self.sync is not None:
-            exact = warm and self.sync.strategy.rule.warms
+            if self.start and not warm:
+                self._end_start()
+            # As in trainer/train.py.
+            exact = step < self.options.exact_epochs * self.steps_per_epoch
             left = self.steps_per_epoch - step % self.steps_per_epoch
             samples = (self.batch,) * self.world
             self.sync.before_step(StepInfo(step, left, lr, samples, 1.0, exact, warm))
@@ -268,6 +274,13 @@ class Rank:
             self.sync.after_step(False)
         self.average(alone)
         return loss.detach()
+
+    def _end_start(self) -> None:
+        """Go on by options.sync, with the errors that were kept until now."""
+        kept = getattr(self.sync, "kept", None)
+        self.sync, self.start = self._set_up(self.options.sync), ""
+        if kept is not None:
+            self.sync.kept = kept
 
     def sum_gradients(self) -> None:
         flat = torch.cat([one.grad.reshape(-1) for one in self.parameters])
@@ -297,13 +310,18 @@ class Rank:
 
 
 def train(
-    options: Options, images: Images, model: torch.nn.Module, world: int, steps_per_epoch: int
+    options: Options,
+    images: Images,
+    model: torch.nn.Module,
+    world: int,
+    steps_per_epoch: int,
+    start: str = "",
 ) -> tuple[torch.Tensor, float]:
     """Which validation images rank 0's model gets right in the end, with rank 0's batch
     statistics as the trainer's evaluation has them, and its mean loss towards the end."""
 
     def rank_main(rank: int) -> Any:
-        mine = Rank(options, images, copy.deepcopy(model), world, steps_per_epoch)
+        mine = Rank(options, images, copy.deepcopy(model), world, steps_per_epoch, start)
         loss = mine.train()
         if world > 1:
             with mine.sync.agreed():

@@ -25,7 +25,7 @@ ROOT = HERE.parents[2]
 sys.path[:0] = [str(ROOT), str(HERE)]
 
 import study  # noqa: E402
-from study import ALONE  # noqa: E402
+from study import ALONE, interval  # noqa: E402
 
 from report import formulas  # noqa: E402
 from report.paper import paper_step  # noqa: E402
@@ -39,9 +39,6 @@ MEASURED = ROOT / "docs/slow-links.json"
 FIRST_TRIAL = 100  # seeds from here on were for the choice of learning rates
 LINK = 1000.0  # Mbit/s
 DRAWS = 2000
-# Student's t, two-sided 95 %, by degrees of freedom from 1.
-T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-T += (2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)
 
 # The same three levels and parts, packed in another way: what ranks add up is equal to the bit.
 SAME = {"ef:2": "ef:1.6"}
@@ -55,6 +52,8 @@ def runs(lines: list[dict]) -> Runs:
     for line in lines:
         sync, usual = line["sync"], study.ALONE_LR if line["sync"] == ALONE else study.LR
         ends = {usual: "", usual * 2: TWICE}
+        if not usual_ways(line):
+            continue
         if line["task"] == study.TASK and line["lr"] in ends and line["seed"] < FIRST_TRIAL:
             key = sync + ends[line["lr"]], line["epochs"]
             found.setdefault(key, {})[line["seed"]] = 100 * line["top1"]
@@ -64,19 +63,16 @@ def runs(lines: list[dict]) -> Runs:
     return found
 
 
+def usual_ways(line: dict) -> bool:
+    """Whether it is of SGD with the usual first steps: the tables' runs. (PROTOCOL.md has more.)"""
+    usual = {"optimizer": "sgd", "start": "", "warmup": study.WARMUP}
+    return all(line.get(name, value) == value for name, value in usual.items())
+
+
 def differences(found: Runs, sync: str, epochs: int) -> dict[int, float]:
     """By seed, to allreduce after the usual epochs."""
     base, own = found.get((EXACT, study.EPOCHS), {}), found.get((sync, epochs), {})
     return {seed: own[seed] - base[seed] for seed in sorted(base.keys() & own.keys())}
-
-
-def interval(values: list[float]) -> tuple[float, float | None, float | None]:
-    """Mean, and the interval's ends where there are two values or more."""
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return mean, None, None
-    half = T[min(len(values) - 1, len(T)) - 1] * statistics.stdev(values) / len(values) ** 0.5
-    return mean, mean - half, mean + half
 
 
 def crossing(points: list[tuple[float, float]]) -> float | None:
