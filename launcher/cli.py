@@ -88,7 +88,7 @@ def _planning(verb: argparse.ArgumentParser) -> None:
     add("--force", action="store_const", const=True, help="measure although something is wrong")
     add("--measure", action="store_true", help="measure although a run or a measurement exists")
     add("--run", help="predict from this run")
-    add("--gpu", help="on paper, by published speeds: 2080ti, v100 ...")
+    add("--gpu", help="on paper, by published or estimated speeds: 2080ti, 3090 ...")
     add("--all", action="store_true", help="show each strategy and number of machines")
     add("--link", help="a network of this speed: 1gbit, 2.5gbit (default: as measured)")
     add("trainer", nargs="*", help="after `--`: options of `python -m trainer`")

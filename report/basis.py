@@ -13,7 +13,7 @@ from report.errors import NothingMeasured, ReportError
 from report.files import Entry, dicts, number, read_object
 from report.measure import Step, measure_step
 from report.network import network_use
-from report.paper import BATCH, paper_step
+from report.paper import BATCH, images_per_second, paper_step
 from report.predict import Basis
 from report.progress import learning_curve
 from report.records import RankRecord, Run, read_run
@@ -22,10 +22,13 @@ from report.units import link, millions, seconds, size
 MEASURED = "measured"  # the folder below runs/ that holds what was measured without a run
 
 
-def on_paper(gpu: str, model: str) -> Basis:
-    """A machine that nobody measured. Raises ReportError where no published figure is known."""
-    step, source = paper_step(gpu, model), f"published figures of {gpu}"
-    return Basis(source, model, 224, BATCH, (step,), None, 0.0, about=of_run(source, step))
+def on_paper(gpu: str, model: str, precision: str | None) -> Basis:
+    """A machine that nobody measured. Raises ReportError where nothing says how fast it is."""
+    level = "fp32" if precision in (None, "auto") else str(precision)
+    speed, source = images_per_second(gpu, model, level)
+    step = paper_step(gpu, model, level)
+    about = (f"One {gpu} on paper: {speed:.0f} images/s, {source}.",)
+    return Basis(f"{gpu} on paper", model, 224, BATCH, (step,), None, 0.0, level, about)
 
 
 def find_basis(options: argparse.Namespace) -> Basis:

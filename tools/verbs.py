@@ -179,7 +179,7 @@ VERBS = {
             QUEUE,
             FORCE,
             Variable("RUN", "--run", "predict from this run"),
-            Variable("GPU", "--gpu", "on paper, without machines: 2080ti, v100 ..."),
+            Variable("GPU", "--gpu", "on paper, without machines: 2080ti, 3090 ..."),
             Variable("LINK", "--link", "the network: 1gbit, 2.5gbit (default: as measured)"),
             Variable("ALL", "--all", "1: each strategy and number of machines", "switch"),
             ARGS,

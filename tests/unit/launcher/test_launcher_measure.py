@@ -203,7 +203,7 @@ def test_on_paper_no_machine_is_asked_for(capsys, monkeypatch):
     assert cli.main(["plan", "--gpu", "2080ti", "--model", "resnet50", "--nodes", "2"]) == 0
     assert "lambdalabs.com" in capsys.readouterr().out
     assert cli.main(["plan", "--gpu", "voodoo2"]) == 2
-    assert "speeds are known for" in capsys.readouterr().err
+    assert "voodoo2: known are" in capsys.readouterr().err
 
 
 def test_a_stop_is_no_measurement(cluster, monkeypatch):
