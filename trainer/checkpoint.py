@@ -8,20 +8,27 @@ and dropout are functions of the position.
 """
 
 import dataclasses
+import io
+import logging
 import pathlib
 import pickle
 import time
 import uuid
-from typing import Any, BinaryIO, Callable, Dict, Optional
+import zipfile
+from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, Optional, Tuple
 
 import torch
 
+from . import optim
 from .build import Job
 from .compat import load_tensors
 from .errors import UserError
 from .finite import not_finite
 from .options import Options
-from .snapshots import OwnState, Snapshot
+from .snapshots import OwnState, Snapshot, tensors_in
+from .writer import is_whole
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
@@ -88,9 +95,12 @@ def _copied(value: Any) -> Any:
 
 
 def restore(job: Job, state: Snapshot) -> Position:
-    """Load a snapshot in place, since DDP and the optimizer hold these tensors."""
+    """Load a snapshot in place, since DDP and the optimizer hold these tensors. Raises UserError
+    for one of another model, optimizer or data set."""
+    if state["sample"] >= max(1, len(job.train_set)):
+        raise UserError(f"the checkpoint is at image {state['sample']} of {len(job.train_set)}.")
     job.precision.renew_masters(job.model, load_weights(job.model, state["model"]))
-    job.optimizer.load_state_dict(state["optimizer"])
+    optim.load_state(job.optimizer, state["optimizer"], job.options)
     job.precision.load_state_dict(state["precision"])
     if job.ema is not None and state["ema"] is not None:
         job.ema.load_state_dict(state["ema"])
@@ -114,19 +124,55 @@ def own_state(job: Job, position: Position) -> Optional[OwnState]:
     return state
 
 
-def loaded(name: str, content: BinaryIO) -> Any:
+class Damaged(UserError):
+    """The file is not as it was written."""
+
+
+def loaded(name: str, content: BinaryIO) -> Dict[Any, Any]:
     """The dict of tensors and plain values that a file holds; messages call the file `name`. Raises
-    UserError for anything else, and executes nothing of it."""
+    UserError for anything else, Damaged where its bytes are no torch file's, and OSError where it
+    cannot be read; executes nothing of it."""
     try:
+        _refuse_compressed(content)
         state = load_tensors(content)
     except pickle.UnpicklingError as error:
         raise UserError(
             f"{name} is no torch file, or holds objects that could run as code: it was not loaded. "
             "Remove it, or save its state dict again, as tensors by name."
         ) from error
+    except OSError:
+        raise
+    except Exception as error:  # of damaged files torch raises many kinds, KeyError among them
+        raise Damaged(
+            f"{name} is empty, damaged or no torch file: copy or save it again, or remove it."
+        ) from error
     if not isinstance(state, dict):
         raise UserError(f"{name} holds no tensors by name: give a checkpoint or a state dict.")
     return state
+
+
+def _refuse_compressed(content: BinaryIO) -> None:
+    """torch compresses nothing: an archive with more in it than its own size would fill the memory.
+    Raises zipfile.BadZipFile."""
+    size = content.seek(0, io.SEEK_END)
+    if zipfile.is_zipfile(content):
+        with zipfile.ZipFile(content) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > size:
+                raise zipfile.BadZipFile("it is compressed")
+    content.seek(0)
+
+
+def complete(files: Iterable[pathlib.Path]) -> Iterator[Tuple[pathlib.Path, bytes, Dict[Any, Any]]]:
+    """Each file that is whole, with its bytes and what it holds. Others were left by a machine that
+    lost power, or by a disk that fails: they are named, and an older one can be taken."""
+    for file in files:
+        if not is_whole(file):
+            continue
+        content = file.read_bytes()
+        try:
+            yield file, content, loaded(str(file), io.BytesIO(content))
+        except Damaged as error:
+            log.warning("%s", error)
 
 
 def load_weights(
@@ -153,13 +199,15 @@ def load_weights(
 def read_weights(job: Job) -> None:
     """Start from the model of --weights: an exported state dict or a checkpoint. Collective."""
     path = pathlib.Path(job.options.weights or "")
+    name = f"--weights {path}"
     with job.world.agreed():
         try:
             with path.open("rb") as file:
-                state = loaded(f"--weights {path}", file)
-        except (OSError, RuntimeError, ValueError, EOFError) as error:
-            raise UserError(f"--weights {path}: {str(error).splitlines()[0]}.") from error
-        job.precision.renew_masters(job.model, load_weights(job.model, state.get("model", state)))
+                state = loaded(name, file)
+        except OSError as error:
+            raise UserError(f"{name}: cannot be read: {error.strerror}.") from error
+        given = tensors_in(name, state.get("model", state))
+        job.precision.renew_masters(job.model, load_weights(job.model, given))
         if job.ema is not None:
             job.ema.begin(job.precision.full_state(job.model))
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from .compat import copy_all, lerp_all
+from .errors import UserError
 
 State = Dict[str, torch.Tensor]
 
@@ -72,9 +73,13 @@ class Ema:
         return {"updates": self.updates, "average": self.average}
 
     def load_state_dict(self, state: AverageState) -> None:
-        self.updates = state["updates"]
+        """Raises UserError for an average of another model."""
+        given = state["average"]
         for key, value in self.average.items():
-            value.copy_(state["average"][key])
+            if key not in given or given[key].shape != value.shape:
+                raise UserError(f"the checkpoint's average does not belong to this model: {key}.")
+            value.copy_(given[key])
+        self.updates = state["updates"]
 
 
 def _wide(value: torch.Tensor) -> torch.Tensor:

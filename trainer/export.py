@@ -1,25 +1,23 @@
 """python -m trainer.export OUTPUT_FOLDER FILE: the plain weights of a run's latest state."""
 
 import argparse
-import io
 import pathlib
 import sys
 from typing import Dict, List, Optional
 
 import torch
 
-from .checkpoint import loaded
+from .checkpoint import complete
 from .errors import UserError
 from .finite import not_finite
-from .snapshots import Snapshot
-from .writer import checkpoints, is_whole, whole
+from .snapshots import Snapshot, snapshot_in
+from .writer import checkpoints, whole
 
 
 def newest(folder: pathlib.Path, best: bool) -> Snapshot:
     """The state with the most samples of the newest run, or the best one. Raises UserError."""
     found = sorted(folder.glob("checkpoints/*/best.pt")) if best else checkpoints(folder)
-    whole_ones = filter(is_whole, found)
-    states = [loaded(str(path), io.BytesIO(path.read_bytes())) for path in whole_ones]
+    states = [snapshot_in(str(path), state) for path, _, state in complete(found)]
     if not states:
         raise UserError(
             f"{folder}: no complete {'best' if best else 'step-*'}.pt in checkpoints/*/."

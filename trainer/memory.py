@@ -7,6 +7,7 @@ import torch
 from .build import Job
 from .data.split import SMALLEST, micro_batches
 from .oom import OutOfMemory, one_pass
+from .options import OPTIMIZERS
 from .precision import optimized
 from .step import blank_pass, resting, unchanged
 
@@ -44,7 +45,7 @@ def _fits(job: Job, size: int) -> bool:
 def reserved(job: Job) -> int:
     """Bytes of GPU memory that a trial pass must leave free: what the optimizer allocates at its
     first step (masters and average exist already), and a twentieth for fragmentation."""
-    copies = 2 if job.options.optimizer == "adamw" else int(job.options.momentum > 0)
+    copies = len(OPTIMIZERS[job.options.optimizer].keeps(job.options))
     weights = sum(weight.numel() * weight.element_size() for weight in optimized(job.optimizer))
     total = torch.cuda.get_device_properties(job.world.device).total_memory
     return copies * weights + int(total) // 20

@@ -7,7 +7,8 @@ from typing import Any, Dict, List
 import torch
 from torch import nn
 
-from .options import Options
+from .errors import UserError
+from .options import OPTIMIZERS, Options
 
 NORMALISATIONS = (
     nn.modules.batchnorm._NormBase,  # batch and instance norm, SyncBatchNorm
@@ -39,22 +40,80 @@ def parameter_groups(model: nn.Module, options: Options) -> List[Dict[str, Any]]
 
 
 def build_optimizer(model: nn.Module, options: Options, global_batch: int) -> torch.optim.Optimizer:
-    """SGD or AdamW over `parameter_groups`; where all parameters are on CUDA, it is fused, or at
-    least uses only a few kernels for all weights."""
+    """The one of OPTIMIZERS over `parameter_groups`; where all parameters are on CUDA, it is fused,
+    or at least uses only a few kernels for all weights."""
     groups = parameter_groups(model, options)
-    settings: Dict[str, Any] = {"lr": peak_lr(options, global_batch)}
-    if options.optimizer == "sgd":
-        kind: Any = torch.optim.SGD
-        settings["momentum"] = options.momentum
-    else:
-        kind = torch.optim.AdamW
-        settings.update(betas=(options.momentum, options.beta2))
+    row = OPTIMIZERS[options.optimizer]
+    kind: Any = getattr(torch.optim, row.torch)
+    settings = {"lr": peak_lr(options, global_batch), **row.arguments(options)}
     on_cuda = all(p.is_cuda for group in groups for p in group["params"])
     if on_cuda and "fused" in inspect.signature(kind).parameters:
         settings["fused"] = True
     elif on_cuda and "foreach" in inspect.signature(kind).parameters:
         settings["foreach"] = True  # torch 1.12 loops over the weights by default
     return kind(groups, **settings)
+
+
+def load_state(optimizer: torch.optim.Optimizer, state: Dict[str, Any], options: Options) -> None:
+    """Load what an optimizer of the same kind kept of each weight, from its `state_dict`.
+
+    The settings stay those of `optimizer`: they follow from the options, and `fused` from device
+    and torch, which may be others than those that saved it. Raises UserError.
+    """
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    saved = state.get("state")
+    if _sizes(state) != _sizes(optimizer.state_dict()) or not isinstance(saved, dict):
+        raise UserError("the checkpoint's optimizer has other weights than this model's.")
+    for place, entry in saved.items():
+        if type(place) is not int or not 0 <= place < len(weights) or not isinstance(entry, dict):
+            raise _odd_state(place)
+    kept = {place: _kept(place, entry, weights[place], options) for place, entry in saved.items()}
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": kept, "param_groups": groups})
+
+
+def _sizes(state: Dict[str, Any]) -> List[int]:
+    """The number of weights in each group; [] where that is not what the state says."""
+    groups = state.get("param_groups")
+    lists = [one.get("params") if isinstance(one, dict) else None for one in groups or ()]
+    return [len(one) for one in lists if isinstance(one, list)]
+
+
+def _kept(
+    place: int, entry: Dict[str, Any], weight: torch.Tensor, options: Options
+) -> Dict[str, Any]:
+    """What is kept of one weight, by the optimizer's row of OPTIMIZERS."""
+    row, kept = OPTIMIZERS[options.optimizer], {}
+    for name in row.keeps(options):
+        value = entry.get(name)
+        if value is None and not row.counts:
+            continue  # it is made in the weight's first step
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            raise _odd_state(place)
+        if value.shape != weight.shape or not value.is_floating_point():
+            raise _odd_state(place)
+        kept[name] = value
+    if row.counts:
+        kept["step"] = torch.tensor(_steps(place, entry.get("step")))
+    return kept
+
+
+def _steps(place: int, value: Any) -> float:
+    """A number, or a tensor of one, as torch 1.12 and newer ones have it."""
+    tensor = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    if tensor and value.numel() == 1 and not value.is_complex():
+        value = value.item()
+    if type(value) not in (int, float) or not 0 <= value < 2**53:
+        raise _odd_state(place)
+    return float(value)
+
+
+def _odd_state(place: object) -> UserError:
+    return UserError(
+        f"the checkpoint's optimizer does not fit: what it kept of weight {str(place)[:20]} is "
+        "missing or not what it should be. Use an older checkpoint, or --weights to start from "
+        "its model alone."
+    )
 
 
 def peak_lr(options: Options, global_batch: int) -> float:

@@ -8,7 +8,7 @@ import dataclasses
 import math
 import os
 import sys
-from typing import Any, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 from . import prices, strategies
 from .errors import UserError
@@ -38,6 +38,33 @@ ONE_OR_MORE = (
 )
 FRACTIONS = ("random_erase", "label_smoothing", "ema", "momentum", "beta2", "warmup_factor")
 WRITTEN = ("checkpoint_every", "sample_log", "tensorboard")
+
+
+class Optimizer(NamedTuple):
+    """`torch`: its class in torch.optim. `arguments`: its own, beside the learning rate and the
+    weight decay. `keeps`: the tensors that it keeps of each weight, of the weight's size, by
+    torch's names. `counts`: it also counts the weight's steps, and all is there from the first."""
+
+    torch: str
+    arguments: Callable[["Options"], Dict[str, Any]]
+    keeps: Callable[["Options"], Tuple[str, ...]]
+    counts: bool
+
+
+OPTIMIZERS = {
+    "sgd": Optimizer(
+        "SGD",
+        lambda options: {"momentum": options.momentum},
+        lambda options: ("momentum_buffer",) * (options.momentum > 0),
+        counts=False,
+    ),
+    "adamw": Optimizer(
+        "AdamW",
+        lambda options: {"betas": (options.momentum, options.beta2)},
+        lambda options: ("exp_avg", "exp_avg_sq"),
+        counts=True,
+    ),
+}
 
 
 def opt(
@@ -122,7 +149,7 @@ class Options:
     )
 
     # optimizer and schedule
-    optimizer: str = opt("sgd", "the optimizer", ("sgd", "adamw"))
+    optimizer: str = opt("sgd", "the optimizer", tuple(OPTIMIZERS))
     lr: float = opt(0.1, "peak learning rate")
     lr_batch: int = opt(0, "global batch that lr is meant for, scaled linearly; 0: not scaled")
     momentum: float = opt(0.9, "momentum of SGD, or the first beta of AdamW")

@@ -3,14 +3,15 @@
 import dataclasses
 import io
 import pathlib
-from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple, cast
+from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+from . import optim
 from .build import Job
-from .checkpoint import Position, decisive, loaded
-from .errors import UserError
+from .checkpoint import Position, complete, decisive, loaded
+from .errors import RankError, UserError
 from .options import Options
-from .snapshots import OwnState, Snapshot
-from .writer import checkpoints, is_whole
+from .snapshots import OwnState, Snapshot, own_state_in, snapshot_in
+from .writer import checkpoints
 
 
 class Found(NamedTuple):
@@ -48,7 +49,8 @@ def find(job: Job, same_options: bool = True) -> Optional[Snapshot]:
         )
     if world.exchange is not None:
         content = world.exchange.bytes_from(source, content)
-    return cast(Snapshot, loaded(f"the checkpoint of rank {source}", io.BytesIO(content)))
+    name = f"the checkpoint of rank {source}"
+    return snapshot_in(name, loaded(name, io.BytesIO(content)))
 
 
 def _newest_here(job: Job, complete: FrozenSet[Tuple[str, int]]) -> Tuple[bytes, Optional[Found]]:
@@ -68,11 +70,9 @@ def _allowed_here(options: Options) -> Iterator[Tuple[bytes, Snapshot]]:
     if wanted is None or options.resume == "none":
         return
     path = pathlib.Path(wanted)
-    for file in filter(is_whole, [path] if path.is_file() else checkpoints(path)):
-        content = file.read_bytes()
-        state = loaded(str(file), io.BytesIO(content))
+    for file, content, state in complete([path] if path.is_file() else checkpoints(path)):
         if "run" in state:  # otherwise it is only weights, or another program's file
-            yield content, state
+            yield content, snapshot_in(str(file), state)
 
 
 def settled_here(
@@ -118,9 +118,15 @@ def restore_own(job: Job, position: Position) -> bool:
     own = next((state for key, state in _own_files(job) if key == wanted), None)
     if not all(job.world.gather(own is not None)) or own is None:
         return False
-    job.sync.load_state_dict(own["sync"])
-    if "optimizer" in own:
-        job.optimizer.load_state_dict(own["optimizer"])
+    try:
+        job.sync.load_state_dict(own["sync"])
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise RankError(
+            f"what this machine kept for --sync {job.options.sync} is damaged: remove its "
+            f"checkpoints/{job.world.host}/rank*, and this state starts from zero."
+        ) from error
+    if "optimizer" in own and "precision" in own:
+        optim.load_state(job.optimizer, own["optimizer"], job.options)
         job.precision.load_state_dict(own["precision"])
     return True
 
@@ -132,10 +138,9 @@ def _own_files(job: Job) -> Iterator[Tuple[Tuple[str, int], OwnState]]:
     writer = world.nodes.index(world.node_rank)
     path = pathlib.Path((options.output if options.resume == "auto" else options.resume) or ".")
     folder = path.parent.parent.parent if path.is_file() else path
-    for file in filter(is_whole, folder.glob(f"checkpoints/*/rank{writer}/step-*.pt")):
-        with file.open("rb") as content:
-            state = cast(OwnState, loaded(str(file), content))
-        if state.get("nodes") == list(world.nodes):
+    for file, _, found in complete(sorted(folder.glob(f"checkpoints/*/rank{writer}/step-*.pt"))):
+        state = own_state_in(str(file), found)
+        if state["nodes"] == list(world.nodes):
             yield (state["run"], state["step"]), state
 
 

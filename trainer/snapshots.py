@@ -1,10 +1,14 @@
-"""What the files of a checkpoint hold: only tensors and plain containers."""
+"""What the files of a checkpoint hold, only tensors and plain containers, and the check of it: a
+file may come from a disk that fails, from another program or from somebody else. Behind
+`snapshot_in` and `own_state_in`, each field has its type."""
 
-from typing import Any, Dict, List, Optional, TypedDict
+import math
+from typing import Any, Callable, Dict, List, Optional, TypedDict, cast
 
 import torch
 
 from .ema import AverageState
+from .errors import UserError
 from .precision import PrecisionState
 
 
@@ -38,3 +42,113 @@ class OwnState(TypedDict, total=False):
     run: str
     step: int
     nodes: List[int]  # the machine of each rank
+
+
+def snapshot_in(name: str, state: Dict[str, Any]) -> Snapshot:
+    """The snapshot that the file `name` holds. Raises UserError, naming a field that is missing or
+    of another kind than Snapshot says."""
+    _check(name, state, SNAPSHOT)
+    if state["samples"] != state["epoch"] * state["train_images"] + state["sample"]:
+        raise _odd(name, "samples")
+    return cast(Snapshot, state)
+
+
+def own_state_in(name: str, state: Dict[str, Any]) -> OwnState:
+    """The same for a machine's own file."""
+    _check(
+        name, state, {key: fits for key, fits in OWN_STATE.items() if key in state or key in OWN}
+    )
+    return cast(OwnState, state)
+
+
+def tensors_in(name: str, value: Any) -> Dict[str, torch.Tensor]:
+    """A state dict. Raises UserError for anything else."""
+    if not _tensors(value):
+        raise UserError(f"{name} holds no tensors by name: give a checkpoint or a state dict.")
+    return cast(Dict[str, torch.Tensor], value)
+
+
+def _check(name: str, state: Dict[str, Any], shape: Dict[str, Callable[[Any], bool]]) -> None:
+    for key, fits in shape.items():
+        if key not in state or not fits(state[key]):
+            raise _odd(name, key)
+
+
+def _odd(name: str, field: str) -> UserError:
+    return UserError(
+        f"{name} is no checkpoint of this program: its `{field}` is missing or not what it should "
+        "be. Remove it, or start afresh with --resume none."
+    )
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**53
+
+
+def _fraction(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 1
+
+
+def _tensor(value: Any) -> bool:
+    """Dense, and of real numbers, so that it can be copied into a model's."""
+    plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return plain and not (value.is_complex() or value.is_quantized)
+
+
+def _tensors(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(key, str) and _tensor(one) for key, one in value.items()
+    )
+
+
+def _strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _named_strings(value: Any) -> bool:
+    return isinstance(value, dict) and _strings([*value.keys(), *value.values()])
+
+
+def _average(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, dict) and _count(value.get("updates")) and _tensors(value.get("average"))
+    )
+
+
+def _precision(value: Any) -> bool:
+    if not isinstance(value, dict) or "scale" not in value:
+        return False
+    scale = value["scale"]
+    return scale is None or (
+        isinstance(scale, dict)
+        and type(scale.get("value")) is float
+        and 0 < scale["value"] < math.inf
+        and _count(scale.get("good_steps"))
+    )
+
+
+def _dict(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+SNAPSHOT: Dict[str, Callable[[Any], bool]] = {
+    "model": _tensors,
+    "optimizer": _dict,  # optim.load_state looks into it
+    "precision": _precision,
+    "ema": _average,
+    "epoch": _count,
+    "sample": _count,
+    "step": _count,
+    "best_top1": _fraction,
+    "run": lambda value: isinstance(value, str),
+    "samples": _count,
+    "train_images": _count,
+    "classes": _strings,
+    "options": _named_strings,
+}
+OWN = ("sync", "run", "step", "nodes")
+OWN_STATE: Dict[str, Callable[[Any], bool]] = {
+    **{key: SNAPSHOT[key] for key in ("optimizer", "precision", "run", "step")},
+    "sync": _dict,
+    "nodes": lambda value: isinstance(value, list) and all(map(_count, value)),
+}

@@ -20,6 +20,7 @@ PROCESSES = {
     "test_launcher_run.py",
     "test_launcher_stalls.py",
     "test_models.py",
+    "test_odd_checkpoints.py",
     "test_one_process.py",
     "test_provision_bootstrap.py",
     "test_provision_clock.py",

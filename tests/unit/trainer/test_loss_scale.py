@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 from trainer.loss_scale import DeviceScale, LossScale
+from trainer.optim import load_state
+from trainer.options import Options
 from trainer.precision import Precision
 
 CPU = torch.device("cpu")
@@ -60,6 +62,22 @@ def test_what_overflows_is_left_out_by_the_device_as_by_the_host(kind, settings)
     again = by_itself()[1]
     again.load_state_dict(host.state_dict())
     assert again.state_dict() == host.state_dict()
+
+
+def test_a_checkpoint_without_fused_leaves_the_optimizer_fused():
+    """torch before 2.3 saves none, and torch's own loading takes that for switched off: then the
+    optimizer could no longer leave a step out, and an assertion of torch's ended the run."""
+    net, precision, optimizer = by_itself(momentum=0.9)
+    one_step(net, precision, optimizer)
+    state = optimizer.state_dict()
+    for group in state["param_groups"]:
+        del group["fused"]
+    load_state(optimizer, state, Options())
+    assert optimizer.param_groups[0]["fused"]
+    assert not one_step(net, precision, optimizer, 2.0**-6)
+    optimizer.load_state_dict(state)
+    with pytest.raises(AssertionError):
+        one_step(net, precision, optimizer, 2.0**-6)
 
 
 def test_the_host_does_not_wait_to_know_what_overflowed():

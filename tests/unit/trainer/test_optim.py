@@ -5,9 +5,10 @@ import torch
 from torch import nn
 
 from trainer.ema import Ema
+from trainer.errors import UserError
 from trainer.models import build
 from trainer.optim import build_optimizer, learning_rate, parameter_groups
-from trainer.options import Options
+from trainer.options import OPTIMIZERS, Options
 
 
 def test_only_weights_decay_whatever_the_layers_are_called():
@@ -47,6 +48,29 @@ def test_the_optimizers_get_their_settings():
     adamw = build_optimizer(model, Options(optimizer="adamw", beta2=0.95), 64)
     assert isinstance(adamw, torch.optim.AdamW)
     assert adamw.defaults["betas"] == (0.9, 0.95)
+
+
+def test_each_optimizer_is_made_and_counted_by_its_row(monkeypatch):
+    """A third one is a row; a name without one is refused, never taken for the last."""
+    for name, row in OPTIMIZERS.items():
+        model, options = nn.Linear(2, 2), Options(optimizer=name)
+        made = build_optimizer(model, options, 64)
+        model(torch.ones(1, 2)).sum().backward()
+        made.step()
+        kept = made.state[model.weight]
+        large = {key for key, value in kept.items() if getattr(value, "shape", ()) == (2, 2)}
+        assert (type(made).__name__, large) == (row.torch, set(row.keeps(options)))
+        assert ("step" in kept) == row.counts
+    with pytest.raises(UserError, match="--optimizer rmsprop: choose one of sgd, adamw"):
+        Options(optimizer="rmsprop")
+    rms = OPTIMIZERS["sgd"]._replace(torch="RMSprop", keeps=lambda options: ("square_avg",))
+    monkeypatch.setitem(OPTIMIZERS, "rmsprop", rms)
+    options = Options()
+    object.__setattr__(options, "optimizer", "rmsprop")
+    assert type(build_optimizer(nn.Linear(2, 2), options, 64)) is torch.optim.RMSprop
+    object.__setattr__(options, "optimizer", "lion")
+    with pytest.raises(KeyError):
+        build_optimizer(nn.Linear(2, 2), options, 64)
 
 
 def rates(steps_per_epoch=10, global_batch=128, **settings):

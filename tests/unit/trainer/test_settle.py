@@ -47,7 +47,11 @@ def test_a_run_that_goes_on_keeps_what_it_began_with(monkeypatch, tmp_path, name
     """On other machines too; and one that is older than the option does what it did."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     began = Options(precision="O1", **{name: True})
-    state = {"run": "1", "samples": 4, "step": 1, "train_images": 9, "options": decisive(began)}
+    state = {
+        "model": {}, "optimizer": {}, "precision": {"scale": None}, "ema": None, "epoch": 0,
+        "sample": 4, "step": 1, "best_top1": 0.0, "run": "1", "samples": 4, "train_images": 9,
+        "classes": [], "options": decisive(began),
+    }  # fmt: skip
     path, again = tmp_path / "checkpoints/node1/step-1.pt", {"output": str(tmp_path)}
     again["resume"] = "auto"
     write_whole(state, path)

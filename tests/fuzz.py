@@ -1,0 +1,83 @@
+"""What fuzzers of readers share: documents with odd parts, and damaged bytes, always the same ones.
+
+`python -m pytest tests/unit --hypothesis-seed=N` tries others.
+"""
+
+import copy
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+
+def many(examples):
+    return settings(
+        max_examples=examples,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+PLAIN = (
+    None, True, -1, 0, 2**53, 2**63, 10**400, 1e300, 1e-320, -0.5, float("nan"), float("inf"), "",
+    "x", "²", "\ud800", "\x1b]0;x\x07", "../x", "1" * 5000, [], {}, [[]], [None], {"a": 1},
+    ["x"] * 99,
+)  # fmt: skip
+
+
+def places(value, at=()):
+    """The path of each part of a document."""
+    keys = range(len(value)) if isinstance(value, list) else ()
+    for key in value if isinstance(value, dict) else keys:
+        yield (*at, key)
+        yield from places(value[key], (*at, key))
+
+
+def odd(document, more=()):
+    """Copies in which one to three parts are missing, another value, or beside a stranger."""
+    every = list(places(document))
+    values = st.sampled_from([*PLAIN, *more])
+    change = st.tuples(st.sampled_from(every), st.sampled_from(("set", "drop", "add")), values)
+    return st.lists(change, min_size=1, max_size=3).map(lambda changes: _changed(document, changes))
+
+
+def _changed(document, changes):
+    made = copy.deepcopy(document)
+    for path, action, value in changes:
+        at = made
+        for key in path[:-1]:
+            try:
+                at = at[key]
+            except (LookupError, TypeError):
+                at = None
+        if not isinstance(at, (dict, list)):
+            continue
+        if isinstance(at, list) and not (isinstance(path[-1], int) and path[-1] < len(at)):
+            continue
+        if action == "set":
+            at[path[-1]] = value
+        elif action == "add" and isinstance(at, dict):
+            at[value if isinstance(value, (str, int)) else "stranger"] = value
+        elif isinstance(at, list) or path[-1] in at:
+            del at[path[-1]]
+    return made
+
+
+def damaged(raw):
+    """The bytes of a file with some of them changed, most often near its end; cut; or longer."""
+    place = st.integers(0, len(raw) - 1) | st.integers(max(0, len(raw) - 4000), len(raw) - 1)
+    flips = st.lists(st.tuples(place, st.integers(0, 255)), min_size=1, max_size=20)
+    cuts = st.integers(0, len(raw) - 1)
+    return (
+        flips.map(lambda found: _flipped(raw, found))
+        | cuts.map(lambda end: raw[:end])
+        | (st.binary(min_size=1, max_size=200).map(lambda more: raw + more))
+    )
+
+
+def _flipped(raw, found):
+    made = bytearray(raw)
+    for place, byte in found:
+        made[place] = byte
+    return bytes(made)

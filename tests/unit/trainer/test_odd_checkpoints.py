@@ -1,0 +1,182 @@
+"""Checkpoints and weights that were damaged, or that no run of ours wrote: one sentence, or it goes
+on; never a traceback, never memory beyond the file's size."""
+
+import contextlib
+import io
+import logging
+import warnings
+import zipfile
+
+import pytest
+import torch
+from hypothesis import given
+
+from tests.fuzz import damaged, many, odd
+from tests.gpu.jobs import batches, prepared, train
+from tests.trainer_ranks import make_images, run_ranks, said
+from trainer import checkpoint, export, resume, writer
+from trainer.errors import UserError
+
+CPU = torch.device("cpu")
+TENSORS = (
+    torch.zeros(3),
+    torch.zeros(()),
+    torch.zeros(2, 2, dtype=torch.complex64),
+    torch.zeros(1, dtype=torch.int8),
+    torch.zeros(3).to_sparse(),
+    (1, 2),
+    b"x",
+    {1: 2},
+)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return make_images(tmp_path_factory.mktemp("images"), per_class=3)
+
+
+class Tried:
+    """A job that has done two steps, its checkpoint, and what it would resume from."""
+
+    def __init__(self, images, folder, **given):
+        self.job = prepared(
+            images, CPU, output=str(folder), resume="auto", per_node_batch_size=4, ema=0.9, **given
+        )
+        self.fed = batches(self.job)[:2]
+        train(self.job, self.fed)
+        at = checkpoint.new_run(self.job)
+        at.sample, at.step = 8, 2
+        self.good = checkpoint.snapshot(self.job, at)
+        self.path = folder / "checkpoints/node1/step-00000002.pt"
+        writer.write_whole(self.good, self.path)
+        self.raw = self.path.read_bytes()
+
+    def resumed(self):
+        """Whether there was something to resume from; then a step is done. Raises UserError."""
+        checkpoint.restore(self.job, checkpoint.loaded("it", io.BytesIO(self.raw)))
+        state = resume.find(self.job)
+        if state is not None:
+            checkpoint.restore(self.job, state)
+            train(self.job, self.fed[:1])
+        return state is not None
+
+
+@pytest.fixture(scope="module", params=["adamw", "sgd"])
+def tried(request, images, tmp_path_factory):
+    precision = {"adamw": "fp32", "sgd": "O2"}[request.param]
+    folder = tmp_path_factory.mktemp("run")
+    logging.disable(logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of fp16 on a CPU
+        yield Tried(images, folder, optimizer=request.param, precision=precision, sync="allreduce")
+    logging.disable(logging.NOTSET)
+
+
+def test_odd_checkpoints_end_in_a_sentence_or_go_on(tried):
+    ends = {"resumed": 0, "refused": 0}
+
+    @many(150)
+    @given(odd(tried.good, TENSORS))
+    def each(state):
+        try:
+            writer.write_whole(state, tried.path)
+        except (UnicodeError, OverflowError):
+            return  # no file can hold it
+        try:
+            tried.resumed()
+            ends["resumed"] += 1
+        except UserError as error:
+            assert "\n" not in str(error)
+            ends["refused"] += 1
+
+    each()
+    assert min(ends.values()) > 20, ends
+
+
+def test_damaged_checkpoints_are_passed_over_or_are_a_sentence(tried):
+    ends = {True: 0, False: 0}
+
+    @many(200)
+    @given(damaged(tried.raw))
+    def each(content):
+        tried.path.write_bytes(content)
+        with contextlib.suppress(UserError):
+            ends[tried.resumed()] += 1
+
+    each()
+    assert min(ends.values()) > 5, ends
+
+
+def test_an_older_checkpoint_takes_the_place_of_a_damaged_one(tried):
+    """Its checksums are right, and yet torch cannot read it."""
+    writer.write_whole(tried.good, tried.path)
+    newer = tried.path.with_name("step-00000003.pt")
+    with zipfile.ZipFile(newer, "w") as archive:
+        archive.writestr("x/data.pkl", b"no pickle")
+    assert writer.is_whole(newer)
+    assert tried.resumed()
+    newer.unlink()
+
+
+def test_weights_that_are_damaged_or_of_another_program(images, tmp_path):
+    path = tmp_path / "weights.pt"
+    job = prepared(images, CPU, weights=str(path))
+    good = {"model": job.model.state_dict()}
+    torch.save(good, path)
+    raw, ends = path.read_bytes(), {"read": 0, "refused": 0}
+
+    def read():
+        try:
+            checkpoint.read_weights(job)
+            ends["read"] += 1
+        except UserError as error:
+            assert str(path) in str(error) or str(error).startswith("these weights ")
+            assert "\n" not in str(error)
+            ends["refused"] += 1
+
+    @many(200)
+    @given(damaged(raw))
+    def each_damaged(content):
+        path.write_bytes(content)
+        read()
+
+    @many(200)
+    @given(odd(good, TENSORS))
+    def each_odd(state):
+        with contextlib.suppress(UnicodeError, OverflowError):
+            torch.save(state, path)
+            read()
+
+    each_damaged()
+    each_odd()
+    assert min(ends.values()) > 20, ends
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"\x80\x02", b"x" * 999, bytes(999)])
+def test_an_empty_or_damaged_weights_file_is_one_sentence(images, tmp_path, content):
+    (tmp_path / "w.pt").write_bytes(content)
+    argv = ["--data", images, "--model", "tests.trainer_models:normed", "--workers", 0]
+    [(code, text)] = run_ranks([1], said, *argv, "--epochs", 1, "--weights", tmp_path / "w.pt")
+    assert (code, text.count("\n")) == (2, 1), text
+    assert f"--weights {tmp_path / 'w.pt'}" in text
+
+
+def test_a_small_file_does_not_fill_the_memory():
+    """64 MB of zeros, compressed to 64 kB: torch itself would take them."""
+    content, packed = io.BytesIO(), io.BytesIO()
+    torch.save({"weight": torch.zeros(1 << 24)}, content)
+    with zipfile.ZipFile(content) as plain, zipfile.ZipFile(packed, "w", 8) as archive:
+        for entry in plain.namelist():
+            archive.writestr(entry, plain.read(entry))
+    assert len(packed.getvalue()) < 1 << 17
+    packed.seek(0)
+    assert checkpoint.load_tensors(packed)["weight"].numel() == 1 << 24
+    with pytest.raises(checkpoint.Damaged):
+        checkpoint.loaded("it", packed)
+
+
+def test_what_is_exported_is_a_checkpoint_of_ours(tmp_path, capsys):
+    path = tmp_path / "checkpoints/node1/step-00000001.pt"
+    writer.write_whole({"run": "r", "model": {}}, path)
+    assert export.main([str(tmp_path), str(tmp_path / "out.pt")]) == 2
+    assert "is no checkpoint of this program" in capsys.readouterr().err
