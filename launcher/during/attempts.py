@@ -14,7 +14,7 @@ from launcher.before.plan import Plan
 from launcher.during.cause import document
 from launcher.during.watch import Outcome
 from launcher.folders import write_whole
-from launcher.validate import Invalid, One
+from launcher.validate import NATURAL, Invalid, One
 
 
 def write_json(path: Path, value: object, mode: int = 0o644) -> None:
@@ -24,7 +24,7 @@ def write_json(path: Path, value: object, mode: int = 0o644) -> None:
 
 SPARE = 1 << 20  # bytes
 LINE = 1 << 20  # bytes; no line of ours is longer
-START = {"kind": One(("start",)), "attempt": int, "resumed_samples": int}
+START = {"kind": One(("start",)), "attempt": NATURAL, "resumed_samples": NATURAL}
 CHECKPOINT = {"kind": One(("checkpoint",)), "file": str}
 
 
