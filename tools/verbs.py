@@ -82,7 +82,7 @@ START = (
     FORCE,
     Variable("KEEP", "--keep", "MiB a file may keep: log=256,steps=1024,samples=4096,other=64"),
 )
-RESUME = Variable("RESUME", "--resume", "a run to continue; other variables override its own")
+RESUME = Variable("RESUME", "--resume", "a run to continue, as it began (docs/launcher.md)")
 
 DEVICES = ("cuda", "cpu")
 

@@ -36,9 +36,10 @@ class Attempts:
         self.list: list[dict[str, Any]] = []
         self.problem: str | None = None  # why the file is not what it should be
         self._spare = folder / ".spare"
-        self._status = "running"
+        self.status = "running"
         if self.path.exists():
-            self.list = json.loads(self.path.read_text(encoding="utf-8"))["attempts"]
+            recorded = json.loads(self.path.read_text(encoding="utf-8"))
+            self.list, self.status = recorded["attempts"], recorded.get("status", self.status)
 
     @property
     def ports(self) -> frozenset[int]:
@@ -93,7 +94,7 @@ class Attempts:
                 attempt["resumed_samples"] = start["resumed_samples"]
             if not unknown:
                 break
-        self._write(self._status)
+        self._write(self.status)
 
     @staticmethod
     def saved(folder: Path) -> bool:
@@ -113,7 +114,7 @@ class Attempts:
     def _write(self, status: str) -> None:
         """Write attempts.json, on a full disk into the space reserved for it; the old file stays
         until the new one is whole."""
-        self._status = status
+        self.status = status
         value = {"status": status, "attempts": self.list}
         try:
             write_json(self.path, value)
