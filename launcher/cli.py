@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import os
@@ -10,8 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher import defaults
-from launcher.clean import clean
+from launcher import defaults, told
 from launcher.errors import UserError
 from launcher.options import Options, asks_for_help, trainer_help
 
@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     machines = verbs.add_parser(
         "inventory", help="refuse a list of machines that cannot be used", allow_abbrev=False
     )
-    machines.add_argument("--inventory", default="inventory.ini")
+    machines.add_argument("--inventory", default=defaults.INVENTORY)
     machines.add_argument("--limit", help="names of machines or groups, with commas between")
     return made
 
@@ -70,7 +70,7 @@ def _training(verb: argparse.ArgumentParser) -> None:
     add("--queue", action="store_const", const=True, help="wait for busy GPUs")
     add("--force", action="store_const", const=True, help="start although something is wrong")
     add("--keep", metavar="SIZES", help="most MiB kept of a file: log=256,steps=1024,...")
-    add("--resume", metavar="RUN", help="continue this run; machines may change")
+    add("--resume", metavar="RUN", help="continue this run; other options change its own")
     add("--detach", action="store_true", help="run without the terminal; see attach, status, stop")
     add("trainer", nargs="*", help="after `--`: options of `python -m trainer`")
 
@@ -163,19 +163,26 @@ def _unknown(word: str, made: argparse.ArgumentParser, verb: str) -> str:
 
 def _carry_out(given: argparse.Namespace, argv: list[str]) -> int:
     # Fabric takes a quarter of a second to import; a mistyped option need not wait for it.
-    from launcher import control, inventory, run, slurm
+    from launcher import control, inventory
 
+    if hasattr(given, "inventory"):
+        told.keep_machines(given.inventory or defaults.INVENTORY)
     if given.verb == "runs":
         return control.runs()
     if given.verb == "inventory":
-        inventory.refuse(Path(given.inventory), given.limit)
-        return 0
+        return inventory.refuse(Path(given.inventory), given.limit)
     if given.verb in ("status", "stop", "attach"):
         return {"status": control.status, "stop": control.stop, "attach": control.attach}[
             given.verb
         ](given.run)
     if given.verb == "plan":
         return _predict(given)
+    return _train(given, argv)
+
+
+def _train(given: argparse.Namespace, argv: list[str]) -> int:
+    from launcher import control, run, slurm
+
     options = _new(given)
     if asks_for_help(options):
         return trainer_help()
@@ -188,6 +195,13 @@ def _carry_out(given: argparse.Namespace, argv: list[str]) -> int:
     if given.resume:
         return run.resume(given.resume, _changes(given))
     return run.train(options)
+
+
+def columns() -> int:
+    """The width of the terminal that errors go to; 0 where they go elsewhere."""
+    with contextlib.suppress(OSError, ValueError):
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    return 0
 
 
 def _drop_output() -> None:
@@ -203,7 +217,7 @@ def main(argv: list[str]) -> int:
         return code
     except UserError as error:
         for problem in error.problems:
-            print(f"tandem: {clean(problem)}", file=sys.stderr)
+            print(*told.lines(problem, columns()), sep="\n", file=sys.stderr)
         return USAGE_ERROR
     except BrokenPipeError:  # `| head` has seen enough
         _drop_output()

@@ -19,12 +19,13 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from launcher import folders
+from launcher import defaults, folders, told
 from launcher.after.messages import relative
 from launcher.clean import clean
 from launcher.during import rotating_log
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT
+from tools import verbs
 
 LOOK_EVERY = 0.2
 
@@ -92,7 +93,10 @@ def status(name: str) -> int:
     if state(folder) == "abandoned":
         print(f"its controller died; `make train RESUME={folder.name}` continues it")
     if pid is None:
-        print("between runs `make check` shows how the machines are: temperatures, disks, errors")
+        options = read(folder / "plan.json").get("options")
+        told.keep_machines(str((options or {}).get("inventory", defaults.INVENTORY)))
+        how = "between runs `make check` shows how the machines are: temperatures, disks, errors"
+        print(verbs.keeping(how))
     with contextlib.suppress(KeyError, TypeError):  # what a broken file does not contain
         for attempt in read(folder / "attempts.json")["attempts"]:
             nodes = ", ".join(attempt["nodes"])
@@ -121,7 +125,10 @@ def stop(name: str) -> int:
         raise UserError(f"run {folder.name} is not under way: it is {state(folder)}.")
     machine = elsewhere(folder)
     if machine:
-        raise UserError(f"run {folder.name} is carried out on {machine}: type `make stop` there.")
+        raise UserError(
+            f"run {folder.name} is carried out on {machine}: type `make stop "
+            f"RUN={folder.name}` there."
+        )
     log = folder / "controller.log"
     before = log.stat().st_size if log.exists() else 0
     os.kill(pid, signal.SIGTERM)
@@ -197,7 +204,8 @@ def detach(argv: list[str]) -> int:
         if line.startswith("tandem: run "):
             folder = folders.find(line.split()[2].rstrip(","))
             print(
-                f"tandem: detached; {relative(folder)}: `make attach`, `make status`, `make stop`"
+                f"tandem: detached; {relative(folder)}: `make attach RUN={folder.name}` shows it, "
+                f"`make stop RUN={folder.name}` ends it"
             )
             return 0
     return child.wait()

@@ -1,8 +1,9 @@
-"""What is trained where neither MODEL nor DATA is given. Only this file holds these names, for
-train, dry-run, slurm, plan and the demo."""
+"""What is trained where neither MODEL nor DATA is given, and on which machines without INVENTORY.
+Only this file holds these names, for train, dry-run, slurm, plan and the demo."""
 
 from __future__ import annotations
 
+INVENTORY = "inventory.ini"
 DATA = "digits"
 # For a first run: it takes seconds on two old cores (examples/small_cnn.py).
 MODEL = "examples.small_cnn:small_cnn"

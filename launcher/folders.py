@@ -114,7 +114,7 @@ def lock(folder: Path) -> TextIO:
         process = " on ".join(file.read().split())
         raise UserError(
             f"run {folder.name} is being carried out by process {process}: "
-            f"`make attach` shows it, `make stop` ends it."
+            f"`make attach RUN={folder.name}` shows it, `make stop RUN={folder.name}` ends it."
         ) from None
     with writing(path):
         file.truncate(0)

@@ -19,6 +19,8 @@ from launcher.errors import UserError
 
 GROUP = "cluster"
 PLAIN = re.compile(r"\w[\w.-]*")  # in a pattern of Ansible: a name, rather than pc*, !pc3 or @file
+# The machines of inventory.ini as it comes, which are the lab's, too.
+EXAMPLE = {f"node{number}": f"192.168.56.{110 + number}" for number in range(1, 6)}
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 
@@ -78,10 +80,11 @@ def load(inventory: Path) -> list[Host]:
     return parse(read(inventory), inventory)
 
 
-def refuse(inventory: Path, limit: str | None = None) -> None:
+def refuse(inventory: Path, limit: str | None = None) -> int:
     """Raise UserError for a list of machines with which Ansible would do nothing and be content:
     one that cannot be read, or that lacks what is asked for. `limit` is Ansible's --limit; of its
-    patterns only plain names are looked at, for Ansible itself refuses one that matches nothing."""
+    patterns only plain names are looked at, for Ansible itself refuses one that matches nothing.
+    Otherwise returns the exit code 0."""
     document = read(inventory)
     names = members(document)
     known = {*names, *(group for group in document if group != "_meta"), "all", "localhost"}
@@ -92,6 +95,7 @@ def refuse(inventory: Path, limit: str | None = None) -> None:
             f"LIMIT={limit}: {inventory} has no machine {unknown[0]} in [{GROUP}], but "
             f"{', '.join(names)}."
         )
+    return 0
 
 
 def read(inventory: Path) -> dict[str, Any]:
@@ -248,6 +252,6 @@ def numeric(address: str, name: str) -> str:
         return str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
         raise UserError(
-            f"{name}: its address {address!r} cannot be resolved ({error.strerror or error}): "
-            f"give ansible_host=<numeric address>."
+            f"{name}: no such host as {address!r} ({error.strerror or error}): correct "
+            "ansible_host, or give its address in digits."
         ) from None

@@ -16,6 +16,7 @@ from report.page import render_page
 from report.plan import plan_main
 from report.text import render_text
 from report.writing import write
+from tools import verbs
 
 
 def main(argv: list[str]) -> int:
@@ -35,7 +36,7 @@ def main(argv: list[str]) -> int:
         print(f"report: what it says could not be printed: {error.strerror}", file=sys.stderr)
         return 2
     except ReportError as error:
-        print(f"report: {error}", file=sys.stderr)
+        print(f"report: {verbs.keeping(str(error))}", file=sys.stderr)
         return error.code
 
 

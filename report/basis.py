@@ -18,6 +18,7 @@ from report.predict import Basis
 from report.progress import learning_curve
 from report.records import RankRecord, Run, read_run
 from report.units import link, millions, seconds, size
+from tools import verbs
 
 MEASURED = "measured"  # the folder below runs/ that holds what was measured without a run
 
@@ -44,10 +45,17 @@ def find_basis(options: argparse.Namespace) -> Basis:
             return basis
     raise NothingMeasured(
         f"Nothing of {options.model}{asked(options)} was measured yet, and a prediction needs its "
-        f"computing time: `make plan MODEL={options.model}` takes the machines for a minute and "
+        f"computing time: `{measuring(options)}` takes the machines for a minute and "
         "measures it; for other machines than yours `make plan MODEL=resnet50 GPU=2080ti "
         "LINK=1gbit` answers on paper."
     )
+
+
+def measuring(options: argparse.Namespace) -> str:
+    """The command that measures what was asked for."""
+    size = f"--image_size {options.image_size}" if options.image_size else None
+    words = {"BATCH": options.batch, "PRECISION": options.precision, "ARGS": size}
+    return verbs.line("plan", NODES=options.nodes, MODEL=options.model, **words)
 
 
 def asked(options: argparse.Namespace) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 
@@ -21,6 +22,18 @@ def wrap(sentence: str, indent: str = "  ", first: str | None = None) -> list[st
         initial_indent=indent if first is None else first,
         subsequent_indent=indent,
     )
+
+
+def command(text: str) -> list[str]:
+    """A command as the lines of a shell, which can be copied together: no value is broken in two,
+    and each line but the last one ends with a backslash."""
+    lines, indent = [""], "    "
+    for word in re.findall(r"(?:'[^']*'|\S)+", printable(text)):
+        if lines[-1] and len(f"{indent}{lines[-1]} {word} \\") > COLUMNS:
+            lines.append("  " + word)
+        else:
+            lines[-1] = f"{lines[-1]} {word}".lstrip() if len(lines) == 1 else f"{lines[-1]} {word}"
+    return [f"{indent}{line} \\" for line in lines[:-1]] + [indent + lines[-1]]
 
 
 def table(rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:

@@ -10,6 +10,7 @@ from launcher import defaults
 from report.measure import Step
 from report.records import Run
 from report.units import seconds
+from tools import verbs
 
 # In a shorter run caches, clocks and connections still warm up, and one disturbance decides.
 ENOUGH = 30.0
@@ -17,8 +18,11 @@ ENOUGH = 30.0
 AIM = 60.0
 # ResNet-50's gradients and arithmetic are those of real work; the demo's network has 1/250 of them.
 LONG_ENOUGH = {"MODEL": "resnet50", "EPOCHS": 10}
-# Options of the launcher that make it a different run, and the variables of `make` for them.
-ASKED = ("model", "data", "batch", "precision", "sync")
+# Options of the launcher that are kept, under the names that make has for them.
+KEPT = (
+    *("inventory", "model", "data", "batch", "precision", "sync"),
+    *("max_restarts", "min_nodes", "queue", "force", "keep"),
+)
 
 
 @dataclass(frozen=True)
@@ -59,15 +63,16 @@ def longer(run: Run, epochs: int, measured: float) -> str:
     if not isinstance(options, dict):
         return f"python -m trainer ... --epochs {enough(epochs, measured)}"
     words: dict[str, object] = {"NODES": nodes}
+    for name in KEPT:
+        value = options.get(name)
+        if value and value != defaults.INVENTORY:
+            words[name.upper()] = 1 if value is True else value
     if of_demo(run):
         words.update(LONG_ENOUGH)
     else:
-        words.update({name.upper(): options[name] for name in ASKED if options.get(name)})
         words["EPOCHS"] = enough(epochs, measured)
-    typed = [f"{name}={shlex.quote(str(value))}" for name, value in words.items()]
-    if options.get("trainer") and not of_demo(run):
-        typed.append(f"ARGS={shlex.quote(shlex.join(map(str, options['trainer'])))}")
-    return " ".join(["make train", *typed])
+        words["ARGS"] = shlex.join(map(str, options.get("trainer") or ()))
+    return verbs.line("train", **words)
 
 
 def enough(epochs: int, measured: float) -> int:

@@ -69,7 +69,7 @@ def heading_section(analysis: Analysis) -> list[str]:
         lines += wrap(f"100 epochs like these would take {seconds(analysis.hundred_epochs)}.")
     predicted = summary["predicted"]
     if isinstance(predicted, dict) and predicted.get("images_per_second"):
-        lines += wrap(f"`make plan` had predicted {predicted['images_per_second']:.1f} images/s.")
+        lines += wrap(f"make plan had predicted {predicted['images_per_second']:.1f} images/s.")
     return lines
 
 
@@ -86,7 +86,7 @@ def verdict_section(analysis: Analysis) -> list[str]:
         return lines
     if analysis.too_short:
         lines += wrap(analysis.too_short.headline) + wrap(analysis.too_short.because)
-        lines += wrap(analysis.too_short.command, "      ", "    ")
+        lines += layout.command(analysis.too_short.command)
     lines += wrap(analysis.verdict.headline)
     for sentence in analysis.verdict.because:
         lines += wrap(sentence)

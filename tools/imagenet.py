@@ -275,7 +275,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--to", type=Path, default=Path("data/imagenet"), metavar="FOLDER")
     args = parser.parse_args(argv)
     if args.source is None:
-        parser.error("say where the archives are: make imagenet SRC=/folder/with/the/tars")
+        parser.error("say where the archives are: `make imagenet SRC=/folder/with/the/tars`")
     try:
         run(args.source, args.to)
     except (ImagenetError, OSError) as error:

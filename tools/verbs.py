@@ -23,6 +23,11 @@ from typing import NamedTuple
 ON, OFF = ("1", "yes", "on", "true"), ("0", "no", "off", "false")
 
 
+# A list of machines other than inventory.ini, for the commands that this process and its children
+# print: see `keeping`.
+MACHINES = "TANDEM_MACHINES"
+
+
 class VerbError(Exception):
     """A sentence for the person who typed the line."""
 
@@ -61,12 +66,6 @@ ARGS = Variable("ARGS", "--", "any option of `.venv/bin/python -m trainer --help
 RUN = Variable("RUN", "", "its name or path (default: the newest)", "run")
 LIMIT = Variable("LIMIT", "--limit", "only these machines: pc3, or pc1,pc2")
 ASK_SUDO = Variable("ASK_SUDO", "--ask-become-pass", "1: ask for sudo's password once", "switch")
-STOP_DISPLAY = Variable(
-    "STOP_DISPLAY",
-    "-e allow_stop_display",
-    "1: a desktop may be ended where the driver needs it",
-    "switch",
-)
 CORE = Variable(
     "CORE", "", "2.16: an older Ansible, for machines with Python 3.6", choices=("2.16",)
 )
@@ -82,7 +81,7 @@ START = (
     FORCE,
     Variable("KEEP", "--keep", "MiB a file may keep: log=256,steps=1024,samples=4096,other=64"),
 )
-RESUME = Variable("RESUME", "--resume", "a run to continue, as it began (docs/launcher.md)")
+RESUME = Variable("RESUME", "--resume", "a run to continue; other variables override its own")
 
 DEVICES = ("cuda", "cpu")
 
@@ -128,8 +127,6 @@ VERBS = {
             Variable(
                 "DELETE", "-e data_delete", "1: delete data there that is gone here", "switch"
             ),
-            Variable("TAGS", "--tags", "only these parts of site.yml: network, driver,data ..."),
-            STOP_DISPLAY,
             ASK_SUDO,
             CORE,
         ),
@@ -139,7 +136,7 @@ VERBS = {
     ),
     "upgrade": Verb(
         "upgrade kernel, driver and stack, machine by machine",
-        (INVENTORY, LIMIT, STOP_DISPLAY, ASK_SUDO, CORE),
+        (INVENTORY, LIMIT, ASK_SUDO, CORE),
     ),
     "poweroff": Verb(
         "switch off the machines if no run uses them; asks once",
@@ -334,6 +331,34 @@ def options(verb, given, environment):
         else:
             argv.append(variable.option if value is True else f"{variable.option}={value}")
     return argv + last
+
+
+def line(verb, **words):
+    """`make VERB NAME=value ...` without those of the words that are None or empty. Raises KeyError
+    for a variable that the verb does not take."""
+    taken = variables_of(verb)
+    typed = [(taken[name].name, value) for name, value in words.items() if value not in (None, "")]
+    return " ".join(["make", verb, *(f"{name}={shlex.quote(str(value))}" for name, value in typed)])
+
+
+def commands(text):
+    """The commands that a text tells people to type: those in backticks that begin with `make`."""
+    return re.findall(r"`make ([^`]+)`", text)
+
+
+def keeping(text):
+    """The text, whose commands keep this process's list of machines: typed as they are printed they
+    concern the same machines. A command that continues a run has them from the run."""
+    machines = os.environ.get(MACHINES)
+
+    def kept(match):
+        words = match[1].split()
+        takes = VERBS.get(words[0]) and "INVENTORY" in variables_of(words[0])
+        if not takes or any(word.startswith(("INVENTORY=", "RESUME=")) for word in words):
+            return match[0]
+        return f"`make {' '.join([words[0], f'INVENTORY={shlex.quote(machines)}', *words[1:]])}`"
+
+    return re.sub(r"`make ([^`]+)`", kept, text) if machines else text
 
 
 def help_text(verb=None, width=80):

@@ -311,8 +311,7 @@ def parse(spec: str) -> Strategy:
     name, *words = spec.split(":")
     if name == AUTO:
         raise UserError(
-            "--sync auto: `make train` chooses by what `make plan` says; here name one of "
-            f"{usages()}."
+            f"--sync auto: make train chooses by what make plan says; here name one of {usages()}."
         )
     if name not in RULES:
         raise UserError(f"--sync {spec}: choose one of {usages()}.")

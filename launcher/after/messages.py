@@ -77,7 +77,7 @@ def how_to_resume(run: str, saved: bool, cause: Failure | None) -> str:
             "steps that diverged, and end in the same way"
         )
     if saved:
-        return f"to continue where it was saved: make train RESUME={run}"
+        return f"to continue where it was saved: `make train RESUME={run}`"
     return "nothing had been saved yet, so that the run cannot be continued: start it anew"
 
 

@@ -24,6 +24,7 @@ from launcher.during.waiting import waiting
 from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.options import Options, TrainerSettings, trainer_settings
+from tools import verbs
 from trainer import prices, strategies
 
 QUEUE_POLL_SECONDS = 10.0
@@ -123,7 +124,16 @@ def settle_sync(
             check=False,
         )
     found = prediction(settings, hosts)
-    choice = strategy.choose(found.speeds if found else {}, nodes)
+    size = settings["image_size"]
+    measure = verbs.line(
+        "plan",
+        NODES=nodes,
+        MODEL=settings["model"],
+        BATCH=settings["per_node_batch_size"],
+        PRECISION=settings["precision"],
+        ARGS=f"--image_size {size}" if size else None,
+    )
+    choice = strategy.choose(found.speeds if found else {}, nodes, measure)
     terminal.say(f"sync {choice.sync}: {choice.why}")
     return {**settings, "sync": choice.sync, "sync_why": choice.why}
 
@@ -181,7 +191,7 @@ def slower_than_one(settings: TrainerSettings, hosts: list[Host]) -> str | None:
     speed, better = max(advised)
     remedy = f"SYNC={better} would give {speed:.0f}" if speed > alone else "train on one machine"
     return (
-        f"by `make plan` {nodes} machines with SYNC={sync} are slower than one alone, "
+        f"by make plan {nodes} machines with SYNC={sync} are slower than one alone, "
         f"{together:.0f} against {alone:.0f} images/s: {remedy} (docs/slow-networks.md)"
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from launcher import connection, folders
+from launcher import connection, folders, inventory
 from launcher.before import devices, mesh, models, probe
 from launcher.before.build import candidate_ports, check_master
 from launcher.before.probe import Facts
@@ -63,7 +63,7 @@ def inspect(hosts: list[Host], asked: Asked, *, without_missing: bool = False) -
     nodes, failures = connection.open_all(hosts)
     try:
         if failures and not without_missing:
-            raise UserError(*failures.values())
+            raise UserError(*unreached(hosts, failures))
         present = [host for host in hosts if host.name in nodes]
         tasks = {host.name: _task(host, present, asked) for host in present}
         facts, silent = probe.ask_all(nodes, tasks)
@@ -74,6 +74,20 @@ def inspect(hosts: list[Host], asked: Asked, *, without_missing: bool = False) -
     except BaseException:
         connection.close_all(nodes)
         raise
+
+
+def unreached(hosts: list[Host], failures: dict[str, str]) -> list[str]:
+    """What to say of machines that cannot be reached, by their names. Where none can, and they are
+    those of the inventory as it comes, nobody has listed machines yet."""
+    example = all(inventory.EXAMPLE.get(host.name) == host.address for host in hosts)
+    if len(failures) < len(hosts) or not example:
+        return list(failures.values())
+    return [
+        f"{', '.join(failures)}: these are the machines of the example, and none can be reached: "
+        "list yours in the inventory, or give INVENTORY=examples/demo.ini, which has four nodes on "
+        "this machine.",
+        next(iter(failures.values())),
+    ]
 
 
 def _task(host: Host, hosts: list[Host], asked: Asked) -> dict[str, Any]:

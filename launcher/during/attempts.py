@@ -14,7 +14,7 @@ from launcher.before.plan import Plan
 from launcher.during.cause import document
 from launcher.during.watch import Outcome
 from launcher.folders import write_whole
-from launcher.validate import NATURAL, Invalid, One
+from launcher.validate import Invalid, One
 
 
 def write_json(path: Path, value: object, mode: int = 0o644) -> None:
@@ -24,7 +24,7 @@ def write_json(path: Path, value: object, mode: int = 0o644) -> None:
 
 SPARE = 1 << 20  # bytes
 LINE = 1 << 20  # bytes; no line of ours is longer
-START = {"kind": One(("start",)), "attempt": NATURAL, "resumed_samples": NATURAL}
+START = {"kind": One(("start",)), "attempt": int, "resumed_samples": int}
 CHECKPOINT = {"kind": One(("checkpoint",)), "file": str}
 
 
@@ -36,10 +36,9 @@ class Attempts:
         self.list: list[dict[str, Any]] = []
         self.problem: str | None = None  # why the file is not what it should be
         self._spare = folder / ".spare"
-        self.status = "running"
+        self._status = "running"
         if self.path.exists():
-            recorded = json.loads(self.path.read_text(encoding="utf-8"))
-            self.list, self.status = recorded["attempts"], recorded.get("status", self.status)
+            self.list = json.loads(self.path.read_text(encoding="utf-8"))["attempts"]
 
     @property
     def ports(self) -> frozenset[int]:
@@ -94,7 +93,7 @@ class Attempts:
                 attempt["resumed_samples"] = start["resumed_samples"]
             if not unknown:
                 break
-        self._write(self.status)
+        self._write(self._status)
 
     @staticmethod
     def saved(folder: Path) -> bool:
@@ -114,7 +113,7 @@ class Attempts:
     def _write(self, status: str) -> None:
         """Write attempts.json, on a full disk into the space reserved for it; the old file stays
         until the new one is whole."""
-        self.status = status
+        self._status = status
         value = {"status": status, "attempts": self.list}
         try:
             write_json(self.path, value)

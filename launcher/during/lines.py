@@ -11,6 +11,7 @@ from collections import deque
 from pathlib import Path
 from typing import IO
 
+from launcher import told
 from launcher.after.sizes import MIB, Sizes
 from launcher.clean import clean
 from launcher.during.screen import Screen
@@ -101,8 +102,8 @@ class Terminal:
         self._log_file = SpooledLog(path, limit, self.spool)
 
     def say(self, text: str) -> None:
-        """Show one of the launcher's own lines."""
-        self.line(f"tandem: {text}")
+        """Show one of the launcher's own sentences."""
+        self.lines(told.lines(text, self.columns))
 
     def line(self, text: str) -> None:
         self.lines([text])

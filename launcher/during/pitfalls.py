@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from tools import verbs
 from trainer.errors import BAD_INPUT, DIVERGED
 
 if TYPE_CHECKING:  # it imports this file
@@ -154,7 +155,13 @@ SIGNALS = {
 
 
 def explain(failure: Failure) -> tuple[str, str]:
-    """One sentence about what happened, and one about what to do."""
+    """One sentence about what happened, and one about what to do; its commands keep the run's list
+    of machines, for the report prints them, too."""
+    meaning, remedy = _explain(failure)
+    return meaning, verbs.keeping(remedy)
+
+
+def _explain(failure: Failure) -> tuple[str, str]:
     text = "\n".join(filter(None, [failure.exception, failure.message, *failure.last_lines]))
     for pitfall in PITFALLS:
         if re.search(pitfall.pattern, text):
@@ -167,8 +174,8 @@ def explain(failure: Failure) -> tuple[str, str]:
     if failure.kind == "paused":
         return (
             f"{failure.message}, so {failure.host} heard nothing from it and stopped its part",
-            "do not stop or suspend the control machine during a run (`make train DETACH=1` needs "
-            "no terminal); `make train RESUME=latest` continues the run",
+            "do not stop or suspend the control machine during a run (with DETACH=1 it "
+            "needs no terminal); `make train RESUME=latest` continues the run",
         )
     if failure.kind in ("gone", "guard", "launch"):
         said = f": {failure.message}" if failure.message else ""

@@ -235,7 +235,7 @@ class Watch:
             self._stopper.suspended = False
             self._say(
                 "Ctrl-Z would end the run on every machine, so it is ignored: Ctrl-C ends it in "
-                "order, and `make train DETACH=1` needs no terminal"
+                "order, and a run that is started with DETACH=1 needs no terminal"
             )
         while (stage := self._due(now)) is not self._stage:
             self._enter(stage, now, selector)

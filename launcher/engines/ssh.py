@@ -173,21 +173,31 @@ def explain(host: Host, error: Exception) -> str:
             "(`make bootstrap`)."
         )
     reason = _network_reason(error)
-    return f"{where}: cannot be reached: {reason} (`make train NODES=...` takes fewer machines)."
+    return f"{where}: cannot be reached: {reason} (NODES=<fewer> leaves out the last of the list)."
 
 
 def _network_reason(error: Exception) -> str:
     text = _short(error)
     if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
         text = "; ".join(sorted({_short(e) for e in error.errors.values()}))
+    if "protocol banner" in text and isinstance(error.__context__, (socket.timeout, TimeoutError)):
+        return f"it takes connections, but its ssh said nothing in {BANNER_SECONDS:.0f} s: " + (
+            "is it frozen?"
+        )
+    if "protocol banner" in text or isinstance(error, (EOFError, ConnectionResetError)):
+        return (
+            "it closed the connection before ssh began: is it this machine's address, and sshd's "
+            "port? (sshd itself does so with MaxStartups, and to an address that it was told to "
+            "refuse.)"
+        )
+    if isinstance(error, socket.gaierror):
+        return f"no such host ({text}): correct ansible_host, or give its address in digits"
     if isinstance(error, (socket.timeout, TimeoutError)) or "timed out" in text:
         return f"no answer within {CONNECT_SECONDS:.0f} s: is it switched on and plugged in?"
     if "No route" in text or "unreachable" in text:
-        return f"{text}: is it switched on, and in the same network?"
-    if "protocol banner" in text:
-        return f"its ssh did not answer within {BANNER_SECONDS:.0f} s: is it frozen?"
+        return f"no way leads to it ({text}): is it switched on, and in the same network?"
     if "refused" in text:
-        return f"{text}: is sshd running there, on this port?"
+        return f"it refuses connections ({text}): is sshd running there, on this port?"
     return text
 
 

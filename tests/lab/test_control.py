@@ -118,7 +118,7 @@ def test_a_detached_run_is_shown_without_losing_a_line(pair_of_nodes, tmp_path, 
     words = asked(tmp_path, mark, 10)
     said = control(lab, "train", "--detach", *words).stdout
     name = re.search(r"^tandem: run (\S+), attempt 1", said, re.M).group(1)
-    assert said.endswith("`make attach`, `make status`, `make stop`\n")
+    assert said.endswith(f"`make attach RUN={name}` shows it, `make stop RUN={name}` ends it\n")
     folder = CHECKOUT / "runs" / name
     assert f"run {name}: running, carried out by process " in control(lab, "status", name).stdout
     assert re.search(rf"^{name} +running +2 ", control(lab, "runs").stdout, re.M)

@@ -49,3 +49,9 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.name in PROCESSES:
             item.add_marker(pytest.mark.processes)
+
+
+@pytest.fixture(autouse=True)
+def machines_of_no_other_test(monkeypatch):
+    """What a test's verb was given as INVENTORY is not kept for the next one's commands."""
+    monkeypatch.setenv("TANDEM_MACHINES", "")

@@ -44,7 +44,7 @@ def test_a_controller_on_another_machine_is_not_killed_here(run, monkeypatch):
     held = folders.lock(folder)
     (folder / "controller.pid").write_text(f"{os.getpid()} pc7\n")
     monkeypatch.setattr(control.os, "kill", lambda *_: pytest.fail("killed"))
-    with pytest.raises(UserError, match="is carried out on pc7: type `make stop` there"):
+    with pytest.raises(UserError, match="is carried out on pc7: type `make stop RUN="):
         control.stop(folder.name)
     held.close()
 

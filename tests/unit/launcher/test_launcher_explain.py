@@ -1,10 +1,17 @@
 """What went wrong between this machine and another, in a sentence with a remedy."""
 
+import contextlib
+import socket
+import threading
+
 import paramiko
 import pytest
 from paramiko.ssh_exception import NoValidConnectionsError
 
+from launcher import inventory
+from launcher.before import preflight
 from launcher.engines import ssh
+from launcher.errors import MachineError
 from tests.unit.launcher.launcher_values import host
 
 
@@ -33,12 +40,12 @@ def another_key():
             paramiko.SSHException("No authentication methods available"),
             ["refused to log in", "make bootstrap"],
         ),
-        (refused(111, "Connection refused"), ["Connection refused: is sshd running"]),
-        (refused(113, "No route to host"), ["No route to host", "in the same network"]),
+        (refused(111, "Connection refused"), ["it refuses connections", "is sshd running"]),
+        (refused(113, "No route to host"), ["no way leads to it", "in the same network"]),
         (TimeoutError("timed out"), ["no answer within 8 s", "switched on"]),
-        (paramiko.SSHException("Error reading SSH protocol banner"), ["is it frozen"]),
+        (socket.gaierror(-2, "Name or service not known"), ["no such host", "in digits"]),
         (OSError(5, "Input/output error"), ["cannot be reached: Input/output error"]),
-        (EOFError(), ["cannot be reached: EOFError"]),
+        (EOFError(), ["it closed the connection before ssh began"]),
     ],
 )
 def test_each_way_to_fail_has_its_own_sentence(error, words):
@@ -49,5 +56,52 @@ def test_each_way_to_fail_has_its_own_sentence(error, words):
 
 def test_where_fewer_machines_would_do_that_is_said():
     for error in (refused(111, "Connection refused"), TimeoutError()):
-        assert "`make train NODES=...` takes fewer machines" in ssh.explain(host(7), error)
+        assert "NODES=<fewer> leaves out the last of the list" in ssh.explain(host(7), error)
     assert "NODES" not in ssh.explain(host(7), another_key())
+
+
+@contextlib.contextmanager
+def listening(serve):
+    """The port of a server that treats each connection so, until the end."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept():
+            with contextlib.suppress(OSError):
+                while True:
+                    serve(server.accept()[0])
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def said_of(port, monkeypatch):
+    monkeypatch.setattr(ssh, "BANNER_SECONDS", 1.0)
+    with pytest.raises(MachineError) as caught:
+        ssh.SshNode(host(7, address="127.0.0.1", port=port)).open()
+    return str(caught.value)
+
+
+def test_a_machine_that_hangs_up_is_not_called_frozen_and_one_that_is_frozen_is(monkeypatch):
+    """By real connections: paramiko says `Error reading SSH protocol banner` of both."""
+    with listening(lambda connection: connection.close()) as port:
+        said = said_of(port, monkeypatch)
+        assert "closed the connection before ssh began" in said and "frozen" not in said
+    kept = []
+    with listening(kept.append) as port:
+        said = said_of(port, monkeypatch)
+        assert "its ssh said nothing in 1 s: is it frozen?" in said and "closed" not in said
+    said = said_of(port, monkeypatch)
+    assert "it refuses connections" in said
+
+
+def test_the_machines_of_the_example_are_known_as_such():
+    shipped = inventory.load(inventory.CHECKOUT / "inventory.ini")
+    assert {one.name: one.address for one in shipped} == inventory.EXAMPLE
+    silent = {one.name: f"{one.name} is silent" for one in shipped}
+    example, *others = preflight.unreached(shipped, silent)
+    assert "these are the machines of the example" in example and others == ["node1 is silent"]
+    some = {"node2": silent["node2"]}
+    assert preflight.unreached(shipped, some) == ["node2 is silent"]
+    own = [host(7)]
+    assert preflight.unreached(own, {"node7": "node7 is silent"}) == ["node7 is silent"]

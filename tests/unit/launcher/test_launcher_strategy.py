@@ -28,21 +28,22 @@ def table(monkeypatch):
 @pytest.mark.parametrize(
     ("exact", "ef4", "ef2", "chosen", "why"),
     [
-        (100, 300, 500, "ef:4", "300 images/s by `make plan`, 100 with allreduce"),
+        (100, 300, 500, "ef:4", "300 images/s by make plan, 100 with allreduce"),
         (100, 104, 500, "allreduce", "ef:4 would give little more"),
         (100, 90, 500, "allreduce", "no strategy that was measured as safe is faster"),
     ],
 )
 def test_the_fastest_safe_one_is_taken_unless_exact_is_near(exact, ef4, ef2, chosen, why):
     speeds = {("allreduce", 4): exact, ("ef:4", 4): ef4, ("ef:2", 4): ef2, ("ef:4", 2): 9000}
-    choice = strategy.choose(speeds, 4)
+    choice = strategy.choose(speeds, 4, "make plan")
     assert choice.sync == chosen
     assert why in choice.why
 
 
 def test_what_nothing_is_known_of_is_exact_and_that_is_said():
-    assert strategy.choose({}, 4) == ("allreduce", strategy.UNKNOWN)
-    assert strategy.choose({}, 1).sync == "allreduce"
+    sync, why = strategy.choose({}, 4, "make plan NODES=4")
+    assert sync == "allreduce" and "`make plan NODES=4` before it measures one" in why
+    assert strategy.choose({}, 1, "").sync == "allreduce"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,8 @@ def test_auto_is_settled_before_anything_starts_and_stands_in_the_plan(ready):
 def test_without_an_earlier_run_it_is_exact(ready):
     checked, said = ready({}, sync="auto")
     assert checked.settings["sync"] == "allreduce"
-    assert "`make plan` knows no such run yet" in said.getvalue()
+    command = "`make plan NODES=2 MODEL=resnet18 BATCH=32 PRECISION=O1`"
+    assert "make plan knows no such run yet" in said.getvalue() and command in said.getvalue()
 
 
 def test_a_resumed_run_keeps_what_auto_became(ready, monkeypatch, tmp_path):

@@ -100,7 +100,7 @@ def test_what_was_measured_of_something_else_is_not_taken(tmp_path, capsys, word
     Measured(tmp_path / "measured" / NAME, **settings).write()
     code, out = plan(tmp_path, capsys, *words)
     assert code == 3
-    assert "Nothing of resnet50" in out and "`make plan MODEL=resnet50`" in out
+    assert "Nothing of resnet50" in out and "`make plan NODES=3 MODEL=resnet50" in out
     assert not list(tmp_path.glob("plan-*"))
 
 

@@ -271,7 +271,7 @@ def test_where_nothing_was_measured_it_is_said_how_it_can_be(tmp_path, capsys):
     for words, told in ((["--image-size", "299"], "at 299 pixels"), (["--batch", "7"], "7 images")):
         code, _, err = plan(tmp_path, capsys, *words)
         assert (code, told in err) == (3, True)
-    assert "`make plan MODEL=resnet50` takes the machines" in err
+    assert "`make plan NODES=4 MODEL=resnet50 BATCH=7` takes the machines" in err
     assert len(err.splitlines()) == 1
 
 

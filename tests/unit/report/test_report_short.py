@@ -1,5 +1,6 @@
 """Runs of a few seconds: the report says that they judge nothing, and what does."""
 
+import dataclasses
 import json
 import shlex
 
@@ -10,6 +11,7 @@ from report.analysis import analyse
 from report.page import render_page
 from report.text import render_text
 from tests.unit.report.report_runs import RunBuilder
+from tools import verbs
 
 STEP = 0.138  # what a step of RunBuilder takes, its exchange included
 LONG = 30 / STEP
@@ -34,10 +36,15 @@ def test_a_run_is_too_short_below_thirty_seconds_of_measured_steps(tmp_path, ste
 
 
 def test_the_demos_network_is_followed_by_one_whose_cost_is_that_of_real_work(tmp_path):
-    analysis = run(tmp_path, {"model": defaults.MODEL, "data": "digits", "trainer": []})
-    command = "make train NODES=4 MODEL=resnet50 EPOCHS=10"
+    asked = {"inventory": "examples/demo.ini", "model": defaults.MODEL, "data": "digits"}
+    analysis = run(tmp_path, {**asked, "trainer": []})
+    command = "make train NODES=4 INVENTORY=examples/demo.ini MODEL=resnet50 DATA=digits EPOCHS=10"
     assert analysis.too_short.command == command
-    assert f"    {command}\n" in render_text(analysis)
+    lines = render_text(analysis).splitlines()
+    begin = next(n for n, line in enumerate(lines) if line.startswith("    make train"))
+    assert lines[begin].endswith(" \\") and max(map(len, lines)) <= 80
+    pasted = "\n".join(lines[begin : begin + 2]).replace("\\\n", "")
+    assert shlex.split(pasted) == shlex.split(command)
     assert f">{command}</pre>" in render_page(analysis)
     assert "only its times count" in analysis.too_short.because
 
@@ -64,11 +71,15 @@ def test_another_run_is_followed_by_the_same_for_longer(tmp_path):
 def test_the_command_is_one_that_train_takes(tmp_path):
     """Each variable is an option of the launcher, in lower case."""
     options = {"model": "resnet34", "data": "d", "batch": 8, "precision": "fp32", "sync": "bf16"}
-    words = shlex.split(run(tmp_path, {**options, "trainer": []}).too_short.command)[2:]
-    flags = [
-        part for word in words for part in (f"--{word.split('=')[0].lower()}", word.split("=")[1])
-    ]
-    assert cli._new(cli._parse(["train", *flags])).model == "resnet34"
+    more = {"inventory": "my pcs.ini", "max_restarts": 2, "min_nodes": 3, "force": True}
+    asked = {**options, **more, "queue": False, "trainer": ["--lr", "0.2"]}
+    words = shlex.split(run(tmp_path, asked).too_short.command)[2:]
+    typed = dict(word.split("=", 1) for word in words)
+    verbs.check(["train"], list(typed), typed)
+    read = cli._new(cli._parse(["train", *verbs.options("train", list(typed), typed)]))
+    kept = dataclasses.asdict(read)
+    assert {name: kept[name] for name in {**options, **more}} == {**options, **more}
+    assert (read.nodes, read.trainer) == (4, ("--lr", "0.2"))
 
 
 def test_a_run_that_failed_says_that_and_not_how_short_it_was(tmp_path):

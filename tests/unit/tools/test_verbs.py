@@ -1,7 +1,9 @@
 """The table of verbs, and the Makefile that asks it: by the real make, with stubs for the tools."""
 
 import argparse
+import ast
 import importlib.util
+import io
 import json
 import os
 import re
@@ -12,9 +14,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from ansible.cli.playbook import PlaybookCLI
 
-from launcher import cli, folders
+from launcher import cli, folders, run, told
+from launcher.during import pitfalls
+from launcher.during.cause import Failure
+from launcher.during.lines import Terminal
+from launcher.errors import UserError
 from report.__main__ import main as report_main
 
 ROOT = Path(__file__).parents[3]
@@ -180,10 +185,10 @@ def received(monkeypatch, call):
     tool, argv = call[0], call[1:]
     if argv[:2] == ["-m", "launcher"]:
         return vars(cli._parse(argv[2:])), []
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
     if tool.endswith("ansible-playbook"):
-        main = PlaybookCLI(["ansible-playbook", *argv]).parse
-    elif argv[:2] == ["-m", "report"]:
+        return vars(playbook_parser().parse_args(argv)), []
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
+    if argv[:2] == ["-m", "report"]:
         main, argv = report_main, argv[2:]
     else:
         monkeypatch.syspath_prepend(ROOT / "ansible")
@@ -193,9 +198,28 @@ def received(monkeypatch, call):
         spec.loader.exec_module(module)
         main, argv = module.main, argv[1:]
     with pytest.raises(Received) as caught:
-        main(*([] if tool.endswith("ansible-playbook") else [argv]))
+        main(argv)
     namespace, rest = caught.value.args
     return vars(namespace), rest
+
+
+def playbook_parser():
+    """What we use of ansible-playbook's options. (Its own parser changes Python's insides when it
+    is imported, so that torch is of no use in the same process.)"""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("playbook")
+    parser.add_argument("--inventory", "-i")
+    parser.add_argument("--limit", "-l", dest="subset")
+    parser.add_argument("--extra-vars", "-e", dest="extra_vars", action="append")
+    parser.add_argument("--ask-become-pass", "-K", dest="become_ask_pass", action="store_true")
+    return parser
+
+
+def test_ansible_has_the_options_that_we_give_it():
+    tool = Path(sys.executable).parent / "ansible-playbook"
+    done = subprocess.run([tool, "--help"], capture_output=True, text=True, check=True)
+    for action in playbook_parser()._actions[2:]:
+        assert set(action.option_strings) <= set(re.findall(r"-[-\w]+", done.stdout))
 
 
 def everything_that_can_be_typed():
@@ -272,6 +296,84 @@ def test_a_verb_acts_on_the_run_that_was_named_or_on_none(two_runs, capsys, verb
     code, told = said("nosuch")
     assert code == 2 and "no run nosuch in" in told
     assert report_main(verbs.options("report", ["RUN"], {"RUN": "nosuch"})) == 2
+
+
+ROOMS = ("contract", "launcher", "report", "trainer", "examples", "tools")
+
+
+def texts(node):
+    """Every text of a program but its docstrings; what an f-string puts in is `1`."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return
+    if isinstance(node, ast.JoinedStr):
+        yield "".join(
+            str(part.value) if isinstance(part, ast.Constant) else "1" for part in node.values
+        )
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from texts(child)
+
+
+def printed():
+    """(file, text) of every text of the programs that says `make` and a verb."""
+    known = "|".join(
+        sorted([*(name for name in verbs.VERBS if verbs.VERBS[name]), *verbs.INTERNAL])
+    )
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            for text in texts(ast.parse(path.read_text())):
+                if re.search(rf"\bmake ({known})\b", text) and path != ROOT / "tools/verbs.py":
+                    yield path.relative_to(ROOT), text
+
+
+def test_every_command_that_is_printed_can_be_typed():
+    """In backticks stands what can be typed; a variable stands nowhere else."""
+    seen = 0
+    for path, text in printed():
+        for command in verbs.commands(text):
+            verb, *words = shlex.split(re.sub(r"<[^>]*>", "x", command))
+            given = dict(word.split("=", 1) for word in words)
+            verbs.check([verb], list(given), given)
+            seen += 1
+        assert not re.search(r"\bmake [a-z-]+ [A-Z_]+=", re.sub(r"`[^`]*`", "", text)), (path, text)
+    assert seen > 20
+
+
+def test_what_is_printed_keeps_the_list_of_machines(monkeypatch, capsys):
+    """Wherever it is printed: what a refusal says, what a run says, what a failure's remedy is."""
+
+    def refuse(options):
+        raise UserError("pc1: torch is missing: run `make provision`, or `make env` here.")
+
+    monkeypatch.setattr(run, "train", refuse)
+    assert cli.main(["train", "--inventory", "my pcs.ini"]) == 2
+    provision = "`make provision INVENTORY='my pcs.ini'`"
+    refused = capsys.readouterr().err
+    assert provision in refused and "`make env` here" in refused
+    screen = io.StringIO()
+    terminal = Terminal(screen)
+    terminal.say("run `make provision`, then `make train RESUME=x`")
+    terminal.drain()
+    assert screen.getvalue() == f"tandem: run {provision}, then `make train RESUME=x`\n"
+    failure = Failure("pc1", "exit", 0, exception="No module named 'einops'")
+    assert pitfalls.explain(failure)[1] == f"run {provision}"
+    assert report_main(["plan", "--runs", "none", "--model", "resnet50"]) == 3
+    assert "`make plan INVENTORY='my pcs.ini' NODES=4" in capsys.readouterr().err
+    assert cli.main(["train"]) == 2
+    assert "run `make provision`," in capsys.readouterr().err
+
+
+def test_a_command_is_never_broken_in_two():
+    text = "its environment lacks torch, so run `make provision INVENTORY=examples/demo.ini` there"
+    lines = told.lines(text, 60)
+    assert max(map(len, lines)) <= 60 and " ".join(map(str.strip, lines)) == f"tandem: {text}"
+    assert any("`make provision INVENTORY=examples/demo.ini`" in line for line in lines)
+    assert told.lines(text, 0) == [f"tandem: {text}"]
+    assert told.lines("  File 'x',   line 3" + " y" * 60, 60) == [
+        "tandem:   File 'x',   line 3" + " y" * 60
+    ]
 
 
 def test_words_for_off_switch_off(checkout):
