@@ -70,7 +70,7 @@ def rows(entries, table, bundle):
             ("driver", _driver(entry, stack, table, bundle)),
             *_toolkit(own["toolkit"], bundle),
             *_environment(entry, stack),
-            *_apex(own["apex"], facts["host"], bundle),
+            *_apex(own["apex"], bundle),
         ]
         found += [{"host": facts["host"], "what": what, "lines": lines} for what, lines in parts]
     return found
@@ -162,14 +162,12 @@ def _environment(entry, stack):
     ]
 
 
-def _apex(plan, host, bundle):
+def _apex(plan, bundle):
     if plan is None:
         return [("apex", ["none: O1 to O3 run on torch.amp"])]
     kind = f"with CUDA extensions for {plan['arch_list']}" if plan["extensions"] else "Python only"
     lines = [f"{plan['part']['version']}, {kind} ({plan['reason']})"]
-    if plan["build_host"] != host:
-        return [("apex", [*lines, f"wheel from {plan['build_host']}"])]
-    return [("apex", [*lines, *_file(plan["part"], plan, bundle), "built here, for all"])]
+    return [("apex", [*lines, *_file(plan["part"], plan, bundle), "built here"])]
 
 
 def text(found):

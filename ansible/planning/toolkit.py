@@ -42,11 +42,13 @@ class Toolkit:
 
 @dataclasses.dataclass(frozen=True)
 class Apex:
-    """Built by one machine for all. `arch_list`: TORCH_CUDA_ARCH_LIST, from the cluster's cards."""
+    """Built by each machine for itself: a wheel of another one would run there as root.
+
+    `arch_list`: TORCH_CUDA_ARCH_LIST, from the machine's own cards.
+    """
 
     part: Part
     bundle: str
-    build_host: str
     extensions: bool
     reason: str  # why with CUDA extensions, or without
     arch_list: str
@@ -64,11 +66,15 @@ def toolkit_plan(machines, stack, wanted, table):
     with_toolkit = [machine for machine in machines if _has_toolkit(machine, stack, wanted, table)]
     with_apex = [machine for machine in machines if _has_apex(machine, stack, wanted, table)]
     toolkit = _toolkit(stack, table) if with_toolkit else None
-    apex = _apex(with_apex, with_toolkit, stack, wanted, table) if with_apex else None
+    obstacle = _no_extensions(with_apex, with_toolkit, stack, wanted)
     return {
         machine["host"]: {
             "toolkit": dataclasses.asdict(toolkit) if machine in with_toolkit else None,
-            "apex": dataclasses.asdict(apex) if machine in with_apex else None,
+            "apex": (
+                dataclasses.asdict(_apex(machine, obstacle, stack, table))
+                if machine in with_apex
+                else None
+            ),
         }
         for machine in machines
     }
@@ -127,36 +133,41 @@ def _part(entry):
     )
 
 
-def _apex(machines, with_toolkit, stack, wanted, table):
-    # The oldest C library: what is built with it loads with newer ones, not the other way round.
-    builder = min(machines, key=lambda machine: stacks.version(machine["glibc"]))
-    obstacle = _no_extensions(builder, builder in with_toolkit, stack)
-    if wanted["apex_extensions"] == "false":
-        obstacle = "apex_extensions is false"
-    elif wanted["apex_extensions"] == "true" and obstacle:
-        raise PlanError(
-            f"apex_extensions is true, and {builder['host']}, which builds apex, cannot: {obstacle}"
-        )
-    sms = sorted({row["sm"] for machine in machines for _, row in stacks.cards(machine, table)})
+def _apex(machine, obstacle, stack, table):
+    """obstacle: the result of _no_extensions."""
+    sms = sorted({row["sm"] for _, row in stacks.cards(machine, table)})
     return Apex(
         part=_part(table["apex"][stack["apex"]]),
         bundle=f"apex-{stack['apex']}",
-        build_host=builder["host"],
         extensions=not obstacle,
-        reason=obstacle or f"gcc {builder['gcc']}",
+        reason=obstacle or f"gcc {machine['gcc']}",
         arch_list=";".join(f"{sm // 10}.{sm % 10}" for sm in sms),
         cuda_home="" if obstacle else f"{LINK}-{stack['toolkit']}",
     )
 
 
-def _no_extensions(builder, has_toolkit, stack):
+def _no_extensions(machines, with_toolkit, stack, wanted):
+    """Why apex has no CUDA extensions, on any machine, so that all compute alike; "": it has."""
+    if wanted["apex_extensions"] == "false":
+        return "apex_extensions is false"
+    found = {
+        machine["host"]: _compiler_obstacle(machine, stack)
+        or ("" if machine in with_toolkit else "no CUDA toolkit")
+        for machine in machines
+    }
+    clauses = [f"{host}: {obstacle}" for host, obstacle in found.items() if obstacle]
+    if clauses and wanted["apex_extensions"] == "true":
+        raise PlanError(
+            "apex_extensions is true, and they cannot be built on every machine that gets apex: "
+            + "; ".join(clauses)
+        )
+    return clauses[0] if clauses else ""
+
+
+def _compiler_obstacle(machine, stack):
     """Why nvcc cannot build CUDA extensions on a machine; empty: it can."""
-    return _compiler_obstacle(builder, stack) or ("" if has_toolkit else "no CUDA toolkit")
-
-
-def _compiler_obstacle(builder, stack):
-    if builder["gcc"] is None:
+    if machine["gcc"] is None:
         return "no gcc"
-    if stacks.version(builder["gcc"])[0] > stack["gcc"]:
-        return f"gcc {builder['gcc']}; nvcc of CUDA {stack['toolkit']} takes {stack['gcc']} at most"
+    if stacks.version(machine["gcc"])[0] > stack["gcc"]:
+        return f"gcc {machine['gcc']}; nvcc of CUDA {stack['toolkit']} takes {stack['gcc']} at most"
     return ""
