@@ -4,7 +4,6 @@ All begin with `tandem_`, and each is used by a role or a playbook.
 """
 
 import functools
-import subprocess
 import sys
 from pathlib import Path
 
@@ -44,31 +43,6 @@ from planning.faults import network as network_faults
 def offline_hosts(hostvars, hosts):
     """Those of `hosts` that have offline=true, in any of the words that Ansible takes for it."""
     return [host for host in hosts if boolean(hostvars[host].get("offline", False), strict=False)]
-
-
-@functools.cache
-def control_machine():
-    """Networks and gateways of the machine that Ansible runs on, as member_addresses takes them."""
-    links = network_facts.links(_ip("-json", "address"))
-    found = [one for link in links for one in link["addr_info"] if one["family"] == "inet"]
-    ways = network_facts.routes(_ip("-4", "route"))
-    return {
-        "networks": [f"{one['local']}/{one['prefixlen']}" for one in found],
-        "gateways": [way["gateway"] for way in ways if way["gateway"]],
-    }
-
-
-def _ip(*words):
-    """What `ip` prints; nothing on a control machine without that program."""
-    try:
-        return subprocess.run(["ip", *words], capture_output=True, text=True).stdout
-    except OSError:
-        return ""
-
-
-def member_addresses(hosts, hostvars):
-    """See planning/firewall.py."""
-    return firewall.member_addresses(hosts, hostvars, control_machine())
 
 
 def python_of(stack, machine, manager):
@@ -113,12 +87,13 @@ FILTERS = {
     "interface_of": network_facts.interface_of,
     "known_hosts_file": members.known_hosts_file,
     "kept": stacks.kept,
+    "kept_addresses": firewall.kept_addresses,
     "kept_file": stacks.kept_file,
     "kernel_packages": driver_after.kernel_packages,
     "linux_again": boot.linux_again,
     "locked": packages.locked,
     "member": members.member,
-    "member_addresses": member_addresses,
+    "member_addresses": firewall.member_addresses,
     "network_plan": network.network_plan,
     "not_collected": preflight.not_collected,
     "set_aside": network_faults.set_aside,

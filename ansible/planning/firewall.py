@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections import Counter
+from collections.abc import Iterator
 
 from .errors import PlanError
 
@@ -144,65 +144,36 @@ def by_family(addresses: list[str]) -> dict[str, list[str]]:
     }
 
 
-def member_addresses(hosts: list[str], hostvars: dict, control: dict) -> list[str]:
+def member_addresses(hosts: list[str], hostvars: dict) -> list[str]:
     """The addresses that members' packets come from, for files that root reads.
 
-    `ansible_host`, the static `address`, and of the other addresses that a machine claims only
-    those that can be its own: where an address was added, Linux sends from the older one in the
-    same network. A machine's claims are not trusted: see _credible. Addresses that several machines
-    have belong to bridges for containers, and are no member's own.
-    control: {"networks": ["192.168.56.1/24", ...], "gateways": [...]} of the control machine.
+    The inventory's alone: `ansible_host`, the static `address`, and `other_addresses`, which name
+    those that a machine keeps beside it (where an address was added, Linux sends from the older one
+    in the same network). What a machine says of itself lets nobody in: it could say any address of
+    the network that is free. Raises PlanError where `other_addresses` has something else.
     """
-    listed = {host: _listed(host, hostvars[host]) for host in hosts}
-    networks = _networks(listed, [hostvars[host] for host in hosts], control)
-    own: dict[str, set[str]] = {}
-    for host in hosts:
-        others = set().union(*(listed[other] for other in hosts if other != host))
-        others |= set(control["gateways"]) | _control_addresses(control, listed[host])
-        credible = _credible(hostvars[host], networks) - others
-        own[host] = listed[host] | credible
-    seen = Counter(address for each in own.values() for address in each)
-    return sorted(address for address, count in seen.items() if count == 1)
-
-
-def _listed(host: str, variables: dict) -> set[str]:
-    """The inventory's own addresses of a machine, which the user vouches for."""
-    static = variables.get("address", "").split("/")[0]
-    return {variables.get("ansible_host", host), static} - {""}
-
-
-def _networks(listed: dict, variables: list[dict], control: dict) -> list:
-    """The networks of the inventory's addresses, as the control machine has them or as written."""
-    networks = [ipaddress.ip_interface(text).network for text in control["networks"]]
-    written = [each["address"] for each in variables if "/" in each.get("address", "")]
-    known = [address for each in listed.values() for address in map(_address, each) if address]
-    networks = [net for net in networks if any(address in net for address in known)]
-    return networks + [ipaddress.ip_interface(text).network for text in written]
-
-
-def _control_addresses(control: dict, listed: set[str]) -> set[str]:
-    """The control machine's own addresses, which no other machine may claim."""
-    own = {text.split("/")[0] for text in control["networks"]}
-    return set() if own & listed else own
-
-
-def _credible(variables: dict, networks: list) -> set[str]:
-    """The addresses that a machine claims, as far as each is a host's address in such a network."""
-    if variables.get("address") and variables.get("network_mode") == "replace":
-        return set()
     found = set()
-    for text in variables.get("ansible_facts", {}).get("all_ipv4_addresses", []):
-        address = _address(text)
-        for network in networks if address else []:
-            edges = (network.network_address, network.broadcast_address)
-            if address in network and (network.num_addresses <= 2 or address not in edges):
-                found.add(str(address))
-    return found
+    for host in hosts:
+        static = hostvars[host].get("address", "").split("/")[0]
+        found |= {hostvars[host].get("ansible_host", host), static, *_others(host, hostvars[host])}
+    return sorted(found - {""})
 
 
-def _address(text):
-    """The IP address that a text consists of; None for any other text."""
-    try:
-        return ipaddress.ip_address(text) if isinstance(text, str) else None
-    except ValueError:
-        return None
+def kept_addresses(variables: dict, new: str) -> str:
+    """other_addresses of a machine that gets a new address beside the one in the inventory."""
+    host = variables["inventory_hostname"]
+    kept = [*_others(host, variables), variables.get("ansible_host", host)]
+    return ",".join(dict.fromkeys(address for address in kept if address != new))
+
+
+def _others(host: str, variables: dict) -> Iterator[str]:
+    """The addresses in other_addresses, a list or a text with commas."""
+    given = variables.get("other_addresses") or []
+    for text in given.split(",") if isinstance(given, str) else given:
+        try:
+            yield str(ipaddress.ip_address(str(text).strip()))
+        except ValueError:
+            raise PlanError(
+                f"{host}: other_addresses={given} is not a list of addresses. Write it as "
+                "other_addresses=192.168.56.57,192.168.57.3"
+            ) from None

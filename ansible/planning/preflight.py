@@ -21,12 +21,13 @@ NOTES = frozenset(("one_user", "faster_card", "xid_program", "reboot_waits", "gc
 def findings(facts, question):
     """All that is wrong with one machine.
 
-    question: {"address": the one in the inventory, "space": [{"folder", "bytes"}] that must be
-    free, "provisioned": whether the environment is in place, "env_manager", "conda_installer",
-    "offline", "stack", "driver_version" and "driver_policy": the settings, "table": that of
-    stacks.yml, "kept": what `stack: auto` decided before or {}, "ansible_core": its version,
-    "clock": [the control machine's seconds before and after collecting], "users": {"provisions",
-    "trains": names, "there": whether the machine has the latter}}.
+    question: {"address": the one in the inventory, "listed": all that it names, "space":
+    [{"folder", "bytes"}] that must be free, "provisioned": whether the environment is in place,
+    "env_manager", "conda_installer", "offline", "stack", "driver_version" and "driver_policy": the
+    settings, "table": that of stacks.yml, "kept": what `stack: auto` decided before or {},
+    "ansible_core": its version, "clock": [the control machine's seconds before and after
+    collecting], "users": {"provisions", "trains": names, "there": whether the machine has the
+    latter}}.
     """
     checks = (*machine.CHECKS, *network.CHECKS, *stack.CHECKS)
     return [

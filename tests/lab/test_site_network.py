@@ -58,7 +58,7 @@ def test_right_addresses_are_there_and_in_the_inventory(addressed):
     lines = Path(words[-1]).read_text().splitlines()
     assert lines[1:4] == [
         f"node1 {HOSTS['node1']}",
-        "node2 ansible_host=192.168.56.122 address=192.168.56.122",
+        "node2 ansible_host=192.168.56.122 other_addresses=192.168.56.112 address=192.168.56.122",
         "node3 ansible_host=192.168.56.123 address=192.168.56.123/24 network_mode=replace",
     ]
 

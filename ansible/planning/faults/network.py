@@ -52,6 +52,21 @@ def address(facts, question):
         )
 
 
+def unlisted(facts, question):
+    """Addresses in the members' network that the inventory does not name: nobody lets them in."""
+    link = own_link(facts)
+    own = ipaddress.ip_address(question["address"]) if link else None
+    for text in link["networks"] if link else []:
+        other = ipaddress.ip_interface(text)
+        if own in other.network and str(other.ip) not in question["listed"]:
+            yield (
+                "unlisted_address",
+                f"it also has {other.ip}, which inventory.ini does not name: Linux may send from "
+                "it, and the other machines do not let that in",
+                f"if it stays, write other_addresses={other.ip} into its line of inventory.ini",
+            )
+
+
 def names(facts, question):
     if question["provisioned"] and facts["hostname"] in facts["loopback_names"]:
         yield (
@@ -116,7 +131,7 @@ def filters(facts, question):
         )
 
 
-CHECKS = (address, names, overlaps, links, filters)
+CHECKS = (address, unlisted, names, overlaps, links, filters)
 
 
 def own_link(facts):

@@ -71,6 +71,7 @@ HEALTHY = {
 
 QUESTION = {
     "address": "192.168.56.111",
+    "listed": ["192.168.56.111", "192.168.56.122"],
     "space": [
         {"folder": "/opt/tandem", "bytes": 6_000_000_000},
         {"folder": "/var/tmp", "bytes": 3_500_000_000},

@@ -147,24 +147,18 @@ def test_a_name_instead_of_an_address_is_refused_with_the_remedy():
         firewall.by_family(["pc1.local"])
 
 
-CONTROL = {"networks": ["127.0.0.1/8", "10.0.0.200/24", "10.8.0.2/24"], "gateways": ["10.0.0.254"]}
-
-
 @pytest.mark.parametrize(
     "told",
     [
+        "10.0.0.9",  # a free one of the members' network
         "0.0.0.0/0",  # everybody
-        "0.0.0.0",
         "10.0.0.0/24",
-        "10.0.0.9\nallow 0.0.0.0/0",  # a line of its own
         "10.0.0.9(rw,no_root_squash) *",
-        "10.0.0.9, 0.0.0.0/0",
         "8.8.8.8",  # of no network of the members
         "10.8.0.7",  # of another network of the control machine's
         "10.0.0.255",
         "10.0.0.254",  # the way out
         "10.0.0.200",  # the control machine
-        "10.0.0.2",  # another member's in the inventory
         "224.0.0.1",
         "127.0.0.1",
         "fe80::1",
@@ -175,52 +169,35 @@ CONTROL = {"networks": ["127.0.0.1/8", "10.0.0.200/24", "10.8.0.2/24"], "gateway
     ],
 )
 def test_what_a_machine_says_lets_nobody_else_in(told):
+    """Neither by what it says alone, nor beside an address that it was given."""
+    facts = {"all_ipv4_addresses": [told] if told != 7 else told}
     hostvars = {
-        "a": {"ansible_host": "10.0.0.1", "ansible_facts": {"all_ipv4_addresses": [told]}},
+        "a": {"ansible_host": "10.0.0.1", "address": "10.0.0.3/24", "ansible_facts": facts},
         "b": {"ansible_host": "10.0.0.2"},
     }
-    found = firewall.member_addresses(["a", "b"], hostvars, CONTROL)
-    assert found == ["10.0.0.1", "10.0.0.2"]
+    found = firewall.member_addresses(["a", "b"], hostvars)
+    assert found == ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
 
 
-def test_a_second_address_of_the_members_network_is_a_members():
-    facts = {"all_ipv4_addresses": ["10.0.0.9"]}
-    hostvars = {"a": {"ansible_host": "10.0.0.1", "ansible_facts": facts}}
-    assert firewall.member_addresses(["a"], hostvars, CONTROL) == ["10.0.0.1", "10.0.0.9"]
-    # Behind a router the control machine sees no network of theirs: the written one counts.
-    far = {"networks": ["172.16.0.1/24"], "gateways": []}
-    assert firewall.member_addresses(["a"], hostvars, far) == ["10.0.0.1"]
-    hostvars["a"]["address"] = "10.0.0.8/24"
-    found = firewall.member_addresses(["a"], hostvars, far)
-    assert found == ["10.0.0.1", "10.0.0.8", "10.0.0.9"]
-
-
-def test_the_control_machine_may_be_a_member_with_a_second_address():
-    control = {"networks": ["10.0.0.1/24", "10.0.0.9/24"], "gateways": []}
-    facts = {"all_ipv4_addresses": ["10.0.0.1", "10.0.0.9"]}
-    hostvars = {"a": {"ansible_host": "10.0.0.1", "ansible_facts": facts}}
-    assert firewall.member_addresses(["a"], hostvars, control) == ["10.0.0.1", "10.0.0.9"]
-
-
-def test_members_are_known_by_todays_and_by_the_static_address():
+def test_members_are_known_by_todays_by_the_static_and_by_their_other_addresses():
     hostvars = {
         "a": {"ansible_host": "10.0.0.5", "address": "192.168.56.111/24"},
-        "b": {"ansible_host": "10.0.0.6"},
+        "b": {"ansible_host": "10.0.0.6", "other_addresses": "10.0.0.7, fd00::1"},
+        "c": {"other_addresses": ["10.0.0.9"]},
     }
-    found = firewall.member_addresses(["a", "b"], hostvars, CONTROL)
-    assert found == ["10.0.0.5", "10.0.0.6", "192.168.56.111"]
+    found = firewall.member_addresses(["a", "b", "c"], hostvars)
+    known = ["10.0.0.5", "10.0.0.6", "10.0.0.7", "10.0.0.9", "192.168.56.111", "c", "fd00::1"]
+    assert found == known
 
 
-def test_members_are_known_by_the_addresses_that_they_send_from():
-    """a was given a second address, and Linux sends from the first; c has only its new one."""
-    facts = {host: [f"10.0.0.{n}", "172.17.0.1"] for n, host in enumerate("abc", start=1)}
-    hostvars = {
-        "a": {"ansible_host": "10.0.0.11", "address": "10.0.0.11/24", "network_mode": "add"},
-        "b": {"ansible_host": "10.0.0.2"},
-        "c": {"ansible_host": "10.0.0.13", "address": "10.0.0.13", "network_mode": "replace"},
-        "off": {"ansible_host": "10.0.0.4"},
-    }
-    for host, addresses in facts.items():
-        hostvars[host]["ansible_facts"] = {"all_ipv4_addresses": addresses}
-    found = firewall.member_addresses([*"abc", "off"], hostvars, CONTROL)
-    assert found == ["10.0.0.1", "10.0.0.11", "10.0.0.13", "10.0.0.2", "10.0.0.4"]
+@pytest.mark.parametrize("given", ["10.0.0.0/24", "10.0.0.9 *", "10.0.0.9,", ["10.0.0.9 x"], [7.5]])
+def test_other_addresses_are_addresses(given):
+    with pytest.raises(PlanError, match=r"a: other_addresses=.* Write it as"):
+        firewall.member_addresses(["a"], {"a": {"other_addresses": given}})
+
+
+def test_a_machine_keeps_the_address_beside_which_it_gets_another():
+    variables = {"inventory_hostname": "a", "ansible_host": "10.0.0.5"}
+    assert firewall.kept_addresses(variables, "10.0.0.8") == "10.0.0.5"
+    variables["other_addresses"] = "10.0.0.8,10.0.0.7"
+    assert firewall.kept_addresses(variables, "10.0.0.8") == "10.0.0.7,10.0.0.5"

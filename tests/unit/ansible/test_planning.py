@@ -43,20 +43,3 @@ def test_what_a_plan_refuses_is_ansibles_own_error_with_the_sentence_alone():
     stack = filters.FilterModule().filters()["tandem_stack"]
     with pytest.raises(AnsibleFilterError, match=r"^stack 'cu999' is not in ansible/stacks\.yml"):
         stack([machine()], "cu999", TABLE)
-
-
-IP_OF_UBUNTU_1804 = r"""#!/bin/sh
-case "$*" in
-"-json address") printf '[{"ifname":"eno1","mtu":1500,"addr_info":[%s]}]' \
-  '{"family":"inet","local":"192.168.56.1","prefixlen":24}' ;;
-*route*) echo "default via 192.168.56.254 dev eno1 proto dhcp metric 100 " ;;
-esac
-"""
-
-
-def test_a_control_machine_whose_ip_prints_no_json_of_routes_is_known(tmp_path, monkeypatch):
-    (tmp_path / "ip").write_text(IP_OF_UBUNTU_1804)
-    (tmp_path / "ip").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    here = filters.control_machine.__wrapped__()
-    assert here == {"networks": ["192.168.56.1/24"], "gateways": ["192.168.56.254"]}

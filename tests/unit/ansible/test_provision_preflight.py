@@ -32,6 +32,7 @@ FAULTS = [
     ("mount", machine(missing_mounts=[{"path": "/data", "type": "nfs4"}])),
     ("library_path", machine(missing_libraries=["/usr/lcoal/cuda/lib64"])),
     ("address", machine(interface=None)),
+    ("unlisted_address", machine(**link(networks=["192.168.56.111/24", "192.168.56.57/24"]))),
     ("wireless", machine(**link(wireless=True))),
     ("link_speed", machine(**link(speed=100))),
     ("duplex", machine(**link(duplex="half"))),
