@@ -14,6 +14,8 @@ NTFS = {"fuseblk", "ntfs", "ntfs3"}
 # The kernel's NFS server needs file handles that outlive a restart; these give none.
 NO_HANDLES = NTFS | {"fuse", "exfat", "vfat", "overlay"}
 NETWORKED = {"nfs", "nfs4", "cifs", "smb3"}
+# On data, whoever filled the disk makes nobody root: neither by a program's owner nor by a device.
+NO_POWERS = ("nosuid", "nodev")
 # What a line of the journal means: mount.cifs(8)'s and mount.nfs(8)'s own words.
 FAILURES = (
     (
@@ -132,7 +134,7 @@ def share_disk(
         )
     if protocol == "nfs" and kind in NO_HANDLES:
         raise PlanError(f"{host}: {device['name']} is {_no_export(kind)}")
-    options = ["ro", "nofail"]
+    options = ["ro", *NO_POWERS, "nofail"]
     if kind in NTFS | {"exfat", "vfat"}:
         # These know no owner on the disk: everybody reads, nobody writes.
         options += ["umask=0222"]
@@ -165,7 +167,7 @@ def share_options(protocol: str, machine: dict) -> str:
     server; `hard`, so that a reader waits for a server that restarts instead of failing.
     """
     # x-tandem says whose line it is; mount(8) leaves such words to their programs.
-    common = ["ro", "hard", "_netdev", "nofail", "x-tandem"]
+    common = ["ro", *NO_POWERS, "hard", "_netdev", "nofail", "x-tandem"]
     common += ["x-systemd.automount", "x-systemd.mount-timeout=20"]
     if protocol == "smb":
         uid, gid = re.match(r"uid=(\d+)\S* gid=(\d+)", machine["ids"]).groups()

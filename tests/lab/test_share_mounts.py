@@ -172,7 +172,9 @@ def of(shares):
 def test_every_byte_is_read(shared):
     pair, protocol = shared
     assert pair.read(2) == pair.digest
-    kind = pair.lab.ssh(2, f"findmnt --noheadings --output FSTYPE {DATA} | tail -1").strip()
+    found = pair.lab.ssh(2, f"findmnt --noheadings --output FSTYPE,OPTIONS {DATA} | tail -1")
+    kind, options = found.split()
+    assert {"ro", "nosuid", "nodev"} <= set(options.split(","))
     assert kind == {"nfs": "nfs4", "smb": "cifs"}[protocol]
 
 

@@ -62,7 +62,7 @@ def test_an_ntfs_disk_is_read_by_samba_and_written_by_nobody(machine, tmp_path):
     assert changes(share(machine, tmp_path, "LABEL=Daten")) == {"node1": 0}
     found = machine.ssh(1, f"findmnt --noheadings --output FSTYPE,OPTIONS {PLACE}")
     kind, options = found.split()
-    assert kind == "fuseblk" and "ro" in options.split(",")
+    assert kind == "fuseblk" and {"ro", "nosuid", "nodev"} <= set(options.split(","))
     sealed = [str(tmp_path / "secret" / name) for name in ("vault-pass", "share.vault")]
     view = ["ansible-vault", "view", "--vault-password-file", *sealed]
     password = machine.control(*view).stdout.strip()

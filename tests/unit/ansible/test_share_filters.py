@@ -19,7 +19,8 @@ MACHINE = {
 @pytest.mark.parametrize("protocol", ["nfs", "smb"])
 def test_no_boot_waits_for_a_share_and_nobody_writes(protocol):
     options = share.share_options(protocol, MACHINE).split(",")
-    assert {"ro", "_netdev", "nofail", "x-systemd.automount"} <= set(options)
+    wanted = {"ro", "nosuid", "nodev", "_netdev", "nofail", "x-systemd.automount"}
+    assert wanted <= set(options)
 
 
 def test_smb_takes_its_password_from_a_file_and_speaks_3_1_1_alone():
@@ -104,7 +105,7 @@ PLACE = "/srv/tandem/disk"
 def test_an_ntfs_disk_is_mounted_read_only_by_its_uuid(disk):
     plan = share.share_disk(disk, LSBLK, True, "smb", PLACE, "node1")
     assert (plan["source"], plan["fstype"]) == ("UUID=01DA5C3B6E7F1230", "ntfs3")
-    assert {"ro", "nofail", "umask=0222"} == set(plan["options"].split(","))
+    assert {"ro", "nosuid", "nodev", "nofail", "umask=0222"} == set(plan["options"].split(","))
     assert share.share_disk(disk, LSBLK, False, "smb", PLACE, "node1")["fstype"] == "ntfs-3g"
 
 
