@@ -1,17 +1,41 @@
-"""Ansible's usual output, but for role reach one sentence for each machine without an answer."""
+"""Ansible's usual output, without orders for the terminal; for role reach one sentence for each
+machine without an answer."""
 
+import functools
+import sys
 import textwrap
+from pathlib import Path
 
 from ansible.plugins.callback.default import CallbackModule as Default
+from ansible.utils.display import Display
+
+# As filter_plugins/tandem.py does, at the end of the list.
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from launcher.clean import clean
 
 DOCUMENTATION = """
     name: tandem
     type: stdout
-    short_description: the default screen, with a sentence for each machine that does not answer
+    short_description: the default screen, cleaned; a sentence for each machine without an answer
     extends_documentation_fragment:
       - default_callback
       - result_format_callback
 """
+
+
+def cleaned(display):
+    """`Display.display` for text that holds a machine's own words."""
+
+    @functools.wraps(display)
+    def displayed(self, msg, *words, **options):
+        return display(self, clean(msg) if isinstance(msg, str) else msg, *words, **options)
+
+    return displayed
+
+
+# All that Ansible says leaves by this method: warnings and errors are no callback's matter.
+Display.display = cleaned(Display.display)
 
 
 class CallbackModule(Default):

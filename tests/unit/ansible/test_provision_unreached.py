@@ -1,8 +1,10 @@
-"""Machines that do not answer: what `make check` and Ansible's screen say of them."""
+"""What `make check` and Ansible's screen say of machines that do not answer, or lie."""
 
 import importlib.util
 import json
 import os
+import re
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -119,3 +121,44 @@ def test_other_roles_are_shown_as_ansible_does(screen, monkeypatch):
         for role in ("driver", None):
             getattr(callback, name)(result(role))
     assert len(told) == 6
+
+
+# What a machine can print in the place of every module.
+LIAR = r"""#!/usr/bin/python3
+import json
+T = "\x1b]0;title\x07\x1b]52;c;b3duZWQ=\x1b\\\x9b2J\x1b[2J\x1b[31mred\u202e\r "
+print(json.dumps({"failed": True, "msg": T, "warnings": [T + "warning"], "exception": T, "say": T,
+                  "deprecations": [{"msg": T, "version": None}], "rows": [T + "row"]}))
+"""
+SAYING = """
+- name: "Words of a machine"
+  hosts: all
+  gather_facts: false
+  tasks:
+    - {name: Lie, liar: {}, register: said, ignore_errors: true}
+    - {name: Say, ansible.builtin.debug: {msg: "{{ said.say }}"}}
+    - {name: Say all, ansible.builtin.debug: {msg: "{{ said }}"}}
+    - {name: Rows, ansible.builtin.debug: {msg: row}, loop: "{{ said.rows }}"}
+    - {name: Fail, ansible.builtin.fail: {msg: "{{ said.say }}"}, ignore_errors: true}
+    - name: Mistake
+      ansible.builtin.debug: {msg: "{{ (said.say ~ '{') | from_json }}"}
+"""
+
+
+@pytest.mark.parametrize("colour", ["0", "1"])
+def test_a_machines_words_are_no_orders_for_the_terminal(tmp_path, colour):
+    """Warnings, errors, results and labels of loops, by Ansible itself."""
+    (tmp_path / "liar.py").write_text(LIAR)
+    (tmp_path / "play.yml").write_text(SAYING)
+    words = ["--inventory", "pc1,", "--connection", "local", "--module-path", str(tmp_path)]
+    done = subprocess.run(
+        [Path(sys.executable).with_name("ansible-playbook"), *words, tmp_path / "play.yml"],
+        cwd=ANSIBLE.parent,
+        env={**os.environ, "ANSIBLE_FORCE_COLOR": colour},
+        capture_output=True,
+    )
+    said = (done.stdout + done.stderr).decode()
+    assert done.returncode == 2 and "warning" in said and "(item=" in said and "red" in said
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", said)
+    assert not set(re.sub(r"[\n\t]", "", plain)) & set(map(chr, [*range(32), *range(127, 160)]))
+    assert "\u202e" not in said and "Traceback" not in said
