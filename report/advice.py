@@ -51,9 +51,9 @@ def network_advice(step: Step) -> list[Change]:
         return []
     found: list[Change] = []
     rest = step.seconds - step.network
-    if step.rate:
+    if step.rate and not step.one_machine:
         found += strategy_advice(step, rest)
-        for mbit, name in LINKS if not step.shared_machine else ():
+        for mbit, name in LINKS:
             rate = formulas.goodput(mbit)
             if rate > 1.5 * step.rate:
                 found.append(

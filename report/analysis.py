@@ -15,7 +15,7 @@ from report.files import Entry, dicts, number, open_record
 from report.gpu import GpuUse, gpu_use
 from report.measure import Step, longest_attempt, measure_step
 from report.memory import MemoryUse, memory_use
-from report.network import NetworkUse, network_use
+from report.network import NetworkUse, network_use, one_machine
 from report.progress import (
     Epoch,
     TimePoint,
@@ -53,9 +53,9 @@ class Analysis:
     start: Entry  # the first start line of the longest attempt, {} without one
     accounting: Accounting
     step: Step | None
-    verdict: Verdict
+    verdict: Verdict | None  # None where the run was too short
     failure: str | None  # the sentence before the verdict when the run did not finish
-    too_short: TooShort | None  # what is said before the verdict of a finished run
+    too_short: TooShort | None  # what is said in the place of the verdict
     disks: list[DiskUse]
     shares: list[ShareUse]
     networks: list[NetworkUse]
@@ -72,13 +72,16 @@ def analyse(folder: Path) -> Analysis:
     run = read_run(folder)
     networks, disks, shares = network_use(run), disk_use(run), share_use(run)
     step = measure_step(run, networks)
-    cause = bottleneck(step, of_attempt(step, disks), of_attempt(step, shares))
     records = longest_attempt(run.ranks) or run.ranks
     start: Entry = next((record.start for record in records if record.start), {})
     accounting = account(run)
     summary = summarise(run, accounting, step, start)
+    short = too_short(run, step, summary["epochs"])
+    used = of_attempt(step, disks), of_attempt(step, shares)
+    cause = "none" if short else bottleneck(step, *used)
     summary["bottleneck"] = cause
-    summary["advice"] = advise(step, cause, number(start.get("image_size")))
+    size = number(start.get("image_size"))
+    summary["advice"] = [] if short else advise(step, cause, size)
     summary["predicted"] = predicted_of(run)
     gpus = gpu_use(run)
     failure = headline_of(summary["status"], summary["first_cause"])
@@ -88,12 +91,12 @@ def analyse(folder: Path) -> Analysis:
         start=start,
         accounting=accounting,
         step=step,
-        verdict=verdict(cause, step, of_attempt(step, disks), of_attempt(step, shares)),
+        verdict=None if short else verdict(cause, step, *used),
         failure=failure,
-        too_short=None if failure else too_short(run, step, summary["epochs"]),
+        too_short=short,
         disks=disks,
         shares=shares,
-        networks=networks,
+        networks=[] if one_machine(run) else networks,
         gpus=gpus,
         memory=memory_use(run),
         curve=learning_curve(run),
@@ -230,10 +233,10 @@ def missing_notes(run: Run, gpus: list[GpuUse]) -> list[str]:
                 f"Attempt {attempt}: no timings of rank {', '.join(map(str, absent))}; "
                 "the means are over the others."
             )
-    for name, seen in (
-        ("disks (iostat.json)", set(run.iostat)),
-        ("network card (net.jsonl)", set(run.net)),
-    ):
+    watched = [("disks (iostat.json)", set(run.iostat))]
+    if not one_machine(run):
+        watched.append(("network card (net.jsonl)", set(run.net)))
+    for name, seen in watched:
         lost = [host for host in hosts if host not in seen]
         if lost:
             notes.append(f"No record of the {name} on {', '.join(lost)}.")

@@ -81,6 +81,10 @@ class Step:
         return replace(self.payload, bucket=strategy.rule.bucket_mb * MIB)
 
     @property
+    def one_machine(self) -> bool:
+        return self.nodes == 1 or self.shared_machine
+
+    @property
     def gpus(self) -> int:
         """Ranks per machine, taken to be about the same on all."""
         return max(1, round(self.world / self.nodes))

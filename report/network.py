@@ -52,6 +52,11 @@ def machines_shared(run: Run) -> dict[str, int]:
     return {host: len(local) for host in local if isinstance(host, str)}
 
 
+def one_machine(run: Run) -> bool:
+    """Whether all ranks are processes of one machine, so that no network is between them."""
+    return len(run.hosts) == 1 or machines_shared(run).keys() >= set(run.hosts)
+
+
 def one_use(host: str, samples: list[Entry], window: Window, shared_by: int) -> NetworkUse | None:
     """The card's counters between the loop's begin and end."""
     inside = between(samples, window)

@@ -44,7 +44,7 @@ def too_short(run: Run, step: Step | None, epochs: int) -> TooShort | None:
     if of_demo(run):
         because += " (only its times count: ResNet-50 learns little of the digits)"
     return TooShort(
-        f"This run was too short to judge the cluster: {seconds(measured)} of steps were measured.",
+        f"This run was too short to judge: {seconds(measured)} of steps were measured.",
         f"{because}:",
         longer(run, epochs, measured),
     )

@@ -85,11 +85,14 @@ def verdict_section(analysis: Analysis) -> list[str]:
     if analysis.failure and analysis.step is None:
         return lines
     if analysis.too_short:
-        lines += wrap(analysis.too_short.headline) + wrap(analysis.too_short.because)
+        lines += wrap(analysis.too_short.headline)
+    if analysis.too_short and not analysis.failure:
+        lines += wrap(analysis.too_short.because)
         lines += layout.command(analysis.too_short.command)
-    lines += wrap(analysis.verdict.headline)
-    for sentence in analysis.verdict.because:
-        lines += wrap(sentence)
+    if analysis.verdict:
+        lines += wrap(analysis.verdict.headline)
+        for sentence in analysis.verdict.because:
+            lines += wrap(sentence)
     return lines
 
 

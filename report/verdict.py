@@ -46,9 +46,9 @@ def verdict(cause: str, step: Step | None, disks: list[DiskUse], shares: list[Sh
 
 def network(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
     """Most of the wait is for gradients that even the last rank waits for."""
+    what = "Exchanging gradients within the machine" if step.one_machine else "The network"
     headline = (
-        f"The network is the bottleneck: {of_step(step, step.network)} of each step "
-        "waits for gradients."
+        f"{what} is the bottleneck: {of_step(step, step.network)} of each step waits for gradients."
     )
     return headline, [*traffic(step), *link_differs(step)]
 
@@ -60,10 +60,10 @@ def of_step(step: Step, value: float) -> str:
 
 def traffic(step: Step) -> list[str]:
     """What a node sent per step, and how long the link needs for that at least."""
-    if step.shared_machine:
+    if step.one_machine:
         return [
-            f"The {step.nodes} nodes are processes of one machine: no cable is involved, its "
-            f"processor cores copy the gradients ({size(step.payload.bytes)} per rank and step)."
+            f"No cable is involved: {step.world} processes of one machine have "
+            f"{size(step.payload.bytes)} of gradients each per step."
         ]
     if step.bytes_sent is None:
         moved = step.strategy and step.strategy.bytes_per_step(step.nodes, step.payload, step.gpus)
@@ -81,7 +81,7 @@ def traffic(step: Step) -> list[str]:
 
 def link_differs(step: Step) -> list[str]:
     """A link that carries much less than its card says."""
-    if step.shared_machine or not (step.rate and step.link_mbit and step.bytes_sent):
+    if step.one_machine or not (step.rate and step.link_mbit and step.bytes_sent):
         return []
     if step.bytes_sent < 1e6 or step.rate > 0.6 * formulas.line_rate(step.link_mbit):
         return []
@@ -105,12 +105,14 @@ def compute(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding
         "images": step.data,
         "copies to the device": step.h2d,
     }
+    if step.world == 1:
+        waits = {name: waits[name] for name in ("images", "copies to the device")}
     most = sorted(waits, key=lambda name: waits[name], reverse=True)[:2]
     named = ", ".join(f"{of_step(step, waits[name])} for {name}" for name in most)
     return (
         f"Computing is the bottleneck, as it should be: {of_step(step, step.compute)} of each step "
         "is forward, backward and optimizer.",
-        [f"Waiting takes little: {named}.", *(traffic(step) if step.shared_machine else [])],
+        [f"Waiting takes little: {named}."],
     )
 
 

@@ -20,7 +20,7 @@ START, STOP, EVALUATE, CHECKPOINT = 6.0, 1.0, 2.0, 0.5
 class RunBuilder:
     """Each method writes one kind of file; `write` writes them all."""
 
-    def __init__(self, folder, nodes=4, steps=40, epochs=2, step=None, by_rank=None, **settings):
+    def __init__(self, folder, nodes=4, steps=240, epochs=2, step=None, by_rank=None, **settings):
         self.folder = Path(folder)
         self.hosts = [f"node{rank + 1}" for rank in range(nodes)]
         self.epochs, self.per_epoch = epochs, steps // epochs
@@ -323,6 +323,6 @@ BOTTLENECKS = {
         "step": {"sync_exposed": 0.16},
         "by_rank": {2: {"backward": 0.23, "sync_exposed": 0.01}},
     },
-    "checkpoint": {"checkpoint": 4.0},
+    "checkpoint": {"checkpoint": 12.0},
     "none": {"step": {"data": 0.05, "h2d": 0.05, "sync_exposed": 0.05, "other": 0.05}},
 }

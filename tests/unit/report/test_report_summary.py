@@ -31,7 +31,7 @@ def test_summary_has_every_field_and_adds_up(tmp_path):
     assert set(summary) == FIELDS
     assert set(summary["seconds"]) == set(CATEGORIES)
     assert sum(summary["seconds"].values()) == pytest.approx(summary["wall_seconds"], rel=0.001)
-    expected = {"status": "finished", "nodes": 4, "world_size": 4, "epochs": 2, "steps": 40}
+    expected = {"status": "finished", "nodes": 4, "world_size": 4, "epochs": 2, "steps": 240}
     assert {key: summary[key] for key in expected} == expected
     assert summary["best_top1"] == summary["final_top1"] == pytest.approx(0.9)
     assert summary["images_per_second"] == pytest.approx(128 / 0.138, rel=1e-4)
