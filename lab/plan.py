@@ -13,7 +13,14 @@ NETWORK = "192.168.56"
 CONTROL_ADDRESS = f"{NETWORK}.1"
 STRANGER_ADDRESS = f"{NETWORK}.200"
 MAX_NODES = 64  # node 64 is .174; the stranger's and the broadcast address are higher
-RELEASES = ("bookworm", "bullseye", "trixie")
+# Debian's of ansible/releases.yml, by its text, since the lab has no PyYAML. The first is that of a
+# lab for which none was named.
+LISTED = re.findall(
+    r"^  (\w+): \{distribution: debian,",
+    (Path(__file__).resolve().parents[1] / "ansible/releases.yml").read_text(),
+    re.MULTILINE,
+)
+RELEASES = tuple(sorted(LISTED, key=lambda name: name != "bookworm"))
 MACHINE_MEGABYTES = 384  # for a virtual machine; with less it does not boot
 
 

@@ -70,7 +70,7 @@ def _training(verb: argparse.ArgumentParser) -> None:
     add("--queue", action="store_const", const=True, help="wait for busy GPUs")
     add("--force", action="store_const", const=True, help="start although something is wrong")
     add("--keep", metavar="SIZES", help="most MiB kept of a file: log=256,steps=1024,...")
-    add("--resume", metavar="RUN", help="continue this run; other options change its own")
+    add("--resume", metavar="RUN", help="continue this run; machines may change")
     add("--detach", action="store_true", help="run without the terminal; see attach, status, stop")
     add("trainer", nargs="*", help="after `--`: options of `python -m trainer`")
 

@@ -143,7 +143,7 @@ def talk(process: Process, data: bytes, seconds: float) -> tuple[bytes, str, int
 
     The status is None when it did not end in time. Raises UserError when it prints too much.
     """
-    output = b""
+    output = bytearray()
     try:
         for piece in pieces(process, seconds, data):
             output += piece
@@ -153,8 +153,8 @@ def talk(process: Process, data: bytes, seconds: float) -> tuple[bytes, str, int
                     "does a .bashrc print there?"
                 )
         status = process.wait()
-        return output, " ".join(process.stderr().split())[-300:], status
+        return bytes(output), " ".join(process.stderr().split())[-300:], status
     except Late:
-        return output, "", None
+        return bytes(output), "", None
     finally:
         process.close()

@@ -15,11 +15,22 @@ from launcher.errors import UserError
 from launcher.inventory import CHECKOUT
 from trainer import cli as trainer_cli
 from trainer.errors import UserError as TrainerError
+from trainer.strategies import AUTO, EXACT
 
 # The value of each option of the trainer by its name: the fields of trainer/options.py, which says
 # what they mean and which values they may have. The launcher adds keys of its own where it decides
 # something (`precision_why`, `sync_why`).
 TrainerSettings = dict[str, Any]
+
+# The variables of make that stand for an option of the trainer.
+VARIABLES = {
+    "data": "DATA",
+    "model": "MODEL",
+    "epochs": "EPOCHS",
+    "per_node_batch_size": "BATCH",
+    "precision": "PRECISION",
+    "sync": "SYNC",
+}
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,17 @@ class Options:
         ):
             args += [name, str(value)] if value is not None else []
         return args + words
+
+    def asked(self, name: str) -> str:
+        """The last value given to an option of the trainer; empty where there is none. Raises
+        UserError."""
+        value = ""
+        words = self.trainer_args()
+        for word, following in zip(words, [*words[1:], ""]):
+            given, equals, own = word.partition("=")
+            if given == name:
+                value = own if equals else following
+        return value
 
     def with_precision(self, level: str) -> Options:
         """The options with the level that was decided in place of the one asked for."""
@@ -128,13 +150,38 @@ def trainer_settings(options: Options) -> TrainerSettings:
         return dataclasses.asdict(trainer_cli.parse(argv))
 
 
-def keeping(level: str, options: Options) -> Options:
-    """The options of a resumed run that began with this precision. Raises UserError where they ask
-    for another."""
-    asked = trainer_settings(options)["precision"]
-    if asked not in ("auto", level):
+def typed(name: str, value: object) -> str:
+    """An option of the trainer as people give it to make."""
+    if name in VARIABLES:
+        return f"{VARIABLES[name]}={value}"
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return f"ARGS='--{name} {text}'"
+
+
+def resumed(began: Options, changes: dict[str, Any]) -> Options:
+    """The options of a run that is resumed: those it began with, and `changes`, which has the
+    fields that were given now; words for the trainer are added. `began` names precision and
+    strategy as they were decided. Raises UserError for changes after which other things would be
+    learned."""
+    words = (*began.trainer, *changes.get("trainer", ()))
+    options = dataclasses.replace(began, **{**changes, "trainer": words})
+    if options.asked("--sync") == AUTO:
+        options = options.with_sync(began.sync or EXACT)
+    if trainer_settings(options)["precision"] == "auto":
+        options = options.with_precision(began.precision or "auto")
+    # For another model or data set the recipe is another, too, which would only repeat the reason.
+    same_recipe = dataclasses.replace(options, data=began.data, model=began.model)
+    then = trainer_settings(began)
+    now = {**trainer_settings(same_recipe), "model": trainer_settings(options)["model"]}
+    fixed = [name for name, field in trainer_cli.FIELDS.items() if not field.metadata["free"]]
+    other = [(name, now[name], then[name]) for name in fixed if now[name] != then[name]]
+    if options.data != began.data:
+        other.insert(0, ("data", options.data, began.data))
+    if other:
+        said = [f"{typed(name, new)} (the run has {old})" for name, new, old in other]
         raise UserError(
-            f"PRECISION={asked}: the run began in {level}, and goes on so: leave PRECISION out, or "
-            "start a new run."
+            f"the run goes on as it began: leave out {' and '.join(said)}, or start a new run. A "
+            "run that is resumed may have other machines (NODES, MIN_NODES, INVENTORY), another "
+            "MAX_RESTARTS or KEEP, and ARGS that do not change what is learned (docs/launcher.md)."
         )
-    return options.with_precision(level)
+    return options

@@ -43,7 +43,8 @@ from launcher.during.stopper import Stopper
 from launcher.during.waiting import waiting
 from launcher.during.watch import Outcome, Watch
 from launcher.errors import Busy, MachineError, UserError
-from launcher.options import Options, keeping
+from launcher.options import Options, resumed
+from trainer.errors import BAD_INPUT
 
 T = TypeVar("T")
 
@@ -107,13 +108,12 @@ def resume(name: str, changes: dict[str, Any]) -> int:
     planned = folders.recorded(folder / "plan.json", "options", "precision")
     if (folder / "attempts.json").exists():  # else its controller ended before the first attempt
         folders.recorded(folder / "attempts.json", "attempts")
-    stored = {**planned["options"], "precision": planned["precision"]}
-    stored["trainer"] = tuple(stored["trainer"])
-    options = Options(**{**stored, **changes})
+    stored = {**planned["options"], "trainer": tuple(planned["options"].get("trainer", ()))}
+    began = Options(**stored).with_precision(planned["precision"])
+    if strategy.asks_auto(began):
+        began = began.with_sync(planned["sync"])
+    options = resumed(began, changes)
     told.keep_machines(options.inventory)
-    if strategy.asks_auto(options):
-        options = options.with_sync(planned["sync"])  # as the run began
-    options = keeping(planned["precision"], options)
     terminal = Terminal()
     checked = check_machines(options, terminal, folder.name)
     try:
@@ -154,6 +154,8 @@ class Run:
         self.folder = folder
         self.terminal = terminal
         self.attempts = Attempts(folder)
+        # Of a run that is resumed.
+        self.before, self.earlier = self.attempts.status, len(self.attempts.list)
         self.parts: dict[str, NodePlan] = {}  # of every machine that ever took part
         self.log_limit = Sizes.of(checked.options.keep).log * MIB
         self._lock = folders.lock(folder)
@@ -163,7 +165,8 @@ class Run:
         folders.point_latest(self.folder)
         with Stopper().listening() as stopper:
             outcome = self._attempts(plan, reason, stopper)
-        self.attempts.close(outcome.status)
+        refused = plan.attempt > 1 and self._refused(outcome)
+        self.attempts.close(self.before if refused else outcome.status)
         present = {host.name for host in self.machines.hosts}
         lost = outcome.status == "failed" or bool(outcome.gone or outcome.lingering)
         if lost or not present.issuperset(self.parts):
@@ -186,6 +189,12 @@ class Run:
             self.terminal.say(how_to_resume(self.folder.name, saved, outcome.cause))
         self.terminal.drain()
         return exit_code(outcome, whole)
+
+    def _refused(self, outcome: Outcome) -> bool:
+        """Whether nothing was done since the run was resumed, so that it is as it was before."""
+        done = self.attempts.list[self.earlier :]
+        bad_input = outcome.cause is not None and outcome.cause.exit_code == BAD_INPUT
+        return self.before != "running" and (not done or (len(done) == 1 and bad_input))
 
     def _attempts(self, plan: Plan, reason: str, stopper: Stopper) -> Outcome:
         limits = restart.Limits.of(self.checked.options, len(self.checked.hosts))

@@ -20,13 +20,7 @@ class Choice(NamedTuple):
 
 def asks_auto(options: Options) -> bool:
     """Whether the last --sync that the trainer would read is `auto`. Raises UserError."""
-    asked = ""
-    words = options.trainer_args()
-    for word, value in zip(words, [*words[1:], ""]):
-        name, equals, own = word.partition("=")
-        if name == "--sync":
-            asked = own if equals else value
-    return asked == strategies.AUTO
+    return options.asked("--sync") == strategies.AUTO
 
 
 def choose(speeds: dict[tuple[str, int], float], nodes: int, measure: str) -> Choice:

@@ -1,7 +1,7 @@
-"""Checks what a node sends before anything here uses it: it must be JSON of known shape and bounded
-size.
+"""Checks what a node sends before anything here uses it: JSON of bounded size becomes a value of a
+known shape, made anew, which holds nothing else and can be trusted from there on.
 
-(jsonschema would do the checking; its compiled dependencies are too much for forty lines.)
+(jsonschema would do the checking; its compiled dependencies are too much for eighty lines.)
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+import reprlib
 from dataclasses import dataclass
 from typing import Any
 
 TEXT = 4096  # characters of one string; our guard and our probe cut what is longer
 MANY = 100_000  # entries of one list
 LARGEST = 1 << 63
+DIGITS = 20  # of LARGEST, and a sign
 _LONE = re.compile(r"[\ud800-\udfff]")
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = 80
 
 
 class Invalid(Exception):
@@ -48,92 +51,107 @@ class Match:
 class One:
     """One of these values."""
 
-    values: tuple[object, ...] | frozenset[int] | range
+    values: tuple[object, ...] | frozenset[int] | frozenset[str] | range
+
+
+NATURAL = One(range(LARGEST))  # a number of things
 
 
 def parse(line: bytes | str) -> Any:
-    """The JSON value of a line; a lone surrogate, which no file could hold, becomes U+FFFD.
-
-    Raises Invalid."""
+    """The JSON value of a line; nothing in it is checked, and it may be nested as deep as Python
+    allows: only `check` may look at more than its top. Raises Invalid."""
     try:
-        value = json.loads(line)
+        return json.loads(line, parse_int=_whole)
     except (ValueError, RecursionError):
         raise Invalid("it is no JSON") from None
-    text = line if isinstance(line, str) else line.decode("latin-1")
-    return _mended(value) if "\\ud" in text or "\\uD" in text else value
 
 
-def _mended(value):
-    if isinstance(value, str):
-        return _LONE.sub("\ufffd", value)
-    if isinstance(value, list):
-        return [_mended(item) for item in value]
-    if isinstance(value, dict):
-        return {_mended(key): _mended(item) for key, item in value.items()}
-    return value
+def _whole(digits: str) -> float:
+    """An int; as a float, which no shape takes, where reading it would cost the square of its
+    length."""
+    return int(digits) if len(digits) <= DIGITS else float(digits)
 
 
 def check(value: Any, shape: Any, name: str) -> Any:
-    """The value, when it has the shape. Raises Invalid naming the part that does not.
+    """What the shape says of the value, made anew: names that it does not have are left out, and a
+    lone surrogate, which no file could hold, becomes U+FFFD. Raises Invalid naming the part that
+    does not fit.
 
     A shape is bool, int (64 bits), float (finite; an int, too), str (at most TEXT characters),
     None, Match, One, Each, Row, a tuple of alternatives, [the shape of each item], or {name:
-    shape}, which looks at no other names.
+    shape}. The work grows with the value's size, its depth with that of the shape.
     """
-    if (wrong := _wrong(value, shape, name)) is not None:
-        raise Invalid(f"{wrong} is {_short(value) if wrong == name else 'not what it should be'}")
+    try:
+        return _taken(value, shape, name)
+    except _Misfit as misfit:
+        wrong = str(misfit)
+        what = _SHOWN.repr(value) if wrong == name else "not what it should be"
+        raise Invalid(f"{wrong} is {what}") from None
+
+
+class _Misfit(Exception):
+    """The name of a part that does not fit."""
+
+
+def _taken(value: Any, shape: Any, name: str) -> Any:
+    if isinstance(shape, tuple):
+        return _alternative(value, shape, name)
+    if isinstance(shape, list):
+        items = _held(value, list, name, MANY)
+        return [_taken(item, shape[0], f"{name}[{i}]") for i, item in enumerate(items)]
+    if isinstance(shape, Row):
+        if len(_held(value, list, name, MANY)) != len(shape.shapes):
+            raise _Misfit(name)
+        pairs = enumerate(zip(value, shape.shapes))
+        return [_taken(item, one, f"{name}[{i}]") for i, (item, one) in pairs]
+    if isinstance(shape, Each):
+        items = _held(value, dict, name, MANY).items()
+        return {_text(key, name): _taken(item, shape.shape, f"{name}.*") for key, item in items}
+    if isinstance(shape, dict):
+        return _fields(_held(value, dict, name), shape, name)
+    if not _fits(value, shape):
+        raise _Misfit(name)
+    return _text(value, name) if isinstance(value, str) else value
+
+
+def _held(
+    value: Any, kind: type[list[Any] | dict[str, Any]], name: str, most: int = LARGEST
+) -> Any:
+    if not isinstance(value, kind) or len(value) > most:
+        raise _Misfit(name)
     return value
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) < 100 else text[:100] + "..."
+def _alternative(value: Any, shapes: tuple[object, ...], name: str) -> Any:
+    for shape in shapes:
+        try:
+            return _taken(value, shape, name)
+        except _Misfit:
+            continue
+    raise _Misfit(name)
 
 
-def _wrong(value: Any, shape: Any, name: str) -> str | None:
-    """The name of the first part that does not fit, None where all do."""
-    if isinstance(shape, tuple):
-        fits = any(_wrong(value, one, name) is None for one in shape)
-        return None if fits else name
-    if isinstance(shape, list):
-        if not isinstance(value, list) or len(value) > MANY:
-            return name
-        return _first(_wrong(item, shape[0], f"{name}[{i}]") for i, item in enumerate(value))
-    if isinstance(shape, Row):
-        if not isinstance(value, list) or len(value) != len(shape.shapes):
-            return name
-        return _first(_wrong(v, s, f"{name}[]") for v, s in zip(value, shape.shapes))
-    if isinstance(shape, Each):
-        if not isinstance(value, dict) or len(value) > MANY:
-            return name
-        if any(len(key) > TEXT for key in value):
-            return name
-        return _first(_wrong(item, shape.shape, f"{name}.*") for item in value.values())
-    if isinstance(shape, dict):
-        return _fields(value, shape, name)
-    return None if _fits(value, shape) else name
-
-
-def _fields(value: Any, shape: dict[str, object], name: str) -> str | None:
-    if not isinstance(value, dict):
-        return name
-    for key, part in shape.items():
+def _fields(value: dict[str, Any], shape: dict[str, object], name: str) -> dict[str, Any]:
+    for key in shape:
         if key not in value:
-            return f"{name}.{key}"
-        if (wrong := _wrong(value[key], part, f"{name}.{key}")) is not None:
-            return wrong
-    return None
+            raise _Misfit(f"{name}.{key}")
+    return {key: _taken(value[key], part, f"{name}.{key}") for key, part in shape.items()}
 
 
-def _first(found: Iterable[str | None]) -> str | None:
-    return next((one for one in found if one is not None), None)
+def _text(value: str, name: str) -> str:
+    if len(value) > TEXT:
+        raise _Misfit(name)
+    return _LONE.sub("\ufffd", value)
 
 
 def _fits(value: Any, shape: Any) -> bool:
+    """Whether a value that holds no others has the shape."""
     if shape is None:
         return value is None
     if isinstance(shape, One):
-        return type(value) in (str, int) and value in shape.values
+        # Of a range only an int is looked for by arithmetic.
+        kinds = (int,) if isinstance(shape.values, range) else (str, int)
+        return type(value) in kinds and value in shape.values
     if isinstance(shape, Match):
         return _fits(value, str) and re.fullmatch(shape.pattern, value) is not None
     if shape is bool:

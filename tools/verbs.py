@@ -66,6 +66,12 @@ ARGS = Variable("ARGS", "--", "any option of `.venv/bin/python -m trainer --help
 RUN = Variable("RUN", "", "its name or path (default: the newest)", "run")
 LIMIT = Variable("LIMIT", "--limit", "only these machines: pc3, or pc1,pc2")
 ASK_SUDO = Variable("ASK_SUDO", "--ask-become-pass", "1: ask for sudo's password once", "switch")
+STOP_DISPLAY = Variable(
+    "STOP_DISPLAY",
+    "-e allow_stop_display",
+    "1: a desktop may be ended where the driver needs it",
+    "switch",
+)
 CORE = Variable(
     "CORE", "", "2.16: an older Ansible, for machines with Python 3.6", choices=("2.16",)
 )
@@ -81,7 +87,7 @@ START = (
     FORCE,
     Variable("KEEP", "--keep", "MiB a file may keep: log=256,steps=1024,samples=4096,other=64"),
 )
-RESUME = Variable("RESUME", "--resume", "a run to continue; other variables override its own")
+RESUME = Variable("RESUME", "--resume", "a run to continue, as it began (docs/launcher.md)")
 
 DEVICES = ("cuda", "cpu")
 
@@ -127,6 +133,8 @@ VERBS = {
             Variable(
                 "DELETE", "-e data_delete", "1: delete data there that is gone here", "switch"
             ),
+            Variable("TAGS", "--tags", "only these parts of site.yml: network, driver,data ..."),
+            STOP_DISPLAY,
             ASK_SUDO,
             CORE,
         ),
@@ -136,7 +144,7 @@ VERBS = {
     ),
     "upgrade": Verb(
         "upgrade kernel, driver and stack, machine by machine",
-        (INVENTORY, LIMIT, ASK_SUDO, CORE),
+        (INVENTORY, LIMIT, STOP_DISPLAY, ASK_SUDO, CORE),
     ),
     "poweroff": Verb(
         "switch off the machines if no run uses them; asks once",

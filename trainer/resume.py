@@ -44,8 +44,8 @@ def find(job: Job, same_options: bool = True) -> Optional[Snapshot]:
         raise UserError(f"--resume {options.resume}: no complete checkpoint on any node.")
     if same_options and best.other_options:
         raise UserError(
-            f"the checkpoint was made with another {', '.join(best.other_options)}: give the same "
-            "options, or --resume none to start afresh."
+            f"the checkpoint was made with another {', '.join(best.other_options)}: give the same, "
+            "or start a new run."
         )
     if world.exchange is not None:
         content = world.exchange.bytes_from(source, content)

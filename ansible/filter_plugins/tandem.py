@@ -111,6 +111,7 @@ FILTERS = {
     "share_refusal": share.share_refusal,
     "share_source": share.share_source,
     "share_unit": share.share_unit,
+    "ssh_cut_off": firewall.ssh_cut_off,
     "stack": stacks.resolve,
     "toolkit_plan": toolkit.toolkit_plan,
     "unreachable": network_faults.unreachable,

@@ -28,7 +28,8 @@ SPACE = {
     "/var/tmp": 1_000_000_000,  # noqa: S108
     "/boot": 150_000_000,
 }
-REMOVAL = {"package": "sudo apt purge '*nvidia*'", "runfile": "sudo nvidia-uninstall"}
+# What of '*nvidia*' is no part of a driver, and outlives one: for containers that use cards.
+CONTAINERS = re.compile(r"(lib)?nvidia-(container|docker)")
 
 
 def driver_plan(facts, wanted, stack, table):
@@ -65,15 +66,17 @@ def _plan(facts, wanted, stack, table):
     if wanted["policy"] == "keep":
         if enough and consistent:
             return offers.Plan("nothing", f"driver {loaded} is loaded, {needed} or newer is needed")
+        there = _installed(facts)
+        old = there is not None and stacks.version(there[1]) < stacks.version(needed)
         raise offers.Refusal(
             f"{_state(facts)}, and stack {stack['name']} needs {needed} or newer; driver_policy: "
             "keep forbids a change",
-            "set driver_policy: install (or upgrade) in group_vars/all.yml",
+            f"set driver_policy: {'upgrade' if old else 'install'} in group_vars/all.yml",
         )
     installed = _installed(facts)
     if facts["pending"]:  # an earlier run was interrupted, so the same way is tried again
-        source = installed[0] if installed else wanted["source"]
-        return _fresh(facts, {**wanted, "source": source}, stack, table, rows)
+        again = _in_the_same_way(wanted, installed[0]) if installed else wanted
+        return _fresh(facts, again, stack, table, rows)
     if installed is not None:
         return _present(facts, wanted, stack, table, rows, installed)
     if loaded is None:
@@ -87,6 +90,20 @@ def _plan(facts, wanted, stack, table):
     raise offers.Refusal(f"{came}; {needed} is needed", "remove it by hand, then run again")
 
 
+def _in_the_same_way(wanted, kind):
+    """The settings for a driver of the kind that is there; "bound": nobody set that kind."""
+    return {**wanted, "source": kind, "bound": wanted["source"] == "auto"}
+
+
+def removal(facts, kind):
+    """The command that removes a driver, and nothing that is not part of it."""
+    if kind == "runfile":
+        return "sudo nvidia-uninstall"
+    # A name with a + is kept by apt-get (its manual, "install").
+    kept = [f" {name}+" for name in sorted(facts["packages"]) if CONTAINERS.match(name)]
+    return f"sudo apt-get purge '*nvidia*'{''.join(kept)}"
+
+
 def _installed(facts):
     """(package or runfile, version) of the installed driver; None if there is none."""
     own = [name for name in facts["packages"] if name not in facts["transitional"]]
@@ -95,7 +112,8 @@ def _installed(facts):
         raise offers.Refusal(
             f"it has two drivers, one over the other: {', '.join(sorted(names))} and NVIDIA's own "
             f"installer's {facts['runfile']}",
-            "remove both: sudo nvidia-uninstall; sudo apt purge '*nvidia*'; then run again",
+            f"remove both: {removal(facts, 'runfile')}; {removal(facts, 'package')}; "
+            "then run again",
         )
     if facts["runfile"]:
         return "runfile", facts["runfile"]
@@ -112,12 +130,12 @@ def _installed(facts):
 def _present(facts, wanted, stack, table, rows, installed):
     """The plan if a driver is installed."""
     kind, version = installed
-    _refuse_foreign(version, kind, rows)
+    _refuse_foreign(version, kind, rows, removal(facts, kind))
     if wanted["source"] not in ("auto", kind):
         raise offers.Refusal(
             f"driver {version} was installed {_by(kind)}, and driver_source is "
             f"{wanted['source']}: the one is never installed over the other",
-            f"set driver_source: auto, or remove it first: {REMOVAL[kind]}",
+            f"set driver_source: auto, or remove it first: {removal(facts, kind)}",
         )
     newer = _newer(facts, wanted, stack, table, rows, installed)
     if newer is not None:
@@ -133,7 +151,7 @@ def _present(facts, wanted, stack, table, rows, installed):
         reason = f"driver {version} has no module for the running kernel {facts['kernel']}"
         if kind == "runfile" and not facts["dkms"]:
             # Installed anew, this time with DKMS, so that the next kernel gets its module.
-            again = _fresh(facts, {**wanted, "source": kind}, stack, table, rows)
+            again = _fresh(facts, _in_the_same_way(wanted, kind), stack, table, rows)
             unknown = f"{reason}, and DKMS does not know it: {again.reason}"
             return dataclasses.replace(again, reason=unknown)
         signed = offers.signed_modules(facts)
@@ -160,7 +178,7 @@ def _for_the_next_boot(facts, version, hold):
     return offers.Plan("build", lacking, **built, **hold)
 
 
-def _refuse_foreign(version, kind, rows):
+def _refuse_foreign(version, kind, rows, removal):
     """Refuses a driver branch that does not support the cards, such as 590 for Pascal."""
     foreign = [row for row in rows if not offers.knows(stacks.version(version)[0], [row])]
     if not foreign:
@@ -174,7 +192,7 @@ def _refuse_foreign(version, kind, rows):
     raise offers.Refusal(
         f"driver {version} was installed {_by(kind)} and does not support "
         f"{limits['name']} ({until})",
-        f"remove it: {REMOVAL[kind]}; if it came from NVIDIA's own repository, also remove its "
+        f"remove it: {removal}; if it came from NVIDIA's own repository, also remove its "
         "line in /etc/apt/sources.list.d/; then run again",
     )
 
@@ -183,7 +201,7 @@ def _newer(facts, wanted, stack, table, rows, installed):
     """The plan for a newer driver that is installed in the same way; None if there is none."""
     kind, version = installed
     try:
-        target = _fresh(facts, {**wanted, "source": kind}, stack, table, rows)
+        target = _fresh(facts, _in_the_same_way(wanted, kind), stack, table, rows)
     except (offers.Refusal, PlanError) as error:
         if stacks.version(version) >= stacks.version(stack["driver"]):
             return None
@@ -193,7 +211,7 @@ def _newer(facts, wanted, stack, table, rows, installed):
         raise offers.Refusal(
             f"driver {version} was installed {_by(kind)}, stack {stack['name']} needs "
             f"{stack['driver']}, and no newer one can be installed that way: {error.args[0]}",
-            f"{own}remove it ({REMOVAL[kind]}) and run again: another way is then chosen",
+            f"{own}remove it ({removal(facts, kind)}) and run again: another way is then chosen",
         ) from None
     return target if stacks.version(target.version) > stacks.version(version) else None
 
@@ -210,12 +228,13 @@ def _fresh(facts, wanted, stack, table, rows):
         plan = offers.runfile(facts, wanted, stack, table, rows)
         reason = f"{plan.reason}, since {why_not}" if why_not else plan.reason
         return dataclasses.replace(plan, reason=reason)
+    or_else = "" if wanted.get("bound") else "; or set driver_source: auto"
     if why_not:
-        raise offers.Refusal(why_not, "fix what apt names, or set driver_source: auto")
+        raise offers.Refusal(why_not, f"fix what apt names{or_else}")
     raise offers.Refusal(
         f"its package archive offers no driver for its cards that stack {stack['name']} could use "
         f"({stack['driver']} or newer)",
-        f"{ADD_SOURCES}; or set driver_source: auto, or a stack that needs less",
+        f"{ADD_SOURCES}{or_else}; or take a stack that needs less",
     )
 
 
@@ -243,7 +262,8 @@ def _with_display(plan, facts, wanted):
         raise offers.Refusal(
             f"{plan.reason}, which cannot be changed under a running display: "
             f"{', '.join(shown + [unit] * bool(unit))}",
-            "save what is open there, then run again with -e allow_stop_display=true",
+            "save what is open there, then run again: STOP_DISPLAY=1 after make, or "
+            "-e allow_stop_display=true after ansible-playbook",
         )
     if not unit:
         raise offers.Refusal(

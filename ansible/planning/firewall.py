@@ -84,13 +84,22 @@ def card_networks(facts: dict, own: str) -> list[str]:
     """
     for name in facts["interfaces"]:
         link = _link(facts, name)
-        found = [*([link["ipv4"]] if "ipv4" in link else []), *link.get("ipv4_secondaries", [])]
-        rows = [*found, *link.get("ipv6", [])]
-        if any(row["address"] == own for row in rows):
-            texts = [f"{row['address']}/{row['prefix']}" for row in rows]
-            networks = [ipaddress.ip_interface(text).network for text in texts]
-            return [str(net) for net in networks if net.num_addresses > 2]
+        if any(row["address"] == own for row in _rows_of_link(link)):
+            return [str(network) for network in _networks_of_link(link)]
     return []
+
+
+def _rows_of_link(link: dict) -> list[dict]:
+    """[{"address", "prefix"}] of a network interface of `ansible_facts`."""
+    found = [*([link["ipv4"]] if "ipv4" in link else []), *link.get("ipv4_secondaries", [])]
+    return [*found, *link.get("ipv6", [])]
+
+
+def _networks_of_link(link: dict) -> list:
+    """The networks that an interface is in, of which each has room for others."""
+    texts = [f"{row['address']}/{row['prefix']}" for row in _rows_of_link(link)]
+    networks = [ipaddress.ip_interface(text).network for text in texts]
+    return [network for network in networks if network.num_addresses > 2]
 
 
 def cut_off(sockets: str, ssh_port: str, opened: list[dict]) -> list[str]:
@@ -109,6 +118,58 @@ def cut_off(sockets: str, ssh_port: str, opened: list[dict]) -> list[str]:
             who = re.search(r'"([^"]+)"', line)
             found.add((who.group(1) if who else "the kernel", words[0], int(port)))
     return [f"{who} ({protocol} {port})" for who, protocol, port in sorted(found)]
+
+
+# A line of sshd's in the journal, as --output=short-iso prints it: its day, the user, the address.
+LOGIN = re.compile(
+    r"(\d{4}-\d{2}-\d{2})T\S+ .*?: "
+    r"Accepted \S+ for ([\w.@\\$+-]{1,64}) from ([0-9a-fA-F:.]{2,45})[ %]"
+)
+PEERS_NAMED = 8
+
+
+def ssh_cut_off(sockets: str, journal: str, admitted: list[str], facts: dict) -> dict:
+    """Who came by ssh and will not get in: {"peers": ["10.20.0.7 (connected now)", "10.20.0.8
+    (anna, 2026-11-20)"], "admin_cidrs": ["10.20.0.0/16"], which would let them}.
+
+    sockets: the established connections to ssh's port, as `ss --no-header --numeric` prints them;
+    journal: what sshd said during the last weeks; admitted: addresses and networks that the rules
+    let in ("" counts for nothing); facts: `ansible_facts`, for the networks of the machine's cards.
+    """
+    rules = [ipaddress.ip_network(text, strict=False) for text in admitted if text]
+    seen: dict = {}
+    for day, user, text in LOGIN.findall(journal):  # the oldest first, so that the last login stays
+        seen[_peer(text)] = f"{user}, {day}"
+    for line in sockets.splitlines():
+        ends = re.findall(r"(\S+):\d+(?=\s|$)", line)
+        if len(ends) >= 2:
+            seen[_peer(ends[1])] = "connected now"
+    peers = {
+        peer: when
+        for peer, when in seen.items()
+        if peer and not peer.is_loopback and not any(peer in network for network in rules)
+    }
+    named = [f"{peer} ({when})" for peer, when in peers.items()]
+    more = [f"{len(named) - PEERS_NAMED} more"] if len(named) > PEERS_NAMED else []
+    return {
+        "peers": [*named[:PEERS_NAMED], *more],
+        "admin_cidrs": sorted({_network_of(peer, facts) for peer in peers}),
+    }
+
+
+def _peer(text: str):
+    """The address that a socket or sshd names, without brackets, its card and IPv6's wrapping."""
+    address = _address(text.strip("[]").split("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _network_of(peer, facts: dict) -> str:
+    """The private network of one of the machine's cards in which a peer is; else its address."""
+    for name in facts["interfaces"]:
+        for network in _networks_of_link(_link(facts, name)):
+            if peer in network and network.is_private:
+                return str(network)
+    return str(peer)
 
 
 def connection_end(ssh_connection: str) -> dict[str, str]:
@@ -177,3 +238,11 @@ def _others(host: str, variables: dict) -> Iterator[str]:
                 f"{host}: other_addresses={given} is not a list of addresses. Write it as "
                 "other_addresses=192.168.56.57,192.168.57.3"
             ) from None
+
+
+def _address(text):
+    """The IP address that a text consists of; None for any other text."""
+    try:
+        return ipaddress.ip_address(text) if isinstance(text, str) else None
+    except ValueError:
+        return None

@@ -17,7 +17,7 @@ def bundle_order(hostvars, offline, stack, python=""):
     it has a GPU, are variables of the inventory. Without any: the wheels of the stack for the
     Python that it prefers.
     """
-    table = _table("releases.yml")["releases"]
+    table = releases()
     row = _table("stacks.yml")["stacks"]["rows"].get(stack, {})
     nameless = [host for host in offline if not hostvars[host].get("release")]
     if nameless:
@@ -26,13 +26,13 @@ def bundle_order(hostvars, offline, stack, python=""):
             "its line of inventory.ini write, for example, release=bookworm. The machine says its "
             "own by: . /etc/os-release; echo $VERSION_CODENAME"
         )
-    releases = offline_releases(hostvars, offline)
-    known = [release for release in releases if release in table]
+    wanted = offline_releases(hostvars, offline)
+    known = [release for release in wanted if release in table]
     own = {table[release]["python"] for release in known}
     pythons = sorted({python} | (own & set(row.get("python", []))))
     return {
         "wheels": [[stack, each] for each in pythons],
-        "releases": releases,
+        "releases": wanted,
         "stacks": [stack] if offline else [],
         "conda": any(table[name]["python"] not in row.get("python", []) for name in known),
     }
@@ -41,7 +41,7 @@ def bundle_order(hostvars, offline, stack, python=""):
 def offline_releases(hostvars, offline):
     """{code name: further packages}: headers of the kernels that the inventory names, and the gcc
     that builds modules for them, where it is not the release's own (driver_offers.kernels_gcc)."""
-    table, found = _table("releases.yml")["releases"], {}
+    table, found = releases(), {}
     for host in offline:
         release, kernel = hostvars[host]["release"], hostvars[host].get("kernel")
         further = found.setdefault(release, set())
@@ -72,6 +72,11 @@ def bundle_needed(hostvars, offline, machines, stack):
         "releases": offline_releases(hostvars, offline),
         "stacks": [stack] if any(machines[host]["gpus"] for host in offline) else [],
     }
+
+
+def releases():
+    """{code name: row} of ansible/releases.yml, the only list of the releases that are known."""
+    return _table("releases.yml")["releases"]
 
 
 def _table(name):

@@ -34,8 +34,8 @@ FAILURES = (
     (
         r"access denied|No such file|Operation not permitted",
         "nfs",
-        "the server does not export the folder to this machine. Run site.yml for the server too: "
-        "it exports to the members of the inventory.",
+        "the server does not export the folder to this machine. Run make provision for the server "
+        "too: it exports to the members of the inventory.",
     ),
     (
         r"unknown filesystem|not supported by the system|No such device|Protocol not supported",
@@ -204,5 +204,5 @@ def share_failure(protocol: str, journal: str, said: str) -> str:
             return sentence
     lines = journal.strip().splitlines()
     if not lines:
-        return f"{said.strip()}. Nothing tried to mount it: run site.yml --tags data."
+        return f"{said.strip()}. Nothing tried to mount it. Run: make provision TAGS=data."
     return f"{said.strip()} (the journal's last word: {lines[-1]})"

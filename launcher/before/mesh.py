@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,10 +13,9 @@ from launcher.before.probe import Facts
 from launcher.engine import LARGEST, Late, Node, Process, pieces
 from launcher.inventory import Host
 from launcher.probes.reach import MARK
-from launcher.validate import Invalid, Row
+from launcher.validate import Invalid, One, Row
 
 SECONDS = 15.0
-PAIR = Row((Row((str, int)), str))  # peer, and why it is not reached
 # With more machines than this each tries only its nearest neighbours and node 0, not all n * n
 # pairs.
 ALL_PAIRS = 16
@@ -46,7 +46,7 @@ def check(hosts: list[Host], nodes: dict[str, Node], facts: dict[str, Facts]) ->
     with ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
         processes = list(pool.map(start, range(len(hosts))))
         try:
-            answers = list(pool.map(lambda process: _answer(process, set(names)), processes))
+            answers = list(pool.map(lambda process: _answer(process, names), processes))
         finally:  # only now: others may still have to reach a machine that has answered
             for process in processes:
                 process.close()
@@ -64,28 +64,30 @@ def check(hosts: list[Host], nodes: dict[str, Node], facts: dict[str, Facts]) ->
     return problems
 
 
-def _read(line: str, known: set[str]) -> list[Any] | str:
-    """The pairs in an answer, or why it is not one."""
+def _read(line: bytes, known: Collection[str]) -> list[Any] | str:
+    """The pairs in an answer, one for each machine at most; or why it is not one."""
+    peer = Row((One(tuple(known)), One(range(1, 1 << 16))))
     try:
-        pairs = validate.check(validate.parse(line), [PAIR], "its answer")
+        pairs = validate.check(validate.parse(line), [Row((peer, str))], "its answer")
+        if len({address for (address, _), _ in pairs}) < len(pairs):
+            raise Invalid("one machine twice")
     except Invalid as error:
         return f"what it says is impossible ({error})"
-    if any(address not in known for (address, _), _ in pairs):
-        return "what it says is impossible (a machine that is none of them)"
     return pairs
 
 
-def _answer(process: Process, known: set[str]) -> list[Any] | str:
+def _answer(process: Process, known: Collection[str]) -> list[Any] | str:
     """What one machine found: pairs of [address, port] and reason; or why it found nothing. Its
     process stays, since others may not have reached it yet."""
-    text = ""
+    size, rest = 0, b""
     try:
         for piece in pieces(process, SECONDS):
-            text += piece.decode(errors="replace")
-            for line in text.splitlines(keepends=True):
-                if line.startswith(MARK) and line.endswith("\n"):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if line.startswith(MARK.encode()):
                     return _read(line[len(MARK) :], known)
-            if len(text) > LARGEST:
+            size += len(piece)
+            if size > LARGEST:
                 return "it said too much"
     except Late:
         return f"no answer within {SECONDS:.0f} s"

@@ -13,49 +13,57 @@ from launcher.engine import Node, talk
 from launcher.errors import MachineError, UserError
 from launcher.inventory import Host
 from launcher.probes.machine import MARK
-from launcher.validate import Each, Invalid, Match, One
+from launcher.validate import NATURAL, Each, Invalid, Match, One
 
 MODULES = (
     *("trainer.card", "trainer.data.layout", "launcher.node.tree", "launcher.probes.command"),
     *("launcher.probes.dataset", "launcher.probes.gpus", "launcher.probes.machine"),
 )
 SECONDS = 30.0
-ROUTE = {"interface": (str, None), "source": (str, None), "error": (str, None)}
-LISTING = {"classes": int, "images": int, "sha256": Match("[0-9a-f]{64}")}
+INTERFACE = Match(r"[^\s/]{1,15}")
+ROUTE = {"interface": (INTERFACE, None), "source": (str, None), "error": (str, None)}
+SHA256 = Match("[0-9a-f]{64}")
+LISTING = {"classes": NATURAL, "images": NATURAL, "sha256": SHA256}
 VERSIONS = ("python", "torch", "torchvision", "nccl", "cuda")
-SHAPE = {
-    "unix": float,
-    "home": Match(r"/[^\x00-\x1f]*"),
-    "hostname": str,
-    "cores": One(range(1, 1 << 20)),
-    "cpu_flags": [str],
-    "machine": str,
-    "versions": Each((str, None)),
-    "models": [str],
-    "packages": Each(bool),
-    "gpus": {
-        "count": One(range(1024)),
-        "cards": [{"name": str, "uuid": str, "pci": (str, None), "sm": (int, None)}],
-        "driver": (str, None),
-        "processes": [{"pid": int, "user": str, "command": str}],
-        "error": (str, None),
-        "cards_on_bus": int,
-    },
-    "runs": [{"pid": int, "run": str, "holder": str}],
-    "paths": Each(bool),
-    "routes": Each(ROUTE),
-    "free_ports": [One(range(1, 1 << 16))],
-    "code_sha256": (Match("[0-9a-f]{64}"), None),
-    "data": {
-        "path": str,
-        "exists": bool,
-        "problem": (str, None),
-        "splits": Each(LISTING),
-    },
-    "disk_free": int,
-    "writable": bool,
-    "guard_python": bool,
-}
+GPUS = 64  # of one machine; each gets a process
+CARD = {"name": str, "uuid": str, "pci": (str, None), "sm": (One(range(10, 1000)), None)}
+
+
+def shape(task: dict[str, Any]) -> dict[str, Any]:
+    """What the answer to a task of preflight.py is: of all that was asked, and of nothing else."""
+    return {
+        "unix": float,
+        "home": Match(r"/[^\x00-\x1f]*"),
+        "hostname": str,
+        "cores": One(range(1, 1 << 20)),
+        "cpu_flags": [str],
+        "machine": str,
+        "versions": dict.fromkeys(VERSIONS, (str, None)),
+        "models": [str],
+        "packages": dict.fromkeys(task["packages"], bool),
+        "gpus": {
+            "count": One(range(GPUS + 1)),
+            "cards": [CARD],
+            "driver": (str, None),
+            "processes": [{"pid": NATURAL, "user": str, "command": str}],
+            "error": (str, None),
+            "cards_on_bus": NATURAL,
+        },
+        "runs": [{"pid": NATURAL, "run": str, "holder": str}],
+        "paths": dict.fromkeys(task["paths"], bool),
+        "routes": dict.fromkeys(task["peers"], ROUTE),
+        "free_ports": [One(frozenset(task["ports"]))],
+        "code_sha256": (SHA256, None),
+        "data": {
+            "path": One((task["data"],)),
+            "exists": bool,
+            "problem": (str, None),
+            "splits": Each(LISTING),
+        },
+        "disk_free": NATURAL,
+        "writable": bool,
+        "guard_python": bool,
+    }
 
 
 @dataclass(frozen=True)
@@ -132,7 +140,7 @@ def _ask(node: Node, task: dict[str, Any]) -> Facts | str:
     line = next((line for line in text.splitlines() if line.startswith(MARK)), None)
     if line is not None:
         try:
-            found = read_facts(line[len(MARK) :])
+            found = read_facts(line[len(MARK) :], task)
         except Invalid as error:
             return f"{host.label()}: what it says of itself is impossible: {error}."
         return Facts(host=host.name, asked_unix=asked, answered_unix=time.time(), **found)
@@ -146,13 +154,12 @@ def _ask(node: Node, task: dict[str, Any]) -> Facts | str:
     return f"{host.label()}: {host.env_python} could not inspect the machine: {said}"
 
 
-def read_facts(line: str) -> dict[str, Any]:
+def read_facts(line: str, task: dict[str, Any]) -> dict[str, Any]:
     """The fields of Facts that a machine reports, checked. Raises Invalid."""
-    found = validate.check(validate.parse(line), SHAPE, "answer")
-    validate.check(found["versions"], dict.fromkeys(VERSIONS, (str, None)), "answer.versions")
+    found = validate.check(validate.parse(line), shape(task), "answer")
     if len(found["gpus"]["cards"]) != found["gpus"]["count"]:
         raise Invalid("answer.gpus.count is not the number of its cards")
-    return {**{name: found[name] for name in SHAPE}, "free_ports": tuple(found["free_ports"])}
+    return {**found, "free_ports": tuple(found["free_ports"])}
 
 
 def code_sha256(node: Node, python: str, folder: str) -> str | None:

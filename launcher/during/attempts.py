@@ -14,7 +14,7 @@ from launcher.before.plan import Plan
 from launcher.during.cause import document
 from launcher.during.watch import Outcome
 from launcher.folders import write_whole
-from launcher.validate import Invalid, One
+from launcher.validate import NATURAL, Invalid, One
 
 
 def write_json(path: Path, value: object, mode: int = 0o644) -> None:
@@ -24,7 +24,7 @@ def write_json(path: Path, value: object, mode: int = 0o644) -> None:
 
 SPARE = 1 << 20  # bytes
 LINE = 1 << 20  # bytes; no line of ours is longer
-START = {"kind": One(("start",)), "attempt": int, "resumed_samples": int}
+START = {"kind": One(("start",)), "attempt": NATURAL, "resumed_samples": NATURAL}
 CHECKPOINT = {"kind": One(("checkpoint",)), "file": str}
 
 
@@ -36,9 +36,10 @@ class Attempts:
         self.list: list[dict[str, Any]] = []
         self.problem: str | None = None  # why the file is not what it should be
         self._spare = folder / ".spare"
-        self._status = "running"
+        self.status = "running"
         if self.path.exists():
-            self.list = json.loads(self.path.read_text(encoding="utf-8"))["attempts"]
+            recorded = json.loads(self.path.read_text(encoding="utf-8"))
+            self.list, self.status = recorded["attempts"], recorded.get("status", self.status)
 
     @property
     def ports(self) -> frozenset[int]:
@@ -93,7 +94,7 @@ class Attempts:
                 attempt["resumed_samples"] = start["resumed_samples"]
             if not unknown:
                 break
-        self._write(self._status)
+        self._write(self.status)
 
     @staticmethod
     def saved(folder: Path) -> bool:
@@ -113,7 +114,7 @@ class Attempts:
     def _write(self, status: str) -> None:
         """Write attempts.json, on a full disk into the space reserved for it; the old file stays
         until the new one is whole."""
-        self._status = status
+        self.status = status
         value = {"status": status, "attempts": self.list}
         try:
             write_json(self.path, value)

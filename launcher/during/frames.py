@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ KEPT = 4096  # bytes kept of what is not a frame, for the person who asks why
 REASONS = ("finished", "failed", "stopped", "killed", "busy", "lease", "eof", "guard")
 SIGNAL = (Match(r"SIG[A-Z0-9+-]{1,20}|signal \d{1,3}"), None)
 PROCESSES = [{"pid": int, "command": str}]
+# What our guard sends once at most: these, and for each of its ranks the two with a rank.
+ONCE = ("hello", "started", "worker", "worker_exit", "exit")
 
 
 def shapes(ranks: tuple[int, ...]) -> dict[str, dict[str, Any]]:
@@ -62,6 +65,7 @@ class Frames:
         self._buffer = bytearray()
         self._looked = 0  # bytes of the buffer known to contain no newline
         self._greeted = False
+        self._sent: set[tuple[str, int | None]] = set()  # of ONCE, with their ranks
         self._waiting: dict[str, Any] | None = None  # a frame whose raw bytes are not all here
 
     def feed(self, data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
@@ -119,10 +123,22 @@ class Frames:
         if not self._greeted and kind != "hello":
             return None
         if not isinstance(kind, str) or kind not in self._shapes:
-            raise Invalid(f"a frame of type {str(kind)[:40]!r}")
-        validate.check(found, self._shapes[kind], f"{kind} frame")
+            raise Invalid(f"a frame of type {reprlib.repr(kind)}")
+        frame = {"type": kind, **validate.check(found, self._shapes[kind], f"{kind} frame")}
         self._greeted = True
-        return found
+        self._count(frame)
+        return frame
+
+    def _count(self, frame: dict[str, Any]) -> None:
+        """Refuse what comes again, however often, and what comes after the last frame."""
+        kind, rank = frame["type"], frame.get("rank")
+        whose = "" if rank is None else f" of rank {rank}"
+        if ("exit", None) in self._sent:
+            raise Invalid(f"after its exit frame one of type {kind!r}")
+        if (kind, rank) in self._sent:
+            raise Invalid(f"a second {kind} frame{whose}")
+        if kind in ONCE:
+            self._sent.add((kind, rank))
 
     def _keep(self, said: bytes) -> None:
         """Keep text that is not a frame. stderr shares the stream: the text is a defect of the

@@ -63,6 +63,8 @@ ATTEMPTS = [
     Lie("a size below nothing", field(r"log frame\.bytes")),
     Lie("a frame that is too large", sent("a line of more than 1 MiB")),
     Lie("deep brackets", sent("a line of more than 1 MiB")),
+    Lie("brackets and half a surrogate", field(r"beat frame\.unix")),
+    Lie("ends without end", sent(r"a second worker_exit frame of rank 1")),
     Lie("an exit of another host", "tandem: node2 could not run torch.distributed.launch"),
     Lie("finished while it trains", SILENT),
     Lie("output without end", sent("a frame of type 'upgrade'")),
@@ -91,6 +93,8 @@ ATTEMPTS = [
 INVALID = "what it says of itself is impossible: "
 REFUSED = [
     Lie("an answer of brackets", f"{INVALID}it is no JSON", 2),
+    Lie("an answer of brackets and half a surrogate", rf"{INVALID}answer is \[\[", 2),
+    Lie("an answer that leaves something out", rf"{INVALID}answer\.routes\.192\.168\.", 2),
     Lie("an answer of wrong types", rf"{INVALID}answer\.cores is not", 2),
     Lie("a home of two lines", rf"{INVALID}answer\.home is not", 2),
     Lie("a holder with escapes", "it is in use by \x1b\\[31mred: run ", 2),

@@ -5,6 +5,8 @@ import subprocess
 
 import pytest
 
+from lab import plan
+from lab.node import SSH_LOST
 from tests.lab.knock import answering
 from tests.lab.site_plays import (
     changes,
@@ -12,6 +14,7 @@ from tests.lab.site_plays import (
     failures,
     play,
     reboot,
+    said,
     write_inventory,
     write_play,
 )
@@ -112,6 +115,48 @@ def test_who_listened_is_named_before_the_first_rules(guarded):
         said = " ".join(play(lab, *words).stdout.split())
     assert "node1: from now on only members reach" in said and "python3 (tcp 45678)" in said
     assert "node2: from now on only members" not in said  # sshd alone listens there
+
+
+def from_the_office(lab, address: str, line: str) -> list[str]:
+    """Words that log somebody in at node 1 from an address of the office's network."""
+    state = plan.STATE / lab.name
+    known = f"UserKnownHostsFile={state / 'known_hosts'}"
+    words = ["ssh", "-F", "/dev/null", "-i", state / "control.ssh/id_ed25519", "-b", address]
+    # Where packets are dropped ssh gives up by itself.
+    patience = ("ConnectTimeout=3", "ServerAliveInterval=5", "ServerAliveCountMax=4")
+    for option in (known, "HostKeyAlias=192.168.56.111", "BatchMode=yes", *patience):
+        words += ["-o", option]
+    return lab.argv("exec", "--from", "stranger", "--", *map(str, words), "tandem@10.77.0.2", line)
+
+
+def test_who_came_by_ssh_over_another_card_is_named_before_it_is_cut(guarded):
+    """Node 1 has a card in an office's network beside the one that trains."""
+    lab, words = guarded
+    lab.ssh(1, "sudo ip link add office link eth0 type macvlan mode bridge; "
+               "sudo ip address add 10.77.0.2/24 brd + dev office; sudo ip link set office up; "
+               "sudo nft delete table inet tandem")  # fmt: skip
+    for last in (8, 9):
+        lab.stranger("ip", "address", "add", f"10.77.0.{last}/24", "dev", "eth0")
+    earlier = from_the_office(lab, "10.77.0.8", "date +%F")
+    today = subprocess.run(earlier, capture_output=True, text=True, check=True).stdout.strip()
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(from_the_office(lab, "10.77.0.9", "echo in; cat"), **streams) as there:
+        assert there.stdout.readline() == "in\n"
+        told = said(play(lab, *words))
+        assert (f"node1: from now on ssh from 10.77.0.8 (tandem, {today}), "
+                "10.77.0.9 (connected now) is dropped") in told  # fmt: skip
+        assert "admin_cidrs: [10.77.0.0/24]." in told
+        assert "node2: from now on ssh" not in told
+        there.stdin.write("still here\n")  # what is connected stays so
+        there.stdin.close()
+        assert there.stdout.readline() == "still here\n"
+    assert subprocess.run(earlier, capture_output=True).returncode == SSH_LOST
+    lab.ssh(1, "sudo nft delete table inet tandem")
+    told = said(play(lab, *words, "-e", json.dumps({"admin_cidrs": ["10.77.0.0/24"]})))
+    assert "from now on ssh" not in told
+    assert subprocess.run(earlier, capture_output=True).returncode == 0
+    lab.ssh(1, "sudo ip link delete office")
+    play(lab, *words)
 
 
 def test_a_stranger_of_the_lan_reaches_no_ssh_where_that_is_set(guarded):

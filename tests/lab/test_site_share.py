@@ -186,7 +186,7 @@ def test_a_server_that_is_no_line_of_the_inventory_is_an_address(shared, tmp_pat
     role = ["share_client", *words[2:], *server]
     wrong = complaint(lab, tmp_path, *role, hosts="node2")
     assert "node2 cannot read the data of 192.168.56.111: ls: cannot access" in wrong
-    assert "Nothing tried to mount it: run site.yml --tags data" in wrong
+    assert "Nothing tried to mount it. Run: make provision TAGS=data" in wrong
     play(lab, *client, "-e", "share_client_protocol=local")
     assert "tandem" not in lab.ssh(2, "cat /etc/fstab")
 

@@ -1,8 +1,8 @@
 """The machine itself: system, rights, disks, packages, clock."""
 
-from .. import stacks
+from .. import offline, stacks
 
-SUPPORTED = {"debian": ("11", "12", "13"), "ubuntu": ("18.04", "20.04", "22.04", "24.04")}
+NAMES = {"debian": "Debian", "ubuntu": "Ubuntu"}
 # Versions of ansible-core, and the oldest Python that their modules run on.
 OLDEST_PYTHON = (((2, 20), (3, 9)), ((2, 18), (3, 8)), ((2, 17), (3, 7)), ((2, 13), (3, 6)))
 CLOCK_TOLERANCE = 2.0  # seconds
@@ -10,13 +10,7 @@ FEW_INODES = 100_000
 
 
 def system(facts, question):
-    releases = SUPPORTED.get(facts["distribution"])
-    if releases is None or facts["release"] not in releases:
-        yield (
-            "release",
-            f"the roles do not know its release, {facts['distribution']} {facts['release']}",
-            "use Debian 11 to 13 or Ubuntu 18.04 to 24.04",
-        )
+    yield from release(facts["distribution"], facts["release"], known_releases())
     if facts["arch"] != "x86_64":
         yield (
             "arch",
@@ -33,6 +27,50 @@ def system(facts, question):
             f"its python3 is {facts['python']}, and the modules of ansible-core "
             f"{question['ansible_core']} need {'.'.join(map(str, oldest))}",
             "provision it with `make provision CORE=2.16`",
+        )
+
+
+def known_releases():
+    """{"debian": ["11", ...], "ubuntu": [...]}: the versions in ansible/releases.yml."""
+    found: dict = {}
+    for row in offline.releases().values():
+        found.setdefault(row["distribution"], []).append(row["version"])
+    return {name: sorted(versions, key=stacks.version) for name, versions in found.items()}
+
+
+def release_names(known):
+    """ "Debian 11, 12 or 13; Ubuntu 18.04, 20.04, 22.04 or 24.04"."""
+    parts = (
+        f"{NAMES[name]} {', '.join(versions[:-1])} or {versions[-1]}"
+        for name, versions in known.items()
+    )
+    return "; ".join(parts)
+
+
+def release(distribution, version, known):
+    """The finding on a release that is not listed, a newer one of a listed distribution or not.
+
+    `distribution` and `version` are ID and VERSION_ID of /etc/os-release; Debian's testing has no
+    VERSION_ID.
+    """
+    versions = known.get(distribution, [])
+    if version in versions:
+        return
+    name = f"{NAMES.get(distribution, distribution)} {version or 'without a number'}"
+    if versions and (not version or stacks.version(version) > stacks.version(versions[-1])):
+        yield (
+            "release",
+            f"{name} is newer than the releases that Tandem knows: packages, kernel and Python of "
+            "it were never tried",
+            f"install {NAMES[distribution]} {versions[-1]} on it, "
+            f"{'the LTS release before' if distribution == 'ubuntu' else 'the release before'}; "
+            f"known are {release_names(known)}",
+        )
+    else:
+        yield (
+            "release",
+            f"the roles do not know its release, {name}",
+            f"install one of these on it: {release_names(known)}",
         )
 
 

@@ -72,7 +72,7 @@ def names(facts, question):
         yield (
             "loopback_name",
             f"/etc/hosts has its name {facts['hostname']} at a loopback address again",
-            "run site.yml again; if cloud-init did it: echo 'manage_etc_hosts: false' | "
+            "make provision; if cloud-init did it: echo 'manage_etc_hosts: false' | "
             "sudo tee /etc/cloud/cloud.cfg.d/99-hosts.cfg",
         )
 

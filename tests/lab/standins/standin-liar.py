@@ -18,10 +18,13 @@ LIE = pathlib.Path("/opt/standin/lie").read_text().strip()
 PRECIOUS = pathlib.Path("/opt/standin/precious")  # names a file of the control machine
 ESCAPES = "\x1b]0;owned\x07\x1b]52;c;cm0gLXJm\x1b\\\x1b[2J\x9b6n\x1b[31mred"
 WORKER = {"exit_code": 1, "signal": None, "exception": "E: x"}
+ENDED = {"exit_code": 0, "signal": None, "exception": None}
 EXIT = {
     "type": "exit", "reason": "finished", "message": None, "exit_code": 0, "signal": None,
     "mono_start": 0.0, "mono_end": 1.0, "workers": {}, "ended": [], "left": [],
 }  # fmt: skip
+# Python can read it, but not look through it by recursion.
+NESTED = "[" * 600 + '"\\ud800"' + "]" * 600
 OVER = threading.Event()  # the control machine has hung up
 
 
@@ -74,6 +77,13 @@ def long_output(_):
     say(type="upgrade")
 
 
+def ends(_):
+    """A hundred thousand ends of one rank."""
+    frame = {"type": "worker_exit", "rank": 1, "first": False, **ENDED}
+    for _ in range(1000):
+        out((json.dumps(frame) + "\n").encode() * 100)
+
+
 def escapes(_):
     """Text for a terminal to obey, in all that is shown."""
     log(f"said {ESCAPES}\n".encode())
@@ -109,6 +119,10 @@ AT_STEP = {
     "a size below nothing": lambda _: say(type="log", rank=1, stream="stdout", bytes=-5),
     "a frame that is too large": lambda _: out(b'{"type": "' + b"x" * (2 << 20)),
     "deep brackets": lambda _: out(b'{"type": "beat", "unix": ' + b"[" * (2 << 20)),
+    "brackets and half a surrogate": lambda _: out(
+        b'{"type": "beat", "unix": ' + NESTED.encode() + b"}\n"
+    ),
+    "ends without end": ends,
     "an exit of another host": lambda _: say(
         **{**EXIT, "reason": "failed", "host": "node1", "workers": {"0": WORKER}, "exit_code": 1}
     ),
@@ -164,6 +178,7 @@ def foreign(task):
 def odd_records(task):
     """Whole files of the right names, with the wrong things in them."""
     odd = '["start"]\n{"kind": "start", "attempt": "one"}\n' + "[" * 100_000 + "\nnull\n\x00\n"
+    odd += '{"kind": "start", "attempt": ' + NESTED + "}\n"
     names = ("exit.json", "net.jsonl", "gpu.jsonl", "mounts.jsonl", "rank1.steps.jsonl")
     put(task["nodes"], names, lambda path: path.write_text(odd))
 
@@ -198,6 +213,8 @@ def changed(**fields):
 # What it says of itself before a run.
 ANSWERS = {
     "an answer of brackets": deep,
+    "an answer of brackets and half a surrogate": lambda _: NESTED,
+    "an answer that leaves something out": changed(packages={}, routes={}),
     "an answer of wrong types": changed(cores="eight"),
     "a home of two lines": changed(home="/home/tandem\n/etc"),
     "a holder with escapes": changed(runs=[{"pid": 1, "run": ESCAPES, "holder": ESCAPES}]),

@@ -123,6 +123,64 @@ def test_who_listens_and_will_be_cut_off_is_named():
     assert "sshd (tcp 22)" in firewall.cut_off(SOCKETS, "2222", [])
 
 
+# As ss of iproute2 6.1 prints those that are established, and 4.15 with a blank less.
+CONNECTED = """\
+0      0      192.168.56.20:22     192.168.56.1:40310
+0      36            10.7.0.5:22        10.7.0.31:51234
+0 0 [::ffff:10.7.0.5]:22 [::ffff:10.7.0.32]:51235
+0      0      [fe80::1%eno1]:22 [fe80::9%eno1]:40000
+"""
+# As sshd of OpenSSH 8.2 and sshd-session of 9.9 say whom they let in (auth.c, auth_log).
+JOURNAL = r"""
+2026-10-01T09:00:00+0200 pc1 sshd[80]: Accepted password for anna from 100.101.2.3 port 51000 ssh2
+2026-10-19T09:00:00+0200 pc1 sshd-session[81]: Accepted publickey for CORP\ben from 100.101.2.3 port 51000 ssh2: ED25519 SHA256:x
+2026-10-20T09:00:00+0200 pc1 sshd[82]: Failed password for root from 203.0.113.7 port 51000 ssh2
+2026-10-20T09:00:00+0200 pc1 sshd[83]: Accepted publickey for anna from 192.168.56.1 port 51000 ssh2: RSA SHA256:x
+2026-10-20T09:00:00+0200 pc1 sshd[84]: Accepted publickey for anna from 2001:db8::8 port 51000 ssh2: RSA SHA256:x
+2026-10-20T09:00:00+0200 pc1 sshd[85]: Accepted publickey for anna from 127.0.0.1 port 51000 ssh2: RSA SHA256:x
+2026-10-21T09:00:00+0200 pc1 sshd[86]: Accepted publickey for anna from 10.7.0.31 port 51000 ssh2: RSA SHA256:x
+"""  # noqa: E501
+
+
+def test_who_comes_by_ssh_and_will_not_get_in_is_named():
+    admitted = ["192.168.56.1", "192.168.56.0/24", "fe80::/64", ""]
+    found = firewall.ssh_cut_off(CONNECTED, JOURNAL, admitted, CARDS)
+    assert found == {
+        "peers": [
+            "100.101.2.3 (CORP\\ben, 2026-10-19)",
+            "2001:db8::8 (anna, 2026-10-20)",
+            "10.7.0.31 (connected now)",
+            "10.7.0.32 (connected now)",
+        ],
+        "admin_cidrs": ["10.7.0.0/16", "100.101.2.3", "2001:db8::8"],
+    }
+    let_in = [*admitted, *found["admin_cidrs"]]
+    assert firewall.ssh_cut_off(CONNECTED, JOURNAL, let_in, CARDS)["peers"] == []
+
+
+def test_many_who_came_by_ssh_are_not_a_page():
+    line = "2026-10-01T09:00:00+0200 pc sshd[8]: Accepted password for a from 10.7.1.{} port 5 x\n"
+    journal = "".join(line.format(number) for number in range(1, 101))
+    found = firewall.ssh_cut_off("", journal, [], CARDS)
+    assert len(found["peers"]) == 9 and found["peers"][-1] == "92 more"
+    assert found["admin_cidrs"] == ["10.7.0.0/16"]
+
+
+@pytest.mark.parametrize(
+    "said", ["", "x\n", "0 0 *:22 *:*\n", "0 0 1.2.3.4.5:22 a:b:22", "0 0 10.0.0.1:22 \x1b[2J:22"]
+)
+def test_sockets_and_journals_that_say_nothing_name_nobody(said):
+    found = firewall.ssh_cut_off(said, said, ["10.0.0.0/8"], CARDS)
+    assert found == {"peers": [], "admin_cidrs": []}
+
+
+def test_a_network_that_is_not_private_is_not_proposed():
+    """A machine that says that it is in 0.0.0.0/0 opens nothing by that."""
+    wide = {"interfaces": ["a"], "a": {"ipv4": {"address": "10.7.0.5", "prefix": "0"}}}
+    found = firewall.ssh_cut_off("0 0 10.7.0.5:22 10.7.0.31:51234", "", [], wide)
+    assert found["admin_cidrs"] == ["10.7.0.31"]
+
+
 @pytest.mark.parametrize(
     ("text", "address", "own", "port"),
     [

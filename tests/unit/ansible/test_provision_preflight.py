@@ -89,6 +89,47 @@ def test_fault_of_other_settings(fault, facts, question):
     assert fault not in [finding["fault"] for finding in found(facts)]
 
 
+KNOWN = "Debian 11, 12 or 13; Ubuntu 18.04, 20.04, 22.04 or 24.04"
+
+
+@pytest.mark.parametrize(
+    ("distribution", "version", "cause", "remedy"),
+    [
+        ("ubuntu", "26.04", "Ubuntu 26.04 is newer than", "install Ubuntu 24.04 on it, the LTS"),
+        ("ubuntu", "25.10", "Ubuntu 25.10 is newer than", "install Ubuntu 24.04 on it, the LTS"),
+        ("debian", "14", "Debian 14 is newer than", "install Debian 13 on it, the release before"),
+        ("debian", None, "Debian without a number is newer", "install Debian 13 on it"),
+        ("ubuntu", "16.04", "do not know its release, Ubuntu 16.04", "install one of these"),
+        ("ubuntu", "23.10", "do not know its release, Ubuntu 23.10", "install one of these"),
+        ("linuxmint", "22", "do not know its release, linuxmint 22", "install one of these"),
+    ],
+)
+def test_a_release_that_is_not_listed_is_refused_with_what_to_install(
+    distribution, version, cause, remedy
+):
+    (finding,) = found({**machine(), "distribution": distribution, "release": version})
+    assert finding["fault"] == "release" and preflight.hindering([finding])
+    assert cause in finding["cause"]
+    assert finding["remedy"].startswith(remedy) and KNOWN in finding["remedy"]
+
+
+def test_one_line_of_releases_yml_makes_a_release_known(monkeypatch):
+    """As somebody would add it who has seen a machine of it provisioned."""
+    path = ROOT / "ansible/releases.yml"
+    line = '  resolute: {distribution: ubuntu, version: "26.04", python: "3.14"}\n'
+    table = yaml.safe_load(path.read_text() + line)
+    new = {**machine(), "distribution": "ubuntu", "release": "26.04", "kernel": "7.0.0-14-generic"}
+    assert [finding["fault"] for finding in found(new)] == ["release"]
+    monkeypatch.setattr(preflight.machine.offline, "_table", lambda name: table)
+    assert found(new) == []
+
+
+def test_the_page_names_the_releases_that_are_known():
+    known = preflight.machine.known_releases()
+    assert preflight.machine.release_names(known) == KNOWN
+    assert KNOWN in (ROOT / "docs/preflight.md").read_text()
+
+
 def test_a_user_that_trains_and_provisions_is_no_problem_but_to_be_known():
     (note,) = found(machine(), users={**QUESTION["users"], "provisions": "tandem"})
     assert preflight.problems([note]) == preflight.hindering([note]) == []

@@ -169,5 +169,5 @@ def test_why_a_share_cannot_be_read_is_said_in_a_sentence(protocol, journal, mea
 
 def test_a_folder_that_nothing_is_mounted_at_is_no_silent_server():
     assert share.share_failure("nfs", "\n", "ls: No") == (
-        "ls: No. Nothing tried to mount it: run site.yml --tags data."
+        "ls: No. Nothing tried to mount it. Run: make provision TAGS=data."
     )

@@ -1,10 +1,12 @@
 """Which failure came first, and what is said about it."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from launcher.after.messages import how_to_resume
+from launcher.during import cause
 from launcher.during.cause import PEER_LOST, Failure, document, first_of
 from trainer.errors import DIVERGED
 
@@ -46,6 +48,19 @@ def test_on_one_node_the_guard_knows_the_first():
         failure(order=1, rank=1, signal="SIGKILL"),
     ]
     assert first_of(told).rank == 1
+
+
+def test_a_failure_is_judged_once_and_by_the_beginning_of_its_lines(monkeypatch):
+    """Lines that were made for these patterns cost seconds."""
+    searched = []
+    pattern = SimpleNamespace(search=lambda text: searched.append(len(text)))
+    monkeypatch.setattr(cause, "PEER_LOST", pattern)
+    monkeypatch.setattr(cause, "NCCL_PEER_LOST", pattern)
+    told = [failure(rank=rank, exit_code=1, last_lines=("x" * 4096,) * 20) for rank in (0, 1)]
+    for _ in range(3):
+        assert first_of(told).rank == 0
+    assert len(searched) == 3 * len(told)  # twice by the one pattern, once by the other
+    assert max(searched) < 20 * (cause.JUDGED + 1)
 
 
 def test_a_signal_is_no_lost_peer_whatever_was_printed_before():

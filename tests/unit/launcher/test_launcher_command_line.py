@@ -1,5 +1,6 @@
 """The words a person types: unknown ones get the nearest, before anything starts."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from contract.runs import run_id
-from launcher import cli, defaults, folders, options, slurm
+from launcher import cli, defaults, folders, options, run, slurm
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
 from launcher.options import Options
@@ -169,6 +170,59 @@ def test_a_run_whose_records_are_damaged_does_not_go_on(
     code, said = told(capsys, "train", "--resume", "r")
     assert code == 2 and len(said.splitlines()) == 1
     assert f"{file} is damaged ({why}" in said and "start a new one" in said
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch):
+    """A run that was stopped; any machine that is asked about it is an error."""
+    monkeypatch.setattr(folders, "RUNS", tmp_path)
+    monkeypatch.setattr(run, "check_machines", lambda options, *_: sys.exit(str(options)))
+    options = {"nodes": 4, "epochs": 60, "trainer": ["--lr", "0.4"], "sync": "auto"}
+    (tmp_path / "r").mkdir()
+    plan = {"options": options, "precision": "fp32", "sync": "ef:4"}
+    (tmp_path / "r/plan.json").write_text(json.dumps(plan))
+    (tmp_path / "r/attempts.json").write_text('{"status": "stopped", "attempts": []}')
+    return tmp_path / "r"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--epochs", "30"], "leave out EPOCHS=30 (the run has 60), or start"),
+        (["--", "--lr", "0.5"], "leave out ARGS='--lr 0.5' (the run has 0.4), or start"),
+        (["--batch", "8", "--", "--sync_bn"], "BATCH=8 (the run has 32) and ARGS='--sync_bn True'"),
+        (["--sync", "allreduce"], "leave out SYNC=allreduce (the run has ef:4)"),
+        (["--model", "resnet50"], "leave out MODEL=resnet50 (the run has resnet18)"),
+        (["--data", "imagenet"], "leave out DATA=imagenet (the run has digits), or start"),
+        (["--precision", "bf16"], "leave out PRECISION=bf16 (the run has fp32)"),
+    ],
+)
+def test_a_run_is_not_resumed_with_options_by_which_it_would_learn_otherwise(
+    stopped, capsys, words, said
+):
+    before = {path: path.read_text() for path in stopped.iterdir()}
+    code, told_now = told(capsys, "train", "--resume", "r", *words)
+    assert code == 2
+    assert said in told_now
+    assert "may have other machines (NODES" in told_now
+    assert {path: path.read_text() for path in stopped.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--nodes", "2"],
+        ["--epochs", "60", "--sync", "ef:4", "--precision", "auto"],
+        ["--sync", "auto", "--max-restarts", "3"],
+        ["--", "--workers", "2", "--lr", "0.4"],
+    ],
+)
+def test_a_run_is_resumed_with_what_computes_the_same(stopped, words):
+    with pytest.raises(SystemExit) as asked:
+        cli.main(["train", "--resume", "r", *words])
+    # What was given to the trainer before is kept.
+    assert "'--lr', '0.4'" in str(asked.value)
+    assert "sync='ef:4'" in str(asked.value)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")

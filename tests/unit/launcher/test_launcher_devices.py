@@ -301,9 +301,9 @@ def test_a_resumed_run_asks_for_the_precision_that_it_began_with(tmp_path, monke
     plan = {"precision": "bf16", "options": options}
     assert resumed(plan, tmp_path, monkeypatch).precision == "bf16"
     assert resumed(plan, tmp_path, monkeypatch, precision="auto").precision == "bf16"
-    with pytest.raises(UserError, match="PRECISION=O1: the run began in bf16"):
+    with pytest.raises(UserError, match=r"leave out PRECISION=O1 \(the run has bf16\)"):
         resumed(plan, tmp_path, monkeypatch, precision="O1")
-    with pytest.raises(UserError, match="PRECISION=fp32: the run began in bf16"):
+    with pytest.raises(UserError, match=r"leave out PRECISION=fp32 \(the run has bf16\)"):
         resumed(plan, tmp_path, monkeypatch, trainer=("--precision=fp32",))
     settings = {**SETTINGS, "precision": "bf16"}
     monkeypatch.setattr(checks, "trainer_settings", lambda _options: settings)

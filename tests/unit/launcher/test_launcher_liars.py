@@ -25,6 +25,9 @@ LIES = {
     "message": "say(type='trouble', what='x', message={'a': 1})",
     "deep": "sys.stdout.write('{\"type\": ' + '[' * 200000 + '\\n' + 'y' * (3 << 20))\n"
     "sys.stdout.flush()",
+    "nested": "beat = json.dumps(dict(type='beat', running=[], disk_free=1, unix=0))\n"
+    "print(beat.replace('0', '[' * 600 + '\"\\\\ud800\"' + ']' * 600), flush=True)",
+    "twice": "say(type='worker', rank=1, pid=7)\nsay(type='worker', rank=1, pid=7)",
     "endless": "\nwhile True: sys.stdout.write('y' * 65536)",
 }
 

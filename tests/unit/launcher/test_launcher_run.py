@@ -37,12 +37,13 @@ REPORT = report.REPORT
 def start(tmp_path, monkeypatch, capsys):
     """start(script, nodes=3, max_restarts=0, ...) -> exit code, output, run folder.
 
-    `nodes`: how many, or their numbers. The report is a stand-in that says nothing.
+    `nodes`: how many, or their numbers. `resumed`: how the run ended before. The report
+    is a stand-in that says nothing.
     """
     monkeypatch.setattr(folders, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(report, "REPORT", ("true",))
 
-    def start(script, nodes=3, env=None, **options):
+    def start(script, nodes=3, env=None, resumed=None, **options):
         (tmp_path / "script.py").write_text("import os, sys, time, signal\n" + script)
         own = {"TANDEM_TEST_SCRIPT": str(tmp_path / "script.py"), **(env or {})}
         hosts = [
@@ -66,9 +67,15 @@ def start(tmp_path, monkeypatch, capsys):
         asked = Options(**{"force": True, **options})
         machines, what = look(hosts, None), preflight.Asked(asked, SETTINGS)
         checked = Checked(asked, SETTINGS, hosts, machines, what)
-        made = checks.make_plan(checked, checked.machines, run="r")
         folder = tmp_path / "runs" / "r"
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        number = 1
+        if resumed:
+            earlier = {"attempt": 1, "status": resumed, "nodes": [], "master_port": 1}
+            ended = {"status": resumed, "attempts": [earlier]}
+            attempts.write_json(folder / "attempts.json", ended)
+            number = 2
+        made = checks.make_plan(checked, checked.machines, run="r", attempt=number)
         attempts.write_json(folder / "plan.json", made.document())
         code = Run(checked, folder, Terminal()).carry_out(made, "first attempt")
         return code, capsys.readouterr().out, folder
@@ -129,6 +136,18 @@ def test_a_restart_has_a_new_port_and_resumes(start):
     assert first["master_port"] != second["master_port"]
     assert f"{second['master_port']} ['--resume', 'auto']" in said
     assert "failed: exit code 9" in second["reason"]
+
+
+@pytest.mark.parametrize("before", ["stopped", "failed", "finished"])
+def test_a_run_that_is_resumed_in_vain_stays_what_it_was(start, before):
+    """The trainer refuses, for its data set is another; 41 is a real failure."""
+    refusal = "print('trainer: another data set', file=sys.stderr); sys.exit(2)"
+    code, said, folder = start(refusal, nodes=1, resumed=before)
+    assert code == 2 and "another data set" in said
+    assert told(folder)["status"] == before
+    assert [one["status"] for one in told(folder)["attempts"]] == [before, "failed"]
+    code, _, folder = start("sys.exit(41)", nodes=1, resumed=before)
+    assert (code, told(folder)["status"]) == (41, "failed")
 
 
 def test_a_machine_lost_at_a_restart_is_one_more_failure(start, monkeypatch):

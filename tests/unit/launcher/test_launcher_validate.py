@@ -16,7 +16,7 @@ from launcher.after.sizes import Sizes
 from launcher.before import mesh, probe
 from launcher.clean import clean
 from launcher.during import attempts
-from launcher.during.frames import LARGEST, Frames
+from launcher.during.frames import LARGEST, ONCE, Frames
 from launcher.during.lines import RunLogs, Terminal
 from launcher.validate import Invalid
 from tests.unit.launcher.launcher_values import facts
@@ -63,6 +63,10 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=5,
 )
+
+
+# Python's recursion allows to read it, but not to look through it; with half a surrogate.
+NESTED = "[" * 600 + '"\\ud800"' + "]" * 600
 
 
 def wire(*frames):
@@ -125,6 +129,9 @@ def test_a_frame_without_a_field_is_refused(good):
     [
         b'["start"]\n' * 3,
         b"[" * 100_000 + b"\n",
+        b'{"type": %s}\n' % NESTED.encode(),
+        b'{"type": "beat", "unix": %s, "running": [], "disk_free": 1}\n' % NESTED.encode(),
+        b'{"type": "beat", "unix": 1%s, "running": [], "disk_free": 1}\n' % (b"0" * 900_000),
         b'{"type": ["log"]}\n',
         b'{"type": "log", "rank": 7, "stream": "stdout", "bytes": 3}\nabc',
         b'{"type": "log", "rank": "../../x", "stream": "stdout", "bytes": 3}\nabc',
@@ -146,6 +153,29 @@ def test_odd_frames(odd):
             assert frame.get("rank") is None
 
 
+def test_what_no_shape_has_is_left_out_and_every_text_can_be_written():
+    more = '{"type": "trouble", "what": "disk", "message": "full \\ud800", "x": HERE}\n'
+    (_, (frame, _)) = read(wire(HELLO) + more.replace("HERE", NESTED).encode())
+    assert frame == {"type": "trouble", "what": "disk", "message": "full \ufffd"}
+
+
+@pytest.mark.parametrize("again", [frame for frame in (HELLO, *GOOD) if frame["type"] in ONCE])
+def test_what_a_guard_sends_once_is_not_taken_twice(again):
+    kind, rank = again["type"], again.get("rank")
+    says = f"a second {kind} frame" if rank is None else f"a second {kind} frame of rank {rank}"
+    says = "after its exit frame" if kind == "exit" else says
+    with pytest.raises(Invalid, match=says):
+        read(wire(HELLO, again, again))
+    # A frame of the other rank is another one.
+    others = [{**again, "rank": rank} for rank in RANKS] if rank is not None else []
+    assert len(read(wire(HELLO, *others))) == 1 + len(others)
+
+
+def test_nothing_comes_after_the_last_frame():
+    with pytest.raises(Invalid, match="after its exit frame one of type 'beat'"):
+        read(wire(HELLO, GOOD[-1], GOOD[4]))
+
+
 def test_a_flood_before_hello_is_cut_off():
     with pytest.raises(Invalid, match=r"before its first frame: does a \.bashrc print"):
         read(b"y\n" * (1 << 20))
@@ -153,19 +183,44 @@ def test_a_flood_before_hello_is_cut_off():
         read(b"y" * (2 << 20))
 
 
-ANSWER = {name: getattr(facts(1), name) for name in probe.SHAPE}
+TASK = {
+    **{"peers": ["192.0.2.1"], "packages": ["tensorboard"], "paths": ["/usr/local/cuda/bin"]},
+    **{"ports": [29500, 29501, 29502], "data": "/d"},
+}
+ANSWER = {name: getattr(facts(1), name) for name in probe.shape(TASK)}
 ANSWER["versions"] = {**dict.fromkeys(probe.VERSIONS), **ANSWER["versions"]}
+ANSWER.update(packages={"tensorboard": True}, paths={"/usr/local/cuda/bin": True})
 
 
 def test_an_answer_of_ours_passes():
-    assert probe.read_facts(json.dumps(ANSWER))["cores"] == 8
+    assert probe.read_facts(json.dumps(ANSWER), TASK)["cores"] == 8
+
+
+@pytest.mark.parametrize("name", ["packages", "paths", "routes", "versions"])
+def test_an_answer_says_all_that_was_asked_and_nothing_else(name):
+    for asked in ANSWER[name]:
+        less = {key: value for key, value in ANSWER[name].items() if key != asked}
+        with pytest.raises(Invalid, match=re.escape(f"answer.{name}.{asked} is not")):
+            probe.read_facts(json.dumps({**ANSWER, name: less}), TASK)
+    more = {**ANSWER[name], "more": next(iter(ANSWER[name].values()))}
+    assert probe.read_facts(json.dumps({**ANSWER, name: more}), TASK)[name] == ANSWER[name]
+
+
+@pytest.mark.parametrize("name", ANSWER)
+def test_what_is_nested_without_end_is_no_answer(name):
+    whole = json.dumps({**ANSWER, name: "HERE"})
+    for what in (NESTED, "[" * 100_000, "1" * 1_000_000):
+        with pytest.raises(Invalid):
+            probe.read_facts(whole.replace('"HERE"', what), TASK)
+    with pytest.raises(Invalid, match=r"answer is \[\["):
+        probe.read_facts(NESTED, TASK)
 
 
 @many
 @given(st.sampled_from(sorted(ANSWER)), values)
 def test_an_answer_with_a_wrong_field_is_true_or_refused(name, value):
     with contextlib.suppress(Invalid):
-        found = probe.read_facts(json.dumps({**ANSWER, name: value}))
+        found = probe.read_facts(json.dumps({**ANSWER, name: value}), TASK)
         assert found["home"].startswith("/") and "\n" not in found["home"]
         assert len(found["gpus"]["cards"]) == found["gpus"]["count"] < 1024
 
@@ -174,9 +229,25 @@ def test_an_answer_with_a_wrong_field_is_true_or_refused(name, value):
 @given(st.text() | values.map(json.dumps))
 def test_any_text_is_an_answer_or_refused(text):
     with contextlib.suppress(Invalid):
-        probe.read_facts(text)
-    told = mesh._read(text, {"192.0.2.1"})
+        probe.read_facts(text, TASK)
+    told = mesh._read(text.encode(errors="replace"), {"192.0.2.1"})
     assert isinstance(told, str) or all(pair[0][0] == "192.0.2.1" for pair in told)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ('[[["192.0.2.1", 1], "no route"]]', [[["192.0.2.1", 1], "no route"]]),
+        ('[[["192.0.2.7", 1], "no route"]]', "its answer[0][0][0] is not what it should be"),
+        ('[[["192.0.2.1", 0], "no route"]]', "its answer[0][0][1] is not what it should be"),
+        ('[[["192.0.2.1", 1], "x"], [["192.0.2.1", 2], "x"]]', "one machine twice"),
+        (NESTED, "its answer[0] is not what it should be"),
+        ("[" * 100_000, "it is no JSON"),
+    ],
+)
+def test_what_a_machine_says_of_its_peers(said, told):
+    told = told if isinstance(told, list) else f"what it says is impossible ({told})"
+    assert mesh._read(said.encode(), {"192.0.2.1": "node1"}) == told
 
 
 # A public key: 32 bytes of which none is secret.
@@ -252,7 +323,8 @@ def test_no_line_of_known_hosts_hides_a_confirmed_key(data):
 def test_any_timings_are_read(tmp_path_factory, lines):
     path = tmp_path_factory.mktemp("run") / "rank0.steps.jsonl"
     good = b'{"kind": "start", "attempt": 1, "resumed_samples": 8}'
-    path.write_bytes(b"\n".join([*lines, b'["start"]', good]) + b"\n")
+    odd = b'{"kind": "start", "x": %s}' % NESTED.encode()
+    path.write_bytes(b"\n".join([*lines, b'["start"]', odd, good]) + b"\n")
     assert [line["resumed_samples"] for line in attempts.lines_of(path, attempts.START)][-1:] == [8]
 
 
@@ -266,7 +338,7 @@ def test_any_names_of_checkpoints_are_read(names):
 @many
 @given(values)
 def test_any_value_has_a_shape_or_not(value):
-    for shape in probe.SHAPE.values():
+    for shape in probe.shape(TASK).values():
         with contextlib.suppress(Invalid):
             validate.check(value, shape, "value")
 
