@@ -10,11 +10,13 @@ import contextlib
 import logging
 import shlex
 import socket
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import paramiko
 from fabric import Config, Connection
+from paramiko.buffered_pipe import BufferedPipe
+from paramiko.packet import Packetizer
 
 from launcher import known_hosts
 from launcher.engine import Engine
@@ -33,6 +35,7 @@ TCP_THIN_LINEAR_TIMEOUTS = 16
 # sentence.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 STATUS_SECONDS = 5.0
+PACKET = 256 << 10  # bytes; sshd sends no larger one, and the protocol asks for 35,000
 READS = 16
 
 
@@ -44,6 +47,30 @@ class StrictConnection(Connection):
         super().__init__(*args, forward_agent=False, **kwargs)
         name = self.host if self.port == 22 else f"[{self.host}]:{self.port}"
         known_hosts.confirm(self.client, name)
+
+
+class Packets(Packetizer):
+    """Refuses a packet that claims to be too large, before it is collected in memory."""
+
+    def read_all(self, n: int, check_rekey: bool = False) -> bytes:
+        if n > PACKET:
+            raise paramiko.SSHException(f"its ssh sent a packet of {n} bytes")
+        data: bytes = super().read_all(n, check_rekey)
+        return data
+
+
+class Window(BufferedPipe):
+    """What a command has printed and nobody has read yet. paramiko keeps whatever comes; a machine
+    that sends more than it was allowed to loses its connection."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self._size = size
+
+    def feed(self, data: bytes) -> None:
+        if len(self) + len(data) > self._size:
+            raise paramiko.SSHException(f"its ssh sent more than the {self._size} bytes it may")
+        super().feed(data)
 
 
 class SshProcess:
@@ -104,7 +131,11 @@ class SshNode:
             config=_config(),
             connect_timeout=CONNECT_SECONDS,
             # A frozen machine's kernel still takes connections.
-            connect_kwargs={"banner_timeout": BANNER_SECONDS, "auth_timeout": LOGIN_SECONDS},
+            connect_kwargs={
+                "banner_timeout": BANNER_SECONDS,
+                "auth_timeout": LOGIN_SECONDS,
+                "transport_factory": partial(paramiko.Transport, packetizer_class=Packets),
+            },
         )
 
     def open(self) -> None:
@@ -123,6 +154,9 @@ class SshNode:
         """Run a command. Raises MachineError when the connection to the machine broke."""
         try:
             channel = self._connection.transport.open_session(timeout=CONNECT_SECONDS)
+            # Nothing has been asked for yet, so an honest sshd has sent nothing.
+            channel.in_buffer = Window(channel.in_window_size)
+            channel.in_stderr_buffer = Window(channel.in_window_size)
             channel.exec_command("exec " + shlex.join(argv))
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise MachineError([self.host.name], explain(self.host, error)) from error

@@ -2,8 +2,11 @@
 
 import base64
 import configparser
+import contextlib
 import shlex
+import socket
 import subprocess
+import threading
 from pathlib import Path
 
 import paramiko
@@ -144,3 +147,82 @@ def test_hashed_names_and_ports_are_found(confirmed, keys):
     name = f"[{ADDRESS}]:2222"
     assert believed(confirmed(line(keys[1], name), name), name) == {keys[1].get_base64()}
     assert believed(confirmed(line(keys[1], name))) == set()
+
+
+class Deaf(paramiko.ServerInterface):
+    """An sshd that lets everybody in, runs nothing and knows no window."""
+
+    def __init__(self, stream, size):
+        self.stream, self.size = stream, size
+
+    def get_allowed_auths(self, username):
+        return "none"
+
+    def check_auth_none(self, username):
+        return paramiko.AUTH_SUCCESSFUL
+
+    def check_channel_request(self, kind, chanid):
+        return paramiko.OPEN_SUCCEEDED
+
+    def check_channel_exec_request(self, channel, command):
+        threading.Timer(0.2, self.flood, [channel]).start()  # after the answer to this
+        return True
+
+    def flood(self, channel):
+        message = paramiko.Message()
+        message.add_byte(bytes([95 if self.stream == "stderr" else 94]))
+        message.add_int(channel.remote_chanid)
+        if self.stream == "stderr":
+            message.add_int(1)
+        message.add_string(bytes(self.size))
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            while channel.transport.is_active():
+                channel.transport.packetizer.send_message(message)
+
+
+@pytest.fixture
+def deaf(confirmed, keys, monkeypatch):
+    """deaf(stream, size) -> the node of a machine that sends packets of this size without end."""
+    held = []
+
+    def begin(stream, size):
+        server = socket.create_server(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+        confirmed(line(keys[0], names=f"[127.0.0.1]:{port}"))
+
+        def serve():
+            transport = paramiko.Transport(server.accept()[0])
+            held.append(transport)
+            transport.add_server_key(keys[0])
+            transport.start_server(threading.Event(), Deaf(stream, size))
+
+        threading.Thread(target=serve, daemon=True).start()
+        node = ssh.SshNode(host(1, address="127.0.0.1", port=port))
+        held.extend([server, node])
+        monkeypatch.setattr(paramiko.SSHClient, "_auth", lambda self, name, *_: log_in(self, name))
+        node.open()
+        return node
+
+    def log_in(client, name):
+        client.get_transport().auth_none(name)
+
+    yield begin
+    for one in held:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    ("stream", "size", "most"),
+    [("stdout", 30_000, 1 << 21), ("stderr", 30_000, 4096), ("stdout", 1 << 20, 0)],
+    ids=["stdout", "stderr", "packet"],
+)
+def test_whoever_sends_more_than_the_window_loses_its_connection(deaf, stream, size, most):
+    """Without limits, memory grew by 80 MiB a second for as long as nobody read."""
+    node = deaf(stream, size)
+    process = node.start(["true"])
+    node._connection.transport.join(5)
+    assert process.broken
+    taken = 0
+    while piece := process.read():
+        taken += len(piece)
+    assert taken + len(process.stderr()) <= most
