@@ -52,7 +52,7 @@ say_how_far() { # until this script ends
     begun=$(date +%s)
     while sleep 10 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
         here=$(megabytes "$folder") fetched=$(megabytes "$scratch")
-        echo "tandem: installing: $(($(date +%s) - begun)) s so far, $fetched MB downloaded, $((here - fetched)) of about $whole MB unpacked"
+        echo "tandem: installing, $(($(date +%s) - begun)) s: $fetched MB downloaded, $((here - fetched)) of $whole MB unpacked"
     done
 }
 say_how_far &
