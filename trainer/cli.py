@@ -7,7 +7,7 @@ import pathlib
 import typing
 from typing import Any, Dict, List, Sequence, Tuple
 
-from .errors import DIVERGED, OUT_OF_MEMORY, STOPPED, UserError
+from .errors import DATA_LOST, DIVERGED, OUT_OF_MEMORY, STOPPED, UserError
 from .options import GROUPS, Options
 
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
@@ -45,7 +45,8 @@ def parser() -> argparse.ArgumentParser:
         description="Train an image classifier on one or many processes.",
         epilog="Dashes and underscores in option names are equivalent. Exit codes: 0 done, 2 bad "
         f"input, {STOPPED} stopped on request after saving, {OUT_OF_MEMORY} out of memory, "
-        f"{DIVERGED} the loss or the weights were no finite numbers any more.",
+        f"{DIVERGED} the loss or the weights were no finite numbers any more, "
+        f"{DATA_LOST} the disk or file server of the images failed.",
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )

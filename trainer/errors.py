@@ -9,6 +9,7 @@ BAD_INPUT = 2
 STOPPED = 75  # on request, after saving
 OUT_OF_MEMORY = 76  # of the device: smaller micro-batches may fit
 DIVERGED = 77  # the loss or the weights are no finite numbers any more
+DATA_LOST = 78  # the disk or file server of the images fails: it may be well again later
 INTERRUPTED = 130  # by Ctrl-C, as a shell reports it
 
 
@@ -20,6 +21,12 @@ class UserError(Exception):
 
 class RankError(UserError):
     """Bad input that only this rank has found; its peers only see a lost connection."""
+
+
+class DataLost(RankError):
+    """The images cannot be read any more, and no image is at fault."""
+
+    code = DATA_LOST
 
 
 class Diverged(UserError):

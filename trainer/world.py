@@ -60,18 +60,21 @@ class World(Place):
 
     @contextlib.contextmanager
     def agreed(self) -> Iterator[None]:
-        """A UserError of one rank within the block is raised on all, so that no rank waits for it.
-        Collective."""
-        own = None
+        """A UserError of one rank within the block is raised on all, so that no rank waits for it,
+        with the exit code of the first that has one. Collective."""
+        own, code = None, 0
         try:
             yield
         except UserError as error:
-            own = str(error)
-        errors = [(sentence, host) for sentence, host in self.gather((own, self.host))]
+            own, code = str(error), error.code
+        told = self.gather((own, self.host, code))
+        errors = [(sentence, host) for sentence, host, _ in told]
         if any(sentence for sentence, _ in errors):
             apart = [f"{host}: {sentence}" for sentence, host in dict.fromkeys(errors) if sentence]
             alike = len({sentence for sentence, _ in errors}) == 1
-            raise UserError(own if alike else " ".join(apart))
+            found = UserError(own if alike else " ".join(apart))
+            found.code = next(code for _, _, code in told if code)
+            raise found
 
 
 def start(options: Options) -> World:

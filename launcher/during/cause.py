@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from launcher.during.pitfalls import explain
-from trainer.errors import BAD_INPUT, DIVERGED, OUT_OF_MEMORY, STOPPED
+from trainer.errors import BAD_INPUT, DATA_LOST, DIVERGED, OUT_OF_MEMORY, STOPPED
 
 # Gaps have a limit: with `.*`, matching a line that repeats the first word takes time that grows
 # with the square of its length.
@@ -63,7 +63,7 @@ class Failure:
     def peer_lost(self) -> bool:
         """Whether the error only says that another process is gone."""
         aborted = self.signal == "SIGABRT"
-        if self.kind != "worker" or self.exit_code == OUT_OF_MEMORY:
+        if self.kind != "worker" or self.exit_code in (OUT_OF_MEMORY, DATA_LOST):
             return False
         if self.exit_code == STOPPED:
             return True
@@ -80,7 +80,7 @@ class Failure:
     @property
     def silent(self) -> bool:
         """Whether another rank of its machine says why all of them ended."""
-        told = self.exit_code in (BAD_INPUT, DIVERGED)
+        told = self.exit_code in (BAD_INPUT, DATA_LOST, DIVERGED)
         return told and not OWN_WORDS.search("\n".join(self.last_lines))
 
     @property

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from tools import verbs
-from trainer.errors import BAD_INPUT, DIVERGED
+from trainer.errors import BAD_INPUT, DATA_LOST, DIVERGED
 
 if TYPE_CHECKING:  # it imports this file
     from launcher.during.cause import Failure
@@ -197,6 +197,11 @@ def _explain(failure: Failure) -> tuple[str, str]:
         said = own[-1].partition(": ")[2] if own else "the loss is not finite any more"
         return said, (
             "start a new run with what is suggested; such options are given as ARGS='--lr 0.01'"
+        )
+    if failure.exit_code == DATA_LOST and own:
+        return f"{_who(failure)}: {own[-1]}", (
+            "when it is well again, `make train RESUME=latest` goes on; with MAX_RESTARTS=3 a run "
+            "starts again by itself, without a machine that cannot read its images"
         )
     if failure.exit_code == BAD_INPUT and failure.last_lines:
         said = (own or failure.last_lines)[-1]

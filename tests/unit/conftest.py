@@ -6,6 +6,7 @@ import pytest
 # the others; what takes longer than a second or two of a core belongs here.
 PROCESSES = {
     "test_accept_filters.py",
+    "test_data_lost.py",
     "test_data_workers.py",
     "test_guard_ends.py",
     "test_guard_recorders.py",

@@ -6,12 +6,18 @@ file.
 
 import contextlib
 import io
+import os
+import time
 from pathlib import Path
 from typing import BinaryIO, Iterator, Optional, Tuple, Union
 
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
+from .layout import FAILING
+
+# Seconds between the trials to read a file whose disk or file server fails.
+PAUSES = (0.5, 1.0, 2.0, 4.0)
 # A file's format is recognised by its content, not by its name. No other format of Pillow's is
 # opened: some start external programs (EPS starts Ghostscript). MPO files are JPEGs with several
 # pictures, as cameras and phones make them.
@@ -32,6 +38,10 @@ SIDEWAYS = [TURNS[number] for number in (5, 6, 7, 8)]  # these change width and 
 
 class BadImage(Exception):
     """The file is not an image that training can use; the text says why."""
+
+
+class NotGiven(BadImage):
+    """Its disk or file server failed in each trial; whether the image is good is not known."""
 
 
 class Picture:
@@ -84,12 +94,33 @@ def _decoded(image: Image.Image) -> Image.Image:
         return rgb if turn is None else rgb.transpose(turn)
 
 
-def open_picture(path: Path) -> Picture:
-    """Raises BadImage with the reason."""
+def _content(path: Path, pauses: Tuple[float, ...]) -> bytes:
+    for pause in (*pauses, 0.0):
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            reason = f"cannot be read: {error.strerror}"
+            if error.errno not in FAILING:
+                raise BadImage(reason) from error
+        time.sleep(pause)
+    raise NotGiven(reason)
+
+
+def is_given(path: Path) -> bool:
+    """Whether a disk or file server, and not the memory of this machine, gives a file's bytes."""
     try:
-        content = path.read_bytes()
+        with path.open("rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            file.read(1)
     except OSError as error:
-        raise BadImage(f"cannot be read: {error.strerror}") from error
+        return error.errno not in FAILING
+    return True
+
+
+def open_picture(path: Path, again: bool = True) -> Picture:
+    """Raises BadImage with the reason; NotGiven where disk or file server fail, after more trials
+    if they are to be made `again`."""
+    content = _content(path, PAUSES if again else ())
     if not content:
         raise BadImage("empty file")
     with _explained():

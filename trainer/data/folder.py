@@ -1,20 +1,23 @@
 """A data set's images and classes, for training and evaluation; layout.py defines the layout."""
 
 import contextlib
+import os
+import re
 from functools import cached_property
 from pathlib import Path
 from statistics import median_low
 from typing import Any, Dict, Iterator, NamedTuple, Optional
 
-from ..errors import UserError
+from ..errors import DataLost, UserError
 from ..options import Options
 from .cache import ImageCache
-from .decode import BadImage, size_of
-from .layout import LayoutError, images, images_by_class
+from .decode import BadImage, is_given, size_of
+from .layout import LayoutError, NoAnswer, images, images_by_class
 from .quarantine import Quarantine
 
 SMALL = 64  # pixels; images up to this size are used whole and shifted, not cropped
 USUAL = 224
+TRIED = 4  # other images that are read where one is not given
 
 
 class Sizes(NamedTuple):
@@ -66,11 +69,37 @@ class ImageFolder:
                     sides.append(min(size_of(self.root / path)))
         return median_low(sides or [USUAL])
 
+    def gives_others(self, path: str) -> bool:
+        """Whether the disk or share of this image gives any of some others."""
+        mount, place = mount_of(self.root / path), self.paths.index(path)
+        step = len(self.paths) // (4 * TRIED) + 1
+        spread = [one for one in self.paths[place % step :: step] if one != path]
+        others = [one for one in spread if mount_of(self.root / one) == mount][:TRIED]
+        return not others or any(is_given(self.root / one) for one in others)
+
+
+def mount_of(path: Path) -> str:
+    """`/srv/data (node1:/data, nfs4)`: where a file's folder is mounted. Asks no file server."""
+    real = os.path.realpath(path.parent) + "/"
+    found = ["", "/", ""]
+    for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines():
+        # The kernel writes blanks in paths as three octal digits.
+        one = [re.sub(r"\\([0-7]{3})", _character, word) for word in line.split()[:3]]
+        if real.startswith(one[1].rstrip("/") + "/") and len(one[1]) >= len(found[1]):
+            found = one
+    return f"{found[1]} ({found[0]}, {found[2]})"
+
+
+def _character(match: "re.Match[str]") -> str:
+    return chr(int(match.group(1), 8))
+
 
 @contextlib.contextmanager
 def _explained(root: object) -> Iterator[None]:
     try:
         yield
+    except NoAnswer as error:
+        raise DataLost(f"--data {root}: {error}") from error
     except LayoutError as error:
         raise UserError(f"--data {root}: {error}") from error
 

@@ -6,6 +6,7 @@ yet. So it imports only the standard library, nothing from the trainer, and runs
 """
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 from typing import Dict, Iterator, List
@@ -15,8 +16,26 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", "
 LAYOUT = "the layout is DATA/train/<class>/<image> and DATA/val/<class>/<image>"
 
 
+# What a disk or a file server that fails answers: no file is at fault, and it may be well again.
+FAILING = (
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.ENOTCONN,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.ECONNRESET,
+)
+
+
 class LayoutError(Exception):
     """The text says in a sentence why a folder is not a data set."""
+
+
+class NoAnswer(LayoutError):
+    """Its disk or file server fails."""
 
 
 @contextlib.contextmanager
@@ -25,6 +44,10 @@ def readable() -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in FAILING:
+            raise NoAnswer(
+                f"cannot read {error.filename}: {error.strerror}. Check its disk or file server."
+            ) from error
         raise LayoutError(
             f"cannot read {error.filename}: {error.strerror}. "
             "Every user that trains must be able to read and enter all its folders."

@@ -3,7 +3,7 @@
 import dataclasses
 from functools import partial
 from random import Random
-from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 import torch
@@ -14,8 +14,8 @@ from ..options import Options
 from ..world import World
 from .augment import Evaluate, Train
 from .cache import ImageCache, fits
-from .decode import BadImage, open_picture
-from .folder import SMALL, ImageFolder
+from .decode import BadImage, NotGiven, open_picture
+from .folder import SMALL, ImageFolder, mount_of
 from .order import derive_seed, epoch_order
 from .quarantine import Bad
 from .split import rank_slice, step_size
@@ -63,23 +63,35 @@ class Samples(Dataset):  # type: ignore[type-arg]
     folder: ImageFolder
     transform: Union[Train, Evaluate]
     seed: int
+    # Images that their disk did not give: this process does not wait for them again.
+    given_up: Set[str] = dataclasses.field(default_factory=set)
 
     def __getitem__(self, draw: Draw) -> Sample:
         """In training (where the draw has an epoch), a bad image is replaced by another one, drawn
-        from (seed, epoch, index); in evaluation, and after TRIALS replacements, `pixels` is None.
-        """
+        from (seed, epoch, index); in evaluation, after TRIALS replacements, and where a disk gives
+        no image any more, `pixels` is None."""
         rng, index = self.chance(draw), draw.number
         paths, targets = self.folder.paths, self.folder.targets
         bad: List[Bad] = []
         chosen = index
         for _ in range(1 if draw.epoch is None else 1 + TRIALS):
             try:
-                picture = open_picture(self.folder.root / paths[chosen])
+                again = paths[chosen] not in self.given_up
+                picture = open_picture(self.folder.root / paths[chosen], again)
                 return Sample(self.transform(picture, rng), targets[chosen], index, bad)
             except BadImage as error:
-                bad.append(Bad(paths[chosen], str(error)))
+                bad.append(self._bad(paths[chosen], error))
                 chosen = int(rng.random() * len(paths))
+            if not bad[-1].alone:
+                break
         return Sample(None, targets[index], index, bad)
+
+    def _bad(self, path: str, error: BadImage) -> Bad:
+        if not isinstance(error, NotGiven):
+            return Bad(path, str(error))
+        self.given_up.add(path)
+        alone = self.folder.gives_others(path)
+        return Bad(path, str(error), mount_of(self.folder.root / path), alone)
 
     def chance(self, draw: Draw) -> Random:
         return Random(derive_seed("augment", self.seed, draw.epoch, draw.number))
@@ -95,7 +107,8 @@ class Bases(Dataset):  # type: ignore[type-arg]
     def __getitem__(self, index: int) -> Tuple[int, Optional[np.ndarray]]:
         """The index and its base, which is None for a bad image."""
         try:
-            picture = open_picture(self.folder.root / self.folder.paths[index])
+            # What is not given is tried again by Samples.
+            picture = open_picture(self.folder.root / self.folder.paths[index], again=False)
             return index, self.transform.base(picture)
         except BadImage:
             return index, None
@@ -148,7 +161,7 @@ def eval_batches(
     for images, targets, indices, bad in Source(samples, options, world).batches(steps):
         dataset.quarantine.add(bad)
         if bad:
-            lost = {path for path, _ in bad}
+            lost = {one.path for one in bad}
             paths = [dataset.paths[index] for index in indices.tolist()]
             good = [place for place, path in enumerate(paths) if path not in lost]
             targets, indices = targets[good], indices[good]

@@ -3,14 +3,19 @@
 import logging
 from typing import Dict, Iterable, NamedTuple
 
-from ..errors import RankError
+from ..errors import DataLost, RankError
 
 log = logging.getLogger(__name__)
 
 
 class Bad(NamedTuple):
+    """`mount`: the disk or share that did not give it, where the image itself is not at fault;
+    `alone`: it gives others."""
+
     path: str
     reason: str
+    mount: str = ""
+    alone: bool = True
 
 
 class Quarantine:
@@ -18,20 +23,33 @@ class Quarantine:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.found: Dict[str, str] = {}
+        self.found: Dict[str, Bad] = {}
 
     def __len__(self) -> int:
         return len(self.found)
 
     def add(self, met: Iterable[Bad]) -> None:
-        """Log each new file; raise RankError when there are more than `limit` of them."""
-        for path, reason in met:
-            if path in self.found:
+        """Log each new file. Raises DataLost where a mount gives no image any more, and RankError
+        when there are more than `limit` bad ones."""
+        for bad in met:
+            if bad.path in self.found:
                 continue
-            self.found[path] = reason
-            log.warning("bad image %s: %s", path, reason)
-            if len(self.found) > self.limit:
-                raise RankError(
-                    f"{len(self.found)} images cannot be used, the last is {path}: {reason}. "
-                    f"Repair or remove them, or raise --bad_images (now {self.limit})."
-                )
+            self.found[bad.path] = bad
+            if not bad.alone:
+                raise self._lost(bad, "and other images there cannot be read either")
+            log.warning("bad image %s: %s", bad.path, bad.reason)
+            if len(self.found) <= self.limit:
+                continue
+            if sum(bool(one.mount) for one in self.found.values()) > self.limit // 2:
+                raise self._lost(bad, f"as {len(self.found)} images could not be used before it")
+            raise RankError(
+                f"{len(self.found)} images cannot be used, the last is {bad.path}: {bad.reason}. "
+                f"Repair or remove them, or raise --bad_images (now {self.limit})."
+            )
+
+    def _lost(self, bad: Bad, why: str) -> DataLost:
+        mount = bad.mount or next(one.mount for one in self.found.values() if one.mount)
+        return DataLost(
+            f"{mount} does not give the images any more: {bad.path} {bad.reason}, {why}. Check "
+            "that disk or file server; what was saved before is kept."
+        )

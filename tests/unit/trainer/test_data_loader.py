@@ -315,9 +315,9 @@ def test_kept_images_have_the_pixels_of_decoded_ones(spoilt, monkeypatch, augmen
 def test_a_small_image_is_decoded_once(root, monkeypatch):
     opened = []
 
-    def counted(path):
+    def counted(path, *again, **named):
         opened.append(path)
-        return open_picture(path)
+        return open_picture(path, *again, **named)
 
     monkeypatch.setattr("trainer.data.loader.open_picture", counted)
     options = Options(workers=0)

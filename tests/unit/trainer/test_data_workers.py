@@ -131,10 +131,10 @@ def test_loader_processes_stay_from_epoch_to_epoch_and_change_no_pixel(root, mon
     """Also where an epoch begins in its middle, and after one that was broken off."""
     seen = tmp_path / "pids"
 
-    def noted(path):
+    def noted(path, *again, **named):
         with seen.open("a") as file:
             file.write(f"{os.getpid()}\n")
-        return open_picture(path)
+        return open_picture(path, *again, **named)
 
     monkeypatch.setattr("trainer.data.loader.open_picture", noted)
     wanted = [(0, 11), (1, 0), (2, 20), (1, 0)]

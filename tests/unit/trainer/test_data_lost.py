@@ -1,0 +1,134 @@
+"""A disk or file server that fails is told from a bad image. The errors are the kernel's own:
+reading /proc/self/mem at its beginning is EIO."""
+
+import errno
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from launcher.during.cause import Failure, document
+from launcher.during.restart import Limits, decide
+from tests.trainer_ranks import make_images, run_ranks, said
+from trainer.data import decode, layout
+from trainer.data.decode import BadImage, NotGiven, open_picture
+from trainer.data.folder import mount_of
+from trainer.errors import DATA_LOST
+
+ARGV = ["--model", "tests.trainer_models:plain", "--epochs", 2, "--image_size", 16]
+
+
+@pytest.fixture
+def images(tmp_path):
+    return make_images(tmp_path / "images", per_class=4)
+
+
+def fails(path):
+    path.unlink()
+    path.symlink_to("/proc/self/mem")
+
+
+def quickly(*argv):
+    """In a rank: the trainer, which does not wait between its trials."""
+    decode.PAUSES = (0.0, 0.0)
+    return said(*argv)
+
+
+def test_a_read_error_that_passes_is_waited_for(images, monkeypatch):
+    path = images / "train/class0/0.png"
+    good = path.read_bytes()
+    fails(path)
+    waited = []
+
+    def well_again(seconds):
+        waited.append(seconds)
+        if len(waited) == 3:
+            path.unlink()
+            path.write_bytes(good)
+
+    monkeypatch.setattr(decode.time, "sleep", well_again)
+    assert open_picture(path).size == (16, 16)
+    assert waited == [0.5, 1.0, 2.0]
+    fails(path)
+    with pytest.raises(NotGiven, match="Input/output error"):
+        open_picture(path)
+    assert sum(waited[3:]) == sum(decode.PAUSES) < 10
+    path.unlink()
+    with pytest.raises(BadImage, match="No such file"):
+        open_picture(path)
+    assert len(waited) == 8  # nobody waits for a file that is not there
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_one_bad_sector_is_a_bad_image(images, tmp_path, workers):
+    fails(images / "train/class0/0.png")
+    argv = ["--data", images, *ARGV, "--workers", workers, "--output", tmp_path / "run"]
+    [(code, text)] = run_ranks([1], quickly, *argv)
+    assert code == 0, text
+    lines = (tmp_path / "run/nodes/node1/rank0.steps.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["bad_images"] == 1
+
+
+@pytest.mark.parametrize("more", [["--workers", 0], ["--workers", 1], ["--augment", "crop"]])
+def test_a_share_that_fails_ends_the_run_with_its_own_code_and_its_name(images, more):
+    for path in images.glob("train/*/*.png"):
+        fails(path)
+    [(code, text)] = run_ranks([1], quickly, "--data", images, *ARGV, *more)
+    assert code == DATA_LOST == 78, text
+    [sentence] = [line for line in text.splitlines() if line.startswith("trainer: ")]
+    assert sentence.startswith(f"trainer: {mount_of(images / 'x')} does not give the images any ")
+    assert "Input/output error" in sentence
+    assert "Traceback" not in text
+
+
+def test_a_disk_of_which_memory_has_a_part_ends_so_too(images):
+    """Each failing image has a good one beside it, as the page cache has them."""
+    for path in images.glob("train/*/[01].png"):
+        fails(path)
+    argv = ["--data", images, *ARGV, "--workers", 0, "--bad_images", 3, "--epochs", 4]
+    [(code, text)] = run_ranks([1], quickly, *argv)
+    assert code == DATA_LOST, text
+    assert "as 4 images could not be used before it" in text
+
+
+@pytest.mark.parametrize("number", layout.FAILING)
+def test_a_listing_that_fails_has_that_code_too(images, number, monkeypatch):
+    """A stand-in for the server: scandir refuses as it would."""
+
+    def refused(path):
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(layout.os, "scandir", refused)
+    with pytest.raises(layout.NoAnswer, match="Check its disk or file server"):
+        layout.images_by_class(images, "train")
+
+
+def stale(*argv):
+    """In a rank: the trainer, whose second node's share is stale."""
+    from trainer.data import layout
+
+    def refused(path):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
+
+    if os.environ["RANK"] == "1":
+        layout.os.scandir = refused
+    return said(*argv)
+
+
+def test_all_ranks_end_with_the_code_of_the_one_that_cannot_list_its_images(images):
+    for code, text in run_ranks([1, 1], stale, "--data", images, *ARGV):
+        assert code == DATA_LOST, text
+        assert "node2: --data" in text and "Stale file handle" in text
+
+
+def test_the_launcher_starts_again_and_says_what_to_do():
+    line = "trainer: /srv/data (node1:/data, nfs4) does not give the images any more: x. Check it."
+    cause = Failure("node2", "worker", 1, 0, DATA_LOST, last_lines=("timed out waiting", line))
+    assert not cause.peer_lost
+    outcome = SimpleNamespace(status="failed", cause=cause)
+    limits, reason = decide(outcome, Limits(restarts=1, min_nodes=1))
+    assert (limits.restarts, reason) == (0, "node2, rank 0 failed: exit code 78")
+    found = document(cause)
+    assert "/srv/data (node1:/data, nfs4) does not give the images" in found["message"]
+    assert "MAX_RESTARTS" in found["remedy"]
