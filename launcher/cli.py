@@ -81,6 +81,7 @@ def _planning(verb: argparse.ArgumentParser) -> None:
     add("--nodes", type=int, help="up to how many machines (default: all)")
     add("--model", help=f"as the trainer's (default: {defaults.MODEL})")
     add("--data", help="measure with these images (default: none; without --model the digits)")
+    add("--epochs", type=int, help="of the run that is predicted (default: 90)")
     add("--batch", type=int, help="images per step and node")
     add("--precision", help="as the trainer's")
     add("--sync", help="as the trainer's")
@@ -97,7 +98,7 @@ def _planning(verb: argparse.ArgumentParser) -> None:
 def _predict(given: argparse.Namespace) -> int:
     from launcher import measure
 
-    reports = ("batch", "precision", "sync", "run", "gpu", "link")
+    reports = ("epochs", "batch", "precision", "sync", "run", "gpu", "link")
     words = [f"--{name}={value}" for name in reports if (value := getattr(given, name)) is not None]
     words += ["--all"] if given.all else []
     if given.gpu:
@@ -105,7 +106,11 @@ def _predict(given: argparse.Namespace) -> int:
             f"--{name}={value}" for name in ("model", "nodes") if (value := getattr(given, name))
         ]
         return measure.on_paper(words + more)
-    own = {k: v for k, v in vars(given).items() if k not in (*reports[2:], "all", "measure")}
+    own = {
+        k: v
+        for k, v in vars(given).items()
+        if k not in ("sync", "run", "gpu", "link", "all", "measure")
+    }
     options = _new(argparse.Namespace(**own))
     if given.data is None and not (given.model is None and _names_no_model(given)):
         options = dataclasses.replace(options, data="")  # noise: no images were named

@@ -30,7 +30,7 @@ from launcher.during.waiting import waiting
 from launcher.during.watch import Outcome
 from launcher.errors import Busy, UserError
 from launcher.inventory import CHECKOUT, Host
-from launcher.options import Options, trainer_settings
+from launcher.options import Options, phases_of, trainer_settings
 from launcher.run import in_turn, watched
 
 SECONDS = 15  # of steps
@@ -51,6 +51,7 @@ def plan(options: Options, words: list[str], anew: bool) -> int:
     words = [*words, "--model", settings["model"]]
     if settings["image_size"] is not None:
         words += ["--image-size", str(settings["image_size"])]
+    words += ["--warmup", str(phases_of(settings).warmup)]
     hosts, problem = machines_of(options)
     count = options.nodes or len(hosts)
     words += ["--nodes", str(count)] if count else []

@@ -15,7 +15,7 @@ from launcher.errors import UserError
 from launcher.inventory import CHECKOUT
 from trainer import cli as trainer_cli
 from trainer.errors import UserError as TrainerError
-from trainer.strategies import AUTO, EXACT
+from trainer.strategies import AUTO, EXACT, Phases
 
 # The value of each option of the trainer by its name: the fields of trainer/options.py, which says
 # what they mean and which values they may have. The launcher adds keys of its own where it decides
@@ -148,6 +148,12 @@ def trainer_settings(options: Options) -> TrainerSettings:
     argv = ["--output", ".", *options.trainer_args()]
     with _trainers_words():
         return dataclasses.asdict(trainer_cli.parse(argv))
+
+
+def phases_of(settings: TrainerSettings) -> Phases:
+    """How long the run is, and how much of it a strategy may warm up."""
+    exact = settings["sync_warmup"]
+    return Phases(settings["epochs"], settings["warmup_epochs"] if exact is None else exact)
 
 
 def typed(name: str, value: object) -> str:

@@ -28,7 +28,7 @@ from launcher.before.checks import (
     check_machines,
     make_plan,
     new_id,
-    slower_than_one,
+    warnings,
 )
 from launcher.before.plan import NodePlan, Plan
 from launcher.before.preflight import Machines
@@ -55,6 +55,8 @@ def dry_run(options: Options) -> int:
     try:
         name = new_id(checked)
         plan = make_plan(checked, checked.machines, run=name, bar=terminal.columns)
+        for warning in warnings(checked.settings, checked.hosts):
+            terminal.say(warning)
         terminal.drain()
         print(clean(planning.render(plan)))
     finally:
@@ -88,8 +90,7 @@ def train_once(options: Options, terminal: Terminal) -> int:
     try:
         run = new_id(checked)
         plan = make_plan(checked, checked.machines, run=run, bar=terminal.columns)
-        warning = slower_than_one(checked.settings, checked.hosts)
-        if warning:
+        for warning in warnings(checked.settings, checked.hosts):
             terminal.say(warning)
         folder = folders.RUNS / run
         folders.begin(folder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import math
 import re
 from collections.abc import Callable
 from dataclasses import asdict
@@ -24,16 +26,18 @@ from report.predict import (
     fastest,
     label_in,
     predict,
+    times_one,
     worth_showing,
 )
 from report.units import link, seconds, size, three_digits
 from report.writing import write
 from trainer import strategies
 from trainer.errors import UserError
-from trainer.strategies import Strategy
+from trainer.strategies import WARMUP_EPOCHS, Phases, Strategy
 
 # Short names for the table, which has only 80 columns.
 LABELS = {"not measured": "-", "costs samples": "samples", "experimental": "experim."}
+EPOCHS = 90.0  # of a usual run on ImageNet
 DEFAULT_LINK = 1000.0  # Mbit/s: what the network cards of ordinary PCs do
 BETTER_LINK = 2500.0  # what newer ones do, with a switch for it
 WORTH = 1.05  # times as fast: less is not said to be a gain
@@ -53,6 +57,13 @@ def command_line() -> Parser:
     parser.add_argument("--image-size", type=int, help="only from a run at this size")
     parser.add_argument(
         "--link", help="speed of the network, like 1gbit or 2.5gbit (as measured, else 1gbit)"
+    )
+    parser.add_argument("--epochs", type=float, default=EPOCHS, help="of a whole run (90)")
+    parser.add_argument(
+        "--warmup",
+        type=float,
+        default=WARMUP_EPOCHS,
+        help="epochs of exact sums before a strategy that leaves bits out (1)",
     )
     parser.add_argument("--sync", default=strategies.EXACT, help="as in make train (allreduce)")
     parser.add_argument("--batch", type=int, help="only from a run with so many images a node")
@@ -75,6 +86,7 @@ def plan_main(argv: list[str]) -> int:
     options = command_line().parse_args(argv)
     if options.nodes < 1:
         raise ReportError(f"--nodes {options.nodes}: must be at least 1.")
+    phases = phases_of(options)
     asked = asked_strategy(options.sync)
     if options.gpu and (options.run or options.image_size):
         raise ReportError("--gpu is a prediction on paper: leave --run and --image-size out.")
@@ -85,10 +97,10 @@ def plan_main(argv: list[str]) -> int:
     )
     mbit = parse_link(options.link) if options.link else None
     rates, where = usable_rates(basis, mbit)
-    rows, rate = predict(basis, options.nodes, rates, asked), rates(options.nodes)
+    rows, rate = predict(basis, options.nodes, rates, asked, phases), rates(options.nodes)
     row = asked_row(rows, options.nodes, asked, basis)
     if options.gpu:
-        last = better_switch(basis, rows, mbit or DEFAULT_LINK, asked)
+        last = better_switch(basis, rows, mbit or DEFAULT_LINK, asked, phases)
     elif options.link:
         last = "Not kept for the next run's report: this is about LINK, not about your network."
     else:
@@ -96,26 +108,36 @@ def plan_main(argv: list[str]) -> int:
         write_plan(path, options.nodes, row, basis, rate, rows)
         last = f"Written to {path}; the next such run's report shows it."
     shown = rows if options.all else worth_showing(rows, asked)
-    print("\n".join(render(basis, f"{where}: {size(rate)} a second get through", rows, shown)))
+    through = f"{where}: {size(rate)} a second get through"
+    print("\n".join(render(basis, through, rows, shown, phases)))
     print("\n".join(wrap(last, "")))
     return 0
 
 
-def better_switch(basis: Basis, rows: list[Row], mbit: float, asked: Strategy) -> str:
+def better_switch(
+    basis: Basis, rows: list[Row], mbit: float, asked: Strategy, phases: Phases
+) -> str:
     """What the next switch would give, where it gives more than a few percent."""
     if mbit >= BETTER_LINK:
         return "Nobody measured such machines: `make plan` without GPU measures yours."
     nodes, faster = rows[-1].nodes, formulas.goodput(BETTER_LINK)
     now = best(rows)
-    then = best(predict(basis, nodes, lambda _: faster, asked))
-    if then.images_per_second < WORTH * now.images_per_second:
+    then = best(predict(basis, nodes, lambda _: faster, asked, phases))
+    if then.run_images_per_second < WORTH * now.run_images_per_second:
         return f"A switch of {link(BETTER_LINK)} would give hardly more."
-    alone = rows[0].images_per_second
     return (
         f"With a switch of {link(BETTER_LINK)}: sync {then.sync} on {then.nodes}, "
-        f"{then.images_per_second / alone:.2f} x one machine, where {link(mbit)} gives "
-        f"{now.images_per_second / alone:.2f} x without a loss of accuracy."
+        f"{times_one(then, rows):.2f} x one machine, where {link(mbit)} gives "
+        f"{times_one(now, rows):.2f} x without a loss of accuracy."
     )
+
+
+def phases_of(options: argparse.Namespace) -> Phases:
+    """Raises ReportError for a run without an epoch, or a warm-up of less than none."""
+    for name, value, least in (("epochs", options.epochs, 1), ("warmup", options.warmup, 0)):
+        if not least <= value < math.inf:
+            raise ReportError(f"--{name} {value:g}: must be a number from {least}.")
+    return Phases(options.epochs, options.warmup)
 
 
 def asked_strategy(spec: str) -> Strategy:
@@ -179,26 +201,40 @@ def write_plan(
     write(path, text + "\n")
 
 
+def warm_up(phases: Phases, specs: list[str]) -> str:
+    """Which rows have a phase at the cost of another one."""
+    names = " or ".join(dict.fromkeys(spec.split(":")[0] for spec in specs))
+    if phases.warmup >= phases.epochs:
+        return f"All {phases.epochs:g} epochs are warm-up, in which {names} sums as allreduce does."
+    return (
+        f"Counted over {phases.epochs:g} epochs (EPOCHS=) with {phases.warmup:g} of warm-up "
+        f"(--sync_warmup), in which {names} sums as allreduce does, at its speed."
+    )
+
+
 READING = (
-    "N: machines; x one: times one machine; accuracy: the strategy's label, - where it was not "
-    "measured, samples where it costs samples, experim. where it is experimental."
+    "N: machines; a step, img/s: after the warm-up; x one: times one machine, over a whole run; "
+    "accuracy: the strategy's label, - where it was not measured, samples where it costs samples, "
+    "experim. where it is experimental."
 )
 
 
-def render(basis: Basis, speed: str, rows: list[Row], shown: list[Row]) -> list[str]:
+def render(
+    basis: Basis, speed: str, rows: list[Row], shown: list[Row], phases: Phases
+) -> list[str]:
     """The table of the rows `shown` and what follows from all of them, in 80 columns."""
     at = f" at {basis.image_size} pixels" if basis.image_size else ""
     level = f" in {basis.precision}" if basis.precision else ""
     lines = wrap(f"{basis.model}{at}{level}, {basis.batch} images per node and step.", "")
     for sentence in basis.about:
         lines += wrap(sentence, "")
-    alone = rows[0].images_per_second
+    run = f"{phases.epochs:g} epochs"
     first = fastest(rows)
     of_mark = {"*": best(rows), "=": best_exact(rows)}
     if label_in(first) not in HARMLESS:
         of_mark["+"] = first
     marks = {row: "".join(mark for mark, one in of_mark.items() if one == row) for row in shown}
-    heads = ("N", "sync", "sent", "a step", "img/s", "x one", "accuracy", "100 epochs")
+    heads = ("N", "sync", "sent", "a step", "img/s", "x one", "accuracy", run)
     cells: list[tuple[str, ...]] = [heads]
     cells += [
         (
@@ -207,17 +243,20 @@ def render(basis: Basis, speed: str, rows: list[Row], shown: list[Row]) -> list[
             size(row.bytes_sent) if row.nodes > 1 else "-",
             seconds(row.step_seconds),
             three_digits(row.images_per_second),
-            f"{row.images_per_second / alone:.2f}",
+            f"{times_one(row, rows):.2f}",
             LABELS.get(label := label_in(row), label),
-            seconds(row.hundred_epochs),
+            seconds(row.run_seconds),
         )
         for row in shown
     ]
-    if rows[0].hundred_epochs is None:
+    if rows[0].run_seconds is None:
         cells = [row[:-1] for row in cells]
     lines += [*wrap(f"{speed}.", ""), "", *table(cells), ""]
     if len(shown) < len(rows):
         lines += wrap(f"ALL=1 shows {len(rows) - len(shown)} more rows.", "")
+    warming = [row.sync for row in shown if phases.exact_share(strategies.parse(row.sync))]
+    if warming:
+        lines += wrap(warm_up(phases, warming), "")
     lines += wrap(conclusion(rows), "")
     return [
         *lines,

@@ -13,7 +13,7 @@ from contract import predictions
 from report.measure import Step
 from report.units import count, three_digits
 from trainer import prices, strategies
-from trainer.strategies import Strategy
+from trainer.strategies import EXACT, Phases, Strategy
 
 HARMLESS = ("exact", "safe")
 
@@ -56,17 +56,22 @@ class Basis:
 
 @dataclass(frozen=True)
 class Row:
-    """One prediction; `bytes_sent` per node and step, `hundred_epochs` in seconds."""
+    """One prediction. `bytes_sent` per node and step, `step_seconds` and `images_per_second` are of
+    the steps after the warm-up; `run_images_per_second` and `run_seconds` of a whole run, with
+    what it evaluates (None where an epoch's images are not known)."""
 
     nodes: int
     sync: str
     bytes_sent: float
     step_seconds: float
     images_per_second: float
-    hundred_epochs: float | None
+    run_images_per_second: float
+    run_seconds: float | None
 
 
-def predict(basis: Basis, nodes: int, rate: Callable[[int], float], asked: Strategy) -> list[Row]:
+def predict(
+    basis: Basis, nodes: int, rate: Callable[[int], float], asked: Strategy, phases: Phases
+) -> list[Row]:
     """A Row for each number of nodes up to `nodes` and each usual strategy and the one asked for;
     one node needs no strategy. A strategy whose bytes do not follow from the basis has no row.
     `rate` gives the bytes per second that a link carries, by the number of nodes.
@@ -75,30 +80,34 @@ def predict(basis: Basis, nodes: int, rate: Callable[[int], float], asked: Strat
     formulas.sync_wait; waiting for slower peers is not predicted.
     """
     compared = list(dict.fromkeys([*strategies.usual(), asked]))
-    rows = [predict_row(basis, 1, compared[0], 1.0)]
+    rows = [predict_row(basis, 1, compared[0], 1.0, phases)]
     for n in range(2, nodes + 1):
-        rows += [predict_row(basis, n, strategy, rate(n)) for strategy in compared]
+        rows += [predict_row(basis, n, strategy, rate(n), phases) for strategy in compared]
     return [row for row in rows if row is not None]
 
 
-def predict_row(basis: Basis, nodes: int, strategy: Strategy, rate: float) -> Row | None:
+def predict_row(
+    basis: Basis, nodes: int, strategy: Strategy, rate: float, phases: Phases
+) -> Row | None:
     """One prediction; None where it is not known how much the strategy sends."""
     step = basis.step_of(nodes)
     waited = step.wait(strategy, nodes, rate)
+    exact = step.wait(strategies.parse(EXACT), nodes, rate)
     sent = strategy.bytes_per_step(nodes, step.payload_for(strategy), step.gpus)
-    if waited is None or sent is None:
+    if waited is None or sent is None or exact is None:
         return None
-    spent = step.work + waited
-    speed = step.images * nodes / step.nodes / spent
-    epochs = None
+    spent, images = step.work + waited, step.images * nodes / step.nodes
+    over_run = images / phases.mean(strategy, spent, step.work + exact)
+    run = None
     if basis.train_images:
-        epochs = 100 * (basis.train_images / speed + basis.evaluate_seconds * step.nodes / nodes)
-    return Row(nodes, strategy.spec, sent, spent, speed, epochs)
+        evaluated = basis.evaluate_seconds * step.nodes / nodes
+        run = phases.epochs * (basis.train_images / over_run + evaluated)
+    return Row(nodes, strategy.spec, sent, spent, images / spent, over_run, run)
 
 
 def fastest(rows: list[Row]) -> Row:
-    """The fastest row; among equals, the one with fewer machines."""
-    return max(rows, key=lambda row: (row.images_per_second, -row.nodes))
+    """The fastest row over a whole run; among equals, the one with fewer machines."""
+    return max(rows, key=lambda row: (row.run_images_per_second, -row.nodes))
 
 
 def best(rows: list[Row]) -> Row:
@@ -143,8 +152,7 @@ def conclusion(rows: list[Row]) -> str:
         harmless = best(full)
         sentence += (
             f"Train on one machine, or raise BATCH: even the best of {nodes} machines "
-            f"({harmless.sync}) gives {harmless.images_per_second / alone.images_per_second:.2f} "
-            "x that. "
+            f"({harmless.sync}) gives {times_one(harmless, rows):.2f} x that. "
         )
     else:
         sentence += f"Best (*): {_what(winner, rows)}. Best exact (=): "
@@ -161,7 +169,12 @@ def _known(row: Row) -> str:
 
 
 def _what(row: Row, rows: list[Row]) -> str:
-    factor = row.images_per_second / rows[0].images_per_second
     if row.nodes == 1:
         return "one machine"
+    factor = times_one(row, rows)
     return f"{count(row.nodes, 'node')} with sync {row.sync}, {factor:.2f} x one machine"
+
+
+def times_one(row: Row, rows: list[Row]) -> float:
+    """How many times as fast as one machine, over a whole run."""
+    return row.run_images_per_second / rows[0].run_images_per_second

@@ -185,6 +185,7 @@ VERBS = {
             Variable("NODES", "--nodes", "up to how many machines (default: all)", "number"),
             MODEL,
             Variable("DATA", "--data", "measure with these (default: noise; no MODEL: digits)"),
+            Variable("EPOCHS", "--epochs", "of the run that is counted (default: 90)", "number"),
             BATCH,
             PRECISION,
             Variable("SYNC", "--sync", "for the file: as in `make train`"),

@@ -10,6 +10,7 @@ import torch
 
 from .build import Job, strategy_of
 from .compat import cpu_capability
+from .strategies import parse
 
 Cost = Tuple[int, Optional[int]]  # parameters, and operations of one forward where countable
 
@@ -67,6 +68,9 @@ def sentences(job: Job, cost: Cost) -> str:
     parts = f" in {job.micro_batches} micro-batches" if job.micro_batches > 1 else ""
     if world.size > 1 and strategy_of(options, world) != options.sync:
         parts += f"\n--sync {options.sync} is between machines: on this one sums are exact"
+    if world.size > 1:
+        warm_up = options.phases.all_warm_up(parse(strategy_of(options, world)))
+        parts += f"\n{warm_up}" if warm_up else ""
     saved = "" if options.output else "; nothing is saved: no --output"
     return (
         f"{options.model}: {amount(count, ' parameters')}, {work} of {size} px, {level}\n"

@@ -158,7 +158,7 @@ class Options:
     norm_weight_decay: float = opt(0.0, "weight decay of biases and normalisation layers")
     clip_grad_norm: float = opt(0.0, "clip the gradient to this norm; 0: do not clip")
     schedule: str = opt("cosine", "schedule of the learning rate", ("cosine", "step", "constant"))
-    warmup_epochs: float = opt(1.0, "epochs of linear warm-up")
+    warmup_epochs: float = opt(strategies.WARMUP_EPOCHS, "epochs of linear warm-up")
     warmup_factor: float = opt(0.01, "fraction of lr with which warm-up begins")
     step_epochs: Tuple[int, ...] = opt(
         (30, 60, 80), "epochs at which the step schedule lowers the learning rate"
@@ -273,9 +273,12 @@ class Options:
     @property
     def exact_epochs(self) -> float:
         """Epochs with exact sums, before a strategy that leaves bits out begins to do so."""
-        if not strategies.parse(self.sync).rule.warms:
-            return 0.0
-        return self.warmup_epochs if self.sync_warmup is None else self.sync_warmup
+        return self.phases.warmup if strategies.parse(self.sync).rule.warms else 0.0
+
+    @property
+    def phases(self) -> strategies.Phases:
+        exact = self.warmup_epochs if self.sync_warmup is None else self.sync_warmup
+        return strategies.Phases(self.epochs, exact)
 
     @property
     def generated(self) -> bool:

@@ -16,6 +16,8 @@ from .errors import UserError
 # DistributedDataParallel's own bucket_cap_mb.
 BUCKET_MB = 25
 MIB = 2**20
+# Of the learning rate, and so of the exact sums before a strategy that leaves bits out.
+WARMUP_EPOCHS = 1.0
 # BLOCK values share a scale of 16 bits. Parts are padded to a multiple of UNIT values, which fills
 # whole bytes with 8, 4, 2 or 1.6 bits per value.
 BLOCK = 256
@@ -303,6 +305,37 @@ RULES: Dict[str, Rule] = {
     )
 }
 EXACT = "allreduce"
+
+
+@dataclasses.dataclass(frozen=True)
+class Phases:
+    """The phases of a run of `epochs`: with a strategy whose rule `warms`, the first `warmup`
+    epochs are sums of all bits, and cost what `allreduce` does. (The trainer's --sync_warmup.)"""
+
+    epochs: float
+    warmup: float = WARMUP_EPOCHS
+
+    def exact_share(self, strategy: Strategy) -> float:
+        """Of the steps of such a run, the part that is warm-up."""
+        return min(1.0, self.warmup / self.epochs) if strategy.rule.warms else 0.0
+
+    def mean(self, strategy: Strategy, seconds: float, exact_seconds: float) -> float:
+        """Seconds of a mean step over the whole run; `seconds`: of a step after the warm-up,
+        `exact_seconds`: of one within."""
+        share = self.exact_share(strategy)
+        return share * exact_seconds + (1 - share) * seconds
+
+    def all_warm_up(self, strategy: Strategy) -> Optional[str]:
+        """A sentence where the run ends before the strategy begins, else None."""
+        if self.exact_share(strategy) < 1:
+            return None
+        return (
+            f"--sync {strategy.spec}: this run is all warm-up (epochs {self.epochs:g}, exact sums "
+            f"in the first {self.warmup:g}), so it sends as much as {EXACT} and is as slow: train "
+            "more epochs, or add --sync_warmup 0"
+        )
+
+
 AUTO = "auto"  # only for the launcher, which replaces it by a strategy before anything starts
 
 

@@ -23,7 +23,7 @@ from launcher.during.lines import Terminal
 from launcher.during.waiting import waiting
 from launcher.errors import UserError
 from launcher.inventory import Host
-from launcher.options import Options, TrainerSettings, trainer_settings
+from launcher.options import Options, TrainerSettings, phases_of, trainer_settings
 from tools import verbs
 from trainer import prices, strategies
 
@@ -156,7 +156,8 @@ def make_plan(checked: Checked, machines: Machines, **details: Any) -> Plan:
 
 
 def prediction(settings: TrainerSettings, hosts: list[Host]) -> predictions.Prediction | None:
-    """What `make plan` predicted for such a run on these machines, if it was asked."""
+    """What `make plan` predicted for such a run on these machines, if it was asked: images/s over
+    the whole run, its warm-up included."""
     asked = predictions.Setting(
         settings["model"],
         settings["per_node_batch_size"],
@@ -164,7 +165,21 @@ def prediction(settings: TrainerSettings, hosts: list[Host]) -> predictions.Pred
         settings["precision"],
         tuple(host.name for host in hosts),
     )
-    return predictions.read(folders.RUNS, asked, len(hosts))
+    found = predictions.read(folders.RUNS, asked, len(hosts))
+    return found and replace(found, speeds=over_a_run(found.speeds, settings))
+
+
+def over_a_run(
+    speeds: dict[tuple[str, int], float], settings: TrainerSettings
+) -> dict[tuple[str, int], float]:
+    """Of images/s after the warm-up, those of a whole run; without a strategy whose warm-up costs
+    what nobody predicted."""
+    phases, found = phases_of(settings), {}
+    for (spec, nodes), speed in speeds.items():
+        strategy, exact = strategies.known(spec), speeds.get((strategies.EXACT, nodes))
+        if strategy and speed > 0 and exact:
+            found[spec, nodes] = 1 / phases.mean(strategy, 1 / speed, 1 / exact)
+    return found
 
 
 def predicted(settings: TrainerSettings, hosts: list[Host]) -> dict[str, Any] | None:
@@ -175,6 +190,13 @@ def predicted(settings: TrainerSettings, hosts: list[Host]) -> dict[str, Any] | 
     if found is None or speed is None:
         return None
     return {"images_per_second": round(speed, 2), "made_unix": found.made_unix}
+
+
+def warnings(settings: TrainerSettings, hosts: list[Host]) -> list[str]:
+    """Sentences on a run that begins nevertheless."""
+    strategy = strategies.parse(settings["sync"])
+    warm_up = phases_of(settings).all_warm_up(strategy) if len(hosts) > 1 else None
+    return [told for told in (warm_up, slower_than_one(settings, hosts)) if told]
 
 
 def slower_than_one(settings: TrainerSettings, hosts: list[Host]) -> str | None:

@@ -18,6 +18,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -140,8 +141,10 @@ def run_seconds(sync: str, factor: float = 1.0) -> float:
     """A whole run with `factor` times the images of a usual one, its warm-up included: that is as
     long in a longer run."""
     case = study.Case(sync.removesuffix(TWICE), seed=0)
-    steps, warm = case.epochs * case.steps_per_epoch * factor, warm_steps(sync)
-    return warm * seconds(EXACT)[0] + (steps - warm) * seconds(sync)[0]
+    phases = replace(case.options.phases, epochs=case.epochs * factor)
+    strategy = strategies.parse(case.options.sync)
+    mean = phases.mean(strategy, seconds(sync)[0], seconds(EXACT)[0])
+    return mean * case.epochs * case.steps_per_epoch * factor
 
 
 def hours(found: Runs, sync: str, drawn: list[int]) -> float | None:

@@ -20,6 +20,9 @@ ASKED = {
     "image_size": None,
     "precision": "fp32",
     "sync": "allreduce",
+    "epochs": 90,
+    "warmup_epochs": 1.0,
+    "sync_warmup": 0.0,
 }
 
 

@@ -11,6 +11,8 @@ SETTINGS = {
     "per_node_batch_size": 32,
     "image_size": None,
     "epochs": 3,
+    "warmup_epochs": 1.0,
+    "sync_warmup": None,
     "sync": "allreduce",
     "precision": "auto",
     "emulate": False,

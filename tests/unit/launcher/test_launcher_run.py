@@ -401,6 +401,9 @@ def test_the_plan_carries_what_was_predicted(tmp_path, monkeypatch):
         "image_size": None,
         "precision": "fp32",
         "sync": "bf16",
+        "epochs": 90,
+        "warmup_epochs": 1.0,
+        "sync_warmup": 0.0,
     }
     hosts = [host(n) for n in (1, 2, 3, 4)]
     assert checks.predicted(asked, hosts) is None

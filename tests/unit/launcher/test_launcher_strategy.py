@@ -86,15 +86,46 @@ def ready(monkeypatch, tmp_path):
 
 
 def test_auto_is_settled_before_anything_starts_and_stands_in_the_plan(ready):
-    checked, said = ready({"allreduce": 40, "ef:4": 90}, sync="auto", precision="fp32")
+    checked, said = ready({"allreduce": 40, "ef:4": 90}, sync="auto", precision="fp32", epochs=16)
     plan = checks.make_plan(checked, checked.machines, run="r")
     assert (plan.sync, plan.options.sync) == ("ef:4", "ef:4")
-    assert plan.sync_why.startswith("90 images/s")
+    assert plan.sync_why.startswith("83 images/s")  # of 16 epochs the first is at 40
     argv = plan.nodes[0].argv
     assert argv[argv.index("--sync") + 1] == "ef:4"
     assert "auto" not in argv
     checked.machines.close()
-    assert "sync ef:4: 90 images/s" in said.getvalue()
+    assert "sync ef:4: 83 images/s" in said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("epochs", "more", "chosen"),
+    [
+        (1, (), "allreduce"),
+        (1, ("--sync_warmup", "0"), "ef:4"),
+        (2, ("--warmup_epochs", "2"), "allreduce"),
+    ],
+)
+def test_auto_counts_the_warm_up_of_the_run_that_is_asked_for(ready, epochs, more, chosen):
+    checked, _ = ready(
+        {"allreduce": 40, "ef:4": 90}, sync="auto", precision="fp32", epochs=epochs, trainer=more
+    )
+    assert checked.settings["sync"] == chosen
+    checked.machines.close()
+
+
+@pytest.mark.parametrize(
+    ("epochs", "more", "said"),
+    [
+        (1, (), "(epochs 1, exact sums in the first 1)"),
+        (3, ("--sync_warmup", "4"), "first 4"),
+        (2, (), ""),
+    ],
+)
+def test_a_run_that_is_all_warm_up_says_so_before_it_starts(ready, epochs, more, said):
+    checked, _ = ready({}, sync="ef:1.6", precision="fp32", epochs=epochs, trainer=more)
+    told = checks.warnings(checked.settings, checked.hosts)
+    assert [said in one for one in told] == [True] * bool(said)
+    checked.machines.close()
 
 
 def test_without_an_earlier_run_it_is_exact(ready):
