@@ -72,9 +72,13 @@ def nccl_settings() -> Dict[str, str]:
 
 def bound_to(device: torch.device) -> Dict[str, Any]:
     """init_process_group's keyword by which NCCL knows the process's GPU and connects at once, so
-    that it fails there and not in the first step. Since torch 2.3."""
+    that it fails there and not in the first step. Since torch 2.3; of these, {} for those (2.4 to
+    2.7 among them) in which a group of some ranks then hangs: ranks that are not in it take part in
+    a split of NCCL's group although it is one of Gloo's, and its members do not."""
     known = inspect.signature(torch.distributed.init_process_group).parameters
-    return {"device_id": device} if "device_id" in known else {}
+    split_from = getattr(torch.distributed.distributed_c10d, "_get_split_source", None)
+    heeds = split_from is not None and len(inspect.signature(split_from).parameters) > 1
+    return {"device_id": device} if "device_id" in known and heeds else {}
 
 
 class _TensorsOnly(pickle.Unpickler):

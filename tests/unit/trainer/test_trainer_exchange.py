@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from tests.trainer_ranks import run_ranks
-from trainer import card
+from trainer import card, compat, strategies
 from trainer.options import Options
+from trainer.sync import KINDS, carrier, machines
 
 
 class Attack:
@@ -127,8 +128,6 @@ def test_an_error_of_nccl_is_not_called_a_failed_meeting():
 @pytest.mark.parametrize(("version", "set_"), [("1.12.1", True), ("2.1.0", True), ("2.2.0", False)])
 def test_old_torch_ends_a_collective_that_hangs_without_torchrun_too(monkeypatch, version, set_):
     """And NCCL says what is wrong."""
-    from trainer import compat
-
     monkeypatch.setattr(compat.torch, "__version__", version)
     for name in ("NCCL_ASYNC_ERROR_HANDLING", "NCCL_DEBUG"):
         monkeypatch.delenv(name, raising=False)
@@ -221,7 +220,52 @@ def test_nccl_is_told_the_process_s_gpu_and_gloo_none(monkeypatch):
 
 
 def test_a_torch_before_2_3_is_not_told(monkeypatch):
-    from trainer import compat
-
     monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout=None: None)
+    assert compat.bound_to(torch.device("cuda", 0)) == {}
+
+
+SPLITS = {"2.4": lambda pg: None, "2.15": lambda pg, requested_backend: None}
+
+
+def splits_of(monkeypatch, rank, nodes, bound, heeds):
+    """The splits of NCCL's group that a rank takes part in while it makes the groups of `ef`, as
+    torch's _new_process_group_helper decides: `bound` to a GPU, and `heeds` the group's backend."""
+    told = []
+
+    def new_group(ranks, timeout, backend=None):
+        splits = bound and not (heeds and backend == "gloo")
+        member_of_nccls = rank in ranks and backend != "gloo"
+        if splits and (member_of_nccls or rank not in ranks):
+            told.append(tuple(ranks))
+        return object()
+
+    monkeypatch.setattr(dist, "get_rank", lambda *_: rank)
+    monkeypatch.setattr(dist, "get_world_size", lambda *_: len(nodes))
+    monkeypatch.setattr(dist, "new_group", new_group)
+    ours = machines.Machines(nodes, rank).connected(9.0)
+    feedback = KINDS["ef"](strategies.parse("ef:2"), lambda: None)
+    feedback.machines = ours
+    stages = ours.stages(feedback.stages(), feedback.blank, feedback.wire)
+    carrier.Carrier(stages, torch.device("cpu"), 9.0)
+    return told
+
+
+@pytest.mark.parametrize("nodes", [(0, 0, 1, 1), (0, 1, 1), (0, 0, 1), (0, 0, 1, 1, 2, 2, 3, 3)])
+@pytest.mark.parametrize(("version", "heeds"), [("2.4", False), ("2.15", True)])
+def test_all_ranks_take_part_in_the_same_splits_of_nccls_group(monkeypatch, nodes, version, heeds):
+    """A replay of the order of groups. Bound to a GPU under torch 2.4, some wait for the others."""
+    monkeypatch.setattr(dist, "init_process_group", Formed({}))
+    monkeypatch.setattr(dist.distributed_c10d, "_get_split_source", SPLITS[version])
+    bound = bool(compat.bound_to(torch.device("cuda", 0)))
+    every = range(len(nodes))
+    splits = [splits_of(monkeypatch, rank, nodes, bound, heeds) for rank in every]
+    assert all(one == splits[0] for one in splits)
+    assert bound is heeds
+    always = [splits_of(monkeypatch, rank, nodes, True, heeds) for rank in every]
+    assert all(one == always[0] for one in always) is heeds
+
+
+def test_a_torch_without_a_word_on_splits_is_not_told(monkeypatch):
+    monkeypatch.setattr(dist, "init_process_group", Formed({}))
+    monkeypatch.delattr(dist.distributed_c10d, "_get_split_source")
     assert compat.bound_to(torch.device("cuda", 0)) == {}
