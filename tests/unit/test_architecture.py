@@ -76,6 +76,22 @@ def test_what_rooms_share_needs_nothing_but_the_standard_library(module):
     assert foreign == {module.split(".")[0]}
 
 
+def arrows():
+    """The table of docs/architecture.md."""
+    lines = ["| room | of other rooms it may import | it never imports |", "|---|---|---|"]
+    for room in sorted(FORBIDDEN):
+        others = (COMMON - FORBIDDEN[room] - {room}) | {m for m in SHARED if room in SHARED[m]}
+        cells = (sorted(others), sorted(FORBIDDEN[room] - ROOMS))
+        told = [", ".join(f"`{name}`" for name in names) or "nothing" for names in cells]
+        lines.append(f"| `{room}/` | {told[0]} | {told[1]} |")
+    return "\n".join(lines)
+
+
+def test_the_page_has_these_arrows():
+    page = (ROOT / "docs/architecture.md").read_text()
+    assert arrows() in page, f"docs/architecture.md needs this table:\n{arrows()}"
+
+
 def test_relative_imports_do_not_leave_their_room():
     for room in ROOMS:
         for path in (ROOT / room).rglob("*.py"):
