@@ -1,13 +1,20 @@
 """python -m trainer: train, predict or extract, under any launcher or none."""
 
 import os
+import stat
 import sys
+import tempfile
 import traceback
+from pathlib import Path
 from typing import List, NoReturn, Optional
 
 from .cli import parse
 from .errors import UserError, explain
 from .place import place
+
+# Where torch.compile and Triton keep what they have compiled, some of it as pickles, which run code
+# when they are loaded. By default that is a folder in /tmp whose name another user may take first.
+COMPILED = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -16,10 +23,35 @@ def main(argv: Optional[List[str]] = None) -> int:
         options = parse(sys.argv[1:] if argv is None else argv)
     except UserError as error:
         return explain(error, place(os.environ))
+    keep_compiled_code()
     # Only now, since it imports torch, for seconds: --help and refused options do without.
     from .process import begin
 
     return begin(options) or 0  # (torch declares that `record` may swallow it)
+
+
+def keep_compiled_code() -> None:
+    """Name folders for compiled code that no other user can enter; those that are named stay.
+    Before torch is imported, which names its own."""
+    caches = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache")
+    for name, folder in COMPILED.items():
+        if name not in os.environ:
+            os.environ[name] = private(Path(caches, "tandem", folder))
+
+
+def private(folder: Path) -> str:
+    """The folder, made if it is missing and closed to others; where it is not this user's own, a
+    new one among the temporary files."""
+    try:
+        folder = folder.expanduser()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+        if folder.is_absolute() and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+            folder.chmod(0o700)
+            return str(folder)
+    except (OSError, RuntimeError):  # no home, or none that may be written to
+        pass
+    return tempfile.mkdtemp(prefix="tandem-")
 
 
 def run() -> NoReturn:

@@ -7,7 +7,9 @@ import enum
 import os
 import pathlib
 import selectors
+import shutil
 import signal
+import tempfile
 import time
 
 from launcher.node import exit_record, machine_lock, wardens
@@ -45,7 +47,8 @@ class Guard:
         self.task, self.workers, self.recorder, self.launch = None, None, None, None
         self.output, self.marks = None, []
         self.launch_status, self.reason, self.message = None, None, None
-        self.folder, self.troubles, self.signals = None, set(), set()
+        self.folder, self.scratch = None, None
+        self.troubles, self.signals = set(), set()
         self.mono_start = time.monotonic()
         self.stage, self.kill_at = Stage.WAITING, None
         self.next_beat = self.next_sample = self.mono_start
@@ -170,7 +173,8 @@ class Guard:
             self.workers = Workers(self.task.ranks)
             self.output = Output(self.workers, self.link, self.selector, self.worker_ended)
             self.make_folder()
-            self.launch = start_launch(self.task, self.workers, self.mono_start)
+            self.scratch = tempfile.mkdtemp(prefix="tandem-")
+            self.launch = start_launch(self.task, self.workers, self.mono_start, self.scratch)
             self.start_recorder()  # takes a moment, in which launch starts already
         except machine_lock.InUse as error:
             self.end("busy", str(error))
@@ -272,6 +276,8 @@ class Guard:
             "exit", reason=self.reason, message=self.message, **dict(entry, **processes)
         )
         self.link.drain()
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
 
 def serve(way, why):

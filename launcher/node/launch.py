@@ -14,14 +14,15 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OPEN_FILES = 65536  # data loaders pass tensors as descriptors; 1024, the usual limit, is too few
 
 
-def start_launch(task, workers, mono_start):
-    """Start it in a session of its own: a signal to its group spares the guard. Raises OSError."""
+def start_launch(task, workers, mono_start, scratch):
+    """Start it in a session of its own: a signal to its group spares the guard. `scratch` is a
+    folder for temporary files that is the run user's alone. Raises OSError."""
     guard = os.getpid()
     stdout, stderr = workers.launch
     return subprocess.Popen(
         task.argv,
         cwd=task.cwd,
-        env=environment(task, workers, mono_start),
+        env=environment(task, workers, mono_start, scratch),
         stdin=subprocess.DEVNULL,
         stdout=stdout.writer,
         stderr=stderr.writer,
@@ -30,13 +31,13 @@ def start_launch(task, workers, mono_start):
     )
 
 
-def environment(task, workers, mono_start):
+def environment(task, workers, mono_start, scratch):
     """The whole environment of launch. Only HOME comes from the guard's own, so no shell startup
     file matters."""
     name, home = who()
     here = pathlib.Path(__file__).resolve().parent
     values = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": os.environ.get("HOME", home)}
-    values.update(USER=name, LOGNAME=name)
+    values.update(USER=name, LOGNAME=name, TMPDIR=scratch)
     values.update(task.env)
     values.update(TANDEM_NODE=task.host, TANDEM_ATTEMPT=str(task.attempt))
     values.update(TANDEM_GUARD_MONO=repr(mono_start))

@@ -52,6 +52,21 @@ def test_the_files_are_those_of_the_contract(guards, tmp_path):
     assert problems(tmp_path) == []
 
 
+def test_temporary_files_of_ranks_are_theirs_alone_and_go_with_the_guard(guards, tmp_path):
+    guard = guards()
+    script = (
+        "import os, pathlib, tempfile\n"
+        "pathlib.Path(tempfile.gettempdir(), 'left').touch()\n"
+        "print(tempfile.gettempdir(), oct(os.stat(tempfile.gettempdir()).st_mode & 0o777))"
+    )
+    guard.start(tmp_path, workers(script))
+    guard.wait_for("exit")
+    folder, mode = guard.output[0, "stdout"].decode().split()
+    assert (Path(folder).name[:7], mode) == ("tandem-", "0o700")
+    guard.process.wait(10)
+    assert not Path(folder).exists()
+
+
 def test_bytes_arrive_as_they_were_written(guards, tmp_path):
     guard = guards()
     script = (

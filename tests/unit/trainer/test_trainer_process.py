@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.trainer_ranks import free_port
+from trainer import __main__ as program
 from trainer import process
 
 FORK = multiprocessing.get_context("fork")
@@ -119,3 +121,67 @@ def test_ranks_that_stop_together_are_left_alone():
 def test_a_rank_that_hangs_at_its_end_is_not_waited_for_for_ever(monkeypatch):
     monkeypatch.setattr(process, "TEAR_DOWN", 0.3)
     assert first((leaving, 0, 0), (hanging,)) == (137, [0, -9])
+
+
+ENVIRONMENT = """
+import os, sys, types
+from pathlib import Path
+from trainer import __main__ as program
+
+def begin(_):
+    for name in program.COMPILED:
+        mode = Path(os.environ[name]).stat().st_mode & 0o777
+        print(os.environ[name], oct(mode))
+
+sys.modules["trainer.process"] = types.SimpleNamespace(begin=begin)  # it would import torch
+program.main(["--data", "d"])
+"""
+
+
+def caches(home, **more):
+    """Where a process with this home keeps what it compiles, and who may enter there."""
+    env = {**os.environ, "HOME": str(home), **more}
+    for name in ("XDG_CACHE_HOME", *program.COMPILED):
+        env.pop(name, None) if name not in more else None
+    argv = [sys.executable, "-c", ENVIRONMENT]
+    made = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    return [line.split() for line in made.stdout.splitlines()]
+
+
+def planted(path):
+    path.mkdir()
+    os.chown(path, 65534, -1)
+
+
+@pytest.mark.parametrize("before", [None, Path.mkdir], ids=["none", "open to all"])
+def test_no_other_user_can_plant_compiled_code(tmp_path, before):
+    """torch.compile loads pickles from a folder that is by default in /tmp, by a known name."""
+    folder = tmp_path / ".cache/tandem/inductor"
+    if before:
+        folder.parent.mkdir(parents=True)
+        before(folder)
+        folder.chmod(0o777)
+    assert caches(tmp_path) == [[str(folder.with_name(n)), "0o700"] for n in ("inductor", "triton")]
+
+
+OTHERS = {
+    "another user's": planted,
+    "a link": lambda path: path.symlink_to("/tmp"),
+    "a file": Path.touch,
+}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs a second user")
+@pytest.mark.parametrize("plant", OTHERS.values(), ids=OTHERS)
+def test_where_the_folder_is_not_ours_a_new_one_is_used(tmp_path, plant):
+    folder = tmp_path / ".cache/tandem/inductor"
+    folder.parent.mkdir(parents=True)
+    plant(folder)
+    (inductor, mode), (triton, _) = caches(tmp_path, TMPDIR=str(tmp_path))
+    assert Path(inductor).parent == tmp_path and mode == "0o700"
+    assert Path(triton) == folder.with_name("triton")
+
+
+def test_a_folder_for_compiled_code_that_the_user_names_stays(tmp_path):
+    named = {name: str(tmp_path) for name in program.COMPILED}
+    assert [path for path, _ in caches(tmp_path, **named)] == [str(tmp_path)] * 2
