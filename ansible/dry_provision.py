@@ -20,6 +20,7 @@ import yaml
 
 from planning import driver, stacks, toolkit
 from planning.errors import PlanError
+from planning.faults import machine
 
 ANSIBLE = Path(__file__).resolve().parent
 ROOT = ANSIBLE.parent
@@ -45,6 +46,17 @@ class InspectionError(Exception):
     """A sentence for the user."""
 
 
+class Facts(dict):
+    """A machine's facts; where one is missing, InspectionError says which."""
+
+    def __missing__(self, name):
+        raise InspectionError(
+            f"tandem: the facts of {self.get('host', 'a machine')} lack {name!r}: they are of an "
+            "older form, or incomplete. Save them anew: .venv/bin/python ansible/dry_provision.py "
+            "--save FILE"
+        )
+
+
 def rows(entries, table, bundle):
     """[{"host", "what", "lines"}]: everything that would be installed, machine by machine.
 
@@ -54,7 +66,9 @@ def rows(entries, table, bundle):
     Raises PlanError if no stack fits.
     """
     members = [entry["facts"]["host"] for entry in entries]
-    entries = [entry for entry in entries if "gpus" in entry["facts"]]
+    entries = [entry for entry in entries if set(entry["facts"]) != {"host"}]
+    if not entries:
+        raise PlanError(f"{', '.join(members)}: no machine answered, so nothing can be planned")
     machines = [entry["facts"] for entry in entries]
     asked = entries[0]["settings"]
     stack = stacks.resolve(machines, asked["stack"], table, members, asked.get("kept"))
@@ -63,6 +77,10 @@ def rows(entries, table, bundle):
     found = []
     for entry in entries:
         facts = entry["facts"]
+        refused = _release(facts)
+        if refused:
+            found.append({"host": facts["host"], "what": "release", "lines": refused})
+            continue
         own = plans[facts["host"]]
         parts = [
             ("cards", _cards(facts, table)),
@@ -74,6 +92,13 @@ def rows(entries, table, bundle):
         ]
         found += [{"host": facts["host"], "what": what, "lines": lines} for what, lines in parts]
     return found
+
+
+def _release(facts):
+    """Lines that refuse a release that the roles do not know; [] for one that they do."""
+    for _, cause, remedy in machine.release(facts["distribution"], facts["release"]):
+        return [f"REFUSED: {cause}", f"remedy: {remedy}"]
+    return []
 
 
 def _cards(facts, table):
@@ -105,15 +130,23 @@ def _driver(entry, stack, table, bundle):
         lines.append(f"and to build the module: {', '.join(plan['tools'])}")
     if plan["waiting"]:
         lines.append(f"for kernel {plan['waiting']} too, which the next boot starts")
-    if plan["reboot_first"]:
-        nouveau = entry["facts"]["nouveau"]
-        waiting = f"into kernel {entry['facts']['waiting_kernel']}"
-        lines.append(f"after a reboot {'without nouveau' if nouveau else waiting}")
-    elif plan["action"] == "package" and entry["facts"]["nouveau"]:
-        lines.append("and a reboot, if nouveau holds the card")
+    lines += _reboots(plan, entry["facts"])
     if plan["stop"]:
         lines.append(f"{plan['stop']} stops meanwhile")
     return lines
+
+
+def _reboots(plan, facts):
+    """Lines about the reboot that a plan has, or may have."""
+    if plan["reboot_first"]:
+        into = "without nouveau" if facts["nouveau"] else f"into kernel {facts['waiting_kernel']}"
+        lines = [f"after a reboot {into}"]
+    elif plan["action"] == "package" and facts["nouveau"]:
+        lines = ["and a reboot, if nouveau holds the card"]
+    else:
+        return []
+    disks = ", ".join(facts["boot_passphrases"])
+    return lines + [f"which waits at its screen for the passphrase of {disks}"] * bool(disks)
 
 
 def _toolkit(plan, bundle):
@@ -232,10 +265,21 @@ def read(path):
         raise InspectionError(
             f"tandem: {path} cannot be read as a file of facts: {error}"
         ) from None
+    if not isinstance(entries, list) or not all(map(_is_entry, entries)):
+        raise InspectionError(
+            f"tandem: {path} is no file of facts: it has to be a list of objects, each with "
+            '"facts", which has a "host" (examples/machines/ has some)'
+        )
     return [
-        {"facts": entry["facts"], "settings": {**settings(), **entry.get("settings", {})}}
+        {"facts": Facts(entry["facts"]), "settings": {**settings(), **entry.get("settings", {})}}
         for entry in entries
     ]
+
+
+def _is_entry(entry):
+    facts = entry.get("facts") if isinstance(entry, dict) else None
+    there = isinstance(facts, dict) and isinstance(facts.get("host"), str)
+    return there and isinstance(entry.get("settings", {}), dict)
 
 
 def main(argv=None):

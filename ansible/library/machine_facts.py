@@ -47,6 +47,9 @@ facts:
   type: dict
 """
 
+CRYPTTAB = "/etc/crypttab"
+# By which an initial RAM disk opens a disk without anybody: bound to a TPM or a server.
+CLEVIS = "/usr/share/initramfs-tools/hooks/clevis"
 HELD = "/var/lib/tandem/driver/held"
 DISPLAY = "0x03"  # PCI class of display controllers
 
@@ -231,7 +234,28 @@ def settings():
         "uv": shutil.which("uv", path="/usr/local/bin:/usr/bin:/bin") is not None,  # root's
         "missing_mounts": mounts(),
         "held_since": held_since(),
+        "boot_passphrases": boot_passphrases(),
     }
+
+
+def boot_passphrases():
+    """Names of the encrypted disks for whose passphrase a boot waits, at the machine's own screen.
+
+    By crypttab(5): those without a key file, which neither a TPM opens nor may stay closed.
+    """
+    waiting, text = [], read(CRYPTTAB)
+    if text is None and os.path.exists(CRYPTTAB):  # Ubuntu's installer lets only root read it
+        text = output("sudo", "-n", "cat", CRYPTTAB)
+    for line in (text or "").splitlines():
+        words = line.split("#")[0].split()
+        if len(words) < 2:
+            continue
+        key, listed = [*words[2:4], "none", ""][:2] if len(words) < 4 else words[2:4]
+        options = {option.split("=")[0] for option in listed.split(",")}
+        asked = key in ("none", "-") or "keyscript" in options
+        if asked and not options & {"noauto", "nofail", "tpm2-device"}:
+            waiting.append(words[0])
+    return [] if os.path.exists(CLEVIS) else waiting
 
 
 def held_since():

@@ -15,7 +15,7 @@ HINDERS = frozenset(
         *("duplicate_address", "duplicate_machine_id", "duplicate_mac"),
     )
 )
-NOTES = frozenset(("one_user", "faster_card", "xid_program", "reboot_waits", "gcc"))
+NOTES = frozenset(("one_user", "faster_card", "xid_program", "reboot_waits", "gcc", "passphrase"))
 
 
 def findings(facts, question):

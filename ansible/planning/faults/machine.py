@@ -10,7 +10,7 @@ FEW_INODES = 100_000
 
 
 def system(facts, question):
-    yield from release(facts["distribution"], facts["release"], known_releases())
+    yield from release(facts["distribution"], facts["release"])
     if facts["arch"] != "x86_64":
         yield (
             "arch",
@@ -47,12 +47,13 @@ def release_names(known):
     return "; ".join(parts)
 
 
-def release(distribution, version, known):
+def release(distribution, version):
     """The finding on a release that is not listed, a newer one of a listed distribution or not.
 
     `distribution` and `version` are ID and VERSION_ID of /etc/os-release; Debian's testing has no
     VERSION_ID.
     """
+    known = known_releases()
     versions = known.get(distribution, [])
     if version in versions:
         return
@@ -136,6 +137,17 @@ def mounts(facts, question):
         )
 
 
+def passphrases(facts, question):
+    if facts["boot_passphrases"]:
+        disks = ", ".join(facts["boot_passphrases"])
+        yield (
+            "passphrase",
+            f"after a reboot it waits at its own screen for the passphrase of {disks}: make "
+            "provision may reboot it for a driver, make upgrade does, and make wake starts it",
+            "be there then; or let its TPM open the disk (man systemd-cryptenroll)",
+        )
+
+
 def libraries(facts, question):
     if facts["missing_libraries"]:
         yield (
@@ -175,4 +187,4 @@ def clock(facts, question):
         )
 
 
-CHECKS = (system, privileges, disks, mounts, libraries, packages, clock)
+CHECKS = (system, privileges, disks, mounts, passphrases, libraries, packages, clock)

@@ -60,6 +60,7 @@ HEALTHY = {
     "missing_libraries": [],
     "missing_mounts": [],
     "held_since": None,
+    "boot_passphrases": [],
     "rsync": True,
     "conda": False,
     "uv": False,

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from planning import preflight
-from tests.unit.ansible.provision_machines import HEALTHY, QUESTION, ROOT, machine
+from tests.unit.ansible.provision_machines import HEALTHY, QUESTION, ROOT, load, machine
 
 network = preflight.network
 
@@ -30,6 +30,7 @@ FAULTS = [
     ("inodes", machine(**disks(free_inodes=10))),
     ("read_only", machine(**disks(read_only=True))),
     ("mount", machine(missing_mounts=[{"path": "/data", "type": "nfs4"}])),
+    ("passphrase", machine(boot_passphrases=["dm_crypt-0"])),
     ("library_path", machine(missing_libraries=["/usr/lcoal/cuda/lib64"])),
     ("address", machine(interface=None)),
     ("unlisted_address", machine(**link(networks=["192.168.56.111/24", "192.168.56.57/24"]))),
@@ -128,6 +129,33 @@ def test_the_page_names_the_releases_that_are_known():
     known = preflight.machine.known_releases()
     assert preflight.machine.release_names(known) == KNOWN
     assert KNOWN in (ROOT / "docs/preflight.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "waits"),
+    [
+        # As the installers of Ubuntu 22.04 and Debian 12 write it.
+        ("dm_crypt-0 UUID=6f-1 none luks,discard", ["dm_crypt-0"]),
+        ("nvme0n1p3_crypt UUID=6f-1 none luks,discard,x-initrd.attach", ["nvme0n1p3_crypt"]),
+        ("root UUID=6f-1 - luks,tpm2-device=auto", []),
+        ("root UUID=6f-1 none luks,keyscript=decrypt_keyctl", ["root"]),
+        ("root UUID=6f-1", ["root"]),
+        ("swap /dev/sda2 /dev/urandom swap,cipher=aes-xts-plain64", []),
+        ("data UUID=6f-2 /etc/keys/data luks", []),
+        ("usb UUID=6f-3 none luks,noauto", []),
+        ("# root UUID=6f-1 none luks", []),
+        ("", []),
+        ("root", []),
+    ],
+)
+def test_disks_for_whose_passphrase_a_boot_waits(line, waits, tmp_path, monkeypatch):
+    facts = load("ansible/library/machine_facts.py")
+    (tmp_path / "crypttab").write_text(f"{line}\n")
+    monkeypatch.setattr(facts, "CRYPTTAB", str(tmp_path / "crypttab"))
+    monkeypatch.setattr(facts, "CLEVIS", str(tmp_path / "clevis"))
+    assert facts.boot_passphrases() == waits
+    (tmp_path / "clevis").touch()
+    assert facts.boot_passphrases() == []
 
 
 def test_a_user_that_trains_and_provisions_is_no_problem_but_to_be_known():

@@ -22,6 +22,8 @@ FOUND = {
     "3090-debian12-runfile550": set(),
     "5090-ubuntu2404": {"secure_boot", "nouveau"},
     "3090-ubuntu2404-transitional": set(),
+    "5090-ubuntu2604": {"release", "secure_boot", "nouveau"},
+    "2080ti-ubuntu2204-encrypted": {"nouveau", "gcc", "passphrase"},
 }
 
 

@@ -124,11 +124,48 @@ def test_dry_provision_prints_the_whole_list(path, tmp_path):
     hosts = [entry["facts"]["host"] for entry in json.loads(path.read_text())]
     for host in hosts:
         names = {row["what"] for row in found if row["host"] == host}
+        if names == {"release"}:
+            continue
         assert {"cards", "stack", "driver", "python", "torch", "torchvision", "apex"} <= names
         assert {"cuda", "cudnn", "nccl"} <= names or "toolkit" in names
     printed = dry.text(found)
     assert max(len(line) for line in printed.splitlines()) <= 80
     assert printed + "\n" == expected.read_text(), right
+
+
+ONE = ROOT / "examples/machines/2080ti-ubuntu2204-driver535.json"
+
+
+@pytest.mark.parametrize("fact", sorted(json.loads(ONE.read_text())[0]["facts"]))
+def test_a_file_of_facts_that_lacks_one_is_refused_by_its_name(fact, tmp_path, capsys):
+    """An older form: nobody gets a traceback."""
+    entries = json.loads(ONE.read_text())
+    del entries[0]["facts"][fact]
+    (tmp_path / "old.json").write_text(json.dumps(entries))
+    code = dry.main(["--facts", str(tmp_path / "old.json")])
+    said = capsys.readouterr()
+    if fact == "host":
+        assert code == 2 and "is no file of facts" in said.err
+    elif code == 2:
+        assert f"the facts of node1 lack '{fact}'" in said.err and said.out == ""
+    else:
+        assert said.out and said.err == ""  # this plan did not need it
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[1]", '[{"facts": []}]', '[{"facts": {"host": 1}}]', '[{"settings": {}}]', "x"]
+)
+def test_a_file_that_is_no_list_of_facts_is_refused(text, tmp_path, capsys):
+    (tmp_path / "odd.json").write_text(text)
+    assert dry.main(["--facts", str(tmp_path / "odd.json")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("tandem: ") and str(tmp_path / "odd.json") in said and "\n" in said
+
+
+def test_machines_none_of_which_answered_are_named(tmp_path, capsys):
+    (tmp_path / "off.json").write_text('[{"facts": {"host": "pc1"}}, {"facts": {"host": "pc2"}}]')
+    assert dry.main(["--facts", str(tmp_path / "off.json")]) == 1
+    assert "pc1, pc2: no machine answered" in capsys.readouterr().err
 
 
 def test_the_driver_is_asked_with_all_that_its_role_asks_with():
