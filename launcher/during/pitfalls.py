@@ -99,6 +99,12 @@ PITFALLS = (
         "`make train RESUME=latest`",
     ),
     Pitfall(
+        r"systemd-oomd ended",
+        "systemd-oomd ended the run there, since memory was short",
+        "close other programs there, or give a smaller BATCH or ARGS='--workers 2'; `make "
+        "provision` sets that runs are spared (docs/launcher.md)",
+    ),
+    Pitfall(
         r"unrecognized arguments: --local[-_]rank",
         "the program does not know the option by which launch gives the local rank",
         "read LOCAL_RANK from the environment instead",

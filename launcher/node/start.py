@@ -8,19 +8,22 @@ import pathlib
 import re
 import subprocess
 import sys
+import time
 
 from launcher.node import guard, wardens
 
 CODE = pathlib.Path(__file__).resolve().parent
 SERVICE_MARK = "TANDEM_GUARD_SERVICE"  # in the environment of a guard that is a service already
 PROPERTIES = ["KillMode=control-group", "TimeoutStopSec=4", "TasksMax=infinity"]
-OOM_POLICY_SINCE = (
-    243  # version of systemd; without it a killed data loader ends the guard unreported
-)
+# {property: the version of systemd since which it is there}. Without the first a killed data loader
+# ends the guard unreported. By the second systemd-oomd spares the run when memory is short, which
+# it heeds on a user's services from 252 on (systemd.resource-control(5)); role base helps before.
+SINCE = {"OOMPolicy=continue": 243, "ManagedOOMPreference=omit": 248}
+JOURNAL_SECONDS = 2.0  # in which the journal has what was said of a service's end
 
 
 def main(arguments):
-    """Become the guard in the best way available. Returns its exit code."""
+    """Be the guard, or wait for it, in the best way available. Returns its exit code."""
     if os.environ.pop(SERVICE_MARK, None):
         return guard.serve("service", None)
     unit = re.sub(r"[^A-Za-z0-9_-]", "-", arguments[0] if arguments else "run")
@@ -29,7 +32,28 @@ def main(arguments):
     except NoService as error:
         why = str(error)
         return wardens.guarded(lambda: guard.serve("wardens", why))
-    return os.execvp(command[0], command)  # noqa: S606 (stdin and stdout go on as they are)
+    code = subprocess.call(command)  # stdin and stdout go on as they are
+    if code != 0 and ended_by_oomd("tandem-{}-{}".format(unit, os.getpid())):
+        print("systemd-oomd ended this service, for lack of memory", file=sys.stderr)
+    return code
+
+
+def ended_by_oomd(unit):
+    """Whether the journal, as far as this user may read it, says that systemd-oomd ended a service
+    just now: systemd's own line, or systemd-oomd's."""
+    said = re.compile(
+        r"^{0}\.service: systemd-oomd killed|^Killed \S*/{0}\.service due to ".format(unit), re.M
+    )
+    argv = ["journalctl", "--quiet", "--no-pager", "--output=cat", "--since=-1min"]
+    argv += ["--identifier=systemd", "--identifier=systemd-oomd"]
+    until = time.monotonic() + JOURNAL_SECONDS
+    while True:
+        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        if said.search(done.stdout.decode(errors="replace")):
+            return True
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.2)
 
 
 class NoService(Exception):
@@ -64,8 +88,8 @@ def managers():
 def settings(unit):
     """The rest of systemd-run's options."""
     chosen = [*PROPERTIES, "WorkingDirectory={}".format(pathlib.Path.cwd())]
-    if systemd_version() >= OOM_POLICY_SINCE:
-        chosen.append("OOMPolicy=continue")
+    version = systemd_version()
+    chosen += [one for one, since in SINCE.items() if version >= since]
     options = ["--unit=" + unit, "--description=Tandem training", "--setenv=" + SERVICE_MARK + "=1"]
     for one in chosen:
         options += ["-p", one]

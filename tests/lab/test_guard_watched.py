@@ -94,6 +94,8 @@ def test_a_worker_dies_and_the_run_ends_everywhere_within_5_seconds(run):
     kill(run.workers[2])
     told = run.told()
     assert told["over"] - begin < 5
+    said = told["cause"].pop("said")
+    assert said.startswith("node2, rank 1 ended by SIGKILL: it was killed, by a person or")
     cause = {"host": "node2", "kind": "worker", "rank": 1, "signal": "SIGKILL"}
     assert (told["status"], told["cause"], told["left"]) == ("failed", cause, [])
     assert wait_until_gone(run.mark, 0) == []
@@ -123,6 +125,27 @@ def test_a_stall_of_8_seconds_kills_nothing_and_stop_saves(run, machines):
     assert (told["status"], told["left"]) == ("stopped", [])
     assert sum("saved" in line for line in run.lines) == NODES
     assert wait_until_gone(run.mark, 0) == []
+
+
+# As systemd-oomd does it: the mark by which systemd knows its kills, then SIGKILL to all.
+STANDIN_OOMD = """
+import os, pathlib
+(group,) = pathlib.Path("/sys/fs/cgroup/user.slice").glob("**/tandem-watched-1-*.service")
+print(os.getxattr(group, "user.oomd_omit").decode())
+os.setxattr(group, "user.oomd_ooms", b"1")
+os.setxattr(group, "user.oomd_kill", b"4")
+(group / "cgroup.kill").write_text("1")
+"""
+
+
+def test_a_run_asks_oomd_to_spare_it_and_one_that_it_killed_is_named_so(run, machines):
+    """systemd-oomd is a stand-in: the lab's machines have no limits on memory, which it needs."""
+    assert machines.ssh(2, f"sudo python3 -c '{STANDIN_OOMD}'") == "1\n"
+    told = run.told()
+    cause = {"host": "node2", "kind": "guard", "rank": None, "signal": None}
+    said = "node2: systemd-oomd ended the run there, since memory was short"
+    assert (told["status"], told["cause"]) == ("failed", {**cause, "said": said})
+    assert wait_until_gone(run.mark, 5) == []
 
 
 def test_the_controller_is_killed(run):

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from launcher import connection
 from launcher.before.plan import NodePlan, Plan
 from launcher.during.lines import RunLogs, Terminal
+from launcher.during.pitfalls import explain
 from launcher.during.stopper import Stopper
 from launcher.during.watch import Watch
 from launcher.inventory import Host
@@ -95,6 +96,7 @@ def main(count, mark):
         "kind": outcome.cause.kind,
         "rank": outcome.cause.rank,
         "signal": outcome.cause.signal,
+        "said": explain(outcome.cause)[0],
     }
     left = [process for frame in outcome.exits.values() for process in frame["left"]]
     told = {"status": outcome.status, "cause": cause, "gone": outcome.gone, "left": left}
