@@ -180,7 +180,7 @@ def _environment(entry, stack):
         return [("python", [f"REFUSED: {error}"])]
     lock = ANSIBLE / "locks" / f"{stack['lock']}-py{python}.txt"
     digest = hashlib.sha256(lock.read_bytes()).hexdigest()[:12]
-    folder = f"/opt/tandem/envs/{stack['name']}-{digest}"
+    folder = f"{_env_root()}/envs/{stack['name']}-{digest}"
     conda = settings["conda_installer"].rpartition("/")[2]
     source = {
         "venv": "the machine's own",
@@ -192,6 +192,12 @@ def _environment(entry, stack):
         ("python", [f"{python} by {manager}, {folder}", source]),
         ("torch", [stack["torch"], f"{lock.relative_to(ROOT)}", f"wheels from {index}"]),
         ("torchvision", [stack["torchvision"], "as torch"]),
+    ]
+
+
+def _env_root():
+    return yaml.safe_load((ANSIBLE / "roles/python_env/vars/main.yml").read_text())[
+        "python_env_root"
     ]
 
 

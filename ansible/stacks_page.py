@@ -39,6 +39,11 @@ def stacks(table):
     return lines
 
 
+def _users(apex, table):
+    """The stacks that have this row of apex: "`cu102`, `cu113`"."""
+    return ", ".join(f"`{name}`" for name, row in table["rows"].items() if row.get("apex") == apex)
+
+
 def _parts(row, table):
     return table["toolkits"].get(row.get("toolkit"), [])
 
@@ -76,7 +81,7 @@ def files(table):
     lines = ["| file | for | comes | SHA-256 |", "|---|---|---|---|"]
     rows = [
         (f"CUDA {name}", part) for name, parts in table["toolkits"].items() for part in parts
-    ] + [("`cu102`", part) for part in table["apex"].values()]
+    ] + [(_users(name, table), part) for name, part in table["apex"].items()]
     for purpose, part in rows:
         own = part["url"] or part.get("git")
         comes = "by itself" if own else f"by hand from <{part['page']}>"

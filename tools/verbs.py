@@ -133,7 +133,7 @@ VERBS = {
             Variable(
                 "DELETE", "-e data_delete", "1: delete data there that is gone here", "switch"
             ),
-            Variable("TAGS", "--tags", "only these parts of site.yml: network, driver,data ..."),
+            Variable("TAGS", "--tags", "only these parts of site.yml: network, or driver,data"),
             STOP_DISPLAY,
             ASK_SUDO,
             CORE,

@@ -49,3 +49,15 @@ def test_every_copy_knows_the_host_key_and_takes_no_agent_along():
                 )
     assert len(found) >= 6
     assert not [name for name, right in found.items() if not right]
+
+
+def test_the_folder_of_environments_is_fixed_and_the_same_everywhere():
+    root = yaml.safe_load((ROOT / "ansible/roles/python_env/vars/main.yml").read_text())
+    root = root["python_env_root"]
+    assert "python_env_root" not in (ROOT / "ansible/roles/python_env/README.md").read_text()
+    settings = yaml.safe_load((ROOT / "group_vars/all.yml").read_text())
+    assert settings["env_python"] == f"{root}/env/bin/python"
+    space = yaml.safe_load((ROOT / "ansible/roles/preflight/defaults/main.yml").read_text())
+    assert root in [row["folder"] for row in space["preflight_space"]]
+    for path in ("ansible/library/machine_facts.py", "ansible/playbooks/uninstall.yml"):
+        assert f"{root}/env" in (ROOT / path).read_text()

@@ -28,6 +28,15 @@ def test_a_changed_table_changes_the_page():
     assert "| 1.13.0 | 0.13.1 |" in stacks_page.page(PAGE, changed)
 
 
+def test_each_row_of_apex_is_said_to_be_for_the_stacks_that_have_it():
+    changed = copy.deepcopy(TABLE)
+    changed["apex"]["23.05"] = {**TABLE["apex"]["22.04-dev"], "file": "apex-23.05.tar.gz"}
+    changed["rows"]["cu126"]["apex"] = "23.05"
+    page = stacks_page.page(PAGE, changed)
+    assert "| `apex-23.05.tar.gz` | `cu126` |" in page
+    assert "| `apex-22.04-dev.tar.gz` | `cu102` |" in page
+
+
 @pytest.mark.parametrize("path", ["README.md", "docs/cluster-guide.md"])
 def test_a_stack_is_chosen_before_provisioning_with_a_word_on_each(path):
     text = (ROOT / path).read_text()
