@@ -210,6 +210,7 @@ def playbook_parser():
     parser.add_argument("playbook")
     parser.add_argument("--inventory", "-i")
     parser.add_argument("--limit", "-l", dest="subset")
+    parser.add_argument("--tags", "-t")
     parser.add_argument("--extra-vars", "-e", dest="extra_vars", action="append")
     parser.add_argument("--ask-become-pass", "-K", dest="become_ask_pass", action="store_true")
     return parser
