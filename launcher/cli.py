@@ -154,6 +154,10 @@ def _parse(argv: list[str]) -> argparse.Namespace:
             f"{given.trainer[0]!r} is no option: options of the trainer come after `--`."
         )
     given.trainer = argv[cut + 1 :]
+    if given.model:
+        from launcher.before import models
+
+        given.model = models.by_path(given.model)
     return given
 
 

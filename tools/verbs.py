@@ -52,7 +52,7 @@ class Verb(NamedTuple):
 
 INVENTORY = Variable("INVENTORY", "--inventory", "the list of machines (default: inventory.ini)")
 NODES = Variable("NODES", "--nodes", "the first N machines (default: all)", "number")
-MODEL = Variable("MODEL", "--model", "a name of torchvision, or package.module:function")
+MODEL = Variable("MODEL", "--model", "a name of torchvision, or path/file.py:function")
 DATA = Variable("DATA", "--data", "a name below data_root, or a folder")
 EPOCHS = Variable("EPOCHS", "--epochs", "how often each image is seen", "number")
 BATCH = Variable("BATCH", "--batch", "images per step and node", "number")

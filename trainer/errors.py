@@ -8,6 +8,7 @@ from .place import Place
 BAD_INPUT = 2
 STOPPED = 75  # on request, after saving
 OUT_OF_MEMORY = 76  # of the device: smaller micro-batches may fit
+UNTRIED = 69  # a model needs a package that is not here (python -m trainer.models)
 DIVERGED = 77  # the loss or the weights are no finite numbers any more
 DATA_LOST = 78  # the disk or file server of the images fails: it may be well again later
 INTERRUPTED = 130  # by Ctrl-C, as a shell reports it

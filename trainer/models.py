@@ -6,16 +6,26 @@ it, and weights stay compatible with torchvision's. examples/own_backbone.py sho
 
 import difflib
 import importlib
+import importlib.util
 import inspect
+import json
 import logging
-from typing import Any, Callable, Dict, Optional, Tuple, cast
+import os
+import pathlib
+import sys
+import traceback
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, Callable, Dict, List, Optional, Tuple, cast
 
 import torch
 import torchvision
 from torch import nn
+from torch.nn import functional
 
 from .classifiers import names
-from .errors import UserError
+from .errors import BAD_INPUT, UNTRIED, UserError
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +56,8 @@ def build(name: str, num_classes: int, image_size: int) -> nn.Module:
     shape = _output_shape(model, name, image_size)
     if shape != (1, num_classes):
         raise UserError(f"--model {name}: gives {shape} for one image, not (1, {num_classes}).")
+    if not any(weight.requires_grad for weight in model.parameters()):
+        raise UserError(f"--model {name}: it has no parameters to train.")
     return model
 
 
@@ -102,9 +114,14 @@ def _called(function: Callable[..., Any], num_classes: int) -> Tuple[Any, bool]:
 
 
 def _find(name: str) -> Callable[..., Any]:
-    module_name, _, function_name = name.partition(":")
+    module_name, _, function_name = name.rpartition(":")
     try:
-        module = importlib.import_module(module_name)
+        if module_name.endswith(".py"):
+            module = _from_file(pathlib.Path(module_name))
+        else:
+            module = importlib.import_module(module_name)
+    except FileNotFoundError as error:
+        raise UserError(f"--model {name}: there is no file {error.filename}.") from error
     except ImportError as error:
         raise UserError(f"--model {name}: cannot import {module_name}: {error}.") from error
     function = getattr(module, function_name, None)
@@ -115,6 +132,21 @@ def _find(name: str) -> Callable[..., Any]:
             f"it has {', '.join(own) or 'none'}."
         )
     return function
+
+
+def _from_file(path: pathlib.Path) -> ModuleType:
+    """The module in a file, which may import those beside it, like a script. Where the launcher has
+    sent its folder, TANDEM_MODEL_FOLDER says where to."""
+    file = pathlib.Path(os.environ.get("TANDEM_MODEL_FOLDER", path.parent), path.name).resolve()
+    folder = str(file.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    # A file may be called like a module that is loaded already.
+    name = file.stem if file.stem not in sys.modules else f"{file.stem}_of_model"
+    spec = cast(ModuleSpec, importlib.util.spec_from_file_location(name, file))
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    cast(Loader, spec.loader).exec_module(module)
+    return module
 
 
 def _one_image(model: nn.Module, image_size: int) -> Any:
@@ -135,9 +167,16 @@ def _output_shape(model: nn.Module, name: str, image_size: int) -> Tuple[int, ..
             f"--model {name}: does not take images of {image_size} x {image_size} pixels "
             f"(--image_size): {str(error).splitlines()[0]}"
         ) from error
+    return tuple(_tensor(output, name).shape)
+
+
+def _tensor(output: Any, name: str) -> torch.Tensor:
     if not isinstance(output, torch.Tensor):
-        raise UserError(f"--model {name}: returns {type(output).__name__}, not one tensor.")
-    return tuple(output.shape)
+        raise UserError(
+            f"--model {name}: returns {type(output).__name__}, not one tensor: return the scores "
+            "of the classes alone."
+        )
+    return output
 
 
 def describe(model: nn.Module, image_size: int) -> Tuple[int, Optional[int]]:
@@ -173,3 +212,68 @@ def last_linear(model: nn.Module) -> Optional[nn.Module]:
     """The classifier, whose input is an image's embedding."""
     linear = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
     return linear[-1] if linear else None
+
+
+# Of images, where the size is not given: a model of one's own may take only one kind.
+SIZES = (224, 32, 64, 128)
+CLASSES = 10
+
+
+def try_out(name: str, image_size: Optional[int], unused_allowed: bool) -> List[str]:
+    """Build a model of one's own and compute one step's gradients; returns what is worth saying of
+    it. Raises UserError."""
+    for size in (image_size,) if image_size else SIZES:
+        try:
+            model = build(name, CLASSES, size)
+            break
+        except UserError as error:
+            if "does not take images" not in str(error) or size in (image_size, SIZES[-1]):
+                raise
+    images = torch.rand(2, 3, size, size)
+    # In training some return more than in evaluation, which `build` has seen.
+    _tensor((model.backbone if isinstance(model, WithHead) else model)(images), name)
+    functional.cross_entropy(model(images), torch.tensor([0, 1])).backward()
+    weights = [(key, weight) for key, weight in model.named_parameters() if weight.requires_grad]
+    unused = [key for key, weight in weights if weight.grad is None]
+    if unused and not unused_allowed:
+        raise UserError(
+            f"--model {name}: {unused[0]} ({len(unused)} of {len(weights)} parameters) takes no "
+            "part in its output, and the ranks would wait for its gradient for ever: remove it, or "
+            "give --find_unused_parameters"
+        )
+    if not isinstance(model, WithHead):
+        return []
+    count, last = model.fc.in_features, last_linear(model.backbone)
+    if not isinstance(last, nn.Linear) or last.out_features != count:
+        return []
+    return [
+        f"--model {name}: a linear layer comes on top of its {count} outputs: if these are scores "
+        "of classes already, let the function take num_classes"
+    ]
+
+
+def main(argv: List[str]) -> int:
+    """`python -m trainer.models MODEL '{"image_size": null, ...}'`, by which the launcher tries out
+    a model before it asks any machine."""
+    name, asked = argv[1], json.loads(argv[2])
+    try:
+        notes = try_out(name, asked["image_size"], asked["find_unused_parameters"])
+    except UserError as error:
+        missing = isinstance(error.__cause__, ModuleNotFoundError)
+        said = f"{error}" if not missing else f"{error} So it is not tried out here beforehand."
+        print(f"trainer: {said}", file=sys.stderr)
+        return UNTRIED if missing else BAD_INPUT
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if "site-packages" not in frame.filename]
+        at = (own or frames)[-1]
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        print(f"trainer: --model {name}: {said} ({at.filename}, line {at.lineno})", file=sys.stderr)
+        return BAD_INPUT
+    for note in notes:
+        print(note)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -123,7 +123,9 @@ class Options:
     bad_images: int = free(100, "unreadable images per rank after which the run stops")
 
     # model
-    model: str = opt("resnet18", "a torchvision name, or package.module:function")
+    model: str = opt(
+        "resnet18", "a torchvision name, path/file.py:function or package.module:function"
+    )
     weights: Optional[str] = free(None, "file of weights to start from")
     channels_last: Optional[bool] = opt(
         None,

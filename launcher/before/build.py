@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher import __version__
-from launcher.before import devices
+from launcher.before import devices, models
 from launcher.before.devices import Part
 from launcher.before.plan import FIRST_PORT, MONITOR_INTERVAL, PORTS, NodePlan, Plan
 from launcher.before.probe import Facts
-from launcher.during.code import Code
+from launcher.during.code import OWN, Code
 from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.node.launch import PATH
@@ -56,6 +56,7 @@ class Shared:
     ranks_per_node: tuple[int, ...]
     parts: dict[str, Part]
     apart: dict[str, int]
+    own_model: bool  # in a folder that is sent beside the checkout's own
 
 
 def build(
@@ -76,7 +77,8 @@ def build(
     check_batch([host.name for host in hosts], counts, settings["per_node_batch_size"])
     port = choose_port(facts[hosts[0].name], options.port, set(request.used_ports))
     apart = _own_ports(hosts, facts) if request.apart else {}
-    shared = Shared(request, options, hosts[0].address, port, counts, parts, apart)
+    own = models.folder(settings["model"]) is not None
+    shared = Shared(request, options, hosts[0].address, port, counts, parts, apart, own)
     return Plan(
         run=request.run,
         attempt=request.attempt,
@@ -128,6 +130,8 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
     card = interface(host, fact)
     env = environment(card, max(1, fact.cores // on_machine), host.cuda_home)
     request = shared.request
+    if shared.own_model:
+        env["TANDEM_MODEL_FOLDER"] = OWN
     env.update({**request.instruction_limits, **request.extra_env, **host.env})
     env.update(part.environment(host.env))
     links = []

@@ -14,7 +14,7 @@ from contract import predictions
 from contract.runs import run_id
 from launcher import folders, inventory, strategy
 from launcher.after.sizes import Sizes
-from launcher.before import build, devices, preflight
+from launcher.before import build, devices, models, preflight
 from launcher.before import plan as planning
 from launcher.before.plan import Plan
 from launcher.before.preflight import Asked, Machines
@@ -57,6 +57,10 @@ def check_machines(options: Options, terminal: Terminal, run: str | None = None)
     Sizes.of(options.keep)  # said before anything is asked
     hosts = preflight.select(inventory.load(Path(options.inventory)), options)
     restart.check_minimum(options, hosts)
+    with waiting(terminal, "building the model here once"):
+        notes = models.try_out(settings, ranks_share=len(hosts) > 1)
+    for note in notes:
+        terminal.say(note)
     asked = Asked(options, settings, run, begun=run is not None)
     reported = None
     while True:
@@ -150,7 +154,7 @@ def make_plan(checked: Checked, machines: Machines, **details: Any) -> Plan:
         machines.facts,
         checked.options,
         checked.settings,
-        code.current(),
+        code.current(models.folder(checked.settings["model"])),
         request,
     )
 

@@ -91,8 +91,10 @@ def unreached(hosts: list[Host], failures: dict[str, str]) -> list[str]:
 
 
 def _task(host: Host, hosts: list[Host], asked: Asked) -> dict[str, Any]:
-    options, module = asked.options, asked.settings["model"].partition(":")
-    packages = [module[0].partition(".")[0]] if module[1] else []
+    options, model = asked.options, asked.settings["model"]
+    packages = models.imports(model)
+    if ":" in model and not models.is_path(model):
+        packages.append(model.partition(".")[0])
     peers = [other.address for other in hosts if other.name != host.name] or [host.address]
     return {
         "peers": list(dict.fromkeys(peers)),
@@ -100,7 +102,7 @@ def _task(host: Host, hosts: list[Host], asked: Asked) -> dict[str, Any]:
         "node_dir": host.node_dir,
         "guard_python": host.engine.guard_python,
         # One machine is enough: a torchvision that differs between machines is reported.
-        "models": models.rule(asked.settings["model"]) if host is hosts[0] else None,
+        "models": models.rule(model) if host is hosts[0] else None,
         "packages": [*packages, *(["tensorboard"] if asked.settings["tensorboard"] else [])],
         "paths": [f"{host.cuda_home}/bin"] if host.cuda_home else [],
         "data": host.data_path(options.data),
@@ -159,13 +161,17 @@ def _packages(machines: Machines, asked: Asked) -> list[Problem]:
 
 
 def _model(machines: Machines, asked: Asked) -> list[Problem]:
-    """Asks one machine alone: all have the same torchvision, or the difference is reported."""
+    """Asks one machine alone for the name, since all have the same torchvision, or the difference
+    is reported; and all for what one's own model imports."""
     if not machines.hosts:
         return []
-    host = machines.hosts[0]
-    facts = machines.facts[host.name]
-    refusal = models.problem(asked.settings["model"], host, facts, code.current().names)
-    return [Problem(refusal)] if refusal else []
+    host, name = machines.hosts[0], asked.settings["model"]
+    sent = code.current(models.folder(name)).names
+    refusal = models.problem(name, host, machines.facts[host.name], sent)
+    if refusal:
+        return [Problem(refusal)]
+    missing = [models.lacking(name, one, machines.facts[one.name]) for one in machines.hosts]
+    return [Problem(text) for text in missing if text]
 
 
 def refuse_or_warn(problems: list[Problem], force: bool) -> list[str]:

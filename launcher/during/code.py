@@ -1,4 +1,5 @@
-"""The code that goes to the nodes: the tracked files of a few folders, compared by SHA-256.
+"""The code that goes to the nodes: the tracked files of a few folders of the checkout and, for a
+model of one's own that lies elsewhere, of the folder that it is in, compared by SHA-256.
 
 It is copied once, when it is first asked for. That copy is hashed, recorded and sent, so changes to
 the checkout while a run waits or starts again do not become part of the run.
@@ -13,6 +14,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,6 +33,9 @@ UNPACK = (
     '--directory="$1.new" && rm -rf "$1" && mv "$1.new" "$1"'
 )
 FOLDERS = ("trainer", "launcher/__init__.py", "launcher/node", "recipes", "examples")
+OWN = "own"  # where another folder goes in the tree
+# Files and bytes of another folder: who names a file of the home folder does not mean all of it.
+MOST_FILES, MOST_BYTES = 1000, 64 << 20
 
 
 @dataclass(frozen=True)
@@ -44,12 +49,56 @@ class Code:
     tree: Path = CHECKOUT
 
 
+@dataclass(frozen=True)
+class Source:
+    """Files below `root` that go into the folder `into` of the tree; of a repository those that are
+    tracked or might be."""
+
+    root: Path
+    parts: tuple[str, ...]
+    into: str = ""
+
+    def names(self) -> list[str]:
+        """The files, relative to `root`, sorted. Raises UserError for too many."""
+        listed = _git(
+            self.root,
+            *("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *self.parts),
+        )
+        if listed is None:  # an unpacked archive rather than a checkout, or any folder
+            names = [name for part in self.parts for name in _files(self.root, part)]
+        else:
+            names = [name for name in listed.split("\0") if name]
+        kept = sorted(name for name in set(names) if self._goes(name))
+        if self.into:
+            self._check_size(kept)
+        return kept
+
+    def _goes(self, name: str) -> bool:
+        """Whether a file may leave this machine: .env and the like hold secrets, and a link leads
+        to files outside the folder. A name that is not UTF-8 could not be recorded."""
+        path = Path(name)
+        hidden = any(part.startswith(".") or part == "__pycache__" for part in path.parts)
+        linked = any((self.root / one).is_symlink() for one in (path, *path.parents[:-1]))
+        text = not any("\ud800" <= letter <= "\udfff" for letter in name)
+        return text and not hidden and not linked and (self.root / path).is_file()
+
+    def _check_size(self, names: list[str]) -> None:
+        size = sum((self.root / name).stat().st_size for name in names[: MOST_FILES + 1])
+        if len(names) > MOST_FILES or size > MOST_BYTES:
+            raise UserError(
+                f"{self.root} would go to the machines, and has more than {MOST_FILES} files or "
+                f"{MOST_BYTES >> 20} MiB: put the model, and the modules that it imports, into a "
+                "folder of their own."
+            )
+
+
 @lru_cache(maxsize=1)
-def current() -> Code:
-    """The code as it was in the checkout when this was first called, including uncommitted changes.
-    Raises UserError."""
+def current(own: Path | None = None) -> Code:
+    """The code as it was when this was first called, including uncommitted changes: that of the
+    checkout, and the folder `own` (absolute) if there is one. Raises UserError."""
+    sources = [Source(CHECKOUT, FOLDERS)] + ([Source(own, (".",), OWN)] if own else [])
     try:
-        return _snapshot()
+        return _snapshot(sources)
     except OSError as error:
         raise UserError(
             f"the code cannot be copied to {tempfile.gettempdir()} "
@@ -58,20 +107,28 @@ def current() -> Code:
         ) from None
 
 
-def _snapshot() -> Code:
-    """A copy of the checkout's files that did not change meanwhile. Raises UserError, OSError."""
+def _snapshot(sources: list[Source]) -> Code:
+    """A copy of the files that did not change meanwhile. Raises UserError, OSError."""
     tree = _scratch()
     for _ in range(TRIES):
-        names = [name for name in _names() if _copied(name, tree)]
-        revision = _git("rev-parse", "HEAD")
-        diff = os.fsencode(_git("diff", "HEAD", "--", *FOLDERS) or "").decode(errors="replace")
+        copied = [[n for n in s.names() if _copied(s, n, tree)] for s in sources]
+        names = [f"{s.into}/{name}".lstrip("/") for s, own in zip(sources, copied) for name in own]
+        revision = _git(CHECKOUT, "rev-parse", "HEAD")
+        diff = _git(CHECKOUT, "diff", "HEAD", "--", *FOLDERS) or ""
         sha256 = tree_sha256(tree, names)
-        if sha256 and names == _names() and sha256 == tree_sha256(CHECKOUT, names):
-            return Code(tuple(names), sha256, revision.strip() if revision else None, diff, tree)
+        if sha256 and all(_unchanged(s, own, tree) for s, own in zip(sources, copied)):
+            text = os.fsencode(diff).decode(errors="replace")
+            return Code(tuple(names), sha256, revision.strip() if revision else None, text, tree)
+    folders = ", ".join([*FOLDERS, *(str(source.root) for source in sources[1:])])
     raise UserError(
-        f"the files of {', '.join(FOLDERS)} change while they are copied: let what writes them "
-        "end, then start again."
+        f"the files of {folders} change while they are copied: let what writes them end, then "
+        "start again."
     )
+
+
+def _unchanged(source: Source, names: list[str], tree: Path) -> bool:
+    same = tree_sha256(source.root, names) == tree_sha256(tree / source.into, names)
+    return same and names == source.names()
 
 
 def _scratch() -> Path:
@@ -81,45 +138,35 @@ def _scratch() -> Path:
     return Path(folder.name) / "code"
 
 
-def _copied(name: str, tree: Path) -> bool:
-    """Copy one file of the checkout; False when it has just been removed."""
-    (tree / name).parent.mkdir(parents=True, exist_ok=True)
+def _copied(source: Source, name: str, tree: Path) -> bool:
+    """Copy one file; False when it has just been removed."""
+    to = tree / source.into / name
+    to.parent.mkdir(parents=True, exist_ok=True)
     try:
-        shutil.copy2(CHECKOUT / name, tree / name)
+        shutil.copy2(source.root / name, to)
     except FileNotFoundError:
         return False
     return True
 
 
-def _names() -> list[str]:
-    """The files of the code, sorted."""
-    listed = _git("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *FOLDERS)
-    if listed is None:  # an unpacked archive rather than a checkout
-        files = [p for folder in FOLDERS for p in _files(CHECKOUT / folder)]
-        names = [str(p.relative_to(CHECKOUT)) for p in files if "__pycache__" not in p.parts]
-    else:
-        names = [name for name in listed.split("\0") if name]
-    return sorted(name for name in set(names) if _goes(name))
+def _files(root: Path, part: str) -> Iterator[str]:
+    """The files of a part of a folder, relative to it; not many more than may go."""
+    if (root / part).is_file():
+        yield part
+        return
+    seen = 0
+    for folder, inner, names in os.walk(root / part):
+        inner[:] = [one for one in inner if not one.startswith(".") and one != "__pycache__"]
+        yield from (str((Path(folder) / name).relative_to(root)) for name in names)
+        seen += len(names)
+        if seen > 2 * MOST_FILES and root != CHECKOUT:
+            return
 
 
-def _goes(name: str) -> bool:
-    """Whether a file may leave this machine: .env and the like hold secrets, and a link leads to
-    files outside the checkout. A name that is not UTF-8 could not be recorded."""
-    path = Path(name)
-    hidden = any(part.startswith(".") for part in path.parts)
-    linked = any((CHECKOUT / one).is_symlink() for one in (path, *path.parents[:-1]))
-    text = not any("\ud800" <= letter <= "\udfff" for letter in name)
-    return text and not hidden and not linked and (CHECKOUT / path).is_file()
-
-
-def _files(path: Path) -> list[Path]:
-    return [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
-
-
-def _git(*arguments: str) -> str | None:
+def _git(root: Path, *arguments: str) -> str | None:
     done = subprocess.run(
         ["git", "-c", "core.quotePath=off", *arguments],
-        cwd=CHECKOUT,
+        cwd=root,
         capture_output=True,
         check=False,
     )

@@ -132,7 +132,8 @@ PITFALLS = (
     Pitfall(
         r"No module named",
         "a Python package is missing in the node's environment",
-        "run `make provision`",
+        "run `make provision`; what your own model needs beside that, install with the pip of "
+        "that environment",
     ),
     Pitfall(
         r"DataLoader worker .* (killed by signal: Bus error|is killed by signal)",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from launcher import engine
-from launcher.before import probe
+from launcher.before import models, probe
 from launcher.before.plan import NodePlan, Plan
 from launcher.before.preflight import Machines
 from launcher.during import code
@@ -18,7 +18,7 @@ from launcher.inventory import Host
 def sync_code(plan: Plan, machines: Machines, say: Callable[[str], None]) -> None:
     """Send the code to machines whose tree differs, and check that it arrived. Raises
     MachineError."""
-    now = code.current()
+    now = code.current(models.folder(plan.model))
     stale = [h for h in machines.hosts if machines.facts[h.name].code_sha256 != now.sha256]
     if stale:
         say(f"code {now.sha256[:12]} goes to {', '.join(host.name for host in stale)}")

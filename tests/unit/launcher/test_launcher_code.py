@@ -88,8 +88,8 @@ def test_what_a_machine_holds_is_compared(checkout, target):
 def test_files_that_change_while_they_are_copied_are_told(checkout, monkeypatch):
     copied = code._copied
 
-    def meanwhile(name, tree):
-        done = copied(name, tree)
+    def meanwhile(source, name, tree):
+        done = copied(source, name, tree)
         with (checkout / name).open("a") as file:
             file.write("#\n")
         return done
@@ -97,3 +97,45 @@ def test_files_that_change_while_they_are_copied_are_told(checkout, monkeypatch)
     monkeypatch.setattr(code, "_copied", meanwhile)
     with pytest.raises(UserError, match="change while they are copied"):
         code.current()
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A folder with a model of one's own, outside the checkout."""
+    folder = tmp_path / "mine"
+    (folder / "parts/.cache").mkdir(parents=True)
+    (folder / "__pycache__").mkdir()
+    for name in ("net.py", "parts/blocks.py", ".env", "parts/.cache/x", "__pycache__/net.pyc"):
+        (folder / name).write_text("depth = 1\n")
+    (folder / "keys.py").symlink_to(tmp_path / "id_ed25519")
+    return folder
+
+
+def test_the_folder_of_one_s_own_model_goes_along_by_the_same_rules(checkout, target, mine):
+    alone = code.current()
+    now = code.current(mine)
+    assert now.names == ("trainer/loop.py", "own/net.py", "own/parts/blocks.py")
+    assert now.sha256 != alone.sha256
+    one, folder = target
+    code.send(now, {one.name: LocalNode(one)}, {one.name: folder})
+    sent = Path(folder)
+    files = {str(path.relative_to(sent)) for path in sent.rglob("*") if path.is_file()}
+    assert files == set(now.names)
+    start.check_code(now.sha256, [one], {one.name: LocalNode(one)}, {one.name: folder})
+    subprocess.run(["git", "init", "-q"], cwd=mine, check=True)
+    (mine / ".gitignore").write_text("parts/\n")
+    code.current.cache_clear()
+    assert code.current(mine).names == ("trainer/loop.py", "own/net.py")
+
+
+@pytest.mark.parametrize("what", ["files", "bytes"])
+def test_a_folder_that_holds_more_than_a_model_is_not_sent(checkout, mine, what, monkeypatch):
+    """Whoever names a file in the home folder does not mean to send all of it."""
+    if what == "files":
+        for number in range(code.MOST_FILES):
+            (mine / f"{number}.txt").write_text("")
+    else:
+        with (mine / "film.mp4").open("wb") as film:
+            film.truncate(code.MOST_BYTES)
+    with pytest.raises(UserError, match="into a folder of their own"):
+        code.current(mine)

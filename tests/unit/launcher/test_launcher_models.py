@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import cli
 from launcher.before import models
 from launcher.probes import machine as probe
 from tests.unit.launcher.launcher_values import facts, host
@@ -65,7 +66,7 @@ def test_names_of_torchvision():
         ("examples.own_backbone:small_resnet18", None),
         ("examples.own_backbone:small_resnet81", ["no 'small_resnet81'", "it has small_resnet18"]),
         ("examples.own_bakbone:small_resnet18", ["no", "nearest: examples.own_backbone"]),
-        ("report.plan:predict", ["report/plan.py is not copied to the machines", "examples/"]),
+        ("report.plan:predict", ["report/plan.py is not copied to the machines", "MODEL="]),
     ],
 )
 def test_functions_of_ones_own(name, words):
@@ -86,3 +87,77 @@ def test_a_file_that_does_not_parse(tmp_path, monkeypatch):
     Path(tmp_path, "examples").mkdir()
     Path(tmp_path, "examples/own_backbone.py").write_text("def f(:\n")
     assert "own_backbone.py, line 1" in problem("examples.own_backbone:f")
+
+
+NET = """
+import json
+import blocks
+import timm.models
+from torch import nn
+try:
+    import cv2
+except ImportError:
+    pass
+
+def build(num_classes):
+    import pandas
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """A model and a module beside it, in a folder that has nothing to do with the checkout."""
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "blocks.py").write_text("import numpy, os.path\nfrom . import net\n")
+    return tmp_path
+
+
+def test_a_model_of_one_s_own_is_given_by_the_path_of_its_file(mine, monkeypatch):
+    monkeypatch.chdir(mine)
+    assert models.by_path("net.py:build") == f"{mine}/net.py:build"
+    assert models.folder(f"{mine}/net.py:build") == mine
+    # What is sent in any case is a module, so that it has one name however it was given.
+    theirs = f"{models.CHECKOUT}/examples/small_cnn.py:small_cnn"
+    assert models.by_path(theirs) == "examples.small_cnn:small_cnn"
+    assert models.folder("examples.small_cnn:small_cnn") is None
+    assert models.by_path("resnet50") == "resnet50"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("net.py", "MODEL=net.py: name the function that returns the model, like MODEL=net.py:bui"),
+        ("net.py:bild", "net.py has no 'bild'; it has build"),
+        ("nett.py:build", "there is no file"),
+        ("broken.py:build", "broken.py, line 1"),
+        ("odd.py:build", "no Python in UTF-8"),
+    ],
+)
+def test_a_path_that_leads_to_no_model_is_refused_before_anything_else(
+    mine, monkeypatch, capsys, name, said
+):
+    (mine / "broken.py").write_text("def f(:\n")
+    (mine / "odd.py").write_bytes(b"# caf\xe9\n")
+    monkeypatch.chdir(mine)
+    assert cli.main(["train", "--model", name]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert "Traceback" not in told
+
+
+def test_what_a_model_imports_is_asked_of_every_machine(mine):
+    name = f"{mine}/net.py:build"
+    assert models.imports(name) == ["numpy", "timm", "torch"]
+    assert models.imports("examples.own_backbone:small_resnet18") == ["torch", "torchvision"]
+    assert models.imports("resnet50") == models.imports("timm.models:resnet50") == []
+    has = {"numpy": True, "torch": True}
+    assert models.lacking(name, host(1), facts(1, packages={**has, "timm": True})) is None
+    told = models.lacking(name, host(1), facts(1, packages={**has, "timm": False}))
+    assert told.startswith("node1") and "imports timm, which its environment lacks" in told
+    assert "python -m pip install timm` there" in told
+
+
+def test_a_file_that_git_ignores_is_not_sent_and_that_is_said(mine):
+    name = f"{mine}/net.py:build"
+    assert models.problem(name, host(1), facts(1), ("own/net.py",)) is None
+    assert "is not copied to the machines" in models.problem(name, host(1), facts(1), SENT)

@@ -65,6 +65,14 @@ def test_paths_lie_below_the_home_of_the_run_user():
     assert data == "/srv/tandem/data/digits"
 
 
+def test_the_folder_of_one_s_own_model_is_told_to_the_trainer():
+    name = "/home/anna/models/net.py:build"
+    made = build([host(1)], [facts(1)], Options(model=name), {"model": name}).nodes[0]
+    assert made.env["TANDEM_MODEL_FOLDER"] == "own"
+    assert name in made.argv  # as in checkpoints and records
+    assert "TANDEM_MODEL_FOLDER" not in build([host(1)], [facts(1)]).nodes[0].env
+
+
 def test_data_is_a_name_or_a_path():
     node = build([host(1)], [facts(1)], Options(data="/mnt/imagenet")).nodes[0]
     assert node.data == "/mnt/imagenet"

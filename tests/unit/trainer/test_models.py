@@ -1,5 +1,6 @@
 """Models by name, and what they cost."""
 
+import json
 import logging
 import sys
 import time
@@ -12,9 +13,12 @@ import torch
 import torchvision
 from torch import nn
 
+from launcher.before import models as launcher_models
+from launcher.errors import UserError as LauncherError
+from trainer import models
 from trainer.classifiers import names
 from trainer.cli import read_config
-from trainer.errors import UserError
+from trainer.errors import BAD_INPUT, UNTRIED, UserError
 from trainer.models import WithHead, build, describe
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -205,3 +209,136 @@ def test_describing_leaves_no_trace():
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert not any(module._forward_hooks for module in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+OWN = """
+import torch
+from torch import nn
+from blocks import body
+
+
+def good(num_classes):
+    return body(num_classes)
+
+
+def scores():
+    return body(10)
+
+
+def features():
+    return nn.Conv2d(3, 8, 3)
+
+
+def small(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, num_classes))
+
+
+class Pair(nn.Module):
+    def __init__(self, only_training=False):
+        super().__init__()
+        self.inner, self.only = body(10), only_training
+
+    def forward(self, images):
+        found = self.inner(images)
+        return (found, found) if self.training or not self.only else found
+
+
+def pair():
+    return Pair()
+
+
+def pair_in_training():
+    return Pair(only_training=True)
+
+
+def unused(num_classes):
+    model = body(num_classes)
+    model.idle = nn.Linear(2, 2)
+    model.forward = lambda images: model[2](model[1](model[0](images)))
+    return model
+
+
+def frozen(num_classes):
+    return body(num_classes).requires_grad_(False)
+
+
+def wrong(num_classes):
+    return body(num_classes, depth=3)
+"""
+BLOCKS = """
+from torch import nn
+
+
+def body(count):
+    return nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, count))
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """The path of a file of models that imports the one beside it."""
+    (tmp_path / "net.py").write_text(OWN)
+    (tmp_path / "blocks.py").write_text(BLOCKS)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield f"{tmp_path}/net.py"
+    for name in ("net", "net_of_model", "blocks"):
+        sys.modules.pop(name, None)
+
+
+def tried(name, capsys, **asked):
+    """(exit code, what is said) of the trial that the launcher makes."""
+    asked = {"image_size": None, "find_unused_parameters": False, **asked}
+    code = models.main(["", name, json.dumps(asked)])
+    captured = capsys.readouterr()
+    return code, (captured.out + captured.err).strip()
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "said"),
+    [
+        ("good", 0, ""),
+        ("features", 0, ""),
+        ("small", 0, ""),  # it takes images of one size alone
+        ("scores", 0, "of its 10 outputs: if these are scores of classes already, let"),
+        ("pair", BAD_INPUT, "returns tuple, not one tensor"),
+        ("pair_in_training", BAD_INPUT, "returns tuple, not one tensor"),
+        ("unused", BAD_INPUT, "idle.weight (2 of 4 parameters) takes no part in its output"),
+        ("frozen", BAD_INPUT, "has no parameters to train"),
+        ("wrong", BAD_INPUT, "TypeError: body() got an unexpected keyword argument 'depth' ("),
+        ("absent", BAD_INPUT, "has no function 'absent'"),
+    ],
+)
+def test_one_s_own_model_is_tried_out_before_any_machine_is_asked(
+    mine, capsys, function, code, said
+):
+    ended, told = tried(f"{mine}:{function}", capsys)
+    assert (ended, said in told) == (code, True), told
+    assert bool(told) == bool(said)
+    assert len(told.splitlines()) <= 1
+
+
+def test_unused_parameters_are_no_matter_where_they_are_looked_for(mine, capsys):
+    assert tried(f"{mine}:unused", capsys, find_unused_parameters=True) == (0, "")
+
+
+def test_a_package_that_is_missing_here_may_be_on_the_machines(tmp_path, capsys):
+    (tmp_path / "needs.py").write_text("import no_such_package\n")
+    code, told = tried(f"{tmp_path}/needs.py:net", capsys)
+    assert code == UNTRIED
+    assert "No module named 'no_such_package'" in told and "not tried out here" in told
+
+
+def test_the_launcher_says_it_in_words_of_make(mine):
+    asked = {"image_size": None, "find_unused_parameters": False, "model": f"{mine}:unused"}
+    with pytest.raises(LauncherError) as told:
+        launcher_models.try_out(asked, ranks_share=True)
+    assert str(told.value).startswith(f"MODEL={mine}:unused: idle.weight")
+    assert str(told.value).endswith("or give ARGS=--find_unused_parameters")
+    assert launcher_models.try_out(asked, ranks_share=False) == []
+
+
+def test_a_folder_that_was_sent_takes_the_place_of_the_path(mine, monkeypatch, tmp_path):
+    monkeypatch.setenv("TANDEM_MODEL_FOLDER", str(tmp_path))
+    assert models.build("/nowhere/net.py:good", 3, 32)(torch.zeros(1, 3, 32, 32)).shape == (1, 3)
+    with pytest.raises(UserError, match="there is no file"):
+        models.build("/nowhere/other.py:good", 3, 32)
