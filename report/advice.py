@@ -6,13 +6,14 @@ is predicted from what the run did not measure.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Optional
 
 from report import formulas
 from report.bottleneck import WAIT, parts
 from report.files import Entry
 from report.measure import Step, slowest
-from trainer import prices
+from trainer import prices, strategies
 
 # Predicted gains below this are within the noise of a measurement.
 WORTH = 1.03
@@ -75,7 +76,8 @@ def network_advice(step: Step) -> list[Change]:
 
 
 def strategy_advice(step: Step, rest: float) -> list[Change]:
-    """Of the strategies not used, the one that waits least; `rest`: a step without waiting."""
+    """Of the strategies not used, the fastest over a run of as many epochs, its warm-up included,
+    or where this one was all warm-up after it; `rest`: a step without waiting."""
     rate = step.rate
     if rate is None:
         return []
@@ -87,9 +89,20 @@ def strategy_advice(step: Step, rest: float) -> list[Change]:
     ]
     if not waits:
         return []
-    waited, best = min(waits, key=lambda pair: pair[0])
-    change = f"SYNC={best.spec}: {best.rule.text} (accuracy: {prices.label_of(best)})"
-    return [(change, step.images / (rest + waited), None)]
+    if step.asked is None:
+        phases, exact = step.phases, step.wait(strategies.parse(strategies.EXACT), step.nodes, rate)
+    else:
+        phases, exact = replace(step.phases, warmup=0), 0.0
+    means = [
+        (phases.mean(strategy, rest + waited, rest + (exact or 0.0)), strategy)
+        for waited, strategy in waits
+    ]
+    seconds, best = min(means, key=lambda pair: pair[0])
+    how = f"SYNC={best.spec}"
+    if step.asked is not None and best.rule.warms:
+        how += " with more EPOCHS, or with ARGS='--sync_warmup 0'"
+    change = f"{how}: {best.rule.text} (accuracy: {prices.label_of(best)})"
+    return [(change, step.images / seconds, None)]
 
 
 def fewer_nodes(step: Step) -> list[Change]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from report import formulas
-from report.files import number
+from report.files import Entry, number
 from report.network import NetworkUse
-from report.records import RankRecord, Run
-from trainer.strategies import MIB, Payload, Strategy
+from report.records import RankRecord, Run, add
+from trainer.strategies import EXACT, MIB, Payload, Phases, Strategy, parse
 
 OWN_WORK = ("data", "h2d", "forward", "backward", "optimizer", "other")
 
@@ -33,7 +33,9 @@ class Step:
     """The mean step of the run's longest attempt, in seconds, over its ranks.
 
     The first step of the attempt is left out, because it also warms up the device, the loader and
-    DDP's buckets. `network` is how long even the last rank to arrive waited (the least wait among
+    DDP's buckets. So are the exact steps with which a strategy that leaves bits out begins, unless
+    the run has no other: then they count as steps of `allreduce`, and `asked` is the strategy that
+    never began. `network` is how long even the last rank to arrive waited (the least wait among
     the ranks, step by step); `peers` is how much longer the others waited for that rank. Their sum
     is the mean of `sync_exposed`.
     """
@@ -59,6 +61,15 @@ class Step:
     rate: float | None  # bytes per second that the gradients really achieved
     shared_machine: bool  # all nodes are one machine: no cable between them
     ranks: tuple[RankWork, ...]
+    asked: Strategy | None = None  # where all steps were its warm-up
+    warm_steps: int = 0  # how many were
+    warm_seconds: float = 0.0  # a step of the warm-up, where others follow it
+    phases: Phases = field(default_factory=lambda: Phases(1, 0))  # of the run
+
+    @property
+    def counted(self) -> int:
+        """Steps of which the figures are the mean."""
+        return self.steps - 1 - (self.warm_steps if self.asked is None else 0)
 
     @property
     def compute(self) -> float:
@@ -105,7 +116,10 @@ def measure_step(run: Run, networks: list[NetworkUse]) -> Step | None:
     records = longest_attempt(run.ranks)
     if not records:
         return None
-    ranks = tuple(RankWork(record.host, record.rank, steady_seconds(record)) for record in records)
+    later = goes_on(records)
+    ranks = tuple(
+        RankWork(record.host, record.rank, steady_seconds(record, later)) for record in records
+    )
     mean = {
         category: statistics.fmean(rank.seconds.get(category, 0.0) for rank in ranks)
         for category in (*OWN_WORK, "sync_exposed")
@@ -114,7 +128,10 @@ def measure_step(run: Run, networks: list[NetworkUse]) -> Step | None:
     hosts = {record.host for record in records}
     world = int(number(start.get("world_size")) or len(records))
     payload, strategy = formulas.payload_of(start), formulas.strategy_of(start)
-    network = min(least_wait(records), mean["sync_exposed"])
+    asked, warm = None, max(sum(record.steps.exact) for record in records)
+    if warm and not later:
+        asked, strategy = strategy, parse(EXACT)
+    network = min(least_wait(records, later), mean["sync_exposed"])
     used = [use for use in networks if use.host in hosts and use.attempt == records[0].attempt]
     sent = mean_or_none([use.sent_per_step for use in used])
     link = min((use.speed_mbit for use in used if use.speed_mbit), default=None)
@@ -142,6 +159,10 @@ def measure_step(run: Run, networks: list[NetworkUse]) -> Step | None:
         rate=None,
         shared_machine=len(hosts) > 1 and all(use.shared_by > 1 for use in used) and bool(used),
         ranks=ranks,
+        asked=asked,
+        warm_steps=warm,
+        warm_seconds=warm_step(records) if later else 0.0,
+        phases=phases_of(start),
     )
     return replace(step, rate=real_rate(step, used))
 
@@ -159,21 +180,48 @@ def longest_attempt(records: list[RankRecord]) -> list[RankRecord]:
     return [r for r in records if r.attempt == longest and len(r.steps) > 1]
 
 
-def steady_seconds(record: RankRecord) -> dict[str, float]:
-    """Mean seconds per step by category, the first step left out."""
-    count = len(record.steps) - 1
+def goes_on(records: list[RankRecord]) -> bool:
+    """Whether all ranks have steps after a warm-up, the first of all left out."""
+    return all(len(measured(record, later=True)) > 1 for record in records)
+
+
+def measured(record: RankRecord, later: bool) -> list[int]:
+    """Which steps count: not the first one and, where there are `later` ones, none of the
+    warm-up."""
+    exact = record.steps.exact
+    return [index for index in range(1, len(exact)) if not (later and exact[index])]
+
+
+def steady_seconds(record: RankRecord, later: bool) -> dict[str, float]:
+    """Mean seconds by category of the steps that count."""
+    count = len(measured(record, later))
+    left_out = dict(record.first_step)
+    if later:
+        add(left_out, record.warm_seconds)
     return {
-        category: (total - record.first_step.get(category, 0.0)) / count
+        category: (total - left_out.get(category, 0.0)) / count
         for category, total in record.step_seconds.items()
     }
 
 
-def least_wait(records: list[RankRecord]) -> float:
-    """Mean over the steps of the least `sync_exposed` among the ranks, the first step left out."""
+def warm_step(records: list[RankRecord]) -> float:
+    """Mean seconds of an exact step, the first of all left out; 0 where there is none."""
+    sums = [sum(record.warm_seconds.values()) for record in records]
+    counts = [sum(record.steps.exact[1:]) for record in records]
+    return statistics.fmean(sums) / statistics.fmean(counts) if all(counts) else 0.0
+
+
+def phases_of(start: Entry) -> Phases:
+    """How long the run was meant to be, and how much of it to be exact sums."""
+    return Phases(number(start.get("epochs")) or 1, number(start.get("warmup")) or 0)
+
+
+def least_wait(records: list[RankRecord], later: bool) -> float:
+    """Mean over the steps that count of the least `sync_exposed` among the ranks."""
     least: dict[int, float] = {}
     for record in records:
         columns = record.steps
-        for index in range(1, len(columns)):
+        for index in measured(record, later):
             step, wait = columns.step[index], columns.sync[index]
             if wait < least.get(step, float("inf")):
                 least[step] = wait

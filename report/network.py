@@ -72,8 +72,6 @@ def one_use(host: str, samples: list[Entry], window: Window, shared_by: int) -> 
     )
     if seconds <= 0 or not series:
         return None
-    covered = seconds / window.seconds
-    steps = window.steps * covered
     return NetworkUse(
         host=host,
         attempt=window.attempt,
@@ -83,12 +81,20 @@ def one_use(host: str, samples: list[Entry], window: Window, shared_by: int) -> 
         sent=sent / seconds,
         received=received / seconds,
         peak_sent=max(rate for _, rate in series),
-        sent_per_step=sent / steps if steps >= 1 else None,
+        sent_per_step=sent_a_step(samples, window.after_warm_up, shared_by),
         retransmits=int(grown(first, last, "tcp_retransmits")),
         dropped=int(grown(first, last, "tx_dropped") + grown(first, last, "rx_dropped")),
         shared_by=shared_by,
         series=series,
     )
+
+
+def sent_a_step(samples: list[Entry], window: Window, shared_by: int) -> float | None:
+    """Bytes that a node sent per step within the window; None where too little of it was seen."""
+    inside = between(samples, window)
+    seconds = inside[-1]["mono"] - inside[0]["mono"] if inside else 0.0
+    steps = window.steps * seconds / window.seconds if window.seconds > 0 else 0.0
+    return grown(inside[0], inside[-1], "tx_bytes") / shared_by / steps if steps >= 1 else None
 
 
 def grown(first: Entry, last: Entry, key: str) -> float:

@@ -8,7 +8,7 @@ it is by torch's default for convolutions, and 16 bits are autocast.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from report.errors import ReportError
 from report.measure import Step
@@ -135,7 +135,7 @@ def images_per_second(gpu: str, model: str, precision: str) -> tuple[float, str]
 def paper_step(gpu: str, model: str, precision: str = "fp32") -> Step:
     """One machine with that GPU. Raises ReportError."""
     spent = BATCH / images_per_second(gpu, model, precision)[0]
-    nothing = dict.fromkeys(
+    nothing: dict[str, Any] = dict.fromkeys(
         ("data", "h2d", "optimizer", "other", "network", "peers", "checkpoint"), 0.0
     )
     return Step(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from report.accounting import Accounting
 from report.files import number
-from report.measure import longest_attempt
+from report.measure import goes_on, longest_attempt, steady_seconds, warm_step
 from report.records import Run
 
 POINTS = 240  # of a time line: more could not be told apart
@@ -101,18 +101,21 @@ def hundred_epochs(run: Run, accounting: Accounting) -> float | None:
     """Seconds that 100 epochs like the measured ones take.
 
     100 x (steps per epoch x mean step without the first, + evaluation, saving and the rest per
-    epoch) + start and stop. None where no epoch's length is known.
+    epoch) + start and stop; the warm-up of a strategy counts once. None where no epoch's length is
+    known.
     """
     records = longest_attempt(run.ranks)
     per_epoch = number(records[0].start.get("steps_per_epoch")) if records else None
     if not per_epoch:
         return None
     epochs = statistics.fmean(len(record.steps) for record in records) / per_epoch
-    step = statistics.fmean(
-        (sum(r.steps.total) - r.steps.total[0]) / (len(r.steps) - 1) for r in records
-    )
+    later = goes_on(records)
+    step = statistics.fmean(sum(steady_seconds(record, later).values()) for record in records)
+    warm = statistics.fmean(sum(record.steps.exact) for record in records) if later else 0
+    warming = warm * (warm_step(records) - step) if warm else 0.0
     beside = statistics.fmean(
         sum(record.seconds.values()) - sum(record.step_seconds.values()) for record in records
     )
     attempts = max(1, len({time.attempt for time in accounting.ranks}))
-    return 100 * (per_epoch * step + beside / epochs) + accounting.seconds["start_stop"] / attempts
+    once = warming + accounting.seconds["start_stop"] / attempts
+    return 100 * (per_epoch * step + beside / epochs) + once

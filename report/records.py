@@ -47,6 +47,7 @@ class StepColumns:
     total: array[float] = field(default_factory=lambda: array("d"))  # in all categories
     data: array[float] = field(default_factory=lambda: array("d"))
     sync: array[float] = field(default_factory=lambda: array("d"))
+    exact: array[int] = field(default_factory=lambda: array("b"))  # 1 in the warm-up of a strategy
 
     def __len__(self) -> int:
         return len(self.step)
@@ -64,6 +65,7 @@ class RankRecord:
     seconds: dict[str, float] = field(default_factory=dict)  # by category, over all lines
     step_seconds: dict[str, float] = field(default_factory=dict)  # by category, over the step lines
     first_step: dict[str, float] = field(default_factory=dict)  # by category, the first step line
+    warm_seconds: dict[str, float] = field(default_factory=dict)  # the exact ones without the first
     steps: StepColumns = field(default_factory=StepColumns)
     evaluations: list[Entry] = field(default_factory=list)
     checkpoints: list[Entry] = field(default_factory=list)
@@ -204,7 +206,10 @@ def fold_step(record: RankRecord, line: Entry, seconds: dict[str, float]) -> Non
     if not record.steps:
         record.first_step = seconds
     add(record.step_seconds, seconds)
-    columns = record.steps
+    columns, exact = record.steps, line.get("exact") is True
+    if exact and record.steps:
+        add(record.warm_seconds, seconds)
+    columns.exact.append(int(exact))
     columns.step.append(int(number(line.get("step")) or 0))
     columns.samples.append(number(line.get("samples")) or 0.0)
     columns.clock.append(sum(record.seconds.values()))

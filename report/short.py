@@ -37,7 +37,7 @@ class TooShort:
 def too_short(run: Run, step: Step | None, epochs: int) -> TooShort | None:
     """What to say of a run that is too short; None where enough was measured. `epochs`: how many
     were trained."""
-    measured = step.seconds * (step.steps - 1) if step else ENOUGH
+    measured = step.seconds * step.counted if step else ENOUGH
     if measured >= ENOUGH:
         return None
     because = f"Less than {seconds(ENOUGH)} is mostly warming up. This one says more"

@@ -41,7 +41,26 @@ def verdict(cause: str, step: Step | None, disks: list[DiskUse], shares: list[Sh
         "none": spread,
     }
     headline, because = writers[cause](step, disks, shares)
-    return Verdict(headline, (*because, *page_cache(cause, step, disks)))
+    return Verdict(headline, (*warm_up(step), *because, *page_cache(cause, step, disks)))
+
+
+def warm_up(step: Step) -> list[str]:
+    """What the exact steps with which a strategy begins did to the figures."""
+    if step.asked is not None:
+        return [
+            f"All {step.steps} steps were warm-up: SYNC={step.asked.spec} never began, and what is "
+            "said here is of exact sums, as allreduce's are. It begins with more EPOCHS, or with "
+            "ARGS='--sync_warmup 0'."
+        ]
+    if not step.warm_steps or step.strategy is None:
+        return []
+    share = step.warm_steps * step.warm_seconds
+    share /= share + (step.steps - step.warm_steps) * step.seconds
+    return [
+        f"The first {step.warm_steps} of {step.steps} steps were the warm-up of "
+        f"SYNC={step.strategy.spec}: exact sums of {seconds(step.warm_seconds)} each, "
+        f"{percent(share)} of the time. What is said here is of the others."
+    ]
 
 
 def network(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:

@@ -10,16 +10,26 @@ from report.records import Run, attempt_of
 
 @dataclass(frozen=True)
 class Window:
-    """The loop of one attempt on one host: monotonic seconds, and the steps its first rank took."""
+    """The loop of one attempt on one host: monotonic seconds, and the steps its first rank took.
+    `warm_steps` of them were the warm-up of a strategy, which ended at `warm_end`."""
 
     attempt: int
     start: float
     end: float
     steps: int
+    warm_steps: int = 0
+    warm_end: float = 0.0
 
     @property
     def seconds(self) -> float:
         return self.end - self.start
+
+    @property
+    def after_warm_up(self) -> Window:
+        """What is left of it after the warm-up; all of it where there is none, or nothing else."""
+        if not 0 < self.warm_steps < self.steps - 1:
+            return self
+        return Window(self.attempt, self.warm_end, self.end, self.steps - self.warm_steps)
 
 
 def loop_windows(run: Run) -> dict[str, list[Window]]:
@@ -32,7 +42,9 @@ def loop_windows(run: Run) -> dict[str, list[Window]]:
         end = time_of(record.end.get("mono"))
         end = start + sum(record.seconds.values()) if end is None else end
         if end > start:
-            window = Window(record.attempt, start, end, len(record.steps))
+            warm = sum(record.steps.exact)
+            warm_end = start + record.steps.clock[warm - 1] if warm else start
+            window = Window(record.attempt, start, end, len(record.steps), warm, warm_end)
             found.setdefault(record.host, []).append(window)
     return found
 

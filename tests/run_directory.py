@@ -77,6 +77,7 @@ LINES = {
         "bucket_mb": int, "matrices": list,
         "flops_per_image": MAYBE, "global_batch": int, "rank_batch": int, "accumulate": int,
         "train_images": int, "eval_images": int, "epochs": int, "steps_per_epoch": int,
+        "warmup": NUMBER,
         "precision": str, "sync": str, "image_size": int, "resumed_samples": int,
         "instructions": dict,
     },

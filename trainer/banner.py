@@ -42,6 +42,7 @@ def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
         "train_images": len(job.train_set),
         "eval_images": len(job.eval_set),
         "steps_per_epoch": job.steps_per_epoch,
+        "warmup": options.phases.warmup,
         "image_size": job.image_size,
         "resumed_samples": resumed_samples,
     }

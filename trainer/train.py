@@ -75,6 +75,7 @@ class Run:
         self.losses = finite.Losses(options.nonfinite_steps)
         self.evaluates = True  # to a finite loss, when it was last evaluated
         self.due = False  # a checkpoint, as soon as all ranks have met
+        self.warmed = False  # whether the last step was an exact one of the warm-up
         self.epoch_loss = [0.0, 0]  # sum and count of this rank's samples, this epoch and attempt
         memory.agree_micro_batches(self.job)
         parallel.check_parts(options, world, self.job.micro_batches)
@@ -159,12 +160,27 @@ class Run:
         self.screen.step(batch.global_count)
         log_point = at.step % self.options.log_every == 0
         loss = self._read_tallies() if log_point else {}
-        self.lines.add("step", step=at.step, epoch=at.epoch, samples=len(batch.indices), **loss)
+        warming: Dict[str, Any] = {"exact": True} if self._warms(exact) else {}
+        samples = len(batch.indices)
+        self.lines.add("step", step=at.step, epoch=at.epoch, samples=samples, **warming, **loss)
         if log_point:
             self.lines.flush()
         elif self.screen.due():
             # The tallies are not reset: the lines must not depend on how fast this machine is.
             self._show_tallies()
+
+    def _warms(self, exact: bool) -> bool:
+        """Whether a step summed exactly for a strategy that had not begun yet; says when it does
+        begin."""
+        sync = self.job.sync
+        if sync is None or not sync.strategy.rule.warms:
+            return False
+        if self.warmed and not exact:
+            self.screen.say(
+                f"step {self.position.step}: exact sums have ended, {sync.strategy.spec} begins"
+            )
+        self.warmed = exact
+        return exact
 
     def _drop_step(self) -> None:
         self.job.net.zero_grad(set_to_none=True)

@@ -39,11 +39,19 @@ class RunBuilder:
         self.mounts = settings.get("mounts", 0.0)
         self.gpu = settings.get("gpu", False)
         self.attempt = 1
+        # The first steps, exact sums with the same seconds but for those that differ.
+        self.exact, self.exact_step = settings.get("exact", 0), settings.get("exact_step", {})
+        self.exact_sent = settings.get("exact_sent", 0.0)
+        self.warmup = self.exact / self.per_epoch
 
     @property
     def loop_seconds(self):
         per_epoch = self.per_epoch * sum(self.step.values()) + EVALUATE + self.checkpoint
-        return self.epochs * per_epoch
+        return self.epochs * per_epoch + self.exact * (self.exact_seconds - sum(self.step.values()))
+
+    @property
+    def exact_seconds(self):
+        return sum({**self.step, **self.exact_step}.values())
 
     @property
     def wall(self):
@@ -152,6 +160,7 @@ class RunBuilder:
             "eval_images": 1000,
             "epochs": self.epochs,
             "steps_per_epoch": self.per_epoch,
+            "warmup": self.warmup,
             "precision": "fp32",
             "sync": self.sync,
             "image_size": 224,
@@ -172,7 +181,8 @@ class RunBuilder:
                         "step": step,
                         "epoch": epoch,
                         "samples": self.batch,
-                        "seconds": seconds,
+                        **({"exact": True} if step <= self.exact else {}),
+                        "seconds": {**seconds, **(self.exact_step if step <= self.exact else {})},
                     }
                 )
                 if step == steps:
@@ -249,12 +259,15 @@ class RunBuilder:
 
     def write_net(self, host):
         """The counters of a card that sends evenly while the loop runs."""
-        steps = self.epochs * self.per_epoch
-        rate = self.sent * steps / self.loop_seconds
+        steps, warm = self.epochs * self.per_epoch, self.exact * self.exact_seconds
+        rate = self.sent * (steps - self.exact) / (self.loop_seconds - warm)
+        exact_rate = self.exact_sent * self.exact / warm if warm else 0.0
         shared = len(self.hosts) if self.connection == "local" else 1
         net, gpu, mounts = [], [], []
         for second in range(int(self.wall) + 1):
-            moved = int(rate * shared * min(max(0.0, second - START), self.loop_seconds))
+            since = min(max(0.0, second - START), self.loop_seconds)
+            sent = exact_rate * min(since, warm) + rate * max(0.0, since - warm)
+            moved = int(shared * sent)
             mono = GUARD + second
             net.append(
                 {

@@ -1,6 +1,8 @@
 """Ranks that train by themselves, in whole runs with what else there is: each setting with each
 strategy at least once, and settings in pairs. (O2 and its masters compute on GPUs alone.)"""
 
+import json
+
 import pytest
 import torch
 
@@ -48,3 +50,18 @@ def test_a_run_ends_with_the_same_finite_weights_on_all_machines(
         assert bool(torch.isfinite(value.float()).all()), name
         if "running" not in name:
             assert torch.equal(value, saved[1][name]), name
+
+
+@pytest.mark.parametrize(
+    ("spec", "warmup", "count"), [("ef:2", 0.5, 2), ("ef:2", 9, 8), ("bf16", 9, 0)]
+)
+def test_the_lines_of_exact_steps_say_so(images, tmp_path, spec, warmup, count):
+    argv = ["--data", images, "--output", tmp_path, "--sync", spec, *ARGV, *FP32]
+    run_ranks(EVEN, trainer, *argv, "--sync_warmup", warmup, quiet=True)
+    for file in tmp_path.glob("nodes/*/rank*.steps.jsonl"):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        steps = [line for line in lines if line["kind"] == "step"]
+        assert [line.get("exact", False) for line in steps] == [True] * count + [False] * (
+            len(steps) - count
+        )
+        assert lines[0]["warmup"] == warmup
