@@ -116,7 +116,7 @@ def main(options: Options) -> int:
     path = CHECKOUT / "runs" / f"{name}.sbatch"
     text = script(options, settings, host, name)
     with folders.writing(path):
-        folders.write_whole(path, text)
+        folders.write_whole(path, text, mode=0o600)  # run_env may hold passwords
     print(f"tandem: wrote {path.relative_to(CHECKOUT)}; nothing was started. To submit it:")
     print(f"sbatch {path.relative_to(CHECKOUT)}")
     return 0

@@ -79,6 +79,10 @@ class Lost(NotHere):
     """No other file will arrive either: the connection is gone, or what answered at its far end."""
 
 
+class TooLarge(NotHere):
+    """A checkpoint is larger than this machine's disk has room for, or is made to be."""
+
+
 class Unwritable(Exception):
     """This machine's own disk cannot be written to; the text says why."""
 
@@ -235,12 +239,13 @@ def best_and_last(
     held: dict[str, list[str]], nodes: dict[str, Node], parts: list[NodePlan], folder: Path
 ) -> tuple[list[Path], list[str]]:
     """Copy the best and the newest of the checkpoints `held` from one machine. Machines with the
-    newest checkpoint are tried first, and the first that delivers one is taken. Raises
-    Unwritable."""
+    newest checkpoint are tried first, and the first that delivers its newest is taken: none is
+    believed to have it, nor that it is as large as it sends. Raises Unwritable, too where there is
+    no room for any."""
     tips = {host: tip for host, names in held.items() if (tip := newest(names))}
     outputs = {node.host: node.output for node in parts}
     paths: list[Path] = []
-    problems = []
+    problems, no_room = [], None
     for host in sorted(tips, key=lambda name: tips[name][0], reverse=True):
         names = [tips[host][1]] + (["best.pt"] if "best.pt" in held[host] else [])
         for name in (f"checkpoints/{host}/{name}" for name in names):
@@ -248,8 +253,11 @@ def best_and_last(
                 paths += _checkpoint(nodes[host], f"{outputs[host]}/{name}", folder, folder / name)
             except NotHere as error:
                 problems.append(f"{host}: {name} was not collected: {error}.")
-        if paths:  # else the machine claimed to have what it has not
+                no_room = error if isinstance(error, TooLarge) else no_room
+        if folder / f"checkpoints/{host}/{tips[host][1]}" in paths:
             break
+    if no_room is not None and not paths:
+        raise Unwritable(str(no_room))
     return paths, problems
 
 
@@ -262,6 +270,6 @@ def _checkpoint(node: Node, source: str, folder: Path, target: Path) -> list[Pat
         if size is None:
             return []
         if size > room:
-            raise Unwritable(f"only {room // MIB} MiB to spare for {Path(source).name}")
+            raise TooLarge(f"only {room // MIB} MiB to spare for {Path(source).name}")
         settle(fresh, target)
     return [target]

@@ -10,6 +10,7 @@ only, Python >= 3.6.
 
 import hmac
 import json
+import select
 import socket
 import statistics
 import struct
@@ -19,6 +20,8 @@ import time
 from pathlib import Path
 
 CHUNK = 1 << 20
+LINE = 4096  # bytes of a request or an answer
+WAITING = 32  # connections that may be about to say their request; the oldest leaves first
 SETTLE = 0.25  # seconds at the start of a stream that are left out: slow start, a shaper's burst
 PINGS = 300
 # For a partner that has answered; one that has not is waited for until `patience` is over.
@@ -32,19 +35,37 @@ def listen(plan):
     server = socket.socket()
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     server.bind((plan["address"], plan["port"]))
-    server.listen(8)
+    server.listen(128)
     return server
 
 
+def take_line(connection, said):
+    """What has arrived of a line after `said`, up to its end; nothing after it is consumed. Raises
+    OSError at the end of the stream, and for a line that is too long."""
+    there = connection.recv(LINE, socket.MSG_PEEK)
+    said += connection.recv(there.find(b"\n") + 1 or len(there) or 1)
+    if not there or len(said) > LINE:
+        raise OSError("the partner hung up")
+    return said
+
+
+def parse(line):
+    """A JSON object; an empty one where the line is none."""
+    try:
+        found = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def read_line(connection):
-    """One line of JSON, read byte by byte so that nothing after it is consumed."""
-    line = b""
+    """The partner's answer, which has to be whole within the connection's timeout."""
+    line, end = b"", time.monotonic() + connection.gettimeout()
     while not line.endswith(b"\n"):
-        byte = connection.recv(1)
-        if not byte or len(line) > 4096:
-            raise OSError("the partner hung up")
-        line += byte
-    return json.loads(line.decode())
+        if time.monotonic() > end:
+            raise socket.timeout("the partner did not answer in time")
+        line = take_line(connection, line)
+    return parse(line)
 
 
 def send_line(connection, value):
@@ -84,14 +105,80 @@ def receive_rate(connection):
 # ---------------------------------------------------------------------------- the serving side
 
 
-def serve_round(server, plan, partner, early):
+class Door:
+    """Where partners come in. Others may come, too, before it is known that they have no token:
+    they keep nobody waiting, whatever they say or leave unsaid."""
+
+    def __init__(self, plan):
+        self.server, self.token = listen(plan), plan["token"].encode()
+        self.server.setblocking(False)
+        self.coming = {}  # connection: what it has said, in the order of their coming
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for connection in (*self.coming, self.server):
+            connection.close()
+
+    def accept(self, end):
+        """The next connection from a peer that knows the token, and its request. Raises
+        socket.timeout at the moment `end`."""
+        while True:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise socket.timeout("the partner did not come in time")
+            ready, _, _ = select.select([self.server, *self.coming], [], [], left)
+            for connection in ready:
+                if connection is self.server:
+                    self.admit()
+                    continue
+                request = self.listen_to(connection) if connection in self.coming else None
+                if request:
+                    return connection, request
+
+    def admit(self):
+        try:
+            connection, _ = self.server.accept()
+        except OSError:  # it has left already
+            return
+        connection.settimeout(TIMEOUT)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.coming[connection] = b""
+        if len(self.coming) > WAITING:
+            self.leave(next(iter(self.coming)))
+
+    def listen_to(self, connection):
+        """A peer's request when it has said it. Whoever says something else is left."""
+        try:
+            said = self.coming[connection] = take_line(connection, self.coming[connection])
+        except OSError:
+            self.leave(connection)
+            return None
+        if not said.endswith(b"\n"):
+            return None
+        request = parse(said)
+        token, *others = [request.get(name) for name in ("token", "host", "test")]
+        words = all(isinstance(one, str) for one in (token, *others))
+        if not words or not hmac.compare_digest(token.encode(errors="replace"), self.token):
+            self.leave(connection)  # a stranger, or another run's probe
+            return None
+        del self.coming[connection]
+        return request
+
+    def leave(self, connection):
+        del self.coming[connection]
+        connection.close()
+
+
+def serve_round(door, plan, partner, early):
     """Serve one partner until it says that it has finished, or `patience` is over.
 
     early: {host: (connection, request)} of partners of later rounds that connected early and wait.
     """
     end = time.monotonic() + plan["patience"]
     while True:
-        connection, request = early.pop(partner, None) or accept(server, plan, end)
+        connection, request = early.pop(partner, None) or door.accept(end)
         if request["host"] != partner:
             early[request["host"]] = connection, request
             continue
@@ -99,19 +186,6 @@ def serve_round(server, plan, partner, early):
             if request["test"] == "done":
                 return
             SERVE[request["test"]](connection, plan, request)
-
-
-def accept(server, plan, end):
-    """The next connection from a peer that knows the token, and its request."""
-    while True:
-        server.settimeout(max(0.1, end - time.monotonic()))
-        connection, _ = server.accept()
-        connection.settimeout(TIMEOUT)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        request = read_line(connection)
-        if hmac.compare_digest(str(request.get("token")), plan["token"]):
-            return connection, request
-        connection.close()  # a stranger, or another run's probe
 
 
 def serve_latency(connection, plan, request):
@@ -212,7 +286,10 @@ def measure_latency(connection, plan, partner):
 
 def measure_sending(connection, plan, partner):
     send_for(connection, plan["seconds"])
-    return {"mbit_to": read_line(connection)["mbit"]}
+    rate = read_line(connection).get("mbit")
+    if not isinstance(rate, (int, float)):
+        raise OSError("the partner did not say what arrived")
+    return {"mbit_to": rate}
 
 
 def measure_receiving(connection, plan, partner):
@@ -266,13 +343,13 @@ def arrives(probe, size):
 # ------------------------------------------------------------------------ all machines at once
 
 
-def measure_ring(server, plan, turn, early):
+def measure_ring(door, plan, turn, early):
     """What arrives from the machine before this one while each sends to the next. Before that a
     byte goes round twice, from the machine that is `first`: all are there, then all begin."""
     with connect(plan, turn["partner"], "ring", agreed=False) as onward:
         request, end = None, time.monotonic() + plan["patience"]
         while request is None or request["test"] != "ring":
-            before, request = early.pop(turn["before"], None) or accept(server, plan, end)
+            before, request = early.pop(turn["before"], None) or door.accept(end)
         with before:
             before.settimeout(plan["patience"])
             for _ in range(2):
@@ -313,17 +390,17 @@ def main(plan):
         "card": card(plan["interface"]),
         "pairs": {},
     }
-    with listen(plan) as server:
+    with Door(plan) as door:
         for turn in plan["rounds"]:
             if turn is None:
                 continue
             try:
                 if turn["role"] == "ring":
-                    result["ring"] = measure_ring(server, plan, turn, early)
+                    result["ring"] = measure_ring(door, plan, turn, early)
                 elif turn["role"] == "client":
                     result["pairs"][turn["partner"]] = measure_round(plan, turn["partner"])
                 else:
-                    serve_round(server, plan, turn["partner"], early)
+                    serve_round(door, plan, turn["partner"], early)
             except (OSError, ValueError) as error:
                 failure = {"error": str(error) or type(error).__name__}
                 if turn["role"] == "ring":

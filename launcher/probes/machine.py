@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import pathlib
@@ -21,6 +22,7 @@ from launcher.probes.gpus import gpus
 from trainer.card import route
 
 MARK = "tandem-probe "
+MOST_RUNS = 100  # that are told
 
 
 def main(task):
@@ -133,13 +135,12 @@ def has_package(name):
 
 def runs():
     """The runs whose guards live on this machine, by the names they claimed (machine_lock.py)."""
-    found = []
-    for line in pathlib.Path("/proc/net/unix").read_text().splitlines():
-        match = re.search(r" @tandem/(\d+)/([^/]+)/([^/]+)$", line)
-        if match:
-            pid, run, holder = match.groups()
-            found.append({"pid": int(pid), "run": run, "holder": holder})
-    return found
+    # Every user of the machine may take any name, of any bytes.
+    names = pathlib.Path("/proc/net/unix").read_text(errors="replace")
+    word = r"/([\w@.+-]+)"
+    claimed = re.finditer(rf" @tandem/(\d{{1,9}}){word}{word}$", names, re.ASCII | re.MULTILINE)
+    found = (match.groups() for match in itertools.islice(claimed, MOST_RUNS))
+    return [{"pid": int(pid), "run": run, "holder": holder} for pid, run, holder in found]
 
 
 def cpu_flags():

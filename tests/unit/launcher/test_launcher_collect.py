@@ -210,19 +210,40 @@ def test_a_checkpoint_takes_no_more_than_the_disk_has(node2, run, monkeypatch):
     assert found(run) == []
 
 
-def test_a_machine_that_has_no_checkpoint_of_which_it_speaks_hides_no_others(tmp_path, run):
+@pytest.fixture
+def both(tmp_path):
+    """The nodes and parts of two machines, of which node1 has the checkpoint step-3."""
     hosts = [
         host(n, connection="local", address="127.0.0.1", node_dir=str(tmp_path / f"node{n}"))
         for n in (1, 2)
     ]
     parts = list(build(hosts, [facts(1), facts(2)]).nodes)
-    held = Path(parts[0].output) / "checkpoints/node1"
-    held.mkdir(parents=True)
-    (held / "step-3.pt").write_bytes(b"true")
+    for part in parts:
+        Path(part.output, "checkpoints", part.host).mkdir(parents=True)
+    Path(parts[0].output, "checkpoints/node1/step-3.pt").write_bytes(b"true")
+    return {"node1": LocalNode(hosts[0]), "node2": LocalNode(hosts[1])}, parts
+
+
+def test_a_machine_that_has_no_checkpoint_of_which_it_speaks_hides_no_others(both, run):
     lies = {"node1": ["step-3.pt"], "node2": ["step-999.pt", "best.pt"]}
-    nodes = {"node1": LocalNode(hosts[0]), "node2": LocalNode(hosts[1])}
-    paths, problems = collect.best_and_last(lies, nodes, parts, run)
+    paths, problems = collect.best_and_last(lies, *both, run)
     assert (paths, problems) == ([run / "checkpoints/node1/step-3.pt"], [])
+
+
+def test_a_newest_checkpoint_that_fills_the_room_hides_no_others(both, run, monkeypatch):
+    lies = {"node1": ["step-3.pt"], "node2": ["step-999.pt", "best.pt"]}
+    folder = Path(both[1][1].output, "checkpoints/node2")
+    (folder / "step-999.pt").touch()
+    os.truncate(folder / "step-999.pt", 1 << 40)
+    (folder / "best.pt").write_bytes(b"small")
+    room = SimpleNamespace(free=collect.DISK_LEFT + MIB)
+    monkeypatch.setattr(collect.shutil, "disk_usage", lambda path: room)
+    paths, (problem,) = collect.best_and_last(lies, *both, run)
+    assert run / "checkpoints/node1/step-3.pt" in paths
+    assert problem == (
+        "node2: checkpoints/node2/step-999.pt was not collected: only 1 MiB to spare for "
+        "step-999.pt."
+    )
 
 
 # A place where not even root can create files.

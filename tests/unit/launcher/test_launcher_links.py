@@ -1,14 +1,18 @@
 """Links are measured in disjoint pairs, then all at once; what was to run runs then."""
 
+import contextlib
 import json
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from launcher.before import links
 from launcher.errors import UserError
+from launcher.node import pairprobe
 from tests.unit.launcher.launcher_values import facts, host
 
 CHECKOUT = Path(__file__).parents[3]
@@ -86,3 +90,41 @@ def test_a_link_that_cannot_be_measured_is_said_and_nothing_runs(tmp_path, monke
     told, code = said["node1"]
     assert "the link could not be measured with node2: " in told and "then this" not in told
     assert code == 1 and not files
+
+
+STRANGERS = {
+    "half a line": b'{"tok',
+    "no token": b'{"host": "node2", "test": "done"}\n',
+    "another token": b'{"token": "\xc3\xa9", "host": "node2", "test": "done"}\n',
+    "a list": b"[1]\n",
+    "nested": b"[" * 4000 + b"\n",
+    "no text": b"\xff\xfe\n",
+    "too long": b"x" * 10_000,
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("crowd", [1, 2 * pairprobe.WAITING])
+@pytest.mark.parametrize("said", STRANGERS.values(), ids=STRANGERS)
+def test_whoever_has_no_token_keeps_nobody_waiting(said, crowd):
+    with socket.create_server(("127.0.0.1", 0)) as any_port:
+        plan = {"address": "127.0.0.1", "port": any_port.getsockname()[1], "token": "secret"}
+    with contextlib.ExitStack() as held:
+        door = held.enter_context(pairprobe.Door(plan))
+
+        def say(words):
+            there = (plan["address"], plan["port"])
+            one = held.enter_context(socket.create_connection(there, timeout=10))
+            one.sendall(words)
+            return one
+
+        for _ in range(crowd):
+            say(said)
+        partner = say(b'{"token": "secret", "host": "node2", "test": "ring"}\n.')
+        connection, request = door.accept(time.monotonic() + 10)
+        held.enter_context(connection)
+        # It is the partner's, and what follows its request is still there.
+        assert connection.getpeername() == partner.getsockname()
+        assert (request["host"], connection.recv(8)) == ("node2", b".")
+        with pytest.raises(socket.timeout, match="did not come in time"):
+            door.accept(time.monotonic() + 0.1)

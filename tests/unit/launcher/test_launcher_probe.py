@@ -1,13 +1,17 @@
 """What machines are asked: the probe as it is sent, run by a Python that has nothing else."""
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
 
 from launcher.before import probe, sent
+from launcher.node import machine_lock
+from launcher.probes import machine
 from tests.unit.launcher.launcher_values import host
 from trainer.data.folder import ImageFolder
 from trainer.errors import UserError
@@ -112,3 +116,33 @@ def test_what_is_sent_needs_nothing_that_a_bare_python_lacks():
     loaded = json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
     own = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names
     assert own <= {"launcher", "trainer", "__main__"}
+
+
+NAMES = {
+    "a huge pid": b"9" * 60 + b"/run/holder",
+    "no character set": b"7/\xff\xfe/holder",
+    "two lines": b"7/a\n0: 0 0 0 0 0 1 @tandem/x/b/c",
+    "escapes": b"7/\x1b]0;owned\x07/holder",
+    "no holder": b"7/run",
+    "four parts": b"7/run/holder/more",
+}
+
+
+@pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
+def test_a_socket_with_a_strange_name_is_no_run(name):
+    """Every user of a machine may take any name that no other has."""
+    others = [one["run"] for one in machine.runs()]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as strange:
+        strange.bind(b"\0tandem/" + name)
+        with machine_lock.claim(f"own-{os.getpid()}", "ann@desk"):
+            told = [one for one in machine.runs() if one["run"] not in others]
+    own = {"pid": os.getpid(), "run": f"own-{os.getpid()}", "holder": "ann@desk"}
+    assert own in told and all(one["run"] not in ("run", "a", "b") for one in told)
+
+
+def test_of_many_names_some_are_told(monkeypatch):
+    monkeypatch.setattr(machine, "MOST_RUNS", 2)
+    with contextlib.ExitStack() as held:
+        for number in range(3):
+            held.enter_context(machine_lock.claim(f"{os.getpid()}-{number}", "ann@desk"))
+        assert len(machine.runs()) == 2

@@ -107,6 +107,18 @@ def test_a_batch_that_the_nodes_could_not_split_is_refused(run):
         run(gpus=20)
 
 
+def test_a_script_is_its_owners_alone(tmp_path, monkeypatch):
+    """It has run_env, which may hold a password."""
+    env = {"PASSWORD": "secret"}
+    place = ("node1", "ssh", "10.0.0.1", 22, None, "python", "tandem", "/data")
+    monkeypatch.setattr(slurm.inventory, "load", lambda _: [Host(*place, env=env)])
+    monkeypatch.setattr(slurm, "CHECKOUT", tmp_path)
+    assert slurm.main(Options(nodes=2, data="digits")) == 0
+    (script,) = (tmp_path / "runs").iterdir()
+    assert "PASSWORD=secret" in script.read_text()
+    assert script.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_script_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     """On a disk that takes 100 bytes of it."""
     place = ("node1", "ssh", "10.0.0.1", 22, None, "python", "tandem", "/data")
