@@ -86,7 +86,7 @@ def rows(entries, table, bundle):
             ("cards", _cards(facts, table)),
             ("stack", [f"{stack['name']}: {stack['reason']}"]),
             ("driver", _driver(entry, stack, table, bundle)),
-            *_toolkit(own["toolkit"], bundle),
+            *_toolkit(own["toolkit"], own["found"], bundle),
             *_environment(entry, stack),
             *_apex(own["apex"], bundle),
         ]
@@ -149,7 +149,9 @@ def _reboots(plan, facts):
     return lines + [f"which waits at its screen for the passphrase of {disks}"] * bool(disks)
 
 
-def _toolkit(plan, bundle):
+def _toolkit(plan, there, bundle):
+    if plan is None and there is not None:
+        return [("toolkit", [f"none is installed; {there['folder']}: {there['reason']}"])]
     if plan is None:
         return [("toolkit", ["none: torch brings its own CUDA, cuDNN and NCCL"])]
     found = []

@@ -50,6 +50,7 @@ facts:
 CRYPTTAB = "/etc/crypttab"
 # By which an initial RAM disk opens a disk without anybody: bound to a TPM or a server.
 CLEVIS = "/usr/share/initramfs-tools/hooks/clevis"
+TOOLKITS = "/usr/local/cuda*"
 HELD = "/var/lib/tandem/driver/held"
 DISPLAY = "0x03"  # PCI class of display controllers
 
@@ -258,6 +259,19 @@ def boot_passphrases():
     return [] if os.path.exists(CLEVIS) else waiting
 
 
+def toolkits():
+    """{folder: the version that its nvcc says, or None} of the CUDA toolkits that others installed
+    where Tandem's go. Links are none."""
+    found = {}
+    for folder in sorted(glob.glob(TOOLKITS)):
+        ours = os.path.exists(folder + "/.tandem/cuda")
+        if re.search(r"cuda(-\d+\.\d+)?$", folder) and not os.path.islink(folder) and not ours:
+            said = output(folder + "/bin/nvcc", "--version", seconds=60) or ""
+            version = re.search(r"\bV(\d+\.\d+\.\d+)", said)
+            found[folder] = version.group(1) if version else None
+    return found
+
+
 def held_since():
     """When role driver last changed its holds, in seconds since 1970; None if it holds nothing.
 
@@ -285,6 +299,7 @@ def main():
         "gpus": gpus(),
         "disks": {name: disk(name) for name in module.params["folders"]},
         "environments": environments(),
+        "toolkits": toolkits(),
     }
     for part in (system(), driver(), network(module.params["address"]), settings()):
         facts.update(part)

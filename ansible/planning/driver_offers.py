@@ -250,13 +250,18 @@ def kernels_gcc(facts):
     An older one does not know all the options that the kernel's makefiles pass: Ubuntu 22.04 has
     gcc 11, and its kernels from 6.5 on were built by gcc 12.
     """
-    packaged = facts["packages"].get("gcc") or facts["offered"].get("gcc")
-    own = facts["gcc"] or (upstream(packaged) if packaged else None)
+    own = facts["gcc"] or packaged_gcc(facts)
     if own is None or facts["kernel_compiler"] is None:
         return ""
     older = stacks.version(own)[0] < int(facts["kernel_compiler"])
     name = f"gcc-{facts['kernel_compiler']}"
     return name if older and (name in facts["packages"] or name in facts["offered"]) else ""
+
+
+def packaged_gcc(facts):
+    """The version of the release's own gcc; None where no archive was asked, or it has none."""
+    there = facts.get("packages", {}).get("gcc") or facts.get("offered", {}).get("gcc")
+    return upstream(there) if there else None
 
 
 def can_sign(facts):

@@ -15,7 +15,9 @@ HINDERS = frozenset(
         *("duplicate_address", "duplicate_machine_id", "duplicate_mac"),
     )
 )
-NOTES = frozenset(("one_user", "faster_card", "xid_program", "reboot_waits", "gcc", "passphrase"))
+NOTES = frozenset(
+    ("one_user", "faster_card", "xid_program", "reboot_waits", "gcc", "passphrase", "toolkit")
+)
 
 
 def findings(facts, question):

@@ -6,6 +6,7 @@ The roles cuda, cudnn, nccl and apex only carry the plan out, and `make dry-prov
 
 import dataclasses
 
+from . import driver_offers as offers
 from . import stacks
 from .errors import PlanError
 
@@ -41,6 +42,15 @@ class Toolkit:
 
 
 @dataclasses.dataclass(frozen=True)
+class Found:
+    """A toolkit that somebody else installed. It is never changed."""
+
+    folder: str
+    used: bool  # to build apex
+    reason: str  # why it is used, or not
+
+
+@dataclasses.dataclass(frozen=True)
 class Apex:
     """Built by each machine for itself: a wheel of another one would run there as root.
 
@@ -56,28 +66,62 @@ class Apex:
 
 
 def toolkit_plan(machines, stack, wanted, table):
-    """{host: {"toolkit": Toolkit or None, "apex": Apex or None}}, as dictionaries.
+    """{host: {"toolkit": Toolkit or None, "found": Found or None, "apex": Apex or None}}, as
+    dictionaries. `toolkit` is what will be installed.
 
     stack: a row of table["rows"] with "name"; wanted: {"toolkit", "apex", "apex_extensions"}, each
     auto, true or false. Raises PlanError for what these machines cannot have.
     """
     machines = list(machines)
     wanted = {name: _word(name, value) for name, value in wanted.items()}
-    with_toolkit = [machine for machine in machines if _has_toolkit(machine, stack, wanted, table)]
+    found = {machine["host"]: found_toolkit(machine, stack, wanted, table) for machine in machines}
+    with_toolkit = [
+        machine
+        for machine in machines
+        if _has_toolkit(machine, stack, wanted, table)
+        and (found[machine["host"]] is None or wanted["toolkit"] == "true")
+        and not _is_used(found[machine["host"]])
+    ]
+    with_nvcc = [m for m in machines if m in with_toolkit or _is_used(found[m["host"]])]
     with_apex = [machine for machine in machines if _has_apex(machine, stack, wanted, table)]
     toolkit = _toolkit(stack, table) if with_toolkit else None
-    obstacle = _no_extensions(with_apex, with_toolkit, stack, wanted)
+    obstacle = _no_extensions(with_apex, with_nvcc, stack, wanted)
     return {
         machine["host"]: {
             "toolkit": dataclasses.asdict(toolkit) if machine in with_toolkit else None,
+            "found": found[machine["host"]] and dataclasses.asdict(found[machine["host"]]),
             "apex": (
-                dataclasses.asdict(_apex(machine, obstacle, stack, table))
+                dataclasses.asdict(_apex(machine, found[machine["host"]], obstacle, stack, table))
                 if machine in with_apex
                 else None
             ),
         }
         for machine in machines
     }
+
+
+def found_toolkit(machine, stack, wanted, table):
+    """The toolkit of somebody else in one of the places of the stack's own; None if there is none.
+
+    wanted: as in toolkit_plan. One whose nvcc has the stack's version is as good as ours.
+    """
+    name = stack.get("toolkit")
+    places = [folder for folder in (f"{LINK}-{name}", LINK) if folder in machine["toolkits"]]
+    if not places or _word("toolkit", wanted["toolkit"]) == "false":
+        return None
+    if not _has_toolkit(machine, stack, wanted, table):
+        return Found(places[0], False, "left alone: nothing is built with it")
+    for folder in places:
+        version = machine["toolkits"][folder]
+        if version and version.split(".")[:2] == name.split("."):
+            return Found(folder, True, f"CUDA {version} is there, and used as it is")
+    said = machine["toolkits"][places[0]]
+    said = f"says {said}, not {name}" if said else "gives no answer"
+    return Found(places[0], False, f"left alone: it is not Tandem's, and its nvcc {said}")
+
+
+def _is_used(found):
+    return found is not None and found.used
 
 
 def _word(name, value):
@@ -133,16 +177,17 @@ def _part(entry):
     )
 
 
-def _apex(machine, obstacle, stack, table):
-    """obstacle: the result of _no_extensions."""
+def _apex(machine, found, obstacle, stack, table):
+    """found: a toolkit of somebody else, or None; obstacle: the result of _no_extensions."""
+    kit = found.folder if _is_used(found) else f"{LINK}-{stack['toolkit']}"
     sms = sorted({row["sm"] for _, row in stacks.cards(machine, table)})
     return Apex(
         part=_part(table["apex"][stack["apex"]]),
         bundle=f"apex-{stack['apex']}",
         extensions=not obstacle,
-        reason=obstacle or f"gcc {machine['gcc']}",
+        reason=obstacle or f"gcc {_gcc(machine)}",
         arch_list=";".join(f"{sm // 10}.{sm % 10}" for sm in sms),
-        cuda_home="" if obstacle else f"{LINK}-{stack['toolkit']}",
+        cuda_home="" if obstacle else kit,
     )
 
 
@@ -166,8 +211,14 @@ def _no_extensions(machines, with_toolkit, stack, wanted):
 
 def _compiler_obstacle(machine, stack):
     """Why nvcc cannot build CUDA extensions on a machine; empty: it can."""
-    if machine["gcc"] is None:
+    gcc = _gcc(machine)
+    if gcc is None:
         return "no gcc"
-    if stacks.version(machine["gcc"])[0] > stack["gcc"]:
-        return f"gcc {machine['gcc']}; nvcc of CUDA {stack['toolkit']} takes {stack['gcc']} at most"
+    if stacks.version(gcc)[0] > stack["gcc"]:
+        return f"gcc {gcc}; nvcc of CUDA {stack['toolkit']} takes {stack['gcc']} at most"
     return ""
+
+
+def _gcc(machine):
+    """The gcc that a build will find: where there is none, role base installs the release's own."""
+    return machine["gcc"] or offers.packaged_gcc(machine)

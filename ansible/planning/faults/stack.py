@@ -1,7 +1,7 @@
 """Graphics cards, their driver, and what the Python environment needs."""
 
 from .. import driver_offers as offers
-from .. import stacks
+from .. import stacks, toolkit
 from ..errors import PlanError
 
 # Days after which a held kernel is a finding.
@@ -63,6 +63,7 @@ def fitting(facts, question):
         return
     yield from old_driver(facts, stack, chosen, question)
     yield from compiler(facts, stack, table)
+    yield from own_toolkit(facts, stack, question)
     if not question["provisioned"]:
         yield from environment(facts, manager, python, question)
 
@@ -91,6 +92,17 @@ def compiler(facts, stack, table):
             "concerned",
             "nothing: apex's amp works without them"
             + (f"; the nearest stack that takes this gcc is stack: {nearest}" if nearest else ""),
+        )
+
+
+def own_toolkit(facts, stack, question):
+    """What becomes of a toolkit that somebody else installed where the stack's own would go."""
+    there = toolkit.found_toolkit(facts, stack, {"toolkit": question["toolkit"]}, question["table"])
+    if there is not None:
+        yield (
+            "toolkit",
+            f"it has a CUDA toolkit of its own in {there.folder}: {there.reason}",
+            "nothing; toolkit: false in group_vars/all.yml has none considered",
         )
 
 

@@ -31,6 +31,16 @@ FAULTS = [
     ("read_only", machine(**disks(read_only=True))),
     ("mount", machine(missing_mounts=[{"path": "/data", "type": "nfs4"}])),
     ("passphrase", machine(boot_passphrases=["dm_crypt-0"])),
+    (
+        "toolkit",
+        machine(
+            "ubuntu1804",
+            ["1e07"],
+            gcc="7.5.0",
+            driver="440.33.01",
+            toolkits={"/usr/local/cuda-10.2": "10.2.89"},
+        ),
+    ),
     ("library_path", machine(missing_libraries=["/usr/lcoal/cuda/lib64"])),
     ("address", machine(interface=None)),
     ("unlisted_address", machine(**link(networks=["192.168.56.111/24", "192.168.56.57/24"]))),

@@ -22,6 +22,8 @@ FOUND = {
     "3090-debian12-runfile550": set(),
     "5090-ubuntu2404": {"secure_boot", "nouveau"},
     "3090-ubuntu2404-transitional": set(),
+    "2080ti-ubuntu1804-cuda102": {"python", "nouveau", "toolkit"},
+    "2080ti-ubuntu1804-bare": {"python", "nouveau"},
     "5090-ubuntu2604": {"release", "secure_boot", "nouveau"},
     "2080ti-ubuntu2204-encrypted": {"nouveau", "gcc", "passphrase"},
 }

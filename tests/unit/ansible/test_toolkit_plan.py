@@ -31,7 +31,47 @@ def test_cu102_gets_the_whole_toolkit_where_there_are_cards():
     made = plan(turing(gcc="7.5.0"), machine(host="node2"))
     assert [part["name"] for part in made["node1"]["toolkit"]["parts"]] == ["cuda", "cudnn", "nccl"]
     assert made["node1"]["toolkit"]["folder"] == "/usr/local/cuda-10.2"
-    assert made["node2"] == {"toolkit": None, "apex": None}
+    assert made["node2"] == {"toolkit": None, "found": None, "apex": None}
+
+
+@pytest.mark.parametrize(
+    ("toolkits", "changes", "used", "reason"),
+    [
+        ({"/usr/local/cuda-10.2": "10.2.89"}, {}, True, "CUDA 10.2.89 is there, and used"),
+        ({"/usr/local/cuda": "10.2.89"}, {}, True, "CUDA 10.2.89 is there, and used"),
+        ({"/usr/local/cuda-10.2": "10.1.243"}, {}, False, "says 10.1.243, not 10.2"),
+        ({"/usr/local/cuda-10.2": None}, {}, False, "its nvcc gives no answer"),
+        ({"/usr/local/cuda-10.2": "10.2.89"}, {"gcc": "11.4.0"}, False, "nothing is built"),
+    ],
+)
+def test_a_toolkit_that_is_there_is_used_or_left_alone_and_never_an_error(
+    toolkits, changes, used, reason
+):
+    """The first users' own machines have CUDA 10.2 by NVIDIA's runfile."""
+    made = plan(turing(**{"gcc": "7.5.0", "toolkits": toolkits, **changes}))["node1"]
+    assert made["toolkit"] is None and made["found"]["used"] is used
+    assert reason in made["found"]["reason"]
+    assert made["apex"]["extensions"] is used
+    assert made["apex"]["cuda_home"] == (next(iter(toolkits)) if used else "")
+
+
+def test_a_toolkit_that_is_there_is_no_concern_where_none_is_wanted_or_another_one_is():
+    there = {"toolkits": {"/usr/local/cuda-10.2": "10.2.89", "/usr/local/cuda-11.8": "11.8.89"}}
+    assert plan(turing(gcc="7.5.0", **there), toolkit=False)["node1"]["found"] is None
+    other = plan(turing(gcc="7.5.0", toolkits={"/usr/local/cuda-10.0": "10.0.130"}))["node1"]
+    assert other["found"] is None and other["toolkit"]["folder"] == "/usr/local/cuda-10.2"
+    # Asked for by name, a wrong one in its place is refused by the role.
+    wrong = {"toolkits": {"/usr/local/cuda-10.2": "10.1.243"}}
+    assert plan(turing(gcc="7.5.0", **wrong), toolkit=True)["node1"]["toolkit"]
+
+
+def test_what_gcc_decides_is_decided_by_the_one_that_role_base_installs():
+    """A bare 18.04: the second run found a gcc that the first had installed, and went on."""
+    offered = {"packages": {}, "offered": {"gcc": "4:7.4.0-1ubuntu2.3"}}
+    first = plan(machine("ubuntu1804", ["1e07"], gcc=None, **offered))["node1"]
+    second = plan(machine("ubuntu1804", ["1e07"], gcc="7.5.0", **offered))["node1"]
+    assert first["toolkit"] == second["toolkit"] and first["toolkit"]
+    assert first["apex"]["extensions"] and second["apex"]["extensions"]
 
 
 def test_newer_stacks_get_one_on_request_alone():
@@ -166,6 +206,28 @@ def test_machines_none_of_which_answered_are_named(tmp_path, capsys):
     (tmp_path / "off.json").write_text('[{"facts": {"host": "pc1"}}, {"facts": {"host": "pc2"}}]')
     assert dry.main(["--facts", str(tmp_path / "off.json")]) == 1
     assert "pc1, pc2: no machine answered" in capsys.readouterr().err
+
+
+def test_nvcc_of_a_toolkit_is_asked_for_its_version(tmp_path, monkeypatch):
+    facts = load("ansible/library/machine_facts.py")
+    monkeypatch.setattr(facts, "TOOLKITS", f"{tmp_path}/cuda*")
+    said = "Cuda compilation tools, release 10.2, V10.2.89"  # as nvcc 10.2 prints it
+    for name, script in (
+        ("cuda-10.2", f"echo '{said}'"),
+        ("cuda-10.1", "exit 1"),
+        ("cuda-9.0", ""),
+    ):
+        (tmp_path / name / "bin").mkdir(parents=True)
+        if script:
+            nvcc = tmp_path / name / "bin/nvcc"
+            nvcc.write_text(f"#!/bin/sh\n{script}\n")
+            nvcc.chmod(0o755)
+    (tmp_path / "cuda").symlink_to("cuda-10.2")
+    (tmp_path / "cuda-12.6/.tandem").mkdir(parents=True)
+    (tmp_path / "cuda-12.6/.tandem/cuda").touch()
+    (tmp_path / "cuda-samples").mkdir()
+    found = {f"{tmp_path}/cuda-{n}": None for n in ("10.1", "9.0")}
+    assert facts.toolkits() == {**found, f"{tmp_path}/cuda-10.2": "10.2.89"}
 
 
 def test_the_driver_is_asked_with_all_that_its_role_asks_with():
