@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import tempfile
@@ -104,6 +105,18 @@ def _ask(tool, *words):
     return done.stdout
 
 
+def unknown(machine):
+    """A sentence if the machine's name is none that this machine can resolve, else None."""
+    try:
+        socket.getaddrinfo(machine.address, machine.port)
+    except OSError:
+        return (
+            f"{machine.name}: no such host as {machine.address!r}: this machine does not know the "
+            "name. Correct it in the inventory, or give the address: ansible_host=192.168.1.20"
+        )
+    return None
+
+
 def scan(machine):
     """The HostKey that answers at the machine's address; None if nothing answers."""
     argv = ["ssh-keyscan", "-T", "10", "-t", "ed25519", "-p", str(machine.port), machine.address]
@@ -128,7 +141,7 @@ def settle_host_key(machine, key, expected, ask=input):
     `key`: the result of `scan`. `expected`: {machine's name: fingerprint}; None asks a person.
     """
     if key is None:
-        raise BootstrapError(NO_SSHD.format(**vars(machine)))
+        raise BootstrapError(unknown(machine) or NO_SSHD.format(**vars(machine)))
     known = trusted_lines(machine)
     if key.line.split()[1:3] in known:
         return

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,12 +124,21 @@ def _split_config(trainer: tuple[str, ...]) -> tuple[list[Path], list[str]]:
 
 
 @contextlib.contextmanager
-def _trainers_words():
-    """Turns the trainer's sentence about bad input into an error of the launcher."""
+def _trainers_words(typed: Sequence[str] = ()) -> Iterator[None]:
+    """Turns the trainer's sentence about bad input into an error of the launcher, in words of make:
+    BATCH=0 rather than --per_node_batch_size 0. What was `typed` for the trainer keeps its name."""
     try:
         yield
     except TrainerError as error:
-        raise UserError(str(error)) from None
+        raise UserError(in_words_of_make(str(error), typed)) from None
+
+
+def in_words_of_make(text: str, typed: Sequence[str]) -> str:
+    own = {word.partition("=")[0] for word in typed}
+    for option, name in VARIABLES.items():
+        if f"--{option}" not in own:
+            text = re.sub(rf"--{option} (?=[^-\s])", f"{name}=", text)
+    return text
 
 
 def asks_for_help(options: Options) -> bool:
@@ -142,11 +152,10 @@ def trainer_help() -> int:
 
 
 def trainer_settings(options: Options) -> TrainerSettings:
-    """Every option of the trainer as it will read them. Raises UserError in the trainer's own
-    words."""
+    """Every option of the trainer as it will read them. Raises UserError."""
     # Some options need a folder to write to: each node gets one of its own.
     argv = ["--output", ".", *options.trainer_args()]
-    with _trainers_words():
+    with _trainers_words(options.trainer):
         return dataclasses.asdict(trainer_cli.parse(argv))
 
 

@@ -4,15 +4,20 @@ by ssh."""
 from __future__ import annotations
 
 import shlex
+import shutil
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 from contract.runs import run_id
 from launcher import folders, inventory
+from launcher.before import preflight
 from launcher.before.build import Launch, check_batch, environment
 from launcher.before.checks import instruction_limits
 from launcher.before.plan import FIRST_PORT
+from launcher.before.problems import data_problems
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
 from launcher.node.launch import PATH
@@ -103,6 +108,42 @@ def exports(host: Host) -> str:
     return " ".join([*words, *(f"{name}={shlex.quote(own[name])}" for name in own)])
 
 
+def refuse(host: Host, options: Options, settings: TrainerSettings, nodes: int) -> None:
+    """Raise UserError for what the job would fail by, as far as this machine can know it: it has
+    the checkout, a torchvision and Slurm's own words, and the data if the inventory says so."""
+    here = replace(
+        host,
+        connection="local",
+        address="127.0.0.1",
+        env_python=sys.executable,
+        node_dir=str(CHECKOUT / ".tandem" / "slurm"),
+        gpus=0,
+    )
+    options = options if host.engine.here else replace(options, data="")
+    asked = preflight.Asked(options, settings)
+    machines = preflight.inspect([here], asked)
+    machines.close()
+    facts = machines.facts[here.name]
+    problems = [*preflight.model(machines, asked), *data_problems(here, facts)]
+    if problems:
+        raise UserError(*(problem.text for problem in problems))
+    there = machines_of_slurm()
+    if there is not None and nodes > there:
+        raise UserError(f"NODES={nodes}: Slurm's largest partition has {there} here (sinfo).")
+
+
+def machines_of_slurm() -> int | None:
+    """How many nodes the largest partition has; None where Slurm's tools are not at hand."""
+    tool = shutil.which("sinfo")
+    if tool is None:
+        return None
+    said = subprocess.run(
+        [tool, "--noheader", "--format=%D"], capture_output=True, text=True, check=False
+    ).stdout
+    counts = [int(word) for word in said.split() if word.isdigit()]
+    return max(counts, default=None)
+
+
 def main(options: Options) -> int:
     """Write the script beside the runs and say how to submit it. Raises UserError."""
     settings = trainer_settings(options)
@@ -111,6 +152,7 @@ def main(options: Options) -> int:
     wanted = options.nodes if options.nodes is not None else len(hosts)
     if wanted < 1:
         raise UserError(f"NODES={wanted}: a run needs at least one machine.")
+    refuse(hosts[0], replace(options, nodes=None), settings, wanted)
     host, options = hosts[0], replace(options, nodes=wanted)
     name = run_id(settings["model"], wanted, time.time())
     path = CHECKOUT / "runs" / f"{name}.sbatch"

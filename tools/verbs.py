@@ -159,7 +159,15 @@ VERBS = {
     ),
     "wake": Verb("switch them on again over the network (wake_on_lan: true)", (INVENTORY, LIMIT)),
     "accept": Verb("measure the network between machines, their disks and cards", (INVENTORY,)),
-    "bundle": Verb("gather what machines without internet need", (INVENTORY,)),
+    "bundle": Verb(
+        "gather what machines without internet need",
+        (
+            INVENTORY,
+            Variable(
+                "FORCE", "-e bundle_for_nobody", "1: though no machine is offline=true", "switch"
+            ),
+        ),
+    ),
     "usb": Verb(
         "put an ssh server on a USB stick, for machines that have none",
         (
@@ -242,6 +250,10 @@ VERBS = {
 LOOKING = ("plan", "train", "dry-run", "slurm")
 PYTHON = ".venv/bin/python"
 INTERNAL = ("ansible-env", "data/digits", "known")
+# Said in the list of machines, of one machine.
+IN_INVENTORY = {
+    "GPUS": "how many GPUs of a machine take part is said in the inventory: gpus={} in its line."
+}
 # Read by tools/venv.sh, which any verb may call.
 ANY = ("PYTHON",)
 
@@ -265,7 +277,7 @@ def check(typed, given, environment):
         taken.update(variables_of(verb))
     for name in given:
         if name not in taken and name not in ANY:
-            raise VerbError(_not_taken(name, verbs, taken))
+            raise VerbError(_not_taken(name, environment[name], verbs, taken))
         if name in taken:
             value_of(taken[name], environment[name])
     return [
@@ -286,7 +298,27 @@ def _did_you_mean(word, known):
     return f": did you mean {by_folded[near[0]]}?" if near else ": `make help` lists them."
 
 
-def _not_taken(name, verbs, taken):
+def trainer_options():
+    """The names of the trainer's options, read from its source: it cannot be imported here."""
+    path = Path(__file__).resolve().parents[1] / "trainer" / "options.py"
+    return re.findall(r"^    (\w+): [^=\n]+ = (?:opt|free)\(", path.read_text(), re.M)
+
+
+def _elsewhere(name, value, taken):
+    """Where stands what is no variable, but an option of the trainer or of a machine; "" if it is
+    neither."""
+    if name in IN_INVENTORY:
+        return f"{name}={value}: " + IN_INVENTORY[name].format(value)
+    if "ARGS" in taken and name.lower() in trainer_options():
+        words = shlex.quote(f"--{name.lower()} {value}")
+        return f"{name}={value} is an option of the trainer: ARGS={words}"
+    return ""
+
+
+def _not_taken(name, value, verbs, taken):
+    elsewhere = _elsewhere(name, value, taken)
+    if elsewhere:
+        return elsewhere
     every = {v.name for verb in _verbs() for v in VERBS[verb].variables}
     verb = " ".join(verbs)
     if name in every:
@@ -419,7 +451,7 @@ def main(argv):
     try:
         if argv[0] == "help":
             check(typed, given, os.environ)
-            asked = [verb for verb in typed if verb != "help"]
+            asked = [verb for verb in typed if verb in VERBS and verb != "help"]
             print("\n\n".join(map(help_text, asked)) if asked else help_text())
         elif argv[0] == "known":
             for sentence in check(typed, given, os.environ):

@@ -67,6 +67,11 @@ OPTIMIZERS = {
 }
 
 
+# What others call it.
+FP16_NAMES = ("fp16", "float16", "half", "16", "mixed", "amp")
+FP16 = ": O1 is fp16, with fp32 where it is needed"
+
+
 def opt(
     default: Any, text: str, choices: Tuple[str, ...] = (), changes: bool = True, was: Any = None
 ) -> Any:
@@ -244,7 +249,12 @@ class Options:
         for field in dataclasses.fields(self):
             choices, value = field.metadata["choices"], getattr(self, field.name)
             if choices and value not in choices:
-                raise UserError(f"--{field.name} {value}: choose one of {', '.join(choices)}.")
+                hint = FP16 if field.name == "precision" and value in FP16_NAMES else ""
+                raise UserError(
+                    f"--{field.name} {value}: choose one of {', '.join(choices)}{hint}."
+                )
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UserError(f"--{field.name} {value}: must be a number.")
             least, most = int(field.name in ONE_OR_MORE), 1 if field.name in FRACTIONS else math.inf
             if isinstance(value, (int, float)) and not least <= value <= most:
                 limit = f"at least {least}" if value < least else f"at most {most}"

@@ -9,12 +9,14 @@ from launcher import connection, folders, inventory
 from launcher.before import devices, mesh, models, probe
 from launcher.before.build import candidate_ports, check_master
 from launcher.before.probe import Facts
-from launcher.before.problems import Problem, of_control, of_machine
+from launcher.before.problems import Problem, of_control, of_machine, together
 from launcher.during import code
 from launcher.engine import Node
 from launcher.errors import UserError
 from launcher.inventory import Host
-from launcher.options import Options, TrainerSettings
+from launcher.options import Options, TrainerSettings, in_words_of_make
+from trainer.data.split import refuse_batch
+from trainer.errors import UserError as TrainerError
 
 
 @dataclass(frozen=True)
@@ -113,16 +115,19 @@ def check(machines: Machines, asked: Asked) -> list[Problem]:
     """Everything that is wrong with these machines for this run."""
     parts, problems = _parts(machines, asked)
     problems += of_control(folders.disk_free())
+    found: list[tuple[Host, Problem]] = []
     for host in machines.hosts:
         facts = machines.facts[host.name]
         wants = devices.wants_gpus(host, asked.settings["device"])
         gets = host.name not in parts or parts[host.name].kind == "cuda"
         on_gpus = wants and (gets or bool(facts.gpus["error"]))
-        problems += of_machine(host, facts, asked.run, on_gpus)
-    problems += _model(machines, asked)
+        found += [(host, one) for one in of_machine(host, facts, asked.run, on_gpus)]
+    problems += together(found)
+    problems += model(machines, asked)
     problems += _packages(machines, asked)
     problems += _equal_versions(machines)
     problems += _equal_data(machines)
+    problems += _batch(machines, asked)
     if not any(problem.fatal for problem in problems):
         problems += _precision(parts, machines, asked)
     if not problems and len(machines.hosts) > 1:
@@ -147,6 +152,20 @@ def _precision(parts: dict[str, Any], machines: Machines, asked: Asked) -> list[
     return []
 
 
+def _batch(machines: Machines, asked: Asked) -> list[Problem]:
+    """The first machine's data count: others that differ are reported."""
+    facts = machines.facts[machines.hosts[0].name] if machines.hosts else None
+    listing = facts.data["splits"].get("train") if facts else None
+    if not listing:
+        return []
+    batch, typed = asked.settings["per_node_batch_size"], asked.options.trainer
+    try:
+        refuse_batch(listing["images"], batch, len(machines.hosts))
+    except TrainerError as error:
+        return [Problem(in_words_of_make(str(error), typed))]
+    return []
+
+
 def _packages(machines: Machines, asked: Asked) -> list[Problem]:
     if not asked.settings["tensorboard"]:
         return []
@@ -160,7 +179,7 @@ def _packages(machines: Machines, asked: Asked) -> list[Problem]:
     ]
 
 
-def _model(machines: Machines, asked: Asked) -> list[Problem]:
+def model(machines: Machines, asked: Asked) -> list[Problem]:
     """Asks one machine alone for the name, since all have the same torchvision, or the difference
     is reported; and all for what one's own model imports."""
     if not machines.hosts:

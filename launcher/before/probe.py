@@ -59,6 +59,7 @@ def shape(task: dict[str, Any]) -> dict[str, Any]:
             "exists": bool,
             "problem": (str, None),
             "splits": Each(LISTING),
+            "others": [str],
         },
         "disk_free": NATURAL,
         "writable": bool,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launcher.before.probe import Facts
@@ -27,7 +27,7 @@ def of_machine(host: Host, facts: Facts, run: str | None, on_gpus: bool) -> list
     """What keeps a run from starting on this machine; what is left of `run` itself is no problem.
     `on_gpus`: the node computes on its GPUs, if it has any."""
     state = [*_state(host, facts), *_busy(host, facts, run, on_gpus)]
-    return [*_software(host, facts, on_gpus), *_data(host, facts), *state]
+    return [*_software(host, facts, on_gpus), *data_problems(host, facts), *state]
 
 
 def of_control(free: int) -> list[Problem]:
@@ -70,24 +70,43 @@ def _software(host: Host, facts: Facts, on_gpus: bool) -> list[Problem]:
     return []
 
 
-def _data(host: Host, facts: Facts) -> list[Problem]:
+def data_problems(host: Host, facts: Facts) -> list[Problem]:
     """Why the folder is not a data set, in the trainer's own words (trainer/data/layout.py)."""
     data = facts.data
     if not data["path"]:  # none is needed
         return []
     where = f"{host.label()}: the data folder {data['path']}"
-    remedy = host.engine.digits
-    if Path(data["path"]).name == "imagenet":
+    remedy, name = host.engine.digits, Path(data["path"]).name
+    if name not in ("digits", "imagenet"):
+        remedy = "correct DATA, or put class folders into its train/ and val/" + (
+            "" if host.engine.here else " (data_sets in group_vars/all.yml brings them there)"
+        )
+    if name == "imagenet":
         remedy = (
             "`make imagenet SRC=<folder of its archives>` makes data/imagenet here, and `make "
             "provision` with imagenet in data_sets copies it to every machine, or mounts the disk "
             "that has it (docs/shares.md)"
         )
     if not data["exists"]:
-        return [Problem(f"{where} is missing: {remedy}.")]
+        return [Problem(f"{where} is missing{beside(data['others'])}: {remedy}.")]
     if data["problem"]:
         return [Problem(f"{where} cannot be trained on: {data['problem']}")]
     return []
+
+
+def beside(others: list[str]) -> str:
+    if not others:
+        return ""
+    return f"; there {'is' if len(others) == 1 else 'are'} {', '.join(others)}"
+
+
+def together(found: list[tuple[Host, Problem]]) -> list[Problem]:
+    """What is wrong, each thing once, with the names of all machines that have it."""
+    labels: dict[Problem, list[str]] = {}
+    for host, problem in found:
+        own = replace(problem, text=problem.text.removeprefix(f"{host.label()}: "))
+        labels.setdefault(own, []).append(host.label())
+    return [replace(one, text=f"{', '.join(named)}: {one.text}") for one, named in labels.items()]
 
 
 def _state(host: Host, facts: Facts) -> list[Problem]:

@@ -185,19 +185,7 @@ def _explain(failure: Failure) -> tuple[str, str]:
             "needs no terminal); `make train RESUME=latest` continues the run",
         )
     if failure.kind in ("gone", "guard", "launch"):
-        said = f": {failure.message}" if failure.message else ""
-        remedies = {
-            "gone": "check that it is switched on and plugged in; MAX_RESTARTS=3 continues without "
-            "it",
-            "guard": "find out who killed or changed it; MAX_RESTARTS=3 starts the run again",
-            "launch": "read nodes/<host>/launch.log of the run",
-        }
-        what = {
-            "gone": "is gone",
-            "guard": "lost its guard",
-            "launch": "could not run torch.distributed.launch",
-        }
-        return f"{failure.host} {what[failure.kind]}{said}", remedies[failure.kind]
+        return _of_node(failure, text)
     # torch may add warnings as it exits
     own = [line for line in failure.last_lines if line.startswith("trainer: ")]
     if failure.exit_code == DIVERGED:
@@ -218,6 +206,28 @@ def _explain(failure: Failure) -> tuple[str, str]:
         f"{_who(failure)} ended with exit code {failure.exit_code}{said}",
         READ_BELOW,
     )
+
+
+def _of_node(failure: Failure, text: str) -> tuple[str, str]:
+    """What happened to a machine, its guard or its launch."""
+    killed = re.search(r"Signal \d+ \((SIG\w{3,7})\) received by PID", text[-4000:])
+    if failure.kind == "launch" and killed:
+        meaning, remedy = SIGNALS.get(killed[1], ("", READ_BELOW))
+        said = f": {meaning}" if meaning else ""
+        ended = f"{failure.host}: a process of torch.distributed.launch was ended by {killed[1]}"
+        return f"{ended} {failure.message or ''}".rstrip() + said, remedy
+    said = f": {failure.message}" if failure.message else ""
+    remedies = {
+        "gone": "check that it is switched on and plugged in; MAX_RESTARTS=3 continues without it",
+        "guard": "find out who killed or changed it; MAX_RESTARTS=3 starts the run again",
+        "launch": "read nodes/<host>/launch.log of the run",
+    }
+    what = {
+        "gone": "is gone",
+        "guard": "lost its guard",
+        "launch": "could not run torch.distributed.launch",
+    }
+    return f"{failure.host} {what[failure.kind]}{said}", remedies[failure.kind]
 
 
 def _who(failure: Failure) -> str:

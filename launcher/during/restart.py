@@ -48,6 +48,12 @@ class Limits:
 
 
 def check_minimum(options: Options, hosts: list[Host]) -> None:
+    """Raises UserError where so many restarts, or so few machines, cannot be."""
+    if options.max_restarts < 0:
+        raise UserError(
+            f"MAX_RESTARTS={options.max_restarts}: give the number of attempts after the first "
+            "one, 0 or more."
+        )
     if options.min_nodes is not None and not 1 <= options.min_nodes <= len(hosts):
         raise UserError(
             f"MIN_NODES={options.min_nodes}: give a number from 1 to the {len(hosts)} machines of "

@@ -198,7 +198,7 @@ class Watch:
             "launch",
             exit_code=frame["exit_code"],
             signal=frame["signal"],
-            message=frame["message"],
+            message=frame["message"] or f"after {frame['mono_end'] - frame['mono_start']:.0f} s",
             last_lines=tuple(self._logs.of(host, None).last),
         )
 

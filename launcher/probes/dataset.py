@@ -13,7 +13,9 @@ def data(folder, node_dir):
     """Classes and number of images of train/ and val/, or what keeps them from being a data set."""
     root = pathlib.Path(folder)
     there = bool(folder) and root.is_dir()
-    found = {"path": folder, "exists": there, "problem": None, "splits": {}}
+    found = {"path": folder, "exists": there, "problem": None, "splits": {}, "others": []}
+    if folder and not there:
+        found["others"] = others(root.parent)
     if found["exists"]:
         try:
             with layout.readable():
@@ -21,6 +23,15 @@ def data(folder, node_dir):
         except layout.LayoutError as error:
             found["problem"] = str(error)
     return found
+
+
+def others(folder):
+    """The data sets beside one that is missing, by name; at most ten."""
+    try:
+        names = sorted(path.name for path in folder.iterdir() if (path / "train").is_dir())
+    except OSError:
+        return []
+    return [name for name in names if name.isprintable()][:10]
 
 
 def splits(root, node_dir):

@@ -76,13 +76,20 @@ def class_names(root: Path, split: str) -> List[str]:
     if not folder.is_dir():
         if not root.is_dir():
             raise LayoutError(f"there is no such folder; {LAYOUT}.")
-        there = ", ".join(sorted(entry.name for entry in root.iterdir())[:5]) or "nothing"
-        raise LayoutError(f"it has no folder {split} but {there}; {LAYOUT}.")
+        there = ", ".join(sorted(entry.name for entry in root.iterdir())[:5])
+        what = f"it has no folder {split}, but {there}" if there else "it is an empty folder"
+        raise LayoutError(f"{what}; {LAYOUT}.")
     found = os.scandir(str(folder))
     entries = sorted(entry.name for entry in found if not entry.name.startswith("."))
     names = [name for name in entries if (folder / name).is_dir()]
     if not names:
-        raise LayoutError(f"{folder} has no class folders but {len(entries)} files; {LAYOUT}.")
+        files = {0: "is empty", 1: "has one file and no class folders"}
+        what = files.get(len(entries), f"has {len(entries)} files and no class folders")
+        raise LayoutError(f"{folder} {what}; {LAYOUT}.")
+    if split == "train" and len(names) == 1:
+        raise LayoutError(
+            f"{folder} has one class, {names[0]}: to tell images apart takes two or more."
+        )
     return names
 
 

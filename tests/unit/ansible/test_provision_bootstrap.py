@@ -1,5 +1,6 @@
 """What bootstrap passes to Ansible, and where the password must not go."""
 
+import dataclasses
 import json
 import subprocess
 import threading
@@ -142,6 +143,14 @@ def test_all_machines_are_asked_for_their_keys_at_once(monkeypatch, capsys):
     settled, sentences = bootstrap.settle_all(pcs, None)
     assert settled == [] and len(sentences) == 5
     assert "Asking all machines for their host keys" in capsys.readouterr().out
+
+
+def test_a_name_that_is_unknown_is_not_a_machine_without_sshd(monkeypatch):
+    monkeypatch.setattr(bootstrap, "scan", lambda _: None)
+    typo = dataclasses.replace(PC, address="pc1.invalid")
+    for machine, said in ((typo, "no such host as 'pc1.invalid'"), (PC, "apt install openssh")):
+        _, (sentence,) = bootstrap.settle_all([machine], None)
+        assert said in sentence and ("apt" in sentence) == (machine is PC)
 
 
 def test_a_key_that_nobody_can_compare_is_named(monkeypatch):

@@ -36,6 +36,7 @@ DATA = {
     "exists": True,
     "problem": None,
     "splits": {"train": LISTING, "val": LISTING},
+    "others": [],
 }
 
 

@@ -64,6 +64,29 @@ def test_a_machine_that_is_not_fit(change, words, fatal):
     assert found[0].fatal is fatal
 
 
+@pytest.mark.parametrize(("images", "refused"), [(64, False), (63, True)])
+def test_a_batch_larger_than_the_data_is_refused(images, refused):
+    data = {**DATA, "splits": {"train": {**LISTING, "images": images}, "val": LISTING}}
+    found = [one.text for one in problems(facts(1, data=data), facts(2, data=data))]
+    assert (
+        found
+        == ["BATCH=32 on 2 machines is 64 images a step, and train/ has 63: give 31 or less."]
+        * refused
+    )
+
+
+def test_what_several_machines_have_in_common_is_said_once():
+    missing = {"data": {**DATA, "path": "/d/nosuch", "exists": False, "others": ["digits", "mnt"]}}
+    (problem,) = problems(facts(1, **missing), facts(2, **missing))
+    begins = (
+        "node1 (192.0.2.1), node2 (192.0.2.2): the data folder /d/nosuch is missing; there are "
+    )
+    assert problem.text.startswith(begins + "digits, mnt: correct DATA")
+    assert "make" not in problem.text
+    both = problems(facts(1, **missing), facts(2, **missing, writable=False))
+    assert [one.text.partition(":")[0] for one in both][1:] == ["node2 (192.0.2.2)"]
+
+
 def test_a_run_on_a_machine_without_gpus_is_told_with_its_holder():
     other = {"pid": 7, "run": "20261120T120000Z-resnet18-4n", "holder": "ann@desk"}
     (problem,) = problems(facts(1), facts(2, runs=[other, {**other, "pid": 8}]))

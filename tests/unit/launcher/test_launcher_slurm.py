@@ -121,6 +121,7 @@ def test_a_script_is_its_owners_alone(tmp_path, monkeypatch):
 
 def test_a_script_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     """On a disk that takes 100 bytes of it."""
+    monkeypatch.setattr(slurm, "refuse", lambda *_: None)
     place = ("node1", "ssh", "10.0.0.1", 22, None, "python", "tandem", "/data")
     monkeypatch.setattr(slurm.inventory, "load", lambda _: [Host(*place)])
     monkeypatch.setattr(slurm, "CHECKOUT", tmp_path)
@@ -132,3 +133,41 @@ def test_a_script_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": "resnet19"}, "MODEL=resnet19: torchvision"),
+        ({"model": "examples.nosuch:net"}, "is there a module examples.nosuch"),
+        ({"data": "nosuch"}, "nosuch is missing"),
+        ({"nodes": 4}, "NODES=4: Slurm's largest partition has 3 here"),
+        ({"nodes": 3}, None),
+    ],
+)
+def test_what_the_job_would_fail_by_is_refused_before(monkeypatch, tmp_path, options, said):
+    """Of this machine's torchvision and data, as on a cluster's login node; sinfo is a stand-in."""
+    (tmp_path / "data/digits").mkdir(parents=True)
+    for split in ("train", "val"):
+        for name in "ab":
+            image = tmp_path / "data/digits" / split / name / "0.png"
+            image.parent.mkdir(parents=True)
+            image.touch()
+    sinfo = tmp_path / "bin/sinfo"
+    sinfo.parent.mkdir()
+    sinfo.write_text("#!/bin/sh\necho 2; echo 3\n")
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sinfo.parent}:{os.environ['PATH']}")
+    place = ("n1", "local", "127.0.0.1", 22, None, "python", "tandem", str(tmp_path / "data"))
+    given = Options(**{"model": "resnet18", "batch": 1, **options})
+    settings = {**SETTINGS, "model": given.model, "tensorboard": False}
+
+    def refuse():
+        slurm.refuse(Host(*place), given, settings, given.nodes or 2)
+
+    if said is None:
+        refuse()
+    else:
+        with pytest.raises(UserError) as caught:
+            refuse()
+        assert said in str(caught.value)

@@ -21,6 +21,7 @@ from launcher.during.cause import Failure
 from launcher.during.lines import Terminal
 from launcher.errors import UserError
 from report.__main__ import main as report_main
+from trainer import cli as trainer_cli
 
 ROOT = Path(__file__).parents[3]
 SPEC = importlib.util.spec_from_file_location("verbs", ROOT / "tools" / "verbs.py")
@@ -42,6 +43,8 @@ def checkout(tmp_path):
     (tmp_path / "tools").mkdir()
     shutil.copy(ROOT / "Makefile", tmp_path)
     shutil.copy(ROOT / "tools" / "verbs.py", tmp_path / "tools")
+    (tmp_path / "trainer").mkdir()
+    shutil.copy(ROOT / "trainer" / "options.py", tmp_path / "trainer")
     stubs = ["tools/venv.sh", "tools/test.sh"]
     for environment in (".venv", ".venv-core2.16"):
         stubs += [f"{environment}/bin/python", f"{environment}/bin/ansible-playbook"]
@@ -149,6 +152,10 @@ def test_the_older_ansible_runs_what_talks_to_machines(checkout):
             ["status", "NODES=2"],
             "make status does not take NODES; it takes RUN (make help status).",
         ),
+        (["train", "LR=0.1"], "LR=0.1 is an option of the trainer: ARGS='--lr 0.1'"),
+        (["train", "GPUS=2"], "GPUS=2: how many GPUs of a machine take part is said in the inv"),
+        (["train", "GPU=v100"], "make train does not take GPU;"),
+        (["check", "LR=0.1"], "there is no variable LR"),
         (["runs", "RUN=x"], "make runs does not take RUN; it takes no variable (make help runs)."),
         (["trian"], "there is no verb trian: did you mean train?"),
         (["train", "4"], "there is no verb 4: `make help` lists them."),
@@ -359,7 +366,7 @@ def test_what_is_printed_keeps_the_list_of_machines(monkeypatch, capsys):
     terminal.drain()
     assert screen.getvalue() == f"tandem: run {provision}, then `make train RESUME=x`\n"
     failure = Failure("pc1", "exit", 0, exception="No module named 'einops'")
-    assert pitfalls.explain(failure)[1] == f"run {provision}"
+    assert provision in pitfalls.explain(failure)[1]
     assert report_main(["plan", "--runs", "none", "--model", "resnet50"]) == 3
     assert "`make plan INVENTORY='my pcs.ini' NODES=4" in capsys.readouterr().err
     assert cli.main(["train"]) == 2
@@ -403,6 +410,15 @@ def test_help_of_a_verb_starts_nothing(checkout):
     printed, code, calls = make(checkout, "help", "train")
     assert (code, calls) == (0, [])
     assert all(name in printed for name in verbs.variables_of("train"))
+
+
+def test_help_of_what_is_no_verb_of_a_person_is_the_list(checkout):
+    printed, code, _ = make(checkout, "help", "data/digits")
+    assert code == 0 and "Traceback" not in printed and "make VERB NAME=value" in printed
+
+
+def test_the_trainers_options_are_found_in_its_source():
+    assert set(verbs.trainer_options()) == set(trainer_cli.FIELDS)
 
 
 def test_help_fits_80_columns_and_lists_every_verb():

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -64,8 +65,15 @@ def test_val_takes_its_numbers_from_train(root):
     ("spoil", "words"),
     [
         (lambda root: "nowhere", "no such folder"),
-        (lambda root: (root / "train").rename(root / "training"), "no folder train but training"),
-        (lambda root: make(root / "flat/train/0.png").parents[1], "no class folders but 1 files"),
+        (lambda root: (root / "train").rename(root / "training"), "no folder train, but training"),
+        (
+            lambda root: make(root / "flat/train/0.png").parents[1],
+            "has one file and no class folders",
+        ),
+        (
+            lambda root: shutil.rmtree(root / "train/ant"),
+            "has one class, cat: to tell",
+        ),
         (lambda root: (root / "train/empty").mkdir(), "train/empty has no images"),
     ],
 )
