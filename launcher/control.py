@@ -52,7 +52,7 @@ def elsewhere(folder: Path) -> str | None:
 
 def read(path: Path) -> dict[str, Any]:
     """A JSON object, or an empty one where it is missing or broken."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         found = json.loads(path.read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}
     return {}
@@ -63,7 +63,7 @@ def state(folder: Path) -> str:
     if controller(folder):
         return "running"
     status = read(folder / "attempts.json").get("status")
-    return status if isinstance(status, str) and status != "running" else "abandoned"
+    return str(status) if status in ("finished", "failed", "stopped") else "abandoned"
 
 
 def runs() -> int:
@@ -77,35 +77,37 @@ def runs() -> int:
         nodes, top1 = "?", "-"
         with contextlib.suppress(KeyError, TypeError):
             nodes = str(len(read(folder / "plan.json")["nodes"]))
-        with contextlib.suppress(KeyError, TypeError):
+        with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
             top1 = f"{100 * read(folder / 'summary.json')['final_top1']:.2f} %"
-        print(f"{folder.name:<38} {state(folder):<10} {nodes:>5} {top1:>8}")
+        say(f"{folder.name:<38} {state(folder):<10} {nodes:>5} {top1:>8}")
     return 0
+
+
+def say(text: str) -> None:
+    """Print names and words that a run's files hold; its folder may be somebody else's."""
+    print(clean(text))
 
 
 def status(name: str) -> int:
     """One run: its state, its attempts, the last line of each rank."""
     folder = folders.find(name)
     pid = controller(folder)
-    print(
-        f"run {folder.name}: {state(folder)}" + (f", carried out by process {pid}" if pid else "")
-    )
+    say(f"run {folder.name}: {state(folder)}" + (f", carried out by process {pid}" if pid else ""))
     if state(folder) == "abandoned":
-        print(f"its controller died; `make train RESUME={folder.name}` continues it")
+        say(f"its controller died; `make train RESUME={folder.name}` continues it")
     if pid is None:
         options = read(folder / "plan.json").get("options")
-        told.keep_machines(str((options or {}).get("inventory", defaults.INVENTORY)))
+        asked = options if isinstance(options, dict) else {}
+        told.keep_machines(str(asked.get("inventory", defaults.INVENTORY)))
         how = "between runs `make check` shows how the machines are: temperatures, disks, errors"
-        print(verbs.keeping(how))
+        say(verbs.keeping(how))
     with contextlib.suppress(KeyError, TypeError):  # what a broken file does not contain
         for attempt in read(folder / "attempts.json")["attempts"]:
             nodes = ", ".join(attempt["nodes"])
-            print(
-                f"  attempt {attempt['attempt']}, {attempt['status']}: {nodes}: "
-                f"{clean(attempt['reason'])}"
-            )
+            said = f"{attempt['attempt']}, {attempt['status']}: {nodes}: {attempt['reason']}"
+            say(f"  attempt {said}")
             if attempt["first_cause"]:
-                print(f"    {clean(attempt['first_cause']['message'])}")
+                say(f"    {attempt['first_cause']['message']}")
     logs = folder.glob("nodes/*/rank*.log")
     for path in sorted(logs, key=lambda log: (len(log.stem), log.stem)):  # rank 9, then 10
         with path.open("rb") as file:
@@ -113,7 +115,7 @@ def status(name: str) -> int:
             text = file.read().decode(errors="replace")
         lines = [line for line in text.splitlines() if line.strip()]
         if lines:
-            print(f"  [{path.parent.name} {path.stem[4:]}] {clean(lines[-1])[:100]}")
+            say(f"  [{path.parent.name} {path.stem[4:]}] {clean(lines[-1])[:100]}")
     return 0
 
 

@@ -5,18 +5,28 @@ python -m report plan: predicts the next run (report/plan.py).
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import resource
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from report.analysis import Analysis, analyse
 from report.errors import Parser, ReportError
+from report.layout import printable, printed
 from report.page import render_page
 from report.plan import plan_main
 from report.text import render_text
 from report.writing import write
 from tools import verbs
+
+# Of this process. A month of five machines takes a tenth of either.
+MOST_MEMORY, MOST_SECONDS = 1 << 30, 600
+WOULD = "would be needed for these files: remove what is too large below nodes/ of the run."
 
 
 def main(argv: list[str]) -> int:
@@ -36,7 +46,7 @@ def main(argv: list[str]) -> int:
         print(f"report: what it says could not be printed: {error.strerror}", file=sys.stderr)
         return 2
     except ReportError as error:
-        print(f"report: {verbs.keeping(str(error))}", file=sys.stderr)
+        print(f"report: {printable(verbs.keeping(str(error)))}", file=sys.stderr)
         return error.code
 
 
@@ -60,7 +70,7 @@ def report_main(argv: list[str]) -> int:
         print(summary_json(analysis), end="")
     else:
         print(embolden(text) if wants_colour() else text, end="")
-        print(f"\nReport: {analysis.run.folder / 'report.html'}")
+        print(printed(["", f"Report: {analysis.run.folder / 'report.html'}"]))
     return 0
 
 
@@ -100,5 +110,25 @@ def embolden(text: str) -> str:
     )
 
 
+def limited(argv: list[str]) -> int:
+    """`main` as a process of its own, which files of whatever size or kind can neither fill the
+    memory with nor keep busy for ever."""
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS + 10))
+    signal.signal(signal.SIGXCPU, too_long)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # where the terminal has fewer letters
+    try:
+        return main(argv)
+    except MemoryError:
+        print(f"report: more than {MOST_MEMORY >> 20} MiB of memory {WOULD}", file=sys.stderr)
+        return ReportError.code
+
+
+def too_long(number: int, frame: FrameType | None) -> NoReturn:
+    raise ReportError(f"more than {MOST_SECONDS} s of computing {WOULD}")
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(limited(sys.argv[1:]))

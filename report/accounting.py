@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from report.files import dicts, time_of
+from report.files import time_of
 from report.records import CATEGORIES, RankRecord, Run
 
 
@@ -42,8 +42,11 @@ def account(run: Run) -> Accounting:
     """Adds up the run. An attempt in which no rank left a line is all gap."""
     seconds = dict.fromkeys(CATEGORIES, 0.0)
     ranks, wall = [], 0.0
+    of_attempt: dict[int, list[RankRecord]] = {}
+    for record in run.ranks:
+        of_attempt.setdefault(record.attempt, []).append(record)
     for attempt in attempt_numbers(run):
-        records = [record for record in run.ranks if record.attempt == attempt]
+        records = of_attempt.get(attempt, [])
         attempt_wall = wall_seconds(run, attempt, records)
         wall += attempt_wall
         found = [
@@ -119,10 +122,5 @@ def unstarted(run: Run, attempt: int, known: set[int], wall: float) -> list[Rank
 
 def ranks_of(run: Run, host: str, entry: dict[str, Any]) -> list[int]:
     """The ranks that a node had in an attempt, as its guard says, else as the plan says."""
-    workers = entry.get("workers")
-    if isinstance(workers, dict) and workers:
-        return sorted(int(rank) for rank in workers if str(rank).isdigit())
-    for node in dicts(run.plan.get("nodes")):
-        if node.get("host") == host and isinstance(node.get("ranks"), list):
-            return [rank for rank in node["ranks"] if isinstance(rank, int)]
-    return []
+    planned = [n["ranks"] for n in run.plan.get("nodes", []) if n.get("host") == host]
+    return entry["ranks"] or next((ranks for ranks in planned if ranks), [])

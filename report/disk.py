@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-import statistics
+import re
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
 
-from report.files import Entry, dicts, natural, number
+from report.files import (
+    DECODER,
+    MOST_ATTEMPTS,
+    Entry,
+    dicts,
+    natural,
+    number,
+    only,
+    open_record,
+    parse,
+    text,
+    time_of,
+)
 from report.network import grown
-from report.records import Run, attempt_of
-from report.windows import Window, between, loop_windows
+from report.records import Run, attempt_of, positive
+from report.windows import Window, loop_windows, within
 
 
 @dataclass(frozen=True)
@@ -40,15 +55,56 @@ class ShareUse:
     read: float
 
 
+MOST_DISKS, MOST_MOUNTS = 64, 32  # of a machine
+POINTS = 1000  # of a series; beyond twice as many every second one is kept
+
+
+class Disk:
+    """What is folded from the reports on one disk in one loop."""
+
+    def __init__(self) -> None:
+        self.count = self.waits = 0
+        self.read = self.peak = self.written = self.util = self.wait = 0.0
+        self.series: list[tuple[float, float, float]] = []
+        self.every = 1  # of how many reports one is in the series
+
+    def add(self, time: float, disk: Entry) -> None:
+        read, util = megabytes(disk, "rkB/s"), number(disk.get("util")) or 0.0
+        if self.count % self.every == 0:
+            self.series.append((time, read, util))
+        if len(self.series) > 2 * POINTS:
+            self.series, self.every = self.series[::2], 2 * self.every
+        self.count += 1
+        self.read, self.peak = self.read + read, max(self.peak, read)
+        self.written, self.util = self.written + megabytes(disk, "wkB/s"), self.util + util
+        if (wait := await_of(disk)) > 0:
+            self.wait, self.waits = self.wait + wait, self.waits + 1
+
+    def use(self, host: str, attempt: int, device: str, entry: Entry) -> DiskUse:
+        """`entry`: of the attempt in iostat.json."""
+        data_disk = entry.get("data_disk")
+        return DiskUse(
+            host=host,
+            attempt=attempt,
+            device=device,
+            holds_data=device == data_disk if data_disk else None,
+            source="diskstats" if entry.get("source") == "diskstats" else "iostat",
+            read=self.read / self.count,
+            write=self.written / self.count,
+            peak_read=self.peak,
+            util=self.util / self.count,
+            await_ms=self.wait / self.waits if self.waits else 0.0,
+            series=tuple(self.series),
+        )
+
+
 def disk_use(run: Run) -> list[DiskUse]:
     """All disks that did anything; within each node the one with the data comes first."""
     windows = loop_windows(run)
     found = []
-    for host, attempts in run.iostat.items():
-        for entry in attempts:
-            for window in windows.get(host, []):
-                if window.attempt == attempt_of(entry):
-                    found += disks_of(host, entry, window)
+    for host, path in run.iostat.items():
+        of_attempt = {window.attempt: window for window in windows.get(host, [])}
+        found += disks_of(host, path, of_attempt, run.missing)
 
     def place(use: DiskUse) -> tuple[int, list[str | int], bool, float]:
         return use.attempt, natural(use.host), not use.holds_data, -use.read
@@ -56,60 +112,85 @@ def disk_use(run: Run) -> list[DiskUse]:
     return sorted(found, key=place)
 
 
-def disks_of(host: str, entry: Entry, window: Window) -> list[DiskUse]:
-    """The disks in one iostat document; only intervals within the loop count."""
-    start, interval = number(entry.get("mono_start")), number(entry.get("interval")) or 1.0
-    start = window.start if start is None else start
-    rows: dict[str, list[tuple[float, Entry]]] = {}
-    for index, report in enumerate(statistics_of(entry)):
+def disks_of(
+    host: str, path: Path, windows: dict[int, Window], missing: list[str]
+) -> list[DiskUse]:
+    """The disks in one iostat.json; only intervals within the loops count."""
+    disks: dict[tuple[int, str], Disk] = {}
+    entries: dict[int, Entry] = {}
+    for entry, index, report in read_iostat(path, missing):
+        attempt = attempt_of(entry)
+        window = windows.get(attempt)
+        if window is None:
+            continue
+        start, interval = time_of(entry.get("mono_start")), positive(entry.get("interval")) or 1.0
+        start = window.start if start is None else start
         time = start + (index + 1) * interval - window.start
-        if 0 <= time <= window.seconds + interval:
-            for disk in dicts(report.get("disk")):
-                rows.setdefault(str(disk.get("disk_device", "?")), []).append((time, disk))
-    data_disk = entry.get("data_disk")
-    source = "diskstats" if entry.get("source") == "diskstats" else "iostat"
-    uses = [
-        one_disk(
-            host, window.attempt, device, device == data_disk if data_disk else None, source, x
-        )
-        for device, x in rows.items()
-    ]
+        if not 0 <= time <= window.seconds + interval:
+            continue
+        entries[attempt] = entry
+        for disk in dicts(report.get("disk")):
+            key = (attempt, text(disk.get("disk_device")) or "?")
+            if key not in disks and len(disks) < MOST_DISKS:
+                disks[key] = Disk()
+            if key in disks:
+                disks[key].add(time, disk)
+    uses = [disk.use(host, *key, entries[key[0]]) for key, disk in disks.items()]
     return [use for use in uses if use.holds_data or use.read + use.write + use.util > 0]
 
 
-def statistics_of(entry: Entry) -> list[Entry]:
-    """The reports of an iostat document. (sysstat: {hosts: [{statistics: [{disk: [...]}]}]}.)"""
-    document = entry.get("sysstat")
-    hosts = dicts(document.get("hosts")) if isinstance(document, dict) else []
-    return dicts(hosts[0].get("statistics")) if hosts else []
+REPORTS = re.compile(r'"statistics"\s*:\s*\[')
+BETWEEN = re.compile(r"[\s,]*")
+CHUNK = 1 << 18  # characters; no report, and no beginning of an attempt, is longer
 
 
-def one_disk(
-    host: str,
-    attempt: int,
-    device: str,
-    holds_data: bool | None,
-    source: str,
-    rows: list[tuple[float, Entry]],
-) -> DiskUse:
-    """Means and series over the rows (time, disk)."""
-    reads = [megabytes(disk, "rkB/s") for _, disk in rows]
-    waits = [wait for _, disk in rows if (wait := await_of(disk)) > 0]
-    return DiskUse(
-        host=host,
-        attempt=attempt,
-        device=device,
-        holds_data=holds_data,
-        source=source,
-        read=statistics.fmean(reads),
-        write=statistics.fmean(megabytes(disk, "wkB/s") for _, disk in rows),
-        peak_read=max(reads),
-        util=statistics.fmean(number(disk.get("util")) or 0.0 for _, disk in rows),
-        await_ms=statistics.fmean(waits) if waits else 0.0,
-        series=tuple(
-            (time, megabytes(disk, "rkB/s"), number(disk.get("util")) or 0.0) for time, disk in rows
-        ),
-    )
+def read_iostat(path: Path, missing: list[str]) -> Iterator[tuple[Entry, int, Entry]]:
+    """Each report of iostat.json with its number in its attempt and that attempt's entry without
+    reports, one after the other: two weeks of them are a gigabyte. What cannot be read ends it,
+    with a sentence in `missing`. (sysstat: {hosts: [{statistics: [{disk: [...]}]}]}.)"""
+    try:
+        with open_record(path) as file:
+            yield from reports_in(file)
+    except (OSError, ValueError, RecursionError):
+        missing.append(f"{'/'.join(path.parts[-2:])} cannot be read as JSON.")
+
+
+def reports_in(file: TextIO) -> Iterator[tuple[Entry, int, Entry]]:
+    """Raises ValueError, and RecursionError, where the file is damaged."""
+    rest, opening = file.read(CHUNK), ""
+    for _ in range(MOST_ATTEMPTS):
+        if len(rest) < CHUNK:
+            rest += file.read(CHUNK)
+        match = REPORTS.search(rest)
+        if match is None:
+            parse(opening + rest)  # the end of the document, or one without reports
+            return
+        # What was opened before the reports is closed, so that it is JSON by itself.
+        head = parse(f"{opening}{rest[: match.end()]}]}}]}}}}]}}")
+        entries = dicts(head.get("attempts")) if isinstance(head, dict) else []
+        if not entries:
+            raise ValueError("it has reports of no attempt")
+        rest = yield from reports_of(entries[-1], rest[match.end() :], file)
+        opening = '{"attempts": [{"sysstat": {"hosts": [{"statistics": ['
+
+
+def reports_of(
+    entry: Entry, rest: str, file: TextIO
+) -> Generator[tuple[Entry, int, Entry], None, str]:
+    """The reports of one attempt; `rest` is what was read of them. Returns what follows them."""
+    index = at = 0
+    more = True
+    while True:
+        if more and len(rest) - at < CHUNK:
+            chunk = file.read(CHUNK)
+            rest, at, more = rest[at:] + chunk, 0, bool(chunk)
+        at = BETWEEN.match(rest, at).end()  # type: ignore[union-attr]
+        if rest[at : at + 1] == "]":
+            return rest[at:]
+        report, at = DECODER.raw_decode(rest, at)
+        if isinstance(report, dict):
+            yield entry, index, report
+        index += 1
 
 
 def megabytes(disk: Entry, key: str) -> float:
@@ -131,14 +212,18 @@ def share_use(run: Run) -> list[ShareUse]:
     """All NFS and SMB mounts with at least two samples within a loop."""
     found = []
     windows = loop_windows(run)
-    for host, samples in run.mounts.items():
-        for window in windows.get(host, []):
-            inside = between(samples, window)
-            for mount in sorted({str(sample.get("mount")) for sample in inside}):
-                mine = [sample for sample in inside if str(sample.get("mount")) == mount]
-                seconds = mine[-1]["mono"] - mine[0]["mono"]
-                if seconds > 0:
-                    read = grown(mine[0], mine[-1], "read_bytes") / seconds / 1e6
-                    kind = str(mine[-1].get("type", "share"))
-                    found.append(ShareUse(host, window.attempt, mount, kind, read))
+    for host, path in run.mounts.items():
+        ends: dict[tuple[int, str], list[tuple[float, Entry]]] = {}  # the first sample and the last
+        for window, mono, line in within(path, windows.get(host, [])):
+            sample = only({"type": text, "read_bytes": number}, line)
+            key = (window.attempt, text(line.get("mount")) or "?")
+            if key in ends:
+                ends[key][1:] = [(mono, sample)]
+            elif len(ends) < MOST_MOUNTS:
+                ends[key] = [(mono, sample)]
+        for (attempt, mount), samples in sorted(ends.items()):
+            (began, first), (ended, last) = samples[0], samples[-1]
+            if ended > began:
+                read = grown(first, last, "read_bytes") / (ended - began) / 1e6
+                found.append(ShareUse(host, attempt, mount, last.get("type", "share"), read))
     return found

@@ -1,18 +1,18 @@
 """Reads the files of a run as untrusted text from machines, possibly cut off or hostile.
 
 Nothing found in a file makes reading fail: a value of the wrong type counts as absent, a line that
-does not parse is skipped, and what is not a regular file is not opened.
+does not parse is skipped, and what is not a regular file is not opened. What is kept of a file is
+bounded: documents by their size, lines and reports by what is folded from them as they are read.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,15 +21,44 @@ Entry = dict[str, Any]
 
 LARGEST = 1e18  # no counter of bytes is larger
 LONGEST = 1e10  # seconds
-LARGEST_FILE = 4 << 30  # bytes
+LARGEST_FILE = 4 << 30  # bytes of a file that is read line by line
+LARGEST_DOCUMENT = 8 << 20  # bytes of one that is parsed as a whole, in up to 30 times the memory
 LONGEST_LINE = 1 << 20  # characters; what follows them counts as a line that does not parse
+LONGEST_TEXT = 4096  # characters of one text
+MOST_ATTEMPTS = 1000
+MOST_RANKS = 4096
+MOST_FILES = 1024  # of a kind, one a host or rank
 
 
 def number(value: object) -> float | None:
     """The value when it is a number that can occur in a file of a run, else None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return value if math.isfinite(value) and abs(value) < LARGEST else None
+    return value if -LARGEST < value < LARGEST else None  # false for NaN
+
+
+def count(value: object, most: int = MOST_RANKS) -> int | None:
+    """The value when it is a whole number from 1 to `most`, else None."""
+    return value if type(value) is int and 0 < value <= most else None
+
+
+def text(value: object) -> str | None:
+    """The value when it is text, cut to LONGEST_TEXT; else None."""
+    return value[:LONGEST_TEXT] if isinstance(value, str) else None
+
+
+def only(fields: Mapping[str, Callable[..., Any]], entry: Entry) -> Entry:
+    """Those fields of an entry that are what they should be: each function gives a field's value,
+    or None for one that counts as absent."""
+    found = {name: read(entry[name]) for name, read in fields.items() if name in entry}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def texts(value: object) -> list[str] | None:
+    """A list of at most MOST_RANKS texts."""
+    if not isinstance(value, list):
+        return None
+    return [one[:LONGEST_TEXT] for one in value[:MOST_RANKS] if isinstance(one, str)]
 
 
 def time_of(value: object) -> float | None:
@@ -43,10 +72,19 @@ def dicts(value: object) -> list[Entry]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def parse(text: str) -> Any:
-    """A JSON value; NaN and Infinity, which JSON does not have, become null. Raises ValueError."""
+def whole(digits: str) -> int | None:
+    """An integer of JSON. One of 400 digits is no number of ours, and no float could hold it."""
+    return int(digits) if len(digits) < 20 else None
+
+
+# NaN and Infinity, which JSON does not have, become null.
+DECODER = json.JSONDecoder(parse_constant=lambda name: None, parse_int=whole)
+
+
+def parse(document: str) -> Any:
+    """A JSON value. Raises ValueError."""
     try:
-        return json.loads(text, parse_constant=lambda name: None)
+        return DECODER.decode(document)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -63,15 +101,24 @@ def open_record(path: Path) -> TextIO:
 
 
 def found_in(nodes: Path, pattern: str) -> list[Path]:
-    """The files nodes/<host>/<pattern> in order; a name that cannot be decoded is no host's."""
-    return by_host(path for path in nodes.glob(f"*/{pattern}") if str(path).isprintable())
+    """The first MOST_FILES of nodes/<host>/<pattern> in order; a name that cannot be decoded is no
+    host's."""
+    every = (path for path in nodes.glob(f"*/{pattern}") if str(path).isprintable())
+    return by_host(every)[:MOST_FILES]
 
 
 def read_object(path: Path, missing: list[str]) -> Entry:
     """A JSON object. When it cannot be read, {} and a new sentence in `missing`."""
     try:
         with open_record(path) as file:
-            value = parse(file.read())
+            size = os.fstat(file.fileno()).st_size
+            if size > LARGEST_DOCUMENT:
+                missing.append(
+                    f"{'/'.join(path.parts[-2:])} has {size >> 20} MiB; up to "
+                    f"{LARGEST_DOCUMENT >> 20} are read, so it is left out."
+                )
+                return {}
+            value = parse(file.read(LARGEST_DOCUMENT))
     except FileNotFoundError:
         missing.append(f"{path.name} is missing.")
         return {}
@@ -98,7 +145,7 @@ def read_lines(path: Path) -> Iterator[Entry]:
 
 def natural(name: str) -> list[str | int]:
     """A key that sorts node9 before node10."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d{1,18})", name)]
 
 
 def by_host(paths: Iterable[Path]) -> list[Path]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 
-from report.files import Entry, number
-from report.records import Run
-from report.windows import between, loop_windows
+from report.files import number
+from report.records import Run, natural_number
+from report.windows import loop_windows, within
 
 
 @dataclass(frozen=True)
@@ -28,32 +27,58 @@ class GpuUse:
     clock: float | None  # MHz, lowest
 
 
+MOST_GPUS = 64  # of a machine
+FIGURES = ("utilization", "memory_used", "temperature", "power", "clock_sm")
+
+
+@dataclass
+class Figures:
+    """Of what was seen of one figure: how often, its sum, the least and the most."""
+
+    count: int = 0
+    sum: float = 0.0
+    least: float | None = None
+    most: float | None = None
+
+    def add(self, value: float) -> None:
+        self.count, self.sum = self.count + 1, self.sum + value
+        self.least = value if self.least is None else min(self.least, value)
+        self.most = value if self.most is None else max(self.most, value)
+
+    @property
+    def mean(self) -> float | None:
+        return self.sum / self.count if self.count else None
+
+
 def gpu_use(run: Run) -> list[GpuUse]:
     """One GpuUse per card and attempt."""
     windows = loop_windows(run)
     found = []
-    for host, samples in run.gpu.items():
-        for window in windows.get(host, []):
-            inside = between(samples, window)
-            for index in sorted({int(number(sample.get("index")) or 0) for sample in inside}):
-                mine = [x for x in inside if int(number(x.get("index")) or 0) == index]
-                found.append(one_gpu(host, window.attempt, index, mine))
+    for host, path in run.gpu.items():
+        cards: dict[tuple[int, int], dict[str, Figures]] = {}
+        for window, _, line in within(path, windows.get(host, [])):
+            index = natural_number(line.get("index")) or 0
+            if index >= MOST_GPUS:
+                continue
+            if (window.attempt, index) not in cards:
+                cards[window.attempt, index] = {name: Figures() for name in FIGURES}
+            for name, figures in cards[window.attempt, index].items():
+                value = number(line.get(name))
+                if value is not None:
+                    figures.add(value)
+        found += [one_gpu(host, *card, cards[card]) for card in sorted(cards)]
     return found
 
 
-def one_gpu(host: str, attempt: int, index: int, samples: list[Entry]) -> GpuUse:
+def one_gpu(host: str, attempt: int, index: int, seen: dict[str, Figures]) -> GpuUse:
     """The figures of one card."""
-
-    def values(key: str) -> list[float]:
-        return [value for sample in samples if (value := number(sample.get(key))) is not None]
-
     return GpuUse(
         host=host,
         attempt=attempt,
         index=index,
-        utilization=statistics.fmean(values("utilization") or [0.0]),
-        memory_peak=max(values("memory_used"), default=0.0),
-        power=statistics.fmean(values("power")) if values("power") else None,
-        temperature=max(values("temperature"), default=None),
-        clock=min(values("clock_sm"), default=None),
+        utilization=seen["utilization"].mean or 0.0,
+        memory_peak=seen["memory_used"].most or 0.0,
+        power=seen["power"].mean,
+        temperature=seen["temperature"].most,
+        clock=seen["clock_sm"].least,
     )

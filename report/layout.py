@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 COLUMNS = 80
 
 
 def printable(text: str) -> str:
-    """The text without control characters (colours in a log)."""
-    return "".join(character for character in text if character.isprintable())
+    """The text without what a terminal would obey (titles, the clipboard, colours, the direction of
+    writing), and without halves of surrogates, which it could not be given."""
+    return text if text.isprintable() else "".join(filter(str.isprintable, text))
+
+
+def printed(lines: Iterable[str]) -> str:
+    """Lines as they leave this program, whatever names and words of machines are in them."""
+    return "\n".join(map(printable, lines))
 
 
 def wrap(sentence: str, indent: str = "  ", first: str | None = None) -> list[str]:
@@ -41,6 +47,7 @@ def table(rows: Sequence[Sequence[str]], names: int = 1) -> list[str]:
     right.
 
     Where 80 columns are too few, long names are cut, never figures."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows)]
     over = 2 + sum(widths) + 2 * (len(widths) - 1) - COLUMNS
     for i in reversed(range(names)):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from array import array
 from dataclasses import dataclass, field, replace
 
 from report import formulas
 from report.files import Entry, number
 from report.network import NetworkUse
-from report.records import RankRecord, Run, add
+from report.records import MOST_STEPS, RankRecord, Run, add
 from trainer.strategies import EXACT, MIB, Payload, Phases, Strategy, parse
 
 OWN_WORK = ("data", "h2d", "forward", "backward", "optimizer", "other")
@@ -185,11 +187,11 @@ def goes_on(records: list[RankRecord]) -> bool:
     return all(len(measured(record, later=True)) > 1 for record in records)
 
 
-def measured(record: RankRecord, later: bool) -> list[int]:
+def measured(record: RankRecord, later: bool) -> array[int]:
     """Which steps count: not the first one and, where there are `later` ones, none of the
     warm-up."""
     exact = record.steps.exact
-    return [index for index in range(1, len(exact)) if not (later and exact[index])]
+    return array("q", (index for index in range(1, len(exact)) if not (later and exact[index])))
 
 
 def steady_seconds(record: RankRecord, later: bool) -> dict[str, float]:
@@ -218,14 +220,17 @@ def phases_of(start: Entry) -> Phases:
 
 def least_wait(records: list[RankRecord], later: bool) -> float:
     """Mean over the steps that count of the least `sync_exposed` among the ranks."""
-    least: dict[int, float] = {}
+    begin = min(min(record.steps.step) for record in records)
+    span = max(max(record.steps.step) for record in records) - begin + 1
+    least = array("d", [math.inf]) * min(span, MOST_STEPS)
     for record in records:
         columns = record.steps
         for index in measured(record, later):
-            step, wait = columns.step[index], columns.sync[index]
-            if wait < least.get(step, float("inf")):
-                least[step] = wait
-    return statistics.fmean(least.values()) if least else 0.0
+            place, wait = columns.step[index] - begin, columns.sync[index]
+            if place < len(least) and wait < least[place]:
+                least[place] = wait
+    seen = [wait for wait in least if wait < math.inf]
+    return sum(seen) / len(seen) if seen else 0.0
 
 
 def images_per_step(records: list[RankRecord], world: int) -> float:

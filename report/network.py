@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from report.files import Entry, dicts, number
-from report.records import Run
-from report.windows import Window, between, loop_windows
+from report.files import Entry, number, only, text
+from report.records import Fields, Run, positive
+from report.windows import Window, loop_windows, within
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,6 @@ class NetworkUse:
     retransmits: int
     dropped: int
     shared_by: int
-    series: tuple[tuple[float, float], ...]  # (seconds since the loop began, bytes per second sent)
 
 
 def network_use(run: Run) -> list[NetworkUse]:
@@ -37,19 +36,49 @@ def network_use(run: Run) -> list[NetworkUse]:
     windows = loop_windows(run)
     sharing = machines_shared(run)
     found = []
-    for host, samples in run.net.items():
-        for window in windows.get(host, []):
-            use = one_use(host, samples, window, sharing.get(host, 1))
-            if use:
-                found.append(use)
+    for host, path in run.net.items():
+        counted: dict[int, Counted] = {}
+        for window, mono, line in within(path, windows.get(host, [])):
+            sample = only(SAMPLE, line)
+            if window.attempt not in counted:
+                counted[window.attempt] = Counted(window, mono, sample, mono, sample)
+            counted[window.attempt].add(mono, sample)
+        shared_by = sharing.get(host, 1)
+        uses = (one_use(host, counted[attempt], shared_by) for attempt in sorted(counted))
+        found += [use for use in uses if use is not None]
     return found
+
+
+COUNTERS = ("rx_bytes", "tx_bytes", "rx_dropped", "tx_dropped", "tcp_retransmits")
+SAMPLE: Fields = {**dict.fromkeys(COUNTERS, number), "interface": text, "speed_mbit": positive}
+
+
+@dataclass
+class Counted:
+    """A card's counters in one loop: at the first and at the last sample; the fastest second."""
+
+    window: Window
+    began: float
+    first: Entry
+    ended: float
+    last: Entry
+    peak: float | None = None  # bytes per second sent
+    warm: tuple[float, Entry] | None = None  # the first sample after the warm-up
+
+    def add(self, mono: float, sample: Entry) -> None:
+        if self.warm is None and mono >= self.window.after_warm_up.start:
+            self.warm = mono, sample
+        if mono > self.ended:
+            rate = grown(self.last, sample, "tx_bytes") / (mono - self.ended)
+            self.peak = max(self.peak or 0.0, rate)
+        self.ended, self.last = mono, sample
 
 
 def machines_shared(run: Run) -> dict[str, int]:
     """Host -> how many nodes are processes of the same machine (connection `local`)."""
-    nodes = dicts(run.plan.get("nodes"))
-    local = [node.get("host") for node in nodes if node.get("connection") == "local"]
-    return {host: len(local) for host in local if isinstance(host, str)}
+    nodes = run.plan.get("nodes", [])
+    local = [node["host"] for node in nodes if node.get("connection") == "local" and "host" in node]
+    return {host: len(local) for host in local}
 
 
 def one_machine(run: Run) -> bool:
@@ -57,53 +86,41 @@ def one_machine(run: Run) -> bool:
     return len(run.hosts) == 1 or machines_shared(run).keys() >= set(run.hosts)
 
 
-def one_use(host: str, samples: list[Entry], window: Window, shared_by: int) -> NetworkUse | None:
+def one_use(host: str, counted: Counted, shared_by: int) -> NetworkUse | None:
     """The card's counters between the loop's begin and end."""
-    inside = between(samples, window)
-    if len(inside) < 2:
+    window, first, last = counted.window, counted.first, counted.last
+    seconds = counted.ended - counted.began
+    if seconds <= 0 or counted.peak is None:
         return None
-    first, last = inside[0], inside[-1]
-    seconds = last["mono"] - first["mono"]
     sent, received = (grown(first, last, key) / shared_by for key in ("tx_bytes", "rx_bytes"))
-    series = tuple(
-        (b["mono"] - window.start, grown(a, b, "tx_bytes") / shared_by / (b["mono"] - a["mono"]))
-        for a, b in zip(inside, inside[1:])
-        if b["mono"] > a["mono"]
-    )
-    if seconds <= 0 or not series:
-        return None
     return NetworkUse(
         host=host,
         attempt=window.attempt,
-        interface=str(last.get("interface", "?")),
-        speed_mbit=positive(last.get("speed_mbit")),
+        interface=last.get("interface", "?"),
+        speed_mbit=last.get("speed_mbit"),
         seconds=seconds,
         sent=sent / seconds,
         received=received / seconds,
-        peak_sent=max(rate for _, rate in series),
-        sent_per_step=sent_a_step(samples, window.after_warm_up, shared_by),
+        peak_sent=counted.peak / shared_by,
+        sent_per_step=sent_a_step(counted, shared_by),
         retransmits=int(grown(first, last, "tcp_retransmits")),
         dropped=int(grown(first, last, "tx_dropped") + grown(first, last, "rx_dropped")),
         shared_by=shared_by,
-        series=series,
     )
 
 
-def sent_a_step(samples: list[Entry], window: Window, shared_by: int) -> float | None:
-    """Bytes that a node sent per step within the window; None where too little of it was seen."""
-    inside = between(samples, window)
-    seconds = inside[-1]["mono"] - inside[0]["mono"] if inside else 0.0
-    steps = window.steps * seconds / window.seconds if window.seconds > 0 else 0.0
-    return grown(inside[0], inside[-1], "tx_bytes") / shared_by / steps if steps >= 1 else None
+def sent_a_step(counted: Counted, shared_by: int) -> float | None:
+    """Bytes that a node sent per step after the warm-up; None where too little of it was seen."""
+    window = counted.window.after_warm_up
+    if counted.warm is None or window.seconds <= 0:
+        return None
+    began, first = counted.warm
+    steps = window.steps * (counted.ended - began) / window.seconds
+    return grown(first, counted.last, "tx_bytes") / shared_by / steps if steps >= 1 else None
 
 
 def grown(first: Entry, last: Entry, key: str) -> float:
     """How much a counter grew; 0 where it is absent or was reset."""
-    before, after = number(first.get(key)), number(last.get(key))
-    return 0.0 if before is None or after is None else max(0.0, after - before)
-
-
-def positive(value: object) -> float | None:
-    """A number above zero, else None (a card without a link says -1)."""
-    value = number(value)
-    return value if value is not None and value > 0 else None
+    if key not in first or key not in last:
+        return 0.0
+    return max(0.0, last[key] - first[key])

@@ -15,7 +15,7 @@ from launcher import defaults
 from report import formulas
 from report.basis import find_basis, on_paper
 from report.errors import Parser, ReportError
-from report.layout import table, wrap
+from report.layout import printed, table, wrap
 from report.predict import (
     HARMLESS,
     Basis,
@@ -109,8 +109,8 @@ def plan_main(argv: list[str]) -> int:
         last = f"Written to {path}; the next such run's report shows it."
     shown = rows if options.all else worth_showing(rows, asked)
     through = f"{where}: {size(rate)} a second get through"
-    print("\n".join(render(basis, through, rows, shown, phases)))
-    print("\n".join(wrap(last, "")))
+    print(printed(render(basis, through, rows, shown, phases)))
+    print(printed(wrap(last, "")))
     return 0
 
 

@@ -114,7 +114,8 @@ def hundred_epochs(run: Run, accounting: Accounting) -> float | None:
     warm = statistics.fmean(sum(record.steps.exact) for record in records) if later else 0
     warming = warm * (warm_step(records) - step) if warm else 0.0
     beside = statistics.fmean(
-        sum(record.seconds.values()) - sum(record.step_seconds.values()) for record in records
+        sum(record.seconds.values()) - sum(record.step_seconds.values()) - record.steps.beyond
+        for record in records
     )
     attempts = max(1, len({time.attempt for time in accounting.ranks}))
     once = warming + accounting.seconds["start_stop"] / attempts

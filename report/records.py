@@ -8,18 +8,26 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from report.errors import ReportError
 from report.files import (
+    MOST_ATTEMPTS,
+    MOST_RANKS,
     Entry,
+    count,
     dicts,
     found_in,
     natural,
     number,
+    only,
     read_lines,
     read_object,
+    text,
+    texts,
     time_of,
 )
 
@@ -37,9 +45,111 @@ CATEGORIES = (
 )
 
 
+# Of all ranks together, steps that are kept one by one (48 bytes each), and of each rank in an
+# attempt, evaluations. All times are summed up to the last line whatever their number.
+MOST_STEPS, MOST_EVALUATIONS, MOST_RECORDS = 2_000_000, 2000, 4096
+
+
+def matrices(value: object) -> list[list[int]] | None:
+    """`[rows, columns, how many]` of the trained weights."""
+    rows = value if isinstance(value, list) and len(value) <= MOST_RANKS else None
+    good = rows is not None and all(
+        isinstance(row, list) and len(row) == 3 and all(count(one, 10**12) for one in row)
+        for row in rows
+    )
+    return rows if good else None
+
+
+# How each field of an entry is read: None where it is not what it should be.
+Fields = Mapping[str, Callable[..., Any]]
+
+
+def flag(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def instructions(value: object) -> Entry | None:
+    return only({"onednn_limit": text}, value) if isinstance(value, dict) else None
+
+
+def options(value: object) -> Entry | None:
+    """What was asked of the launcher: plain values, and the trainer's words."""
+    if not isinstance(value, dict):
+        return None
+    plain = {
+        name: one
+        for name, one in list(value.items())[:MOST_RANKS]
+        if isinstance(one, (str, bool)) or number(one) is not None
+    }
+    return {**plain, **only({"trainer": texts}, value)}
+
+
+def predicted(value: object) -> Entry | None:
+    if not isinstance(value, dict) or number(value.get("images_per_second")) is None:
+        return None
+    return only({"images_per_second": number, "made_unix": number}, value)
+
+
+def nodes(value: object) -> list[Entry]:
+    fields = {"host": text, "connection": text, "ranks": ranks}
+    return [only(fields, node) for node in dicts(value)[:MOST_RANKS]]
+
+
+def ranks(value: object) -> list[int]:
+    every = value if isinstance(value, list) else []
+    return [one for one in every if type(one) is int and 0 <= one < MOST_RANKS]
+
+
+def cause(value: object) -> Entry | None:
+    return only(CAUSE, value) if isinstance(value, dict) else None
+
+
+def positive(value: object) -> float | None:
+    found = number(value)
+    return found if found is not None and found > 0 else None
+
+
+def natural_number(value: object) -> int | None:
+    found = number(value)
+    return int(found) if found is not None and found >= 0 else None
+
+
+# Of each file the fields that the report reads: others are not kept, and what is of another kind
+# counts as absent. What is read behind this has its type.
+PLAN: Fields = {
+    **dict.fromkeys(("run", "model", "data", "sync", "precision", "precision_why"), text),
+    **{"apart": flag, "epochs": count, "world_size": count, "created_unix": number},
+    **{"nodes": nodes, "options": options, "predicted": predicted},
+}
+CAUSE: Fields = {
+    **dict.fromkeys(("host", "signal", "exception", "message", "remedy"), text),
+    **{"rank": natural_number, "exit_code": number, "last_lines": texts},
+}
+ATTEMPT: Fields = {
+    **dict.fromkeys(("reason", "status"), text),
+    **{"nodes": texts, "world_size": count, "wall_seconds": time_of},
+    **{"resumed_samples": number, "first_cause": cause},
+}
+START: Fields = {
+    **dict.fromkeys(("model", "device", "torch", "sync", "precision"), text),
+    **dict.fromkeys(("mono_process", "mono"), time_of),
+    **dict.fromkeys(
+        ("parameters", "gradient_bytes", "bucket_mb", "global_batch", "accumulate", "train_images"),
+        positive,
+    ),
+    **dict.fromkeys(("eval_images", "steps_per_epoch", "image_size", "epochs"), positive),
+    **{"warmup": positive},
+    **{"world_size": count, "matrices": matrices, "instructions": instructions},
+}
+END: Fields = {"mono": time_of, "status": text, "peak_memory_bytes": number, "bad_images": number}
+EVALUATION: Fields = dict.fromkeys(("epoch", "top1", "top5", "loss", "train_loss"), number)
+EXIT: Fields = {"mono_start": time_of, "mono_end": time_of}
+
+
 @dataclass
 class StepColumns:
-    """One entry per optimizer step of one rank in one attempt, in the order written."""
+    """One entry per optimizer step of one rank in one attempt, in the order written, up to `most`
+    of them. `beyond`: seconds of the steps that followed."""
 
     step: array[int] = field(default_factory=lambda: array("q"))
     samples: array[float] = field(default_factory=lambda: array("d"))
@@ -48,6 +158,8 @@ class StepColumns:
     data: array[float] = field(default_factory=lambda: array("d"))
     sync: array[float] = field(default_factory=lambda: array("d"))
     exact: array[int] = field(default_factory=lambda: array("b"))  # 1 in the warm-up of a strategy
+    most: int = MOST_STEPS
+    beyond: float = 0.0
 
     def __len__(self) -> int:
         return len(self.step)
@@ -68,12 +180,12 @@ class RankRecord:
     warm_seconds: dict[str, float] = field(default_factory=dict)  # the exact ones without the first
     steps: StepColumns = field(default_factory=StepColumns)
     evaluations: list[Entry] = field(default_factory=list)
-    checkpoints: list[Entry] = field(default_factory=list)
 
 
 @dataclass
 class Run:
-    """The files of one run. Samples are in the order written; hosts are inventory names."""
+    """The files of one run. Samples are in the order written; hosts are inventory names. What is
+    long is read when it is gone through: `net`, `gpu`, `mounts` and `iostat` are files by host."""
 
     folder: Path
     plan: Entry
@@ -81,17 +193,16 @@ class Run:
     status: str | None
     ranks: list[RankRecord]
     exits: dict[tuple[str, int], Entry]  # (host, attempt) -> the guard's entry
-    iostat: dict[str, list[Entry]]  # host -> attempts
-    net: dict[str, list[Entry]]  # host -> samples
-    gpu: dict[str, list[Entry]]
-    mounts: dict[str, list[Entry]]
+    iostat: dict[str, Path]
+    net: dict[str, Path]
+    gpu: dict[str, Path]
+    mounts: dict[str, Path]
     missing: list[str]  # sentences
 
     @property
     def hosts(self) -> list[str]:
         """All hosts that were planned or left a trace, by node rank where it is known."""
-        named = [node.get("host") for node in dicts(self.plan.get("nodes"))]
-        planned = [host for host in named if isinstance(host, str)]
+        planned = [node["host"] for node in self.plan.get("nodes", []) if "host" in node]
         seen = {record.host for record in self.ranks} | {host for host, _ in self.exits}
         seen |= set(self.iostat) | set(self.net) | set(self.gpu)
         return planned + sorted(seen - set(planned), key=natural)
@@ -99,20 +210,14 @@ class Run:
 
 def attempt_of(entry: Entry) -> int:
     """The attempt that a line or an entry belongs to; the first, where it does not say."""
-    value = entry.get("attempt", 1)
-    return value if isinstance(value, int) else 1
+    return count(entry.get("attempt"), MOST_ATTEMPTS) or 1
 
 
 def clean_attempts(ended: Entry) -> list[Entry]:
-    """The entries of attempts.json, with fields of the right type where they are used."""
-    found = []
-    for entry in dicts(ended.get("attempts")):
-        hosts = entry.get("nodes")
-        hosts = [host for host in hosts if isinstance(host, str)] if isinstance(hosts, list) else []
-        wall = time_of(entry.get("wall_seconds"))
-        known = {"attempt": attempt_of(entry), "nodes": hosts, "wall_seconds": wall}
-        found.append({**entry, **known})
-    return found
+    """The entries of attempts.json; those without a list of machines have an empty one."""
+    entries = dicts(ended.get("attempts"))[:MOST_ATTEMPTS]
+    usual: Entry = {"nodes": [], "wall_seconds": None}
+    return [{**usual, **only(ATTEMPT, one), "attempt": attempt_of(one)} for one in entries]
 
 
 def read_run(folder: Path) -> Run:
@@ -122,62 +227,73 @@ def read_run(folder: Path) -> Run:
     missing: list[str] = []
     plan = read_object(folder / "plan.json", missing)
     ended = read_object(folder / "attempts.json", missing)
-    nodes = folder / "nodes"
-    if not plan and not ended and not nodes.is_dir():
+    of_nodes = folder / "nodes"
+    if not plan and not ended and not of_nodes.is_dir():
         raise ReportError(
             f"{folder} is not a run directory: it has neither plan.json nor nodes/. "
             "Give the folder of one run."
         )
-    ranks = read_ranks(nodes, missing)
     return Run(
         folder=folder,
-        plan=plan,
+        plan=only(PLAN, plan),
         attempts=clean_attempts(ended),
-        status=ended.get("status") if isinstance(ended.get("status"), str) else None,
-        ranks=ranks,
-        exits=read_exits(nodes),
-        iostat={
-            path.parent.name: dicts(read_object(path, missing).get("attempts"))
-            for path in found_in(nodes, "iostat.json")
-        },
-        net=read_samples(nodes, "net.jsonl"),
-        gpu=read_samples(nodes, "gpu.jsonl"),
-        mounts=read_samples(nodes, "mounts.jsonl"),
+        status=text(ended.get("status")),
+        ranks=read_ranks(of_nodes, missing),
+        exits=read_exits(of_nodes),
+        iostat=by_name(of_nodes, "iostat.json"),
+        net=by_name(of_nodes, "net.jsonl"),
+        gpu=by_name(of_nodes, "gpu.jsonl"),
+        mounts=by_name(of_nodes, "mounts.jsonl"),
         missing=missing,
     )
 
 
-def read_samples(nodes: Path, name: str) -> dict[str, list[Entry]]:
-    """Host -> samples that carry a time (`mono`), for net.jsonl, gpu.jsonl and mounts.jsonl."""
+def by_name(of_nodes: Path, name: str) -> dict[str, Path]:
+    """Host -> its file of that name."""
+    return {path.parent.name: path for path in found_in(of_nodes, name)}
+
+
+def read_exits(of_nodes: Path) -> dict[tuple[str, int], Entry]:
+    """(host, attempt) -> when the guard began and ended, and the `ranks` that it had."""
     found = {}
-    for path in found_in(nodes, name):
-        found[path.parent.name] = [
-            x for x in read_lines(path) if time_of(x.get("mono")) is not None
-        ]
+    for path in found_in(of_nodes, "exit.json"):
+        for entry in dicts(read_object(path, []).get("attempts"))[:MOST_ATTEMPTS]:
+            workers = entry.get("workers")
+            names = list(workers)[:MOST_RANKS] if isinstance(workers, dict) else []
+            numbers = [int(name) for name in names if re.fullmatch("[0-9]{1,9}", name)]
+            had = sorted({one for one in numbers if one < MOST_RANKS})
+            found[path.parent.name, attempt_of(entry)] = {**only(EXIT, entry), "ranks": had}
     return found
 
 
-def read_exits(nodes: Path) -> dict[tuple[str, int], Entry]:
-    """(host, attempt) -> the entry of exit.json."""
-    found = {}
-    for path in found_in(nodes, "exit.json"):
-        for entry in dicts(read_object(path, []).get("attempts")):
-            found[path.parent.name, attempt_of(entry)] = entry
-    return found
-
-
-def read_ranks(nodes: Path, missing: list[str]) -> list[RankRecord]:
+def read_ranks(of_nodes: Path, missing: list[str]) -> list[RankRecord]:
     """One RankRecord for each rank and attempt that left lines, ordered by attempt and rank."""
     records: dict[tuple[int, int, str], RankRecord] = {}
-    for path in found_in(nodes, "rank*.steps.jsonl"):
-        match = re.fullmatch(r"rank(\d+)\.steps\.jsonl", path.name)
-        if not match:
+    paths = found_in(of_nodes, "rank*.steps.jsonl")
+    most = MOST_STEPS // max(1, len(paths))
+    for path in paths:
+        match = re.fullmatch(r"rank([0-9]{1,9})\.steps\.jsonl", path.name)
+        if not match or int(match.group(1)) >= MOST_RANKS:
             continue
         host, rank = path.parent.name, int(match.group(1))
+        left = most  # over the attempts of this file
         for line in read_lines(path):
             attempt = attempt_of(line)
             key = (attempt, rank, host)
-            fold(records.setdefault(key, RankRecord(host, rank, attempt)), line)
+            if key not in records:
+                if len(records) == MOST_RECORDS:
+                    break
+                columns = StepColumns(most=left)
+                records[key] = RankRecord(host, rank, attempt, steps=columns)
+            before = len(records[key].steps)
+            fold(records[key], line)
+            left -= len(records[key].steps) - before
+        shorter = [one for (_, k, h), one in records.items() if (k, h) == (rank, host)]
+        if any(one.steps.beyond for one in shorter):
+            missing.append(
+                f"{host}, rank {rank}: the mean step and the charts are of its first {most:,} "
+                "steps; the times of all of them are counted."
+            )
     if not records:
         missing.append("No rank wrote its timings (nodes/<host>/rank<k>.steps.jsonl).")
     return [records[key] for key in sorted(records)]
@@ -187,31 +303,33 @@ def fold(record: RankRecord, line: Entry) -> None:
     """Adds one line of rank<k>.steps.jsonl to the rank's record."""
     kind = line.get("kind")
     if kind == "start":
-        record.start = line
+        record.start = only(START, line)
         return
     seconds = clean_seconds(line.get("seconds"))
     add(record.seconds, seconds)
     if kind == "step":
         fold_step(record, line, seconds)
-    elif kind == "evaluate":
-        record.evaluations.append(line)
-    elif kind == "checkpoint":
-        record.checkpoints.append(line)
+    elif kind == "evaluate" and len(record.evaluations) < MOST_EVALUATIONS:
+        record.evaluations.append(only(EVALUATION, line))
     elif kind == "end":
-        record.end = line
+        record.end = only(END, line)
 
 
 def fold_step(record: RankRecord, line: Entry, seconds: dict[str, float]) -> None:
     """Adds a step line to the columns."""
-    if not record.steps:
+    columns = record.steps
+    if len(columns) >= columns.most:
+        columns.beyond += sum(seconds.values())
+        return
+    if not columns:
         record.first_step = seconds
     add(record.step_seconds, seconds)
-    columns, exact = record.steps, line.get("exact") is True
-    if exact and record.steps:
+    exact = line.get("exact") is True
+    if exact and columns:
         add(record.warm_seconds, seconds)
     columns.exact.append(int(exact))
-    columns.step.append(int(number(line.get("step")) or 0))
-    columns.samples.append(number(line.get("samples")) or 0.0)
+    columns.step.append(natural_number(line.get("step")) or 0)
+    columns.samples.append(positive(line.get("samples")) or 0.0)
     columns.clock.append(sum(record.seconds.values()))
     columns.total.append(sum(seconds.values()))
     columns.data.append(seconds.get("data", 0.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from report import layout, tables
 from report.analysis import Analysis
 from report.heading import setup
-from report.layout import wrap
+from report.layout import printed, wrap
 from report.measure import slowest
 from report.records import CATEGORIES
 from report.units import seconds, three_digits
@@ -44,7 +44,7 @@ def render_text(analysis: Analysis) -> str:
         note_section,
     )
     blocks = [section(analysis) for section in sections]
-    return "\n\n".join("\n".join(block) for block in blocks if block) + "\n"
+    return "\n\n".join(printed(block) for block in blocks if block) + "\n"
 
 
 def heading_section(analysis: Analysis) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from report.files import Entry, time_of
+from report.files import Entry, read_lines, time_of
 from report.records import Run, attempt_of
 
 
@@ -49,11 +51,16 @@ def loop_windows(run: Run) -> dict[str, list[Window]]:
     return found
 
 
-def between(samples: list[Entry], window: Window) -> list[Entry]:
-    """The samples of the window's attempt taken within it, by time."""
-    inside = [
-        sample
-        for sample in samples
-        if attempt_of(sample) == window.attempt and window.start <= sample["mono"] <= window.end
-    ]
-    return sorted(inside, key=lambda sample: sample["mono"])
+def within(path: Path, windows: list[Window]) -> Iterator[tuple[Window, float, Entry]]:
+    """Each sample of a file of lines that was taken within the loop of its attempt: that loop, when
+    it was taken (`mono`), and its line. Times never go back."""
+    of_attempt = {window.attempt: window for window in windows}
+    last: dict[int, float] = {}
+    for line in read_lines(path):
+        attempt, mono = attempt_of(line), time_of(line.get("mono"))
+        window = of_attempt.get(attempt)
+        if window is None or mono is None or not window.start <= mono <= window.end:
+            continue
+        if mono >= last.get(attempt, 0.0):
+            last[attempt] = mono
+            yield window, mono, line

@@ -28,6 +28,7 @@ PROCESSES = {
     "test_provision_data.py",
     "test_provision_debs.py",
     "test_provision_site.py",
+    "test_report_odd_files.py",
     "test_share_secret.py",
     "test_sync_carrier.py",
     "test_sync_ef.py",

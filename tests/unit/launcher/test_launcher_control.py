@@ -38,6 +38,28 @@ def test_one_broken_file_does_not_hide_the_other_runs(run, capsys, broken):
     assert control.status("20260102T000000Z-resnet18-4n") == 0
 
 
+ODD = "\x1b]0;title\x07\ud800"
+
+
+@pytest.mark.parametrize(
+    "value", [ODD, [ODD], 10**400, "1" * 999, {}, None, [[]]], ids=lambda value: str(value)[:9]
+)
+def test_what_a_run_s_files_hold_tells_the_terminal_nothing(run, capsys, value):
+    """A run's folder may be somebody else's."""
+    odd = dict.fromkeys(("attempt", "status", "nodes", "reason", "first_cause"), value)
+    told = {"status": value, "attempts": [odd, {**odd, "nodes": [ODD], "reason": ODD}]}
+    plan = json.dumps({"nodes": value, "options": value})
+    folder = run(f"20260101T000000Z-{ODD[:-1]}-2n", plan, json.dumps(told))
+    (folder / "summary.json").write_text(json.dumps({"final_top1": value}))
+    assert control.runs() == control.status(folder.name) == 0
+    assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
+
+
+def test_files_nested_without_end_are_broken_ones(run):
+    folder = run("20260101T000000Z-resnet18-2n", "[" * 200_000, "[" * 200_000)
+    assert control.runs() == control.status(folder.name) == 0
+
+
 def test_a_controller_on_another_machine_is_not_killed_here(run, monkeypatch):
     """runs/ may lie on a share: the number is then that of somebody else's process here."""
     folder = run("20260101T000000Z-resnet18-2n", "{}")

@@ -1,13 +1,31 @@
-"""Files that none of our machines would write: the report is made from the others."""
+"""Files that none of our machines would write: the report is made from the others, in bounded time
+and memory, and nothing of them reaches the terminal but printable text."""
 
+import contextlib
+import io
 import json
 import os
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from report import records
 from report.__main__ import main
+from tests.fuzz import damaged, many, odd
 from tests.unit.report.report_runs import RunBuilder
+
+ROOT = Path(__file__).parents[3]
+FILES = (
+    "plan.json", "attempts.json", "nodes/node1/exit.json", "nodes/node1/iostat.json",
+    "nodes/node1/net.jsonl", "nodes/node1/gpu.jsonl", "nodes/node1/mounts.jsonl",
+    "nodes/node1/rank0.steps.jsonl",
+)  # fmt: skip
 
 
 def fifo(path):
@@ -55,3 +73,265 @@ def test_a_folder_whose_name_is_no_text_is_no_host(tmp_path, name):
         (odd / file).write_text(text)
     assert main([str(run)]) == 0
     assert json.loads((run / "summary.json").read_text())["world_size"] == 4
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that has each kind of file, with what a failed one and its options add."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run = RunBuilder(folder, nodes=2, steps=6, gpu=True, mounts=3.0)
+    run.write()
+    cause = {"host": "node1", "rank": 0, "message": "it fell", "remedy": "get up", "exception": "E"}
+    run.write_control(status="failed", first_cause={**cause, "last_lines": ["a", "b"]})
+    plan = json.loads((folder / "plan.json").read_text())
+    plan["options"] = {"model": "resnet50", "batch": 32, "trainer": ["--lr", "0.1"]}
+    plan["predicted"] = {"images_per_second": 100.0, "made_unix": 1.0}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    return folder
+
+
+def reported(run):
+    """All that the report says and writes; it has to be printable, and JSON."""
+    out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)  # as strict as a terminal
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        code = main([str(run)])
+    said = out.buffer.getvalue().decode()
+    assert code in (0, 2), said
+    assert all(line.isprintable() for line in said.splitlines())
+    if code == 0:
+        json.loads((run / "summary.json").read_text(), parse_constant=pytest.fail)
+        assert len((run / "report.html").read_bytes()) < 300_000
+    return said
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_report_is_made_whatever_a_file_holds(whole, name):
+    path = whole / name
+    good = path.read_bytes()
+    documents = [json.loads(line) for line in good.splitlines()]
+
+    @many(40)
+    @given(odd(documents))
+    def each_odd(made):
+        path.write_text("\n".join(map(json.dumps, made)))
+        reported(whole)
+
+    @many(30)
+    @given(damaged(good))
+    def each_damaged(content):
+        path.write_bytes(content)
+        reported(whole)
+
+    try:
+        each_odd()
+        each_damaged()
+    finally:
+        path.write_bytes(good)
+
+
+@many(60)
+@given(st.data())
+def test_a_plan_is_made_or_refused_whatever_a_run_holds(whole, data):
+    name = data.draw(st.sampled_from(FILES))
+    path = whole / name
+    good = path.read_bytes()
+    made = data.draw(odd([json.loads(line) for line in good.splitlines()]))
+    try:
+        path.write_text("\n".join(map(json.dumps, made)))
+        out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            code = main(["plan", "--run", str(whole), "--runs", str(whole.parent / "plans")])
+        assert code in (0, 2, 3)
+        assert all(line.isprintable() for line in out.buffer.getvalue().decode().splitlines())
+    finally:
+        path.write_bytes(good)
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("world_size", 10**17),
+        ("steps_per_epoch", 10**400),
+        ("mono", -(10**400)),
+        ("image_size", 10**400),
+    ],
+)
+def test_numbers_that_no_run_has_are_absent(tmp_path, field, value):
+    """Of 10**17 ranks each was looked for; a float holds no number of 400 digits."""
+    run = RunBuilder(tmp_path / "run").write()
+    path = run / "nodes/node1/rank0.steps.jsonl"
+    first, *others = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps({**json.loads(first), field: value}), *others]))
+    assert main([str(run)]) == 0
+
+
+def test_a_rank_is_a_number_of_plain_digits(tmp_path):
+    """`²` is a digit to str.isdigit(), and none to int()."""
+    run = RunBuilder(tmp_path / "run").write()
+    path = run / "nodes/node1/exit.json"
+    document = json.loads(path.read_text())
+    document["attempts"][0]["workers"] = {"²": {}, "٣": {}, "-1": {}, "9" * 30: {}, "0": {}}
+    path.write_text(json.dumps(document))
+    (run / "nodes/node1/rank0.steps.jsonl").unlink()
+    assert main([str(run)]) == 0
+
+
+NAME = "\x1b]0;title\x07\x1b]52;c;cHduZWQ=\x07\ud800sda\u202e"
+
+
+def test_names_of_cards_disks_mounts_and_devices_tell_a_terminal_nothing(whole, tmp_path):
+    run = RunBuilder(tmp_path / "run", gpu=True, mounts=3.0).write()
+    keys = ("interface", "disk_device", "mount", "type", "device", "model", "sync", "precision")
+    for path in run.glob("nodes/*/*.json*"):
+        lines = [renamed(json.loads(line), keys) for line in path.read_text().splitlines()]
+        path.write_text("\n".join(map(json.dumps, lines)))
+    said = reported(run)
+    assert "sda" in said and "title" in said
+    text = (run / "report.txt").read_text()
+    assert all(line.isprintable() for line in text.splitlines())
+
+
+def renamed(value, keys):
+    if isinstance(value, list):
+        return [renamed(one, keys) for one in value]
+    if isinstance(value, dict):
+        return {k: NAME if k in keys else renamed(v, keys) for k, v in value.items()}
+    return value
+
+
+def lines_of(path, line, megabytes):
+    text = (json.dumps(line) + "\n") * (1 << 12)
+    with path.open("a") as file:
+        for _ in range((megabytes << 20) // len(text)):
+            file.write(text)
+
+
+def cards(run):
+    """20,000 cards in 2 MB took 80 s, and more the more there are."""
+    with (run / "nodes/node1/gpu.jsonl").open("a") as file:
+        for index in range(20_000):
+            line = {"attempt": 1, "mono": 106.5, "index": index, "utilization": 1}
+            file.write(json.dumps(line) + "\n")
+
+
+def samples(run):
+    line = {"attempt": 1, "mono": 108.0, "interface": "eth0", "tx_bytes": 1, "mount": "/d"}
+    for name in ("net", "gpu", "mounts"):
+        lines_of(run / f"nodes/node1/{name}.jsonl", line, 12)
+
+
+def mounts(run):
+    with (run / "nodes/node1/mounts.jsonl").open("a") as file:
+        for index in range(40_000):
+            line = {"attempt": 1, "mono": 106.5, "mount": f"/{index}", "read_bytes": 1}
+            file.write(json.dumps(line) + "\n")
+
+
+def steps(run):
+    line = {"kind": "step", "attempt": 1, "step": 1, "samples": 1, "seconds": {"data": 1e-6}}
+    lines_of(run / "nodes/node1/rank0.steps.jsonl", line, 24)
+
+
+def reports(run):
+    """A day or two of a machine with two disks."""
+    path = run / "nodes/node1/iostat.json"
+    document = json.loads(path.read_text())
+    statistics = document["attempts"][0]["sysstat"]["hosts"][0]["statistics"]
+    statistics *= (24 << 20) // len(json.dumps(statistics)) + 1
+    path.write_text(json.dumps(document))
+
+
+def attempts(run):
+    path = run / "nodes/node1/rank0.steps.jsonl"
+    with path.open("a") as file:
+        for attempt in range(200_000):
+            file.write(json.dumps({"kind": "start", "attempt": attempt, "mono": 1.0}) + "\n")
+
+
+def workers(run):
+    path = run / "nodes/node1/exit.json"
+    entry = {"mono_start": 1.0, "mono_end": 9.0, "workers": {str(n): 0 for n in range(100_000)}}
+    path.write_text(json.dumps({"attempts": [{**entry, "attempt": n} for n in range(1, 5)]}))
+
+
+@pytest.mark.parametrize(
+    "large", [cards, samples, mounts, steps, reports, attempts, workers], ids=lambda f: f.__name__
+)
+def test_a_large_file_takes_neither_much_memory_nor_long(tmp_path, large):
+    """300 MiB at most, and as long as it takes to parse each line a few times."""
+    run = RunBuilder(tmp_path / "run", gpu=True, mounts=3.0).write()
+    large(run)
+    content = max((run / "nodes/node1").iterdir(), key=lambda path: path.stat().st_size)
+    begin = time.process_time()
+    for line in content.open():
+        json.loads(line)
+    parsing = time.process_time() - begin
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, str(run)],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    kilobytes, seconds = map(float, done.stderr.split())
+    assert kilobytes < 300 << 10
+    assert seconds < 5 + 20 * parsing
+
+
+# The report, then the most memory that it had and its seconds of computing.
+MEASURED = """
+import re, resource, sys
+from report.__main__ import limited
+code = limited(sys.argv[1:])
+kilobytes = re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]
+print(kilobytes, resource.getrusage(resource.RUSAGE_SELF).ru_utime, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def test_a_document_that_is_too_large_is_left_out_with_a_sentence(tmp_path):
+    run = RunBuilder(tmp_path / "run").write()
+    path = run / "nodes/node1/exit.json"
+    path.write_text(path.read_text().rstrip() + " " * (9 << 20))
+    assert main([str(run)]) == 0
+    (run / "attempts.json").write_text("[" + "1," * (5 << 20) + "1]")
+    assert main([str(run)]) == 0
+    assert "attempts.json has 10 MiB; up to 8 are read" in (run / "report.txt").read_text()
+
+
+def test_more_steps_than_are_kept_are_counted_and_said(tmp_path, monkeypatch):
+    run = RunBuilder(tmp_path / "run").write()
+    assert main([str(run)]) == 0
+    summary = json.loads((run / "summary.json").read_text())
+    monkeypatch.setattr(records, "MOST_STEPS", 40)
+    assert main([str(run)]) == 0
+    shorter = json.loads((run / "summary.json").read_text())
+    assert shorter["seconds"] == summary["seconds"]
+    assert shorter["images_per_second"] == pytest.approx(summary["images_per_second"])
+    assert "of its first 10 steps" in " ".join((run / "report.txt").read_text().split())
+
+
+@pytest.mark.parametrize(
+    "limit, word",
+    [
+        ("MOST_MEMORY = 96 << 20", "MiB of memory would be"),
+        ("MOST_SECONDS = 1", "1 s of computing"),
+    ],
+)
+def test_the_report_has_limits_of_its_own(tmp_path, limit, word):
+    run = RunBuilder(tmp_path / "run").write()
+    if "MEMORY" in limit:
+        (run / "plan.json").write_text("[" + "[]," * (5 << 19) + "1]")
+    else:
+        steps(run)
+    code = "import sys; from report import __main__ as m; m.{}; sys.exit(m.limited(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code.format(limit), str(run)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert word in done.stderr and done.stderr.count("\n") == 1, done.stderr
