@@ -21,6 +21,7 @@ GROUP = "cluster"
 PLAIN = re.compile(r"\w[\w.-]*")  # in a pattern of Ansible: a name, rather than pc*, !pc3 or @file
 # The machines of inventory.ini as it comes, which are the lab's, too.
 EXAMPLE = {f"node{number}": f"192.168.56.{110 + number}" for number in range(1, 6)}
+MOST_GPUS = 64  # of one machine; each gets a process
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 
@@ -181,21 +182,27 @@ class Variables:
                 f"{self.name}: {key} in {self.inventory} is a template ({value}); the launcher "
                 "reads plain values only: write the value itself."
             )
-        return None if value is None else str(value)
+        text = None if value is None else str(value)
+        if text is not None and not text.isprintable():
+            raise UserError(
+                f"{self.name}: {key} in {self.inventory} has a character that cannot be printed "
+                f"({ascii(text)[:80]}): write it without."
+            )
+        return text
 
     def word(self, key: str, default: str) -> str:
         return self.text(key) or default
 
-    def number(self, key: str) -> int | None:
+    def number(self, key: str, least: int, most: int) -> int | None:
         value = self.text(key)
         if value is None:
             return None
-        try:
+        if re.fullmatch("[0-9]{1,6}", value) and least <= int(value) <= most:
             return int(value)
-        except (TypeError, ValueError):
-            raise UserError(
-                f"{self.name}: {key} in {self.inventory} is {value!r}, not a whole number."
-            ) from None
+        raise UserError(
+            f"{self.name}: {key} in {self.inventory} is {value[:40]!r}, not a whole number from "
+            f"{least} to {most}."
+        )
 
     def connection(self) -> str:
         value = self.word("ansible_connection", "ssh")
@@ -213,10 +220,22 @@ class Variables:
                 f"{self.name}: run_env in {self.inventory} must be a mapping of names to values, "
                 f"not {found!r}."
             )
-        return {str(key): str(value) for key, value in found.items()}
+        texts = {str(key): str(value) for key, value in found.items()}
+        for key, value in texts.items():
+            if not re.fullmatch(r"[^=\W]\w*", key, re.ASCII) or "\0" in value:
+                raise UserError(
+                    f"{self.name}: run_env in {self.inventory} names {key!r}: a variable's name "
+                    "has letters, digits and _, and its value no NUL."
+                )
+        return texts
 
 
 def _host(name: str, variables: dict[str, Any], inventory: Path) -> Host:
+    if not PLAIN.fullmatch(name) or len(name) > 60:  # it becomes the name of a folder
+        raise UserError(
+            f"{ascii(name)[:80]} in {inventory} is no name for a machine: take letters, digits, "
+            "dots, dashes and _, 60 at most, and give its address as ansible_host."
+        )
     read = Variables(name, variables, inventory)
     here = engine.of(read.connection()).here
 
@@ -230,12 +249,12 @@ def _host(name: str, variables: dict[str, Any], inventory: Path) -> Host:
         name=name,
         connection=read.connection(),
         address=numeric(read.word("ansible_host", "127.0.0.1" if here else name), name),
-        port=read.number("ansible_port") or 22,
+        port=read.number("ansible_port", 1, 65535) or 22,
         user=read.text("train_user") or read.text("ansible_user"),
         env_python=path("env_python", "/opt/tandem/env/bin/python"),
         node_dir=path("node_dir", "tandem"),
         data_root=path("data_root", "/srv/tandem/data"),
-        gpus=read.number("gpus"),
+        gpus=read.number("gpus", 0, MOST_GPUS),
         interface=read.text("interface"),
         cuda_home=read.text("cuda_home") or None,
         env=read.environment(),
@@ -250,8 +269,8 @@ def numeric(address: str, name: str) -> str:
         pass
     try:
         return str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: a label is empty, or too long
         raise UserError(
-            f"{name}: no such host as {address!r} ({error.strerror or error}): correct "
-            "ansible_host, or give its address in digits."
+            f"{name}: no such host as {address[:80]!r} ({getattr(error, 'strerror', 0) or error}): "
+            "correct ansible_host, or give its address in digits."
         ) from None

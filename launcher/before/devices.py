@@ -142,7 +142,7 @@ def _own(host: Host, facts: Facts) -> tuple[str, ...]:
 
 def _index(entry: str, facts: Facts) -> int | None:
     """The number that nvidia-smi gives a GPU, by its number or the beginning of its UUID."""
-    if entry.isdigit():
+    if re.fullmatch("[0-9]{1,4}", entry):
         return int(entry) if int(entry) < facts.gpus["count"] else None
     if not entry.startswith("GPU-"):
         return None

@@ -11,7 +11,7 @@ from launcher import validate
 from launcher.before import sent
 from launcher.engine import Node, talk
 from launcher.errors import MachineError, UserError
-from launcher.inventory import Host
+from launcher.inventory import MOST_GPUS, Host
 from launcher.probes.machine import MARK
 from launcher.validate import NATURAL, Each, Invalid, Match, One
 
@@ -24,8 +24,8 @@ INTERFACE = Match(r"[^\s/]{1,15}")
 ROUTE = {"interface": (INTERFACE, None), "source": (str, None), "error": (str, None)}
 SHA256 = Match("[0-9a-f]{64}")
 LISTING = {"classes": NATURAL, "images": NATURAL, "sha256": SHA256}
+VERSION = Match(r"[A-Za-z0-9.+!_-]{1,100}")
 VERSIONS = ("python", "torch", "torchvision", "nccl", "cuda")
-GPUS = 64  # of one machine; each gets a process
 CARD = {"name": str, "uuid": str, "pci": (str, None), "sm": (One(range(10, 1000)), None)}
 
 
@@ -38,11 +38,11 @@ def shape(task: dict[str, Any]) -> dict[str, Any]:
         "cores": One(range(1, 1 << 20)),
         "cpu_flags": [str],
         "machine": str,
-        "versions": dict.fromkeys(VERSIONS, (str, None)),
+        "versions": dict.fromkeys(VERSIONS, (VERSION, None)),
         "models": [str],
         "packages": dict.fromkeys(task["packages"], bool),
         "gpus": {
-            "count": One(range(GPUS + 1)),
+            "count": One(range(MOST_GPUS + 1)),
             "cards": [CARD],
             "driver": (str, None),
             "processes": [{"pid": NATURAL, "user": str, "command": str}],

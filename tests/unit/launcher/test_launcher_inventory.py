@@ -1,13 +1,18 @@
 """Machines from ansible-inventory's document, and what is wrong with one, in a sentence."""
 
+import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from launcher import cli, inventory
 from launcher.errors import UserError
+from tests import fuzz
 
 FILE = Path("inventory.ini")
 ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
@@ -142,3 +147,60 @@ def test_ansible_itself_refuses_a_list_that_is_not_there(tmp_path):
         check=False,
     )
     assert done.returncode != 0 and "none.ini" in done.stderr
+
+
+HOST = {
+    **{"ansible_host": "192.0.2.1", "ansible_port": 22, "ansible_connection": "ssh"},
+    **{"train_user": "tandem", "ansible_user": "admin", "env_python": "/opt/env/bin/python"},
+    **{"node_dir": "tandem", "data_root": "/srv", "gpus": 2, "interface": "eno1"},
+    **{"cuda_home": "/usr/local/cuda", "run_env": {"A": "b"}},
+}
+
+
+@pytest.mark.parametrize("name", ["../x", "..", "a/b", "a\nb", "", "-x", "x" * 61, "\ud800", "a b"])
+def test_a_name_that_is_no_name_of_a_folder_is_refused(name):
+    with pytest.raises(UserError, match="is no name for a machine"):
+        inventory.parse(document(**{name: HOST}), FILE)
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"ansible_port": 65536}, "ansible_port in .* is '65536', not a whole number from 1 to"),
+        ({"gpus": -1}, "gpus in .* is '-1', not a whole number from 0 to 64"),
+        ({"gpus": "9" * 5000}, "gpus in .* is '9{40}', not"),
+        ({"ansible_host": "a..b"}, "no such host as 'a..b'"),
+        ({"ansible_host": "x" * 70}, "no such host as 'x{70}'"),
+        ({"node_dir": "a\0b"}, "node_dir in .* has a character that cannot be printed"),
+        ({"run_env": {"A=B": "x"}}, "names 'A=B': a variable's name has letters"),
+        ({"run_env": {"A": "x\0"}}, "its value no NUL"),
+    ],
+)
+def test_a_variable_out_of_its_range_is_named(variables, words):
+    with pytest.raises(UserError, match=words):
+        inventory.parse(document(node1={**HOST, **variables}), FILE)
+
+
+@fuzz.many(400)
+@given(
+    st.sampled_from(["node1", "../x", "\x1b]0;x\x07"]) | st.text(max_size=80),
+    fuzz.odd(HOST, ("local", "0,1", "a\0b", "{{ x }}", "-1", 65536, {"B": "\0"}, "fe80::1")),
+)
+def test_odd_variables_are_a_host_or_a_sentence(name, variables):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inventory.socket, "getaddrinfo", lookup)
+        try:
+            (found,) = inventory.parse(document(**{name: variables}), FILE)
+        except UserError as error:
+            assert str(error).isprintable() or "\n" in str(error)
+            return
+    assert Path("nodes", found.name).parent == Path("nodes")
+    assert 0 < found.port < 1 << 16 and (found.gpus is None or 0 <= found.gpus <= 64)
+    shlex.join([found.env_python, found.node_dir, found.data_root]).encode()
+    assert not any("\0" in text for text in (*found.env, *found.env.values()))
+
+
+def lookup(address, *_, **__):
+    """No name is known, and nobody is asked."""
+    address.encode("idna")
+    raise socket.gaierror(-2, "Name or service not known")

@@ -5,30 +5,30 @@ import base64
 import contextlib
 import json
 import re
+import tracemalloc
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from launcher import known_hosts, validate
 from launcher.after import collect
 from launcher.after.sizes import Sizes
-from launcher.before import mesh, probe
+from launcher.before import links, mesh, preflight, probe
+from launcher.before.preflight import Asked, Machines
+from launcher.before.probe import Facts
 from launcher.clean import clean
 from launcher.during import attempts
-from launcher.during.frames import LARGEST, ONCE, Frames
+from launcher.during.frames import LARGEST, ONCE, Frames, shapes
 from launcher.during.lines import RunLogs, Terminal
+from launcher.errors import UserError
+from launcher.options import Options
 from launcher.validate import Invalid
-from tests.unit.launcher.launcher_values import facts
+from tests import fuzz
+from tests.unit.launcher.launcher_values import CODE, SETTINGS, build, card, facts, gpus, host
 
 RANKS = (2, 3)
-many = settings(
-    max_examples=100,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+many = fuzz.many(100)
 
 HELLO = {"type": "hello", "protocol": 1, "way": "service"}
 WORKER = {"exit_code": 1, "signal": None, "exception": "E: x"}
@@ -128,6 +128,7 @@ def test_a_frame_without_a_field_is_refused(good):
     "odd",
     [
         b'["start"]\n' * 3,
+        b'{"type": "beat\n{"no": "type"}\n{}\n',
         b"[" * 100_000 + b"\n",
         b'{"type": %s}\n' % NESTED.encode(),
         b'{"type": "beat", "unix": %s, "running": [], "disk_free": 1}\n' % NESTED.encode(),
@@ -206,6 +207,19 @@ def test_an_answer_says_all_that_was_asked_and_nothing_else(name):
     assert probe.read_facts(json.dumps({**ANSWER, name: more}), TASK)[name] == ANSWER[name]
 
 
+@pytest.mark.parametrize("part", ["[]", "{}", '{"":0}', "0", '""', "1e1", '"\\ud800"', '"é"'])
+def test_memory_is_bounded_by_what_came(part):
+    text = "[" + f"{part}," * ((1 << 20) // (len(part) + 1)) + "0]"
+    whole = json.dumps({**ANSWER, "models": "HERE"}).replace('"HERE"', text)
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(Invalid):
+            probe.read_facts(whole, TASK)
+        assert tracemalloc.get_traced_memory()[1] < 30 * len(whole)
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("name", ANSWER)
 def test_what_is_nested_without_end_is_no_answer(name):
     whole = json.dumps({**ANSWER, name: "HERE"})
@@ -223,6 +237,57 @@ def test_an_answer_with_a_wrong_field_is_true_or_refused(name, value):
         found = probe.read_facts(json.dumps({**ANSWER, name: value}), TASK)
         assert found["home"].startswith("/") and "\n" not in found["home"]
         assert len(found["gpus"]["cards"]) == found["gpus"]["count"] < 1024
+
+
+FULL = {
+    **ANSWER,
+    "gpus": gpus(
+        2,
+        cards=[card(0, sm=86), card(1, sm=86)],
+        processes=[{"pid": 7, "user": "ann", "command": "x"}],
+        cards_on_bus=2,
+    ),
+    "cpu_flags": ["amx_bf16"],
+    "runs": [{"pid": 7, "run": "r", "holder": "ann@desk"}],
+}
+ODD = ("12.8", "²", "GPU-0a", "/srv", "2.15.0", 29500, {"images": 1}, "-1", 63, 75, 999, True)
+
+
+@fuzz.many(400)
+@example({**FULL, "versions": {**FULL["versions"], "cuda": "²"}}, "auto", "")
+@given(fuzz.odd(FULL, ODD), st.sampled_from(["auto", "cuda", "cpu"]), st.sampled_from(["", "0"]))
+def test_what_was_taken_of_an_odd_answer_ends_no_plan(answer, device, visible):
+    """From the border on, facts are trusted: whatever passes it is a plan, or a sentence."""
+    try:
+        found = probe.read_facts(json.dumps(answer), TASK)
+    except Invalid:
+        return
+    other = facts(2, packages={"tensorboard": True})
+    times = {"asked_unix": 100.0, "answered_unix": 100.1}
+    known = {"node1": Facts(host="node1", **times, **found), "node2": other}
+    env = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
+    hosts = [host(1, env=env, cuda_home="/usr/local/cuda"), host(2)]
+    chosen = {**SETTINGS, "device": device, "tensorboard": True}
+    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(UserError):
+        patch.setattr(mesh, "check", lambda *_: [])
+        patch.setattr(preflight.code, "current", lambda *_: CODE)
+        asked = Asked(Options(), chosen)
+        preflight.check(Machines(hosts[:1], {}, known), asked)
+        preflight.check(Machines(hosts, {}, known), asked)
+        links.timetables(hosts, known)
+        json.dumps(build(hosts, [*known.values()], settings=chosen).document())
+
+
+@fuzz.many(300)
+@given(st.sampled_from(GOOD).flatmap(lambda good: fuzz.odd(good, ODD)))
+def test_an_odd_frame_is_true_or_refused(frame):
+    text = wire(HELLO) + json.dumps(frame).encode() + b"\nabc"
+    with contextlib.suppress(Invalid):
+        for taken, _ in read(text):
+            json.dumps(taken).encode()
+            assert taken["type"] == "hello" or taken.keys() <= shapes(RANKS)[
+                taken["type"]
+            ].keys() | {"type"}
 
 
 @many
