@@ -27,7 +27,7 @@ def plan(facts: dict, want: dict) -> dict:
     else:
         cards[name] = kept.netplan_card(cards[name] or {}, want)
         content = merged
-    if merged["network"].get("renderer") == "NetworkManager":
+    if _renderer(merged["network"], cards, name) == "NetworkManager":
         run = {"apply": ["netplan apply"], "back": ["netplan apply"]}
     else:
         server = networkd.restart(facts, want)
@@ -40,9 +40,17 @@ def plan(facts: dict, want: dict) -> dict:
     }
 
 
+def _renderer(network: dict, cards: dict, name: str) -> str | None:
+    """Who serves a card: what is said of it, else of all such cards, else of all (netplan(5))."""
+    own = (cards.get(name) or {}).get("renderer")
+    return own or cards.get("renderer") or network.get("renderer")
+
+
 def _own_name(cards: dict, facts: dict) -> str:
     """Find netplan's own name of a card, which need not be the kernel's."""
     for name, card in cards.items():
+        if name == "renderer":  # of all these cards
+            continue
         match = (card or {}).get("match", {})
         names = {match.get("name"), (card or {}).get("set-name"), None if match else name}
         if (

@@ -31,7 +31,12 @@ def plan(facts: dict, want: dict) -> dict:
         "files": {path: "\n".join([*lines, ""])},
         "mode": "0600",  # NetworkManager ignores a keyfile that others may read
         "apply": ["nmcli connection reload", f"nmcli connection up id {name}"],
-        "back": ["nmcli connection reload", f"nmcli connection up uuid {uuid}"],
+        # A connection that NetworkManager made up (Ubuntu's "Wired connection 1") is in no file,
+        # and gone once a card has another: `device connect` makes a new one (nmcli(1)).
+        "back": [
+            "nmcli connection reload",
+            f"nmcli connection up uuid {uuid} || nmcli device connect {interface}",
+        ],
     }
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from contract import clock
 from launcher.before.probe import Facts
 from launcher.inventory import Host
 
-CLOCK_SKEW = 5.0
 DISK_FREE = 1 << 30
 DISK_FULL = 64 << 20  # nothing can be trained here
 BUSY_REMEDY = "wait for it (QUEUE=1), or ask its owner."
@@ -126,7 +126,7 @@ def _state(host: Host, facts: Facts) -> list[Problem]:
                 fatal=facts.disk_free < DISK_FULL,
             )
         )
-    if abs(facts.skew) > CLOCK_SKEW:
+    if abs(facts.skew) > clock.TOLERANCE:
         way = "ahead of" if facts.skew > 0 else "behind"
         problems.append(
             Problem(

@@ -47,7 +47,7 @@ def test_oomd_has_no_hold_of_what_trains_where_it_heeds_no_wish_and_gets_it_back
     before = changed_files(pair, 1)
     words = [write_play(tmp_path, ["base"], "node1", become=True)]
     words += ["--inventory", write_inventory(tmp_path, {"node1": "ansible_host=192.168.56.111"})]
-    words += ["-e", "base_compilers=no"]
+    words += ["-e", "base_compilers=no", "-e", "run_user=tandem"]
     heeding = play(pair, *words)  # Debian 12's systemd heeds what a run asks for
     assert max(changes(heeding).values()) > 0
     assert pair.ssh(1, SPARED) == "kill\n"

@@ -1,11 +1,12 @@
 """The machine itself: system, rights, disks, packages, clock."""
 
+from contract import clock as clocks
+
 from .. import offline, stacks
 
 NAMES = {"debian": "Debian", "ubuntu": "Ubuntu"}
 # Versions of ansible-core, and the oldest Python that their modules run on.
 OLDEST_PYTHON = (((2, 20), (3, 9)), ((2, 18), (3, 8)), ((2, 17), (3, 7)), ((2, 13), (3, 6)))
-CLOCK_TOLERANCE = 2.0  # seconds
 FEW_INODES = 100_000
 
 
@@ -179,7 +180,7 @@ def packages(facts, question):
 def clock(facts, question):
     before, after = (float(seconds) for seconds in question["clock"])
     off = facts["clock"] - min(max(facts["clock"], before), after)
-    if abs(off) > CLOCK_TOLERANCE:
+    if abs(off) > clocks.TOLERANCE:
         yield (
             "clock",
             f"its clock differs by {off:+.0f} s from the control machine's",

@@ -86,7 +86,8 @@ def test_networkmanager_gets_a_connection_of_ours_and_goes_back_to_its_own():
     assert file["mode"] == "0600"
     assert "method=auto\naddress1=192.168.56.111/24\n" in file["content"]
     assert "mtu" not in file["content"]
-    assert plan["back"][-1] == "nmcli connection up uuid 6f1d-uuid"
+    # Or, if NetworkManager had made that connection up and forgot it, to one that it makes anew.
+    assert plan["back"][-1] == "nmcli connection up uuid 6f1d-uuid || nmcli device connect eth0"
 
 
 def test_networkmanager_adds_to_a_static_address_and_keeps_its_gateway_and_dns():
@@ -173,6 +174,42 @@ def test_netplan_replace_holds_everything_and_sets_the_others_aside():
     assert cards["ethernets"]["lan"]["addresses"] == ["192.168.56.111/24"]
     assert cards["ethernets"]["lan"]["dhcp4"] is False
     assert cards["ethernets"]["lan"]["match"] == {"macaddress": "52:54:00:12:34:56"}
+
+
+@pytest.mark.parametrize(
+    ("texts", "server"),
+    [
+        (["network: {renderer: NetworkManager}"], "netplan apply"),
+        (["network: {ethernets: {renderer: NetworkManager}}"], "netplan apply"),
+        (["network: {ethernets: {lan: {renderer: NetworkManager}}}"], "netplan apply"),
+        (["network: {renderer: networkd}"], "netplan generate"),
+        # The desktop's cards by NetworkManager, the one that trains by networkd, and the reverse.
+        (
+            [
+                "network: {renderer: NetworkManager}",
+                "network: {ethernets: {lan: {renderer: networkd}}}",
+            ],
+            "netplan generate",
+        ),
+        (
+            ["network: {renderer: networkd, ethernets: {renderer: NetworkManager}}"],
+            "netplan apply",
+        ),
+    ],
+)
+def test_netplan_is_applied_by_the_renderer_of_the_card_itself(texts, server):
+    more = {f"/etc/netplan/{n}.yaml": text for n, text in enumerate(texts, 60)}
+    plan = network.network_plan(_netplan_facts(**more), ADD)
+    assert plan["apply"][0] == server
+
+
+def test_what_files_of_networks_hold_is_shown_by_no_option_of_ansible():
+    """A card with 802.1X has its password in them, and --diff shows what is written."""
+    root = Path(__file__).parents[3]
+    tasks = yaml.safe_load((root / "ansible/roles/network/tasks/trial.yml").read_text())
+    block = next(task["block"] for task in tasks if "block" in task)
+    writing = [task for task in block if "network_planned.files.values()" in str(task)]
+    assert writing and all(task.get("no_log") is True for task in writing)
 
 
 def test_netplan_that_does_not_name_the_card_is_refused():

@@ -7,8 +7,9 @@ import subprocess
 
 import pytest
 
-from planning import clock
-from tests.unit.ansible.provision_machines import ROOT
+from contract import clock as clock_of_rooms
+from planning import clock, preflight
+from tests.unit.ansible.provision_machines import QUESTION, ROOT, machine
 
 MEMBERS = {"pc1": "10.0.0.1", "pc2": "10.0.0.2"}
 
@@ -110,3 +111,13 @@ def test_whose_fault_it_is_that_a_machine_does_not_follow(tmp_path):
         ended = [re.search(rf"{name}-{place} .*?failed=(\d)", recap).group(1) for place in (1, 2)]
         assert ["+-"[int(failed)] for failed in ended] == list(well), (name, said)
         assert sentence in said, name
+
+
+def test_a_clock_is_wrong_for_make_check_where_it_is_wrong_for_a_run():
+    tolerance = clock_of_rooms.TOLERANCE
+    for off, wrong in ((tolerance - 0.5, False), (tolerance + 1.5, True)):
+        facts = machine(clock=QUESTION["clock"][1] + off)
+        found = preflight.findings(facts, QUESTION)
+        assert [finding["fault"] for finding in found] == ["clock"] * wrong
+    source = (ROOT / "launcher/before/problems.py").read_text()
+    assert "abs(facts.skew) > clock.TOLERANCE" in source
