@@ -276,8 +276,8 @@ def test_folders_of_one_disk_need_the_sum():
 
 def test_the_clock_is_judged_against_the_time_of_collecting_not_of_judging():
     assert found(machine(clock=500.0), clock=[400.0, 600.0]) == []
-    assert found(machine(clock=395.0), clock=[400.0, 600.0])[0]["cause"].startswith(
-        "its clock differs by -5 s"
+    assert found(machine(clock=391.0), clock=[400.0, 600.0])[0]["cause"].startswith(
+        "its clock differs by -9 s"
     )
 
 
