@@ -11,9 +11,10 @@ from ansible.errors import AnsibleFilterError
 from ansible.module_utils.parsing.convert_bool import boolean
 
 # Ansible loads this file by its path, and by no package: so here, and nowhere else, Python is told
-# where planning/ is. At the end of the list, where it hides nobody's module.
-sys.path.append(str(Path(__file__).resolve().parents[1]))
+# where planning/ and contract/ are. At the end of the list, where they hide nobody's module.
+sys.path += map(str, Path(__file__).resolve().parents[1:3])
 
+from contract import clock as contract_clock
 from planning import (
     accept,
     accept_gpu,
@@ -45,6 +46,11 @@ def offline_hosts(hostvars, hosts):
     return [host for host in hosts if boolean(hostvars[host].get("offline", False), strict=False)]
 
 
+def findings(facts, question):
+    """See planning/preflight.py; clocks may differ by as much as in a run."""
+    return preflight.findings(facts, {**question, "clock_tolerance": contract_clock.TOLERANCE})
+
+
 def python_of(stack, machine, manager):
     """{"manager", "python"} of a machine's environment."""
     return dict(zip(("manager", "python"), stacks.python_for(stack, machine, manager)))
@@ -74,7 +80,7 @@ FILTERS = {
     "driver_plan": driver.driver_plan,
     "expected_stack": stacks.expected,
     "finding_text": preflight.text,
-    "findings": preflight.findings,
+    "findings": findings,
     "forgotten": members.forgotten,
     "former_hosts_file": members.former_hosts_file,
     "full_address": network_facts.full_address,

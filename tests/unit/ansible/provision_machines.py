@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 import ansible.module_utils
+from contract import clock
 
 ROOT = Path(__file__).parents[3]
 # Where Ansible looks because of ansible.cfg.
@@ -89,6 +90,7 @@ QUESTION = {
     "toolkit": "auto",
     "table": TABLE,
     "clock": [999.0, 1001.0],
+    "clock_tolerance": clock.TOLERANCE,
     "ansible_core": "2.19.5",
     "users": {"provisions": "tandem-admin", "trains": "tandem", "there": True},
 }
