@@ -215,11 +215,13 @@ def _settling_sizes(job: Job) -> List[int]:
 
 
 def settle_buckets(job: Job) -> None:
-    """A throw-away forward and backward, which leaves everything as it was.
+    """A throw-away forward and backward, and another one, which leave everything as it was.
 
-    DDP rebuilds its buckets after its first backward, and sums in another order from then on:
-    without this pass, the first step after a resume would differ from the same step of a run that
-    was never stopped. Raises UserError for parameters without a gradient, for which DDP would wait.
+    DDP rebuilds its buckets in its second forward, and sums in another order from then on: without
+    the first pass, the first step after a resume would differ from the same step of a run that was
+    never stopped. The rebuilding is a collective: without the second pass, a rank that has no image
+    in the first step would leave the others waiting in it. Raises UserError for parameters without
+    a gradient, for which DDP would wait.
 
     Before that, each rank makes such a pass by itself, and then all meet. So what takes long only
     once, and longer on one rank than on another, such as a compilation, is not part of a step for
@@ -240,8 +242,14 @@ def settle_buckets(job: Job) -> None:
             job.world.exchange.meet()
         for size in _settling_sizes(job):
             blank_pass(job, job.net, size)
-        weights = job.model.named_parameters()
-        unused = [name for name, p in weights if p.requires_grad and p.grad is None]
+        _refuse_unused(job)
+        blank_pass(job, job.net, _settling_sizes(job)[-1])
+
+
+def _refuse_unused(job: Job) -> None:
+    """Raises UserError for parameters that the pass before left without a gradient."""
+    weights = job.model.named_parameters()
+    unused = [name for name, p in weights if p.requires_grad and p.grad is None]
     if unused and job.world.size > 1 and not job.options.find_unused_parameters:
         raise UserError(
             f"the model's {unused[0]} (of {len(unused)} parameters) takes no part in its output, "

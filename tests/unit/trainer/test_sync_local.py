@@ -150,6 +150,15 @@ def test_all_nodes_save_the_same_model_and_average(images, tmp_path, spec):
     assert states[0]["ema"]["updates"] == states[0]["step"]
 
 
+def test_a_machine_without_images_in_a_first_local_step_leaves_nobody_waiting(tmp_path):
+    """Seven images for three machines with two each: the second step has one. DDP rebuilt its
+    buckets, a collective, in the first forward of whoever had one."""
+    few = make_images(tmp_path / "few", per_class=1, classes=7)
+    more = ("--per_node_batch_size", 2, "--sync_warmup", 0, "--timeout", 30)
+    models = train(few, tmp_path, *more, "--sync", "localsgd:2", nodes=(1, 1, 1))
+    assert [model["step"] for model in models] == [4] * 3
+
+
 def test_a_run_in_which_overlap_never_meets_ends_with_the_average(images, tmp_path):
     """One epoch, shorter than a round: what is saved is what all ranks have learned."""
     ours = train(images, tmp_path, "--epochs", 1, "--sync_warmup", 0, "--sync", "overlap:99")
