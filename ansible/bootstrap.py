@@ -22,6 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from planning import errors
+
 ROOT = Path(__file__).resolve().parents[1]
 PLAYBOOK = ROOT / "ansible" / "playbooks" / "bootstrap.yml"
 TOOLS = Path(sys.executable).parent  # Ansible's programs are in the same environment
@@ -330,4 +332,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(errors.ended(main))

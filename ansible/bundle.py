@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bundling import debs, fetch, installers, manifest, wheels
 from bundling.manifest import BundleError
+from planning import errors
 
 BUNDLE = Path(__file__).resolve().parents[1] / "bundle"
 ROOMS = {wheels.Wheels: wheels, debs.Debs: debs, installers.Installers: installers}
@@ -48,6 +49,7 @@ def gather(orders, progress):
     """Carries the orders out. Returns whether there was anything to do."""
     todo = [order for order in orders if not manifest.is_complete(order.folder, order.purpose())]
     for order in todo:
+        progress.begin(order.folder.name)
         ROOMS[type(order)].gather(order, progress)
     return bool(todo)
 
@@ -87,4 +89,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(errors.ended(main))

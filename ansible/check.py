@@ -17,10 +17,16 @@ import threading
 import time
 from pathlib import Path
 
-from planning import health, preflight
+from planning import errors, health, preflight
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAYBOOK = ROOT / "ansible" / "playbooks" / "check.yml"
+
+
+LOCAL = (
+    "{} are nodes of this one machine (ansible_connection=local), which nobody provisions: "
+    "make env has installed what they need."
+)
 
 
 class InspectionError(Exception):
@@ -50,12 +56,13 @@ def inspect(inventory, extra):
         if not output.exists():
             raise InspectionError(f"could not look at the machines: {reason(printed)}")
         found = json.loads(output.read_text())
+    local = found["local"] if len(found["local"]) > 1 else []
+    found["findings"] = [row for row in found["findings"] if row["host"] not in local]
     order = {name: place for place, name in enumerate(found["order"])}
     machines = [*found["healthy"], *(health.absent(name) for name in found["absent"])]
-    return {
-        part: sorted(rows, key=lambda row: order[row["host"]])
-        for part, rows in (("findings", found["findings"]), ("machines", machines))
-    }
+    parts = (("findings", found["findings"]), ("machines", machines))
+    ordered = {part: sorted(rows, key=lambda row: order[row["host"]]) for part, rows in parts}
+    return {**ordered, "local": local}
 
 
 def run_playbook(argv, environment, every=8.0):
@@ -84,10 +91,10 @@ def reason(printed):
     return f"{said.rstrip('.')}. To see all of it: ansible-playbook {PLAYBOOK.relative_to(ROOT)}"
 
 
-def text(findings, machines, width=80):
+def text(findings, machines, local=(), width=80):
     """The text for people: a paragraph per finding, notes once, and a line per machine."""
     problems = preflight.problems(findings)
-    lines, host = [], None
+    lines, host = textwrap.wrap(LOCAL.format(", ".join(local)), width) if local else [], None
     for finding in problems:
         if finding["host"] != host:
             host = finding["host"]
@@ -137,9 +144,9 @@ def main(argv=None):
     if args.json:
         print(json.dumps({"findings": problems, "machines": machines}, indent=2))
     else:
-        print(text(found["findings"], machines))
+        print(text(found["findings"], machines, found["local"]))
     return 1 if problems else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(errors.ended(main))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import yaml
 
-from planning import driver, stacks, toolkit
+from planning import driver, errors, stacks, toolkit
 from planning.errors import PlanError
 from planning.faults import machine
 
@@ -316,4 +316,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(errors.ended(main))

@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+from planning import errors
+
 RECORDS = Path(__file__).resolve().parents[1] / ".tandem" / "wake"
 PORT = 9  # discard: a service there, if any, ignores what it receives
 
@@ -153,4 +155,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(errors.ended(main))

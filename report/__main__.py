@@ -45,6 +45,9 @@ def main(argv: list[str]) -> int:
         drop_output()
         print(f"report: what it says could not be printed: {error.strerror}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("report: interrupted; the run is as it was", file=sys.stderr)
+        return 130
     except ReportError as error:
         print(f"report: {printable(verbs.keeping(str(error)))}", file=sys.stderr)
         return error.code

@@ -281,6 +281,9 @@ def main(argv: list[str] | None = None) -> int:
     except (ImagenetError, OSError) as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("\ntandem: interrupted; the same command can be typed again", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -461,6 +461,8 @@ def main(argv):
     except VerbError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 

@@ -36,6 +36,10 @@ class Progress:
         if not self.is_terminal:
             print(line, flush=True)
 
+    def begin(self, what):
+        """Says what follows: before its bar moves, an archive or an index is asked for a minute."""
+        print(f"tandem: gathering {what}", file=self.stream, flush=True)
+
     @contextmanager
     def bar(self, what, total, unit="B"):
         """Yields a function that takes how much more was done."""
@@ -53,7 +57,10 @@ class Progress:
 
 def _open_terminal(path):
     # NOCTTY: a process without a terminal of its own must not make this one its own.
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "w")
+    try:
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "w")
+    except OSError:  # after `su` the terminal is still the other user's
+        return sys.stderr
 
 
 def fetch_all(files, what, progress, proxy=""):

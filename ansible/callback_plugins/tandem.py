@@ -9,6 +9,8 @@ from pathlib import Path
 from ansible.plugins.callback.default import CallbackModule as Default
 from ansible.utils.display import Display
 
+from ansible import constants as C
+
 # As filter_plugins/tandem.py does, at the end of the list.
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
@@ -43,9 +45,22 @@ class CallbackModule(Default):
     CALLBACK_TYPE = "stdout"
     CALLBACK_NAME = "tandem"
 
+    asked = False  # whether it was said that machines are being asked
+
     def v2_playbook_on_task_start(self, task, is_conditional):
         if not reaching(task):
             super().v2_playbook_on_task_start(task, is_conditional)
+        elif not self.asked:
+            self.asked = True
+            self._say("Asking the machines whether they answer: 10 s if one of them is off.")
+
+    def v2_playbook_on_stats(self, stats):
+        self._display.banner("PLAY RECAP")
+        for host in sorted(stats.processed):
+            row = stats.summarize(host)
+            wrong = row["failures"] or row["unreachable"]
+            color = C.COLOR_ERROR if wrong else C.COLOR_CHANGED if row["changed"] else C.COLOR_OK
+            self._display.display(recap(host, row), color=color)
 
     def v2_runner_on_unreachable(self, result):
         # Role reach says what ssh said and what to do, once all machines have had time to answer.
@@ -72,6 +87,13 @@ class CallbackModule(Default):
     def _say(self, sentences):
         for sentence in sentences if isinstance(sentences, list) else [str(sentences)]:
             self._display.display(paragraph(sentence))
+
+
+def recap(host, row):
+    """A machine's line at the end: what Ansible's own says, in the columns of a terminal."""
+    names = (("ok", "ok"), ("changed", "changed"), ("unreachable", "unreachable"))
+    counts = [f"{said}={row[name]}" for name, said in (*names, ("failures", "failed"))]
+    return f"{host:<20} : {' '.join(f'{count:<10}' for count in counts)}".rstrip()
 
 
 def reaching(task):

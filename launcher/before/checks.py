@@ -20,7 +20,7 @@ from launcher.before.plan import Plan
 from launcher.before.preflight import Asked, Machines
 from launcher.during import code, restart
 from launcher.during.lines import Terminal
-from launcher.during.waiting import waiting
+from launcher.during.waiting import WaitNotice, waiting
 from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.options import Options, TrainerSettings, phases_of, trainer_settings
@@ -62,7 +62,7 @@ def check_machines(options: Options, terminal: Terminal, run: str | None = None)
     for note in notes:
         terminal.say(note)
     asked = Asked(options, settings, run, begun=run is not None)
-    reported = None
+    reported, queueing = None, WaitNotice(terminal, "waiting for machines that are busy")
     while True:
         with waiting(terminal, f"asking {planning.count(len(hosts), 'machine')} what is there"):
             machines = preflight.inspect(hosts, asked)
@@ -85,10 +85,16 @@ def check_machines(options: Options, terminal: Terminal, run: str | None = None)
             asked = replace(asked, options=options, settings=settings, begun=True)
             return Checked(options, settings, hosts, machines, asked)
         machines.close()
-        if busy[0].text != reported:
-            reported = busy[0].text
-            terminal.say(f"waiting: {reported}")
-        time.sleep(QUEUE_POLL_SECONDS)
+        reported = _wait(busy[0].text, reported, queueing, terminal)
+
+
+def _wait(busy: str, reported: str | None, notice: WaitNotice, terminal: Terminal) -> str:
+    """Until it is worth asking again; says what is waited for when that changes."""
+    if busy != reported:
+        terminal.say(f"waiting: {busy}")
+    notice.update()
+    time.sleep(QUEUE_POLL_SECONDS)
+    return busy
 
 
 def settle(machines: Machines, asked: Asked, terminal: Terminal) -> TrainerSettings:

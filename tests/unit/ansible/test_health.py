@@ -182,6 +182,7 @@ def test_check_shows_findings_then_the_table_in_the_order_of_the_inventory(monke
                      {"host": "pc1", **note}],
         "healthy": [row("pc1")],
         "absent": ["pc2"],
+        "local": [],
         "order": ["pc1", "pc2", "pc3"],
     }  # fmt: skip
 

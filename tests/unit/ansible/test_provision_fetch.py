@@ -114,3 +114,11 @@ def test_proxies_of_the_environment_are_used_unless_apt_has_one(monkeypatch):
         "http://environment.invalid:1",
         "http://apt.invalid:2",
     ]
+
+
+def test_a_terminal_that_is_another_users_is_no_defect(tmp_path):
+    """After `su` it may not be opened; a folder stands in for it, which nobody may write to."""
+    progress = fetch.Progress(str(tmp_path))
+    progress.begin("wheels")
+    with progress.bar("wheels", 1) as advance:
+        advance(1)

@@ -56,7 +56,9 @@ def test_looking_is_not_silent_and_tells_the_task(monkeypatch, tmp_path):
 def test_what_is_only_to_be_known_is_said_once_and_is_no_problem(monkeypatch, capsys):
     note = {"fault": "one_user", "cause": "tandem trains there", "remedy": "train_user=tandem"}
     notes = [{"host": host, **note} for host in ("pc1", "pc2")]
-    monkeypatch.setattr(check, "inspect", lambda *_: {"findings": notes, "machines": []})
+    monkeypatch.setattr(
+        check, "inspect", lambda *_: {"findings": notes, "machines": [], "local": []}
+    )
     assert (check.main([]), check.main(["--json"])) == (0, 0)
     said = capsys.readouterr().out
     assert said.startswith("Nothing is wrong with the machines.\nNote on pc1, pc2:\n  - Tan")
@@ -102,7 +104,9 @@ def test_role_reach_speaks_in_sentences_of_80_columns(screen):
     callback.v2_playbook_on_task_start(result("reach")._task, False)
     callback.v2_runner_on_unreachable(result("reach", msg="No route to host"))
     callback.v2_runner_item_on_ok(result("reach"))
-    assert shown == []
+    callback.v2_playbook_on_task_start(result("reach")._task, False)
+    assert shown == ["Asking the machines whether they answer: 10 s if one of them is off."]
+    shown.clear()
     long = "SET ASIDE: node1: 192.168.56.111 did not answer: No route to host. Remedy: is it on?"
     callback.v2_runner_on_failed(result("reach", msg=["No machine answers.", long]))
     callback.v2_runner_on_ok(result("reach", action="ansible.builtin.debug", msg=["Again."]))
@@ -162,3 +166,50 @@ def test_a_machines_words_are_no_orders_for_the_terminal(tmp_path, colour):
     plain = re.sub(r"\x1b\[[0-9;]*m", "", said)
     assert not set(re.sub(r"[\n\t]", "", plain)) & set(map(chr, [*range(32), *range(127, 160)]))
     assert "\u202e" not in said and "Traceback" not in said
+
+
+def test_the_end_of_a_play_has_a_line_a_machine_that_fits(tmp_path):
+    """By Ansible itself; the machines are this one under two names."""
+    (tmp_path / "pcs.ini").write_text(
+        "[cluster]\npc1 ansible_connection=local\npc2 ansible_connection=local\n"
+    )
+    (tmp_path / "book.yml").write_text(
+        "- hosts: cluster\n  gather_facts: false\n  tasks:\n"
+        "    - name: Fail on one\n      ansible.builtin.assert:\n"
+        "        that: inventory_hostname == 'pc1'\n"
+    )
+    done = subprocess.run(
+        [
+            *(Path(sys.executable).parent / "ansible-playbook", tmp_path / "book.yml"),
+            *("--inventory", tmp_path / "pcs.ini"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "ANSIBLE_CONFIG": str(ANSIBLE.parent / "ansible.cfg")},
+    )
+    end = done.stdout.partition("PLAY RECAP")[2].splitlines()[1:]
+    assert [" ".join(line.split()) for line in end if line] == [
+        "pc1 : ok=1 changed=0 unreachable=0 failed=0",
+        "pc2 : ok=0 changed=0 unreachable=0 failed=1",
+    ]
+    assert max(map(len, end)) <= 80 and done.returncode == 2
+
+
+@pytest.mark.parametrize("script", ["check", "bootstrap", "dry_provision", "wake", "bundle"])
+def test_ctrl_c_ends_a_program_without_a_traceback(tmp_path, script):
+    """The program itself, whose first step (to read its arguments) is interrupted."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import argparse\n"
+        "def interrupt(*_, **__): raise KeyboardInterrupt\n"
+        "argparse.ArgumentParser.parse_known_args = interrupt\n"
+    )
+    done = subprocess.run(
+        [sys.executable, ANSIBLE / f"{script}.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 130 and "Traceback" not in done.stderr
+    assert "tandem: interrupted" in done.stderr
