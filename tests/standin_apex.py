@@ -16,8 +16,9 @@ def _weights(optimizer):
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def initialize(model, optimizer, opt_level, verbosity):
+def initialize(model, optimizer, opt_level, verbosity, **more):
     calls.append(("initialize", opt_level, verbosity, type(model).__name__))
+    calls.extend(more.items())
     scaler.update(loss_scale=2.0**16, unskipped=0)
     optimizer.halves, optimizer.skip, own_step = [], False, optimizer.step
     if opt_level == "O2":

@@ -81,7 +81,10 @@ class ApexAmp(Precision):
     def cast_weights(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         weights = optimized(optimizer)
         self.optimizer = optimizer
-        self.amp.initialize(model, optimizer, opt_level=self.level, verbosity=0)
+        # torch counts the samples of all ranks in the type of the statistics (precision.py).
+        wide = self.level == "O3" and any(isinstance(m, nn.SyncBatchNorm) for m in model.modules())
+        more = {"keep_batchnorm_fp32": True} if wide else {}
+        self.amp.initialize(model, optimizer, opt_level=self.level, verbosity=0, **more)
         optimizer.zero_grad()  # creates apex's masters, which a checkpoint must find
         pairs = zip(weights, optimized(optimizer))
         self.masters = [(weight, master) for weight, master in pairs if weight is not master]

@@ -47,6 +47,22 @@ def copy_all(to: List[torch.Tensor], values: List[torch.Tensor]) -> None:
             tensor.copy_(value)
 
 
+def unscale(gradients: List[torch.Tensor], factor: torch.Tensor) -> torch.Tensor:
+    """Multiply all by `factor`, in place and in few kernels; 1.0 on the device where any was not
+    finite, else 0.0. As GradScaler does it: torch 1.12's norm would take a kernel or two for each
+    gradient."""
+    found = torch.zeros_like(factor)
+    if not gradients:
+        return found
+    on_cpus = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 3)
+    if gradients[0].is_cuda or on_cpus:
+        torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, factor)
+        return found
+    finite = [gradient.isfinite().all() for gradient in gradients]  # a CPU, by an older torch
+    torch._foreach_mul_(gradients, factor.item())
+    return (~torch.stack(finite).all()).to(factor.dtype)
+
+
 def static_graph_in_parts() -> bool:
     """Whether DDP with a static graph can add up micro-batches: torch 1.12 ends in an internal
     assertion of its own, 2.15 does not."""

@@ -37,6 +37,10 @@ class LossScale:
         """The factor by which the loss is multiplied."""
         return self.value
 
+    def inverse(self, device: torch.device) -> torch.Tensor:
+        """By which the gradients on the device are multiplied."""
+        return torch.full((), 1 / self.value, device=device)
+
     def update(self, overflow: bool) -> None:
         self.good_steps = 0 if overflow else self.good_steps + 1
         if overflow:
@@ -69,6 +73,9 @@ class DeviceScale:
     def good_steps(self) -> int:
         """Waits for the device."""
         return int(self._good.item())
+
+    def inverse(self, device: torch.device) -> torch.Tensor:
+        return 1 / self.factor
 
     def update(self, overflow: torch.Tensor) -> None:
         """`overflow`: a scalar bool tensor on the device."""

@@ -6,7 +6,6 @@ master weights, dynamic scale. O3: all half, scale 1.
 
 import contextlib
 import importlib.util
-import math
 import pathlib
 from typing import Any, ContextManager, Dict, List, Optional, Tuple, TypedDict, Union
 
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .compat import copy_all, steps_by_itself
+from .compat import copy_all, steps_by_itself, unscale
 from .errors import UserError
 from .loss_scale import DeviceScale, LossScale, ScaleState
 
@@ -67,11 +66,13 @@ class Precision:
             self.scale = DeviceScale(self.device)
         if self.level in WEIGHTS:
             model.to(WEIGHTS[self.level])
+        # In fp16 torch would count the samples of all ranks in fp16, too, which ends at 65,504.
+        wide = {"O2": _BatchNorm, "O3": nn.SyncBatchNorm}.get(self.level)
+        for module in model.modules():
+            if wide is not None and isinstance(module, wide):
+                module.float()
         if self.level != "O2":
             return
-        for module in model.modules():
-            if isinstance(module, _BatchNorm):
-                module.float()
         for group in optimizer.param_groups:
             for position, weight in enumerate(group["params"]):
                 if weight.dtype is torch.float16:
@@ -98,19 +99,19 @@ class Precision:
         for weight, master in self.masters:
             master.grad = None if weight.grad is None else weight.grad.float()
         weights = optimized(optimizer)
+        overflow: Union[bool, torch.Tensor] = False
         if self.scale is not None:
             gradients = [weight.grad for weight in weights if weight.grad is not None]
-            torch._foreach_mul_(gradients, 1 / self.scale.factor)
-        overflow: Union[bool, torch.Tensor] = False
-        if clip or self.scale is not None:
-            norm = nn.utils.clip_grad_norm_(weights, clip or math.inf)
+            found = unscale(gradients, self.scale.inverse(self.device))
+        if clip:
+            nn.utils.clip_grad_norm_(weights, clip)
         if isinstance(self.scale, DeviceScale):
-            overflow = ~norm.isfinite()
+            overflow = found > 0
             self.scale.update(overflow)
             _make_momenta(optimizer)
-            optimizer.found_inf = overflow.float()  # type: ignore[attr-defined]
+            optimizer.found_inf = found  # type: ignore[attr-defined]
         elif self.scale is not None:
-            overflow = not math.isfinite(norm)
+            overflow = bool(found)
             self.scale.update(overflow)
         if overflow is not True:
             optimizer.step()

@@ -147,10 +147,12 @@ def _meet(options: Options, here: Place, own: Device, device: torch.device) -> M
         os.environ["MASTER_ADDR"] = _first_host(here)
     os.environ.setdefault("MASTER_PORT", "29500")
     card = card_towards(os.environ["MASTER_ADDR"])
+    backend = _backend(device)
     if card is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", card)
+        if backend == "nccl":
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={card}")  # = means exactly this one
     patience = timedelta(seconds=options.timeout)
-    backend = _backend(device)
     if backend == "nccl":
         os.environ.update(nccl_settings())
     try:

@@ -14,6 +14,7 @@ from launcher.errors import MachineError, UserError
 from launcher.inventory import MOST_GPUS, Host
 from launcher.probes.machine import MARK
 from launcher.validate import NATURAL, Each, Invalid, Match, One
+from trainer import levels
 
 MODULES = (
     *("trainer.card", "trainer.data.layout", "launcher.node.tree", "launcher.probes.command"),
@@ -36,7 +37,7 @@ def shape(task: dict[str, Any]) -> dict[str, Any]:
         "home": Match(r"/[^\x00-\x1f]*"),
         "hostname": str,
         "cores": One(range(1, 1 << 20)),
-        "cpu_flags": [str],
+        "cpu_flags": [One(levels.BF16_FLAGS)],
         "machine": str,
         "versions": dict.fromkeys(VERSIONS, (VERSION, None)),
         "models": [str],
@@ -124,7 +125,8 @@ def ask_all(
 
 def _ask(node: Node, task: dict[str, Any]) -> Facts | str:
     host = node.host
-    source = sent.program(MODULES, f"main({task!r})")
+    asked_for = {**task, "cpu_flags": levels.BF16_FLAGS}
+    source = sent.program(MODULES, f"main({asked_for!r})")
     asked = time.time()
     try:
         process = node.start([host.env_python, "-IB", "-"])

@@ -33,7 +33,7 @@ def main(task):
         "home": str(pathlib.Path.home()),
         "hostname": socket.gethostname(),
         "cores": len(os.sched_getaffinity(0)),
-        "cpu_flags": cpu_flags(),
+        "cpu_flags": cpu_flags(task["cpu_flags"]),
         "machine": machine_id(),
         "versions": found,
         "models": models(task["models"], task["node_dir"], found["torchvision"]),
@@ -143,12 +143,12 @@ def runs():
     return [{"pid": int(pid), "run": run, "holder": holder} for pid, run, holder in found]
 
 
-def cpu_flags():
-    """The flags of /proc/cpuinfo that say whether the CPU computes in 16 bits."""
+def cpu_flags(wanted):
+    """Those of `wanted` that /proc/cpuinfo has."""
     text = pathlib.Path("/proc/cpuinfo").read_text(errors="replace")
     match = re.search(r"^flags\s*:(.*)", text, re.MULTILINE)
     flags = match.group(1).split() if match else []
-    return sorted(flag for flag in flags if flag in ("avx512_bf16", "amx_bf16"))
+    return sorted(set(flags).intersection(wanted))
 
 
 def free_ports(ports):

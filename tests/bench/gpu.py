@@ -260,21 +260,32 @@ def measured(device, scale):
                 for row in beside(setting, scale):
                     print(*row, sep="  ", flush=True)
                     steps.append(row)
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                steps.append([str(setting), "all", "does not fit into memory", "", ""])
+            except Exception as error:  # a compilation may raise anything
+                steps.append([str(setting), "all", failure(error), "", ""])
         sources = (loader_alone(data, scale.models[0][1], scale), fed(device, data, scale),
                    parts(device, data, scale))  # fmt: skip
-        for row in (row for source in sources for row in source):
-            print(*row, sep="  ", flush=True)
-            others.append(row)
+        for source in sources:
+            try:
+                for row in source:
+                    print(*row, sep="  ", flush=True)
+                    others.append(row)
+            except Exception as error:
+                others.append([source.__name__, failure(error)])
     name = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
     date = datetime.datetime.now(datetime.timezone.utc).date()
     title = f"{name}, torch {torch.__version__}, {os.cpu_count()} cores, {date}"
     title += f"; medians of {scale.rounds} rounds in turns"
     head = ["step", "by", "images/s", "ours is faster by", "peak memory"]
     return f"{title}\n\n{table(head, steps)}\n\n{table(['part', 'figure'], others)}"
+
+
+def failure(error):
+    """One failure costs its rows, and not the tables."""
+    if is_out_of_memory(error):
+        return "does not fit into memory"
+    said = " ".join(str(error).split()).replace("|", "/")
+    print(f"failed: {type(error).__name__}: {said[:500]}", file=sys.stderr)
+    return f"failed: {type(error).__name__}: {said[:100]}"
 
 
 def write(text):

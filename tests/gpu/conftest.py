@@ -11,6 +11,7 @@ from tests.trainer_ranks import make_images
 LEAST = 60  # cases: where there are fewer, some have got lost
 CPU = torch.device("cpu")
 ALL, WITHOUT = pytest.StashKey[list](), pytest.StashKey[list]()
+CARDS = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser):
@@ -19,9 +20,10 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "needs_gpu: a CPU cannot show it")
-    # One card: what two ranks do that share it is tried, not what they do with one each.
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    os.environ["CUDA_VISIBLE_DEVICES"] = first
+    config.addinivalue_line("markers", "needs_torch_2: torch 1.12 has it not")
+    # One card: what two ranks do that share it is tried. Only one case takes another one, too.
+    config.stash[CARDS] = os.environ["TANDEM_TEST_CARDS"]
+    os.environ["CUDA_VISIBLE_DEVICES"] = config.stash[CARDS].split(",")[0]
     if config.getoption("--device") == "cuda" and not torch.cuda.is_available():
         raise pytest.UsageError(
             f"torch {torch.__version__} of {sys.executable} sees no GPU: see what nvidia-smi says, "
@@ -30,10 +32,13 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
+    from tests.gpu.jobs import OLD  # not before it is known that this torch is one
+
     config.stash[ALL] = [item.nodeid for item in items]
-    if config.getoption("--device") == "cuda":
-        return
-    without = [item for item in items if item.get_closest_marker("needs_gpu")]
+    lacking = {"needs_gpu": config.getoption("--device") == "cpu", "needs_torch_2": OLD}
+    missing = [name for name, lacks in lacking.items() if lacks]
+    without = [item for item in items if any(map(item.get_closest_marker, missing))]
+    without += [item for item in items if OLD and "bf16" in item.name and item not in without]
     config.stash[WITHOUT] = [item.nodeid for item in without]
     items[:] = [item for item in items if item not in without]
     config.hook.pytest_deselected(items=without)
@@ -57,7 +62,9 @@ def pytest_terminal_summary(terminalreporter, config):
     for report in skipped:
         say(f"left out: {report.nodeid}: {report.longrepr[2]}")
     if without:
-        say(f"needs a GPU: {len(without)} cases")
+        say(
+            f"needs a GPU{' or torch 2' * torch.__version__.startswith('1.')}: {len(without)} cases"
+        )
         for nodeid in without:
             say(f"  {nodeid}")
 
@@ -65,6 +72,12 @@ def pytest_terminal_summary(terminalreporter, config):
 @pytest.fixture(scope="session")
 def device(request):
     return torch.device("cuda", 0) if request.config.getoption("--device") == "cuda" else CPU
+
+
+@pytest.fixture(scope="session")
+def cards(request):
+    """CUDA_VISIBLE_DEVICES with the first two cards, where there are two."""
+    return ",".join(request.config.stash[CARDS].split(",")[:2])
 
 
 @pytest.fixture(scope="session")

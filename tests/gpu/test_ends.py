@@ -55,12 +55,15 @@ def late(*argv):
 
     def sum_late(tensor):
         result = torch.futures.Future(devices=[tensor.device] if tensor.is_cuda else [])
-        threading.Thread(target=deliver, args=(tensor, result), daemon=True).start()
+        ready = torch.cuda.current_stream().record_event() if tensor.is_cuda else None
+        threading.Thread(target=deliver, args=(tensor, result, ready), daemon=True).start()
         return result
 
-    def deliver(tensor, result):
+    def deliver(tensor, result, ready):
         stream = torch.cuda.Stream() if tensor.is_cuda else None
         with torch.cuda.stream(stream):
+            if ready is not None:
+                stream.wait_event(ready)  # the gradient may not have been computed yet
             done = base.sum_over_ranks(tensor)
             done.wait()
             time.sleep(0.02)
@@ -249,6 +252,7 @@ def unequal(images, device, given):
     return slow.calls
 
 
+@pytest.mark.needs_torch_2  # whose time-outs can be set later
 @pytest.mark.parametrize("given", [{}, {"static_graph": True}, {"sync_bn": True}], ids=str)
 def test_a_first_pass_that_takes_longer_on_one_rank_breaks_nothing(images, device, given):
     """Compiling is no step: its peers wait longer than --timeout for it."""

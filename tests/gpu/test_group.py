@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.gpu.jobs import batches, options_of, prepared, train, weights
+from tests.gpu.jobs import batches, options_of, prepared, that_torch_has, train, weights
 from tests.gpu.ranks import off
 from tests.trainer_ranks import run_ranks
 from tests.unit.trainer.sync_ranks import Steps
@@ -16,11 +16,12 @@ from trainer.sync.carrier import Carrier, Stage
 
 SPECS = [spec for rule in strategies.RULES.values() for spec in rule.usual]
 SPECS += ["allreduce:gloo", "fp16:gloo"]
+SPECS = that_torch_has(SPECS)
 LOCAL = [spec for spec in SPECS if strategies.parse(spec).local]
 # Of the sum of gradients, which of one rank is its own.
 NEAR = {"allreduce": 1e-6, "bf16": 0.01, "fp16": 2e-3, "ef:8": 0.02, "ef:4": 0.3, "ef:2": 1.5}
 NEAR.update({"allreduce:gloo": 1e-6, "fp16:gloo": 2e-3, "ef:1.6": NEAR["ef:2"]})
-PRECISIONS = ["fp32", "bf16", "O1", "O2", "O3"]
+PRECISIONS = that_torch_has(["fp32", "bf16", "O1", "O2", "O3"])
 
 
 def in_a_group(images, device):
@@ -97,7 +98,7 @@ def test_the_backend_is_nccl(found):
     assert found[0] == "nccl"
 
 
-@pytest.mark.parametrize("spec", NEAR)
+@pytest.mark.parametrize("spec", that_torch_has(NEAR))
 def test_the_sum_of_one_rank_is_its_own(found, spec):
     assert found[1][spec] < NEAR[spec]
 

@@ -2,6 +2,7 @@
 with, and that smaller micro-batches fit then.
 """
 
+import json
 import os
 import pathlib
 import resource
@@ -35,18 +36,18 @@ def limit(device, size):
     resource.setrlimit(resource.RLIMIT_AS, (used + size, resource.RLIM_INFINITY))
 
 
-def limited(device, *argv):
-    """In a rank: the trainer's exit code."""
-    limit(device, LIMIT)
+def limited(device, beside, *argv):
+    """In a rank: the trainer's exit code. `beside`: so much of a GPU's memory is free, too."""
+    limit(device, LIMIT + (beside if device.type == "cuda" else 0))
     return trainer(*argv)
 
 
-def code(many, device, *argv, divisor=1, model="hungry", batch=40):
+def code(many, device, *argv, divisor=1, model="hungry", batch=40, beside=0):
     words = ["--data", many, "--device", device.type, "--model", f"tests.gpu.models:{model}"]
     words += ["--precision", "fp32", "--workers", 0, "--augment", "none", "--epochs", 1]
     words += ["--per_node_batch_size", batch, *argv]
     env = {"TANDEM_MICRO_BATCH_DIVISOR": divisor}
-    return run_ranks([1], limited, device, *words, env=env, quiet=True)[0]
+    return run_ranks([1], limited, device, beside, *words, env=env, quiet=True)[0]
 
 
 def test_a_step_that_does_not_fit_ends_with_the_code_of_memory(many, device):
@@ -58,8 +59,14 @@ def test_with_smaller_micro_batches_training_and_evaluation_fit(many, device):
     assert code(many, device, divisor=8) == 0
 
 
-def test_auto_batch_finds_micro_batches_that_fit(many, device):
-    assert code(many, device, "--auto_batch") == 0
+def test_auto_batch_finds_micro_batches_that_fit(many, device, tmp_path):
+    """Not the whole batch, which fits beside what has to stay free of a large card, nor single
+    images."""
+    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    argv = ["--auto_batch", "--output", tmp_path]
+    assert code(many, device, *argv, beside=total // 20) == 0
+    lines = (tmp_path / "nodes/node1/rank0.steps.jsonl").read_text().splitlines()
+    assert 2 <= json.loads(lines[0])["accumulate"] <= 16
 
 
 def test_recomputing_activations_does_not_help_one_stage(many, device):

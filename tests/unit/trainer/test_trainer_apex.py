@@ -43,6 +43,15 @@ def test_only_the_last_micro_step_unscales():
     assert torch.allclose(before - net.weight, torch.full((2, 4), 0.2))
 
 
+def test_statistics_over_ranks_stay_fp32_in_o3():
+    """As by our own O3: torch would count samples in fp16."""
+    standin_apex.calls.clear()
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.SyncBatchNorm(2))
+    precision = ApexAmp(standin_apex, "O3", CPU)
+    precision.cast_weights(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    assert standin_apex.calls[1] == ("keep_batchnorm_fp32", True)
+
+
 def test_clipping_sees_unscaled_masters():
     net, precision, optimizer = prepared("O2")
     before = precision.masters[0][1].detach().clone()

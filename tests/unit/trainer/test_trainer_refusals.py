@@ -204,6 +204,39 @@ def test_the_device_is_set_before_the_group_is_formed(monkeypatch):
     assert order == ["cuda:2", "meet"]
 
 
+@pytest.mark.parametrize("backend, cards", [("nccl", ["eno1", "=eno1"]), ("gloo", ["eno1", None])])
+def test_a_start_without_the_launcher_takes_the_card_towards_the_master(
+    monkeypatch, backend, cards
+):
+    """NCCL would take any other, such as docker0."""
+    from trainer import world
+    from trainer.errors import UserError
+    from trainer.options import Options
+    from trainer.place import Place
+
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    for name in (*names, "NCCL_DEBUG", "NCCL_ASYNC_ERROR_HANDLING", "MASTER_PORT"):
+        monkeypatch.setenv(name, "x")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")
+    monkeypatch.setattr(world, "card_towards", lambda address: "eno1")
+    monkeypatch.setattr(world, "_backend", lambda device: backend)
+
+    def alone(*_, **__):
+        raise OSError("nobody is there")
+
+    monkeypatch.setattr(world, "rendezvous", alone)
+    with pytest.raises(UserError, match="did not meet"):
+        world._meet(Options(), Place(size=2), None, torch.device("cpu"))
+    assert [os.environ.get(name) for name in names] == cards
+
+
+def test_tests_that_are_not_about_gpus_hide_them(images):
+    """Two ranks on a PC with one GPU would both take it, and NCCL refuses that."""
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    assert run_ranks([1], os.getenv, "CUDA_VISIBLE_DEVICES") == [""]
+
+
 def said_with_own_data(folders, *argv):
     """As `said`, with a data folder for each rank; a lost peer instead of an exit code."""
     try:
