@@ -102,10 +102,12 @@ def _release(facts):
 
 
 def _cards(facts, table):
-    names = [
-        f"{row['name']} {device}, compute capability {row['sm'] // 10}.{row['sm'] % 10}"
-        for device, row in stacks.cards(facts, table)
-    ]
+    names = []
+    for gpu in (gpu for gpu in facts["gpus"] if gpu["vendor"] == stacks.NVIDIA):
+        row = stacks.generation(gpu["device"], table)
+        sm = f"compute capability {row['sm'] // 10}.{row['sm'] % 10}" if row else ""
+        unknown = "a card that is not in ansible/stacks.yml"
+        names.append(f"{row['name'] if row else 'NVIDIA'} {gpu['device']}, {sm or unknown}")
     system = f"{facts['distribution'].capitalize()} {facts['release']}, kernel {facts['kernel']}"
     gcc = f"gcc {facts['gcc']}" if facts["gcc"] else "no gcc"
     return [*(names or ["no card of NVIDIA's"]), f"{system}, {gcc}"]
@@ -125,12 +127,24 @@ def _driver(entry, stack, table, bundle):
     if plan["url"]:
         lines += [f"file {plan['url'].rsplit('/')[-1]}", *_from(plan["url"])]
     if plan["packages"]:
-        lines += ["from the distribution's archive:", *plan["packages"]]
+        lines += ["from the distribution's archive:"]
+        lines += [package.replace("=", " ", 1) for package in plan["packages"]]
+    return [*lines, *_beside(plan, entry["facts"])]
+
+
+def _beside(plan, facts):
+    """Lines about what else it takes to have that driver."""
+    lines = []
     if plan["tools"]:
         lines.append(f"and to build the module: {', '.join(plan['tools'])}")
     if plan["waiting"]:
         lines.append(f"for kernel {plan['waiting']} too, which the next boot starts")
-    lines += _reboots(plan, entry["facts"])
+    lines += _reboots(plan, facts)
+    if plan["key"]:
+        lines.append(
+            f"Secure Boot: the module is signed with this machine's own key ({plan['key']}), which "
+            "somebody has to enrol at its screen once; the run says how, and goes on afterwards"
+        )
     if plan["stop"]:
         lines.append(f"{plan['stop']} stops meanwhile")
     return lines

@@ -78,6 +78,7 @@ FILTERS = {
     "driver_hold": driver_after.driver_hold,
     "driver_outcome": driver_after.driver_outcome,
     "driver_plan": driver.driver_plan,
+    "driver_upgrade": driver.upgrade_plan,
     "expected_stack": stacks.expected,
     "finding_text": preflight.text,
     "findings": findings,

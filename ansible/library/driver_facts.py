@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible.module_utils.commands import outcome, output, read
-from ansible.module_utils.kernels import waiting_kernel
+from ansible.module_utils.kernels import numbers, waiting_kernel
 
 DOCUMENTATION = r"""
 ---
@@ -49,20 +49,34 @@ facts:
 # Packages that matter: the driver's, and the kernel's, which must not move without it.
 MATTER = re.compile(
     r"^(nvidia-|libnvidia-|libcuda1$|xserver-xorg-video-nvidia|firmware-nvidia|cuda-drivers"
-    r"|linux-(image|headers|modules|generic|lowlatency|virtual|aws|azure|gcp|oem|cloud)|dkms$|gcc(-\d+)?$|make$"
+    r"|linux-(image|headers|modules|generic|lowlatency|virtual|aws|azure|gcp|oem|cloud)|dkms$|gcc(-\d+)?$|make$|openssl$"
     r"|initramfs-tools$|unattended-upgrades$)"
 )
 OFFERED = re.compile(
-    r"^(nvidia-(driver|headless|kernel|open-kernel|utils|smi)|linux-(modules-nvidia|headers)-"
-    r"|libcuda1$|dkms$|gcc(-\d+)?$|make$)"
+    r"^(nvidia-(driver|headless|kernel|open-kernel|tesla|utils|smi)|libnvidia-tesla|linux-(modules-nvidia|headers)-"
+    r"|libcuda1$|dkms$|gcc(-\d+)?$|make$|openssl$)"
 )
 # Those that depend on a whole driver. The other names do not tell what they depend on.
-WHOLE = re.compile(r"nvidia-(driver|headless)-\d+[a-z-]*$|nvidia-(open-)?kernel-dkms$")
+WHOLE = re.compile(r"nvidia-(driver|headless)-\d+[a-z-]*$|nvidia-(tesla-\d+-)?(open-)?kernel-dkms$")
 # A package of one branch of the driver, and the same package of whatever branch.
 BRANCH = re.compile(r"((?:lib|xserver-xorg-video-)?nvidia-(?:[a-z0-9-]+-)?)\d{3}((?:-[a-z]+)*)$")
+# A kernel's metapackage, by the kernel that it depends on, and its series: generic-hwe-24.04.
+KERNEL = re.compile(r"linux-image-(?:unsigned-)?(\d+\.\d+[a-z0-9.+~-]*)")
+SERIES = re.compile(r"linux-image-([a-z][a-z0-9.-]*)$")
+# Ubuntu's metapackage of signed modules for a branch and a series of kernels; and what is told of
+# the packages that would come with it.
+MODULES = "linux-modules-nvidia-{}-{}"
+TOLD = re.compile(r"linux-(modules-nvidia|image)-|nvidia-dkms-|dkms$")
+# The drivers that DKMS knows, so that it can build them for another kernel.
+DKMS = "/var/lib/dkms/nvidia*"
 PREFERENCES = "/etc/apt/preferences.d/*"
 PROCESSES = "/proc/[0-9]*"
 DISPLAYS = ("Xorg", "X", "Xwayland", "gnome-shell", "kwin_wayland", "weston", "sway", "labwc")
+# Sessions that draw on a screen, by logind. source: sd_session_get_type(3).
+GRAPHICAL = ("x11", "wayland", "mir")
+# Whoever computes opens it, and no compositor does. source: NVIDIA's README, "nvidia-uvm.ko ... is
+# required by CUDA".
+COMPUTES = "/dev/nvidia-uvm"
 # Where an installation writes: libraries, DKMS and records, the installer, the initial RAM disk.
 FOLDERS = ("/usr", "/var/lib", "/var/tmp", "/boot")  # noqa: S108
 # The keys by which DKMS signs modules: Ubuntu's, then DKMS's own from 3.0 on.
@@ -77,18 +91,36 @@ def said(*argv):
 def packages():
     """Installed packages by name, without half-installed ones; the transitional and the held ones.
 
-    "transitional": {package: the package of another branch that it leads to}.
+    "transitional": {package: the package of another branch that it leads to}. "kernel_series":
+    what the metapackage is called that brings the kernel ("generic-hwe-24.04"), None without one.
     """
     layout = "${db:Status-Abbrev}\t${Package}\t${Version}\t${Depends}\n"
-    found, held, transitional = {}, [], {}
+    found, held, transitional, series = {}, [], {}, []
     for line in said("dpkg-query", "--show", "--showformat", layout).splitlines():
         status, name, version, depends = line.split("\t")
         if MATTER.match(name) and status[1] in "iWt":  # installed, or triggers are pending
             found[name] = version
             transitional.update(leads_to(name, depends))
+            series += series_of(name, version, depends)
         if status[0] == "h":
             held.append(name)
-    return {"packages": found, "held": held, "transitional": transitional}
+    return {
+        "packages": found,
+        "held": held,
+        "transitional": transitional,
+        "kernel_series": max(series)[-1] if series else None,
+    }
+
+
+def series_of(name, version, depends):
+    """[(whether it brings the running kernel, its version, its series)] of a kernel's metapackage.
+
+    A desktop may have that of the release's first kernel beside that of a newer series.
+    """
+    meta, kernels = SERIES.match(name), KERNEL.findall(depends)
+    if not meta or not kernels:
+        return []
+    return [(platform.release() in kernels, numbers(version), meta.group(1))]
 
 
 def leads_to(name, depends):
@@ -105,31 +137,59 @@ def leads_to(name, depends):
     return {}
 
 
-def archive(pin, simulate):
-    """What apt would install without our pin.
+def archive(pin, simulate, installed):
+    """What apt would install without our pin; installed: what packages() found.
 
     "offered": {package: version}; "offered_transitional": those among them that lead to another
-    branch, as packages() has it; "uninstallable": {package: why} of the drivers among them, {} if
-    nothing was simulated. An archive may have a driver and lack what it depends on.
+    branch, as packages() has it. {} if nothing was simulated: "uninstallable": {package, or
+    packages that go together: why} of the drivers among them, since an archive may have a driver
+    and lack what it depends on; "prebuilt": {packages that go together: modules and kernels that
+    come with them} of drivers with signed modules for the kernel's series; "broken": why apt would
+    install none, None if it would.
     """
-    names = [name for name in said("apt-cache", "pkgnames").split() if OFFERED.match(name)]
+    names = {name for name in said("apt-cache", "pkgnames").split() if OFFERED.match(name)}
+    names |= {name for name in installed["packages"] if name.startswith("linux-")}
     with tempfile.TemporaryDirectory() as folder:
         for path in glob.glob(PREFERENCES):
             if path != pin:
                 shutil.copy(path, folder)
         option = "Dir::Etc::preferencesparts=" + folder
-        text = said("apt-cache", "-o", option, "policy", *names) if names else ""
+        text = said("apt-cache", "-o", option, "policy", *sorted(names)) if names else ""
         pairs = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (\S+)", text, re.MULTILINE)
         found = {name: version for name, version in pairs if version != "(none)"}
         leading = transitional(option, sorted(found))
         whole = [name for name in found if WHOLE.match(name) and name not in leading]
-        asked = sorted(whole) if simulate else []
-        if asked and not consistent():
+        signed = prebuilt(found, installed["kernel_series"])
+        asked = sorted(whole) + signed if simulate else []
+        answers = dict.fromkeys(asked, ([], None))
+        why = broken() if asked else None
+        if why:
             asked = []
         with ThreadPoolExecutor(max_workers=4) as pool:
-            reasons = list(pool.map(lambda name: uninstallable(name, option), asked))
-    why = {name: reason for name, reason in zip(asked, reasons) if reason}
-    return {"offered": found, "offered_transitional": leading, "uninstallable": why}
+            answers.update(zip(asked, pool.map(lambda way: simulated(way.split(), option), asked)))
+    return {
+        "offered": found,
+        "offered_transitional": leading,
+        "uninstallable": {way: why for way, (_, why) in answers.items() if why},
+        "broken": why,
+        "prebuilt": {way: answers[way][0] for way in signed if way in answers},
+    }
+
+
+def prebuilt(offered, series):
+    """Drivers with Ubuntu's signed modules: names of packages that go together, in one string.
+
+    The metapackage of the kernel's series alone stands for nvidia-dkms, which every driver depends
+    on: the modules of one kernel do not. The running kernel may be older than the metapackage's.
+    """
+    found = []
+    for name in sorted(offered):
+        branch = re.match(r"nvidia-(?:driver|headless-no-dkms)-(\d.*)$", name)
+        meta = branch and MODULES.format(branch.group(1), series)
+        if meta in offered:
+            own = MODULES.format(branch.group(1), platform.release())
+            found.append(" ".join([meta] + [own] * (own in offered) + [name]))
+    return found
 
 
 def transitional(option, names):
@@ -144,29 +204,35 @@ def transitional(option, names):
     return found
 
 
-def consistent():
-    """Whether what is installed has all that it depends on.
+def broken():
+    """What apt says of installed packages that lack what they depend on; None if they are whole.
 
     An installation that broke off, on a full disk for example, leaves it so that apt refuses every
-    other until it is finished, which the role does first: no word against any driver.
+    other until it is finished: no word against any driver.
     """
-    return outcome("apt-get", "-o", "Debug::NoLocking=true", "check")[0]
+    done, text = outcome("apt-get", "-o", "Debug::NoLocking=true", "check")
+    return None if done else reason(text)
 
 
-def uninstallable(name, option):
-    """Why apt could not install a package; None if it could, were nothing held.
+def reason(text):
+    """apt's own table of what is missing; its other lines only say that something is."""
+    rows = re.findall(r"^ (\S+ : (?:Pre)?Depends: .+)$", text, re.MULTILINE)
+    errors = re.findall(r"^E: (.+)$", text, re.MULTILINE)
+    return (rows or errors or ["it does not say why"])[0].strip()
+
+
+def simulated(names, option):
+    """(modules and kernels that would come, why apt could not install `names`), were nothing held.
 
     The role holds all of the driver that it installed, and releases it before it installs another.
     """
     argv = ["apt-get", "-o", option, "-o", "APT::Ignore-Hold=true", "--simulate"]
     argv.append("--no-install-recommends")
-    done, text = outcome(*argv, "--allow-change-held-packages", "install", name)
+    done, text = outcome(*argv, "--allow-change-held-packages", "install", *names)
     if done:
-        return None
-    # apt's own table of what is missing; its other lines only say that something is.
-    rows = re.findall(r"^ (\S+ : (?:Pre)?Depends: .+)$", text, re.MULTILINE)
-    errors = re.findall(r"^E: (.+)$", text, re.MULTILINE)
-    return (rows or errors or ["apt-get --simulate failed"])[0].strip()
+        coming = re.findall(r"^Inst (\S+) ", text, re.MULTILINE)
+        return sorted(name for name in coming if TOLD.match(name)), None
+    return [], reason(text)
 
 
 def runfile():
@@ -180,7 +246,9 @@ def runfile():
 
 def module(kernel):
     """The version of the module that is installed for `kernel`; None if there is none."""
-    for name in ("nvidia", "nvidia-current"):
+    # Debian's are called after their package: nvidia-current, nvidia-tesla-470.
+    registered = sorted(os.path.basename(path) for path in glob.glob(DKMS))
+    for name in ["nvidia", "nvidia-current", *registered]:
         found = said("modinfo", "-k", kernel, "-F", "version", name)
         if found:
             return found
@@ -193,8 +261,30 @@ def kernel_compiler():
     return built.group(1) or built.group(2) if built else None
 
 
-def processes():
-    """Processes that draw on a screen, and others that have the NVIDIA device open."""
+def sessions():
+    """[{"id", "units"}] of the graphical sessions at this machine's seats, login screens too.
+
+    units: names that the control groups of their processes have.
+    """
+    found = []
+    for line in said("loginctl", "list-sessions", "--no-legend").splitlines():
+        name = line.split()[0]
+        shown = said("loginctl", "show-session", name)
+        told = dict(row.split("=", 1) for row in shown.splitlines() if "=" in row)
+        if told.get("Seat") and told.get("Type") in GRAPHICAL:
+            units = [told.get("Scope"), "user@%s.service" % told.get("User")]
+            found.append({"id": name, "units": units})
+    return found
+
+
+def processes(manager):
+    """Processes that draw on a screen, and others that have the NVIDIA device open.
+
+    manager: the unit of the login screen, or None. What belongs to it or to a graphical session
+    goes when that is stopped, unless it computes.
+    """
+    seats = sessions()
+    units = [unit for seat in seats for unit in seat["units"]] + [manager] * bool(manager)
     displays, users = [], []
     for folder in glob.glob(PROCESSES):
         pid, command = int(os.path.basename(folder)), read(folder + "/comm")
@@ -202,8 +292,11 @@ def processes():
         if command in DISPLAYS:
             displays.append(row)
         elif command != "nvidia-persiste" and opens(folder + "/fd", "/dev/nvidia"):
-            users.append(row)
-    return {"displays": displays, "gpu_processes": users}
+            groups = (read(folder + "/cgroup") or "").replace("\n", "/").split("/")
+            drawing = set(units) & set(groups) and not opens(folder + "/fd", COMPUTES)
+            (displays if drawing else users).append(row)
+    names = [seat["id"] for seat in seats]
+    return {"displays": displays, "gpu_processes": users, "sessions": names}
 
 
 def opens(folder, prefix):
@@ -249,15 +342,15 @@ def main():
         "waiting_module": module(waiting) if waiting else None,
         "runfile": runfile(),
         "module": module(kernel),
-        # Whether DKMS knows a driver, so that it can build it for another kernel.
-        "dkms": bool(glob.glob("/var/lib/dkms/nvidia*")),
+        "dkms": bool(glob.glob(DKMS)),
         "signing_key": next((path for path in KEYS if os.path.exists(path)), None),
         "free": {folder: free(folder) for folder in FOLDERS},
         "pending": os.path.exists("/var/lib/tandem/driver/before"),
     }
-    parts = (packages(), processes(), display_manager())
-    for part in (*parts, archive(module_.params["pin"], module_.params["simulate"])):
+    for part in (packages(), display_manager()):
         facts.update(part)
+    facts.update(processes(facts["display_manager"]))
+    facts.update(archive(module_.params["pin"], module_.params["simulate"], facts))
     module_.exit_json(changed=False, facts=facts)
 
 

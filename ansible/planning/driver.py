@@ -7,19 +7,18 @@ name as "host". roles/driver only carries the plan out.
 import dataclasses
 import re
 
+from . import driver_after, stacks
 from . import driver_offers as offers
-from . import stacks
 from .errors import PlanError
 
 ADD_SOURCES = (
     "add the components contrib and non-free (Debian) or restricted and multiverse (Ubuntu) to "
     "/etc/apt/sources.list"
 )
-# Packages without which there is no driver by packages, and those whose version is the driver's.
-PACKAGED = re.compile(
-    r"nvidia-((open-)?kernel-(open-)?dkms$|(dkms|driver)(-\d|(-open)?$)|headless-\d|headless-no-dkms-)"
+# Packages whose version is the driver's.
+LIBRARIES = re.compile(
+    r"(nvidia-kernel-common|libnvidia-compute)(-\d|$)|lib(cuda1|nvidia-(tesla-\d+-)?ml1)$"
 )
-LIBRARIES = re.compile(r"(nvidia-kernel-common|libnvidia-compute)(-\d|$)|lib(cuda1|nvidia-ml1)$")
 # Bytes that an installation needs: libraries and firmware, DKMS and its build, the installer, the
 # initial RAM disk.
 SPACE = {
@@ -45,6 +44,7 @@ def driver_plan(facts, wanted, stack, table):
         plan = _plan(facts, wanted, stack, table)
         if plan.action not in ("nothing", "load"):
             _refuse_full_disks(facts)
+            _refuse_broken_packages(facts)
         if plan.action != "nothing":
             plan = _with_display(plan, facts, wanted)
     except offers.Refusal as refusal:
@@ -55,11 +55,40 @@ def driver_plan(facts, wanted, stack, table):
     return dataclasses.asdict(plan)
 
 
+def upgrade_plan(facts, wanted, stack, table):
+    """What `make upgrade` does to one machine, as driver_plan has it, before anything is let go.
+
+    Returns {"action": nothing, upgrade or refuse; "reason", "remedy"; "kernel": whether a newer
+    kernel comes, and with it a reboot; "stop": the display manager that is off until the end}.
+    """
+    names, packages = driver_after.kernel_packages(facts), facts["packages"]
+    newer = [name for name in names if facts["offered"].get(name, packages[name]) != packages[name]]
+    kernel = bool(facts["waiting_kernel"] or newer)
+    agreed = {**wanted, "policy": "upgrade", "allow_stop_display": True}
+    plan = driver_plan(facts, agreed, stack, table)
+    shape = {"remedy": plan["remedy"], "kernel": kernel, "stop": ""}
+    if plan["action"] == "refuse" or (plan["action"] == "nothing" and not kernel):
+        return {"action": plan["action"], "reason": plan["reason"], **shape}
+    coming = facts["waiting_kernel"] or f"by {', '.join(newer)}"
+    parts = [f"a newer kernel ({coming})"] * kernel
+    parts += [plan["reason"]] * (plan["action"] != "nothing")
+    why = offers.Plan("upgrade", "; ".join(parts))
+    try:
+        if kernel:
+            _refuse_full_disks(facts)
+        why = _with_display(why, facts, wanted)
+    except offers.Refusal as refusal:
+        reason, remedy = refusal.args
+        return {"action": "refuse", "reason": reason, **shape, "remedy": remedy}
+    return {"action": "upgrade", "reason": why.reason, **shape, "stop": why.stop}
+
+
 def _plan(facts, wanted, stack, table):
+    if stack["cuda"] is None:
+        return offers.Plan("nothing", f"stack {stack['name']} needs no driver")
     rows = [row for _, row in stacks.cards(facts, table)]
-    if not rows or stack["cuda"] is None:
-        why = "no NVIDIA card" if not rows else f"stack {stack['name']} needs no driver"
-        return offers.Plan("nothing", why)
+    if not rows:
+        return offers.Plan("nothing", "no NVIDIA card")
     loaded, needed = facts["driver"], stack["driver"]
     enough = loaded and stacks.version(loaded) >= stacks.version(needed)
     consistent = facts["driver_library"] in (None, loaded)
@@ -107,7 +136,7 @@ def removal(facts, kind):
 def _installed(facts):
     """(package or runfile, version) of the installed driver; None if there is none."""
     own = [name for name in facts["packages"] if name not in facts["transitional"]]
-    names = [name for name in own if PACKAGED.match(name)]
+    names = [name for name in own if stacks.PACKAGED.match(name)]
     if names and facts["runfile"]:
         raise offers.Refusal(
             f"it has two drivers, one over the other: {', '.join(sorted(names))} and NVIDIA's own "
@@ -121,7 +150,7 @@ def _installed(facts):
         return None
     # Old ones may stand beside it: what programs load decides, else what was installed last.
     present = names + [name for name in own if LIBRARIES.match(name)]
-    versions = {offers.upstream(facts["packages"][name]) for name in present}
+    versions = {stacks.upstream(facts["packages"][name]) for name in present}
     if facts["driver_library"] in versions:
         return "package", facts["driver_library"]
     return "package", max(versions, key=stacks.version)
@@ -249,6 +278,15 @@ def _refuse_full_disks(facts):
         raise offers.Refusal("; ".join(full), "make room there, then run again")
 
 
+def _refuse_broken_packages(facts):
+    """What the role itself left unfinished it finishes; what somebody else did it leaves alone."""
+    if facts["broken"] and not facts["pending"]:
+        raise offers.Refusal(
+            f"apt calls its packages broken, and installs nothing beside them ({facts['broken']})",
+            "there: sudo apt --fix-broken install; then run again",
+        )
+
+
 def _with_display(plan, facts, wanted):
     """The plan, with the display that has to stop; raises Refusal without the user's consent."""
     users = [f"{row['command']} (process {row['pid']})" for row in facts["gpu_processes"]]
@@ -270,7 +308,7 @@ def _with_display(plan, facts, wanted):
             f"{', '.join(shown)} was not started by a display manager",
             "log out there, then run again",
         )
-    return dataclasses.replace(plan, stop=unit)
+    return dataclasses.replace(plan, stop=unit, sessions=tuple(facts["sessions"]))
 
 
 def _state(facts):

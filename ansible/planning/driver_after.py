@@ -3,6 +3,7 @@
 import re
 
 from . import driver_offers as offers
+from . import stacks
 
 # A kernel's packages name a release ("linux-image-6.1.0-50-amd64"); the metapackages, which bring
 # the next kernel, do not.
@@ -13,7 +14,6 @@ RELEASE = re.compile(r"-\d+\.\d+\.\d+")
 DRIVER = re.compile(
     r"(lib)?nvidia-|libcuda1$|xserver-xorg-video-nvidia|firmware-nvidia|cuda-drivers"
 )
-MODULES = "linux-modules-nvidia-"
 
 
 def driver_hold(facts, version):
@@ -26,17 +26,17 @@ def driver_hold(facts, version):
     """
     held = {}
     for name, found in sorted(facts["packages"].items()):
-        own = DRIVER.match(name) and offers.upstream(found).startswith(version)
+        own = DRIVER.match(name) and stacks.upstream(found).startswith(version)
         own = own or name in facts["transitional"]
         meta = KERNEL.match(name) and not RELEASE.search(name)
-        if own or meta or name.startswith(MODULES):
+        if own or meta or name.startswith(offers.MODULES):
             held[name] = found
     stanzas = [
         f"Package: {' '.join(name for name in held if held[name] == found)}\n"
         f"Pin: version {found}\nPin-Priority: 999\n"
         for found in sorted(set(held.values()))
     ]
-    patterns = [f'    "{name}$";\n' for name in held] + [f'    "{MODULES}";\n']
+    patterns = [f'    "{name}$";\n' for name in held] + [f'    "{offers.MODULES}";\n']
     block = "Unattended-Upgrade::Package-Blacklist {\n" + "".join(patterns) + "};\n"
     return {"packages": list(held), "preferences": "\n".join(stanzas), "unattended": block}
 
@@ -66,6 +66,8 @@ def driver_outcome(facts, loading, smi):
             f"driver/library version mismatch: the kernel has {loaded}, the library is "
             f"{facts['driver_library']}",
         )
+    if facts["module"] is None and facts["waiting_kernel"] and facts["waiting_module"]:
+        return _next("reboot", f"the module is there for kernel {facts['waiting_kernel']}")
     if facts["module"] is None:
         return _next(
             "refuse",

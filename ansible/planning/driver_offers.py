@@ -9,8 +9,21 @@ OPEN, PROPRIETARY = "open", "proprietary"
 # The branch from which NVIDIA recommends its open modules for Turing and newer, and from which
 # its installer has --kernel-module-type.
 OPEN_SINCE = 560
+# From here on NVIDIA's installer has --skip-module-load. source: option_table.h of
+# github.com/NVIDIA/nvidia-installer, of all its tags.
+SKIPS_LOADING = "550.40.07"
+# (private key, certificate) with which DKMS signs what it builds. source: prepare_signing() of
+# Debian's dkms 3.0.10 and 3.2.2, which knows both distributions.
+KEYS = {
+    "debian": ("/var/lib/dkms/mok.key", "/var/lib/dkms/mok.pub"),
+    "ubuntu": ("/var/lib/shim-signed/mok/MOK.priv", "/var/lib/shim-signed/mok/MOK.der"),
+}
 RUNFILE = re.compile(r"NVIDIA-Linux-x86_64-(\d+\.\d+(?:\.\d+)?)\.run$")
+MODULES = "linux-modules-nvidia-"
 SIGNED = re.compile(r"linux-modules-nvidia-(\d+(?:-server)?(?:-open)?)-")
+# Debian's, of its own branch, and of older ones under the name of the data centre's cards:
+# nvidia-tesla-470-kernel-dkms is the last that knows Kepler.
+DEBIAN = re.compile(r"nvidia-((?:tesla-\d+-)?)(open-)?kernel-dkms$")
 UBUNTU = re.compile(r"nvidia-driver-(\d+)(-server)?(-open)?$")
 
 
@@ -30,11 +43,13 @@ class Plan:
     packages: tuple = ()
     tools: tuple = ()  # packages that building the module needs
     compiler: str = ""  # what builds it, if not the machine's own gcc
+    key: str = ""  # the certificate that the firmware has to be told of, for Secure Boot
     waiting: str = ""  # a newer kernel that the next boot starts, which gets the module too
     url: str = ""
     sha256: str = ""
     flags: tuple = ()
     stop: str = ""  # the display manager that is stopped in the meantime
+    sessions: tuple = ()  # logind's names of the graphical sessions that end with it
     reboot_first: bool = False  # to get rid of nouveau, or into a newer kernel
     hold: bool = False
 
@@ -49,24 +64,48 @@ def packages(facts, wanted, stack, table, rows):
     for branch, version, choice in _offers(facts):
         if stacks.version(version) < stacks.version(stack["driver"]):
             continue
-        if wanted["version"] not in ("auto", upstream(version)):
+        if wanted["version"] not in ("auto", stacks.upstream(version)):
             continue
         if branch <= max(row["branch"] for row in table["drivers"]) and knows(branch, rows):
             kinds = modules(rows, branch)
-            names = (_debian if choice["debian"] else _ubuntu)(facts, choice)
+            names = (_ubuntu if choice["debian"] is None else _debian)(facts, choice)
             if choice["module"] in kinds and names:
-                # The recommended module first, a desktop's branch before a server's.
-                rank = (branch, -kinds.index(choice["module"]), not choice["server"])
+                # Signed modules first, then the recommended one, a desktop's branch before a
+                # server's.
+                signed = names[0].startswith(MODULES)
+                rank = (signed, branch, -kinds.index(choice["module"]), not choice["server"])
                 fitting.append((rank, version, choice, names))
     if not fitting:
         return None
     _, version, choice, names = max(fitting, key=lambda row: row[0])
+    if not names[0].startswith(MODULES):
+        _refuse_unsigned(facts, [row[2]["name"] for row in fitting])
     packages = tuple(f"{name}={facts['offered'][name]}" for name in names)
-    reason = f"driver {upstream(version)} by packages"
-    shape = {"version": upstream(version), "module": choice["module"], "hold": True}
+    reason = f"driver {stacks.upstream(version)} by packages"
+    shape = {"version": stacks.upstream(version), "module": choice["module"], "hold": True}
     # A signed module that comes prebuilt is not built.
-    built = {} if names[0].startswith("linux-modules-") else building(facts)
+    built = {} if names[0].startswith(MODULES) else building(facts)
     return Plan("package", reason, packages=packages, **built, **shape)
+
+
+def to_be_had(facts, version, stack, table):
+    """Whether the cards need a driver; raises PlanError where neither what is loaded serves the
+    stack, nor the archive (where driver_facts were collected) or NVIDIA's installer has one.
+
+    version: "auto", or the one that is asked for.
+    """
+    rows = [row for _, row in stacks.cards(facts, table)] if stack["cuda"] else []
+    if not rows:
+        return False
+    loaded, any_one = facts["driver"], version == "auto"
+    if any_one and loaded and stacks.version(loaded) >= stacks.version(stack["driver"]):
+        return True
+    try:
+        if "offered" in facts and packages(facts, {"version": version}, stack, table, rows):
+            return True
+    except Refusal:  # there is one, and role driver says what it lacks
+        return True
+    return stacks.resolve_driver(facts, stack, table, version) is not None
 
 
 def _offers(facts):
@@ -74,14 +113,15 @@ def _offers(facts):
     for name, version in sorted(facts["offered"].items()):
         if name in facts["offered_transitional"]:
             continue  # the branch that it leads to is offered by its own name
-        branch, ubuntu = stacks.version(upstream(version))[0], UBUNTU.match(name)
+        branch = stacks.version(stacks.upstream(version))[0]
+        ubuntu, debian = UBUNTU.match(name), DEBIAN.match(name)
         if ubuntu:
             kind = OPEN if ubuntu[3] else PROPRIETARY
-            choice = {"name": name, "module": kind, "server": bool(ubuntu[2]), "debian": False}
+            choice = {"name": name, "module": kind, "server": bool(ubuntu[2]), "debian": None}
             yield branch, version, choice
-        elif name in ("nvidia-kernel-dkms", "nvidia-open-kernel-dkms"):
-            kind = OPEN if "open" in name else PROPRIETARY
-            choice = {"name": name, "module": kind, "server": False, "debian": True}
+        elif debian:
+            kind = OPEN if debian[2] else PROPRIETARY
+            choice = {"name": name, "module": kind, "server": bool(debian[1]), "debian": debian[1]}
             yield branch, version, choice
 
 
@@ -89,9 +129,11 @@ def _debian(facts, choice):
     """The packages of a driver; None if apt could not install them."""
     if choice["name"] in facts["uninstallable"]:
         return None
-    wanted = [choice["name"], "nvidia-smi", "libcuda1"]
+    infix = choice["debian"]
+    library = f"libnvidia-{infix}cuda1" if infix else "libcuda1"
+    wanted = [choice["name"], f"nvidia-{infix}smi", library]
     if facts["display_manager"]:  # a desktop needs the part for displays too
-        wanted.append("nvidia-driver")
+        wanted.append(f"nvidia-{infix}driver")
     return [name for name in wanted if name in facts["offered"]]
 
 
@@ -102,14 +144,59 @@ def _ubuntu(facts, choice):
     """
     suffix = choice["name"].removeprefix("nvidia-driver-")
     utilities = f"nvidia-utils-{suffix.removesuffix('-open')}"
-    signed = f"linux-modules-nvidia-{suffix}-{facts['kernel']}"
-    prebuilt = bool(facts["secure_boot"]) and signed in facts["offered"]
-    headless = [f"nvidia-headless-{'no-dkms-' if prebuilt else ''}{suffix}", utilities]
-    ways = [[choice["name"]]] if facts["display_manager"] else [headless, [choice["name"]]]
+    ways = [[f"nvidia-headless-{suffix}", utilities], [choice["name"]]]
+    if facts["secure_boot"]:
+        ways = _signed(facts, suffix, utilities) + ways
+    if facts["display_manager"]:  # a desktop needs the part for displays too
+        ways = [names for names in ways if choice["name"] in names]
     for names in ways:
         if all(n in facts["offered"] and n not in facts["uninstallable"] for n in names):
-            return [signed, *names] if prebuilt else names
+            return names
     return None
+
+
+def _signed(facts, suffix, utilities):
+    """The ways to a driver's signed modules with which apt builds none by DKMS.
+
+    With the modules of one kernel alone apt would: only the metapackage of the kernel's series
+    provides what nvidia-driver and nvidia-headless depend on, nvidia-dkms.
+    """
+    ways = []
+    for way, coming in sorted(facts["prebuilt"].items(), reverse=True):
+        names, driver = way.split(), way.split()[-1]
+        ours = driver in (f"nvidia-headless-no-dkms-{suffix}", f"nvidia-driver-{suffix}")
+        if ours and way not in facts["uninstallable"] and not _built(coming):
+            ways.append(names + [utilities] * ("headless" in driver))
+    return ways
+
+
+def _built(coming):
+    """Those of the packages that would come whose module is built on the machine."""
+    return [name for name in coming if "dkms" in name]
+
+
+def _refuse_unsigned(facts, drivers):
+    """Refuses to build a module where there are signed ones that do not go with the drivers.
+
+    So it is for some days when the archive has a newer driver than signed modules.
+    """
+    for way, coming in sorted(facts["prebuilt"].items(), reverse=True):
+        modules, driver = way.split()[0], way.split()[-1]
+        if not facts["secure_boot"] or driver.replace("headless-no-dkms", "driver") not in drivers:
+            continue
+        if way in facts["uninstallable"]:
+            why = f"apt cannot install {modules} beside {driver} ({facts['uninstallable'][way]})"
+        elif _built(coming):
+            built = " and ".join(_built(coming))
+            why = f"beside {modules} apt would install {built}, by which a module is built"
+        else:
+            continue
+        raise Refusal(
+            f"Secure Boot is on, and {why}",
+            "the archive's driver and its signed modules do not match, as happens for some days "
+            "after an update: run again later; or set driver_source: runfile, whose module is "
+            "signed with a key that you enrol at that machine",
+        )
 
 
 def why_not_by_packages(facts):
@@ -176,9 +263,34 @@ def runfile(facts, wanted, stack, table, rows):
     flags = ["--silent", "--dkms", "--disable-nouveau"]
     if branch >= OPEN_SINCE:
         flags.append(f"--kernel-module-type={kinds[0]}")
+    if facts["secure_boot"]:
+        flags += _signing(facts, version)
     return Plan("runfile", f"driver {version} by NVIDIA's installer", version=version,
                 module=kinds[0], url=row["url"], sha256=row["sha256"], flags=tuple(flags),
                 hold=True, **joined(building(facts), facts["nouveau"]))  # fmt: skip
+
+
+def _signing(facts, version):
+    """The installer's flags by which its module is signed, and not loaded before its key is known.
+
+    DKMS takes over the module that the installer has built and signs none, so the installer signs,
+    with DKMS's key. Without these flags it installs nothing at all, since it loads as a test what
+    it has built. source: assisted_module_signing(), test_kernel_modules() and
+    dkms_register_module() of nvidia-installer 590.48.01.
+    """
+    if stacks.version(version) < stacks.version(SKIPS_LOADING):
+        raise Refusal(
+            f"Secure Boot is on, and NVIDIA's installer {version} loads the module that it has "
+            f"just built, whose key the firmware does not know yet: only {SKIPS_LOADING} and newer "
+            "can leave that out",
+            "name a newer one in driver_runfile, or switch Secure Boot off in the firmware's setup",
+        )
+    private, certificate = KEYS[facts["distribution"]]
+    return [
+        f"--module-signing-secret-key={private}",
+        f"--module-signing-public-key={certificate}",
+        "--skip-module-load",
+    ]
 
 
 def joined(built, nouveau):
@@ -209,7 +321,8 @@ def knows(branch, rows):
 
 def building(facts):
     """What building a module takes, for the running kernel and for one that waits for a
-    reboot: {"tools", "compiler", "waiting"}, or {"reboot_first"}. Refusal if it is not available.
+    reboot: {"tools", "compiler", "waiting", "key"}, or {"reboot_first", "key"}. Refusal if it is
+    not available.
     """
     if facts["secure_boot"] and not can_sign(facts):
         raise Refusal(
@@ -217,13 +330,15 @@ def building(facts):
             "switch Secure Boot off in the firmware's setup, then run again",
         )
 
+    key = KEYS[facts["distribution"]][1] if facts["secure_boot"] else ""
+
     def had(name):
         return name in facts["packages"] or name in facts["offered"]
 
     headers, waiting = f"linux-headers-{facts['kernel']}", facts["waiting_kernel"]
     if not facts["kernel_headers"] and not had(headers):
         if waiting and had(f"linux-headers-{waiting}"):
-            return {"reboot_first": True}  # afterwards that kernel is the running one
+            return {"reboot_first": True, "key": key}  # afterwards that kernel is the running one
         raise Refusal(
             f"its package archive has no headers ({headers}) for the running kernel",
             "install the newest kernel and reboot into it (sudo apt update && sudo apt "
@@ -231,6 +346,7 @@ def building(facts):
         )
     compiler = kernels_gcc(facts)
     wanted = ["dkms", "gcc", "make"] + [compiler] * bool(compiler)
+    wanted += ["openssl"] if key.startswith("/var/lib/dkms/") else []  # it makes the key
     wanted += [] if facts["kernel_headers"] else [headers]
     missing = [name for name in wanted if not had(name)]
     if missing:
@@ -241,7 +357,7 @@ def building(facts):
     if waiting and (facts["waiting_module"] or not had(f"linux-headers-{waiting}")):
         waiting = None
     wanted += [f"linux-headers-{waiting}"] if waiting else []
-    return {"tools": tuple(wanted), "compiler": compiler, "waiting": waiting or ""}
+    return {"tools": tuple(wanted), "compiler": compiler, "waiting": waiting or "", "key": key}
 
 
 def kernels_gcc(facts):
@@ -261,7 +377,7 @@ def kernels_gcc(facts):
 def packaged_gcc(facts):
     """The version of the release's own gcc; None where no archive was asked, or it has none."""
     there = facts.get("packages", {}).get("gcc") or facts.get("offered", {}).get("gcc")
-    return upstream(there) if there else None
+    return stacks.upstream(there) if there else None
 
 
 def can_sign(facts):
@@ -271,8 +387,3 @@ def can_sign(facts):
 
 def _names(rows):
     return " and ".join(sorted({row["name"] for row in rows}))
-
-
-def upstream(version):
-    """NVIDIA's version in a package's: "2:535.261.03-1" -> "535.261.03"."""
-    return re.match(r"(?:\d+:)?(\d+(?:\.\d+)*)", version)[1]

@@ -12,6 +12,11 @@ import yaml
 from .errors import PlanError
 
 NVIDIA = "10de"
+# Packages without which there is no driver by packages, and those by which an archive offers one.
+PACKAGED = re.compile(
+    r"nvidia-((tesla-\d+-)?((open-)?kernel-(open-)?dkms|driver)$|(dkms|driver)(-\d|(-open)?$)|headless-\d|headless-no-dkms-)"
+)
+OFFERED = re.compile(r"nvidia-(driver-\d+(-server)?(-open)?|(tesla-\d+-)?(open-)?kernel-dkms)$")
 
 
 def version(text):
@@ -20,6 +25,11 @@ def version(text):
     if match is None:
         raise PlanError(f"{text!r} is not a version number")
     return tuple(int(part) for part in match.group().split("."))
+
+
+def upstream(version):
+    """NVIDIA's version in a package's: "2:535.261.03-1" -> "535.261.03"."""
+    return re.match(r"(?:\d+:)?(\d+(?:\.\d+)*)", version)[1]
 
 
 def generation(device, table):
@@ -40,8 +50,8 @@ def cards(machine, table):
         row = generation(gpu["device"], table)
         if row is None:
             raise PlanError(
-                f"{machine['host']}: its NVIDIA card {gpu['device']} is not in ansible/stacks.yml; "
-                "add its generation there, or name a stack"
+                f"{machine['host']}: its NVIDIA card {gpu['device']} is not in ansible/stacks.yml: "
+                "add its generation there, or set stack: cpu, which needs no card"
             )
         found.append((gpu["device"], row))
     return found
@@ -99,19 +109,35 @@ def candidates(machines, table):
     One that the installed drivers run already comes before one that needs a newer driver.
     """
     newest = max(row["sm"] for machine in machines for _, row in cards(machine, table))
-    # After an update of the kernel one may be installed and not loaded.
-    installed = [machine["driver"] or machine["driver_library"] for machine in machines]
-    drivers = [version(driver) for driver in installed if driver]
     names = [
         rule["stack"]
         for rule in table["auto"]
         if rule["sm_max"] is None or newest <= rule["sm_max"]
     ]
 
-    def needs_another(name):
-        return any(driver < version(table["rows"][name]["driver"]) for driver in drivers)
+    def effort(name):
+        needed = version(table["rows"][name]["driver"])
+        return max((_driver_effort(machine, needed) for machine in machines), default=0)
 
-    return sorted(names, key=needs_another)
+    return sorted(names, key=effort)
+
+
+def _driver_effort(machine, needed):
+    """What a stack's driver takes on a machine: 0 nothing, or the first driver; 1 a newer one; 2 a
+    newer one that cannot come in the way in which the present one came.
+
+    What a machine's archive offers is known where driver_facts were collected.
+    """
+    # After an update of the kernel one may be installed and not loaded.
+    present = machine["driver"] or machine["driver_library"]
+    if not present or version(present) >= needed:
+        return 0
+    if not any(PACKAGED.match(name) for name in machine.get("packages", ())):
+        return 1
+    leading = machine["offered_transitional"]
+    offered = [version(upstream(found)) for name, found in machine["offered"].items()
+               if OFFERED.match(name) and name not in leading]  # fmt: skip
+    return 1 if not offered or max(offered) >= needed else 2
 
 
 def kept_file(inventory):

@@ -3,11 +3,15 @@
 import hashlib
 import io
 import platform
+import shutil
 import subprocess
 import tarfile
 from pathlib import Path
 
+import yaml
+
 from tests.lab.site_plays import write_inventory
+from tests.unit.ansible.driver_machines import ubuntu_relations
 
 STANDINS = Path(__file__).parent / "standins"
 KERNEL = platform.release()  # the lab's machines have the host's
@@ -70,10 +74,13 @@ def build_deb(
     files: dict[str, str] | None = None,
     postinst: str = "",
     prerm: str = "",
+    fields: dict[str, str] | None = None,
 ) -> None:
-    """A stand-in package; `files`: {path: text}, those of usr/bin executable."""
+    """A stand-in package; `files`: {path: text}, those of usr/bin executable; `fields`: others of
+    its control file."""
     tree = folder / "tree"
     control = TEMPLATE.format(name=name, version=version)
+    control += "".join(f"{field}: {value}\n" for field, value in (fields or {}).items())
     control += f"Depends: {depends}\n" if depends else ""
     (tree / "DEBIAN").mkdir(parents=True)
     (tree / "DEBIAN/control").write_text(control + "Description: stand-in of the lab's tests\n")
@@ -111,10 +118,31 @@ def build_driver(folder: Path, version: str) -> None:
     build_deb(folder, "libcuda1", deb)
 
 
+def build_ubuntu(folder: Path, version: str, modules: str) -> None:
+    """A driver and modules that were signed for driver `modules`, related as Ubuntu's packages."""
+    short, name = version.partition("-")[0], "nvidia.ko"
+    signed = f"lib/modules/{KERNEL}/kernel/nvidia/{name}"
+    smi = (STANDINS / "standin-nvidia-smi").read_text()
+    files = {
+        "libnvidia-compute-580": {f"{LIBRARIES}/libnvidia-ml.so.{short}": ""},
+        "nvidia-utils-580": {"usr/bin/nvidia-smi": smi},
+        f"linux-modules-nvidia-580-open-{KERNEL}": {signed: f"{modules.partition('-')[0]}\n"},
+    }
+    scripts = {
+        "libnvidia-compute-580": f"ln -sf libnvidia-ml.so.{short} /{LIBRARIES}/libnvidia-ml.so.1\n",
+        "nvidia-dkms-580-open": f"mkdir -p {MODULE.rpartition('/')[0]}\necho {short} >{MODULE}\n",
+    }
+    for package, told in ubuntu_relations(version, modules, KERNEL, "standin").items():
+        fields = {field: value for field, value in told.items() if field != "Version"}
+        build_deb(folder, package, told["Version"], files=files.get(package),
+                  postinst=scripts.get(package, ""), fields=fields)  # fmt: skip
+
+
 def build_tools(folder: Path) -> None:
     """The packages that building a module needs, and a kernel's metapackage."""
-    for name in ("dkms", "gcc", "make"):
+    for name in ("gcc", "make"):
         build_deb(folder, name, "1")
+    build_deb(folder, "dkms", "1", files={"var/lib/dkms/standin": ""})
     build = {f"lib/modules/{KERNEL}/build/Makefile": ""}
     build_deb(folder, f"linux-headers-{KERNEL}", "1", files=build)
     build_deb(folder, "linux-image-amd64", "6.1.1-1")
@@ -137,6 +165,22 @@ def write_words(folder: Path, nodes: int = 1) -> list[str]:
     more = f"stack=cu102 checkout={STANDINS.parents[2]}"
     hosts = {f"node{n}": f"ansible_host=192.168.56.{110 + n} {more}" for n in range(1, nodes + 1)}
     return [str(folder / "play.yml"), "--inventory", write_inventory(folder, hosts)]
+
+
+def write_upgrade(folder: Path, words: list[str]) -> list[str]:
+    """The words that run what ansible/playbooks/upgrade.yml does to machines, without site.yml."""
+    book = STANDINS.parents[2] / "ansible/playbooks/upgrade.yml"
+    (first,) = yaml.safe_load(PLAY)
+    plays = [play for play in yaml.safe_load(book.read_text()) if play.get("hosts") == "upgraded"]
+    for play in plays:
+        play["vars"] |= first["vars"] | {"proxy_environment": {}, "driver_policy": "install"}
+    plays[0]["pre_tasks"] = first["pre_tasks"]
+    (folder / "tasks").mkdir()
+    shutil.copy(book.parent / "tasks/free.yml", folder / "tasks/free.yml")
+    (folder / "upgrade.yml").write_text(yaml.safe_dump(plays, sort_keys=False))
+    inventory = Path(words[-1])
+    inventory.write_text(inventory.read_text() + "[upgraded:children]\ncluster\n")
+    return [str(folder / "upgrade.yml"), *words[1:]]
 
 
 def index(folder: Path) -> None:
@@ -185,6 +229,13 @@ def send(lab, node: int, files: dict[str, bytes]) -> None:
             tar.addfile(entry, io.BytesIO(content))
     target = f"tandem@192.168.56.{110 + node}"
     lab.control("ssh", target, "sudo tar -C / -xf -", input=memory.getvalue(), text=False)
+
+
+def start_desktop(lab, node: int) -> None:
+    """Gives a machine a display, with a session at its seat."""
+    path = "/opt/standin/standin-desktop"
+    send(lab, node, {path: (STANDINS / "standin-desktop").read_bytes()})
+    lab.ssh(node, f"sudo sh {path}")
 
 
 def send_archive(lab, node: int, archive: Path) -> None:

@@ -1,5 +1,6 @@
 """What only a boot or a firmware decides: reboots, nouveau, Secure Boot, upgrades of the night."""
 
+import re
 import subprocess
 
 import pytest
@@ -56,6 +57,89 @@ def test_secure_boot_prints_the_steps_and_goes_on_after_them(machine):
     lab.ssh(1, "sudo touch /opt/standin/trusted")  # a person's part
     assert f"module and nvidia-smi agree: {OLD}" in said(play(lab, *words))
     assert changes(play(lab, *words)) == {"node1": 0}
+
+
+SIGNED, LATER = "580.173.02-0ubuntu0.24.04.1", "580.180.01-0ubuntu0.24.04.1"
+OPEN = f"linux-modules-nvidia-580-open-{standins.KERNEL}"
+
+
+def offer_signed(lab, folder, version):
+    """An archive with driver `version` and modules that were signed for driver SIGNED."""
+    folder.mkdir()
+    standins.build_tools(folder)
+    standins.build_ubuntu(folder, version, SIGNED)
+    standins.index(folder)
+    lab.ssh(1, "sudo rm -rf /opt/standin/archive")
+    standins.send_archive(lab, 1, folder)
+    lab.ssh(1, "sudo apt-get -q update")
+
+
+def test_secure_boot_with_signed_modules_builds_nothing_and_asks_for_no_key(machine, tmp_path):
+    """Stand-ins for Ubuntu's packages, with the real ones' relations, and the machine's own apt."""
+    lab, words = machine
+    wanted = [*words, "-e", "stack=cu132"]
+    lab.ssh(1, "sudo touch /opt/standin/secure-boot; sudo systemctl restart standin-kernel")
+
+    offer_signed(lab, tmp_path / "unmatched", LATER)
+    lab.ssh(1, "sudo apt-get -q -y install --no-install-recommends linux-image-standin")
+    listed = "dpkg-query --show --showformat '${Package}\\n'"
+    before = lab.ssh(1, f"{listed}; ls /etc/apt/*.d")
+    done = play(lab, *wanted, check=False)
+    assert failures(done) == {"node1"}
+    assert "Secure Boot is on, and apt cannot install linux-modules-nvidia-580-open-s" in said(done)
+    assert lab.ssh(1, f"{listed}; ls /etc/apt/*.d") == before
+
+    offer_signed(lab, tmp_path / "matched", SIGNED)
+    simulate = "apt-get --simulate --no-install-recommends install"
+    former = lab.ssh(1, f"{simulate} {OPEN} nvidia-driver-580-open")
+    assert "Inst nvidia-dkms-580-open" in former and "Inst dkms" in former
+    checked = said(play(lab, "--check", *wanted))
+    planned = re.findall(r"((?:linux|nvidia)-[a-z0-9.-]+)=[0-9]", checked)
+    assert "linux-modules-nvidia-580-open-standin" in planned
+    simulated = lab.ssh(1, f"{simulate} {' '.join(planned)}")
+    coming = set(re.findall(r"^Inst (\S+)", simulated, re.MULTILINE))
+    assert OPEN in coming and not {"dkms", "nvidia-dkms-580-open"} & coming
+    assert "module and nvidia-smi agree: 580.173.02" in said(play(lab, *wanted))
+    assert set(lab.ssh(1, listed).split()) - set(before.split()) == coming
+    assert changes(play(lab, *wanted)) == {"node1": 0}
+    held = set(lab.ssh(1, "apt-mark showhold").split())
+    assert {"linux-image-standin", *planned} <= held
+
+
+def test_an_upgrade_asks_first_and_boots_without_the_desktop(machine, tmp_path):
+    """A newer kernel and a newer driver, on a machine that somebody sits at."""
+    lab, words = machine
+    words = standins.write_upgrade(tmp_path, words)
+    own = standins.build_archive(tmp_path, OLD)
+    lab.ssh(1, "sudo apt-get -q -y install --no-install-recommends linux-image-amd64")
+    play(lab, str(tmp_path / "play.yml"), *words[1:])
+    standins.start_desktop(lab, 1)
+    standins.build_driver(own, NEW)
+    standins.build_deb(
+        own, "linux-image-amd64", "6.1.2-1", postinst="touch /boot/vmlinuz-99.0-standin\n"
+    )
+    standins.index(own)
+    standins.send_archive(lab, 1, own)
+    state = (
+        "apt-mark showhold; dpkg-query --show; ls /etc/apt/*.d /etc/tmpfiles.d /etc/systemd/system;"
+        "systemctl show --property=UserspaceTimestampMonotonic; systemctl get-default"
+    )
+    before = lab.ssh(1, state)
+    assert "nvidia-kernel-dkms\n" in before.partition("\t")[0]  # held
+    done = play(lab, *words, check=False)
+    assert failures(done) == {"node1"} and "STOP_DISPLAY=1 after make" in said(done)
+    assert "a newer kernel (by linux-image-amd64)" in said(done)
+    assert lab.ssh(1, state) == before
+    done = play(lab, *words, "-e", "allow_stop_display=true")
+    assert "it reboots into multi-user.target" in said(done)
+    assert f"module and nvidia-smi agree: {NEW}" in said(done)
+    # It was shown by the old driver, and then by the new one: not at the new kernel's boot.
+    assert re.findall(r"Module +(\S+)", lab.ssh(1, "cat /opt/standin/shown")) == [OLD, NEW]
+    assert lab.ssh(1, "systemctl is-active standin-display") == "active\n"
+    after = lab.ssh(1, state)
+    assert after.splitlines()[-1] == before.splitlines()[-1] == "graphical.target"
+    assert "tandem-driver.conf" not in after
+    assert "linux-image-amd64\n" in after.partition("\t")[0]  # held again
 
 
 def test_power_lost_while_packages_are_unpacked_is_finished_by_the_next_run(machine):

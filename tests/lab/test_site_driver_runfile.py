@@ -8,14 +8,6 @@ from tests.lab.site_plays import changes, failures, play, reboot, said
 VERSION, NEWER = "570.10.01", "580.126.20"
 FOLDERS = "/etc/apt /etc/modprobe.d /var/lib/tandem/driver /var/lib/nvidia"
 STATE = f"dpkg-query --show; ls -R {FOLDERS} 2>&1; ls /usr/bin"
-UNIT = "/etc/systemd/system/standin-display.service"
-DISPLAY = f"""\
-cp /bin/sleep /usr/bin/Xorg
-printf "[Service]\\nExecStart=/usr/bin/Xorg infinity\\n" > {UNIT}
-ln -s standin-display.service /etc/systemd/system/display-manager.service
-systemctl daemon-reload
-systemctl start standin-display
-"""
 
 
 @pytest.fixture
@@ -84,10 +76,11 @@ def test_half_a_file_a_full_disk_and_a_power_cut_are_finished_by_the_next_run(ma
 def test_a_running_display_is_named_and_stopped_only_with_consent(machine, tmp_path):
     lab, words = machine
     words += runfile(tmp_path)
-    lab.ssh(1, f"sudo sh -ec '{DISPLAY}'")
+    standins.start_desktop(lab, 1)
     before = lab.ssh(1, STATE)
     done = play(lab, *words, check=False)
-    assert "Xorg (process" in said(done) and "standin-display.service" in said(done)
+    for part in ("Xorg (process", "kwin_x11 (process", "standin-display.service"):
+        assert part in said(done)
     assert "allow_stop_display=true" in said(done)
     assert lab.ssh(1, STATE) == before
     assert lab.ssh(1, "systemctl is-active standin-display") == "active\n"
@@ -96,6 +89,26 @@ def test_a_running_display_is_named_and_stopped_only_with_consent(machine, tmp_p
     assert f"module and nvidia-smi agree: {VERSION}" in said(done)
     assert lab.ssh(1, "systemctl is-active standin-display") == "active\n"
     assert lab.ssh(1, "systemctl show --property=MainPID standin-display") != first
+    assert lab.ssh(1, "pgrep --list-full kwin_x11 || true") == ""
+
+
+def test_secure_boot_is_said_before_and_its_steps_after_the_installer(machine, tmp_path):
+    """The stand-in's installer would end in its log: it loads what it has built, as NVIDIA's."""
+    lab, words = machine
+    words += runfile(tmp_path)
+    lab.ssh(1, "sudo touch /opt/standin/secure-boot; sudo systemctl restart standin-kernel")
+    key = "/var/lib/dkms/mok.pub"
+    assert f"signed with {key}, to be enrolled at its screen" in said(play(lab, "--check", *words))
+    for _ in range(2):
+        done = play(lab, *words, check=False)
+        assert failures(done) == {"node1"}
+        assert f"mokutil --import {key}" in said(done) and "Enroll MOK" in said(done)
+    read = f"sudo openssl x509 -inform DER -noout -subject -in {key}"
+    assert "DKMS module signing key" in lab.ssh(1, read)
+    assert lab.ssh(1, "sudo stat -c %a /var/lib/dkms/mok.key") == "600\n"
+    lab.ssh(1, "sudo touch /opt/standin/trusted")  # a person's part
+    assert f"module and nvidia-smi agree: {VERSION}" in said(play(lab, *words))
+    assert changes(play(lab, *words)) == {"node1": 0}
 
 
 def test_the_control_machine_itself_ends_with_reboot_then_run_again(machine, tmp_path):

@@ -16,7 +16,8 @@ def driver(facts, question):
             "secure_boot",
             "Secure Boot is on, and its kernel loads only signed modules: not the NVIDIA driver",
             _by_the_role(
-                question, "make provision installs the driver and says how to enrol its key"
+                question,
+                "make provision installs the driver, and says how to enrol its key if it needs one",
             )
             if offers.can_sign(facts)
             else "switch Secure Boot off in the firmware's setup",
@@ -57,7 +58,7 @@ def fitting(facts, question):
     try:
         stack = stacks.resolve([facts], question["stack"], table, kept=question["kept"])
         manager, python = stacks.python_for(stack, facts, question["env_manager"])
-        chosen = stacks.resolve_driver(facts, stack, table, question["driver_version"])
+        chosen = offers.to_be_had(facts, question["driver_version"], stack, table)
     except PlanError as error:
         yield ("stack", str(error).removeprefix(f"{facts['host']}: "), "see docs/stacks.md")
         return

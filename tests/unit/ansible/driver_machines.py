@@ -17,7 +17,55 @@ UBUNTU = {
     for part in ("driver", "headless", "headless-no-dkms", "utils")
     for kind in ("", "-open", "-server", "-server-open")
 }
-TOOLS = {"dkms": "3.0.10-8", "gcc": "4:12.2.0-3", "make": "4.3-4.1"}
+
+
+def ubuntu_relations(version, modules, kernel, series, branch="580-open", dkms=True):
+    """{package: {field: value}} of a driver and its signed modules, related as Ubuntu's are.
+
+    version: the driver's, "580.173.02-0ubuntu0.24.04.1"; modules: that of the driver whose modules
+    were signed. source: packages.ubuntu.com and users' apt-cache show and dpkg: nvidia-driver
+    depends on nvidia-dkms from below and above (535.288.01); linux-modules-nvidia-515-server-KERNEL
+    on its kernel, its objects and nvidia-kernel-common from below and above;
+    linux-modules-nvidia-595-generic-hwe-22.04 provides nvidia-dkms-595 (= 595.84-0ubuntu0.22.04.1)
+    and nvidia-prebuilt-kernel.
+    """
+    number = branch.partition("-")[0]
+
+    def between(name, of=version):
+        upstream = of.partition("-")[0]
+        return f"{name} (<= {upstream}-1), {name} (>= {upstream})"
+
+    common, library = f"nvidia-kernel-common-{number}", f"libnvidia-compute-{number}"
+    headless = f"nvidia-headless-no-dkms-{branch}"
+    signed = f"linux-modules-nvidia-{branch}"
+    needs = f"{library} (= {version}), nvidia-utils-{number} (= {version}), {between(common)}"
+    build = {"Depends": f"dkms, {common}", "Provides": "nvidia-dkms-kernel",
+             "Conflicts": "nvidia-dkms-kernel"}  # fmt: skip
+    found = {
+        f"nvidia-driver-{branch}": {"Depends": f"{needs}, {between(f'nvidia-dkms-{branch}')}"},
+        f"nvidia-headless-{branch}": {
+            "Depends": f"{headless} (= {version}), {between(f'nvidia-dkms-{branch}')}"
+        },
+        headless: {"Depends": f"{library} (= {version}), {between(common)}"},
+        f"nvidia-utils-{number}": {"Depends": f"{library} (= {version})"},
+        **({f"nvidia-dkms-{branch}": build} if dkms else {}),
+        common: {},
+        library: {},
+    }
+    rebuilt = {
+        f"{signed}-{kernel}": {"Depends": f"linux-image-{kernel}, {between(common, modules)}"},
+        f"{signed}-{series}": {
+            "Depends": f"{signed}-{kernel}, {between(common, modules)}",
+            "Provides": f"nvidia-dkms-{branch} (= {modules}), nvidia-prebuilt-kernel",
+        },
+        f"linux-image-{kernel}": {},
+        f"linux-image-{series}": {"Depends": f"linux-image-{kernel}"},
+    }
+    whole = {name: {"Version": version, **fields} for name, fields in found.items()}
+    return whole | {name: {"Version": "6.14.0-33.33", **fields} for name, fields in rebuilt.items()}
+
+
+TOOLS = {"dkms": "3.0.10-8", "gcc": "4:12.2.0-3", "make": "4.3-4.1", "openssl": "3.0.17-1"}
 PCI = {"1080 Ti": "1b06", "2080 Ti": "1e07", "3090": "2204", "4090": "2684", "5090": "2b85"}
 WANTED = {
     "policy": "install",
@@ -39,6 +87,9 @@ def facts(release="debian12", cards=("2080 Ti",), offered=None, **changes):
         held=[],
         transitional={},
         offered_transitional={},
+        kernel_series=None,
+        prebuilt={},
+        broken=None,
         offered=TOOLS | {f"linux-headers-{made['kernel']}": "1"} | (offered or {}),
         runfile=None,
         module=None,
@@ -50,6 +101,7 @@ def facts(release="debian12", cards=("2080 Ti",), offered=None, **changes):
         uninstallable={},
         signing_key=None,
         displays=[],
+        sessions=[],
         gpu_processes=[],
         display_manager=None,
         display_manager_active=False,
@@ -62,6 +114,11 @@ def facts(release="debian12", cards=("2080 Ti",), offered=None, **changes):
 def plan(recorded, stack="cu102", **wanted):
     row = dict(TABLE["rows"][stack], name=stack)
     return driver.driver_plan(recorded, WANTED | wanted, row, TABLE)
+
+
+def upgrade(recorded, stack="cu102", **wanted):
+    row = dict(TABLE["rows"][stack], name=stack)
+    return driver.upgrade_plan(recorded, WANTED | wanted, row, TABLE)
 
 
 def refused(recorded, stack="cu102", **wanted):

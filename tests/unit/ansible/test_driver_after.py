@@ -12,6 +12,8 @@ STATE = {
     "module": "535.261.03",
     "kernel": "6.1.0-31-amd64",
     "nouveau": False,
+    "waiting_kernel": None,
+    "waiting_module": None,
     "signing_key": "/var/lib/dkms/mok.pub",
 }
 
@@ -55,6 +57,13 @@ def test_a_module_without_a_card_says_exactly_that():
     said = outcome("could not insert 'nvidia': No such device", driver=None)
     assert "module 535.261.03 is built for 6.1.0-31-amd64" in said["reason"]
     assert "finds no card" in said["reason"]
+
+
+def test_a_module_for_the_next_boots_kernel_alone_takes_a_reboot():
+    """As Ubuntu's signed ones come by their metapackage, on a machine with an older kernel."""
+    waits = {"waiting_kernel": "6.1.0-50-amd64", "waiting_module": "535.261.03"}
+    said = outcome("not found", driver=None, module=None, **waits)
+    assert said["state"] == "reboot" and "6.1.0-50-amd64" in said["reason"]
 
 
 def test_no_module_for_the_running_kernel_names_the_logs():

@@ -1,5 +1,6 @@
 """What driver_facts reads from the output of dpkg, apt, modinfo and systemctl."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.unit.ansible.driver_machines import facts, plan, refused, ubuntu_relations
 from tests.unit.ansible.provision_machines import load
 
 collect = load("ansible/library/driver_facts.py")
@@ -52,6 +54,9 @@ nvidia-driver-999:
 """
 
 
+NOTHING = {"packages": {}, "kernel_series": None}
+
+
 @pytest.fixture
 def says(monkeypatch):
     """says(words, text): what a command whose line begins with `words` prints; others fail."""
@@ -71,7 +76,25 @@ def test_packages_that_count_are_installed_whole(says):
         "packages": {"nvidia-smi": "535.261.03-1", "linux-image-amd64": "6.1.129-1"},
         "held": ["linux-image-amd64"],
         "transitional": {},
+        "kernel_series": "amd64",
     }
+
+
+def test_the_kernels_series_is_that_of_the_metapackage_which_brings_the_running_one(
+    says, monkeypatch
+):
+    ga = "ii \tlinux-image-generic\t6.8.0-86.87\tlinux-image-6.8.0-86-generic, linux-firmware\n"
+    hwe = (
+        "ii \tlinux-image-generic-hwe-24.04\t6.14.0-33.33~24.04.1\tlinux-image-6.14.0-33-generic\n"
+    )
+    for running, series in (
+        ("6.8.0-86-generic", "generic"),
+        ("6.14.0-33-generic", "generic-hwe-24.04"),
+        ("6.11.0-29-generic", "generic-hwe-24.04"),  # none brings it: what the next boot starts
+    ):
+        monkeypatch.setattr(collect.platform, "release", lambda running=running: running)
+        says("dpkg-query", ga + hwe)
+        assert collect.packages()["kernel_series"] == series
 
 
 def test_a_package_that_leads_to_another_branch_is_transitional(says):
@@ -89,10 +112,12 @@ def test_a_package_that_leads_to_another_branch_is_transitional(says):
 def test_offered_is_what_apt_would_install(says):
     says("apt-cache pkgnames", "bash\nnvidia-kernel-dkms\nnvidia-driver-999\n")
     says("apt-cache -o Dir::Etc::preferencesparts=", POLICY)
-    assert collect.archive("/none", simulate=False) == {
+    assert collect.archive("/none", simulate=False, installed=NOTHING) == {
         "offered": {"nvidia-kernel-dkms": "535.300.01-1"},
         "offered_transitional": {},
         "uninstallable": {},
+        "broken": None,
+        "prebuilt": {},
     }
 
 
@@ -121,13 +146,13 @@ def test_a_driver_that_apt_cannot_install_is_told_with_apts_own_reason(says, mon
         return argv[-1] == "check", UNMET
 
     monkeypatch.setattr(collect, "outcome", outcome)
-    assert collect.archive("/none", simulate=True)["uninstallable"] == {
+    assert collect.archive("/none", simulate=True, installed=NOTHING)["uninstallable"] == {
         "nvidia-kernel-dkms": "nvidia-kernel-dkms : Depends: firmware-nvidia-gsp (= 535.261.03) "
         "but it is not installable"
     }
     assert asked == ["check", "nvidia-kernel-dkms"]  # the others depend on it, or stand alone
     monkeypatch.setattr(collect, "outcome", lambda *argv: (True, "Inst nvidia-kernel-dkms"))
-    assert collect.archive("/none", simulate=True)["uninstallable"] == {}
+    assert collect.archive("/none", simulate=True, installed=NOTHING)["uninstallable"] == {}
 
 
 OLD, NEW = "535.261.03-1", "535.300.01-1"
@@ -152,30 +177,106 @@ HALF = stanza(
 )  # fmt: skip
 
 
-@pytest.mark.skipif(not shutil.which("apt-get"), reason="asks the real apt")
-@pytest.mark.parametrize(
-    ("status", "offered"),
-    [(driver(OLD, "Status: hold ok installed"), NEW), (HALF, OLD)],
-    ids=["held", "broken off"],
-)
-def test_what_we_hold_or_left_unfinished_is_no_reason_against_a_driver(
-    tmp_path, monkeypatch, status, offered
-):
+def fields(packages):
+    """An archive's index of packages as driver_machines.ubuntu_relations gives them."""
+    return "".join(
+        stanza(name, told["Version"], *(f"{key}: {told[key]}" for key in told if key != "Version"),
+               "Filename: ./none.deb", "Size: 1")
+        for name, told in packages.items()
+    )  # fmt: skip
+
+
+@pytest.fixture
+def apt(tmp_path, monkeypatch):
+    """apt(status, index): the real apt of a machine with these packages, and this archive."""
+    if not shutil.which("apt-get"):
+        pytest.skip("asks the real apt")
     for folder in ("lists/partial", "archives/partial", "preferences.d"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "status").write_text(status)
-    (tmp_path / "Packages").write_text(driver(offered, "Filename: ./none.deb", "Size: 1"))
     (tmp_path / "sources").write_text(f"deb [trusted=yes] file:{tmp_path} ./\n")
     (tmp_path / "apt.conf").write_text(
         f'Dir::State "{tmp_path}"; Dir::State::status "{tmp_path}/status"; Dir::Cache "{tmp_path}";'
         f'Dir::Etc::sourcelist "{tmp_path}/sources"; Dir::Etc::sourceparts "/dev/null";'
     )
     monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
-    subprocess.run(["apt-get", "-q", "update"], check=True, capture_output=True)
     monkeypatch.setattr(collect, "PREFERENCES", f"{tmp_path}/preferences.d/*")
-    found = collect.archive("/none", simulate=True)
+
+    def begin(status, index):
+        (tmp_path / "status").write_text(status)
+        (tmp_path / "Packages").write_text(index)
+        subprocess.run(["apt-get", "-q", "update"], check=True, capture_output=True)
+
+    return begin
+
+
+@pytest.mark.parametrize(
+    ("status", "offered", "broken"),
+    [
+        (driver(OLD, "Status: hold ok installed"), NEW, None),
+        (HALF, OLD, f"nvidia-kernel-dkms : Depends: firmware-nvidia-gsp (= {OLD})"),
+    ],
+    ids=["held", "broken off"],
+)
+def test_what_we_hold_or_left_unfinished_is_no_reason_against_a_driver(
+    apt, status, offered, broken
+):
+    apt(status, driver(offered, "Filename: ./none.deb", "Size: 1"))
+    found = collect.archive("/none", simulate=True, installed=NOTHING)
     assert found["offered"]["nvidia-kernel-dkms"] == offered
     assert found["uninstallable"] == {}
+    assert (found["broken"] or "").startswith(broken or "") and bool(found["broken"]) == bool(
+        broken
+    )
+
+
+KERNEL, SERIES = "6.14.0-33-generic", "generic-hwe-24.04"
+DRIVER, LATER = "580.173.02-0ubuntu0.24.04.1", "580.180.01-0ubuntu0.24.04.1"
+
+
+def coming(*names):
+    """What the real apt would install."""
+    argv = ["apt-get", "--simulate", "--no-install-recommends", "install", *names]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True)
+    return re.findall(r"^Inst (\S+)", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("desktop", ["gdm.service", None])
+def test_the_plan_under_secure_boot_is_one_with_which_apt_builds_nothing(apt, monkeypatch, desktop):
+    """Stand-ins for Ubuntu's packages, with the real ones' relations, and the real apt."""
+    monkeypatch.setattr(collect.platform, "release", lambda: KERNEL)
+    apt(
+        "",
+        fields(ubuntu_relations(DRIVER, DRIVER, KERNEL, SERIES))
+        + stanza("dkms", "3.0.11", "Filename: ./none.deb", "Size: 1"),
+    )
+    # With the modules of one kernel alone, or with none, apt builds one: so the plan was before.
+    for modules in ([f"linux-modules-nvidia-580-open-{KERNEL}"], []):
+        assert "nvidia-dkms-580-open" in coming(*modules, "nvidia-driver-580-open")
+    found = collect.archive(
+        "/none", simulate=True, installed={"packages": {}, "kernel_series": SERIES}
+    )
+    made = facts("ubuntu2404", ["5090"], kernel=KERNEL, secure_boot=True, display_manager=desktop)
+    chosen = plan(made | found, "cu132")
+    wanted = [text.partition("=")[0] for text in chosen["packages"]]
+    assert wanted[0] == f"linux-modules-nvidia-580-open-{SERIES}"
+    assert f"linux-modules-nvidia-580-open-{KERNEL}" in coming(*wanted)
+    assert [name for name in coming(*wanted) if "dkms" in name.replace("no-dkms", "")] == []
+
+
+def test_modules_that_are_older_than_the_driver_are_refused_under_secure_boot(apt, monkeypatch):
+    """The metapackage then stands for an older nvidia-dkms than the driver depends on."""
+    monkeypatch.setattr(collect.platform, "release", lambda: KERNEL)
+    index = ubuntu_relations(LATER, DRIVER, KERNEL, SERIES)
+    common = {"nvidia-kernel-common-580": {"Version": DRIVER}}
+    index[f"linux-modules-nvidia-580-open-{KERNEL}"]["Depends"] = f"linux-image-{KERNEL}"
+    index[f"linux-modules-nvidia-580-open-{SERIES}"].pop("Depends")
+    apt("", fields(common | index) + stanza("dkms", "3.0.11", "Filename: ./none.deb", "Size: 1"))
+    found = collect.archive(
+        "/none", simulate=True, installed={"packages": {}, "kernel_series": SERIES}
+    )
+    made = facts("ubuntu2404", ["5090"], kernel=KERNEL, secure_boot=True,
+                 display_manager="gdm.service")  # fmt: skip
+    assert "apt would install dkms and nvidia-dkms-580-open" in refused(made | found, "cu132")
 
 
 @pytest.mark.parametrize(
@@ -216,7 +317,7 @@ def test_what_is_offered_is_read_with_the_users_pins_and_without_ours(monkeypatc
 
     monkeypatch.setattr(collect, "PREFERENCES", f"{tmp_path}/*")
     monkeypatch.setattr(collect, "output", output)
-    collect.archive(str(tmp_path / "tandem-driver"), simulate=False)
+    collect.archive(str(tmp_path / "tandem-driver"), simulate=False, installed=NOTHING)
     assert read == ["users"]
 
 
@@ -231,8 +332,12 @@ def test_the_installers_own_log_has_its_version(monkeypatch, first_line, version
     assert collect.runfile() is None
 
 
-def test_debians_module_has_another_name(says):
+def test_debians_module_has_another_name(says, monkeypatch, tmp_path):
     assert collect.module("6.1.0-31-amd64") is None
+    (tmp_path / "nvidia-tesla-470").mkdir()
+    monkeypatch.setattr(collect, "DKMS", f"{tmp_path}/nvidia*")
+    says("modinfo -k 5.10.0-34-amd64 -F version nvidia-tesla-470", "470.256.02\n")
+    assert collect.module("5.10.0-34-amd64") == "470.256.02"
     says("modinfo -k 6.1.0-31-amd64 -F version nvidia-current", "535.261.03\n")
     assert collect.module("6.1.0-31-amd64") == "535.261.03"
 
@@ -250,18 +355,48 @@ def test_the_display_manager_by_its_own_name(says):
     assert collect.display_manager()["display_manager_active"] is False
 
 
-def test_who_draws_and_who_computes(monkeypatch, tmp_path):
-    programs = {"10": "Xorg", "11": "python3", "12": "nvidia-persiste", "13": "bash"}
-    for pid, command in programs.items():
+# As loginctl of systemd 255 answers where anna sits at a KDE desktop, sddm shows its login screen
+# on another seat, and ben has come by ssh.
+LOGIND = {
+    "2": "Id=2\nUser=1000\nSeat=seat0\nType=x11\nClass=user\nScope=session-2.scope\n",
+    "c1": "Id=c1\nUser=116\nSeat=seat1\nType=wayland\nClass=greeter\nScope=session-c1.scope\n",
+    "7": "Id=7\nUser=1001\nSeat=\nType=tty\nClass=user\nScope=session-7.scope\n",
+    "8": "Id=8\nUser=1002\nSeat=seat0\nType=tty\nClass=user\nScope=session-8.scope\n",
+}
+ANNA = "0::/user.slice/user-1000.slice"
+# pid: (program, control group, devices that it has open)
+PROGRAMS = {
+    "10": ("Xorg", "0::/system.slice/sddm.service", ["nvidia0"]),
+    "11": ("kwin_x11", f"{ANNA}/session-2.scope", ["nvidiactl", "nvidia0"]),
+    "12": ("gjs", f"{ANNA}/user@1000.service/app.slice/app-gnome.scope", ["nvidiactl"]),
+    "13": ("sddm-greeter", "0::/user.slice/user-116.slice/session-c1.scope", ["nvidia0"]),
+    "14": ("sddm-helper", "1:name=systemd:/system.slice/sddm.service", ["nvidiactl"]),
+    "20": ("python3", f"{ANNA}/session-2.scope", ["nvidia0", "nvidia-uvm"]),
+    "21": ("python3", "0::/user.slice/user-1001.slice/session-7.scope", ["nvidia0"]),
+    "22": ("glxgears", "0::/user.slice/user-1002.slice/session-8.scope", ["nvidia0"]),
+    "23": ("ollama", "0::/system.slice/ollama.service", ["nvidia0", "nvidia-uvm"]),
+    "30": ("nvidia-persiste", "0::/system.slice/nvidia-persistenced.service", ["nvidia0"]),
+    "31": ("bash", f"{ANNA}/session-2.scope", []),
+}
+
+
+def test_what_belongs_to_a_desktop_goes_with_it_and_what_computes_never_does(
+    monkeypatch, tmp_path, says
+):
+    says("loginctl list-sessions", "".join(f"{name} 1000 anna seat0\n" for name in LOGIND))
+    for name, shown in LOGIND.items():
+        says(f"loginctl show-session {name}", shown)
+    for pid, (command, group, devices) in PROGRAMS.items():
         (tmp_path / pid / "fd").mkdir(parents=True)
         (tmp_path / pid / "comm").write_text(f"{command}\n")
-        device = "/dev/null" if command == "bash" else "/dev/nvidia0"
-        (tmp_path / pid / "fd/3").symlink_to(device)
+        (tmp_path / pid / "cgroup").write_text(f"{group}\n")
+        for number, device in enumerate(devices):
+            (tmp_path / pid / f"fd/{number}").symlink_to(f"/dev/{device}")
     monkeypatch.setattr(collect, "PROCESSES", f"{tmp_path}/[0-9]*")
-    assert collect.processes() == {
-        "displays": [{"pid": 10, "command": "Xorg"}],
-        "gpu_processes": [{"pid": 11, "command": "python3"}],
-    }
+    found = collect.processes("sddm.service")
+    assert sorted(row["pid"] for row in found["displays"]) == [10, 11, 12, 13, 14]
+    assert sorted(row["pid"] for row in found["gpu_processes"]) == [20, 21, 22, 23]
+    assert found["sessions"] == ["2", "c1"]
 
 
 def test_free_is_what_is_left_for_others_than_root(monkeypatch):

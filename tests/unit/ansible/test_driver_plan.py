@@ -181,6 +181,25 @@ def test_the_branch_of_a_package_is_that_of_its_version():
     assert plan(facts("ubuntu2204", offered=older | beyond))["version"] == "535.126.20"
 
 
+TESLA = dict.fromkeys(
+    ("nvidia-tesla-470-kernel-dkms", "nvidia-tesla-470-smi", "nvidia-tesla-470-driver",
+     "libnvidia-tesla-470-cuda1"),
+    "470.256.02-1~deb12u1",
+)  # fmt: skip
+
+
+def test_kepler_gets_debians_packages_of_its_last_branch():
+    """Debian 12's nvidia-tesla-470-*; its own branch, 535, knows no Kepler."""
+    k80 = facts("debian12", offered=DEBIAN12 | TESLA) | {
+        "gpus": [{"vendor": "10de", "device": "102d"}] * 2
+    }
+    assert names(plan(k80)) == [*list(TESLA)[:2], "libnvidia-tesla-470-cuda1"]
+    assert "nvidia-tesla-470-driver" in names(plan(k80 | {"display_manager": "gdm.service"}))
+    assert plan(k80)["version"] == "470.256.02" and plan(k80)["module"] == "proprietary"
+    for card in ("2080 Ti", "1080 Ti"):  # of the same release, newer cards get the newer branch
+        assert names(plan(facts(cards=[card], offered=DEBIAN12 | TESLA)))[0] == "nvidia-kernel-dkms"
+
+
 # --- the kernel that runs, and the one that waits -----------------------------------------------
 
 
@@ -216,15 +235,62 @@ def test_a_kernel_without_headers_goes_where_one_that_has_them_waits():
 # --- Secure Boot --------------------------------------------------------------------------------
 
 
-def test_secure_boot_takes_signed_modules_where_the_distribution_has_them():
-    made = facts("ubuntu2204", ["2080 Ti"], UBUNTU, secure_boot=True)
-    signed = f"linux-modules-nvidia-580-open-{made['kernel']}"
-    made["offered"][signed] = "6.8.0-60.63"
-    chosen = plan(made)
-    names = [text.split("=")[0] for text in chosen["packages"]]
-    assert names == [signed, "nvidia-headless-no-dkms-580-open", "nvidia-utils-580"]
-    assert chosen["tools"] == ()
-    assert plan(made | {"secure_boot": False})["tools"] != ()
+META = "linux-modules-nvidia-580-open-generic-hwe-22.04"
+OWN = "linux-modules-nvidia-580-open-6.8.0-60-generic"
+
+
+def signed(*, coming=(), own=True, display_manager=None, **changes):
+    """A machine with Secure Boot whose archive has signed modules, and what apt would bring."""
+    made = facts("ubuntu2204", ["2080 Ti"], UBUNTU, display_manager=display_manager,
+                 secure_boot=True, kernel_series="generic-hwe-22.04", **changes)  # fmt: skip
+    modules = [META, OWN] if own else [META]
+    made["offered"] |= dict.fromkeys(modules, "6.8.0-60.63")
+    for driver in ("driver", "headless-no-dkms"):
+        made["prebuilt"][" ".join([*modules, f"nvidia-{driver}-580-open"])] = [*modules, *coming]
+    return made
+
+
+def names(chosen):
+    return [text.split("=")[0] for text in chosen["packages"]]
+
+
+def test_secure_boot_takes_the_series_metapackage_of_signed_modules():
+    """The modules of one kernel alone do not stand for nvidia-dkms, which apt would add."""
+    headless = plan(signed())
+    assert names(headless) == [META, OWN, "nvidia-headless-no-dkms-580-open", "nvidia-utils-580"]
+    desktop = plan(signed(display_manager="gdm.service"))
+    assert names(desktop) == [META, OWN, "nvidia-driver-580-open"]
+    assert headless["tools"] == desktop["tools"] == ()
+    older = plan(signed(own=False))  # afterwards the metapackage's kernel is booted
+    assert names(older)[:2] == [META, "nvidia-headless-no-dkms-580-open"]
+    assert plan(signed() | {"secure_boot": False})["tools"] != ()
+
+
+@pytest.mark.parametrize("display_manager", [None, "gdm.service"])
+def test_secure_boot_refuses_where_apt_would_build_a_module_beside_the_signed_ones(display_manager):
+    made = signed(coming=["dkms", "nvidia-dkms-580-open"], display_manager=display_manager)
+    said = refused(made)
+    assert f"beside {META} apt would install dkms and nvidia-dkms-580-open" in said
+    assert "run again later" in said
+    assert plan(made | {"secure_boot": False})["action"] == "package"
+
+
+def test_secure_boot_prefers_an_older_branch_whose_modules_are_signed():
+    made = signed(coming=["nvidia-dkms-580-open"])
+    older = "linux-modules-nvidia-535-generic-hwe-22.04"
+    made["offered"][older] = "6.8.0-60.63"
+    made["prebuilt"][f"{older} nvidia-headless-no-dkms-535"] = [older]
+    assert names(plan(made)) == [older, "nvidia-headless-no-dkms-535", "nvidia-utils-535"]
+
+
+def test_signed_modules_that_apt_cannot_install_are_refused_with_its_reason():
+    made = signed()
+    made["uninstallable"] = dict.fromkeys(made["prebuilt"], "Depends: nvidia-kernel-common-580")
+    assert f"apt cannot install {META} beside nvidia-headless-no-dkms-580-open (Depends: " in (
+        refused(made)
+    )
+    other = made | {"kernel_series": None, "prebuilt": {}}  # no signed ones for its kernel
+    assert plan(other)["action"] == "package"
 
 
 def test_a_new_kernel_gets_signed_modules_where_the_old_one_had_them():
@@ -238,7 +304,33 @@ def test_a_new_kernel_gets_signed_modules_where_the_old_one_had_them():
     assert chosen["packages"] == ("linux-modules-nvidia-580-open-6.8.0-60-generic=6.8.0-60.63",)
 
 
+@pytest.mark.parametrize(
+    ("release", "key"),
+    [("debian12", ("/var/lib/dkms/mok.key", "/var/lib/dkms/mok.pub")),
+     ("ubuntu2204", ("/var/lib/shim-signed/mok/MOK.priv", "/var/lib/shim-signed/mok/MOK.der"))],
+)  # fmt: skip
+def test_the_installer_signs_under_secure_boot_and_does_not_load_what_it_built(release, key):
+    made = facts(release, ["3090"], secure_boot=True)
+    chosen = plan(made, "cu132")
+    assert chosen["action"] == "runfile" and chosen["key"] == key[1]
+    assert chosen["flags"][-3:] == (
+        f"--module-signing-secret-key={key[0]}",
+        f"--module-signing-public-key={key[1]}",
+        "--skip-module-load",
+    )
+    without = plan(made | {"secure_boot": False}, "cu132")
+    assert without["key"] == "" and not any("sign" in flag for flag in without["flags"])
+
+
+def test_an_installer_that_cannot_skip_its_test_is_refused_under_secure_boot():
+    old = {"runfile": "/srv/NVIDIA-Linux-x86_64-535.261.03.run", "runfile_sha256": "0" * 64}
+    said = refused(facts(secure_boot=True), **old)
+    assert "installer 535.261.03 loads the module" in said and "550.40.07 and newer" in said
+    assert plan(facts(), **old)["action"] == "runfile"
+
+
 def test_secure_boot_without_signed_packages_goes_by_dkms_where_it_can_sign():
-    assert plan(facts(offered=DEBIAN12, secure_boot=True))["action"] == "package"
+    chosen = plan(facts(offered=DEBIAN12, secure_boot=True))
+    assert (chosen["action"], chosen["key"]) == ("package", "/var/lib/dkms/mok.pub")
     bullseye = facts("debian11", secure_boot=True)
     assert "cannot sign" in refused(bullseye)

@@ -12,6 +12,7 @@ from tests.unit.ansible.driver_machines import (
     packaged,
     plan,
     refused,
+    upgrade,
 )
 from tests.unit.ansible.provision_machines import TABLE
 
@@ -144,6 +145,16 @@ def test_the_version_is_the_librarys_and_not_that_of_a_transitional_package(libr
     assert set(driver_after.driver_hold(made, chosen["version"])["packages"]) == set(names)
 
 
+def test_debians_older_branches_are_drivers_by_packages():
+    names = dict.fromkeys(("nvidia-tesla-470-kernel-dkms", "libnvidia-tesla-470-ml1"),
+                          "470.256.02-1~deb12u1")  # fmt: skip
+    state = {"driver": "470.256.02", "driver_library": "470.256.02", "module": "470.256.02"}
+    made = facts(packages=names, **state) | {"gpus": [{"vendor": "10de", "device": "102d"}]}
+    chosen = plan(made)
+    assert (chosen["action"], chosen["version"], chosen["hold"]) == ("nothing", "470.256.02", True)
+    assert driver_after.driver_hold(made, "470.256.02")["packages"] == sorted(names)
+
+
 def test_what_an_older_branch_left_behind_is_not_the_driver():
     names = {"nvidia-dkms-470": "470.256.02-0ubuntu0.22.04.1",
              "nvidia-headless-535": "535.183.01-0ubuntu0.22.04.1",
@@ -190,6 +201,16 @@ def test_a_full_disk_is_named_before_anything_is_changed():
     assert plan(packaged(free=full["free"]))["action"] == "nothing"
 
 
+def test_packages_that_apt_calls_broken_are_named_unless_the_role_left_them_so():
+    why = "libreoffice : Depends: libreoffice-core (= 1:7.4.7) but it is not installed"
+    made = facts(offered=DEBIAN12, broken=why)
+    said = refused(made)
+    assert f"apt calls its packages broken, and installs nothing beside them ({why})" in said
+    assert "sudo apt --fix-broken install" in said
+    assert plan(made | {"pending": True})["action"] == "package"
+    assert plan(packaged(broken=why))["action"] == "nothing"
+
+
 # --- displays and processes on the card ---------------------------------------------------------
 
 XORG = [{"pid": 812, "command": "Xorg"}]
@@ -202,7 +223,8 @@ GDM = {"display_manager": "gdm.service", "display_manager_active": True}
 def test_a_running_display_is_named_and_stopped_only_with_consent(made):
     said = refused(made)
     assert "Xorg (process 812), gdm.service" in said and "STOP_DISPLAY=1" in said
-    assert plan(made, allow_stop_display=True)["stop"] == "gdm.service"
+    agreed = plan(made | {"sessions": ["2", "c1"]}, allow_stop_display=True)
+    assert (agreed["stop"], agreed["sessions"]) == ("gdm.service", ("2", "c1"))
 
 
 def test_a_display_manager_counts_whatever_it_shows():
@@ -222,3 +244,55 @@ def test_a_display_does_not_matter_where_nothing_is_done():
 def test_a_process_on_the_card_is_never_ended():
     busy = packaged(driver="535.200.01", gpu_processes=[{"pid": 99, "command": "python3"}])
     assert "python3 (process 99) uses the card" in refused(busy, allow_stop_display=True)
+
+
+# --- make upgrade -------------------------------------------------------------------------------
+
+SEEN = {"displays": XORG, **GDM}
+KERNELS = {"linux-image-amd64": "6.1.176-1", "linux-headers-amd64": "6.1.176-1"}
+
+
+def moving(newer="6.1.180-1", **changes):
+    """A machine whose driver works, and for whose kernel the archive may have a newer one."""
+    made = packaged(kernel_headers=True, **changes)
+    made["packages"] = made["packages"] | KERNELS
+    made["offered"] = made["offered"] | dict.fromkeys(KERNELS, newer)
+    return made
+
+
+def test_an_upgrade_that_has_nothing_to_move_asks_for_nothing():
+    chosen = upgrade(moving("6.1.176-1", **SEEN))
+    assert (chosen["action"], chosen["kernel"], chosen["stop"]) == ("nothing", False, "")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [moving(**SEEN), moving("6.1.176-1", waiting_kernel="6.1.0-60-amd64", **SEEN)],
+    ids=["offered", "waiting"],
+)
+def test_an_upgrade_that_reboots_asks_before_it_ends_a_desktop(made):
+    said = upgrade(made)
+    assert said["action"] == "refuse" and "Xorg (process 812), gdm.service" in said["reason"]
+    assert "STOP_DISPLAY=1 after make" in said["remedy"]
+    agreed = upgrade(made, allow_stop_display=True)
+    assert (agreed["action"], agreed["kernel"], agreed["stop"]) == ("upgrade", True, "gdm.service")
+    nobody = upgrade(made | {"displays": [], "display_manager_active": False})
+    assert (nobody["action"], nobody["stop"]) == ("upgrade", "")
+
+
+def test_an_upgrade_of_the_driver_alone_asks_too():
+    made = moving("6.1.176-1", **SEEN)
+    made["offered"] |= dict.fromkeys(DEBIAN12, "535.300.01-1")
+    said = upgrade(made)
+    assert said["action"] == "refuse" and "driver 535.300.01 by packages" in said["reason"]
+    assert upgrade(made, allow_stop_display=True)["kernel"] is False
+
+
+def test_an_upgrade_is_refused_for_what_would_refuse_it_after_the_reboot():
+    busy = moving(gpu_processes=[{"pid": 99, "command": "python3"}])
+    assert "python3 (process 99) uses the card" in upgrade(busy)["reason"]
+    full = moving()
+    full["free"] = full["free"] | {"/boot": 4e7}
+    assert "/boot has 0.0 GB free" in upgrade(full)["reason"]
+    both = moving(runfile="580.126.20")
+    assert upgrade(both)["action"] == "refuse" and "two drivers" in upgrade(both)["reason"]

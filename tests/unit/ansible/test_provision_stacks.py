@@ -255,3 +255,42 @@ def test_every_download_has_a_checksum_of_the_right_length():
         assert len(row["sha256"] or 64 * "0") == 2 * hashlib.sha256().digest_size
         # Data-centre drivers are in a folder of their own; in XFree86/ they are answered by 404.
         assert row["url"].startswith("https://us.download.nvidia.com/tesla/" + row["version"] + "/")
+
+
+def packaged(installed, *offered):
+    """A 3090 on Ubuntu 20.04 whose driver came from packages, and what its archive offers."""
+    own = {f"nvidia-driver-{installed.split('.')[0]}": f"{installed}-0ubuntu0.20.04.1"}
+    names = {f"nvidia-driver-{v.split('.')[0]}": f"{v}-0ubuntu0.20.04.1" for v in offered}
+    told = {"packages": own, "offered": names, "offered_transitional": {}}
+    return machine("ubuntu2004", ["2204"], driver=installed, driver_library=installed, **told)
+
+
+@pytest.mark.parametrize(
+    ("installed", "offered", "stack"),
+    [
+        ("470.256.02", ["470.256.02", "535.183.01"], "cu126"),  # no 580 by packages
+        ("470.256.02", ["470.256.02", "580.126.09"], "cu132"),
+        ("470.256.02", [], "cu132"),  # an archive that was not read says nothing
+        ("535.183.01", ["580.126.09"], "cu126"),  # what is there already serves
+        ("580.126.09", ["535.183.01"], "cu132"),
+    ],
+)
+def test_auto_takes_a_stack_whose_driver_can_be_had_as_the_present_one_was(
+    installed, offered, stack
+):
+    chosen = stacks.resolve([packaged(installed, *offered)], "auto", TABLE)
+    assert chosen["name"] == stack
+
+
+def test_a_driver_that_no_package_brings_weighs_more_than_one_that_is_old():
+    """Of two machines the one that could not follow decides."""
+    stuck, free = packaged("470.256.02", "535.183.01"), packaged("470.256.02", "580.126.09")
+    assert stacks.resolve([free, {**stuck, "host": "node2"}], "auto", TABLE)["name"] == "cu126"
+
+
+def test_the_k80_is_no_gk110():
+    """GK210 (102d in pci.ids) has compute capability 3.7, for which torch 1.12.1 has code."""
+    assert stacks.resolve([machine("debian12", ["102d"])], "auto", TABLE)["name"] == "cu102"
+    for k40 in ("1024", "102e"):
+        with pytest.raises(PlanError, match="sm_35"):
+            stacks.resolve([machine("debian12", [k40])], "auto", TABLE)

@@ -246,3 +246,21 @@ def test_an_impossible_stack_ends_with_one_sentence(tmp_path, capsys):
     (tmp_path / "facts.json").write_text(json.dumps([entry]))
     assert dry.main(["--facts", str(tmp_path / "facts.json")]) == 1
     assert "glibc 2.28" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("stack", ["auto", "cu132", "cpu"])
+def test_a_card_that_no_table_has_is_one_sentence_and_its_remedy_works(tmp_path, capsys, stack):
+    (entry,) = json.loads((ROOT / "examples/machines/3090-debian12.json").read_text())
+    entry["facts"]["gpus"] = [{"vendor": "10de", "device": "3e04"}]
+    entry["settings"] = {"stack": stack}
+    (tmp_path / "facts.json").write_text(json.dumps([entry]))
+    code = dry.main(["--facts", str(tmp_path / "facts.json")])
+    printed = capsys.readouterr()
+    if stack == "cpu":
+        assert code == 0 and "NVIDIA 3e04, a card that is not in ansible/stacks.yml" in printed.out
+        return
+    assert (code, printed.out) == (1, "")
+    assert printed.err == (
+        "tandem: node1: its NVIDIA card 3e04 is not in ansible/stacks.yml: add its generation "
+        "there, or set stack: cpu, which needs no card\n"
+    )
