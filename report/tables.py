@@ -101,8 +101,12 @@ def networks(uses: list[NetworkUse]) -> Table:
 
 def losses(epoch: Epoch) -> tuple[str, str]:
     """In training, and on validation images."""
-    train, validation = (known(value, three_digits) for value in (epoch.train_loss, epoch.loss))
-    return train, validation
+    return known(epoch.train_loss, loss), known(epoch.loss, loss)
+
+
+def loss(value: float) -> str:
+    """That of a run that goes astray may have any number of digits, and a column has not."""
+    return three_digits(value) if abs(value) < 1e5 else f"{value:.0e}"
 
 
 def memory(uses: list[MemoryUse]) -> Table:

@@ -8,6 +8,7 @@ import pytest
 from report import layout, tables
 from report.analysis import analyse
 from report.page import render_page
+from report.progress import Epoch
 from report.text import render_text
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
 
@@ -103,3 +104,10 @@ def test_memory_bad_images_and_losses_are_shown(tmp_path):
     ]
     assert "1.00 in training, 0.50 on validation" in render_page(analysis)
     assert re.search(r"% +1\.00 +0\.50  ##", render_text(analysis))
+
+
+def test_a_loss_of_any_size_keeps_its_column():
+    astray = Epoch(epoch=1, top1=0.1, top5=0.5, loss=3.3e24, train_loss=1_898_571_906.8)
+    assert tables.losses(astray) == ("2e+09", "3e+24")
+    well = Epoch(epoch=1, top1=0.1, top5=0.5, loss=2.291, train_loss=9408.9)
+    assert tables.losses(well) == ("9,409", "2.29")
