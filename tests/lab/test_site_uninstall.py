@@ -29,32 +29,3 @@ def test_the_disk_is_as_it_was(pair, tmp_path):
     write_inventory(tmp_path, {"node1": "ansible_host=192.168.56.111"})
     again = play(pair, "ansible/playbooks/uninstall.yml", *words)
     assert changes(again) == {"node1": 0}
-
-
-# As Ubuntu's package systemd-oomd sets it for every user's services; the program is a stand-in.
-STANDIN_OOMD = """
-sudo mkdir -p /etc/systemd/system/user@.service.d
-printf '[Service]\\nManagedOOMMemoryPressure=kill\\n' |
-    sudo tee /etc/systemd/system/user@.service.d/10-oomd-user-service-defaults.conf
-sudo touch /usr/lib/systemd/systemd-oomd
-sudo systemctl daemon-reload
-"""
-SPARED = "systemctl show --property=ManagedOOMMemoryPressure --value user@$(id -u tandem).service"
-
-
-def test_oomd_has_no_hold_of_what_trains_where_it_heeds_no_wish_and_gets_it_back(pair, tmp_path):
-    pair.ssh(1, STANDIN_OOMD)
-    before = changed_files(pair, 1)
-    words = [write_play(tmp_path, ["base"], "node1", become=True)]
-    words += ["--inventory", write_inventory(tmp_path, {"node1": "ansible_host=192.168.56.111"})]
-    words += ["-e", "base_compilers=no", "-e", "run_user=tandem"]
-    heeding = play(pair, *words)  # Debian 12's systemd heeds what a run asks for
-    assert max(changes(heeding).values()) > 0
-    assert pair.ssh(1, SPARED) == "kill\n"
-    older = ["-e", "base_oomd_heeds_since=999"]
-    assert changes(play(pair, *words, *older)) == {"node1": 3}  # folder, record, setting
-    assert pair.ssh(1, SPARED) == "auto\n"
-    assert changes(play(pair, *words, *older)) == {"node1": 0}
-    play(pair, "ansible/playbooks/uninstall.yml", *words[1:])
-    assert pair.ssh(1, SPARED) == "kill\n"
-    assert not {path for path in changed_files(pair, 1).keys() - before if "oom" in path.lower()}
