@@ -8,6 +8,7 @@ from typing import Any, Dict, Optional, Tuple
 
 import torch
 
+from . import prices
 from .build import Job, strategy_of
 from .compat import cpu_capability
 from .strategies import parse
@@ -70,8 +71,10 @@ def sentences(job: Job, cost: Cost) -> str:
     if world.size > 1 and strategy_of(options, world) != options.sync:
         parts += f"\n--sync {options.sync} is between machines: on this one sums are exact"
     if world.size > 1:
-        warm_up = options.phases.all_warm_up(parse(strategy_of(options, world)))
-        parts += f"\n{warm_up}" if warm_up else ""
+        strategy, steps = parse(strategy_of(options, world)), options.epochs * job.steps_per_epoch
+        warm_up = options.phases.all_warm_up(strategy)
+        for told in [warm_up, *prices.caveats(strategy, options.optimizer, steps)]:
+            parts += f"\n{told}" if told else ""
     saved = "" if options.output else "; nothing is saved: no --output"
     return (
         f"{options.model}: {amount(count, ' parameters')}, {work} of {size} px, {level}\n"

@@ -62,6 +62,24 @@ def label_of(strategy: Strategy) -> str:
     return "exact" if strategy.exact else price_of(strategy).label
 
 
+def caveats(strategy: Strategy, optimizer: str, steps: float) -> List[str]:
+    """Sentences on a run for which the strategy's label says less than it seems to."""
+    if strategy.exact or not price_of(strategy).seeds:
+        return []
+    task, name, found = read()["task"], f"--sync {strategy.spec}", []
+    if optimizer != task["optimizer"]:
+        found.append(
+            f"{name}: what it costs in accuracy was measured with --optimizer {task['optimizer']}; "
+            f"with {optimizer} nothing is known"
+        )
+    if steps < task["steps"]:
+        found.append(
+            f"{name}: what it costs in accuracy was measured over {task['steps']:,} steps; this "
+            f"run has {steps:,.0f}, and a shorter one may lose more (docs/slow-networks.md)"
+        )
+    return found
+
+
 def labels() -> str:
     """The labels of all measured strategies, for a sentence: `ef:2 safe, ef:4 unsettled`."""
     specs: List[str] = list(read()["strategies"])

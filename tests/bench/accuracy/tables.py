@@ -195,6 +195,7 @@ def document(found: Runs) -> dict:
             "nodes": study.NODES,
             "batch": study.BATCH,
             "steps": study.EPOCHS * study.EPOCH_STEPS,
+            "optimizer": "sgd",
             "lr": study.LR,
             "lr_alone": study.ALONE_LR,
             "validation_images": study.VAL * study.glyphs.CLASSES,

@@ -81,3 +81,20 @@ def test_readmes_sentence_counts_the_warm_up_as_the_table_does():
     told = " ".join((PAGE.parents[1] / "README.md").read_text(encoding="utf-8").split())
     assert f"{alone.split()[0]} times sooner than one alone" in told
     assert f"{exact.split()[0]} times sooner than with plain all-reduce" in told
+
+
+@pytest.mark.parametrize(
+    ("spec", "optimizer", "steps", "said"),
+    [
+        ("ef:1.6", "sgd", 1000, []),
+        ("ef:1.6", "adamw", 1000, ["with adamw nothing is known"]),
+        ("ef:1.6", "sgd", 640, ["this run has 640, and a shorter one may lose more"]),
+        ("ef:1.6", "adamw", 999, ["measured with --optimizer sgd", "over 1,000 steps"]),
+        ("allreduce", "adamw", 1, []),
+        ("ef:8", "adamw", 1, []),  # it has no label
+    ],
+)
+def test_a_run_unlike_those_that_were_measured_is_told(spec, optimizer, steps, said):
+    told = prices.caveats(strategies.parse(spec), optimizer, steps)
+    assert len(told) == len(said)
+    assert all(words in one for words, one in zip(said, told))
