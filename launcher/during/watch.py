@@ -66,7 +66,9 @@ class Watch:
                     if key.data is None:
                         wake.recv(4096)
                     elif self._read(key.data):
-                        selector.unregister(key.data.process)
+                        selector.unregister(key.fd)
+                        # Only now: a channel that is closed has another descriptor, or none.
+                        key.data.process.close()
                 now = time.monotonic()
                 # After `now`, by which silence is judged: an earlier pause is known by then, and
                 # one that begins here counts against nobody.
@@ -128,12 +130,12 @@ class Watch:
         return False
 
     def _distrust(self, guard: Guarded, error: Invalid) -> None:
-        """Stop believing this guard. Closing its stdin ends the run on its machine."""
+        """Stop believing this guard. The loop then closes its stdin, which ends the run on its
+        machine."""
         guard.ended = True
         guard.exit = None
         message = f"it sent something that no guard sends: {error}"
         self._fail(self._failure(guard.node.host, "guard", message=message))
-        guard.process.close()
 
     def _take(self, guard: Guarded, frame: dict[str, Any], payload: bytes) -> None:
         kind = frame["type"]

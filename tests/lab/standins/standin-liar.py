@@ -120,7 +120,7 @@ AT_STEP = {
     "a frame that is too large": lambda _: out(b'{"type": "' + b"x" * (2 << 20)),
     "deep brackets": lambda _: out(b'{"type": "beat", "unix": ' + b"[" * (2 << 20)),
     "brackets and half a surrogate": lambda _: out(
-        b'{"type": "beat", "unix": ' + NESTED.encode() + b"}\n"
+        b'{"type": "beat", "running": [1], "disk_free": 1, "unix": ' + NESTED.encode() + b"}\n"
     ),
     "ends without end": ends,
     "an exit of another host": lambda _: say(

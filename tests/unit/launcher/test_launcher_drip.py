@@ -98,6 +98,19 @@ def test_a_machine_that_falls_silent_as_it_is_ended_hides_no_liar(tmp_path, monk
     assert outcome.gone == ["node1"]
 
 
+class Reopens(Says):
+    """As a channel of paramiko, it has another descriptor once it was closed."""
+
+    def close(self):
+        self._other, self._reader = self._reader, os.dup(self._reader)
+
+
+def test_a_liar_whose_connection_is_closed_ends_no_watch(tmp_path, monkeypatch):
+    monkeypatch.setattr(stages, "SETTLE", 0.0)
+    outcome = watch(tmp_path, Reopens(HELLO + LIE))
+    assert (outcome.cause.host, outcome.cause.kind) == ("node1", "guard")
+
+
 class Dripping:
     """A machine that sends one byte every `every` seconds of a clock of its own."""
 
