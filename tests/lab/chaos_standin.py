@@ -33,8 +33,9 @@ def install(lab, node: int) -> None:
         lab.ssh(node, f"mkdir -p {info} && cat > {info}/METADATA", input=text)
     torch = "/opt/standin/lib/torch"
     lab.ssh(node, f"mkdir -p {torch} && cat > {torch}/version.py", input=VERSION)
-    for split in ("train", "val"):
-        lab.ssh(node, f"mkdir -p /srv/standin/d/{split}/a && touch /srv/standin/d/{split}/a/1.png")
+    # Two classes, and more images than a batch of the usual size takes on the nodes of a test.
+    for folder in (f"/srv/standin/d/{split}/{name}" for split in ("train", "val") for name in "ab"):
+        lab.ssh(node, f"mkdir -p {folder} && touch $(seq -f {folder}/%g.png 200)")
 
 
 def take_sudo(lab, node: int, way: str) -> None:

@@ -34,8 +34,9 @@ PLAY = """
 def copying(pair, tmp_path):
     """The pair, and the words of a play that copies a small data set to node1."""
     for split in ("train", "val"):
-        (tmp_path / "data/small" / split / "a").mkdir(parents=True)
-        (tmp_path / "data/small" / split / "a/1.png").write_bytes(b"an image")
+        for name in ("a", "b"):
+            (tmp_path / "data/small" / split / name).mkdir(parents=True)
+            (tmp_path / "data/small" / split / name / "1.png").write_bytes(b"an image")
     (tmp_path / "play.yml").write_text(PLAY)
     hosts = write_inventory(tmp_path, {"node1": "ansible_host=192.168.56.111"})
     given = {
