@@ -28,9 +28,13 @@ USUAL = {
 }
 
 
-def that_torch_has(names):
-    """Those of some precisions or strategies that this torch has."""
-    return [name for name in names if not (OLD and "bf16" in name)]
+HALF = ("O1", "O2", "O3")
+
+
+def that_torch_has(names, device=None):
+    """Those of some precisions or strategies that this torch has, on the device."""
+    on_cpu = OLD and device is not None and device.type == "cpu"
+    return [name for name in names if not ((OLD and "bf16" in name) or (on_cpu and name in HALF))]
 
 
 def options_of(images, device, **given):

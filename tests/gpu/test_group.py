@@ -57,7 +57,7 @@ def sums(world):
 
 def jobs(images, device, world):
     found = {}
-    for name in [*SPECS, *PRECISIONS]:
+    for name in that_torch_has([*SPECS, *PRECISIONS], device):
         given = {"precision": name} if name in PRECISIONS else {"sync": name}
         given.update(model="tests.gpu.models:fixed", momentum=0.0)
         forced = prepared(images, device, world, **given)

@@ -38,7 +38,12 @@ ROWS = [
     ("ef:8", "uneven", "static", 3, "none", "usual", False, True),
     ("localsgd:1", "idle", "static", 1, "none", "usual", True, False),
 ]
-POSSIBLE = [row for row in ROWS if static_graph_in_parts() or row[2:4] != ("static", 3)]
+# With a static graph torch 1.12 can neither add up micro-batches nor leave a sum out.
+POSSIBLE = [
+    row
+    for row in ROWS
+    if static_graph_in_parts() or row[2] != "static" or (row[3] == 1 and row[0] != "localsgd:1")
+]
 # As a share of the way that a weight has come. Sums in fp64 differ by their order alone; of codes,
 # small values wait longest beside large ones until what was left out of them is sent.
 NEAR = {"allreduce": 1e-9, "fp16": 0.01, "ef:8": 0.5, "localsgd:1": 1e-3}
@@ -100,9 +105,10 @@ def over_ranks(precision):
 @pytest.fixture(scope="module")
 def found(images, device):
     """By row or precision: what both ranks found, in one pair of processes."""
-    rows = [*map(settings, POSSIBLE), *map(over_ranks, PRECISIONS)]
+    precisions = that_torch_has(PRECISIONS, device)
+    rows = [*map(settings, POSSIBLE), *map(over_ranks, precisions)]
     told = run_two(compared, str(images), device, rows)
-    return dict(zip([*POSSIBLE, *PRECISIONS], zip(*told)))
+    return dict(zip([*POSSIBLE, *precisions], zip(*told)))
 
 
 @pytest.mark.parametrize("row", POSSIBLE, ids=lambda row: "-".join(map(str, row)).replace(" ", "_"))
