@@ -123,9 +123,8 @@ def test_an_unknown_host_key_is_refused(provisioned, tmp_path):
 def test_missing_data_and_missing_python_are_told_by_machine(provisioned, tmp_path):
     done = launch(provisioned, "train", "--nodes", "2", "--data", "nothing", check=False)
     assert done.returncode == 2
-    for node in (1, 2):
-        where = f"node{node} (192.168.56.11{node})"
-        assert f"{where}: the data folder /srv/tandem/data/nothing is missing" in done.stderr
+    both = ", ".join(f"node{node} (192.168.56.11{node})" for node in (1, 2))
+    assert f"{both}: the data folder /srv/tandem/data/nothing is missing" in done.stderr
     inventory = tmp_path / "inventory.ini"
     inventory.write_text(
         "[cluster]\nnode1 ansible_host=192.168.56.111 ansible_user=tandem env_python=/none/python\n"
