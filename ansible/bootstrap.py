@@ -77,10 +77,15 @@ def machines(inventory, limit):
 def machine_of(name, variables):
     """The Machine with these variables in the inventory. Raises BootstrapError."""
     provisions = user_of(variables, "ansible_user") or getpass.getuser()
+    address, port = variables.get("ansible_host", name), variables.get("ansible_port", 22)
+    if not isinstance(address, str):
+        raise BootstrapError(f"{name}: ansible_host in the inventory is {address!r}, no text")
+    if not re.fullmatch("[0-9]{1,5}", str(port)):
+        raise BootstrapError(f"{name}: ansible_port in the inventory is {port!r}, no port")
     return Machine(
         name=name,
-        address=variables.get("ansible_host", name),
-        port=int(variables.get("ansible_port", 22)),
+        address=address,
+        port=int(port),
         provisions=provisions,
         trains=user_of(variables, "train_user") or provisions,
     )
@@ -89,7 +94,7 @@ def machine_of(name, variables):
 def user_of(variables, name):
     """The name of a user in a machine's variables, or None. Raises BootstrapError."""
     value = variables.get(name)
-    if value and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*[$]?", str(value)):
+    if value and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*[$]?", str(value)[:100]):
         raise BootstrapError(
             f"{name} in the inventory is {value!r}, which is not a user's name: write the name "
             "itself, without a template"

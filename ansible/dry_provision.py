@@ -18,7 +18,10 @@ from pathlib import Path
 
 import yaml
 
-from planning import driver, errors, stacks, toolkit
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
+
+from launcher.validate import One
+from planning import border, driver, errors, stacks, toolkit
 from planning.errors import PlanError
 from planning.faults import machine
 
@@ -40,6 +43,17 @@ SETTINGS = (
     *("stack", "env_manager", "conda_installer", "pip_index_url"),
     *("toolkit", "apex", "apex_extensions"),
 )
+# What a file of facts may say of them.
+SETTING = {
+    **dict.fromkeys(("driver_version", "driver_runfile", "driver_runfile_sha256", "stack"), str),
+    **dict.fromkeys(("conda_installer", "pip_index_url"), str),
+    **dict.fromkeys(("toolkit", "apex", "apex_extensions"), (bool, str)),
+    **dict.fromkeys(("allow_stop_display", "offline"), bool),
+    "driver_policy": One(("keep", "install", "upgrade")),
+    "driver_source": One(("auto", "package", "runfile")),
+    "env_manager": One(("auto", "venv", "conda", "uv")),
+    "kept": ({"stack": str, "path": str}, {}),
+}
 
 
 class InspectionError(Exception):
@@ -283,7 +297,7 @@ def read(path):
     """[{"facts", "settings"}] of a file that --save wrote. Raises InspectionError."""
     try:
         entries = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InspectionError(
             f"tandem: {path} cannot be read as a file of facts: {error}"
         ) from None
@@ -292,10 +306,20 @@ def read(path):
             f"tandem: {path} is no file of facts: it has to be a list of objects, each with "
             '"facts", which has a "host" (examples/machines/ has some)'
         )
-    return [
-        {"facts": Facts(entry["facts"]), "settings": {**settings(), **entry.get("settings", {})}}
-        for entry in entries
-    ]
+    common = settings()
+    try:
+        asked = border.read(
+            entries, border.Rows({"settings": border.Some(SETTING)}), "its machines"
+        )
+        return [
+            {
+                "facts": Facts(border.recorded(entry["facts"])),
+                "settings": {**common, **own.get("settings", {})},
+            }
+            for entry, own in zip(entries, asked)
+        ]
+    except PlanError as error:
+        raise InspectionError(f"tandem: {path} is no file of facts: {error}") from None
 
 
 def _is_entry(entry):

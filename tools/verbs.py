@@ -353,7 +353,14 @@ def value_of(variable, text):
             return shlex.split(text)
         except ValueError:
             raise VerbError(f"{name}={text}: a quote is not closed.") from None
-    return str(Path(text).expanduser().resolve()) if variable.kind == "path" else text
+    return _path(name, text) if variable.kind == "path" else text
+
+
+def _path(name, text):
+    try:
+        return str(Path(text).expanduser().resolve())
+    except (OSError, RuntimeError) as error:  # ~nobody, a circle of links
+        raise VerbError(f"{name}={text} is no path: {error}") from None
 
 
 def options(verb, given, environment):

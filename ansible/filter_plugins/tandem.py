@@ -11,7 +11,7 @@ from ansible.errors import AnsibleFilterError
 from ansible.module_utils.parsing.convert_bool import boolean
 
 # Ansible loads this file by its path, and by no package: so here, and nowhere else, Python is told
-# where planning/ and contract/ are. At the end of the list, where they hide nobody's module.
+# where planning/, contract/ and launcher/ are. At the end of the list, where they hide no module.
 sys.path += map(str, Path(__file__).resolve().parents[1:3])
 
 from contract import clock as contract_clock
@@ -19,6 +19,7 @@ from planning import (
     accept,
     accept_gpu,
     boot,
+    border,
     clock,
     data,
     driver,
@@ -57,6 +58,8 @@ def python_of(stack, machine, manager):
 
 
 FILTERS = {
+    "accept_cards": border.cards,
+    "accept_result": border.measured,
     "accept_allreduce": accept.accept_allreduce,
     "accept_findings": accept.accept_findings,
     "accept_pairs": accept.accept_pairs,
@@ -75,6 +78,7 @@ FILTERS = {
     "container_bridges": firewall.container_bridges,
     "cut_off": firewall.cut_off,
     "data_refusal": data.data_refusal,
+    "driver_facts": border.driver,
     "driver_hold": driver_after.driver_hold,
     "driver_outcome": driver_after.driver_outcome,
     "driver_plan": driver.driver_plan,
@@ -99,6 +103,7 @@ FILTERS = {
     "kernel_packages": driver_after.kernel_packages,
     "linux_again": boot.linux_again,
     "locked": packages.locked,
+    "machine_facts": border.machine,
     "member": members.member,
     "member_addresses": firewall.member_addresses,
     "network_plan": network.network_plan,
@@ -129,13 +134,47 @@ FILTERS = {
 }
 
 
-def _for_ansible(function):
+# What machines say among the arguments of these filters, by place: border.py's shapes, where str is
+# whatever a program printed. The facts and figures of the others were checked when they came in, by
+# the filters of border.py, or are looked at by themselves (health, member, the firewall's).
+SAID = {
+    "accept_allreduce": {0: [float]},
+    "card_facts": {0: str},
+    "connection_end": {0: str},
+    "cut_off": {0: str},
+    "driver_outcome": {1: str, 2: {"rc": int, "text": str}},
+    "former_hosts_file": {0: str},
+    "hosts_file": {0: str},
+    "interface_of": {0: str},
+    "known_hosts_file": {0: str},
+    "linux_again": {0: str, 1: str},
+    "other_firewall": {1: str, 2: str},
+    "packages_planned": {0: str},
+    "parse_files": {0: str},
+    "power_plan": {3: str},
+    "share_disk": {1: str},
+    "share_failure": {1: str, 2: str},
+    "share_missing": {1: str},
+    "share_options": {1: border.READER},
+    "share_refusal": {2: str},
+    "share_unit": {0: str},
+    "ssh_cut_off": {0: str, 1: str},
+    "wake_fault": {0: str},
+    "wake_verdict": {0: str, 1: [str]},
+    "wrong_names": {0: str},
+}
+
+
+def _for_ansible(name, function):
     """PlanError becomes AnsibleFilterError, so that the message alone is shown."""
 
     @functools.wraps(function)
     def filtered(*arguments):
+        taken = list(arguments)
         try:
-            return function(*arguments)
+            for place, shape in SAID.get(name, {}).items():
+                taken[place] = border.read(taken[place], shape, name.replace("_", " "))
+            return function(*taken)
         except PlanError as error:
             raise AnsibleFilterError(str(error)) from error
 
@@ -146,4 +185,4 @@ class FilterModule:
     """What Ansible asks for."""
 
     def filters(self):
-        return {f"tandem_{name}": _for_ansible(function) for name, function in FILTERS.items()}
+        return {f"tandem_{name}": _for_ansible(name, of) for name, of in FILTERS.items()}

@@ -135,7 +135,12 @@ def accept_allreduce(seconds: list[float], size: int, results: list[dict]) -> di
     slowest = min((_worst(entry) for entry in measured), default=0.0)
     count = len(results)
     floor = 2 * (count - 1) / count * size * 8 / (slowest * 1e6) if slowest else 0.0
-    return {"bytes": size, "seconds": max(seconds), "floor_seconds": floor, "mbit": slowest}
+    return {
+        "bytes": size,
+        "seconds": max(seconds, default=0.0),
+        "floor_seconds": floor,
+        "mbit": slowest,
+    }
 
 
 def accept_table(results: list[dict], allreduce: dict | None) -> list[str]:

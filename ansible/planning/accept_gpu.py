@@ -75,7 +75,7 @@ def _figures(card: dict, row: dict) -> list[str]:
 
 def _memory(card: dict, row: dict) -> list[str]:
     found = []
-    if card["memory_mib"] < 0.9 * row["memory"] * 1024:
+    if card["memory_mib"] is not None and card["memory_mib"] < 0.9 * row["memory"] * 1024:
         found.append(
             f"{card['name']} has {card['memory_mib']} MiB of memory, while {row['memory']} GB are "
             "usual for it: is it really this model?"
@@ -95,7 +95,7 @@ def _link(card: dict, row: dict | None) -> list[str]:
             f"it is linked by {lanes} of its {row['pcie'][1]} lanes of PCIe; {why}: reseat it, "
             "clean its contacts, or use a slot that shares its lanes with no other card"
         )
-    limit = LANE[generation] * lanes
+    limit = LANE.get(generation, 0.0) * lanes  # a generation that is not known has none
     slowest = min(card["to_card"], card["from_card"])
     if slowest < FRACTIONS["to_card"] * limit:
         found.append(

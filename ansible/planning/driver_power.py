@@ -1,5 +1,7 @@
 """Power limits of NVIDIA cards, and whether the cards stay initialised. Pure functions."""
 
+import math
+
 from .errors import PlanError
 
 # The query for `nvidia-smi --query-gpu=... --format=csv,noheader,nounits`: one line per card.
@@ -45,6 +47,7 @@ def _rows(printed):
 
 def _watts(text):
     try:
-        return float(text)
+        watts = float(text)
     except ValueError:
         return None
+    return watts if math.isfinite(watts) else None

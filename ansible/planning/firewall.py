@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Iterator
 
+from . import border
 from .errors import PlanError
 
 # The bridges of Docker, libvirt, LXD, Incus, LXC, Podman and CNI.
@@ -24,9 +25,9 @@ def other_firewall(services: dict, ufw_conf: str, chains: str) -> str | None:
     18.04 has no JSON. A packet has to pass every base chain of the hook: a second one that drops by
     default keeps peers out whatever we do.
     """
-    manager = firewall_manager(
-        ufw_conf, services.get("firewalld.service", {}).get("state") == "running"
-    )
+    units = border.read(services, border.SERVICES, "its services")
+    running = units.get("firewalld.service", {}).get("state") == "running"
+    manager = firewall_manager(ufw_conf, running)
     if manager:
         return manager
     for family, table, chain in _dropping_chains(chains):
@@ -68,13 +69,18 @@ def container_bridges(facts: dict) -> list[str]:
         ports = _link(facts, name).get("interfaces", [])
         return any("pciid" in _link(facts, port) for port in ports)
 
-    names = [name for name in facts["interfaces"] if GUESTS_BRIDGE.match(name)]
+    names = [name for name in _interfaces(facts) if GUESTS_BRIDGE.match(name)]
     return sorted(name for name in names if not to_the_lan(name))
+
+
+def _interfaces(facts: dict) -> list[str]:
+    return border.read(facts, {"interfaces": [str]}, "its network interfaces")["interfaces"]
 
 
 def _link(facts: dict, name: str) -> dict:
     """What Ansible knows of a network interface; its keys have _ where a name has - : or ."""
-    return facts.get(re.sub(r"[-:.]", "_", name)) or {}
+    known = facts.get(re.sub(r"[-:.]", "_", name)) or {}
+    return border.read(known, border.LINK, f"its network interface {name}")
 
 
 def card_networks(facts: dict, own: str) -> list[str]:
@@ -82,7 +88,7 @@ def card_networks(facts: dict, own: str) -> list[str]:
 
     facts: `ansible_facts` of the machine, used for its own rules alone. [] if no card has it.
     """
-    for name in facts["interfaces"]:
+    for name in _interfaces(facts):
         link = _link(facts, name)
         if any(row["address"] == own for row in _rows_of_link(link)):
             return [str(network) for network in _networks_of_link(link)]
@@ -98,7 +104,10 @@ def _rows_of_link(link: dict) -> list[dict]:
 def _networks_of_link(link: dict) -> list:
     """The networks that an interface is in, of which each has room for others."""
     texts = [f"{row['address']}/{row['prefix']}" for row in _rows_of_link(link)]
-    networks = [ipaddress.ip_interface(text).network for text in texts]
+    try:
+        networks = [ipaddress.ip_interface(text).network for text in texts]
+    except ValueError as error:
+        raise PlanError(f"an address of its network interfaces: {error}") from None
     return [network for network in networks if network.num_addresses > 2]
 
 
@@ -112,7 +121,9 @@ def cut_off(sockets: str, ssh_port: str, opened: list[dict]) -> list[str]:
     found = set()
     for line in sockets.splitlines():
         words = line.split()
-        address, _, port = words[4].rpartition(":")
+        address, _, port = "".join(words[4:5]).rpartition(":")
+        if not re.fullmatch("[0-9]{1,5}", port):
+            continue
         loopback = re.match(r"\[?(127\.|::1\]?$|::ffff:127\.)", address) or "%lo" in address
         if not loopback and (words[0], port) not in spared:
             who = re.search(r'"([^"]+)"', line)
@@ -165,7 +176,7 @@ def _peer(text: str):
 
 def _network_of(peer, facts: dict) -> str:
     """The private network of one of the machine's cards in which a peer is; else its address."""
-    for name in facts["interfaces"]:
+    for name in _interfaces(facts):
         for network in _networks_of_link(_link(facts, name)):
             if peer in network and network.is_private:
                 return str(network)
@@ -179,7 +190,7 @@ def connection_end(ssh_connection: str) -> dict[str, str]:
     Without an ssh connection (ansible_connection=local) there is nothing to keep open: both "".
     """
     fields = ssh_connection.split()
-    if len(fields) != 4:
+    if len(fields) != 4 or not re.fullmatch("[0-9]{1,5}", fields[3]):
         return {"address": "", "own": "", "ssh_port": "22"}
     there, own = (fields[number].split("%")[0] for number in (0, 2))
     return {"address": there, "own": own, "ssh_port": fields[3]}
@@ -215,22 +226,23 @@ def member_addresses(hosts: list[str], hostvars: dict) -> list[str]:
     """
     found = set()
     for host in hosts:
-        static = hostvars[host].get("address", "").split("/")[0]
-        found |= {hostvars[host].get("ansible_host", host), static, *_others(host, hostvars[host])}
+        own = hostvars[host]
+        static = border.setting(own, "address", host).split("/")[0]
+        found |= {border.setting(own, "ansible_host", host, host), static, *_others(host, own)}
     return sorted(found - {""})
 
 
 def kept_addresses(variables: dict, new: str) -> str:
     """other_addresses of a machine that gets a new address beside the one in the inventory."""
     host = variables["inventory_hostname"]
-    kept = [*_others(host, variables), variables.get("ansible_host", host)]
+    kept = [*_others(host, variables), border.setting(variables, "ansible_host", host, host)]
     return ",".join(dict.fromkeys(address for address in kept if address != new))
 
 
 def _others(host: str, variables: dict) -> Iterator[str]:
     """The addresses in other_addresses, a list or a text with commas."""
     given = variables.get("other_addresses") or []
-    for text in given.split(",") if isinstance(given, str) else given:
+    for text in given if isinstance(given, list) else str(given).split(","):
         try:
             yield str(ipaddress.ip_address(str(text).strip()))
         except ValueError:

@@ -115,7 +115,8 @@ def host_keys(facts, host):
             continue
         key_type = facts.get(f"ssh_host_key_{kind}_public_keytype")
         key = facts[f"ssh_host_key_{kind}_public"]
-        if key_type not in types or _type_inside(key) != key_type:
+        known = isinstance(key_type, str) and key_type in types
+        if not known or _type_inside(key) != key_type:
             raise PlanError(
                 f"{host}: what it reports as its {kind} host key is not one: {str(key)[:40]!r}. "
                 f"Look at /etc/ssh/ssh_host_{kind}_key.pub there; until then the machine is not to "
@@ -138,8 +139,10 @@ def _type_inside(key):
 
 def member(variables):
     """{"names", "keys"} of one machine from its host variables, for `known_hosts_file`."""
-    names = [variables["inventory_hostname"], variables["ansible_host"]]
-    return {"names": names, "keys": host_keys(variables["ansible_facts"], names[0])}
+    name = variables["inventory_hostname"]
+    facts = variables.get("ansible_facts")
+    keys = host_keys(facts if isinstance(facts, dict) else {}, name)
+    return {"names": [name, variables.get("ansible_host", name)], "keys": keys}
 
 
 def forgotten(item):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 
+from . import border
 from . import network_ifupdown as ifupdown
 from . import network_kept as kept
 from . import network_netplan as netplan
@@ -16,6 +17,9 @@ from . import network_networkd as networkd
 from . import network_nm as nm
 from .errors import PlanError
 
+# The facts that programs print.
+PRINTED = ("nmcli", "connection", "networkctl", "card_dns", "card_search", "resolv", "card_ip4",
+           "leases", "route")  # fmt: skip
 _PLANNERS = {
     "NetworkManager": nm.plan,
     "netplan": netplan.plan,
@@ -36,6 +40,8 @@ def network_plan(facts: dict, want: dict) -> dict:
     Returns {"manager", "files": {path: {"content", "mode"}}, "aside": [path], "apply" and "back":
     [shell line], "wrong": [what is not so yet]}. Raises one sentence where nothing can be planned.
     """
+    for name in PRINTED:
+        border.read(facts[name], str, f"{facts['host']}: {name}")
     # Ansible's strings and lists carry tags that yaml.safe_dump does not know: take plain ones.
     facts, want = json.loads(json.dumps(facts)), json.loads(json.dumps(want))
     manager = _manager(facts)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 
+from . import border
 from .errors import PlanError
 
 ROUTE_KINDS = ("unicast", "local", "broadcast", "multicast", "throw", "unreachable", "prohibit",
@@ -40,14 +40,27 @@ def routes(printed: str) -> list[dict]:
         if "dev" in said:
             by = {key: said.get(word, "") for key, word in (("gateway", "via"), ("proto", "proto"))}
             found.append({"to": to, "card": said["dev"], **by})
-    return found
+    return [row for row in found if _is_route(row)]
+
+
+def _is_route(row: dict) -> bool:
+    """Whether it goes to an IPv4 network, by one's address if it has a router."""
+    try:
+        if row["to"] != "default":
+            ipaddress.IPv4Network(row["to"], strict=False)
+        return not row["gateway"] or bool(ipaddress.IPv4Address(row["gateway"]))
+    except ValueError:
+        return False
 
 
 def links(ip_json: str) -> list[dict]:
     """The cards of `ip -json address`; iproute2 4.15 prints {} for what it leaves out."""
-    found = [link for link in json.loads(ip_json or "[]") if link.get("ifname")]
-    return [{**link, "addr_info": [a for a in link.get("addr_info", []) if a.get("local")]}
-            for link in found]  # fmt: skip
+    what = "ip -json address"
+    found = border.read(border.parsed(ip_json or "[]", what), border.IP_LINKS, what)
+    for link in found:
+        said = link.get("addr_info", [])
+        link["addr_info"] = [each for each in said if {"family", "local", "prefixlen"} <= {*each}]
+    return [link for link in found if link.get("ifname")]
 
 
 def interface_of(ip_json: str, address: str, host: str) -> str:
@@ -69,13 +82,23 @@ def card_facts(ip_json: str, interface: str, host: str) -> dict:
     for link in links(ip_json):
         if link["ifname"] == interface:
             found = [a for a in link["addr_info"] if a["family"] == "inet"]
-            addresses = [f"{a['local']}/{a['prefixlen']}" for a in found]
-            return {"mac": link.get("address", ""), "mtu": link["mtu"], "addresses": addresses,
-                    "dynamic": any(a.get("dynamic") for a in found)}  # fmt: skip
+            return {
+                "mac": link.get("address", ""),
+                "mtu": link.get("mtu", 1500),
+                "addresses": [_with_prefix(a, host) for a in found],
+                "dynamic": any(a.get("dynamic") for a in found),
+            }
     cards = ", ".join(sorted(link["ifname"] for link in links(ip_json)))
     raise PlanError(
         f"{host}: there is no network card {interface}. It has: {cards}. Correct interface=..."
     )
+
+
+def _with_prefix(entry: dict, host: str) -> str:
+    try:
+        return ipaddress.IPv4Interface((entry["local"], entry["prefixlen"])).with_prefixlen
+    except ValueError as error:
+        raise PlanError(f"{host}: ip -json address says what is no address: {error}") from None
 
 
 def full_address(address: str, addresses: list[str], host: str) -> str:
@@ -103,7 +126,8 @@ def address_conflicts(hosts: list[str], hostvars: dict) -> list[str]:
     found = []
     for host in hosts:
         variables = hostvars[host]
-        claimed = {variables.get("ansible_host", host), variables.get("address", "").split("/")[0]}
+        static = border.setting(variables, "address", host).split("/")[0]
+        claimed = {border.setting(variables, "ansible_host", host, host), static}
         for address in sorted(claimed - {""}):
             owner = owners.setdefault(address, host)
             if owner != host:

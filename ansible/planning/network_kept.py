@@ -134,9 +134,10 @@ def netplan_card(card: dict, want: dict) -> dict:
     dropped = ("dhcp4", "dhcp4-overrides", "gateway4", "addresses", "routes", "nameservers")
     new = {key: value for key, value in card.items() if key not in dropped}
     # An address is a text, or a map of one key that holds its options.
-    six = [one for one in card.get("addresses", [])
-           if ":" in (one if isinstance(one, str) else next(iter(one)))]  # fmt: skip
-    routes = [row for row in card.get("routes", []) if row.get("to") not in ("default", "0.0.0.0/0")
+    six = [one for one in card.get("addresses") or []
+           if ":" in (one if isinstance(one, str) else next(iter(one), ""))]  # fmt: skip
+    routes = [row for row in card.get("routes") or []
+              if row.get("to") not in ("default", "0.0.0.0/0")
               or ":" in str(row.get("via", ""))]  # fmt: skip
     if want["gateway"]:
         routes = [{"to": "0.0.0.0/0", "via": want["gateway"]}, *routes]

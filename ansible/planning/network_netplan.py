@@ -9,6 +9,7 @@ from . import network_networkd as networkd
 from .errors import PlanError
 
 NETPLAN = "/etc/netplan/90-tandem.yaml"
+LONGEST = 1 << 18  # characters of one file, which Python reads slowly
 
 
 def plan(facts: dict, want: dict) -> dict:
@@ -19,8 +20,9 @@ def plan(facts: dict, want: dict) -> dict:
     }
     others = sorted(path for path in texts if path != NETPLAN)
     # Where all others stepped aside in an earlier run, ours holds everything.
-    merged = _merge_all([yaml.safe_load(texts[path]) or {} for path in others or texts])
-    cards = merged.setdefault("network", {}).setdefault("ethernets", {})
+    merged = _merge_all([_read(path, texts[path], facts) for path in others or texts])
+    merged["network"] = merged.get("network") or {}
+    cards = merged["network"]["ethernets"] = merged["network"].get("ethernets") or {}
     name = _own_name(cards, facts)
     if want["mode"] == "add":
         content = {"network": {"version": 2, "ethernets": {name: {"addresses": [want["address"]]}}}}
@@ -46,16 +48,60 @@ def _renderer(network: dict, cards: dict, name: str) -> str | None:
     return own or cards.get("renderer") or network.get("renderer")
 
 
+def _read(path: str, text: str, facts: dict) -> dict:
+    """One file, as far as this module looks at it in the shape that netplan gives it."""
+    try:
+        if len(text) > LONGEST or any(isinstance(e, yaml.AliasEvent) for e in yaml.parse(text)):
+            raise ValueError("it is too long, or has aliases")
+        document = yaml.safe_load(text) or {}
+        network = _mapping(_mapping(document).get("network"))
+        for name, card in _mapping(network.get("ethernets")).items():
+            if name != "renderer":  # of all these cards
+                _look_at(_mapping(card))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        said = " ".join(str(error).split())
+        raise PlanError(
+            f"{facts['host']}: {path} is no file of netplan's: {said}. Correct it there (sudo "
+            "netplan generate says where), or leave `address` out."
+        ) from None
+    return document
+
+
+def _look_at(card: dict) -> None:
+    match = _mapping(card.get("match"))
+    names = [card.get("set-name"), *(match.get(key) for key in ("name", "macaddress"))]
+    if not all(isinstance(name, (str, type(None))) for name in names):
+        raise ValueError("a card's name is no text")
+    _mapping(card.get("nameservers"))
+    for address in _items(card.get("addresses")):
+        if not isinstance(address, str) and not all(isinstance(k, str) for k in _mapping(address)):
+            raise ValueError("an address is no text")
+    for row in _items(card.get("routes")):
+        _mapping(row)
+
+
+def _mapping(value) -> dict:
+    if value is not None and not isinstance(value, dict):
+        raise ValueError(f"{str(value)[:40]!r} is no mapping")
+    return value or {}
+
+
+def _items(value) -> list:
+    if value is not None and not isinstance(value, list):
+        raise ValueError(f"{str(value)[:40]!r} is no list")
+    return value or []
+
+
 def _own_name(cards: dict, facts: dict) -> str:
     """Find netplan's own name of a card, which need not be the kernel's."""
     for name, card in cards.items():
         if name == "renderer":  # of all these cards
             continue
-        match = (card or {}).get("match", {})
+        match = (card or {}).get("match") or {}
         names = {match.get("name"), (card or {}).get("set-name"), None if match else name}
         if (
             facts["interface"] in names
-            or match.get("macaddress", "").lower() == facts["card"]["mac"]
+            or (match.get("macaddress") or "").lower() == facts["card"]["mac"]
         ):
             return name
     raise PlanError(

@@ -51,7 +51,9 @@ def _with_search(lines: list[str], want: dict) -> list[str]:
 def _with_routes(lines: list[str], want: dict) -> list[str]:
     """The lines of [ipv4], with the routes that DHCP gave so far, numbered after those there."""
     numbers = [
-        int(found.group(1)) for found in (re.match(r"routes?(\d+)=", x) for x in lines) if found
+        int(found.group(1))
+        for found in (re.match(r"routes?([0-9]{1,9})=", x) for x in lines)
+        if found
     ]
     rows = enumerate(want.get("routes", []), max(numbers, default=0) + 1)
     way = [f"route{n}={row['to']}" + f",{row['gateway']}" * bool(row["gateway"]) for n, row in rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 
 from .errors import PlanError
 from .network_dns import lease_options
@@ -40,7 +41,7 @@ def dhcp_routes(facts: dict, router: str, address: str) -> list[dict]:
 def _leased(facts: dict) -> list[tuple[str, str]]:
     """(network, gateway) of option 121: prefix length, as many bytes as it needs, and gateway."""
     numbers = lease_options(facts).get("rfc3442-classless-static-routes", [])
-    rest, found = [number for number in numbers if number.isdigit()], []
+    rest, found = [number for number in numbers if re.fullmatch("[0-9]{1,3}", number)], []
     while rest:
         size = (int(rest[0]) + 7) // 8
         to = ".".join((rest[1 : size + 1] + ["0"] * 4)[:4])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from . import stacks
+from . import border, stacks
 from .errors import PlanError
 
 ANSIBLE = Path(__file__).resolve().parents[1]
@@ -43,7 +43,9 @@ def offline_releases(hostvars, offline):
     that builds modules for them, where it is not the release's own (driver_offers.kernels_gcc)."""
     table, found = releases(), {}
     for host in offline:
-        release, kernel = hostvars[host]["release"], hostvars[host].get("kernel")
+        release, kernel = (
+            border.setting(hostvars[host], name, host) for name in ("release", "kernel")
+        )
         further = found.setdefault(release, set())
         if not kernel:
             continue

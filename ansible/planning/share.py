@@ -5,9 +5,9 @@ Decided from facts alone: fstab's words, the journal's words, what findmnt and l
 
 from __future__ import annotations
 
-import json
 import re
 
+from . import border
 from .errors import PlanError
 
 NTFS = {"fuseblk", "ntfs", "ntfs3"}
@@ -56,7 +56,10 @@ def share_refusal(protocol: str, path: str, findmnt: str) -> str:
 
     findmnt: output of `findmnt --mtab --json --output TARGET,SOURCE,FSTYPE,OPTIONS --target PATH`.
     """
-    disk = json.loads(findmnt)["filesystems"][0]
+    found = border.read(border.parsed(findmnt, "findmnt"), border.MOUNTED, "findmnt")["filesystems"]
+    if not found:
+        raise PlanError(f"{path} is on no file system that findmnt knows")
+    (disk, *_) = found
     if disk["fstype"] in NETWORKED:
         return (
             f"{path} is itself a share of another machine ({disk['fstype']}). Make that machine "
@@ -146,12 +149,17 @@ def share_disk(
 
 def block_devices(lsblk: str) -> list[dict]:
     """All devices of lsblk's tree, in its order."""
-    found, waiting = [], json.loads(lsblk)["blockdevices"]
+    said = border.parsed(lsblk, "lsblk")
+    found, waiting = [], [said.get("blockdevices") if isinstance(said, dict) else None]
     while waiting:
-        device, *waiting = waiting
-        found.append(device)
-        waiting = device.get("children", []) + waiting
-    return found
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += reversed(part)
+            continue
+        nothing = dict.fromkeys(border.DISK.shape)
+        found.append({**nothing, **border.read(part, border.DISK, "lsblk")})
+        waiting += [part["children"]] if part.get("children") else []
+    return [device for device in found if device["name"]][: border.MANY]
 
 
 def share_source(protocol: str, address: str, path: str, name: str) -> str:
@@ -170,7 +178,7 @@ def share_options(protocol: str, machine: dict) -> str:
     common = ["ro", *NO_POWERS, "hard", "_netdev", "nofail", "x-tandem"]
     common += ["x-systemd.automount", "x-systemd.mount-timeout=20"]
     if protocol == "smb":
-        uid, gid = re.match(r"uid=(\d+)\S* gid=(\d+)", machine["ids"]).groups()
+        uid, gid = re.match(border.IDS.pattern, machine["ids"]).groups()
         who = [f"uid={uid}", f"gid={gid}", "file_mode=0444", "dir_mode=0555"]
         secret = "credentials=/etc/tandem/share.credentials"  # noqa: S105 - a path, no password
         return ",".join([*common, secret, "vers=3.1.1", *who])

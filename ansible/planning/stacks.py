@@ -21,7 +21,7 @@ OFFERED = re.compile(r"nvidia-(driver-\d+(-server)?(-open)?|(tesla-\d+-)?(open-)
 
 def version(text):
     """The numbers of a version string, for comparison: "6.1.0-18-amd64" -> (6, 1, 0)."""
-    match = re.match(r"\d+(\.\d+)*", str(text))
+    match = re.match(r"[0-9]{1,9}(\.[0-9]{1,9})*", str(text))
     if match is None:
         raise PlanError(f"{text!r} is not a version number")
     return tuple(int(part) for part in match.group().split("."))
@@ -152,7 +152,7 @@ def kept(text, path):
     """What a kept_file says: {"stack": name, "path"}. Raises PlanError if it does not say it so."""
     try:
         said = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         said = None
     if not isinstance(said, dict) or not isinstance(said.get("stack"), str):
         raise PlanError(

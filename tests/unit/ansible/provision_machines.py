@@ -29,6 +29,7 @@ HEALTHY = {
     "python": "3.11.2",
     "python_venv": True,
     "systemd": True,
+    "environments": [],
     "memory": 33_000_000_000,
     "machine_id": "0" * 31 + "1",
     "gpus": [],

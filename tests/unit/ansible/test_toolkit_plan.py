@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from planning.errors import PlanError
+from tests.unit.ansible.driver_machines import facts
 from tests.unit.ansible.provision_machines import ROOT, TABLE, load, machine
 
 dry = load("ansible/dry_provision.py")
@@ -242,7 +243,7 @@ def test_a_file_of_facts_that_cannot_be_read_is_named(tmp_path, capsys):
 
 
 def test_an_impossible_stack_ends_with_one_sentence(tmp_path, capsys):
-    entry = {"facts": machine("ubuntu1804", ["2204"], gcc=None), "settings": {"stack": "auto"}}
+    entry = {"facts": facts("ubuntu1804", ["3090"], gcc=None), "settings": {"stack": "auto"}}
     (tmp_path / "facts.json").write_text(json.dumps([entry]))
     assert dry.main(["--facts", str(tmp_path / "facts.json")]) == 1
     assert "glibc 2.28" in capsys.readouterr().err

@@ -1,0 +1,217 @@
+"""What machines say, checked once where it comes in; all of planning/ behind it trusts it.
+
+A value that cannot be, in type, range, size or alphabet, is a PlanError: that machine's failure.
+Parts that no shape names are left out. A text is whatever a program printed there; those who read
+texts find in them what they look for, or nothing.
+"""
+
+import re
+from dataclasses import dataclass
+
+from launcher.validate import Each, Invalid, Match, Row, check, parse
+
+from .errors import PlanError
+
+TEXT = 1 << 22  # characters of what one program prints
+LONE = re.compile("[\ud800-\udfff]")  # halves of surrogates, which no file could hold
+MANY = 4096  # cards, addresses or disks of one machine
+
+
+@dataclass(frozen=True)
+class Some:
+    """A mapping that has those parts of a {name: shape} that it has."""
+
+    shape: dict
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A list of such mappings."""
+
+    shape: dict
+
+
+VERSION = Match(r"[0-9]{1,9}(\.[0-9]{1,9}){0,9}[\w.+~:-]{0,100}")
+PACKAGED = Match(r"([0-9]{1,9}:)?[0-9]{1,9}[\w.+~:-]{0,200}")  # a package's version
+HEX = Match(r"[0-9a-f]{1,8}")
+_BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+IPV4 = Match(rf"{_BYTE}(\.{_BYTE}){{3}}")
+NETWORK4 = Match(rf"{_BYTE}(\.{_BYTE}){{3}}/(3[0-2]|[12]?[0-9])")
+PROCESS = {"pid": int, "command": (str, None)}
+
+# What ansible/library/machine_facts.py returns.
+MACHINE = {
+    **dict.fromkeys(("distribution", "release", "codename"), (str, None)),
+    **dict.fromkeys(("kernel", "glibc", "python"), VERSION),
+    **dict.fromkeys(("gcc", "driver", "driver_library"), (VERSION, None)),
+    **dict.fromkeys(("kernel_headers", "python_venv", "systemd", "nouveau", "firewalld"), bool),
+    **dict.fromkeys(("dpkg_broken", "rsync", "conda", "uv"), bool),
+    **dict.fromkeys(("machine_id", "interface", "address_owner"), (str, None)),
+    **{
+        name: [str]
+        for name in (*("environments", "loopback_names", "missing_libraries", "boot_passphrases"),)
+    },
+    "arch": str,
+    "memory": int,
+    "secure_boot": (bool, None),
+    "hostname": str,
+    "ufw_conf": str,
+    "clock": float,
+    "held_since": (float, None),
+    "toolkits": Each((VERSION, None)),
+    "gpus": [{"vendor": HEX, "device": HEX}],
+    "disks": Each(
+        {"free": float, "free_inodes": (float, None), "read_only": bool, "device": int},
+    ),
+    "links": [
+        {
+            "name": str,
+            "mac": (str, None),
+            "mtu": int,
+            "speed": (int, None),
+            "duplex": (str, None),
+            "wireless": bool,
+            "addresses": [IPV4],
+            "networks": [NETWORK4],
+        }
+    ],
+    "apt_lock": (PROCESS, None),
+    "missing_mounts": [{"path": str, "type": str}],
+}
+# What ansible/library/driver_facts.py returns.
+DRIVER = {
+    **dict.fromkeys(("packages", "offered"), Each(PACKAGED)),
+    **{name: [PROCESS] for name in ("displays", "gpu_processes")},
+    **dict.fromkeys(("dkms", "pending", "display_manager_active"), bool),
+    **dict.fromkeys(("waiting_kernel", "runfile"), (VERSION, None)),
+    **dict.fromkeys(("waiting_module", "module", "signing_key", "display_manager"), (str, None)),
+    "held": [str],
+    "sessions": [str],
+    "prebuilt": Each([str]),
+    **dict.fromkeys(("broken", "kernel_series"), (str, None)),
+    **dict.fromkeys(("uninstallable", "transitional", "offered_transitional"), Each(str)),
+    "kernel_compiler": (Match("[0-9]{1,4}"), None),
+    "free": Each(float),
+}
+# What pairprobe.py and diskprobe.py of `make accept` measure on one machine, and gpuprobe.py.
+RATE = {"folder": str, "filesystem": str, "mb_per_second": (float, None)}
+RESULT = {
+    "address": str,
+    "card": {"interface": str, "mtu": int, "speed": (int, None)},
+    "pairs": Each(
+        (
+            {"error": str},
+            {
+                **dict.fromkeys(("mbit_to", "mbit_from", "latency_ms", "latency_p99_ms"), float),
+                "mtu": int,
+            },
+        )
+    ),
+    "disk": {"filesystem": str, "mb_per_second": float},
+    "data": (RATE, None),
+}
+CARD = (
+    {"error": str},
+    {
+        "name": str,
+        "driver": str,
+        **dict.fromkeys(("memory_mib", "used_mib", "celsius", "throttled"), (int, None)),
+        **dict.fromkeys(("fp32", "fp16", "copy", "to_card", "from_card"), float),
+        **dict.fromkeys(("pcie", "pcie_max"), Row(((int, None),) * 2)),
+    },
+)
+# Of Ansible's own facts: the parts of a network interface that are read, each of which may lack.
+ADDRESS = {"address": str, "prefix": (Match("[0-9]{1,3}"), int)}
+LINK = Some(
+    {
+        **{name: [ADDRESS] for name in ("ipv4_secondaries", "ipv6")},
+        "ipv4": ADDRESS,
+        "interfaces": [str],
+        "pciid": str,
+    }
+)
+SERVICES = Some({"firewalld.service": Some({"state": str})})
+# What a share's options depend on; the last is what `id` prints.
+IDS = Match(r"uid=([0-9]{1,10})\S* gid=([0-9]{1,10}).*")
+READER = {"kernel": VERSION, "speed": int, "ids": IDS}
+# Of `ip -json address`; iproute2 4.15 prints {} for what it leaves out.
+IP_ADDRESS = {"family": str, "local": str, "prefixlen": int, "dynamic": bool}
+IP_LINKS = Rows({"ifname": str, "address": str, "mtu": int, "addr_info": Rows(IP_ADDRESS)})
+# Of findmnt and lsblk.
+MOUNTED = {"filesystems": [dict.fromkeys(("source", "fstype", "options"), str)]}
+DISK = Some(dict.fromkeys(("name", "fstype", "label", "uuid", "size", "mountpoint"), (str, None)))
+
+
+def machine(facts, host, address="", folders=()):
+    """What machine_facts returned, asked by this address and about these folders."""
+    found = read(facts, MACHINE, host)
+    lacking = [folder for folder in folders if folder not in found["disks"]]
+    if lacking:
+        raise _impossible(host, f"it says nothing of the disk of {lacking[0]}")
+    cards = (link["name"] for link in found["links"] if address in link["addresses"])
+    return {**found, "interface": next(cards, None), "host": host}
+
+
+def driver(facts, host):
+    """What driver_facts returned."""
+    return read(facts, DRIVER, host)
+
+
+def setting(variables, name, host, default=""):
+    """A text that the inventory says of a machine."""
+    value = variables.get(name, default)
+    if not isinstance(value, str):
+        raise PlanError(f"{host}: {name} in the inventory is {str(value)[:40]!r}, which is no text")
+    return value
+
+
+def recorded(facts):
+    """The facts of one machine in a file of facts, which may lack some."""
+    return read(facts, Some({**MACHINE, **DRIVER, "host": str}), "a machine")
+
+
+def measured(result, host):
+    """What `make accept` measured on one machine."""
+    return {**read(result, RESULT, host), "host": host}
+
+
+def cards(figures, host):
+    """What gpuprobe.py measured on the cards of one machine."""
+    return read(figures, [CARD], host)
+
+
+def read(value, shape, what):
+    """What the shape says of the value; PlanError where it says something else. str: of any size
+    that a program may print."""
+    if shape is str:
+        if not isinstance(value, str) or len(value) > TEXT:
+            raise _impossible(what, "it is no text, or too long")
+        return LONE.sub("\ufffd", value)
+    if isinstance(shape, Rows):
+        if not isinstance(value, list) or len(value) > MANY:
+            raise _impossible(what, "it is no list, or too long")
+        return [read(row, Some(shape.shape), what) for row in value]
+    if isinstance(shape, Some):
+        if not isinstance(value, dict):
+            raise _impossible(what, "it is no mapping")
+        parts = {name: part for name, part in shape.shape.items() if name in value}
+        return {name: read(value[name], part, f"{what}, {name}") for name, part in parts.items()}
+    try:
+        return check(value, shape, what)
+    except Invalid as wrong:
+        raise _impossible(what, wrong) from None
+
+
+def parsed(text, what):
+    """What a program printed as JSON."""
+    try:
+        return parse(read(text, str, what))
+    except Invalid:
+        raise _impossible(what, "it is no JSON") from None
+
+
+def _impossible(what, wrong):
+    return PlanError(
+        f"{what}: {wrong}. The machine reports what cannot be: see what is wrong with it, or take "
+        "it out of the inventory"
+    )
