@@ -105,7 +105,7 @@ def read_config(path: str) -> List[str]:
         raise UserError(f"--config {path}: reading YAML needs `pip install pyyaml`.") from error
     try:
         found = yaml.safe_load(pathlib.Path(path).read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
+    except (RecursionError, ValueError, yaml.YAMLError, OSError) as error:  # ValueError: month 13
         said = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise UserError(f"--config {path}: {said}.") from error
     if not isinstance(found, dict):
@@ -115,6 +115,10 @@ def read_config(path: str) -> List[str]:
         flag = _underscored(f"--{name}")
         if flag[2:] not in FIELDS:
             raise UserError(f"--config {path}: {_unknown(flag)}")
-        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        values = value if isinstance(value, list) else [value]
+        # Lists of lists may be references to one another, and written out fill the memory.
+        if any(isinstance(one, (list, dict, set)) or len(repr(one)) > 4096 for one in values):
+            raise UserError(f"--config {path}: {name} is neither a value nor a list of values.")
+        text = ",".join(map(str, values))
         argv += [] if value is None else [flag, text.lower() if isinstance(value, bool) else text]
     return argv

@@ -8,8 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.during.cause import Failure, document
-from launcher.during.restart import Limits, decide
 from tests.trainer_ranks import make_images, run_ranks, said
 from trainer.data import decode, layout
 from trainer.data.decode import BadImage, NotGiven, open_picture
@@ -123,6 +121,10 @@ def test_all_ranks_end_with_the_code_of_the_one_that_cannot_list_its_images(imag
 
 
 def test_the_launcher_starts_again_and_says_what_to_do():
+    pytest.importorskip("fabric")  # machines have the trainer alone
+    from launcher.during.cause import Failure, document
+    from launcher.during.restart import Limits, decide
+
     line = "trainer: /srv/data (node1:/data, nfs4) does not give the images any more: x. Check it."
     cause = Failure("node2", "worker", 1, 0, DATA_LOST, last_lines=("timed out waiting", line))
     assert not cause.peer_lost

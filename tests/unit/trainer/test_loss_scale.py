@@ -144,6 +144,7 @@ def test_a_model_with_a_state_of_its_own_is_asked_each_time():
 def test_unscaling_takes_as_many_kernels_for_many_weights_as_for_few(host):
     """The norm that was taken for it, clipped by infinity, cost two for each weight in torch 1.12,
     320 a step for ResNet-50."""
+    by_itself()  # leaves out a torch without fused optimizers for the CPU
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Kernels(TorchDispatchMode):

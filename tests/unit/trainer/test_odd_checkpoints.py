@@ -9,6 +9,8 @@ import zipfile
 
 import pytest
 import torch
+
+pytest.importorskip("hypothesis")  # where the newest torch is tested
 from hypothesis import given
 
 from tests.fuzz import damaged, many, odd

@@ -1,0 +1,49 @@
+"""What is no recipe is refused in a sentence."""
+
+import contextlib
+
+import pytest
+
+pytest.importorskip("hypothesis")  # where the newest torch is tested
+import yaml
+from hypothesis import given
+
+from tests.fuzz import many, odd
+from trainer.cli import parse, read_config
+from trainer.errors import UserError
+
+LAUGHS = "\n".join([f"x{n}: &x{n} [{f'*x{n - 1}, ' * 9 if n else ''}a]" for n in range(12)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "epochs: " + "[" * 5000,
+        "epochs: 2001-13-99",
+        "epochs: [[1]]",
+        "epochs: {a: 1}",
+        "data: " + "x" * 5000,
+        LAUGHS.replace("x11:", "epochs:"),
+        "epochs: 1\n? [a, b]\n: 1",
+        "\ud800",
+        "epochs: !!python/object:os.system x",
+        "[1, 2]",
+        "{",
+    ],
+    ids=lambda text: text[:12],
+)
+def test_a_file_that_is_no_recipe_is_one_sentence(tmp_path, text):
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(text.encode(errors="surrogatepass"))
+    with pytest.raises(UserError, match=r"recipe\.yaml: ") as raised:
+        read_config(str(path))
+    assert "\n" not in str(raised.value)
+
+
+@many(300)
+@given(odd({"epochs": 3, "step_epochs": [1, 2], "model": "resnet18", "ema": 0.9, "compile": True}))
+def test_odd_recipes_are_taken_or_refused_in_a_sentence(tmp_path_factory, document):
+    path = tmp_path_factory.mktemp("odd") / "recipe.yaml"
+    path.write_text(yaml.safe_dump(document, allow_unicode=True), errors="replace")
+    with contextlib.suppress(UserError):
+        parse(["--config", str(path)])
