@@ -204,3 +204,11 @@ def lookup(address, *_, **__):
     """No name is known, and nobody is asked."""
     address.encode("idna")
     raise socket.gaierror(-2, "Name or service not known")
+
+
+@pytest.mark.parametrize("name", ["../x", ".ssh", "a/b"])
+def test_a_name_that_is_a_path_is_no_machine(tmp_path, name):
+    file = tmp_path / "machines.ini"
+    file.write_text(f"[cluster]\npc1\n{name} ansible_host=192.0.2.7\n")
+    with pytest.raises(inventory.Unusable, match=r"calls a machine '.*': files are named by it"):
+        inventory.read(file)
