@@ -120,7 +120,10 @@ def test_weights_that_are_not_finite_are_refused(images, tmp_path, use, capsys):
     state["0.weight"][0] = float("nan")
     name = tmp_path / "checkpoints/node1/step-00000001.pt"
     name.parent.mkdir(parents=True)
-    torch.save({"model": state, "ema": None, "run": "r", "samples": 1}, name)
+    at = {"epoch": 0, "sample": 1, "step": 1, "samples": 1, "run": "r", "best_top1": 0.0}
+    of = {"train_images": 20, "classes": ["a", "b", "c", "d"], "options": {}}
+    kept = {"optimizer": {}, "precision": {"scale": None}, "ema": None}
+    torch.save({"model": state, **at, **of, **kept}, name)
     if use == "export":
         code = export.main([str(tmp_path), str(tmp_path / "out.pt")])
         text = capsys.readouterr().err
