@@ -239,11 +239,6 @@ class Variables:
 
 
 def _host(name: str, variables: dict[str, Any], inventory: Path) -> Host:
-    if not PLAIN.fullmatch(name) or len(name) > 60:  # it becomes the name of a folder
-        raise UserError(
-            f"{ascii(name)[:80]} in {inventory} is no name for a machine: take letters, digits, "
-            "dots, dashes and _, 60 at most, and give its address as ansible_host."
-        )
     read = Variables(name, variables, inventory)
     here = engine.of(read.connection()).here
 
