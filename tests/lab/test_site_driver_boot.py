@@ -140,6 +140,7 @@ def test_an_upgrade_asks_first_and_boots_without_the_desktop(machine, tmp_path):
     assert after.splitlines()[-1] == before.splitlines()[-1] == "graphical.target"
     assert "tandem-driver.conf" not in after
     assert "linux-image-amd64\n" in after.partition("\t")[0]  # held again
+    assert changes(play(lab, *words)) == {"node1": 0}
 
 
 def test_power_lost_while_packages_are_unpacked_is_finished_by_the_next_run(machine):
