@@ -22,6 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
+
 from planning import errors
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -9,6 +9,8 @@ import json
 import sys
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
+
 from bundling import debs, fetch, installers, manifest, wheels
 from bundling.manifest import BundleError
 from planning import errors

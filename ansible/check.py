@@ -17,6 +17,8 @@ import threading
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
+
 from planning import errors, health, preflight
 
 ROOT = Path(__file__).resolve().parents[1]

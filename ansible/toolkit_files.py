@@ -13,6 +13,8 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
+
 from bundling import installers, manifest, wheels
 from bundling.fetch import Progress
 from bundling.manifest import BundleError

@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
+
 from planning import errors
 
 RECORDS = Path(__file__).resolve().parents[1] / ".tandem" / "wake"
