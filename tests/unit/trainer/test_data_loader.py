@@ -416,9 +416,9 @@ def test_only_training_crops_are_scaled_and_only_where_they_are_meant_to_be(tmp_
         Picture, "pixels", lambda picture, factor=1: factors.append(factor) or pixels(picture)
     )
     for split in ("train", "val"):
-        (tmp_path / split / "a").mkdir(parents=True)
-        for number in range(3):
-            (tmp_path / split / f"a/{number}.jpg").write_bytes(photograph((400, 300), number))
+        for name, number in (("a", 0), ("a", 1), ("b", 2)):
+            (tmp_path / split / name).mkdir(parents=True, exist_ok=True)
+            (tmp_path / split / name / f"{number}.jpg").write_bytes(photograph((400, 300), number))
     for on in (None, False, True):
         factors.clear()
         options = Options(workers=0, image_size=48, jpeg_scaling=on)
