@@ -248,12 +248,27 @@ def test_lines_add_up_to_the_loops_time(trained):
 def test_the_newest_run_counts_more_than_the_longest(tmp_path):
     """A folder may hold an older run's checkpoint with more steps, and broken files."""
     from trainer.export import newest
+    from trainer.snapshots import Snapshot
     from trainer.writer import Writer
 
     writer = Writer(tmp_path / "checkpoints" / "a", keep=2)
     for run, step in (("2025", 50), ("2026", 7), ("2026", 3)):
-        payload = {"run": run, "step": step, "samples": step, "best_top1": 0.0}
-        writer.save({**payload, "model": {"x": torch.ones(9)}}, best=False)
+        state = Snapshot(
+            model={"x": torch.ones(9)},
+            optimizer={},
+            precision={"scale": None},
+            ema=None,
+            epoch=0,
+            sample=step,
+            step=step,
+            best_top1=0.0,
+            run=run,
+            samples=step,
+            train_images=99,
+            classes=[],
+            options={},
+        )
+        writer.save(state, best=False)
         writer.finish()
         assert newest(tmp_path, best=False)["run"] == run
     assert newest(tmp_path, best=False)["step"] == 7
