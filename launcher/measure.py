@@ -16,7 +16,6 @@ from launcher.after import collect
 from launcher.after.messages import leftovers, not_copied, relative
 from launcher.after.sizes import Sizes
 from launcher.before import links, preflight
-from launcher.before import plan as planning
 from launcher.before.checks import Checked, check_machines, make_plan, new_id
 from launcher.before.plan import Plan
 from launcher.before.problems import BUSY_REMEDY
@@ -32,6 +31,7 @@ from launcher.errors import Busy, UserError
 from launcher.inventory import CHECKOUT, Host
 from launcher.options import Options, phases_of, trainer_settings
 from launcher.run import in_turn, watched
+from trainer.errors import counted
 
 SECONDS = 15  # of steps
 FILES = (*collect.RECORDS, "links.json")
@@ -134,7 +134,7 @@ class Measurement:
             sync_code(self.plan, self.machines, self.terminal.say)
         what = "the links between them, then " if self.linked else ""
         self.terminal.say(
-            f"measuring {planning.count(len(self.plan.nodes), 'machine')}: {what}{SECONDS} s of "
+            f"measuring {counted(len(self.plan.nodes), 'machine')}: {what}{SECONDS} s of "
             f"{self.plan.model} on each by itself"
         )
         attempts = Attempts(self.folder)

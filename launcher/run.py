@@ -44,7 +44,7 @@ from launcher.during.waiting import waiting
 from launcher.during.watch import Outcome, Watch
 from launcher.errors import Busy, MachineError, UserError
 from launcher.options import Options, resumed
-from trainer.errors import BAD_INPUT
+from trainer.errors import BAD_INPUT, counted
 
 T = TypeVar("T")
 
@@ -262,8 +262,8 @@ class Run:
             sync_code(plan, self.machines, self.terminal.say)
         self.parts.update({node.host: node for node in plan.nodes})
         self.terminal.say(
-            f"run {plan.run}, attempt {plan.attempt}: {planning.count(len(plan.nodes), 'node')}, "
-            f"{planning.count(plan.world_size, 'process')}"
+            f"run {plan.run}, attempt {plan.attempt}: {counted(len(plan.nodes), 'node')}, "
+            f"{counted(plan.world_size, 'process')}"
         )
         self.attempts.begin(plan, reason, time.time())
         logs = RunLogs(self.folder, self.terminal, plan.world_size, self.log_limit)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from report.analysis import Analysis
 from report.files import number
-from report.units import count, millions
+from report.units import millions
+from trainer.errors import counted
 
 
 def setup(analysis: Analysis) -> list[str]:
@@ -12,7 +13,7 @@ def setup(analysis: Analysis) -> list[str]:
     summary, start = analysis.summary, analysis.start
     words = [
         str(start.get("model") or analysis.run.plan.get("model") or "unknown model"),
-        f"{count(summary['nodes'], 'node')} ({count(summary['world_size'], 'rank')})",
+        f"{counted(summary['nodes'], 'node')} ({counted(summary['world_size'], 'rank')})",
     ]
     parameters, micro_batches = (number(start.get(key)) for key in ("parameters", "accumulate"))
     words += [f"{millions(parameters)} parameters"] if parameters else []

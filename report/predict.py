@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from contract import predictions
 from report.measure import Step
-from report.units import count, three_digits
+from report.units import three_digits
 from trainer import prices, strategies
+from trainer.errors import counted
 from trainer.strategies import EXACT, Phases, Strategy
 
 HARMLESS = ("exact", "safe")
@@ -172,7 +173,7 @@ def _what(row: Row, rows: list[Row]) -> str:
     if row.nodes == 1:
         return "one machine"
     factor = times_one(row, rows)
-    return f"{count(row.nodes, 'node')} with sync {row.sync}, {factor:.2f} x one machine"
+    return f"{counted(row.nodes, 'node')} with sync {row.sync}, {factor:.2f} x one machine"
 
 
 def times_one(row: Row, rows: list[Row]) -> float:

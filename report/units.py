@@ -49,8 +49,3 @@ def percent(fraction: float) -> str:
 def link(mbit: float) -> str:
     """The nominal speed of a link: 100 Mbit/s, 1 Gbit/s, 2.5 Gbit/s."""
     return f"{mbit / 1000:g} Gbit/s" if mbit >= 1000 else f"{mbit:g} Mbit/s"
-
-
-def count(number: int, noun: str) -> str:
-    """`1 node`, `4 nodes`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

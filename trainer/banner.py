@@ -11,6 +11,7 @@ import torch
 from . import prices
 from .build import Job, strategy_of
 from .compat import cpu_capability
+from .errors import counted
 from .strategies import parse
 
 Cost = Tuple[int, Optional[int]]  # parameters, and operations of one forward where countable
@@ -61,7 +62,7 @@ def sentences(job: Job, cost: Cost) -> str:
     world, options, size = job.world, job.options, job.image_size
     count, flops = cost
     work = "FLOPs unknown" if flops is None else amount(flops, "FLOP") + " an image"
-    ranks = "1 rank" if world.size == 1 else f"{world.size} ranks"
+    ranks = counted(world.size, "rank")
     level = options.precision
     if level.startswith("O"):
         why = f" ({job.precision.why})" if job.precision.why else ""
@@ -78,8 +79,10 @@ def sentences(job: Job, cost: Cost) -> str:
     saved = "" if options.output else "; nothing is saved: no --output"
     return (
         f"{options.model}: {amount(count, ' parameters')}, {work} of {size} px, {level}\n"
-        f"{len(job.train_set)} images of {len(job.train_set.classes)} classes{saved}\n"
-        f"{job.steps_per_epoch} steps an epoch; batch {world.global_batch} over {ranks}{parts}"
+        f"{counted(len(job.train_set), 'image')} of "
+        f"{counted(len(job.train_set.classes), 'class')}{saved}\n"
+        f"{counted(job.steps_per_epoch, 'step')} an epoch; "
+        f"batch {world.global_batch} over {ranks}{parts}"
     )
 
 

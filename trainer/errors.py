@@ -36,6 +36,11 @@ class Diverged(UserError):
     code = DIVERGED
 
 
+def counted(number: int, thing: str) -> str:
+    """`1 step`, `2 steps`, `3 classes`, `50,000 images`: for what a user reads, in any room."""
+    return f"{number:,} {thing}" + ("" if number == 1 else "es" if thing.endswith("s") else "s")
+
+
 def explain(error: UserError, here: Place) -> int:
     """Print the error, once per node if all ranks know it, and once per run if it concerns no
     machine; returns the exit code."""

@@ -11,7 +11,7 @@ import torch
 from . import checkpoint, resume
 from .build import Job, job, materials
 from .data.loader import eval_batches
-from .errors import RankError, UserError
+from .errors import RankError, UserError, counted
 from .models import last_linear
 from .oom import one_pass
 from .options import Options
@@ -42,7 +42,7 @@ def infer(options: Options, world: World) -> int:
     rows = _gathered(made)
     if world.rank == 0:
         _write(made, rows)
-        print(f"{len(rows[0])} images of val: written")
+        print(f"{counted(len(rows[0]), 'image')} of val: written")
     return 0
 
 

@@ -6,11 +6,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from launcher.before.plan import count
 from launcher.during.cause import Failure
 from launcher.during.watch import Outcome
 from launcher.inventory import CHECKOUT
-from trainer.errors import DIVERGED, STOPPED
+from trainer.errors import DIVERGED, STOPPED, counted
 
 # Finished, but this machine lacks records, checkpoints or report: EX_IOERR of sysexits.h.
 UNWRITTEN = 74
@@ -35,7 +34,7 @@ def leftovers(outcome: Outcome) -> list[str]:
     lines = []
     for host, frame in outcome.exits.items():
         left = _named(frame["left"])
-        ended = count(len(frame["ended"]), "leftover process")
+        ended = counted(len(frame["ended"]), "leftover process")
         clean = f"clean: {ended} ended" if frame["ended"] else "clean: nothing was left"
         lines.append(f"{host}: still alive: {left}" if left else f"{host}: {clean}")
     for host in outcome.gone:

@@ -15,7 +15,6 @@ from contract.runs import run_id
 from launcher import folders, inventory, strategy
 from launcher.after.sizes import Sizes
 from launcher.before import build, devices, models, preflight
-from launcher.before import plan as planning
 from launcher.before.plan import Plan
 from launcher.before.preflight import Asked, Machines
 from launcher.during import code, restart
@@ -26,6 +25,7 @@ from launcher.inventory import Host
 from launcher.options import Options, TrainerSettings, phases_of, trainer_settings
 from tools import verbs
 from trainer import prices, strategies
+from trainer.errors import counted
 
 QUEUE_POLL_SECONDS = 10.0
 # Where they are set, oneDNN and torch's own kernels use no newer instructions than they say. A
@@ -64,7 +64,7 @@ def check_machines(options: Options, terminal: Terminal, run: str | None = None)
     asked = Asked(options, settings, run, begun=run is not None)
     reported, queueing = None, WaitNotice(terminal, "waiting for machines that are busy")
     while True:
-        with waiting(terminal, f"asking {planning.count(len(hosts), 'machine')} what is there"):
+        with waiting(terminal, f"asking {counted(len(hosts), 'machine')} what is there"):
             machines = preflight.inspect(hosts, asked)
         try:
             with waiting(terminal, "comparing the machines and the ways between them"):

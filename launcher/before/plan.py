@@ -12,6 +12,7 @@ from typing import Any
 
 from launcher import engine
 from launcher.options import Options
+from trainer.errors import counted
 
 FIRST_PORT = 29500
 PORTS = 32
@@ -74,18 +75,11 @@ class Plan:
         return f"{self.run}-{self.attempt}"
 
 
-def count(number: int, thing: str) -> str:
-    """`1 node`, `2 nodes`, `3 processes`."""
-    if number == 1:
-        return f"1 {thing}"
-    return f"{number} {thing}{'es' if thing.endswith('s') else 's'}"
-
-
 def render(plan: Plan) -> str:
     """The plan as shell lines, one block per node, exactly as it is sent."""
     lines = [
-        f"run {plan.run}, attempt {plan.attempt}: {count(len(plan.nodes), 'node')}, "
-        f"{count(plan.world_size, 'process')}, "
+        f"run {plan.run}, attempt {plan.attempt}: {counted(len(plan.nodes), 'node')}, "
+        f"{counted(plan.world_size, 'process')}, "
         f"master {plan.master_addr} port {plan.master_port}",
         f"code {plan.code_sha256[:12]}",
         f"precision {plan.precision}: {plan.precision_why}",

@@ -17,6 +17,7 @@ from launcher.inventory import Host
 from launcher.options import Options, TrainerSettings, in_words_of_make
 from trainer.data.split import refuse_batch
 from trainer.errors import UserError as TrainerError
+from trainer.errors import counted
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,8 @@ def _equal_data(machines: Machines) -> list[Problem]:
             listing = facts.data["splits"].get(split)
             if listing:
                 values[host] = (
-                    f"{listing['images']} images in {listing['classes']} classes, "
+                    f"{counted(listing['images'], 'image')} in "
+                    f"{counted(listing['classes'], 'class')}, "
                     f"{listing['sha256'][:8]}"
                 )
         if apart := _differing(values):

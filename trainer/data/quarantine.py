@@ -3,7 +3,7 @@
 import logging
 from typing import Dict, Iterable, NamedTuple
 
-from ..errors import DataLost, RankError
+from ..errors import DataLost, RankError, counted
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,8 @@ class Quarantine:
             if sum(bool(one.mount) for one in self.found.values()) > self.limit // 2:
                 raise self._lost(bad, f"as {len(self.found)} images could not be used before it")
             raise RankError(
-                f"{len(self.found)} images cannot be used, the last is {bad.path}: {bad.reason}. "
+                f"{counted(len(self.found), 'image')} cannot be used, the last is "
+                f"{bad.path}: {bad.reason}. "
                 f"Repair or remove them, or raise --bad_images (now {self.limit})."
             )
 

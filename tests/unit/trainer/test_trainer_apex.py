@@ -166,7 +166,7 @@ def test_the_first_line_says_who_does_it_and_why(apex, monkeypatch):
     options = Options(precision="O2")
     world = mock.Mock(size=2, global_batch=8)
     job = mock.MagicMock(options=options, precision=choose(options, rank()), world=world)
-    job.micro_batches = 1
+    job.micro_batches = job.steps_per_epoch = 1
     first = sentences(job, (9, None)).splitlines()[0]
     assert "O2 by torch (apex on node1 lacks amp_C" in first
 

@@ -4,11 +4,12 @@ import logging
 import re
 import sys
 import types
+from unittest import mock
 
 import pytest
 
 from trainer import screen as screens
-from trainer.banner import amount
+from trainer.banner import amount, sentences
 from trainer.errors import UserError
 from trainer.evaluate import Result
 from trainer.logs import quiet_others
@@ -53,6 +54,17 @@ def test_plain_lines_come_by_time_and_from_rank_0_alone(time, capsys):
                 "epoch 1/4  loss 1.250  val 1.750  top-1 50.00%  10 img/s",
             ]
         )
+
+
+def test_what_there_is_one_of_is_singular():
+    world = mock.Mock(size=1, global_batch=8)
+    job = mock.MagicMock(world=world, options=Options(), micro_batches=1, steps_per_epoch=1)
+    job.train_set.__len__.return_value = job.train_set.classes.__len__.return_value = 1
+    lines = sentences(job, (9, None)).splitlines()
+    assert lines[1].startswith("1 image of 1 class;")
+    assert lines[2] == "1 step an epoch; batch 8 over 1 rank"
+    job.train_set.__len__.return_value = job.train_set.classes.__len__.return_value = 2000
+    assert sentences(job, (9, None)).splitlines()[1].startswith("2,000 images of 2,000 classes;")
 
 
 def test_a_long_step_and_a_long_evaluation_are_not_silent(time, capsys):
