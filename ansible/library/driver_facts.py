@@ -74,8 +74,8 @@ PROCESSES = "/proc/[0-9]*"
 DISPLAYS = ("Xorg", "X", "Xwayland", "gnome-shell", "kwin_wayland", "weston", "sway", "labwc")
 # Sessions that draw on a screen, by logind. source: sd_session_get_type(3).
 GRAPHICAL = ("x11", "wayland", "mir")
-# Whoever computes opens it, and no compositor does. source: NVIDIA's README, "nvidia-uvm.ko ... is
-# required by CUDA".
+# The device of the driver's unified memory, by which CUDA manages a card's memory: whoever computes
+# has it open, and a compositor that only draws does not.
 COMPUTES = "/dev/nvidia-uvm"
 # Where an installation writes: libraries, DKMS and records, the installer, the initial RAM disk.
 FOLDERS = ("/usr", "/var/lib", "/var/tmp", "/boot")  # noqa: S108

@@ -39,11 +39,14 @@ def image(root, *names):
 
 def test_a_source_without_images_in_train_and_val_is_named(tmp_path):
     assert "there is no such folder" in data_set.problem(tmp_path / "away")
-    assert "it has no folder train" in data_set.problem(tmp_path)
-    (tmp_path / "train").mkdir()
+    assert "it is an empty folder" in data_set.problem(tmp_path)
     (tmp_path / "val").mkdir()
+    assert "it has no folder train, but val" in data_set.problem(tmp_path)
+    (tmp_path / "train").mkdir()
     assert data_set.problem(tmp_path)
     image(tmp_path, "train/cat/1.jpg", "val/cat/readme.txt")
+    assert "train has one class, cat" in data_set.problem(tmp_path)
+    image(tmp_path, "train/dog/1.jpg", "val/dog/1.jpg")
     assert "val/cat has no images" in data_set.problem(tmp_path)
     image(tmp_path, "val/cat/2.png")
     assert data_set.problem(tmp_path) == ""
