@@ -120,7 +120,7 @@ def restore_own(job: Job, position: Position) -> bool:
         return False
     try:
         job.sync.load_state_dict(own["sync"])
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise RankError(
             f"what this machine kept for --sync {job.options.sync} is damaged: remove its "
             f"checkpoints/{job.world.host}/rank*, and this state starts from zero."

@@ -16,7 +16,7 @@ there, and `agreed()` gives the model what the ranks have in common.
 
 import contextlib
 import dataclasses
-from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Tuple, Union, cast
 
 import torch
 import torch.distributed as dist
@@ -115,7 +115,31 @@ class Sync:
         return None
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned, as a file gave it: everything is checked before
+        anything is changed. Raises ValueError, LookupError, TypeError or OverflowError where it
+        does not fit."""
+
+
+def kept_tensor(value: Any, size: Optional[int] = None) -> torch.Tensor:
+    """Finite fp32 numbers, (size,), as a file gave them. Raises ValueError for anything else."""
+    fits = (
+        isinstance(value, torch.Tensor)
+        and (value.layout, value.dtype) == (torch.strided, torch.float32)
+        and value.dim() == 1
+        # A file of some bytes may describe a view of any size, which a copy would make.
+        and value.is_contiguous()
+        and size in (None, value.numel())
+    )
+    if not fits or not bool(torch.isfinite(value).all()):
+        raise ValueError("a tensor of another kind or size, or not finite")
+    return cast(torch.Tensor, value)
+
+
+def kept_count(value: Any) -> int:
+    """The same for a whole number of 0 or more."""
+    if type(value) is not int or not 0 <= value < 2**53:
+        raise ValueError("no count")
+    return value
 
 
 def sum_over_ranks(tensor: torch.Tensor, group: Any = None) -> torch.futures.Future[torch.Tensor]:

@@ -6,13 +6,14 @@ a step are kept only if the step is taken: after an overflow, the state is as it
 """
 
 import dataclasses
+import math
 from typing import Any, Callable, Dict, List, Optional, Union
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ..strategies import Strategy
-from .base import StepInfo, Sync, sum_over_ranks
+from .base import StepInfo, Sync, kept_tensor, sum_over_ranks
 from .carrier import Carrier, Stage
 from .machines import Machines
 
@@ -99,7 +100,14 @@ class Feedback(Sync):
         return {"scale": self.scale, "kept": kept}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        self.scale = state["scale"]
-        for index, tensors in state["kept"].items():
+        scale = state["scale"]
+        if type(scale) not in (int, float) or not 0 < scale < math.inf:
+            raise ValueError("no loss scale")
+        if not isinstance(state["kept"], dict):
+            raise ValueError("no buckets by number")
+        # `_state_of` compares the sizes, once DDP has made its buckets.
+        kept = {int(i): [kept_tensor(one) for one in now] for i, now in state["kept"].items()}
+        self.scale = scale
+        for index, tensors in kept.items():
             there = [tensor.to(self.carrier.device, copy=True) for tensor in tensors]
-            self.kept[int(index)] = BucketState(there, [torch.zeros_like(one) for one in there])
+            self.kept[index] = BucketState(there, [torch.zeros_like(one) for one in there])

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..strategies import Strategy, chunks_of, round_length
-from .base import State, StepInfo, Sync, sum_over_ranks
+from .base import State, StepInfo, Sync, kept_count, kept_tensor, sum_over_ranks
 from .carrier import Carrier
 from .codec import WIRES
 from .feedback import BucketState
@@ -156,13 +156,24 @@ class LocalSGD(Sync):
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         own = state["own"]
-        if not own:
+        if own == {}:
             return
+        count = sum(tensor.numel() for tensor in self.trained)
+        z, weights = kept_tensor(own["z"], count), kept_tensor(own["weights"], count)
+        sizes = [self.parts.sizes(chunk) for chunk in chunks_of(count)]
+        every = own["kept"]
+        if not isinstance(every, list) or len(every) not in (0, len(sizes)):
+            raise ValueError("other chunks")
+        for kept, wanted in zip(every, sizes):
+            if len(kept) != len(wanted):
+                raise ValueError("other parts")
+            for one, size in zip(kept, wanted):
+                kept_tensor(one, size)
         device = self.carrier.device
         self.exact = False
-        self._hold(own["z"].to(device, copy=True))
-        self.write(own["weights"].to(device))
-        mine = [kept if self.machines.leads else [] for kept in own["kept"]]
+        self._hold(z.to(device, copy=True))
+        self.write(weights.to(device))
+        mine = [kept if self.machines.leads else [] for kept in every]
         there = [[one.to(device, copy=True) for one in kept] for kept in mine]
         self.kept = [BucketState(now, [torch.zeros_like(one) for one in now]) for now in there]
 
@@ -186,9 +197,12 @@ class DiLoCo(LocalSGD):
         return {**state, "momentum": None if self.exact else self.momentum}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
+        begun = state["own"] != {}
+        count = sum(tensor.numel() for tensor in self.trained)
+        momentum = kept_tensor(state["momentum"], count) if begun else None
         super().load_state_dict(state)
-        if state["momentum"] is not None:
-            self.momentum = state["momentum"].to(self.carrier.device, copy=True)
+        if momentum is not None:
+            self.momentum = momentum.to(self.carrier.device, copy=True)
 
 
 class Overlap(LocalSGD):
@@ -264,9 +278,22 @@ class Overlap(LocalSGD):
         return {**state, **{name: getattr(self, name) for name in self.COUNTED}}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
+        counted = {name: state[name] for name in self.COUNTED}
+        for name in ("done", "length", "since"):
+            kept_count(counted[name])
+        if counted["done"] >= counted["length"]:
+            raise ValueError("a round that should have ended")
+        for name, none in (("owed", True), ("samples", counted["done"] == 0)):
+            sums = counted[name]
+            if not isinstance(sums, list) or not (
+                len(sums) == self.machines.count or (none and sums == [])
+            ):
+                raise ValueError("samples of other machines")
+            for one in sums:
+                kept_count(one)
         super().load_state_dict(state)
-        for name in self.COUNTED:
-            setattr(self, name, state[name])
+        for name, value in counted.items():
+            setattr(self, name, value)
 
 
 @torch.no_grad()

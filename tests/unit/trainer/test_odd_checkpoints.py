@@ -4,11 +4,13 @@ on; never a traceback, never memory beyond the file's size."""
 import contextlib
 import io
 import logging
+import math
 import warnings
 import zipfile
 
 import pytest
 import torch
+import torch.distributed as dist
 
 pytest.importorskip("hypothesis")  # where the newest torch is tested
 from hypothesis import given
@@ -17,6 +19,7 @@ from tests.fuzz import damaged, many, odd
 from tests.gpu.jobs import batches, prepared, train
 from tests.trainer_ranks import make_images, run_ranks, said
 from trainer import checkpoint, export, resume, writer
+from trainer import sync as syncs
 from trainer.errors import UserError
 
 CPU = torch.device("cpu")
@@ -107,6 +110,77 @@ def test_damaged_checkpoints_are_passed_over_or_are_a_sentence(tried):
 
     each()
     assert min(ends.values()) > 5, ends
+
+
+class Kept:
+    """A job whose strategy keeps state of its own, after three steps of a world of one machine, and
+    the machine's own file."""
+
+    def __init__(self, images, folder, spec):
+        self.job = prepared(
+            images, CPU, output=str(folder), resume="auto", per_node_batch_size=4, sync=spec
+        )
+        self.job.sync = syncs.make(spec, lambda: None)
+        self.job.net = torch.nn.parallel.DistributedDataParallel(self.job.model)
+        self.job.sync.setup(self.job.net)
+        fed = batches(self.job)
+        self.step = lambda: train(self.job, fed[:3])
+        self.step()
+        self.at = checkpoint.new_run(self.job)
+        self.good = checkpoint.own_state(self.job, self.at)
+        self.path = folder / "checkpoints/node1/rank0/step-00000003.pt"
+
+    def resumed(self):
+        """Whether there was something to resume from; then steps are done. Raises UserError."""
+        there = resume.restore_own(self.job, self.at)
+        self.step()
+        return there
+
+
+@pytest.fixture(params=["ef:2", "powersgd:1", "localsgd:2:int8", "diloco:2", "overlap:4:2"])
+def kept(request, images, tmp_path):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    logging.disable(logging.CRITICAL)
+    yield Kept(images, tmp_path, request.param)
+    logging.disable(logging.NOTSET)
+    dist.destroy_process_group()
+
+
+def test_an_odd_own_file_of_a_machine_ends_in_a_sentence_or_goes_on(kept):
+    """Also the steps after it: a tensor of another size is noticed before the first one."""
+    ends = {"resumed": 0, "passed over": 0, "refused": 0}
+
+    @many(120)
+    @given(odd(kept.good, (*TENSORS, torch.zeros(1).expand(2**40), torch.full((3,), math.nan))))
+    def each(state):
+        try:
+            writer.write_whole(state, kept.path)
+        except (UnicodeError, OverflowError):
+            return  # no file can hold it
+        try:
+            ends["resumed" if kept.resumed() else "passed over"] += 1
+        except UserError as error:
+            assert "\n" not in str(error)
+            ends["refused"] += 1
+
+    each()
+    assert min(ends["resumed"], ends["refused"]) > 10, ends
+
+
+def test_a_damaged_own_file_of_a_machine_is_passed_over_or_is_a_sentence(kept):
+    writer.write_whole(kept.good, kept.path)
+    raw, ends = kept.path.read_bytes(), {True: 0, False: 0}
+    assert kept.resumed()
+
+    @many(60)
+    @given(damaged(raw))
+    def each(content):
+        kept.path.write_bytes(content)
+        with contextlib.suppress(UserError):
+            ends[kept.resumed()] += 1
+
+    each()
+    assert ends[False] > 5, ends
 
 
 def test_an_older_checkpoint_takes_the_place_of_a_damaged_one(tried):
