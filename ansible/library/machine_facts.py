@@ -9,11 +9,12 @@ import re
 import shutil
 import socket
 import sys
+import tempfile
 import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible.module_utils.commands import output, read
+from ansible.module_utils.commands import outcome, output, read
 
 DOCUMENTATION = r"""
 ---
@@ -50,6 +51,23 @@ facts:
 CRYPTTAB = "/etc/crypttab"
 # By which an initial RAM disk opens a disk without anybody: bound to a TPM or a server.
 CLEVIS = "/usr/share/initramfs-tools/hooks/clevis"
+SOURCES = ("/etc/apt/sources.list", "/etc/apt/sources.list.d/*")
+# Makes apt-get update ask for nothing but each source's Release file, keep it in a folder that is
+# removed afterwards, and run no hooks. source: apt.conf(5), apt's acquire-additional-files.txt.
+ASK_SOURCES = """
+#clear Acquire::IndexTargets;
+#clear APT::Update::Pre-Invoke;
+#clear APT::Update::Post-Invoke;
+#clear APT::Update::Post-Invoke-Success;
+Acquire::IndexTargets::deb::Packages::DefaultEnabled "false";
+Acquire::IndexTargets::deb::Translations::DefaultEnabled "false";
+Acquire::IndexTargets::deb-src::Sources::DefaultEnabled "false";
+Acquire::Retries "0";
+Acquire::http::Timeout "5";
+Acquire::https::Timeout "5";
+Dir::State::Lists "%(folder)s/lists";
+Dir::Cache "%(folder)s/cache";
+"""
 TOOLKITS = "/usr/local/cuda*"
 HELD = "/var/lib/tandem/driver/held"
 DISPLAY = "0x03"  # PCI class of display controllers
@@ -236,6 +254,7 @@ def settings():
         "missing_mounts": mounts(),
         "held_since": held_since(),
         "boot_passphrases": boot_passphrases(),
+        "dead_sources": dead_sources(),
     }
 
 
@@ -257,6 +276,34 @@ def boot_passphrases():
         if asked and not options & {"noauto", "nofail", "tpm2-device"}:
             waiting.append(words[0])
     return [] if os.path.exists(CLEVIS) else waiting
+
+
+def dead_sources():
+    """[{"source": "ADDRESS SUITE", "file"}] of those that lack their suite, as apt itself says.
+
+    [] where none of them answers: then the machine has no way out, and no source is dead.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("lists/partial", "cache/archives/partial"):
+            os.makedirs(os.path.join(folder, name))
+        settings_file = os.path.join(folder, "apt.conf")
+        with open(settings_file, "w") as file:
+            file.write(ASK_SOURCES % {"folder": folder})
+        _, said = outcome("apt-get", "update", "-c", settings_file, seconds=30)
+    missing = r"^(?:E|Error): The repository '(\S+ \S+) Release' (?:does not have|no longer has)"
+    names = re.findall(missing, said, re.MULTILINE)
+    if not re.search(r"^(Get|Hit):", said, re.MULTILINE):
+        return []
+    return [{"source": name, "file": file_of_source(name.split()[0])} for name in names]
+
+
+def file_of_source(address):
+    """The file of apt's that names an address; None if it cannot be read."""
+    for path in (path for pattern in SOURCES for path in sorted(glob.glob(pattern))):
+        lines = (line.split("#")[0] for line in (read(path) or "").splitlines())
+        if any(word.rstrip("/") == address.rstrip("/") for line in lines for word in line.split()):
+            return path
+    return None
 
 
 def toolkits():

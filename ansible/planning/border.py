@@ -77,6 +77,7 @@ MACHINE = {
     ],
     "apt_lock": (PROCESS, None),
     "missing_mounts": [{"path": str, "type": str}],
+    "dead_sources": [{"source": str, "file": (str, None)}],
 }
 # What ansible/library/driver_facts.py returns.
 DRIVER = {

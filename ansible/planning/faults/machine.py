@@ -167,6 +167,14 @@ def packages(facts, question):
         )
     if facts["dpkg_broken"]:
         yield ("dpkg", "an installation of packages was interrupted", "sudo dpkg --configure -a")
+    for dead in facts["dead_sources"] if not question["offline"] else ():
+        file = dead["file"] or "a file of /etc/apt/sources.list.d"
+        yield (
+            "apt_source",
+            f"apt's source {dead['source']}, in {file}, is dead: there is no such suite; make "
+            "provision goes on with the other sources",
+            f"correct or delete it in {file}, then sudo apt update",
+        )
     if not facts["rsync"] and not question["offline"]:  # else the bundle brings it
         yield (
             "rsync",

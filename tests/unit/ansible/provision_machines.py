@@ -63,6 +63,7 @@ HEALTHY = {
     "missing_mounts": [],
     "held_since": None,
     "boot_passphrases": [],
+    "dead_sources": [],
     "toolkits": {},
     "rsync": True,
     "conda": False,

@@ -1,6 +1,9 @@
 """What preflight finds in recorded facts: each fault is found alone, with a remedy."""
 
+import functools
+import http.server
 import re
+import threading
 
 import pytest
 import yaml
@@ -30,6 +33,10 @@ FAULTS = [
     ("inodes", machine(**disks(free_inodes=10))),
     ("read_only", machine(**disks(read_only=True))),
     ("mount", machine(missing_mounts=[{"path": "/data", "type": "nfs4"}])),
+    (
+        "apt_source",
+        machine(dead_sources=[{"source": "http://ppa.example/x focal", "file": "/etc/apt/x.list"}]),
+    ),
     ("passphrase", machine(boot_passphrases=["dm_crypt-0"])),
     (
         "toolkit",
@@ -166,6 +173,29 @@ def test_disks_for_whose_passphrase_a_boot_waits(line, waits, tmp_path, monkeypa
     assert facts.boot_passphrases() == waits
     (tmp_path / "clevis").touch()
     assert facts.boot_passphrases() == []
+
+
+def test_apt_itself_says_which_source_is_dead(tmp_path, monkeypatch):
+    facts = load("ansible/library/machine_facts.py")
+    alive = tmp_path / "web/alive/dists/stable"
+    alive.mkdir(parents=True)
+    (alive / "Release").write_text("Suite: stable\nArchitectures: amd64\nComponents: main\n")
+    quiet = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path / "web")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), quiet)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    (parts / "gone.list").write_text(f"deb {address}/gone focal main\n")
+    monkeypatch.setattr(facts, "SOURCES", (f"{parts}/*",))
+    own = f'Dir::Etc::sourcelist "/dev/null"; Dir::Etc::sourceparts "{parts}";'
+    own += ' Acquire::http::Proxy "DIRECT"; APT::Sandbox::User "root";'
+    monkeypatch.setattr(facts, "ASK_SOURCES", facts.ASK_SOURCES + own)
+    assert facts.dead_sources() == []  # no source answers
+    (parts / "alive.list").write_text(f"deb [trusted=yes] {address}/alive stable main\n")
+    dead = {"source": f"{address}/gone focal", "file": f"{parts}/gone.list"}
+    assert facts.dead_sources() == [dead]
+    server.shutdown()
 
 
 def test_a_user_that_trains_and_provisions_is_no_problem_but_to_be_known():
