@@ -1,7 +1,8 @@
 """Ansible's usual output, without orders for the terminal; for role reach one sentence for each
-machine without an answer."""
+machine without an answer, and for a task that refuses something its sentence alone."""
 
 import functools
+import shutil
 import sys
 import textwrap
 from pathlib import Path
@@ -79,8 +80,13 @@ class CallbackModule(Default):
 
     def v2_runner_on_failed(self, result, ignore_errors=False):
         # A failure without sentences of ours, such as the argument spec's, is shown as usual.
-        if reaching(result._task) and isinstance(result._result.get("msg"), list):
-            self._say(result._result["msg"])
+        said = result._result.get("msg")
+        if reaching(result._task) and isinstance(said, list):
+            self._say(said)
+        elif refusing(result) and not (ignore_errors or self._display.verbosity):
+            where = result._host.get_name()
+            before = "" if where == "localhost" else f"fatal: [{where}]: "
+            self._display.display(on_screen(f"{before}{said}"), color=C.COLOR_ERROR)
         else:
             super().v2_runner_on_failed(result, ignore_errors)
 
@@ -99,6 +105,19 @@ def recap(host, row):
 def reaching(task):
     """Whether a task belongs to role reach."""
     return task._role is not None and task._role.get_name() == "reach"
+
+
+def refusing(result):
+    """Whether a playbook says by this failure what is wrong, in a sentence of its own."""
+    action, said = result._task.action.rpartition(".")[2], result._result.get("msg")
+    return action in ("fail", "assert") and isinstance(said, str) and said != "Assertion failed"
+
+
+def on_screen(sentence):
+    """The sentence in the columns of a terminal, and in one line where a program reads."""
+    if not sys.stdout.isatty():
+        return sentence
+    return paragraph(sentence, shutil.get_terminal_size().columns)
 
 
 def paragraph(sentence, width=80):

@@ -196,6 +196,50 @@ def test_the_end_of_a_play_has_a_line_a_machine_that_fits(tmp_path):
     assert max(map(len, end)) <= 80 and done.returncode == 2
 
 
+NOBODY = "No machine of the inventory is without internet, so nobody needs a bundle: FORCE=1 if so."
+REFUSING = f"""
+- hosts: all
+  gather_facts: false
+  tasks:
+    - ansible.builtin.fail: {{msg: "{NOBODY}"}}
+      ignore_errors: true
+    - ansible.builtin.assert: {{that: inventory_hostname != 'pc1', fail_msg: "{NOBODY}"}}
+- hosts: localhost
+  gather_facts: false
+  tasks:
+    - ansible.builtin.fail: {{msg: "{NOBODY}"}}
+"""
+
+
+@pytest.mark.parametrize("words", [[], ["-v"]])
+def test_what_a_playbook_refuses_is_its_sentence_alone(tmp_path, words):
+    """By Ansible itself; -v shows all of it, as does a failure that is ignored."""
+    (tmp_path / "book.yml").write_text(REFUSING)
+    screen, terminal = os.openpty()
+    command = [Path(sys.executable).with_name("ansible-playbook"), tmp_path / "book.yml", *words]
+    plain = {"ANSIBLE_NOCOLOR": "1", "ANSIBLE_CONFIG": str(ANSIBLE.parent / "ansible.cfg")}
+    for shown in (subprocess.PIPE, terminal):
+        done = subprocess.run(
+            [*command, "--inventory", "pc1,localhost,", "--connection", "local"],
+            stdout=shown,
+            stderr=subprocess.STDOUT,
+            check=False,
+            env={**os.environ, **plain, "COLUMNS": "80"},
+        )
+        said = (done.stdout or os.read(screen, 1 << 16)).decode().replace("\r", "")
+        assert done.returncode == 2
+        ends = said.rpartition("...ignoring")[2]
+        assert ("fatal: [pc1]: FAILED! => " in ends) == bool(words)
+        if not words:
+            assert "[ERROR]" not in ends and "Origin" not in ends
+            assert f"\nfatal: [pc1]: {NOBODY}\n" in ends.replace("\n  ", " ")
+            assert f"\n{NOBODY}\n" in ends.replace("\n  ", " ")
+            refusal = ends[ends.index("fatal:") : ends.index("PLAY RECAP")]
+            assert (max(map(len, refusal.splitlines())) <= 80) == (shown == terminal)
+    os.close(screen)
+    os.close(terminal)
+
+
 @pytest.mark.parametrize("script", ["check", "bootstrap", "dry_provision", "wake", "bundle"])
 def test_ctrl_c_ends_a_program_without_a_traceback(tmp_path, script):
     """The program itself, whose first step (to read its arguments) is interrupted."""
