@@ -135,9 +135,11 @@ class Guard:
         if signal.SIGTERM in self.signals:
             self.stop("guard", MACHINE_STOP)
         self.signals.clear()
-        self.note_ended(reap())
+        statuses = reap()
+        self.note_ended(statuses)
         if self.output is not None and self.stage is not Stage.DONE:
             self.output.poll()
+            self.note_orphans(statuses)
         if self.launch_status is not None:
             if self.stage is not Stage.DONE:
                 # Launch ends after its workers: their reports have arrived and say why.
@@ -147,6 +149,14 @@ class Guard:
     def note_ended(self, statuses):
         if self.launch is not None and self.launch.pid in statuses:
             self.launch_status = self.launch.returncode = statuses[self.launch.pid]
+
+    def note_orphans(self, statuses):
+        """Report the workers whose end reached this process, as their supervisor was killed. Launch
+        takes seconds to notice that; where it was killed itself, its own end says why."""
+        for worker in self.workers.running() if self.launch_status is None else []:
+            if worker.pid in statuses:
+                worker.status = statuses[worker.pid]
+                self.worker_ended(worker)
 
     def on_time(self):
         """Do what the clock says is due."""

@@ -112,6 +112,22 @@ def test_a_worker_that_is_killed_is_named_although_launch_waits(tree):
     assert tree.guard.wait_for("exit")["reason"] == "failed"
 
 
+def test_a_worker_whose_supervisor_is_killed_is_named_although_launch_waits(tree):
+    """Launch takes seconds to notice; a peer that only lost this worker would seem to be first."""
+    os.kill(tree.pids["launch"], signal.SIGSTOP)
+    kill(tree.pids["supervisor"])
+    told = tree.guard.wait_for("worker_exit")
+    assert (told["rank"], told["signal"], told["first"]) == (0, "SIGKILL", True)
+    assert tree.guard.wait_for("exit")["reason"] == "failed"
+
+
+def test_a_launch_that_is_killed_is_named_and_no_worker_of_it(tree):
+    kill(tree.pids["launch"])
+    end = tree.guard.wait_for("exit")
+    assert (end["reason"], end["signal"]) == ("failed", "SIGKILL")
+    assert not [one for one in tree.guard.frames if one["type"] == "worker_exit"]
+
+
 def test_the_proof_lists_what_was_ended(tree):
     tree.guard.send(type="kill")
     end = tree.guard.wait_for("exit")
