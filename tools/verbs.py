@@ -452,6 +452,21 @@ def run(verb, command, given, environment):
     os.execv(path, argv)  # noqa: S606 (without a shell on purpose)
 
 
+def say(sentence):
+    """A sentence on stderr: in the columns of a terminal, in one line where a program reads."""
+    text = f"tandem: {sentence}"
+    wide = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+    print(wrapped(text, wide) if wide else text, file=sys.stderr)
+
+
+def wrapped(text, width):
+    """The text in lines of `width`, none of which breaks a command or a quoted value."""
+    whole = r"`[^`]+`|\S+='[^']*'|make \S+ [A-Z_]+=\S+"
+    kept = re.sub(whole, lambda match: match[0].replace(" ", "\0"), text)
+    words = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(kept, width, subsequent_indent="  ", **words).replace("\0", " ")
+
+
 def main(argv):
     typed = os.environ.get("TANDEM_VERBS", "").split()
     given = os.environ.get("TANDEM_GIVEN", "").split()
@@ -462,11 +477,11 @@ def main(argv):
             print("\n\n".join(map(help_text, asked)) if asked else help_text())
         elif argv[0] == "known":
             for sentence in check(typed, given, os.environ):
-                print(f"tandem: {sentence}", file=sys.stderr)
+                say(sentence)
         else:
             return run(argv[1], argv[2:], given, os.environ)
     except VerbError as error:
-        print(f"tandem: {error}", file=sys.stderr)
+        say(error)
         return 2
     except KeyboardInterrupt:
         return 130

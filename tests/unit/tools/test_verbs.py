@@ -434,3 +434,14 @@ def test_the_table_and_the_makefile_have_the_same_verbs():
     rules = re.findall(r"^([a-z][a-z/ -]*):(?!=)", text, re.M)
     made = {name for rule in rules for name in rule.split()}
     assert made == {name for name, verb in verbs.VERBS.items() if verb} | set(verbs.INTERNAL)
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_sentence_is_wrapped_and_its_command_is_not(width):
+    command = "`make train NODES=4 MODEL=resnet50`"
+    said = f"tandem: LR=0.1 is an option of the trainer: ARGS='--lr 0.1 --seed 3'; or {command}."
+    lines = verbs.wrapped(said, width).splitlines()
+    assert len(lines) > 1 and max(map(len, lines)) <= width
+    assert any(command in line for line in lines)
+    assert any("ARGS='--lr 0.1 --seed 3'" in line for line in lines)
+    assert " ".join(line.strip() for line in lines) == said
