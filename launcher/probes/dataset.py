@@ -58,7 +58,7 @@ def below(root):
         names = layout.class_names(root, split)
         yield str(root / split)
         for name in names:
-            for where, _, _ in os.walk(str(root / split / name), followlinks=True):
+            for where, _ in layout.walk(str(root / split / name)):
                 yield where
 
 

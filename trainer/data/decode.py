@@ -97,6 +97,7 @@ def _decoded(image: Image.Image) -> Image.Image:
 def _content(path: Path, pauses: Tuple[float, ...]) -> bytes:
     for pause in (*pauses, 0.0):
         try:
+            _refuse_pipe(path)
             return path.read_bytes()
         except OSError as error:
             reason = f"cannot be read: {error.strerror}"
@@ -134,8 +135,15 @@ def read_image(path: Path) -> Image.Image:
 
 def size_of(path: Path) -> Tuple[int, int]:
     """Width and height from the file's header, before any rotation. Raises BadImage."""
-    with _explained(), _open(path) as image:
-        return image.size
+    with _explained():
+        _refuse_pipe(path)
+        with _open(path) as image:
+            return image.size
+
+
+def _refuse_pipe(path: Path) -> None:
+    if path.is_fifo():
+        raise BadImage("a named pipe, no file: reading it would wait for ever")
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import contextlib
 import errno
 import os
 from pathlib import Path
-from typing import Dict, Iterator, List
+from typing import Dict, Iterator, List, Tuple
 
 SPLITS = ("train", "val")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
@@ -30,8 +30,16 @@ FAILING = (
 )
 
 
+def printable(text: str) -> str:
+    """In one line, whatever characters the names of files in it have."""
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
 class LayoutError(Exception):
     """The text says in a sentence why a folder is not a data set."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
 
 
 class NoAnswer(LayoutError):
@@ -97,7 +105,7 @@ def class_names(root: Path, split: str) -> List[str]:
 def images(root: Path, split: str, name: str) -> List[str]:
     """The images of a class, at any depth, sorted; symlinks are followed. Raises LayoutError."""
     found = []  # type: List[str]
-    for where, _, files in os.walk(str(root / split / name), followlinks=True, onerror=_fail):
+    for where, files in walk(str(root / split / name)):
         below = Path(where).relative_to(root).as_posix()
         found += [f"{below}/{file}" for file in files if is_image(file)]
     if not found:
@@ -105,6 +113,19 @@ def images(root: Path, split: str, name: str) -> List[str]:
             f"{root / split / name} has no images ({', '.join(SUFFIXES)}); remove it or fill it."
         )
     return sorted(found)
+
+
+def walk(top: str) -> Iterator[Tuple[str, List[str]]]:
+    """Each folder below with its files; symlinks are followed, but not to a folder that they are
+    in: two such links would have 2**40 folders. Raises OSError."""
+    for where, folders, files in os.walk(top, followlinks=True, onerror=_fail):
+        links = [name for name in folders if (Path(where) / name).is_symlink()]
+        if links:
+            path = Path(where)
+            above = {os.path.realpath(str(one)) for one in (path, *path.parents)}
+            circles = {n for n in links if os.path.realpath(str(path / n)) in above}
+            folders[:] = [name for name in folders if name not in circles]
+        yield where, files
 
 
 def is_image(name: str) -> bool:

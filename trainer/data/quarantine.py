@@ -4,6 +4,7 @@ import logging
 from typing import Dict, Iterable, NamedTuple
 
 from ..errors import DataLost, RankError, counted
+from .layout import printable
 
 log = logging.getLogger(__name__)
 
@@ -37,20 +38,21 @@ class Quarantine:
             self.found[bad.path] = bad
             if not bad.alone:
                 raise self._lost(bad, "and other images there cannot be read either")
-            log.warning("bad image %s: %s", bad.path, bad.reason)
+            log.warning("bad image %s: %s", printable(bad.path), bad.reason)
             if len(self.found) <= self.limit:
                 continue
             if sum(bool(one.mount) for one in self.found.values()) > self.limit // 2:
                 raise self._lost(bad, f"as {len(self.found)} images could not be used before it")
             raise RankError(
                 f"{counted(len(self.found), 'image')} cannot be used, the last is "
-                f"{bad.path}: {bad.reason}. "
+                f"{printable(bad.path)}: {bad.reason}. "
                 f"Repair or remove them, or raise --bad_images (now {self.limit})."
             )
 
     def _lost(self, bad: Bad, why: str) -> DataLost:
+        path = printable(bad.path)
         mount = bad.mount or next(one.mount for one in self.found.values() if one.mount)
         return DataLost(
-            f"{mount} does not give the images any more: {bad.path} {bad.reason}, {why}. Check "
+            f"{mount} does not give the images any more: {path} {bad.reason}, {why}. Check "
             "that disk or file server; what was saved before is kept."
         )

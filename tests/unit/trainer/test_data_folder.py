@@ -209,3 +209,22 @@ def test_quarantine_names_each_file_once_and_has_a_limit(caplog):
         UserError, match=r"3 images cannot be used, the last is c.png.*--bad_images"
     ):
         quarantine.add([Bad("c.png", "empty file")])
+
+
+def test_links_in_a_circle_are_not_followed(root):
+    for name in ("one", "two"):
+        (root / "train/cat" / f"{name}.d").symlink_to(".")
+    assert ImageFolder(root, "train", Options()).paths.count("train/cat/0.png") == 1
+
+
+def test_a_named_pipe_is_a_bad_image(tmp_path):
+    os.mkfifo(tmp_path / "0.png")
+    for read in (read_image, size_of):
+        with pytest.raises(BadImage, match="named pipe"):
+            read(tmp_path / "0.png")
+
+
+def test_a_name_of_several_lines_is_said_in_one(root):
+    (root / "train" / "new\nline\x1b").mkdir()
+    with pytest.raises(UserError, match=r"new\\nline\\x1b has no images"):
+        ImageFolder(root, "train", Options())
