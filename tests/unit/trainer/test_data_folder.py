@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from trainer.data import decode
 from trainer.data.decode import BadImage, read_image, size_of
 from trainer.data.folder import ImageFolder, Sizes, image_sizes
 from trainer.data.quarantine import Bad, Quarantine
@@ -228,3 +229,85 @@ def test_a_name_of_several_lines_is_said_in_one(root):
     (root / "train" / "new\nline\x1b").mkdir()
     with pytest.raises(UserError, match=r"new\\nline\\x1b has no images"):
         ImageFolder(root, "train", Options())
+
+
+NAMES = (
+    "cat", "ant", ".hidden", "..x", "a b", "new\nline", "\udcff", "\x1b]0;x\x07", "é" * 120,
+    "x" * 255, "-rf", "~", "0.png", "x.JPEG", "y.gif", ".z.png", "notes.txt", "lost+found",
+)  # fmt: skip
+KINDS = (
+    "image", "empty", "no image", "cut", "folder", "empty folder", "circle", "nowhere", "fails",
+    "no file", "to an image", "grey16",
+)  # fmt: skip
+
+
+def put(path, kind, good):
+    """One entry of a data set; `good`: an image's bytes."""
+    if kind in ("folder", "empty folder"):
+        path.mkdir()
+        if kind == "folder":
+            (path / "1.png").write_bytes(good)
+    elif kind == "circle":
+        path.symlink_to(path.parent)
+    elif kind == "nowhere":
+        path.symlink_to("nowhere.png")
+    elif kind == "fails":
+        path.symlink_to("/proc/self/mem")  # reading at its beginning is EIO
+    elif kind == "no file":
+        os.mkfifo(path)
+    elif kind == "to an image":
+        path.with_name("..target").write_bytes(good)
+        path.symlink_to("..target")
+    elif kind == "grey16":
+        Image.new("I;16", (8, 8)).save(path, "PNG")
+    else:
+        path.write_bytes({"image": good, "cut": good[:50], "no image": b"GIF89a"}.get(kind, b""))
+
+
+def test_odd_folders_end_in_a_sentence_or_go_on(tmp_path, monkeypatch):
+    """The trainer's listing and decoder, and the one that `make check` runs on each machine."""
+    pytest.importorskip("hypothesis")  # where the newest torch is tested
+    from hypothesis import given
+    from hypothesis import strategies as st
+
+    from launcher.probes import dataset
+    from tests.fuzz import many
+
+    monkeypatch.setattr(decode, "PAUSES", ())
+    good = make(tmp_path / "good.png", (8, 8)).read_bytes()
+    ends = {"listed": 0, "refused": 0, "decoded": 0, "bad": 0}
+    files = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(KINDS), max_size=4)
+
+    @many(60)
+    @given(st.tuples(*[st.dictionaries(st.sampled_from(NAMES), files, max_size=4)] * 2))
+    def each(splits):
+        root = tmp_path / "odd"
+        shutil.rmtree(root, ignore_errors=True)
+        for split, found in zip(("train", "val"), splits):
+            for name, entries in {**found, "b": {}, "d": {}}.items():
+                folder = root / split / name
+                folder.mkdir(parents=True)
+                for file, kind in (entries or {"1.png": "image"}).items():
+                    put(folder / file, kind, good)
+        told = dataset.data(str(root), tmp_path / "node")
+        assert "\n" not in (told["problem"] or "")
+        try:
+            folder = ImageFolder(root, "train", Options())
+        except UserError as error:
+            ends["refused"] += 1
+            assert told["problem"] and "\n" not in str(error)
+            return
+        ends["listed"] += 1
+        assert folder.sizes
+        for path in folder.paths:
+            try:
+                read_image(root / path)
+                ends["decoded"] += 1
+            except BadImage as error:
+                ends["bad"] += 1
+                with pytest.raises(UserError) as raised:
+                    Quarantine(0).add([Bad(path, str(error))])
+                assert "\n" not in str(raised.value)
+
+    each()
+    assert min(ends.values()) > 0, ends
