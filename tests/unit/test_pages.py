@@ -24,6 +24,26 @@ def test_every_link_leads_to_a_file():
     assert broken == []
 
 
+def blocks(page):
+    """Paragraphs and items, without code and tables: how many words each may have, and it."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    lines = [line for line in text.splitlines() if not line.startswith(("|", "#"))]
+    begins = r"(?=^\s*(?:[-*]|\d+\.) )"
+    for paragraph in re.split(r"\n\s*\n", "\n".join(lines)):
+        for block in re.split(begins, paragraph, flags=re.MULTILINE):
+            yield (60 if re.match(begins, block) else 120), block
+
+
+def test_no_paragraph_or_item_is_too_long_to_be_read():
+    long = [
+        f"{page.name}: {len(block.split())} words: {' '.join(block.split())[:60]}"
+        for page in pages()
+        for most, block in blocks(page)
+        if len(block.split()) > most
+    ]
+    assert long == []
+
+
 def test_every_page_is_reachable_from_readme():
     seen, todo = set(), [ROOT / "README.md"]
     while todo:
