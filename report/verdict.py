@@ -48,7 +48,7 @@ def warm_up(step: Step) -> list[str]:
     """What the exact steps with which a strategy begins did to the figures."""
     if step.asked is not None:
         return [
-            f"All {step.steps} steps were warm-up: SYNC={step.asked.spec} never began, and what is "
+            f"Every step was warm-up: SYNC={step.asked.spec} never began, and what is "
             "said here is of exact sums, as allreduce's are. It begins with more EPOCHS, or with "
             "ARGS='--sync_warmup 0'."
         ]
