@@ -120,7 +120,8 @@ def paragraph(finding, width):
         said = "".join(
             c if c.isprintable() else " " for c in finding[word]
         )  # a machine's own words
-        sentence = said[:1].upper() + said[1:]
+        # A remedy may begin with what is to be typed, which stays as it is.
+        sentence = said[:1].upper() + said[1:] if word == "cause" else said
         first = "  - " if word == "cause" else "    Remedy: "
         lines += textwrap.wrap(
             f"{first}{sentence}", width, subsequent_indent="    ", break_long_words=False

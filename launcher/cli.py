@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import difflib
 import os
@@ -206,13 +205,6 @@ def _train(given: argparse.Namespace, argv: list[str]) -> int:
     return run.train(options)
 
 
-def columns() -> int:
-    """The width of the terminal that errors go to; 0 where they go elsewhere."""
-    with contextlib.suppress(OSError, ValueError):
-        return os.get_terminal_size(sys.stderr.fileno()).columns
-    return 0
-
-
 def _drop_output() -> None:
     """Discards what could not be printed: the interpreter would try again as it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -226,7 +218,7 @@ def main(argv: list[str]) -> int:
         return code
     except UserError as error:
         for problem in error.problems:
-            print(*told.lines(problem, columns()), sep="\n", file=sys.stderr)
+            told.show(problem, sys.stderr)
         return USAGE_ERROR
     except BrokenPipeError:  # `| head` has seen enough
         _drop_output()

@@ -25,7 +25,6 @@ from launcher.clean import clean
 from launcher.during import rotating_log
 from launcher.errors import UserError
 from launcher.inventory import CHECKOUT
-from tools import verbs
 
 LOOK_EVERY = 0.2
 
@@ -94,13 +93,13 @@ def status(name: str) -> int:
     pid = controller(folder)
     say(f"run {folder.name}: {state(folder)}" + (f", carried out by process {pid}" if pid else ""))
     if state(folder) == "abandoned":
-        say(f"its controller died; `make train RESUME={folder.name}` continues it")
+        told.show(f"its controller died; `make train RESUME={folder.name}` goes on", sys.stdout)
     if pid is None:
         options = read(folder / "plan.json").get("options")
         asked = options if isinstance(options, dict) else {}
         told.keep_machines(str(asked.get("inventory", defaults.INVENTORY)))
         how = "between runs `make check` shows how the machines are: temperatures, disks, errors"
-        say(verbs.keeping(how))
+        told.show(how, sys.stdout)
     with contextlib.suppress(KeyError, TypeError):  # what a broken file does not contain
         for attempt in read(folder / "attempts.json")["attempts"]:
             nodes = ", ".join(attempt["nodes"])
@@ -144,9 +143,9 @@ def attach(name: str) -> int:
     try:
         follow(folder, 0)
     except KeyboardInterrupt:
-        print(
-            f"\ntandem: run {folder.name} goes on: `make attach RUN={folder.name}` shows it again",
-            flush=True,
+        print()
+        told.show(
+            f"run {folder.name} goes on: `make attach RUN={folder.name}` shows it again", sys.stdout
         )
     return 0
 
@@ -205,9 +204,10 @@ def detach(argv: list[str]) -> int:
         print(line, end="", flush=True)
         if line.startswith("tandem: run "):
             folder = folders.find(line.split()[2].rstrip(","))
-            print(
-                f"tandem: detached; {relative(folder)}: `make attach RUN={folder.name}` shows it, "
-                f"`make stop RUN={folder.name}` ends it"
+            told.show(
+                f"detached; {relative(folder)}: `make attach RUN={folder.name}` shows it, "
+                f"`make stop RUN={folder.name}` ends it",
+                sys.stdout,
             )
             return 0
     return child.wait()

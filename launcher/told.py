@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import textwrap
+from typing import TextIO
 
 from launcher import defaults
 from launcher.clean import clean
@@ -20,6 +22,14 @@ def keep_machines(inventory: str) -> None:
         os.environ.pop(verbs.MACHINES, None)
     else:
         os.environ[verbs.MACHINES] = inventory
+
+
+def show(text: str, stream: TextIO) -> None:
+    """Print a sentence of the launcher's own, wrapped where the stream is a terminal."""
+    width = 0
+    with contextlib.suppress(OSError, ValueError):
+        width = os.get_terminal_size(stream.fileno()).columns
+    print(*lines(text, width), sep="\n", file=stream, flush=True)
 
 
 def lines(text: str, width: int) -> list[str]:

@@ -196,7 +196,7 @@ def test_check_shows_findings_then_the_table_in_the_order_of_the_inventory(monke
     inspected = check.inspect(None, [])
     assert [one["host"] for one in inspected["machines"]] == ["pc1", "pc2"]
     said = check.text(**inspected)
-    assert said.startswith("pc2\n  - B\n    Remedy: C\nProblems: 1. Nothing was changed.\n")
+    assert said.startswith("pc2\n  - B\n    Remedy: c\nProblems: 1. Nothing was changed.\n")
     assert "Note on pc1:\n  - Kernel 7 [2J waits\n" in said
     assert said.endswith("\npc2     does not answer") and "\n\nmachine GPU °C" in said
 

@@ -62,7 +62,7 @@ def test_what_is_only_to_be_known_is_said_once_and_is_no_problem(monkeypatch, ca
     assert (check.main([]), check.main(["--json"])) == (0, 0)
     said = capsys.readouterr().out
     assert said.startswith("Nothing is wrong with the machines.\nNote on pc1, pc2:\n  - Tan")
-    assert said.count("Remedy: Train_user=tandem") == 1 and json.loads(said[said.index("{") :]) == {
+    assert said.count("Remedy: train_user=tandem") == 1 and json.loads(said[said.index("{") :]) == {
         "findings": [],
         "machines": [],
     }

@@ -89,7 +89,7 @@ def test_status_shows_attempts_causes_and_the_last_line_of_each_rank(run, capsys
         path.write_text(text)
     assert control.status(folder.name) == 0
     said = capsys.readouterr().out
-    assert said.startswith(f"run {folder.name}: failed\nbetween runs `make check` shows how")
+    assert said.startswith(f"run {folder.name}: failed\ntandem: between runs `make check` shows")
     assert "attempt 1, failed: node1, node2: first attempt" in said
     assert "node2 ran" in said and "\x1b" not in said
     assert said.splitlines()[-2:] == ["  [node9 9] nine", "  [node10 10] ten"]

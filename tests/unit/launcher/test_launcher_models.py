@@ -9,6 +9,7 @@ import pytest
 
 from launcher import cli
 from launcher.before import models
+from launcher.errors import UserError
 from launcher.probes import machine as probe
 from tests.unit.launcher.launcher_values import facts, host
 
@@ -161,3 +162,31 @@ def test_a_file_that_git_ignores_is_not_sent_and_that_is_said(mine):
     name = f"{mine}/net.py:build"
     assert models.problem(name, host(1), facts(1), ("own/net.py",)) is None
     assert "is not copied to the machines" in models.problem(name, host(1), facts(1), SENT)
+
+
+UNUSED = """
+import torch
+from torch import nn
+
+class Body(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.idle = nn.Conv2d(3, 4, 3), nn.Linear(2, 2)
+
+    def forward(self, images):
+        return self.used(images).mean((2, 3))
+
+def body():
+    return Body()
+"""
+
+
+def test_what_the_trial_of_a_model_finds_is_said_in_words_of_make(tmp_path):
+    (tmp_path / "net.py").write_text(UNUSED)
+    name = f"{tmp_path}/net.py:body"
+    asked = {"image_size": None, "find_unused_parameters": False, "model": name}
+    with pytest.raises(UserError) as told:
+        models.try_out(asked, ranks_share=True)
+    assert str(told.value).startswith(f"MODEL={name}: ") and "idle.weight" in str(told.value)
+    assert str(told.value).endswith("or give ARGS=--find_unused_parameters")
+    assert models.try_out(asked, ranks_share=False) == []

@@ -13,8 +13,6 @@ import torch
 import torchvision
 from torch import nn
 
-from launcher.before import models as launcher_models
-from launcher.errors import UserError as LauncherError
 from trainer import models
 from trainer.classifiers import names
 from trainer.cli import read_config
@@ -326,15 +324,6 @@ def test_a_package_that_is_missing_here_may_be_on_the_machines(tmp_path, capsys)
     code, told = tried(f"{tmp_path}/needs.py:net", capsys)
     assert code == UNTRIED
     assert "No module named 'no_such_package'" in told and "not tried out here" in told
-
-
-def test_the_launcher_says_it_in_words_of_make(mine):
-    asked = {"image_size": None, "find_unused_parameters": False, "model": f"{mine}:unused"}
-    with pytest.raises(LauncherError) as told:
-        launcher_models.try_out(asked, ranks_share=True)
-    assert str(told.value).startswith(f"MODEL={mine}:unused: idle.weight")
-    assert str(told.value).endswith("or give ARGS=--find_unused_parameters")
-    assert launcher_models.try_out(asked, ranks_share=False) == []
 
 
 def test_a_folder_that_was_sent_takes_the_place_of_the_path(mine, monkeypatch, tmp_path):

@@ -71,18 +71,6 @@ def test_help_and_page_say_what_the_table_says():
     assert all(f"{spec} {one.label}" in text for spec, one in told.items())
 
 
-def test_readmes_sentence_counts_the_warm_up_as_the_table_does():
-    """A run of 1,000 steps, of which 75 are exact sums: 2.1 x one machine alone, and not 3.7 x."""
-    page = PAGE.read_text(encoding="utf-8").split("<!-- time -->")[1].split("<!-- end")[0]
-    rows = {row.split("|")[1].strip(): row.split("|")[2:-1] for row in page.strip().splitlines()}
-    step, warm, run, alone, exact = (rows["`ef:1.6`"][column] for column in (1, 2, 4, 5, 6))
-    steps, seconds = (float(word) for word in re.findall(r"[\d.]+", warm))
-    assert float(run.split()[0]) >= steps * seconds + (1000 - steps) * float(step.split()[0])
-    told = " ".join((PAGE.parents[1] / "README.md").read_text(encoding="utf-8").split())
-    assert f"{alone.split()[0]} times sooner than one alone" in told
-    assert f"{exact.split()[0]} times sooner than with plain all-reduce" in told
-
-
 @pytest.mark.parametrize(
     ("spec", "optimizer", "steps", "said"),
     [
