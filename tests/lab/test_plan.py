@@ -59,7 +59,7 @@ def test_who_trains_is_not_disturbed(cluster, words, tmp_path):
         assert done.returncode == 2
         for node in range(1, NODES + 1):
             told = (
-                rf"node{node} \(192.168.56.11{node}\): it is in use by root@\S+: run {run.name}: "
+                rf"node{node} \(192.168.56.11{node}\).*: it is in use by root@\S+: run {run.name}: "
             )
             assert re.search(told, done.stderr), done.stderr
         assert "QUEUE=1" in done.stderr and "Traceback" not in done.stderr
