@@ -71,7 +71,8 @@ def test_a_second_run_is_refused_by_name_or_waits(pair_of_nodes, start):
     second = start(1)
     assert second.end() == 2
     for node in range(1, NODES + 1):
-        told = rf"node{node} \(192.168.56.11{node}\).*: it is in use by root@\S+: run {first.name}: "
+        held = rf"it is in use by root@\S+: run {first.name}: "
+        told = rf"node{node} \(192.168.56.11{node}\).*: {held}"
         assert re.search(told, second.said()), second.said()
     assert "QUEUE=1" in second.said() and "FORCE=1" in second.said()
     assert names() == before and len(first.guards()) > 0
