@@ -69,4 +69,4 @@ def test_no_copy_forwards_the_agent(copying, tmp_path):
     lab.control(*agent, "ansible-playbook", *words)
     heard = lab.ssh(1, f"cat {AGENT}")
     assert "socket none" in heard and "control@lab" not in heard
-    assert lab.ssh(1, "find /srv/tandem/data -type f | wc -l") == "2\n"
+    assert lab.ssh(1, "find /srv/tandem/data -type f | wc -l") == "4\n"
