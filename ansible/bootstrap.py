@@ -118,7 +118,7 @@ def unknown(machine):
     """A sentence if the machine's name is none that this machine can resolve, else None."""
     try:
         socket.getaddrinfo(machine.address, machine.port)
-    except OSError:
+    except (OSError, UnicodeError):  # the latter: a label is empty, or too long
         return (
             f"{machine.name}: no such host as {machine.address!r}: this machine does not know the "
             "name. Correct it in the inventory, or give the address: ansible_host=192.168.1.20"

@@ -1,7 +1,8 @@
 """Gathers the files of the CUDA toolkit and of apex into bundle/, on the control machine.
 
-Run by roles cuda and apex with their plan as JSON; prints {"sha256": {file: checksum}}. What can
-be fetched is fetched once; what a person has to get is named with its page.
+Run by roles cuda and apex with their plan as JSON; prints {"sha256": {file: checksum}, "trusted":
+sentences about files without a published checksum that came now}. What can be fetched is fetched
+once; what a person has to get is named with its page.
 
 Exit code 2: something is missing or is not the expected file.
 """
@@ -34,10 +35,10 @@ def order(folder, parts, bundle=BUNDLE):
     return installers.Installers(files=files, folder=bundle / "installers" / folder)
 
 
-def gather(made, module):
+def gather(made, module, progress):
     """Carries an order out, unless it was carried out before. Raises BundleError."""
     if not manifest.is_complete(made.folder, made.purpose()):
-        module.gather(made, Progress())
+        module.gather(made, progress)
 
 
 def main(argv=None):
@@ -48,19 +49,19 @@ def main(argv=None):
     parser.add_argument("--bundle", type=Path, default=BUNDLE)
     parser.add_argument("--list", action="store_true", help="gather nothing, list what is there")
     args = parser.parse_args(argv)
-    made = order(args.folder, args.parts, args.bundle)
+    made, progress = order(args.folder, args.parts, args.bundle), Progress()
     try:
         # What it prints is for people; our one line is for Ansible.
         with redirect_stdout(io.StringIO()):
             if not args.list:
-                gather(made, installers)
+                gather(made, installers, progress)
             if args.tools_from and not args.list:
-                gather(wheels.plan_apex_tools(args.tools_from, args.bundle), wheels)
+                gather(wheels.plan_apex_tools(args.tools_from, args.bundle), wheels, progress)
     except BundleError as error:
         print(error, file=sys.stderr)
         return 2
     _, digests = manifest.read(made.folder)
-    print(json.dumps({"sha256": digests}))
+    print(json.dumps({"sha256": digests, "trusted": progress.trusted}))
     return 0
 
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from contract import names as machine_names
 from launcher import engine
 from launcher.engine import Engine
 from launcher.errors import UserError
 
 GROUP = "cluster"
 PLAIN = re.compile(r"\w[\w.-]*")  # in a pattern of Ansible: a name, rather than pc*, !pc3 or @file
-NAME = re.compile(r"[\w:][\w.:-]{0,200}")  # of a machine; folders and files are named by it
 # The machines of inventory.ini as it comes, which are the lab's, too.
 EXAMPLE = {f"node{number}": f"192.168.56.{110 + number}" for number in range(1, 6)}
 MOST_GPUS = 64  # of one machine; each gets a process
@@ -131,12 +131,8 @@ def read(inventory: Path) -> dict[str, Any]:
         raise Unusable(
             f"the inventory {inventory} has no hosts in group [{GROUP}]: list your machines there."
         )
-    for name in names:
-        if not NAME.fullmatch(name):
-            raise Unusable(
-                f"the inventory {inventory} calls a machine {name[:80]!r}: files are named by it, "
-                "so write letters, digits, dots, hyphens and colons, beginning with no dot."
-            )
+    for wrong in filter(None, map(machine_names.fault, names)):
+        raise Unusable(f"the inventory {inventory} {wrong}")
     return document
 
 

@@ -31,10 +31,20 @@ class Progress:
     def __init__(self, terminal=""):
         self.stream = _open_terminal(terminal) if terminal else sys.stderr
         self.is_terminal = self.stream.isatty()
+        self.trusted = []  # sentences about files whose publisher states no checksum
 
     def say(self, line):
         if not self.is_terminal:
             print(line, flush=True)
+
+    def trust(self, name, digest):
+        """Says, with a bar or without one, that nobody but the file itself vouches for it."""
+        self.trusted.append(
+            f"{name}: its publisher states no SHA-256, so the file that came is trusted, and any "
+            f"other one is refused from now on. Compare its SHA-256 with that of a second source: "
+            f"{digest}"
+        )
+        print(self.trusted[-1], flush=True)
 
     def begin(self, what):
         """Says what follows: before its bar moves, an archive or an index is asked for a minute."""

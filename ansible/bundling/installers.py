@@ -116,11 +116,8 @@ def gather(order, progress):
         raise BundleError("\n".join(filter(None, problems)))
     digests = {name: manifest.sha256(order.folder / name) for name in expected}
     for file in order.files:
-        if file.url and not file.commit and not expected[file.name]:
-            progress.say(
-                f"{file.name}: its publisher states no SHA-256, so that of this download counts "
-                f"from now on: {digests[file.name]}"
-            )
+        if not file.commit and not expected[file.name]:
+            progress.trust(file.name, digests[file.name])
     manifest.write(order.folder, order.purpose(), digests)
 
 

@@ -88,12 +88,16 @@ def test_no_installer_is_said_before_anything_is_changed(provision):
 
 
 def test_condas_own_python_needs_no_channel(provision):
-    provision(offline=True)
+    first = said(provision(offline=True))
+    digest = hashlib.sha256(provision.installer.read_bytes()).hexdigest()
+    assert "is empty, so the file that came is trusted, and any other" in first
+    assert f"publisher's page: {digest}" in first
     environment = provision.lab.ssh(1, f"readlink {ROOT}/env").strip()
     assert environment.startswith(f"{ROOT}/envs/cpu-")
     assert provision.lab.ssh(1, f"{ROOT}/env/bin/python -c 'import torch, torchvision'") == ""
     assert "No such file" in provision.lab.ssh(1, f"ls {ROOT}/conda/standin-calls 2>&1 || true")
-    assert changes(provision(offline=True)) == {"node1": 0}
+    again = provision(offline=True)
+    assert changes(again) == {"node1": 0} and digest not in said(again)
 
 
 def test_pypis_apex_is_refused_by_name(provision):

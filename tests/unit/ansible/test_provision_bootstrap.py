@@ -147,8 +147,10 @@ def test_all_machines_are_asked_for_their_keys_at_once(monkeypatch, capsys):
 
 def test_a_name_that_is_unknown_is_not_a_machine_without_sshd(monkeypatch):
     monkeypatch.setattr(bootstrap, "scan", lambda _: None)
-    typo = dataclasses.replace(PC, address="pc1.invalid")
-    for machine, said in ((typo, "no such host as 'pc1.invalid'"), (PC, "apt install openssh")):
+    typo, dots = (dataclasses.replace(PC, address=name) for name in ("pc1.invalid", "pc1..lab"))
+    unknown = "no such host as '{0.address}'".format
+    told = {typo: unknown(typo), dots: unknown(dots), PC: "apt install openssh"}
+    for machine, said in told.items():
         _, (sentence,) = bootstrap.settle_all([machine], None)
         assert said in sentence and ("apt" in sentence) == (machine is PC)
 

@@ -201,6 +201,22 @@ def test_a_url_without_a_known_checksum_keeps_that_of_its_first_use(tmp_path):
         installers.gather(made, Progress())
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_file_that_nobody_vouches_for_is_named_as_it_is_first_used(tmp_path, capsys, terminal):
+    """Where a bar moves as well; later uses are of a known sum."""
+    master, slave = os.openpty()
+    progress = Progress(os.ttyname(slave) if terminal else "")
+    (tmp_path / "Miniforge.sh").write_bytes(b"first")
+    made = installers.plan_conda((tmp_path / "Miniforge.sh").as_uri(), "", tmp_path)
+    installers.gather(made, progress)
+    sentence = f"second source: {hashlib.sha256(b'first').hexdigest()}"
+    assert sentence in capsys.readouterr().out and sentence in progress.trusted[0]
+    installers.gather(made, progress)
+    assert len(progress.trusted) == 1 and "second source" not in capsys.readouterr().out
+    os.close(slave)
+    os.close(master)
+
+
 def test_verify_prints_what_is_wrong_and_a_bad_order_is_a_sentence(tmp_path, capsys):
     wanted = {**WANTED, "wheels": [["cpu", "3.11"]]}
     assert bundle.main(["--folder", str(tmp_path), "--verify", json.dumps(wanted)]) == 1

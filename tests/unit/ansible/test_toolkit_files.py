@@ -32,7 +32,12 @@ def test_a_missing_file_is_named_with_page_and_folder(tmp_path, capsys):
 
 def test_the_first_use_counts_also_after_a_failure(tmp_path, file, capsys):
     assert run(tmp_path) == 0
-    first = json.loads(capsys.readouterr().out)["sha256"]["standin-cudnn.tgz"]
+    answer = json.loads(capsys.readouterr().out)
+    first = answer["sha256"]["standin-cudnn.tgz"]
+    (trusted,) = answer["trusted"]
+    assert trusted.startswith("standin-cudnn.tgz: its publisher states no SHA-256")
+    assert run(tmp_path) == 0
+    assert json.loads(capsys.readouterr().out)["trusted"] == []
     for _ in range(2):
         file.write_text("another")
         assert run(tmp_path) == 2
@@ -43,7 +48,7 @@ def test_the_first_use_counts_also_after_a_failure(tmp_path, file, capsys):
 
 def test_looking_gathers_nothing(tmp_path, file, capsys):
     assert run(tmp_path, "--list") == 0
-    assert json.loads(capsys.readouterr().out) == {"sha256": {}}
+    assert json.loads(capsys.readouterr().out) == {"sha256": {}, "trusted": []}
     assert not file.with_name("MANIFEST.sha256").exists()
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contract import names
 from launcher import cli, inventory
 from launcher.errors import UserError
 from tests import fuzz
@@ -177,7 +178,7 @@ def test_a_variable_out_of_its_range_is_named(variables, words):
 
 @fuzz.many(400)
 @given(
-    st.from_regex(inventory.NAME, fullmatch=True),
+    st.from_regex(names.NAME, fullmatch=True),
     fuzz.odd(HOST, ("local", "0,1", "a\0b", "{{ x }}", "-1", 65536, {"B": "\0"}, "fe80::1")),
 )
 def test_odd_variables_are_a_host_or_a_sentence(name, variables):
@@ -206,3 +207,32 @@ def test_a_name_that_is_a_path_is_no_machine(tmp_path, name):
     file.write_text(f"[cluster]\npc1\n{name} ansible_host=192.0.2.7\n")
     with pytest.raises(inventory.Unusable, match=r"calls a machine '.*': files are named by it"):
         inventory.read(file)
+
+
+WRITES = """
+- hosts: cluster
+  gather_facts: false
+  tasks:
+    - ansible.builtin.copy: {content: x, dest: "{{ folder }}/{{ inventory_hostname }}"}
+"""
+
+
+@pytest.mark.parametrize("program", ["ansible-playbook", "bootstrap"])
+def test_what_is_typed_without_make_takes_no_path_for_a_machine(tmp_path, program):
+    """Ansible itself would write a file beside the folder that a play names."""
+    (tmp_path / "play.yml").write_text(WRITES)
+    (tmp_path / "machines.ini").write_text("[cluster]\n../x ansible_connection=local\n")
+    (tmp_path / "folder").mkdir()
+    asked = [ANSIBLE, tmp_path / "play.yml", "-e", f"folder={tmp_path}/folder"]
+    if program == "bootstrap":
+        asked = [sys.executable, inventory.CHECKOUT / "ansible/bootstrap.py"]
+    done = subprocess.run(
+        [*asked, "--inventory", tmp_path / "machines.ini"],
+        cwd=inventory.CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "the inventory calls a machine '../x': files are named by it" in done.stderr
+    assert not (tmp_path / "x").exists() and "Traceback" not in done.stderr

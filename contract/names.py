@@ -1,0 +1,15 @@
+"""How a machine may be called, in every list of machines that is read here."""
+
+import re
+
+NAME = re.compile(r"[\w:][\w.:-]{0,200}")
+
+
+def fault(name: str) -> str:
+    """Why a machine cannot be called so, as the end of a sentence; "" where it can."""
+    if NAME.fullmatch(name):
+        return ""
+    return (
+        f"calls a machine {name[:80]!r}: files are named by it, so write letters, digits, dots, "
+        "hyphens and colons, beginning with no dot."
+    )
