@@ -1,13 +1,13 @@
 """Says whether a folder of the control machine is a data set with images, before it is copied.
 
-Run by role data, with the checkout in PYTHONPATH; trainer/data/layout.py defines a data set.
+Run by role data, with the checkout in PYTHONPATH; contract/layout.py defines a data set.
 Exit code 1: it is not one, and stderr says why.
 """
 
 import sys
 from pathlib import Path
 
-from trainer.data import layout
+from contract import layout
 
 
 def problem(root):

@@ -20,7 +20,7 @@ import yaml
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
-from launcher.validate import One
+from contract.validate import One
 from planning import border, driver, errors, stacks, toolkit
 from planning.errors import PlanError
 from planning.faults import machine

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from launcher import defaults, told
-from launcher.errors import UserError
+from contract import defaults
+from contract.errors import UserError
+from launcher import told
 from launcher.options import Options, asks_for_help, trainer_help
 
 USAGE_ERROR = 2

@@ -5,8 +5,9 @@ from __future__ import annotations
 import resource
 from concurrent.futures import ThreadPoolExecutor
 
+from contract.errors import UserError
 from launcher.engine import Node
-from launcher.errors import MachineError, UserError
+from launcher.errors import MachineError
 from launcher.inventory import Host
 
 # Open files: for each host (its socket, and the pipes of paramiko's channels), and for all else.

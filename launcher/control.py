@@ -19,11 +19,12 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from launcher import defaults, folders, told
+from contract import defaults
+from contract.errors import UserError
+from contract.text import clean
+from launcher import folders, told
 from launcher.after.messages import relative
-from launcher.clean import clean
 from launcher.during import rotating_log
-from launcher.errors import UserError
 from launcher.inventory import CHECKOUT
 
 LOOK_EVERY = 0.2

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from selectors import EVENT_READ, DefaultSelector
 from typing import TYPE_CHECKING, Protocol
 
+from contract.errors import UserError
 from launcher import engines
-from launcher.errors import UserError
 
 if TYPE_CHECKING:
     from launcher.inventory import Host

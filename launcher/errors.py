@@ -1,15 +1,8 @@
-"""Errors that a user can do something about."""
+"""Errors that concern machines of a run."""
 
 from __future__ import annotations
 
-
-class UserError(Exception):
-    """One or more sentences, each with the thing, the cause and the remedy. No traceback is
-    shown."""
-
-    def __init__(self, *problems: str):
-        super().__init__("\n".join(problems))
-        self.problems = problems
+from contract.errors import UserError
 
 
 class MachineError(UserError):

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from contract.errors import UserError
 from launcher.after.messages import relative
-from launcher.errors import UserError
 from launcher.inventory import CHECKOUT
 
 RUNS = CHECKOUT / "runs"

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from contract import names as machine_names
+from contract.errors import UserError
 from launcher import engine
 from launcher.engine import Engine
-from launcher.errors import UserError
 
 GROUP = "cluster"
 PLAIN = re.compile(r"\w[\w.-]*")  # in a pattern of Ansible: a name, rather than pc*, !pc3 or @file

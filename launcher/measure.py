@@ -11,6 +11,8 @@ import sys
 import time
 from pathlib import Path
 
+from contract.errors import UserError
+from contract.text import counted
 from launcher import folders, inventory
 from launcher.after import collect
 from launcher.after.messages import leftovers, not_copied, relative
@@ -27,11 +29,10 @@ from launcher.during.start import sync_code
 from launcher.during.stopper import Stopper
 from launcher.during.waiting import waiting
 from launcher.during.watch import Outcome
-from launcher.errors import Busy, UserError
+from launcher.errors import Busy
 from launcher.inventory import CHECKOUT, Host
 from launcher.options import Options, phases_of, trainer_settings
 from launcher.run import in_turn, watched
-from trainer.errors import counted
 
 SECONDS = 15  # of steps
 FILES = (*collect.RECORDS, "links.json")

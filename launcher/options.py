@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from contract import command_line, defaults
+from contract.errors import UserError
 from contract.runs import short
-from launcher import defaults
-from launcher.errors import UserError
+from contract.strategies import AUTO, EXACT, Phases
 from launcher.inventory import CHECKOUT
-from trainer import cli as trainer_cli
-from trainer.errors import UserError as TrainerError
-from trainer.strategies import AUTO, EXACT, Phases
 
-# The value of each option of the trainer by its name: the fields of trainer/options.py, which says
+# The value of each option of the trainer by its name: the fields of contract/options.py, which says
 # what they mean and which values they may have. The launcher adds keys of its own where it decides
 # something (`precision_why`, `sync_why`).
 TrainerSettings = dict[str, Any]
@@ -63,7 +61,7 @@ class Options:
         if not files and "/" not in self.data and own.exists():
             files = [own]
         with _trainers_words():
-            args = [word for file in files for word in trainer_cli.read_config(str(file))]
+            args = [word for file in files for word in command_line.read_config(str(file))]
         if self.precision is not None:  # else a recipe's `auto` would stand beside the level chosen
             args = without("--precision", args)
         for name, value in (
@@ -129,7 +127,7 @@ def _trainers_words(typed: Sequence[str] = ()) -> Iterator[None]:
     BATCH=0 rather than --per_node_batch_size 0. What was `typed` for the trainer keeps its name."""
     try:
         yield
-    except TrainerError as error:
+    except UserError as error:
         raise UserError(in_words_of_make(str(error), typed)) from None
 
 
@@ -147,7 +145,7 @@ def asks_for_help(options: Options) -> bool:
 
 def trainer_help() -> int:
     """Print what may come after `--`; returns the exit code."""
-    trainer_cli.parser().print_help()
+    command_line.parser().print_help()
     return 0
 
 
@@ -156,7 +154,7 @@ def trainer_settings(options: Options) -> TrainerSettings:
     # Some options need a folder to write to: each node gets one of its own.
     argv = ["--output", ".", *options.trainer_args()]
     with _trainers_words(options.trainer):
-        return dataclasses.asdict(trainer_cli.parse(argv))
+        return dataclasses.asdict(command_line.parse(argv))
 
 
 def phases_of(settings: TrainerSettings) -> Phases:
@@ -188,7 +186,7 @@ def resumed(began: Options, changes: dict[str, Any]) -> Options:
     same_recipe = dataclasses.replace(options, data=began.data, model=began.model)
     then = trainer_settings(began)
     now = {**trainer_settings(same_recipe), "model": trainer_settings(options)["model"]}
-    fixed = [name for name, field in trainer_cli.FIELDS.items() if not field.metadata["free"]]
+    fixed = [name for name, field in command_line.FIELDS.items() if not field.metadata["free"]]
     other = [(name, now[name], then[name]) for name in fixed if now[name] != then[name]]
     if options.data != began.data:
         other.insert(0, ("data", options.data, began.data))

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from contract.errors import BAD_INPUT, UserError
+from contract.text import clean, counted
 from launcher import folders, strategy, told
 from launcher.after import collect
 from launcher.after.messages import (
@@ -33,7 +35,6 @@ from launcher.before.checks import (
 from launcher.before.plan import NodePlan, Plan
 from launcher.before.preflight import Machines
 from launcher.before.problems import BUSY_REMEDY
-from launcher.clean import clean
 from launcher.during import restart
 from launcher.during.attempts import Attempts, write_json
 from launcher.during.cause import Failure
@@ -42,9 +43,8 @@ from launcher.during.start import start_guards, sync_code
 from launcher.during.stopper import Stopper
 from launcher.during.waiting import waiting
 from launcher.during.watch import Outcome, Watch
-from launcher.errors import Busy, MachineError, UserError
+from launcher.errors import Busy, MachineError
 from launcher.options import Options, resumed
-from trainer.errors import BAD_INPUT, counted
 
 T = TypeVar("T")
 

@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from contract.errors import UserError
 from contract.runs import run_id
 from launcher import folders, inventory
 from launcher.before import preflight
@@ -18,7 +19,6 @@ from launcher.before.build import Launch, check_batch, environment
 from launcher.before.checks import instruction_limits
 from launcher.before.plan import FIRST_PORT
 from launcher.before.problems import data_problems
-from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
 from launcher.node.launch import PATH
 from launcher.options import Options, TrainerSettings, trainer_settings

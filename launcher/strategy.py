@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from contract import prices, strategies
 from launcher.options import Options
-from trainer import prices, strategies
 
 NEAR = 1.05  # an exact run that is up to this much slower than the fastest is still preferred
 

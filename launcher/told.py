@@ -8,8 +8,8 @@ import re
 import textwrap
 from typing import TextIO
 
-from launcher import defaults
-from launcher.clean import clean
+from contract import defaults
+from contract.text import clean
 from tools import verbs
 
 NAME = "tandem: "

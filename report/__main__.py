@@ -15,8 +15,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from contract.errors import UserError
 from report.analysis import Analysis, analyse
-from report.errors import Parser, ReportError
+from report.errors import Parser
 from report.layout import printable, printed
 from report.page import render_page
 from report.plan import plan_main
@@ -48,7 +49,7 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         print("report: interrupted; the run is as it was", file=sys.stderr)
         return 130
-    except ReportError as error:
+    except UserError as error:
         print(f"report: {printable(verbs.keeping(str(error)))}", file=sys.stderr)
         return error.code
 
@@ -79,14 +80,14 @@ def report_main(argv: list[str]) -> int:
 
 def find_run(name: str) -> Path:
     """The folder of a run, by its path, the path of a file in it, or its name under runs/. Raises
-    ReportError."""
+    UserError."""
     path = Path(name)
     if not path.exists() and (Path("runs") / path).exists():
         path = Path("runs") / path
     if path.is_file():  # runs/<id>/report.html, as it was printed
         path = path.parent
     if not path.exists() and name == "latest":
-        raise ReportError("there is no run yet: `make demo` or `make train` starts one.")
+        raise UserError("there is no run yet: `make demo` or `make train` starts one.")
     return path
 
 
@@ -126,11 +127,11 @@ def limited(argv: list[str]) -> int:
         return main(argv)
     except MemoryError:
         print(f"report: more than {MOST_MEMORY >> 20} MiB of memory {WOULD}", file=sys.stderr)
-        return ReportError.code
+        return UserError.code
 
 
 def too_long(number: int, frame: FrameType | None) -> NoReturn:
-    raise ReportError(f"more than {MOST_SECONDS} s of computing {WOULD}")
+    raise UserError(f"more than {MOST_SECONDS} s of computing {WOULD}")
 
 
 if __name__ == "__main__":

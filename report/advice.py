@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Optional
 
+from contract import prices, strategies
 from report import formulas
 from report.bottleneck import WAIT, parts
 from report.files import Entry
 from report.measure import Step, slowest
-from trainer import prices, strategies
 
 # Predicted gains below this are within the noise of a measurement.
 WORTH = 1.03

@@ -68,7 +68,7 @@ class Analysis:
 
 
 def analyse(folder: Path) -> Analysis:
-    """Reads and interprets a run directory. Raises ReportError when the folder is not one."""
+    """Reads and interprets a run directory. Raises UserError when the folder is not one."""
     run = read_run(folder)
     networks, disks, shares = network_use(run), disk_use(run), share_use(run)
     step = measure_step(run, networks)

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from contract import predictions, runs
-from report.errors import NothingMeasured, ReportError
+from contract.errors import UserError
+from report.errors import NothingMeasured
 from report.files import Entry, dicts, number, read_object
 from report.measure import Step, measure_step
 from report.network import network_use
@@ -24,7 +25,7 @@ MEASURED = "measured"  # the folder below runs/ that holds what was measured wit
 
 
 def on_paper(gpu: str, model: str, precision: str | None) -> Basis:
-    """A machine that nobody measured. Raises ReportError where nothing says how fast it is."""
+    """A machine that nobody measured. Raises UserError where nothing says how fast it is."""
     level = "fp32" if precision in (None, "auto") else str(precision)
     speed, source = images_per_second(gpu, model, level)
     step = paper_step(gpu, model, level)
@@ -33,11 +34,11 @@ def on_paper(gpu: str, model: str, precision: str | None) -> Basis:
 
 
 def find_basis(options: argparse.Namespace) -> Basis:
-    """The run that was named, else the newest one that fits. Raises ReportError."""
+    """The run that was named, else the newest one that fits. Raises UserError."""
     if options.run:
         basis = read_basis(options.run)
         if basis is None:
-            raise ReportError(f"{options.run} has no measured step: choose a run that trained.")
+            raise UserError(f"{options.run} has no measured step: choose a run that trained.")
         return basis
     for folder in folders(options.runs, options.model):
         basis = read_basis(folder)

@@ -1,26 +1,21 @@
-"""Errors that the user can put right, each in one sentence."""
+"""How the report refuses what was typed."""
 
 from __future__ import annotations
 
 import argparse
 from typing import NoReturn
 
-
-class ReportError(Exception):
-    """What the user can put right: one sentence with the thing, the cause and the remedy. `code` is
-    the exit code."""
-
-    code = 2
+from contract.errors import UserError
 
 
-class NothingMeasured(ReportError):
+class NothingMeasured(UserError):
     """There is nothing to predict from yet; `make plan` then measures."""
 
     code = 3
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one sentence what is wrong with a command line, by raising ReportError."""
+    """Says in one sentence what is wrong with a command line, by raising UserError."""
 
     def error(self, message: str) -> NoReturn:
-        raise ReportError(f"{message}. See `{self.prog} --help`.")
+        raise UserError(f"{message}. See `{self.prog} --help`.")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from contract.strategies import MIB, Payload, Strategy, known
 from report.files import Entry
-from trainer.strategies import MIB, Payload, Strategy, known
 
 # Ethernet at MTU 1500 carries 1448 bytes of TCP payload in 1538 bytes on the wire.
 PAYLOAD_SHARE = 1448 / 1538

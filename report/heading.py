@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from contract.text import counted
 from report.analysis import Analysis
 from report.files import number
 from report.units import millions
-from trainer.errors import counted
 
 
 def setup(analysis: Analysis) -> list[str]:

@@ -7,11 +7,11 @@ import statistics
 from array import array
 from dataclasses import dataclass, field, replace
 
+from contract.strategies import EXACT, MIB, Payload, Phases, Strategy, parse
 from report import formulas
 from report.files import Entry, number
 from report.network import NetworkUse
 from report.records import MOST_STEPS, RankRecord, Run, add
-from trainer.strategies import EXACT, MIB, Payload, Phases, Strategy, parse
 
 OWN_WORK = ("data", "h2d", "forward", "backward", "optimizer", "other")
 

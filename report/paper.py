@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from report.errors import ReportError
+from contract import strategies
+from contract.errors import UserError
+from contract.strategies import Payload
 from report.measure import Step
-from trainer import strategies
-from trainer.strategies import Payload
 
 TENSORFLOW = "lambdalabs.com/blog/2080-ti-deep-learning-benchmarks"
 PYTORCH = "github.com/lambdal/deeplearning-benchmark, pytorch-train-throughput-*.csv"
@@ -95,21 +95,21 @@ LEVELS_OF_HALF = ("fp16", "bf16", "O1", "O2", "O3")
 
 
 def card_of(gpu: str) -> tuple[str, Card]:
-    """Raises ReportError for a card that is not known."""
+    """Raises UserError for a card that is not known."""
     name = gpu.lower().replace(" ", "").replace("-", "").replace("_", "")
     for brand in ("nvidia", "geforce", "quadro", "rtx", "gtx"):
         if name not in CARDS:
             name = name.removeprefix(brand)
     if name not in CARDS:
-        raise ReportError(f"--gpu {gpu}: known are {', '.join(CARDS)}.")
+        raise UserError(f"--gpu {gpu}: known are {', '.join(CARDS)}.")
     return name, CARDS[name]
 
 
 def images_per_second(gpu: str, model: str, precision: str) -> tuple[float, str]:
-    """Of one such card, and where that comes from. Raises ReportError where nothing says it."""
+    """Of one such card, and where that comes from. Raises UserError where nothing says it."""
     name, card = card_of(gpu)
     if model not in SHARE:
-        raise ReportError(
+        raise UserError(
             f"--model {model}: for a GPU on paper, speeds are known for {', '.join(SHARE)}."
         )
     half = precision in LEVELS_OF_HALF
@@ -119,7 +119,7 @@ def images_per_second(gpu: str, model: str, precision: str) -> tuple[float, str]
         # Each figure in 16 bits is PYTORCH's.
         speed, told = published, f"published at {PYTORCH if half else card.source}"
     elif half and tuple(CARDS).index(name) < TURING:
-        raise ReportError(f"--gpu {gpu}: no speed in 16 bits is known: leave PRECISION out.")
+        raise UserError(f"--gpu {gpu}: no speed in 16 bits is known: leave PRECISION out.")
     else:
         memory, arithmetic = COSTS[bits]
         speed = 1 / (memory / card.gigabytes + arithmetic / card.teraflops)
@@ -133,7 +133,7 @@ def images_per_second(gpu: str, model: str, precision: str) -> tuple[float, str]
 
 
 def paper_step(gpu: str, model: str, precision: str = "fp32") -> Step:
-    """One machine with that GPU. Raises ReportError."""
+    """One machine with that GPU. Raises UserError."""
     spent = BATCH / images_per_second(gpu, model, precision)[0]
     nothing: dict[str, Any] = dict.fromkeys(
         ("data", "h2d", "optimizer", "other", "network", "peers", "checkpoint"), 0.0

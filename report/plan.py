@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from contract import predictions
+from contract import defaults, predictions, strategies
+from contract.errors import UserError
 from contract.runs import prediction_path
-from launcher import defaults
+from contract.strategies import WARMUP_EPOCHS, Phases, Strategy
 from report import formulas
 from report.basis import find_basis, on_paper
-from report.errors import Parser, ReportError
+from report.errors import Parser
 from report.layout import printed, table, wrap
 from report.predict import (
     HARMLESS,
@@ -31,9 +32,6 @@ from report.predict import (
 )
 from report.units import link, seconds, size, three_digits
 from report.writing import write
-from trainer import strategies
-from trainer.errors import UserError
-from trainer.strategies import WARMUP_EPOCHS, Phases, Strategy
 
 # Short names for the table, which has only 80 columns.
 LABELS = {"not measured": "-", "costs samples": "samples", "experimental": "experim."}
@@ -85,11 +83,11 @@ def plan_main(argv: list[str]) -> int:
     network (--link) or machines on paper (--gpu): no run's report may show such an answer."""
     options = command_line().parse_args(argv)
     if options.nodes < 1:
-        raise ReportError(f"--nodes {options.nodes}: must be at least 1.")
+        raise UserError(f"--nodes {options.nodes}: must be at least 1.")
     phases = phases_of(options)
-    asked = asked_strategy(options.sync)
+    asked = strategies.parse(options.sync)
     if options.gpu and (options.run or options.image_size):
-        raise ReportError("--gpu is a prediction on paper: leave --run and --image-size out.")
+        raise UserError("--gpu is a prediction on paper: leave --run and --image-size out.")
     basis = (
         on_paper(options.gpu, options.model, options.precision)
         if options.gpu
@@ -133,19 +131,11 @@ def better_switch(
 
 
 def phases_of(options: argparse.Namespace) -> Phases:
-    """Raises ReportError for a run without an epoch, or a warm-up of less than none."""
+    """Raises UserError for a run without an epoch, or a warm-up of less than none."""
     for name, value, least in (("epochs", options.epochs, 1), ("warmup", options.warmup, 0)):
         if not least <= value < math.inf:
-            raise ReportError(f"--{name} {value:g}: must be a number from {least}.")
+            raise UserError(f"--{name} {value:g}: must be a number from {least}.")
     return Phases(options.epochs, options.warmup)
-
-
-def asked_strategy(spec: str) -> Strategy:
-    """Raises ReportError for what the trainer would refuse."""
-    try:
-        return strategies.parse(spec)
-    except UserError as error:
-        raise ReportError(str(error)) from None
 
 
 def usable_rates(basis: Basis, mbit: float | None) -> tuple[Callable[[int], float], str]:
@@ -169,16 +159,16 @@ def parse_link(text: str) -> float:
     """`1gbit`, `2.5gbit`, `100mbit` in Mbit/s."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(g|m)(?:bit)?(?:/s)?", text.strip().lower())
     if not match or float(match.group(1)) <= 0:
-        raise ReportError(f"--link {text}: write a speed like 1gbit, 2.5gbit or 100mbit.")
+        raise UserError(f"--link {text}: write a speed like 1gbit, 2.5gbit or 100mbit.")
     return float(match.group(1)) * (1000 if match.group(2) == "g" else 1)
 
 
 def asked_row(rows: list[Row], nodes: int, strategy: Strategy, basis: Basis) -> Row:
-    """The prediction of the asked number of machines and strategy. Raises ReportError."""
+    """The prediction of the asked number of machines and strategy. Raises UserError."""
     for row in rows:
         if row.nodes == nodes and (nodes == 1 or row.sync == strategy.spec):
             return row
-    raise ReportError(
+    raise UserError(
         f"{basis.run} does not say what --sync {strategy.spec} would send: train this model "
         "once with this version, or ask for another strategy."
     )

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from contract import predictions
+from contract import predictions, prices, strategies
+from contract.strategies import EXACT, Phases, Strategy
+from contract.text import counted
 from report.measure import Step
 from report.units import three_digits
-from trainer import prices, strategies
-from trainer.errors import counted
-from trainer.strategies import EXACT, Phases, Strategy
 
 HARMLESS = ("exact", "safe")
 

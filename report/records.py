@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from report.errors import ReportError
+from contract.errors import UserError
 from report.files import (
     MOST_ATTEMPTS,
     MOST_RANKS,
@@ -221,15 +221,15 @@ def clean_attempts(ended: Entry) -> list[Entry]:
 
 
 def read_run(folder: Path) -> Run:
-    """Reads `folder`. Raises ReportError when it holds nothing of a run."""
+    """Reads `folder`. Raises UserError when it holds nothing of a run."""
     if not folder.is_dir():
-        raise ReportError(f"There is no run at {folder}: `ls runs` shows the runs there are.")
+        raise UserError(f"There is no run at {folder}: `ls runs` shows the runs there are.")
     missing: list[str] = []
     plan = read_object(folder / "plan.json", missing)
     ended = read_object(folder / "attempts.json", missing)
     of_nodes = folder / "nodes"
     if not plan and not ended and not of_nodes.is_dir():
-        raise ReportError(
+        raise UserError(
             f"{folder} is not a run directory: it has neither plan.json nor nodes/. "
             "Give the folder of one run."
         )

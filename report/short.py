@@ -6,7 +6,7 @@ import math
 import shlex
 from dataclasses import dataclass
 
-from launcher import defaults
+from contract import defaults
 from report.measure import Step
 from report.records import Run
 from report.units import seconds

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from report.errors import ReportError
+from contract.errors import UserError
 
 
 def write(path: Path, content: str) -> None:
-    """Replace a file atomically, or leave it as it was. Raises ReportError when it cannot be
+    """Replace a file atomically, or leave it as it was. Raises UserError when it cannot be
     written."""
     part = path.with_name(f".{path.name}.part")
     try:
@@ -19,7 +19,7 @@ def write(path: Path, content: str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-        raise ReportError(
+        raise UserError(
             f"Cannot write {path}: {error.strerror}. Make room on that disk, or give the folder to "
             "your user."
         ) from None

@@ -300,7 +300,7 @@ def _did_you_mean(word, known):
 
 def trainer_options():
     """The names of the trainer's options, read from its source: it cannot be imported here."""
-    path = Path(__file__).resolve().parents[1] / "trainer" / "options.py"
+    path = Path(__file__).resolve().parents[1] / "contract" / "options.py"
     return re.findall(r"^    (\w+): [^=\n]+ = (?:opt|free)\(", path.read_text(), re.M)
 
 

@@ -8,8 +8,10 @@ import traceback
 from pathlib import Path
 from typing import List, NoReturn, Optional
 
-from .cli import parse
-from .errors import UserError, explain
+from contract.command_line import parse
+from contract.errors import UserError
+
+from .errors import explain
 from .place import place
 
 # Where torch.compile and Triton keep what they have compiled, some of it as pickles, which run code

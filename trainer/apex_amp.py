@@ -7,9 +7,10 @@ from typing import Any, Tuple
 import torch
 from torch import nn
 
-from .errors import UserError
+from contract.errors import UserError
+from contract.options import Options
+
 from .loss_scale import LossScale
-from .options import Options
 from .precision import Precision, PrecisionState, optimized
 from .world import World
 

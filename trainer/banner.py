@@ -8,11 +8,12 @@ from typing import Any, Dict, Optional, Tuple
 
 import torch
 
-from . import prices
+from contract import prices
+from contract.strategies import parse
+from contract.text import counted
+
 from .build import Job, strategy_of
 from .compat import cpu_capability
-from .errors import counted
-from .strategies import parse
 
 Cost = Tuple[int, Optional[int]]  # parameters, and operations of one forward where countable
 

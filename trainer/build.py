@@ -11,21 +11,23 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from . import parallel, precision, strategies, syncbn
+from contract import strategies
+from contract.errors import UserError
+from contract.layout import SPLITS
+from contract.options import Options
+from contract.split import micro_batches, steps_per_epoch
+
+from . import parallel, precision, syncbn
 from . import sync as syncs
 from .apex_amp import choose
 from .data.augment import Normalise
 from .data.folder import ImageFolder
 from .data.generated import Generated
-from .data.layout import SPLITS
 from .data.mix import Loss
 from .data.order import derive_seed
-from .data.split import micro_batches, steps_per_epoch
 from .ema import Ema
-from .errors import UserError
 from .models import build as build_model
 from .optim import build_optimizer
-from .options import Options
 from .recompute import recompute_activations
 from .timing import Clock
 from .world import World

@@ -19,12 +19,13 @@ from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, Optional, 
 
 import torch
 
+from contract.errors import UserError
+from contract.options import Options
+
 from . import optim
 from .build import Job
 from .compat import load_tensors
-from .errors import UserError
 from .finite import not_finite
-from .options import Options
 from .snapshots import OwnState, Snapshot, tensors_in
 from .writer import is_whole
 

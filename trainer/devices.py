@@ -12,8 +12,8 @@ from typing import Tuple
 import torch
 import torch.distributed as dist
 
-from .levels import Device, cpu_has_bf16, refuse_mixture
-from .options import Options
+from contract.levels import Device, cpu_has_bf16, refuse_mixture
+from contract.options import Options
 
 
 def of_this_rank(device: torch.device, host: str, options: Options) -> Device:

@@ -6,8 +6,9 @@ from typing import Dict, Iterator, List, TypedDict
 import torch
 from torch import nn
 
+from contract.errors import UserError
+
 from .compat import copy_all, lerp_all
-from .errors import UserError
 
 State = Dict[str, torch.Tensor]
 

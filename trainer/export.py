@@ -7,8 +7,9 @@ from typing import Dict, List, Optional
 
 import torch
 
+from contract.errors import UserError
+
 from .checkpoint import complete
-from .errors import UserError
 from .finite import not_finite
 from .snapshots import Snapshot, snapshot_in
 from .writer import checkpoints, whole

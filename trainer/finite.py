@@ -11,8 +11,9 @@ from typing import Collection, Dict, List, Optional, TypedDict
 
 import torch
 
-from . import strategies
-from .options import Options
+from contract import strategies
+from contract.options import Options
+
 from .world import World
 
 # Of an epoch; the weights are finite, so training goes on.

@@ -9,8 +9,9 @@ import sys
 import time
 from typing import IO, Any, Dict, List, Optional, Tuple
 
-from .errors import UserError
-from .options import Options
+from contract.errors import UserError
+from contract.options import Options
+
 from .timing import Clock, Lap
 from .world import World
 

@@ -4,10 +4,11 @@ import resource
 
 import torch
 
+from contract.options import OPTIMIZERS
+from contract.split import SMALLEST, micro_batches
+
 from .build import Job
-from .data.split import SMALLEST, micro_batches
 from .oom import OutOfMemory, one_pass
-from .options import OPTIMIZERS
 from .precision import optimized
 from .step import blank_pass, resting, unchanged
 

@@ -24,8 +24,9 @@ import torchvision
 from torch import nn
 from torch.nn import functional
 
+from contract.errors import BAD_INPUT, UNTRIED, UserError
+
 from .classifiers import names
-from .errors import BAD_INPUT, UNTRIED, UserError
 
 log = logging.getLogger(__name__)
 

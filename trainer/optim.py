@@ -7,8 +7,8 @@ from typing import Any, Dict, List
 import torch
 from torch import nn
 
-from .errors import UserError
-from .options import OPTIMIZERS, Options
+from contract.errors import UserError
+from contract.options import OPTIMIZERS, Options
 
 NORMALISATIONS = (
     nn.modules.batchnorm._NormBase,  # batch and instance norm, SyncBatchNorm

@@ -7,10 +7,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from contract.errors import UserError
+from contract.options import Options
+from contract.split import even_parts
+
 from .compat import ddp_buffers, static_graph_in_parts
-from .data.split import even_parts
-from .errors import UserError
-from .options import Options
 from .precision import Precision
 from .sync import Machines, Sync
 from .world import World

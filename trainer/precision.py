@@ -13,8 +13,9 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from contract.errors import UserError
+
 from .compat import copy_all, steps_by_itself, unscale
-from .errors import UserError
 from .loss_scale import DeviceScale, LossScale, ScaleState
 
 AUTOCAST = {"bf16": torch.bfloat16, "O1": torch.float16}

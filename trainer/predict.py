@@ -8,13 +8,16 @@ from typing import BinaryIO, Dict, List
 
 import torch
 
+from contract.errors import UserError
+from contract.options import Options
+from contract.text import counted
+
 from . import checkpoint, resume
 from .build import Job, job, materials
 from .data.loader import eval_batches
-from .errors import RankError, UserError, counted
+from .errors import RankError
 from .models import last_linear
 from .oom import one_pass
-from .options import Options
 from .timing import Clock
 from .world import World
 from .writer import whole

@@ -14,11 +14,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from contract.errors import INTERRUPTED, OUT_OF_MEMORY, UserError
+from contract.options import Options
+
 from .data.workers import end_with
-from .errors import INTERRUPTED, OUT_OF_MEMORY, UserError, explain
+from .errors import explain
 from .logs import quiet_others
 from .oom import is_out_of_memory
-from .options import Options
 from .place import place
 from .predict import infer
 from .settle import settle

@@ -5,11 +5,13 @@ import io
 import pathlib
 from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+from contract.errors import UserError
+from contract.options import Options
+
 from . import optim
 from .build import Job
 from .checkpoint import Position, complete, decisive, loaded
-from .errors import RankError, UserError
-from .options import Options
+from .errors import RankError
 from .snapshots import OwnState, Snapshot, own_state_in, snapshot_in
 from .writer import checkpoints
 

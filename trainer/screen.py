@@ -9,8 +9,9 @@ from typing import Any, List, Optional
 
 from tqdm import tqdm
 
-from .errors import UserError
-from .options import Options
+from contract.errors import UserError
+from contract.options import Options
+
 from .world import World
 
 # In seconds: until the first figures, between two plain lines, between two readings from the device

@@ -7,9 +7,10 @@ from typing import Any, Dict, Iterable, Optional
 
 import torch
 
+from contract.levels import HALF, Device, resolve
+from contract.options import Options
+
 from . import resume
-from .levels import HALF, Device, resolve
-from .options import Options
 from .world import World
 
 logger = logging.getLogger(__name__)

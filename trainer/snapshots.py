@@ -7,8 +7,9 @@ from typing import Any, Callable, Dict, List, Optional, TypedDict, cast
 
 import torch
 
+from contract.errors import UserError
+
 from .ema import AverageState
-from .errors import UserError
 from .precision import PrecisionState
 
 

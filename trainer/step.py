@@ -7,12 +7,13 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from contract.errors import UserError
+from contract.split import SMALLEST, StepShape, step_shape
+
 from .build import Job
 from .data.loader import Batch
 from .data.mix import Mix, mix_images, mixed_loss, plan_mix
 from .data.order import derive_seed
-from .data.split import SMALLEST, StepShape, step_shape
-from .errors import UserError
 from .oom import one_pass
 from .sync import StepInfo
 

@@ -8,18 +8,20 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
+from contract.errors import STOPPED, UserError
+from contract.options import Options
+from contract.split import rank_slice, steps_per_epoch
+
 from . import checkpoint, finite, memory, parallel, resume
 from .banner import sentences, start_line
 from .build import job, materials
 from .data.loader import Batch, TrainBatches
-from .data.split import rank_slice, steps_per_epoch
-from .errors import STOPPED, Diverged, UserError
+from .errors import Diverged
 from .evaluate import evaluate, share_buffers
 from .logs import Lines, SampleLog
 from .models import describe
 from .oom import OutOfMemory, one_pass
 from .optim import learning_rate
-from .options import Options
 from .screen import Screen
 from .step import settle_buckets, train_step
 from .stop import Stop

@@ -3,10 +3,11 @@
 import math
 import time
 
+from contract.options import Options
+
 from .data.generated import Generated, GeneratedBatches
 from .data.loader import Batch
 from .finite import Losses
-from .options import Options
 from .train import Run
 from .world import World
 

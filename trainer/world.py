@@ -12,14 +12,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from .card import card_towards
+from contract.card import card_towards
+from contract.errors import UserError
+from contract.levels import Device
+from contract.options import Options
+from contract.split import SMALLEST, rank_batches, split_batch
+
 from .compat import bound_to, nccl_settings
-from .data.split import SMALLEST, rank_batches, split_batch
 from .devices import of_all_ranks, of_this_rank
-from .errors import RankError, UserError
+from .errors import RankError
 from .exchange import Exchange
-from .levels import Device
-from .options import Options
 from .place import Place, place
 
 
@@ -62,7 +64,7 @@ class World(Place):
     def agreed(self) -> Iterator[None]:
         """A UserError of one rank within the block is raised on all, so that no rank waits for it,
         with the exit code of the first that has one. Collective."""
-        own, code = None, 0
+        own, code = "", 0
         try:
             yield
         except UserError as error:

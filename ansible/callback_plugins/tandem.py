@@ -15,7 +15,7 @@ from ansible import constants as C
 # As filter_plugins/tandem.py does, at the end of the list.
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from launcher.clean import clean
+from contract.text import clean
 
 DOCUMENTATION = """
     name: tandem

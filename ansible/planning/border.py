@@ -8,7 +8,7 @@ texts find in them what they look for, or nothing.
 import re
 from dataclasses import dataclass
 
-from launcher.validate import Each, Invalid, Match, Row, check, parse
+from contract.validate import Each, Invalid, Match, Row, check, parse
 
 from .errors import PlanError
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from contract.errors import UserError
 from launcher.after.sizes import MIB, Sizes
 from launcher.before.plan import NodePlan
 from launcher.engine import Late, Node, Process, pieces, talk
-from launcher.errors import UserError
 
 CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")
 LIST_SECONDS = 20.0

@@ -6,10 +6,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from contract.errors import DIVERGED, STOPPED
+from contract.text import counted
 from launcher.during.cause import Failure
 from launcher.during.watch import Outcome
 from launcher.inventory import CHECKOUT
-from trainer.errors import DIVERGED, STOPPED, counted
 
 # Finished, but this machine lacks records, checkpoints or report: EX_IOERR of sysexits.h.
 UNWRITTEN = 74

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from launcher.errors import UserError
+from contract.errors import UserError
 
 MIB = 1 << 20
 

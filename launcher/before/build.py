@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from contract import split
+from contract.errors import UserError
 from launcher import __version__
 from launcher.before import devices, models
 from launcher.before.devices import Part
 from launcher.before.plan import FIRST_PORT, MONITOR_INTERVAL, PORTS, NodePlan, Plan
 from launcher.before.probe import Facts
 from launcher.during.code import OWN, Code
-from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.node.launch import PATH
 from launcher.options import Options, TrainerSettings, without
-from trainer.data import split
 
 
 @dataclass(frozen=True)

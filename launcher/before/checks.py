@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from contract import predictions
+from contract import predictions, prices, strategies
+from contract.errors import UserError
 from contract.runs import run_id
+from contract.text import counted
 from launcher import folders, inventory, strategy
 from launcher.after.sizes import Sizes
 from launcher.before import build, devices, models, preflight
@@ -20,12 +22,9 @@ from launcher.before.preflight import Asked, Machines
 from launcher.during import code, restart
 from launcher.during.lines import Terminal
 from launcher.during.waiting import WaitNotice, waiting
-from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.options import Options, TrainerSettings, phases_of, trainer_settings
 from tools import verbs
-from trainer import prices, strategies
-from trainer.errors import counted
 
 QUEUE_POLL_SECONDS = 10.0
 # Where they are set, oneDNN and torch's own kernels use no newer instructions than they say. A

@@ -1,5 +1,5 @@
 """What each node's processes compute on, from inventory and facts alone, and the precision that
-follows: the rule itself is trainer/levels.py.
+follows: the rule itself is contract/levels.py.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from contract import levels
+from contract.errors import UserError
+from contract.levels import Device, Level
 from launcher.before.probe import Facts
-from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
 from launcher.options import TrainerSettings
-from trainer import levels
-from trainer.errors import UserError as TrainerError
-from trainer.levels import Device, Level
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LIMIT = "ONEDNN_MAX_CPU_ISA"
@@ -224,7 +223,7 @@ def precision(
     devices = [device for part in parts.values() for device in part.devices]
     try:
         return levels.resolve(settings["precision"], devices, settings["emulate"], kept)
-    except TrainerError as error:
+    except UserError as error:
         raise UserError(str(error), *_hints(parts, hosts, facts)) from None
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
+from contract.errors import UserError
 from launcher.before.probe import Facts
-from launcher.errors import UserError
 from launcher.inventory import Host
 
 SECONDS = 1.0  # how long each stream lasts

@@ -6,14 +6,14 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from launcher import validate
-from launcher.before import sent
+from contract import validate
+from contract.validate import Invalid, One, Row
+from launcher.before import source_bundle
 from launcher.before.plan import FIRST_PORT
 from launcher.before.probe import Facts
 from launcher.engine import LARGEST, Late, Node, Process, pieces
 from launcher.inventory import Host
 from launcher.probes.reach import MARK
-from launcher.validate import Invalid, One, Row
 
 SECONDS = 15.0
 # With more machines than this each tries only its nearest neighbours and node 0, not all n * n
@@ -39,7 +39,7 @@ def check(hosts: list[Host], nodes: dict[str, Node], facts: dict[str, Facts]) ->
         host = hosts[index]
         peers = [[hosts[n].address, ports[n]] for n in peers_of(index, len(hosts))]
         call = f"main({host.address!r}, {ports[index]}, {peers!r})"
-        source = sent.program(("launcher.probes.reach",), call)
+        source = source_bundle.program("launcher.probes.reach", call)
         return nodes[host.name].start([host.env_python, "-IB", "-c", source])
 
     names = {host.address: host.name for host in hosts}

@@ -12,13 +12,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from launcher import defaults
+from contract import defaults
+from contract.errors import UNTRIED, UserError
 from launcher.before.probe import Facts
 from launcher.during.code import OWN
-from launcher.errors import UserError
 from launcher.inventory import CHECKOUT, Host
 from launcher.options import TrainerSettings
-from trainer.errors import UNTRIED
 
 TRY_SECONDS = 120.0
 
@@ -114,7 +113,7 @@ def imports(name: str) -> list[str]:
                 top = module.partition(".")[0]
                 if not (here / top).is_dir() and not (here / f"{top}.py").is_file():
                     found.add(top)
-    return sorted(found - sys.stdlib_module_names - {"trainer", "examples"})
+    return sorted(found - sys.stdlib_module_names - {"trainer", "contract", "examples"})
 
 
 def _imported(file: Path) -> list[str]:

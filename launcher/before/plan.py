@@ -10,9 +10,9 @@ import shlex
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from contract.text import counted
 from launcher import engine
 from launcher.options import Options
-from trainer.errors import counted
 
 FIRST_PORT = 29500
 PORTS = 32

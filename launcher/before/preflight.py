@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from contract.errors import UserError
+from contract.split import refuse_batch
+from contract.text import counted
 from launcher import connection, folders, inventory
 from launcher.before import devices, mesh, models, probe
 from launcher.before.build import candidate_ports, check_master
@@ -12,12 +15,8 @@ from launcher.before.probe import Facts
 from launcher.before.problems import Problem, of_control, of_machine, together
 from launcher.during import code
 from launcher.engine import Node
-from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.options import Options, TrainerSettings, in_words_of_make
-from trainer.data.split import refuse_batch
-from trainer.errors import UserError as TrainerError
-from trainer.errors import counted
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def _batch(machines: Machines, asked: Asked) -> list[Problem]:
     batch, typed = asked.settings["per_node_batch_size"], asked.options.trainer
     try:
         refuse_batch(listing["images"], batch, len(machines.hosts))
-    except TrainerError as error:
+    except UserError as error:
         return [Problem(in_words_of_make(str(error), typed))]
     return []
 

@@ -7,19 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from launcher import validate
-from launcher.before import sent
+from contract import levels, validate
+from contract.errors import UserError
+from contract.validate import NATURAL, Each, Invalid, Match, One
+from launcher.before import source_bundle
 from launcher.engine import Node, talk
-from launcher.errors import MachineError, UserError
+from launcher.errors import MachineError
 from launcher.inventory import MOST_GPUS, Host
 from launcher.probes.machine import MARK
-from launcher.validate import NATURAL, Each, Invalid, Match, One
-from trainer import levels
 
-MODULES = (
-    *("trainer.card", "trainer.data.layout", "launcher.node.tree", "launcher.probes.command"),
-    *("launcher.probes.dataset", "launcher.probes.gpus", "launcher.probes.machine"),
-)
 SECONDS = 30.0
 INTERFACE = Match(r"[^\s/]{1,15}")
 ROUTE = {"interface": (INTERFACE, None), "source": (str, None), "error": (str, None)}
@@ -126,7 +122,7 @@ def ask_all(
 def _ask(node: Node, task: dict[str, Any]) -> Facts | str:
     host = node.host
     asked_for = {**task, "cpu_flags": levels.BF16_FLAGS}
-    source = sent.program(MODULES, f"main({asked_for!r})")
+    source = source_bundle.program("launcher.probes.machine", f"main({asked_for!r})")
     asked = time.time()
     try:
         process = node.start([host.env_python, "-IB", "-"])
@@ -167,7 +163,7 @@ def read_facts(line: str, task: dict[str, Any]) -> dict[str, Any]:
 
 def code_sha256(node: Node, python: str, folder: str) -> str | None:
     """The hash of the tree that a machine holds in `folder`, None where it cannot be found out."""
-    source = sent.program(("launcher.node.tree",), f"show({MARK!r}, {folder!r})")
+    source = source_bundle.program("launcher.node.tree", f"show({MARK!r}, {folder!r})")
     try:
         process = node.start([python, "-IB", "-"])
         output, _, _ = talk(process, source.encode(), SECONDS)

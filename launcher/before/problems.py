@@ -71,7 +71,7 @@ def _software(host: Host, facts: Facts, on_gpus: bool) -> list[Problem]:
 
 
 def data_problems(host: Host, facts: Facts) -> list[Problem]:
-    """Why the folder is not a data set, in the trainer's own words (trainer/data/layout.py)."""
+    """Why the folder is not a data set, in the trainer's own words (contract/layout.py)."""
     data = facts.data
     if not data["path"]:  # none is needed
         return []

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher import validate
+from contract import validate
+from contract.validate import NATURAL, Invalid, One
 from launcher.before.plan import Plan
 from launcher.during.cause import document
 from launcher.during.watch import Outcome
 from launcher.folders import write_whole
-from launcher.validate import NATURAL, Invalid, One
 
 
 def write_json(path: Path, value: object, mode: int = 0o644) -> None:

@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from contract.errors import UserError
 from launcher.engine import Node, talk
-from launcher.errors import MachineError, UserError
+from launcher.errors import MachineError
 from launcher.inventory import CHECKOUT
 from launcher.node.tree import tree_sha256
 
@@ -32,7 +33,7 @@ UNPACK = (
     'rm -rf "$1.new" && mkdir -p "$1.new" && tar --extract --gzip --no-same-owner '
     '--directory="$1.new" && rm -rf "$1" && mv "$1.new" "$1"'
 )
-FOLDERS = ("trainer", "launcher/__init__.py", "launcher/node", "recipes", "examples")
+FOLDERS = ("trainer", "contract", "launcher/__init__.py", "launcher/node", "recipes", "examples")
 OWN = "own"  # where another folder goes in the tree
 # Files and bytes of another folder: who names a file of the home folder does not mean all of it.
 MOST_FILES, MOST_BYTES = 1000, 64 << 20

@@ -6,8 +6,8 @@ import reprlib
 from collections.abc import Iterator
 from typing import Any
 
-from launcher import validate
-from launcher.validate import Each, Invalid, Match, One
+from contract import validate
+from contract.validate import Each, Invalid, Match, One
 
 LARGEST = 1 << 20  # bytes of a frame without its raw bytes, and of these; our guard splits
 GREETING = 1 << 20  # bytes before hello: a .bashrc that prints more never gets to a guard

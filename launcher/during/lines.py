@@ -11,9 +11,9 @@ from collections import deque
 from pathlib import Path
 from typing import IO
 
+from contract.text import clean
 from launcher import told
 from launcher.after.sizes import MIB, Sizes
-from launcher.clean import clean
 from launcher.during.screen import Screen
 from launcher.during.tracebacks import Folded
 from launcher.spool import Spool, SpooledLog

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from contract.errors import BAD_INPUT, DATA_LOST, DIVERGED
 from tools import verbs
-from trainer.errors import BAD_INPUT, DATA_LOST, DIVERGED
 
 if TYPE_CHECKING:  # it imports this file
     from launcher.during.cause import Failure

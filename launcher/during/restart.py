@@ -11,16 +11,16 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from contract.errors import BAD_INPUT, DIVERGED, OUT_OF_MEMORY, UserError
 from launcher.before import preflight
 from launcher.before.preflight import Asked, Machines
 from launcher.during.cause import Failure
 from launcher.during.stopper import Stopper
 from launcher.during.watch import Outcome
 from launcher.engine import talk
-from launcher.errors import MachineError, UserError
+from launcher.errors import MachineError
 from launcher.inventory import Host
 from launcher.options import Options
-from trainer.errors import BAD_INPUT, DIVERGED, OUT_OF_MEMORY
 
 if TYPE_CHECKING:  # it imports this file
     from launcher.before.checks import Checked

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from contract.validate import Invalid
 from launcher.before.plan import Plan
 from launcher.during import stages
 from launcher.during.cause import Failure, first_of
@@ -17,7 +18,6 @@ from launcher.during.stages import STOP_GRACE, Stage, due
 from launcher.during.stopper import Stopper, wakeup
 from launcher.during.waiting import WaitNotice
 from launcher.engine import Process
-from launcher.validate import Invalid
 
 RENEW_EVERY = 1.0
 

@@ -5,8 +5,8 @@ import json
 import os
 import pathlib
 
+from contract import layout
 from launcher.probes.command import keep
-from trainer.data import layout
 
 
 def data(folder, node_dir):

@@ -15,11 +15,11 @@ import socket
 import sys
 import time
 
+from contract.card import route
 from launcher.node.tree import tree_sha256
 from launcher.probes.command import keep, output
 from launcher.probes.dataset import data
 from launcher.probes.gpus import gpus
-from trainer.card import route
 
 MARK = "tandem-probe "
 MOST_RUNS = 100  # that are told

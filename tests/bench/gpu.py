@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from PIL import Image
 
+from contract.options import Options
 from tests.bench.gpu_peers import AUTOCAST, Setting, Tandem, contenders
 from trainer import checkpoint, memory
 from trainer.data.folder import ImageFolder
 from trainer.data.loader import TrainBatches
 from trainer.ema import Ema
 from trainer.oom import is_out_of_memory
-from trainer.options import Options
 from trainer.precision import optimized
 from trainer.step import seed_step, train_step
 from trainer.world import World

@@ -10,10 +10,10 @@ import torch
 import torchvision
 from torch import nn
 
+from contract.options import Options
 from trainer.build import job, materials
 from trainer.data.augment import MEAN, STD
 from trainer.data.loader import Batch
-from trainer.options import Options
 from trainer.settle import settle
 from trainer.step import settle_buckets, train_step
 from trainer.timing import Clock

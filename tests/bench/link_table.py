@@ -6,11 +6,11 @@ import statistics
 import textwrap
 from pathlib import Path
 
+from contract import strategies
+from contract.strategies import MIB, Payload
 from report import formulas
 from report.paper import BLOCKS, PARAMETERS, matrices
 from tests.bench.slow_links import ALONE, BACKWARD, FORWARD
-from trainer import strategies
-from trainer.strategies import MIB, Payload
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BEGIN, END = "<!-- made by make bench -->", "<!-- end -->"

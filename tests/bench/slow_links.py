@@ -13,9 +13,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from contract import strategies
 from lab import network
 from lab.plan import Lab
-from trainer import strategies
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 FORWARD, BACKWARD = 0.04, 0.08  # seconds of an RTX 2080 Ti's step, batch 32, as a stand-in

@@ -6,9 +6,9 @@ import warnings
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from contract.options import Options
 from trainer.build import job, materials
 from trainer.data.loader import TrainBatches
-from trainer.options import Options
 from trainer.step import train_step
 from trainer.timing import Clock
 from trainer.world import start

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from contract.errors import STOPPED
 from tests.gpu.jobs import batches, options_of, prepared, train
 from tests.gpu.ranks import TWO, on_one_device, run_two
 from tests.trainer_ranks import end, run_ranks, said, start_ranks, trainer, wait_for_steps
-from trainer.errors import STOPPED
 from trainer.stop import LEAD, Stop
 from trainer.world import World
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from contract import strategies
 from tests.gpu.jobs import batches, options_of, prepared, that_torch_has, train, weights
 from tests.gpu.ranks import off
 from tests.trainer_ranks import run_ranks
 from tests.unit.trainer.sync_ranks import Steps
-from trainer import strategies
 from trainer.step import settle_buckets
 from trainer.sync.carrier import Carrier, Stage
 

@@ -10,8 +10,8 @@ import resource
 import pytest
 import torch
 
+from contract.errors import OUT_OF_MEMORY
 from tests.trainer_ranks import make_images, run_ranks, trainer
-from trainer.errors import OUT_OF_MEMORY
 from trainer.oom import OutOfMemory, is_out_of_memory, one_pass
 
 MIB = 2**20

@@ -20,7 +20,7 @@ from tests.trainer_ranks import make_images
 CHECKOUT = Path(__file__).resolve().parents[2]
 ENV = "/opt/tandem/env/bin/python"
 # What the trainer's tests need on the machine, relative to the checkout.
-TESTED = ("trainer", "tests", "recipes", "examples", "docs", "pyproject.toml")
+TESTED = ("trainer", "contract", "tests", "recipes", "examples", "docs", "pyproject.toml")
 STEPS = 20
 BATCH = 8
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from contract.options import Options
 from tests.trainer_ranks import make_images, run_ranks
 from trainer.build import job, materials
 from trainer.data.loader import TrainBatches
-from trainer.options import Options
 from trainer.process import start
 from trainer.step import settle_buckets, train_step
 from trainer.timing import Clock

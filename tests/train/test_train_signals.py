@@ -10,9 +10,9 @@ import time
 import pytest
 import torch
 
+from contract.errors import STOPPED
 from tests.trainer_ranks import make_images, run_ranks, steps_done, trainer
 from trainer.compat import load_tensors
-from trainer.errors import STOPPED
 
 PATIENCE = 60  # seconds in which all are to be gone, on a machine that does other things too
 

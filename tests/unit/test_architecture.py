@@ -10,79 +10,65 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = {"contract", "trainer", "launcher", "report", "lab"}
-# What passes between rooms, which each of them may import.
-COMMON = {"contract"}
-FORBIDDEN = {
-    "contract": ROOMS - {"contract"} | {"torch", "torchvision", "fabric", "paramiko", "ansible"},
-    "trainer": ROOMS - {"trainer"} - COMMON | {"fabric", "ansible"},
-    "launcher": ROOMS - {"launcher"} - COMMON | {"torch"},
-    "report": ROOMS - {"report"} - COMMON | {"torch", "torchvision", "fabric", "paramiko"},
-    "lab": ROOMS - {"lab"} | {"torch", "fabric", "ansible"},
+# Each room may import contract/, which owns what passes between rooms, and no other room.
+NEVER = {
+    "contract": {"torch", "torchvision", "fabric", "paramiko", "ansible"},
+    "trainer": {"fabric", "ansible"},
+    "launcher": {"torch"},
+    "report": {"torch", "torchvision", "fabric", "paramiko"},
+    "lab": {"torch", "fabric", "ansible"},
 }
 
 
-# Modules without torch for rules that several rooms follow, and the rooms that may import them.
-SHARED = {
-    "trainer.card": {"launcher"},
-    "trainer.cli": {"launcher"},
-    "trainer.data.layout": {"launcher"},
-    "trainer.data.split": {"launcher"},
-    "trainer.strategies": {"launcher", "report"},
-    "trainer.prices": {"launcher", "report"},
-    "trainer.levels": {"launcher"},
-    "trainer.errors": {"launcher", "report"},
-    # Names that all verbs must share, although different rooms carry them out.
-    "launcher.defaults": {"report"},
-}
-
-
-def modules(path):
-    """What a file imports absolutely, wherever in it that stands, as `package.module` names."""
+def imported(path):
+    """The modules that a file imports absolutely, wherever in it that stands."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-            modules_alone = node.module in ROOMS or not SHARED.keys().isdisjoint(names)
-            yield from names if modules_alone else [node.module]
+            yield node.module
 
 
-def imported(path, room):
-    """Top-level names of what a file imports, the modules apart that its room may share."""
-    found = (name for name in modules(path) if room not in SHARED.get(name, ()))
-    return {name.split(".")[0] for name in found}
-
-
-@pytest.mark.parametrize("room", sorted(FORBIDDEN))
-def test_room_imports_only_what_its_arrows_allow(room):
+@pytest.mark.parametrize("room", sorted(NEVER))
+def test_a_room_imports_the_contract_and_no_other_room(room):
     files = sorted((ROOT / room).rglob("*.py"))
     assert files, f"{room}/ has no Python files"
-    wrong = {str(f.relative_to(ROOT)): imported(f, room) & FORBIDDEN[room] for f in files}
-    assert not {name: found for name, found in wrong.items() if found}
+    forbidden = ROOMS - {room, "contract"} | NEVER[room]
+    wrong = {
+        str(file.relative_to(ROOT)): found
+        for file in files
+        if (found := {name.split(".")[0] for name in imported(file)} & forbidden)
+    }
+    assert not wrong
 
 
-@pytest.mark.parametrize("module", sorted(SHARED))
-def test_what_rooms_share_needs_nothing_but_the_standard_library(module):
-    """They are imported without torch and without anything that the control machine might lack."""
-    code = "import sys; known = set(sys.modules); import {}; print(*(set(sys.modules) - known))"
+def test_the_contract_needs_nothing_but_the_standard_library():
+    """The control machine imports it before it has an environment's packages."""
+    modules = [path.stem for path in sorted((ROOT / "contract").glob("*.py"))]
+    code = "import sys; known = set(sys.modules); from contract import {}; "
+    code += "print(*(set(sys.modules) - known))"
     done = subprocess.run(
-        [sys.executable, "-c", code.format(module)],
+        [sys.executable, "-c", code.format(", ".join(set(modules) - {"__init__"}))],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
     foreign = {name.split(".")[0] for name in done.stdout.split()} - sys.stdlib_module_names
-    assert foreign == {module.split(".")[0]}
+    assert foreign == {"contract"}
+    assert (ROOT / "contract/__init__.py").read_text() == ""
 
 
 def arrows():
     """The table of docs/architecture.md."""
-    lines = ["| room | of other rooms it may import | it never imports |", "|---|---|---|"]
-    for room in sorted(FORBIDDEN):
-        others = (COMMON - FORBIDDEN[room] - {room}) | {m for m in SHARED if room in SHARED[m]}
-        cells = (sorted(others), sorted(FORBIDDEN[room] - ROOMS))
-        told = [", ".join(f"`{name}`" for name in names) or "nothing" for names in cells]
+    lines = ["| room | of other rooms it imports | it never imports |", "|---|---|---|"]
+    for room in sorted(NEVER):
+        files = (ROOT / room).rglob("*.py")
+        others = {name.split(".")[0] for file in files for name in imported(file)} & ROOMS - {room}
+        told = [
+            ", ".join(f"`{name}`" for name in sorted(names)) or "nothing"
+            for names in (others, NEVER[room])
+        ]
         lines.append(f"| `{room}/` | {told[0]} | {told[1]} |")
     return "\n".join(lines)
 
@@ -106,7 +92,7 @@ def test_images_are_opened_in_one_place():
     opening = {
         path.relative_to(ROOT / "trainer").as_posix()
         for path in (ROOT / "trainer").rglob("*.py")
-        if any(name.partition(".")[0] == "PIL" for name in modules(path))
+        if any(name.partition(".")[0] == "PIL" for name in imported(path))
     }
     assert opening == {"data/decode.py", "data/augment.py"}
     assert ".open(" not in (ROOT / "trainer/data/augment.py").read_text()

@@ -14,7 +14,7 @@ from typing import BinaryIO, Iterator, Optional, Tuple, Union
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
-from .layout import FAILING
+from contract.layout import FAILING
 
 # Seconds between the trials to read a file whose disk or file server fails.
 PAUSES = (0.5, 1.0, 2.0, 4.0)

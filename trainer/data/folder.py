@@ -8,11 +8,13 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any, Dict, Iterator, NamedTuple, Optional
 
-from ..errors import DataLost, UserError
-from ..options import Options
+from contract.errors import UserError
+from contract.layout import LayoutError, NoAnswer, images, images_by_class
+from contract.options import Options
+
+from ..errors import DataLost
 from .cache import ImageCache
 from .decode import BadImage, is_given, size_of
-from .layout import LayoutError, NoAnswer, images, images_by_class
 from .quarantine import Quarantine
 
 SMALL = 64  # pixels; images up to this size are used whole and shifted, not cropped

@@ -4,7 +4,8 @@ from typing import Iterator
 
 import torch
 
-from ..options import Options
+from contract.options import Options
+
 from ..world import World
 from .folder import USUAL, ImageFolder
 from .loader import Batch, TrainBatches

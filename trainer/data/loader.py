@@ -9,8 +9,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from contract.options import Options
+from contract.split import rank_slice, step_size
+
 from ..errors import RankError
-from ..options import Options
 from ..world import World
 from .augment import Evaluate, Train
 from .cache import ImageCache, fits
@@ -18,7 +20,6 @@ from .decode import BadImage, NotGiven, open_picture
 from .folder import SMALL, ImageFolder, mount_of
 from .order import derive_seed, epoch_order
 from .quarantine import Bad
-from .split import rank_slice, step_size
 from .workers import data_loader, started, worker_count
 
 TRIALS = 16  # how many replacements in a row may be bad too before the run gives up

@@ -11,7 +11,8 @@ from typing import Callable, Optional, Sequence, Tuple
 
 import torch
 
-from ..options import Options
+from contract.options import Options
+
 from .order import derive_seed
 
 Pair = Sequence[torch.Tensor]

@@ -3,8 +3,10 @@
 import logging
 from typing import Dict, Iterable, NamedTuple
 
-from ..errors import DataLost, RankError, counted
-from .layout import printable
+from contract.layout import printable
+from contract.text import counted
+
+from ..errors import DataLost, RankError
 
 log = logging.getLogger(__name__)
 

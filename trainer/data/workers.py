@@ -17,7 +17,8 @@ from typing import Any, Callable, Iterable, Iterator
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from ..options import Options
+from contract.options import Options
+
 from ..world import World
 from .folder import SMALL
 

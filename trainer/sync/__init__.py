@@ -1,9 +1,10 @@
-"""The strategies of `--sync`: one small class each, under the names of `trainer/strategies.py`."""
+"""The strategies of `--sync`: one small class each, under the names of `contract/strategies.py`."""
 
 import dataclasses
 from typing import Callable, Dict, Type
 
-from ..strategies import parse, parse_rule
+from contract.strategies import parse, parse_rule
+
 from .allreduce import AllReduce
 from .base import StepInfo, Sync
 from .compressed import BF16, FP16

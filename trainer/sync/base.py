@@ -23,7 +23,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..strategies import Strategy
+from contract.strategies import Strategy
+
 from .machines import Machines
 
 State = Dict[str, torch.Tensor]

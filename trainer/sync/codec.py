@@ -10,7 +10,7 @@ from typing import Dict, List, Union
 
 import torch
 
-from ..strategies import BLOCK, coded_bytes
+from contract.strategies import BLOCK, coded_bytes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ..errors import UserError
+from contract.errors import UserError
+
 from .allreduce import AllReduce
 from .machines import Machines
 

@@ -12,7 +12,8 @@ from typing import Any, Callable, Dict, List, Optional, Union
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ..strategies import Strategy
+from contract.strategies import Strategy
+
 from .base import StepInfo, Sync, kept_tensor, sum_over_ranks
 from .carrier import Carrier, Stage
 from .machines import Machines

@@ -23,7 +23,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..strategies import Strategy, chunks_of, round_length
+from contract.strategies import Strategy, chunks_of, round_length
+
 from .base import State, StepInfo, Sync, kept_count, kept_tensor, sum_over_ranks
 from .carrier import Carrier
 from .codec import WIRES

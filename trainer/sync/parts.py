@@ -12,7 +12,8 @@ from typing import Any, List, Tuple, Union
 
 import torch
 
-from ..strategies import part_of
+from contract.strategies import part_of
+
 from .carrier import Stage, gather_parts, swap_parts
 from .codec import Codec, Plain
 from .feedback import BucketState

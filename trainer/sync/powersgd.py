@@ -16,7 +16,8 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 import torch.distributed as dist
 
-from ..strategies import Strategy, is_thinned
+from contract.strategies import Strategy, is_thinned
+
 from .carrier import Stage, to_host
 from .feedback import Feedback
 

@@ -21,12 +21,12 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+from contract.options import Options
 from trainer import sync as strategies_of_ranks
 from trainer.data.augment import Normalise
 from trainer.data.order import epoch_order
 from trainer.ema import Ema
 from trainer.optim import build_optimizer, learning_rate
-from trainer.options import Options
 from trainer.sync import StepInfo, feedback, local
 
 own = threading.local()  # `rank` and `wire` of each thread

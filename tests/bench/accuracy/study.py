@@ -35,8 +35,8 @@ import numpy as np  # noqa: E402
 import one_process  # noqa: E402
 import torch  # noqa: E402
 
+from contract.options import Options  # noqa: E402
 from trainer.models import build  # noqa: E402
-from trainer.options import Options  # noqa: E402
 
 # Counted up by whoever changes what a run is; lines of another number are compared with none.
 TASK = GLYPHS = 3

@@ -1,4 +1,4 @@
-"""Make trainer/prices.json, and the tables and the chart of docs/slow-networks.md, of the runs.
+"""Make contract/prices.json, and the tables and the chart of docs/slow-networks.md, of the runs.
 
     python tests/bench/accuracy/tables.py
 
@@ -28,12 +28,12 @@ sys.path[:0] = [str(ROOT), str(HERE)]
 import study  # noqa: E402
 from study import ALONE, interval  # noqa: E402
 
+from contract import prices, strategies  # noqa: E402
+from contract.strategies import EXACT  # noqa: E402
 from report import formulas  # noqa: E402
 from report.paper import paper_step  # noqa: E402
-from trainer import prices, strategies  # noqa: E402
-from trainer.strategies import EXACT  # noqa: E402
 
-PRICES = ROOT / "trainer/prices.json"
+PRICES = ROOT / "contract/prices.json"
 PAGE = ROOT / "docs/slow-networks.md"
 CHART = ROOT / "docs/images/slow-networks.svg"
 MEASURED = ROOT / "docs/slow-links.json"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from contract.layout import images_by_class
 from trainer.data.decode import read_image
-from trainer.data.layout import images_by_class
 from trainer.models import build
 
 ROOT = Path(__file__).parents[3]

@@ -4,10 +4,10 @@ import uuid
 
 import pytest
 
+from contract import prices
 from launcher.before.checks import INSTRUCTION_LIMITS
 from launcher.during import stages
 from tests.unit.launcher.guard_client import Client, alive, kill
-from trainer import prices
 
 
 @pytest.fixture(autouse=True)

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from contract.errors import DIVERGED
 from launcher.after.messages import how_to_resume
 from launcher.during import cause
 from launcher.during.cause import PEER_LOST, Failure, document, first_of
-from trainer.errors import DIVERGED
 
 PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [192.0.2.3]:4711"
 

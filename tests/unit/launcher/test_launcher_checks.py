@@ -4,11 +4,11 @@ import io
 
 import pytest
 
+from contract.errors import UserError
 from launcher import inventory
 from launcher.before import checks, preflight
 from launcher.before.preflight import Machines
 from launcher.during.lines import Terminal
-from launcher.errors import UserError
 from launcher.options import Options
 from tests.unit.launcher.launcher_values import SETTINGS, facts, gpus, host
 

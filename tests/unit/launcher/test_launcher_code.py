@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from launcher.during import code, start
 from launcher.engines.local import LocalNode
-from launcher.errors import UserError
 from tests.unit.launcher.launcher_values import host
 
 

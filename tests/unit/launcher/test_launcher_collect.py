@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from contract.errors import UserError
 from launcher.after import collect
 from launcher.after.sizes import MIB, Sizes
 from launcher.during.lines import RunLogs, Terminal
 from launcher.engines.local import LocalNode, LocalProcess
-from launcher.errors import UserError
 from tests.unit.launcher.launcher_values import build, facts, host
 
 ATTEMPTS = [

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from contract import defaults
+from contract.errors import UserError
 from contract.runs import run_id
-from launcher import cli, defaults, folders, options, run, slurm
-from launcher.errors import UserError
+from launcher import cli, folders, options, run, slurm
 from launcher.inventory import CHECKOUT, Host
 from launcher.options import Options
 

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
+from contract.errors import UserError
 from launcher import control, folders
 from launcher.during import attempts
-from launcher.errors import UserError
 
 
 @pytest.fixture

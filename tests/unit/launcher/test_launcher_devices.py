@@ -5,10 +5,10 @@ import json
 
 import pytest
 
+from contract.errors import UserError
 from launcher import run
 from launcher.before import checks, devices, preflight
 from launcher.during.lines import Terminal
-from launcher.errors import UserError
 from launcher.options import Options
 from launcher.probes import gpus as cards_of
 from tests.unit.launcher.launcher_values import (

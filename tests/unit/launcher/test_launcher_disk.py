@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from launcher import folders
 from launcher.after.messages import UNWRITTEN, exit_code, not_copied
 from launcher.during import attempts
 from launcher.during.cause import Failure
 from launcher.during.watch import Outcome
-from launcher.errors import UserError
 from tests.unit.launcher.launcher_values import build, facts, host
 
 # A place where not even root can create files.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from launcher import connection, engine, engines, inventory
 from launcher.after import collect
 from launcher.after.sizes import Sizes
@@ -19,7 +20,6 @@ from launcher.during.stopper import Stopper
 from launcher.during.watch import Watch
 from launcher.engine import Late, pieces, talk
 from launcher.engines.local import LocalProcess
-from launcher.errors import UserError
 from launcher.options import Options
 from tests.unit.launcher.launcher_values import build, facts
 

@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
+from contract.errors import UserError
 from launcher.engines import ssh
-from launcher.errors import UserError
 from tests.unit.launcher.launcher_values import host
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract import names
+from contract.errors import UserError
 from launcher import cli, inventory
-from launcher.errors import UserError
 from tests import fuzz
 
 FILE = Path("inventory.ini")

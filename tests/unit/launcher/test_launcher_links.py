@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from launcher.before import links
-from launcher.errors import UserError
 from launcher.node import pairprobe
 from tests.unit.launcher.launcher_values import facts, host
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from launcher import cli, folders, measure
 from launcher.before import links, preflight
 from launcher.before.checks import Checked
 from launcher.during.cause import Failure
 from launcher.during.watch import Outcome
-from launcher.errors import UserError
 from launcher.inventory import CHECKOUT
 from launcher.options import Options
 from tests.unit.launcher.launcher_values import SETTINGS, facts, host

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from launcher import cli
 from launcher.before import models
-from launcher.errors import UserError
 from launcher.probes import machine as probe
 from tests.unit.launcher.launcher_values import facts, host
 

@@ -5,14 +5,13 @@ import shlex
 
 import pytest
 
+from contract.errors import UserError
+from contract.split import rank_batches
 from launcher.before import build as making
 from launcher.before import plan
 from launcher.during.guarded import task
-from launcher.errors import UserError
 from launcher.options import Options
 from tests.unit.launcher.launcher_values import build, facts, gpus, host
-from trainer.data.split import rank_batches
-from trainer.errors import UserError as TrainerError
 
 
 def test_node_ranks_follow_the_inventory_and_ranks_the_gpus():
@@ -101,7 +100,7 @@ def test_a_batch_starts_exactly_when_the_trainer_can_split_it(counts, batch):
             return False
         return True
 
-    split = accepted(lambda: rank_batches(batch, places), TrainerError)
+    split = accepted(lambda: rank_batches(batch, places), UserError)
     assert accepted(lambda: build(hosts, found, settings=settings), UserError) == split
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from contract.errors import UserError
 from launcher.before import preflight
 from launcher.before.preflight import Machines, Problem
-from launcher.errors import UserError
 from launcher.options import Options
 from tests.unit.launcher.launcher_values import DATA, LISTING, SETTINGS, VERSIONS, facts, gpus, host
 

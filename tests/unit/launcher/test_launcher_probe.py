@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from launcher.before import probe, sent
+from contract.errors import UserError
+from contract.options import Options
+from launcher.before import probe, source_bundle
 from launcher.node import machine_lock
 from launcher.probes import machine
 from tests.unit.launcher.launcher_values import host
 from trainer.data.folder import ImageFolder
-from trainer.errors import UserError
-from trainer.options import Options
 
 
 @pytest.fixture
@@ -111,11 +111,13 @@ def test_names_that_are_no_utf8_do_not_end_the_probe(ask, tmp_path):
 
 
 def test_what_is_sent_needs_nothing_that_a_bare_python_lacks():
-    asked = sent.program(probe.MODULES, "json.dump([*sys.modules], sys.stdout)")
+    asked = source_bundle.program(
+        "launcher.probes.machine", "json.dump([*sys.modules], sys.stdout)"
+    )
     argv = [sys.executable, "-ISc", asked]
     loaded = json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
     own = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names
-    assert own <= {"launcher", "trainer", "__main__"}
+    assert own <= {"launcher", "contract", "__main__"}
 
 
 NAMES = {

@@ -2,11 +2,11 @@
 
 import pytest
 
+from contract.errors import UserError
 from launcher.during import restart
 from launcher.during.cause import Failure
 from launcher.during.restart import Limits
 from launcher.during.watch import Outcome
-from launcher.errors import UserError
 from launcher.options import Options
 from tests.unit.launcher.launcher_values import host
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from contract import predictions
+from contract.errors import UserError
 from contract.runs import prediction_path
 from launcher import folders, run
 from launcher.after import collect, report
@@ -22,7 +23,7 @@ from launcher.during import attempts, waiting, watch
 from launcher.during.lines import Terminal
 from launcher.engines.local import LocalNode
 from launcher.engines.ssh import SshNode
-from launcher.errors import Busy, MachineError, UserError
+from launcher.errors import Busy, MachineError
 from launcher.options import Options
 from launcher.run import Run
 from tests.unit.launcher.launcher_values import SETTINGS, facts, host

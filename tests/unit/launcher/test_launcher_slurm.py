@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
+from contract.errors import UserError
 from launcher import slurm
-from launcher.errors import UserError
 from launcher.inventory import Host
 from launcher.options import Options
 from tests.unit.launcher.launcher_values import SETTINGS

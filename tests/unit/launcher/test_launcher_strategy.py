@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from contract import predictions
+from contract import predictions, prices
 from contract.runs import prediction_path
 from launcher import folders, inventory, run, strategy
 from launcher.before import checks, preflight
@@ -13,7 +13,6 @@ from launcher.before.preflight import Machines
 from launcher.during.lines import Terminal
 from launcher.options import Options
 from tests.unit.launcher.launcher_values import facts, gpus, host
-from trainer import prices
 
 SAFE = {"seeds": 9, "difference": 0.0, "low": -0.2, "high": 0.2, "samples": None}
 OPEN = {"seeds": 2, "difference": 0.0, "low": -2.0, "high": 2.0, "samples": None}

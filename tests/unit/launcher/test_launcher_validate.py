@@ -11,19 +11,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from launcher import known_hosts, validate
+from contract import validate
+from contract.errors import UserError
+from contract.text import clean
+from contract.validate import Invalid
+from launcher import known_hosts
 from launcher.after import collect
 from launcher.after.sizes import Sizes
 from launcher.before import links, mesh, preflight, probe
 from launcher.before.preflight import Asked, Machines
 from launcher.before.probe import Facts
-from launcher.clean import clean
 from launcher.during import attempts
 from launcher.during.frames import LARGEST, ONCE, Frames, shapes
 from launcher.during.lines import RunLogs, Terminal
-from launcher.errors import UserError
 from launcher.options import Options
-from launcher.validate import Invalid
 from tests import fuzz
 from tests.unit.launcher.launcher_values import CODE, SETTINGS, build, card, facts, gpus, host
 

@@ -5,13 +5,13 @@ import json
 
 import pytest
 
+from contract.strategies import Payload, parse
 from report.advice import advise
 from report.analysis import analyse
 from report.bottleneck import bottleneck
 from report.measure import RankWork, Step, real_rate
 from report.text import render_text
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
-from trainer.strategies import Payload, parse
 
 STEP = Step(
     attempt=1, nodes=4, world=4, steps=40, images=128, payload=Payload(1e8),

@@ -5,7 +5,9 @@ import re
 
 import pytest
 
+from contract import prices
 from contract.runs import prediction_path, run_id
+from contract.strategies import MIB, Payload, parse, ring_bytes, usual
 from launcher import cli
 from report import formulas, paper
 from report.__main__ import main
@@ -13,8 +15,6 @@ from report.advice import advise
 from report.analysis import analyse
 from tests.bench import link_table
 from tests.unit.report.report_runs import BOTTLENECKS, GRADIENTS, RunBuilder
-from trainer import prices
-from trainer.strategies import MIB, Payload, parse, ring_bytes, usual
 
 # Measured over links shaped to 1 Gbit/s: ResNet-50's gradients, four ranks on two cores. A step
 # without communication took 0.26 s, two thirds of it backward.

@@ -6,7 +6,8 @@ import shlex
 
 import pytest
 
-from launcher import cli, defaults
+from contract import defaults
+from launcher import cli
 from report.analysis import analyse
 from report.page import render_page
 from report.text import render_text

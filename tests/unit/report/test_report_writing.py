@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from report import writing
 from report.__main__ import main
-from report.errors import ReportError
 from tests.unit.report.report_runs import RunBuilder
 
 ROOT = Path(__file__).parents[3]
@@ -33,7 +33,7 @@ def test_half_a_file_is_taken_away_again(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "write_text", write_text)
-    with pytest.raises(ReportError, match="No space left on device"):
+    with pytest.raises(UserError, match="No space left on device"):
         writing.write(tmp_path / "report.txt", "a report")
     assert list(tmp_path.iterdir()) == []
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from contract import command_line
+from contract.errors import UserError
 from launcher import cli, folders, run, told
 from launcher.during import pitfalls
 from launcher.during.cause import Failure
 from launcher.during.lines import Terminal
-from launcher.errors import UserError
 from report.__main__ import main as report_main
-from trainer import cli as trainer_cli
 
 ROOT = Path(__file__).parents[3]
 SPEC = importlib.util.spec_from_file_location("verbs", ROOT / "tools" / "verbs.py")
@@ -43,8 +43,8 @@ def checkout(tmp_path):
     (tmp_path / "tools").mkdir()
     shutil.copy(ROOT / "Makefile", tmp_path)
     shutil.copy(ROOT / "tools" / "verbs.py", tmp_path / "tools")
-    (tmp_path / "trainer").mkdir()
-    shutil.copy(ROOT / "trainer" / "options.py", tmp_path / "trainer")
+    (tmp_path / "contract").mkdir()
+    shutil.copy(ROOT / "contract" / "options.py", tmp_path / "contract")
     stubs = ["tools/venv.sh", "tools/test.sh"]
     for environment in (".venv", ".venv-core2.16"):
         stubs += [f"{environment}/bin/python", f"{environment}/bin/ansible-playbook"]
@@ -418,7 +418,7 @@ def test_help_of_what_is_no_verb_of_a_person_is_the_list(checkout):
 
 
 def test_the_trainers_options_are_found_in_its_source():
-    assert set(verbs.trainer_options()) == set(trainer_cli.FIELDS)
+    assert set(verbs.trainer_options()) == set(command_line.FIELDS)
 
 
 def test_help_fits_80_columns_and_lists_every_verb():

@@ -5,9 +5,9 @@ import copy
 import torch
 import torch.distributed as dist
 
-from trainer.options import Options
+from contract.options import Options
+from contract.strategies import MIB, Payload, parse
 from trainer.parallel import wrap
-from trainer.strategies import MIB, Payload, parse
 from trainer.sync import StepInfo, make
 from trainer.world import start
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from contract.errors import UserError
+from contract.options import Options
 from trainer.data import decode
 from trainer.data.decode import BadImage, read_image, size_of
 from trainer.data.folder import ImageFolder, Sizes, image_sizes
 from trainer.data.quarantine import Bad, Quarantine
-from trainer.errors import UserError
-from trainer.options import Options
 
 
 def make(path: Path, size=(40, 30), mode="RGB", **save) -> Path:

@@ -10,6 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
+from contract.errors import UserError
+from contract.options import Options
 from trainer.data.augment import (
     BILINEAR,
     GREY,
@@ -24,8 +26,6 @@ from trainer.data.cache import MOST, fits
 from trainer.data.decode import Picture, open_picture
 from trainer.data.folder import ImageFolder, Sizes
 from trainer.data.loader import Source, TrainBatches, eval_batches
-from trainer.errors import UserError
-from trainer.options import Options
 from trainer.world import World
 
 CLASSES, EACH = 3, 9  # of train; val has one image less of each

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from contract import layout
+from contract.errors import DATA_LOST
 from tests.trainer_ranks import make_images, run_ranks, said
-from trainer.data import decode, layout
+from trainer.data import decode
 from trainer.data.decode import BadImage, NotGiven, open_picture
 from trainer.data.folder import mount_of
-from trainer.errors import DATA_LOST
 
 ARGV = ["--model", "tests.trainer_models:plain", "--epochs", 2, "--image_size", 16]
 
@@ -104,7 +105,7 @@ def test_a_listing_that_fails_has_that_code_too(images, number, monkeypatch):
 
 def stale(*argv):
     """In a rank: the trainer, whose second node's share is stale."""
-    from trainer.data import layout
+    from contract import layout
 
     def refused(path):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from contract.split import rank_slice, split_batch, step_size, steps_per_epoch
 from trainer.data.order import derive_seed, epoch_order
-from trainer.data.split import rank_slice, split_batch, step_size, steps_per_epoch
 
 
 def test_order_is_a_permutation_that_changes_with_seed_and_epoch():

@@ -6,13 +6,13 @@ import signal
 import pytest
 import torch
 
+from contract.options import Options
 from tests.trainer_ranks import CONTEXT, make_images
 from trainer import process
 from trainer.data.decode import open_picture
 from trainer.data.folder import ImageFolder
 from trainer.data.loader import TrainBatches
 from trainer.data.workers import FEW, data_loader, started, worker_count
-from trainer.options import Options
 from trainer.world import World
 
 WORLD = World(batches=(4,))

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from contract.options import Options
 from trainer.compat import unscale
 from trainer.loss_scale import DeviceScale, LossScale
 from trainer.optim import load_state
-from trainer.options import Options
 from trainer.precision import Precision
 
 CPU = torch.device("cpu")

@@ -13,10 +13,10 @@ import torch
 import torchvision
 from torch import nn
 
+from contract.command_line import read_config
+from contract.errors import BAD_INPUT, UNTRIED, UserError
 from trainer import models
 from trainer.classifiers import names
-from trainer.cli import read_config
-from trainer.errors import BAD_INPUT, UNTRIED, UserError
 from trainer.models import WithHead, build, describe
 
 RECIPES = Path(__file__).parents[3] / "recipes"

@@ -15,12 +15,12 @@ import torch.distributed as dist
 pytest.importorskip("hypothesis")  # where the newest torch is tested
 from hypothesis import given
 
+from contract.errors import UserError
 from tests.fuzz import damaged, many, odd
 from tests.gpu.jobs import batches, prepared, train
 from tests.trainer_ranks import make_images, run_ranks, said
 from trainer import checkpoint, export, resume, writer
 from trainer import sync as syncs
-from trainer.errors import UserError
 
 CPU = torch.device("cpu")
 TENSORS = (

@@ -8,9 +8,9 @@ pytest.importorskip("hypothesis")  # where the newest torch is tested
 import yaml
 from hypothesis import given
 
+from contract.command_line import parse, read_config
+from contract.errors import UserError
 from tests.fuzz import many, odd
-from trainer.cli import parse, read_config
-from trainer.errors import UserError
 
 LAUGHS = "\n".join([f"x{n}: &x{n} [{f'*x{n - 1}, ' * 9 if n else ''}a]" for n in range(12)])
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from contract.options import Options
 from tests.bench.accuracy import one_process, study
 from tests.trainer_ranks import run_ranks
-from trainer.options import Options
 from trainer.sync import feedback
 from trainer.sync.codec import CODECS
 from trainer.sync.local import flat

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from contract.errors import UserError
+from contract.options import OPTIMIZERS, Options
 from trainer.ema import Ema
-from trainer.errors import UserError
 from trainer.models import build
 from trainer.optim import build_optimizer, learning_rate, parameter_groups
-from trainer.options import OPTIMIZERS, Options
 
 
 def test_only_weights_decay_whatever_the_layers_are_called():

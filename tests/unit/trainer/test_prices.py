@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer import prices, strategies
-from trainer.options import Options
-from trainer.prices import Price
+from contract import prices, strategies
+from contract.options import Options
+from contract.prices import Price
 
 PAGE = Path(__file__).parents[3] / "docs/slow-networks.md"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.cli import parse
+from contract.command_line import parse
 from trainer.optim import learning_rate
 
 FOLDER = Path(__file__).parents[3] / "recipes"

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from contract.levels import Device
+from contract.options import Options
 from trainer.checkpoint import decisive
-from trainer.levels import Device
-from trainer.options import Options
 from trainer.resume import differing
 from trainer.settle import settle
 from trainer.world import World

@@ -2,8 +2,8 @@
 
 import pytest
 
-from trainer.errors import UserError
-from trainer.strategies import RULES, Argument, Payload, Rule, parse, ring_bytes, usual
+from contract.errors import UserError
+from contract.strategies import RULES, Argument, Payload, Rule, parse, ring_bytes, usual
 from trainer.sync import KINDS
 
 RESNET50 = Payload(25_557_032 * 4)

@@ -10,8 +10,8 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from contract.options import Options
 from tests.trainer_ranks import run_ranks
-from trainer.options import Options
 from trainer.sync import carrier
 from trainer.sync.carrier import Carrier, Stage, gather_parts, swap_parts
 from trainer.world import start

@@ -5,9 +5,9 @@ import hashlib
 import pytest
 import torch
 
+from contract.strategies import coded_bytes
 from tests.trainer_ranks import run_ranks
 from tests.unit.trainer.sync_ranks import Counted, Steps, six_steps
-from trainer.strategies import coded_bytes
 from trainer.sync.codec import CODECS
 from trainer.sync.powersgd import guess, orthonormalise
 

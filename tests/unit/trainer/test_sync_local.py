@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from contract.errors import UserError
+from contract.options import Options
+from contract.strategies import parse, parse_rule, round_length
 from tests.trainer_ranks import make_images, run_ranks, trainer
 from tests.unit.trainer.sync_ranks import Counted, Steps
 from trainer.compat import load_tensors
-from trainer.errors import UserError
-from trainer.options import Options
-from trainer.strategies import parse, parse_rule, round_length
 from trainer.sync import StepInfo
 
 RANK_SAMPLES = (6, 2)

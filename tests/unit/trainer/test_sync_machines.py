@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from contract.options import Options
 from tests.trainer_ranks import make_images, run_ranks, trainer
 from tests.unit.trainer.sync_ranks import Steps, net, six_steps, size
 from trainer.compat import load_tensors
-from trainer.options import Options
 from trainer.parallel import wrap
 from trainer.sync import Machines, StepInfo, make
 from trainer.world import start

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from contract.options import Options
 from tests.trainer_ranks import run_ranks
 from tests.unit.trainer.sync_ranks import flat, net
-from trainer.options import Options
 from trainer.parallel import wrap
 from trainer.sync import make
 from trainer.world import start

@@ -6,11 +6,11 @@ from unittest import mock
 import pytest
 import torch
 
+from contract.errors import UserError
+from contract.options import Options
 from tests import standin_apex
 from trainer.apex_amp import ApexAmp, choose
 from trainer.ema import Ema
-from trainer.errors import UserError
-from trainer.options import Options
 from trainer.precision import Precision
 from trainer.train import Run
 

@@ -7,14 +7,14 @@ from unittest import mock
 import pytest
 import torch
 
+from contract.errors import UserError
+from contract.options import Options
 from tests.trainer_ranks import make_images
 from trainer import parallel
 from trainer.build import job, materials
 from trainer.compat import ddp_buffers
 from trainer.data.loader import TrainBatches
-from trainer.errors import UserError
 from trainer.models import build
-from trainer.options import Options
 from trainer.recompute import recompute_activations
 from trainer.step import train_step
 from trainer.timing import Clock

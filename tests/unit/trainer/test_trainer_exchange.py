@@ -11,9 +11,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from contract import card, strategies
+from contract.options import Options
 from tests.trainer_ranks import run_ranks
-from trainer import card, compat, strategies
-from trainer.options import Options
+from trainer import compat
 from trainer.sync import KINDS, carrier, machines
 
 
@@ -189,8 +190,8 @@ def met(monkeypatch, device):
     """Settings with which a group is formed by a rank on this device."""
     from types import SimpleNamespace
 
+    from contract.levels import Device
     from trainer import world
-    from trainer.levels import Device
 
     given = {}
     monkeypatch.setattr(world, "rendezvous", lambda *_, **__: iter([(dist.HashStore(), 0, 1)]))

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
+from contract.errors import BAD_INPUT, DIVERGED
 from tests.trainer_ranks import make_images, run_ranks, said
 from trainer.compat import load_tensors
-from trainer.errors import BAD_INPUT, DIVERGED
 
 # Five steps an epoch on two ranks.
 ARGS = ["--workers", 0, "--per_node_batch_size", 2, "--lr", 0.05, "--checkpoint_every", 1]
@@ -75,7 +75,8 @@ def test_without_checkpoints_in_between_it_ends_at_the_next_log_point(images, tm
 
 def under_a_loss_scale(*argv):
     """O1's loss scale, on a CPU and in fp32."""
-    from trainer import levels, precision
+    from contract import levels
+    from trainer import precision
 
     levels.lacks = lambda *_: None
     precision.AUTOCAST.pop("O1", None)

@@ -6,13 +6,13 @@ import os
 import pytest
 import torch
 
+from contract.errors import UserError
+from contract.levels import Device, cpu_has_bf16, resolve
+from contract.options import Options
 from tests.trainer_ranks import make_images, run_ranks, said, trainer
 from trainer import devices
 from trainer.checkpoint import decisive
 from trainer.devices import of_this_rank
-from trainer.errors import UserError
-from trainer.levels import Device, cpu_has_bf16, resolve
-from trainer.options import Options
 from trainer.resume import differing
 from trainer.world import World
 

@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 import re
 
-from trainer.options import Options
+from contract.options import Options
 
 ROOT = pathlib.Path(__file__).parents[3]
 

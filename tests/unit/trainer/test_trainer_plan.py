@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trainer.cli import parse, parser
-from trainer.data.split import SMALLEST, even_parts, micro_batches, rank_batches, step_shape
-from trainer.errors import UserError
-from trainer.options import Options
+from contract.command_line import parse, parser
+from contract.errors import UserError
+from contract.options import Options
+from contract.split import SMALLEST, even_parts, micro_batches, rank_batches, step_shape
 from trainer.parallel import balanced_sizes, check
 from trainer.place import place
 from trainer.world import World

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from contract.errors import UserError
 from trainer.ema import Ema
-from trainer.errors import UserError
 from trainer.precision import LossScale, Precision, refuse_other_apex
 
 CPU = torch.device("cpu")

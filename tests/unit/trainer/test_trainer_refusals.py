@@ -103,8 +103,8 @@ def test_trials_of_auto_batch_have_no_collectives(tmp_path):
 
 
 def test_a_trial_leaves_room_for_what_the_optimizer_makes_later(monkeypatch):
+    from contract.options import Options
     from trainer.memory import reserved
-    from trainer.options import Options
 
     weights = torch.nn.Parameter(torch.zeros(1000))
     card = SimpleNamespace(total_memory=100_000)
@@ -187,8 +187,8 @@ def test_what_libraries_say_on_a_full_device_is_out_of_memory(monkeypatch, words
 
 def test_the_device_is_set_before_the_group_is_formed(monkeypatch):
     """Pitfall 3: NCCL calls a model on another device than the local rank's "invalid usage"."""
+    from contract.options import Options
     from trainer import world
-    from trainer.options import Options
 
     order = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
@@ -209,9 +209,9 @@ def test_a_start_without_the_launcher_takes_the_card_towards_the_master(
     monkeypatch, backend, cards
 ):
     """NCCL would take any other, such as docker0."""
+    from contract.errors import UserError
+    from contract.options import Options
     from trainer import world
-    from trainer.errors import UserError
-    from trainer.options import Options
     from trainer.place import Place
 
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")

@@ -37,8 +37,8 @@ def evaluated(count):
     from contextlib import nullcontext
     from types import SimpleNamespace
 
+    from contract.options import Options
     from trainer.evaluate import evaluate
-    from trainer.options import Options
     from trainer.precision import Precision
     from trainer.world import start
 
@@ -157,7 +157,7 @@ def test_an_epoch_s_loss_is_that_of_all_its_steps_and_ranks(images, tmp_path):
 
 def average(*argv):
     """The average of the weights with which a run begins."""
-    from trainer.cli import parse
+    from contract.command_line import parse
     from trainer.train import Run
     from trainer.world import start
 

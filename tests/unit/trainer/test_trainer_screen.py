@@ -8,12 +8,12 @@ from unittest import mock
 
 import pytest
 
+from contract.errors import UserError
+from contract.options import Options
 from trainer import screen as screens
 from trainer.banner import amount, sentences
-from trainer.errors import UserError
 from trainer.evaluate import Result
 from trainer.logs import quiet_others
-from trainer.options import Options
 from trainer.screen import Screen
 from trainer.world import World
 

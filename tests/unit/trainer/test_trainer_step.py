@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from contract.options import Options
 from tests.trainer_ranks import run_ranks
 from trainer.logs import Lines
-from trainer.options import Options
 from trainer.step import local_only, resting
 from trainer.sync.base import Sync
 from trainer.timing import Clock
@@ -61,7 +61,7 @@ def test_gradients_are_summed_and_the_last_bucket_is_stamped_once(kind):
 
 def bf16_gradients():
     """What --sync bf16 makes of this Gloo, and whether this Gloo sums bf16."""
-    from trainer.errors import UserError
+    from contract.errors import UserError
 
     try:
         answer = ranks_gradients("bf16", 1)

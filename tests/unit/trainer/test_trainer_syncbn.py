@@ -31,7 +31,7 @@ def everything():
 
 
 def as_rank():
-    from trainer.options import Options
+    from contract.options import Options
     from trainer.syncbn import convert
     from trainer.world import start
 

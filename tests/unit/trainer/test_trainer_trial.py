@@ -2,8 +2,8 @@
 
 import json
 
+from contract.command_line import parse
 from tests.trainer_ranks import make_images, run_ranks
-from trainer.cli import parse
 from trainer.data.generated import CLASSES
 from trainer.process import work
 

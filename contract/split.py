@@ -11,7 +11,7 @@ no part is exactly one sample where there are two.
 
 from typing import List, NamedTuple, Sequence, Tuple
 
-from ..errors import UserError
+from contract.errors import UserError
 
 # Batch normalisation cannot compute a variance from one sample, so no rank is given exactly one.
 SMALLEST = 2

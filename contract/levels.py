@@ -5,7 +5,7 @@ other. It does not import torch.
 
 from typing import Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
-from .errors import UserError
+from contract.errors import UserError
 
 # Compute capabilities, as 10 x major + minor: the first with tensor cores (fp16), the first whose
 # tensor cores take bf16. CUDA C++ Programming Guide, "Compute Capabilities".

@@ -7,8 +7,8 @@ import pathlib
 import typing
 from typing import Any, Dict, List, Sequence, Tuple
 
-from .errors import DATA_LOST, DIVERGED, OUT_OF_MEMORY, STOPPED, UserError
-from .options import GROUPS, Options
+from contract.errors import DATA_LOST, DIVERGED, OUT_OF_MEMORY, STOPPED, UserError
+from contract.options import GROUPS, Options
 
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
 TYPES = typing.get_type_hints(Options)

@@ -1,6 +1,4 @@
-"""Makes text from machines safe for a terminal: of control characters and sequences only tabs,
-newlines and colours pass. Others set the window's title, write to the clipboard, move the cursor
-over earlier output, or make the terminal type an answer."""
+"""Text for people: numbers with their nouns, and what machines say, made safe for a terminal."""
 
 from __future__ import annotations
 
@@ -23,8 +21,16 @@ _SEQUENCE = re.compile(
 RESET = "\x1b[0m"
 
 
+def counted(number: int, thing: str) -> str:
+    """`1 step`, `2 steps`, `3 classes`, `50,000 images`."""
+    return f"{number:,} {thing}" + ("" if number == 1 else "es" if thing.endswith("s") else "s")
+
+
 def clean(text: str) -> str:
-    """The text without anything that a terminal would obey; a colour ends with its line."""
+    """The text without anything that a terminal would obey: of control characters and sequences
+    only tabs, newlines and colours pass, and a colour ends with its line. Others set the window's
+    title, write to the clipboard, move the cursor over earlier output, or make the terminal type an
+    answer."""
     if not _SUSPECT.search(text):
         return text
     return "\n".join(map(_line, text.split("\n")))

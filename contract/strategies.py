@@ -11,7 +11,7 @@ import dataclasses
 import math
 from typing import Callable, Dict, List, Optional, Tuple
 
-from .errors import UserError
+from contract.errors import UserError
 
 # DistributedDataParallel's own bucket_cap_mb.
 BUCKET_MB = 25

@@ -1,4 +1,4 @@
-"""Every option of the trainer, each as one field. cli.py reads them from flags and YAML files.
+"""Every option of the trainer, each as one field; command_line.py reads flags and YAML files.
 
 A field's text is its `--help` text. `free` marks options that a resumed run may change because they
 do not change what is learned.
@@ -10,8 +10,8 @@ import os
 import sys
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
-from . import prices, strategies
-from .errors import UserError
+from contract import prices, strategies
+from contract.errors import UserError
 
 # This is not in compat.py, which imports torch, since the control machine reads options without it.
 # Python 3.9 has no keyword-only dataclasses; options are always given by keyword there too.

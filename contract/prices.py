@@ -8,8 +8,8 @@ import json
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from . import strategies
-from .strategies import Strategy
+from contract import strategies
+from contract.strategies import Strategy
 
 TABLE = Path(__file__).with_name("prices.json")
 # A strategy is safe if the lower end of its 95 % interval, in points of top-1, is at least this.

@@ -1,0 +1,23 @@
+"""Bad input, in sentences for people, and the exit codes that say more than "failed"."""
+
+from __future__ import annotations
+
+# The launcher acts on those of the trainer (docs/run-directory.md).
+BAD_INPUT = 2
+UNTRIED = 69  # a model needs a package that is not here (python -m trainer.models)
+STOPPED = 75  # on request, after saving
+OUT_OF_MEMORY = 76  # of the device: smaller micro-batches may fit
+DIVERGED = 77  # the loss or the weights are no finite numbers any more
+DATA_LOST = 78  # the disk or file server of the images fails: it may be well again later
+INTERRUPTED = 130  # by Ctrl-C, as a shell reports it
+
+
+class UserError(Exception):
+    """What a user can put right: one or more sentences, each with the thing, the cause and the
+    remedy. No traceback is shown; `code` is the exit code."""
+
+    code = BAD_INPUT
+
+    def __init__(self, *problems: str):
+        super().__init__("\n".join(problems))
+        self.problems = problems
