@@ -49,17 +49,20 @@ facts:
 # Packages that matter: the driver's, and the kernel's, which must not move without it.
 MATTER = re.compile(
     r"^(nvidia-|libnvidia-|libcuda1$|xserver-xorg-video-nvidia|firmware-nvidia|cuda-drivers"
-    r"|linux-(image|headers|modules|generic|lowlatency|virtual|aws|azure|gcp|oem|cloud)|dkms$|gcc(-\d+)?$|make$|openssl$"
+    r"|linux-(image|headers|modules|generic|lowlatency|virtual|aws|azure|gcp|oem|cloud)|dkms$|g(cc|\+\+)(-\d+)?$|make$|openssl$"
     r"|initramfs-tools$|unattended-upgrades$)"
 )
 OFFERED = re.compile(
     r"^(nvidia-(driver|headless|kernel|open-kernel|tesla|utils|smi)|libnvidia-tesla|linux-(modules-nvidia|headers)-"
-    r"|libcuda1$|dkms$|gcc(-\d+)?$|make$|openssl$)"
+    r"|libcuda1$|dkms$|g(cc|\+\+)(-\d+)?$|make$|openssl$)"
 )
 # Those that depend on a whole driver. The other names do not tell what they depend on.
 WHOLE = re.compile(r"nvidia-(driver|headless)-\d+[a-z-]*$|nvidia-(tesla-\d+-)?(open-)?kernel-dkms$")
-# A package of one branch of the driver, and the same package of whatever branch.
-BRANCH = re.compile(r"((?:lib|xserver-xorg-video-)?nvidia-(?:[a-z0-9-]+-)?)\d{3}((?:-[a-z]+)*)$")
+# A package of one branch of the driver: what it is, and the branch. At the end may be its kind, and
+# of Ubuntu's signed modules their kernel, or its series.
+BRANCH = re.compile(
+    r"(linux-modules-nvidia-|(?:lib|xserver-xorg-video-)?nvidia-(?:[a-z0-9-]+-)?)(\d{3})(?:-[a-z].*)?$"
+)
 # A kernel's metapackage, by the kernel that it depends on, and its series: generic-hwe-24.04.
 KERNEL = re.compile(r"linux-image-(?:unsigned-)?(\d+\.\d+[a-z0-9.+~-]*)")
 SERIES = re.compile(r"linux-image-([a-z][a-z0-9.-]*)$")
@@ -127,12 +130,13 @@ def leads_to(name, depends):
     """{name: package} where a package only leads to the same one of another branch, else {}.
 
     Ubuntu keeps the names of branches that have ended (nvidia-driver-550 depends on
-    nvidia-driver-580), and such a package has a version of its own, which is no driver's.
+    nvidia-driver-580), Debian some of its own (nvidia-tesla-450-kernel-dkms), and such a package
+    has a version of its own, which is no driver's.
     """
     own = BRANCH.match(name)
     for other in re.findall(r"[a-z0-9][a-z0-9+.-]+", re.sub(r"\([^)]*\)", "", depends)):
         same = own and BRANCH.match(other)
-        if same and other != name and same.group(1) == own.group(1):
+        if same and same.group(1) == own.group(1) and same.group(2) != own.group(2):
             return {name: other}
     return {}
 
@@ -246,13 +250,11 @@ def runfile():
 
 def module(kernel):
     """The version of the module that is installed for `kernel`; None if there is none."""
-    # Debian's are called after their package: nvidia-current, nvidia-tesla-470.
-    registered = sorted(os.path.basename(path) for path in glob.glob(DKMS))
-    for name in ["nvidia", "nvidia-current", *registered]:
-        found = said("modinfo", "-k", kernel, "-F", "version", name)
-        if found:
-            return found
-    return None
+    # Debian's are called after their package: nvidia-current, nvidia-tesla-470. Of several the
+    # newest counts, which its alternatives prefer.
+    names = {"nvidia", "nvidia-current", *(os.path.basename(path) for path in glob.glob(DKMS))}
+    found = {said("modinfo", "-k", kernel, "-F", "version", name) for name in names} - {""}
+    return max(found, key=numbers) if found else None
 
 
 def kernel_compiler():

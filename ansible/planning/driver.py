@@ -17,7 +17,8 @@ ADD_SOURCES = (
 )
 # Packages whose version is the driver's.
 LIBRARIES = re.compile(
-    r"(nvidia-kernel-common|libnvidia-compute)(-\d|$)|lib(cuda1|nvidia-(tesla-\d+-)?ml1)$"
+    r"(nvidia-kernel-common|libnvidia-compute)(-\d|$)"
+    r"|lib(cuda1|nvidia-(tesla-(\d+-)?|legacy-\d+xx-)?ml1)$"
 )
 # Bytes that an installation needs: libraries and firmware, DKMS and its build, the installer, the
 # initial RAM disk.

@@ -70,10 +70,12 @@ def packages(facts, wanted, stack, table, rows):
             kinds = modules(rows, branch)
             names = (_ubuntu if choice["debian"] is None else _debian)(facts, choice)
             if choice["module"] in kinds and names:
-                # Signed modules first, then the recommended one, a desktop's branch before a
-                # server's.
-                signed = names[0].startswith(MODULES)
-                rank = (signed, branch, -kinds.index(choice["module"]), not choice["server"])
+                # Signed modules first, then a desktop's branch on a desktop, then the newest branch
+                # with the recommended module. source: ubuntu.com/server/docs, "NVIDIA drivers
+                # installation": -server is for servers and computing, the others for desktops.
+                signed, general = names[0].startswith(MODULES), not choice["server"]
+                screen = general and facts["display_manager"] is not None
+                rank = (signed, screen, branch, -kinds.index(choice["module"]), general)
                 fitting.append((rank, version, choice, names))
     if not fitting:
         return None
@@ -213,7 +215,7 @@ def why_not_by_packages(facts):
 
 def signed_modules(facts):
     """The signed module for the running kernel, where the present driver came with such ones."""
-    for name in sorted(facts["packages"]):
+    for name in sorted(set(facts["packages"]) - set(facts["transitional"])):
         found = SIGNED.match(name)
         wanted = found and f"linux-modules-nvidia-{found[1]}-{facts['kernel']}"
         if wanted and wanted in facts["offered"]:

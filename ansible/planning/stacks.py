@@ -14,7 +14,8 @@ from .errors import PlanError
 NVIDIA = "10de"
 # Packages without which there is no driver by packages, and those by which an archive offers one.
 PACKAGED = re.compile(
-    r"nvidia-((tesla-\d+-)?((open-)?kernel-(open-)?dkms|driver)$|(dkms|driver)(-\d|(-open)?$)|headless-\d|headless-no-dkms-)"
+    r"nvidia-((tesla-(\d+-)?|legacy-\d+xx-)?((open-)?kernel-(open-)?dkms|driver)$"
+    r"|(dkms|driver)(-\d|(-open)?$)|headless-\d|headless-no-dkms-)"
 )
 OFFERED = re.compile(r"nvidia-(driver-\d+(-server)?(-open)?|(tesla-\d+-)?(open-)?kernel-dkms)$")
 

@@ -109,6 +109,34 @@ def test_a_package_that_leads_to_another_branch_is_transitional(says):
     assert collect.transitional("none", names) == leads
 
 
+@pytest.mark.parametrize(
+    ("name", "depends", "leads"),
+    [
+        ("nvidia-headless-565-server", "nvidia-headless-580-server", True),
+        # packages.ubuntu.com: "Extra drivers ... (dummy transitional package)".
+        ("linux-modules-nvidia-535-generic-hwe-24.04", "linux-modules-nvidia-580-generic-hwe-24.04",
+         True),
+        ("linux-modules-nvidia-580-generic", "linux-modules-nvidia-580-6.8.0-86-generic", False),
+        # Debian 11: apt-cache show.
+        ("nvidia-tesla-450-kernel-dkms", "nvidia-tesla-470-kernel-dkms, dkms (>= 2.1.0.0)", True),
+        ("nvidia-tesla-470-driver", "nvidia-tesla-470-driver-libs (= 470.256.02-1)", False),
+        ("nvidia-driver-580", "nvidia-dkms-580 (<= 580.173.02-1), libnvidia-gl-580", False),
+    ],
+)  # fmt: skip
+def test_only_what_leads_to_another_branch_is_transitional(name, depends, leads):
+    assert bool(collect.leads_to(name, depends)) is leads
+
+
+def test_of_two_modules_the_newer_one_counts(says, monkeypatch):
+    """Debian's alternatives prefer it; a legacy driver may stay beside its successor."""
+    folders = ["/var/lib/dkms/nvidia-legacy-390xx", "/var/lib/dkms/nvidia-tesla-470"]
+    monkeypatch.setattr(collect.glob, "glob", lambda pattern: folders)
+    says("modinfo -k 5.10.0-35-amd64 -F version nvidia-legacy-390xx", "390.157")
+    says("modinfo -k 5.10.0-35-amd64 -F version nvidia-tesla-470", "470.256.02")
+    assert collect.module("5.10.0-35-amd64") == "470.256.02"
+    assert collect.module("5.10.0-36-amd64") is None
+
+
 def test_offered_is_what_apt_would_install(says):
     says("apt-cache pkgnames", "bash\nnvidia-kernel-dkms\nnvidia-driver-999\n")
     says("apt-cache -o Dir::Etc::preferencesparts=", POLICY)

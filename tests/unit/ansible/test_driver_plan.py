@@ -29,6 +29,18 @@ def test_a_desktop_gets_the_drawing_half_too():
     assert plan(desktop)["packages"] == ("nvidia-driver-580-open=580.126.20-0ubuntu0.22.04.1",)
 
 
+def test_a_desktop_gets_a_desktops_branch_and_a_server_the_newest():
+    """Ubuntu 20.04 has 535 for desktops, and 570 for servers alone."""
+    focal = {
+        name: version for name, version in UBUNTU.items() if "580" not in name and "610" not in name
+    }
+    focal |= {name.replace("535", "570"): "570.86.15-0ubuntu0.20.04.5"
+              for name in focal if "535-server" in name}  # fmt: skip
+    desktop = facts("ubuntu2004", offered=focal, display_manager="gdm3.service")
+    assert plan(desktop)["packages"] == ("nvidia-driver-535=535.126.20-0ubuntu0.22.04.1",)
+    assert plan(facts("ubuntu2004", offered=focal))["version"] == "570.86.15"
+
+
 @pytest.mark.parametrize(
     ("cards", "stack", "branch", "module"),
     [
@@ -302,6 +314,12 @@ def test_a_new_kernel_gets_signed_modules_where_the_old_one_had_them():
     chosen = plan(made)
     assert chosen["action"] == "package"
     assert chosen["packages"] == ("linux-modules-nvidia-580-open-6.8.0-60-generic=6.8.0-60.63",)
+    # Of a branch that has ended only a name is left, by which no module is chosen.
+    ended = "linux-modules-nvidia-535-generic-hwe-22.04"
+    made["packages"][ended] = "6.8.0-50.51"
+    made["transitional"][ended] = "linux-modules-nvidia-580-generic-hwe-22.04"
+    made["offered"]["linux-modules-nvidia-535-6.8.0-60-generic"] = "6.8.0-60.63"
+    assert plan(made)["packages"] == chosen["packages"]
 
 
 @pytest.mark.parametrize(

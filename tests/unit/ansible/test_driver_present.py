@@ -2,7 +2,7 @@
 
 import pytest
 
-from planning import driver_after
+from planning import driver_after, stacks
 from tests.unit.ansible.driver_machines import (
     DEBIAN12,
     TOOLS,
@@ -145,14 +145,31 @@ def test_the_version_is_the_librarys_and_not_that_of_a_transitional_package(libr
     assert set(driver_after.driver_hold(made, chosen["version"])["packages"]) == set(names)
 
 
+def kepler(packages):
+    """A machine whose driver is of one of Debian's older branches."""
+    (version,) = {stacks.upstream(found) for found in packages.values()}
+    state = dict.fromkeys(("driver", "driver_library", "module"), version)
+    return facts(packages=packages, **state) | {"gpus": [{"vendor": "10de", "device": "102d"}]}
+
+
 def test_debians_older_branches_are_drivers_by_packages():
     names = dict.fromkeys(("nvidia-tesla-470-kernel-dkms", "libnvidia-tesla-470-ml1"),
                           "470.256.02-1~deb12u1")  # fmt: skip
-    state = {"driver": "470.256.02", "driver_library": "470.256.02", "module": "470.256.02"}
-    made = facts(packages=names, **state) | {"gpus": [{"vendor": "10de", "device": "102d"}]}
+    made = kepler(names)
     chosen = plan(made)
     assert (chosen["action"], chosen["version"], chosen["hold"]) == ("nothing", "470.256.02", True)
     assert driver_after.driver_hold(made, "470.256.02")["packages"] == sorted(names)
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [("legacy-390xx", "390.157-1~deb11u1"), ("tesla", "525.147.05-15~deb12u1")],
+)
+@pytest.mark.parametrize("part", ["driver", "kernel-dkms"])
+def test_debians_legacy_drivers_are_drivers_by_packages_too(name, version, part):
+    names = dict.fromkeys((f"nvidia-{name}-{part}", f"libnvidia-{name}-ml1"), version)
+    chosen = plan(kepler(names), policy="upgrade", source="runfile")
+    assert "was installed from packages" in chosen["reason"]
 
 
 def test_what_an_older_branch_left_behind_is_not_the_driver():
