@@ -22,9 +22,8 @@ from launcher.before.checks import Checked, check_machines, make_plan, new_id
 from launcher.before.plan import Plan
 from launcher.before.problems import BUSY_REMEDY
 from launcher.during.attempts import Attempts, write_json
-from launcher.during.cause import Failure
+from launcher.during.failures import READ_BELOW, Failure, explained
 from launcher.during.lines import RunLogs, Terminal
-from launcher.during.pitfalls import READ_BELOW, explain
 from launcher.during.start import sync_code
 from launcher.during.stopper import Stopper
 from launcher.during.waiting import waiting
@@ -153,7 +152,7 @@ class Measurement:
         """Raises UserError for all but a measurement that finished."""
         if outcome.status == "finished":
             return
-        if outcome.cause is not None and outcome.cause.kind == "busy":
+        if outcome.cause is not None and outcome.cause.source == "busy":
             raise Busy(f"{outcome.cause.host}: {outcome.cause.message}: {BUSY_REMEDY}")
         for line in leftovers(outcome):
             self.terminal.say(line)
@@ -165,7 +164,7 @@ class Measurement:
     def _why(self, cause: Failure) -> str:
         """What happened and what to do, in one sentence: nobody watches a measurement, and its
         lines are in its log."""
-        message, remedy = explain(cause)
+        message, remedy = explained(cause)
         launch = cause.rank is None
         name = "launch.log" if launch else f"rank{cause.rank}.log"
         log = relative(self.folder / "nodes" / cause.host / name)

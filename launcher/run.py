@@ -37,7 +37,7 @@ from launcher.before.preflight import Machines
 from launcher.before.problems import BUSY_REMEDY
 from launcher.during import restart
 from launcher.during.attempts import Attempts, write_json
-from launcher.during.cause import Failure
+from launcher.during.failures import Failure
 from launcher.during.lines import RunLogs, Terminal
 from launcher.during.start import start_guards, sync_code
 from launcher.during.stopper import Stopper
@@ -209,7 +209,7 @@ class Run:
                 if not isinstance(error, MachineError):  # other machines would not help
                     return self._give_up(error, Outcome("failed", None, 0.0, [], {}))
                 outcome = self._record_loss(plan, reason, error)
-            if plan.attempt == 1 and outcome.cause is not None and outcome.cause.kind == "busy":
+            if plan.attempt == 1 and outcome.cause is not None and outcome.cause.source == "busy":
                 self.attempts.close("failed")
                 raise Busy(f"{outcome.cause.host}: {outcome.cause.message}: {BUSY_REMEDY}")
             self._report_outcome(outcome)
@@ -232,7 +232,7 @@ class Run:
     def _record_loss(self, plan: Plan, reason: str, error: MachineError) -> Outcome:
         """Machines that answered a moment ago no longer do: record an attempt that failed."""
         message = " ".join(error.problems)
-        failure = Failure(host=error.hosts[0], kind="gone", order=0, message=message)
+        failure = Failure(host=error.hosts[0], source="gone", order=0, message=message)
         outcome = Outcome("failed", failure, 0.0, error.hosts, {})
         if self.attempts.list[-1]["attempt"] != plan.attempt:
             self.attempts.begin(plan, reason, time.time())

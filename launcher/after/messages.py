@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
-from contract.errors import DIVERGED, STOPPED
+from contract.errors import STOPPED, UNWRITTEN
 from contract.text import counted
-from launcher.during.cause import Failure
+from launcher.during import failures
+from launcher.during.failures import Failure
 from launcher.during.watch import Outcome
 from launcher.inventory import CHECKOUT
 
-# Finished, but this machine lacks records, checkpoints or report: EX_IOERR of sysexits.h.
-UNWRITTEN = 74
 # Of the processes that still live on a machine: how many are named, with how many characters each.
 NAMED, LONGEST = 5, 200
 
@@ -55,30 +53,23 @@ def _named(processes: list[dict[str, Any]]) -> str:
 
 
 def exit_code(outcome: Outcome, whole: bool = True) -> int:
-    """The worker's own exit code; where a signal ended it, 128 + signal, as in a shell. `whole`:
-    whether this machine has all that a run leaves here."""
+    """The run's exit code. `whole`: whether this machine has all that a run leaves here."""
     if outcome.status == "finished":
         return 0 if whole else UNWRITTEN
     if outcome.status == "stopped":
         return STOPPED
-    cause = outcome.cause
-    if cause is None or cause.kind in ("gone", "guard", "paused"):
-        return 1
-    if cause.signal:
-        return 128 + getattr(signal, cause.signal, signal.SIGKILL)
-    return cause.exit_code or 1
+    return failures.exit_code(outcome.cause) if outcome.cause else 1
 
 
 def how_to_resume(run: str, saved: bool, cause: Failure | None) -> str:
     """What to type after a run that did not finish."""
-    if saved and cause is not None and cause.exit_code == DIVERGED:
+    if not saved:
         return (
-            f"what was saved before is in runs/{run}/checkpoints; RESUME={run} would repeat the "
-            "steps that diverged, and end in the same way"
+            "this run cannot be continued, since it ended before its first checkpoint: start it "
+            "again as a new run"
         )
-    if saved:
-        return f"to continue where it was saved: `make train RESUME={run}`"
-    return "nothing had been saved yet, so that the run cannot be continued: start it anew"
+    refusal = failures.no_resume(cause, run) if cause else None
+    return refusal or f"to continue where it was saved: `make train RESUME={run}`"
 
 
 def not_copied(folder: Path, error: Exception) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from contract import validate
 from contract.validate import NATURAL, Invalid, One
 from launcher.before.plan import Plan
-from launcher.during.cause import document
+from launcher.during.failures import document
 from launcher.during.watch import Outcome
 from launcher.folders import write_whole
 

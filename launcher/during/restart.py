@@ -11,10 +11,11 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from contract.errors import BAD_INPUT, DIVERGED, OUT_OF_MEMORY, UserError
+from contract.errors import UserError
 from launcher.before import preflight
 from launcher.before.preflight import Asked, Machines
-from launcher.during.cause import Failure
+from launcher.during import failures
+from launcher.during.failures import Restart
 from launcher.during.stopper import Stopper
 from launcher.during.watch import Outcome
 from launcher.engine import talk
@@ -66,25 +67,14 @@ def decide(outcome: Outcome, limits: Limits) -> tuple[Limits, str] | None:
     cause = outcome.cause
     if outcome.status != "failed" or cause is None:
         return None
-    if cause.exit_code == OUT_OF_MEMORY and limits.divisor < LARGEST_DIVISOR:
-        fewer = replace(limits, divisor=limits.divisor * 2)
-        return fewer, f"{cause.host} ran out of memory; micro-batches are 1/{fewer.divisor} now"
-    # Bad input stays bad, and the same steps diverge again: a second attempt would say the same.
-    same_again = cause.exit_code in (BAD_INPUT, DIVERGED) and not cause.disk_full
-    if same_again or limits.restarts < 1:
+    restart = failures.restart(cause)
+    if restart is Restart.IN_SMALLER_PIECES and limits.divisor < LARGEST_DIVISOR:
+        left = replace(limits, divisor=limits.divisor * 2)
+    elif restart is not Restart.SAME_AGAIN and limits.restarts > 0:
+        left = replace(limits, restarts=limits.restarts - 1)
+    else:
         return None
-    return replace(limits, restarts=limits.restarts - 1), reason(cause)
-
-
-def reason(cause: Failure) -> str:
-    if cause.kind == "gone":
-        return f"{cause.host} gone: {cause.message}"
-    if cause.kind == "paused":
-        return cause.message or "the control machine did not run"
-    if cause.kind == "worker":
-        how = cause.signal or f"exit code {cause.exit_code}"
-        return f"{cause.host}, rank {cause.rank} failed: {how}"
-    return f"{cause.host}: {cause.kind} failed"
+    return left, failures.reason(cause, left.divisor)
 
 
 def survivors(checked: Checked, limits: Limits, stopper: Stopper) -> Machines:

@@ -10,7 +10,7 @@ from typing import Any
 from contract.validate import Invalid
 from launcher.before.plan import Plan
 from launcher.during import stages
-from launcher.during.cause import Failure, first_of
+from launcher.during.failures import Failure, first_of
 from launcher.during.guarded import LEASE, Guarded, task
 from launcher.during.lines import RunLogs
 from launcher.during.pauses import Pauses
@@ -166,11 +166,11 @@ class Watch:
                 "eof": "its connection from here ended, and it stopped its part",
                 "guard": "a part of its guard was killed",
             }[frame["reason"]]
-            kind = "guard" if frame["reason"] == "guard" else "gone"
+            source = "guard" if frame["reason"] == "guard" else "gone"
             if frame["reason"] == "lease" and self._pauses.longest > LEASE / 2:
-                kind = "paused"
+                source = "paused"
                 message = f"the control machine did not run for {self._pauses.longest:.0f} s"
-            self._fail(self._failure(host, kind, message=message))
+            self._fail(self._failure(host, source, message=message))
 
     def _worker_exit(self, host: str, frame: dict[str, Any]) -> None:
         if frame["exit_code"] == 0 or self._ending:
@@ -191,8 +191,8 @@ class Watch:
             )
         )
 
-    def _failure(self, host: str, kind: str, **fields: Any) -> Failure:
-        return Failure(host=host, kind=kind, order=len(self._failures), **fields)
+    def _failure(self, host: str, source: str, **fields: Any) -> Failure:
+        return Failure(host=host, source=source, order=len(self._failures), **fields)
 
     def _launch_failure(self, host: str, frame: dict[str, Any]) -> Failure:
         return self._failure(
@@ -265,7 +265,7 @@ class Watch:
     @property
     def _distrusted(self) -> bool:
         """Whether a guard was killed, or sent what no guard does."""
-        return any(failure.kind == "guard" for failure in self._failures)
+        return any(failure.source == "guard" for failure in self._failures)
 
     @property
     def _ending(self) -> bool:

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from launcher import connection
 from launcher.before.plan import NodePlan, Plan
+from launcher.during.failures import explained
 from launcher.during.lines import RunLogs, Terminal
-from launcher.during.pitfalls import explain
 from launcher.during.stopper import Stopper
 from launcher.during.watch import Watch
 from launcher.inventory import Host
@@ -93,10 +93,10 @@ def main(count, mark):
         logs.close()
     cause = outcome.cause and {
         "host": outcome.cause.host,
-        "kind": outcome.cause.kind,
+        "kind": outcome.cause.source,
         "rank": outcome.cause.rank,
         "signal": outcome.cause.signal,
-        "said": explain(outcome.cause)[0],
+        "said": explained(outcome.cause)[0],
     }
     left = [process for frame in outcome.exits.values() for process in frame["left"]]
     told = {"status": outcome.status, "cause": cause, "gone": outcome.gone, "left": left}

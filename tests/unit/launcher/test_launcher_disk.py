@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from contract.errors import UserError
+from contract.errors import UNWRITTEN, UserError
 from launcher import folders
-from launcher.after.messages import UNWRITTEN, exit_code, not_copied
+from launcher.after.messages import exit_code, not_copied
 from launcher.during import attempts
-from launcher.during.cause import Failure
+from launcher.during.failures import Failure
 from launcher.during.watch import Outcome
 from tests.unit.launcher.launcher_values import build, facts, host
 
@@ -29,7 +29,7 @@ def test_what_finished_but_is_not_all_here_has_a_code_of_its_own():
     finished, stopped = (Outcome(status, None, 1.0, [], {}) for status in ("finished", "stopped"))
     assert [exit_code(finished), exit_code(finished, whole=False)] == [0, UNWRITTEN]
     assert exit_code(stopped, whole=False) == exit_code(stopped)
-    cause = Failure(host="node1", kind="worker", order=0, rank=0, exit_code=9)
+    cause = Failure(host="node1", source="worker", order=0, rank=0, exit_code=9)
     assert exit_code(Outcome("failed", cause, 1.0, [], {}), whole=False) == 9
 
 

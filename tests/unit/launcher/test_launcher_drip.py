@@ -94,7 +94,7 @@ def test_a_machine_that_falls_silent_as_it_is_ended_hides_no_liar(tmp_path, monk
     monkeypatch.setattr(stages, "SETTLE", 0.0)
     monkeypatch.setattr(stages, "SILENCE", 0.5)
     outcome = watch(tmp_path, Says(HELLO), Says(HELLO + LIE))
-    assert (outcome.cause.host, outcome.cause.kind) == ("node2", "guard")
+    assert (outcome.cause.host, outcome.cause.source) == ("node2", "guard")
     assert outcome.gone == ["node1"]
 
 
@@ -108,7 +108,7 @@ class Reopens(Says):
 def test_a_liar_whose_connection_is_closed_ends_no_watch(tmp_path, monkeypatch):
     monkeypatch.setattr(stages, "SETTLE", 0.0)
     outcome = watch(tmp_path, Reopens(HELLO + LIE))
-    assert (outcome.cause.host, outcome.cause.kind) == ("node1", "guard")
+    assert (outcome.cause.host, outcome.cause.source) == ("node1", "guard")
 
 
 class Dripping:

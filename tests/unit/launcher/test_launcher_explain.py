@@ -10,8 +10,7 @@ from paramiko.ssh_exception import NoValidConnectionsError
 
 from launcher import inventory
 from launcher.before import preflight
-from launcher.during.cause import Failure
-from launcher.during.pitfalls import explain
+from launcher.during.failures import Failure, explained
 from launcher.engines import ssh
 from launcher.errors import MachineError
 from tests.unit.launcher.launcher_values import host
@@ -68,11 +67,11 @@ def test_a_process_that_was_killed_is_no_launch_that_could_not_begin():
         "  traceback : Signal 9 (SIGKILL) received by PID 8730",
     )
     failure = Failure("pc1", "launch", 0, exit_code=1, message="after 12 s", last_lines=lines)
-    said, remedy = explain(failure)
+    said, remedy = explained(failure)
     assert said.startswith("pc1: a process of torch.distributed.launch was ended by SIGKILL after")
     assert "12 s: it was killed" in said and "could not run" not in said and "journalctl" in remedy
     never = Failure("pc1", "launch", 0, exit_code=1, last_lines=("no such module",))
-    assert "could not run torch.distributed.launch" in explain(never)[0]
+    assert "could not run torch.distributed.launch" in explained(never)[0]
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ LIES = {
 def test_a_guard_that_lies_is_its_nodes_failure(tmp_path, name):
     outcome, _ = watch(tmp_path, [GOOD, LIES[name] + "\nsys.stdin.read()"])
     assert outcome.status == "failed"
-    assert (outcome.cause.host, outcome.cause.kind) == ("node2", "guard")
+    assert (outcome.cause.host, outcome.cause.source) == ("node2", "guard")
     assert "it sent something that no guard sends" in outcome.cause.message
     assert outcome.exits["node1"]["reason"] == "killed"
     assert outcome.lingering == ["node2"]

@@ -12,7 +12,7 @@ from contract.errors import UserError
 from launcher import cli, folders, measure
 from launcher.before import links, preflight
 from launcher.before.checks import Checked
-from launcher.during.cause import Failure
+from launcher.during.failures import Failure
 from launcher.during.watch import Outcome
 from launcher.inventory import CHECKOUT
 from launcher.options import Options
@@ -164,7 +164,7 @@ def test_a_link_that_cannot_be_measured_is_said(cluster, capsys, monkeypatch):
 
 def test_a_machine_that_another_run_took_first_is_waited_for_if_asked(cluster, capsys, monkeypatch):
     taken = cluster(STEPS.format(checkout=str(CHECKOUT)))
-    busy = Failure(host="node2", kind="busy", order=0, message="it is in use by anna@desk: run r")
+    busy = Failure(host="node2", source="busy", order=0, message="it is in use by anna@desk: run r")
     outcomes = [Outcome("failed", busy, 0.0, [], {})] * 2
     real = measure.watched
     monkeypatch.setattr(

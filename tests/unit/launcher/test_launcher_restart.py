@@ -4,7 +4,7 @@ import pytest
 
 from contract.errors import UserError
 from launcher.during import restart
-from launcher.during.cause import Failure
+from launcher.during.failures import Failure
 from launcher.during.restart import Limits
 from launcher.during.watch import Outcome
 from launcher.options import Options
@@ -12,7 +12,7 @@ from tests.unit.launcher.launcher_values import host
 
 
 def ended(status="failed", **cause):
-    failure = Failure(**{"host": "node3", "kind": "worker", "order": 0, "rank": 2, **cause})
+    failure = Failure(**{"host": "node3", "source": "worker", "order": 0, "rank": 2, **cause})
     return Outcome(status, failure if status == "failed" else None, 1.0, [], {})
 
 
@@ -42,7 +42,7 @@ def test_out_of_memory_halves_the_micro_batch_without_using_up_restarts():
 
 
 def test_a_machine_that_is_gone_is_named_with_its_reason():
-    outcome = ended(kind="gone", rank=None, message="no heartbeat for 15 s")
+    outcome = ended(source="gone", rank=None, message="no heartbeat for 15 s")
     assert restart.decide(outcome, Limits(1, 1))[1] == "node3 gone: no heartbeat for 15 s"
 
 

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from contract import predictions
-from contract.errors import UserError
+from contract.errors import UNWRITTEN, UserError
 from contract.runs import prediction_path
 from launcher import folders, run
 from launcher.after import collect, report
-from launcher.after.messages import UNWRITTEN
 from launcher.before import checks, plan, preflight
 from launcher.before.checks import Checked
 from launcher.during import attempts, waiting, watch
@@ -303,8 +302,8 @@ sys.exit(9)
 @pytest.mark.parametrize(
     ("script", "last"),
     [
-        ("sys.exit(9)", "nothing had been saved yet"),
-        (SAVING % "null", "nothing had been saved yet"),
+        ("sys.exit(9)", "ended before its first checkpoint"),
+        (SAVING % "null", "ended before its first checkpoint"),
         (SAVING % '"step-3.pt"', "to continue where it was saved: `make train RESUME=r`"),
     ],
 )

@@ -18,9 +18,8 @@ from launcher import spool
 from launcher.after.sizes import MIB
 from launcher.before import problems
 from launcher.during import attempts, lines, pauses, rotating_log
-from launcher.during.cause import Failure, first_of
+from launcher.during.failures import Failure, explained, first_of
 from launcher.during.lines import RunLogs, Terminal
-from launcher.during.pitfalls import explain
 from launcher.during.rotating_log import RotatingLog
 from launcher.during.watch import LEASE
 from tests.unit.launcher.launcher_values import build, facts, host
@@ -95,8 +94,8 @@ def test_a_pause_of_the_controller_is_no_silence_of_a_node(tmp_path, monkeypatch
     script = "time.sleep(1.5)\nend('lease')"
     outcome, said = watch(tmp_path, [script])
     assert "tandem: this machine did not run for 40 s: it was stopped, asleep or overloaded" in said
-    assert (outcome.cause.kind, outcome.gone) == ("paused", [])
-    message, remedy = explain(outcome.cause)
+    assert (outcome.cause.source, outcome.gone) == ("paused", [])
+    message, remedy = explained(outcome.cause)
     assert "the control machine did not run for 40 s" in message and "switched on" not in remedy
 
 
@@ -119,13 +118,13 @@ def test_a_pause_while_it_waits_is_known_before_silence_is_judged(tmp_path, monk
     monkeypatch.setattr(selectors, "DefaultSelector", Stopped)
     outcome, said = watch(tmp_path, ["time.sleep(1.5)\nend('lease')"])
     assert "tandem: this machine did not run for 4" in said and len(waits) >= 3
-    assert (outcome.cause.kind, outcome.gone) == ("paused", [])
+    assert (outcome.cause.source, outcome.gone) == ("paused", [])
 
 
 def test_a_paused_controller_explains_what_follows():
-    paused = Failure(host="node1", kind="paused", order=2, message="x")
+    paused = Failure(host="node1", source="paused", order=2, message="x")
     killed = Failure(
-        host="node2", kind="worker", order=1, signal="SIGKILL", first_on_node=False, rank=1
+        host="node2", source="worker", order=1, signal="SIGKILL", first_on_node=False, rank=1
     )
     assert first_of([killed, paused]) is paused
     assert pauses.LONGEST_TURN < LEASE / 2

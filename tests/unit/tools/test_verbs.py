@@ -18,8 +18,8 @@ import pytest
 from contract import command_line
 from contract.errors import UserError
 from launcher import cli, folders, run, told
-from launcher.during import pitfalls
-from launcher.during.cause import Failure
+from launcher.during import failures
+from launcher.during.failures import Failure
 from launcher.during.lines import Terminal
 from report.__main__ import main as report_main
 
@@ -366,7 +366,7 @@ def test_what_is_printed_keeps_the_list_of_machines(monkeypatch, capsys):
     terminal.drain()
     assert screen.getvalue() == f"tandem: run {provision}, then `make train RESUME=x`\n"
     failure = Failure("pc1", "exit", 0, exception="No module named 'einops'")
-    assert provision in pitfalls.explain(failure)[1]
+    assert provision in failures.explained(failure)[1]
     assert report_main(["plan", "--runs", "none", "--model", "resnet50"]) == 3
     assert "`make plan INVENTORY='my pcs.ini' NODES=4" in capsys.readouterr().err
     assert cli.main(["train"]) == 2

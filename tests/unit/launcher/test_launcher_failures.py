@@ -1,20 +1,23 @@
 """Which failure came first, and what is said about it."""
 
+import string
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from contract.errors import DIVERGED
-from launcher.after.messages import how_to_resume
-from launcher.during import cause
-from launcher.during.cause import PEER_LOST, Failure, document, first_of
+from launcher.after.messages import exit_code, how_to_resume
+from launcher.during import failures, restart
+from launcher.during.failures import PEER_LOST, Failure, document, first_of
+from launcher.during.watch import Outcome
 
 PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [192.0.2.3]:4711"
 
 
-def failure(host="node1", kind="worker", order=0, **fields):
-    return Failure(host=host, kind=kind, order=order, **fields)
+def failure(host="node1", source="worker", order=0, **fields):
+    return Failure(host=host, source=source, order=order, **fields)
 
 
 def test_lost_peers_are_ranked_below_any_other():
@@ -29,17 +32,17 @@ def test_lost_peers_are_ranked_below_any_other():
 def test_a_machine_that_is_gone_explains_lost_peers():
     told = [
         failure("node1", order=0, rank=0, exit_code=1, exception=PEER),
-        failure("node4", kind="gone", order=1, message="no heartbeat for 15 s"),
+        failure("node4", source="gone", order=1, message="no heartbeat for 15 s"),
     ]
     assert first_of(told).host == "node4"
 
 
 def test_a_workers_own_error_explains_its_launch():
     told = [
-        failure("node1", kind="launch", order=0, exit_code=1),
+        failure("node1", source="launch", order=0, exit_code=1),
         failure("node1", order=1, rank=0, exit_code=3),
     ]
-    assert first_of(told).kind == "worker"
+    assert first_of(told).source == "worker"
 
 
 def test_on_one_node_the_guard_knows_the_first():
@@ -54,13 +57,13 @@ def test_a_failure_is_judged_once_and_by_the_beginning_of_its_lines(monkeypatch)
     """Lines that were made for these patterns cost seconds."""
     searched = []
     pattern = SimpleNamespace(search=lambda text: searched.append(len(text)))
-    monkeypatch.setattr(cause, "PEER_LOST", pattern)
-    monkeypatch.setattr(cause, "NCCL_PEER_LOST", pattern)
+    monkeypatch.setattr(failures, "PEER_LOST", pattern)
+    monkeypatch.setattr(failures, "NCCL_PEER_LOST", pattern)
     told = [failure(rank=rank, exit_code=1, last_lines=("x" * 4096,) * 20) for rank in (0, 1)]
     for _ in range(3):
         assert first_of(told).rank == 0
     assert len(searched) == 3 * len(told)  # twice by the one pattern, once by the other
-    assert max(searched) < 20 * (cause.JUDGED + 1)
+    assert max(searched) < 20 * (failures.JUDGED + 1)
 
 
 def test_a_signal_is_no_lost_peer_whatever_was_printed_before():
@@ -185,3 +188,52 @@ def test_a_long_last_line_costs_work_in_proportion(word):
         return min(took)
 
     assert seconds(16 << 12) < 64 * seconds(1 << 12)  # 16 times the text; squared it would be 256
+
+
+def test_a_new_kind_of_first_cause_is_one_entry(monkeypatch):
+    """Sentence, remedy, exit code, rank and what comes next follow from its row alone."""
+    warm = failures.FailureKind(
+        lambda failure: failure.exit_code == 79,
+        rank=failures.Rank.BUSY,
+        sentence="{who}: its card was too hot ({own})",
+        remedy="clean its fans",
+        restart=failures.Restart.SAME_AGAIN,
+        exit_code=79,
+        no_resume="let it cool before RESUME={run}",
+    )
+    ended = failure(rank=3, exit_code=79, order=1, last_lines=("trainer: 98 degrees",))
+    other = failure("node2", rank=0, exit_code=9)
+    outcome = Outcome("failed", ended, 1.0, [], {})
+    assert first_of([other, ended]) is other and restart.decide(outcome, restart.Limits(1, 1))
+    assert "79" in document(ended)["message"]
+    ended, other = replace(ended), replace(other)  # a failure is judged once
+    outcome = Outcome("failed", ended, 1.0, [], {})
+    monkeypatch.setattr(failures, "FAILURE_KINDS", (warm, *failures.FAILURE_KINDS))
+    assert first_of([other, ended]) is ended
+    told = document(ended)
+    assert told["message"] == "node1, rank 3: its card was too hot (98 degrees)"
+    assert told["remedy"] == "clean its fans"
+    assert restart.decide(outcome, restart.Limits(1, 1)) is None
+    assert exit_code(outcome) == 79
+    assert how_to_resume("r", True, ended) == "let it cool before RESUME=r"
+    helps = replace(warm, restart=failures.Restart.HELPS, reason="{host} was too hot")
+    monkeypatch.setattr(failures, "FAILURE_KINDS", (helps, *failures.FAILURE_KINDS))
+    limits, why = restart.decide(outcome, restart.Limits(1, 1))
+    assert (limits.restarts, why) == (0, "node1 was too hot")
+
+
+def test_a_machine_that_another_run_took_between_two_attempts_is_named():
+    taken = failure(source="busy", message="it is in use by anna@desk: run r")
+    told = document(taken)
+    assert told["message"] == "node1: it is in use by anna@desk: run r"
+    assert "QUEUE=1" in told["remedy"]
+
+
+@pytest.mark.parametrize("kind", failures.FAILURE_KINDS)
+def test_each_sentence_has_its_remedy_and_words_that_there_are(kind):
+    whole = failure(rank=0, exit_code=1, signal="SIGKILL", message="m", last_lines=("trainer: x",))
+    known = {*whole.words(), "killed"}
+    assert (kind.sentence is None) == (kind.remedy is None)
+    for template, more in ((kind.sentence, ()), (kind.reason, ("divisor",))):
+        asked = {name for _, name, _, _ in string.Formatter().parse(template or "") if name}
+        assert asked <= known | {*more}
