@@ -1,12 +1,13 @@
 """Quantisation to a few bits a value: a level relative to the largest magnitude of the value's
 block, which is sent too.
 
-Plain torch operations on whole tensors, the same on a CPU and a GPU. A byte packs one code from
-each half, quarter or fifth of a row, so that each operation runs over memory in order.
+Plain torch operations on whole tensors, the same on a CPU and a GPU, and few of them: on a GPU each
+is a kernel, and the link waits for them (`tests/bench/codec.py` counts kernels and bytes).
 """
 
 import dataclasses
-from typing import Dict, List, Union
+import functools
+from typing import Dict, Union
 
 import torch
 
@@ -15,7 +16,8 @@ from contract.strategies import BLOCK, coded_bytes
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-    """`levels` on each side of zero; `packed` codes in a byte, as digits in base `radix`.
+    """`levels` on each side of zero. A code is from -`levels` to `levels`, and `packed` of them,
+    neighbours, are the digits of a signed byte in base `radix`.
 
     A block with an inf or a NaN decodes to NaNs and infs only, so that its sum shows that the
     gradients overflowed.
@@ -31,54 +33,58 @@ class Codec:
 
     @torch.no_grad()
     def encode(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of fp32 (R, V) as bytes (R, coded_bytes(V))."""
+        """Rows of fp32 (R, V) as bytes (R, coded_bytes(V)); the rows become what is left out."""
         count, values = rows.shape
         blocks = rows.view(-1, BLOCK)
         # Not abs().amax(), which would make a copy.
         peak = torch.maximum(blocks.amax(1), blocks.amin(1).neg_()).bfloat16()
-        factor = self.levels / peak.float()
-        # For a block of zeros, and for one with infs or NaNs, which its peak alone marks as such.
-        factor.nan_to_num_(0.0, 0.0, 0.0)
-        codes = (blocks * factor[:, None]).nan_to_num_(0.0).round_()
-        codes = codes.clamp_(-self.levels, self.levels).add_(self.levels).to(torch.uint8)
-        parts = codes.view(count, self.packed, -1)
+        codes = self._codes(blocks, peak.float()[:, None])
+        blocks.addcmul_(codes, self._step(peak), value=-1)
         coded = torch.empty(count, self.coded_bytes(values), dtype=torch.uint8, device=rows.device)
         body = coded[:, : values // self.packed]
-        body.copy_(parts[:, 0])
+        digits = codes.view(-1, self.packed)
+        packed = digits[:, 0]
         for place in range(1, self.packed):
-            body.add_(parts[:, place], alpha=self.radix**place)
-        peaks = peak.view(count, -1).view(torch.uint8)
-        coded[:, values // self.packed :].copy_(peaks)
+            packed = packed.add(digits[:, place], alpha=self.radix**place)
+        body.view(torch.int8).copy_(packed.view(count, -1))
+        coded[:, values // self.packed :].copy_(peak.view(count, -1).view(torch.uint8))
         return coded
+
+    def _codes(self, blocks: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
+        """The level of each value, from -`levels` to `levels`. None is beyond: rounded to bf16, a
+        peak loses at most a 256th, which is less than half a level. In a block with infs or NaNs,
+        which its peak alone marks as such, they may be any."""
+        if self.levels == 1:
+            half = peak * 0.5
+            return (blocks > half).view(torch.int8).sub_((blocks < -half).view(torch.int8))
+        factor = (self.levels / peak).nan_to_num_(0.0, 0.0, 0.0)  # a peak of next to nothing: 0
+        return (blocks * factor).round_().to(torch.int8)
+
+    def _step(self, peak: torch.Tensor) -> torch.Tensor:
+        """The distance of two levels in each block."""
+        return peak.float().div_(self.levels).view(-1, 1)
 
     @torch.no_grad()
     def decode(self, coded: torch.Tensor, values: int) -> torch.Tensor:
         """The inverse of `encode` for rows of `values` numbers: fp32 (R, V)."""
-        count = len(coded)
         body, tail = coded[:, : values // self.packed], coded[:, values // self.packed :]
-        rows = torch.empty(count, self.packed, body.shape[1], device=coded.device)
-        for place, digits in enumerate(self._digits(body)):
-            rows[:, place].copy_(digits)
-        # bf16 is the upper half of an fp32. A contiguous copy is viewed, since the offset of the
-        # tail may be odd.
-        peak = tail.contiguous().view(torch.bfloat16).float().view(-1, 1)
-        return rows.view(-1, BLOCK).sub_(self.levels).mul_(peak / self.levels).view(count, values)
-
-    def _digits(self, body: torch.Tensor) -> List[torch.Tensor]:
+        # A contiguous copy is viewed, since the offset of the tail may be odd.
+        step = self._step(tail.contiguous().view(torch.bfloat16))
         if self.packed == 1:
-            return [body]
-        if self.radix == 2 ** (8 // self.packed):
-            bits = 8 // self.packed
-            last = self.packed - 1
-            parts = [body >> (bits * place) for place in range(self.packed)]
-            return [part & (self.radix - 1) for part in parts[:last]] + [parts[last]]
-        digits, rest = [], body
-        for _ in range(self.packed - 1):
-            # Multiplying by 171/512 and rounding down divides integers below 256 exactly by 3.
-            third = ((rest.to(torch.int32) * 171) >> 9).to(torch.uint8)
-            digits.append(rest - third * 3)
-            rest = third
-        return [*digits, rest]
+            codes = body.view(torch.int8)
+        else:
+            codes = _table(self, coded.device).index_select(0, body.int().view(-1))
+        return torch.mul(codes.reshape(-1, BLOCK), step).view(len(coded), values)
+
+
+@functools.cache
+def _table(codec: Codec, device: torch.device) -> torch.Tensor:
+    """The codes in each byte: int8 (256, packed)."""
+    rest, codes = torch.arange(256).to(torch.int8).int(), []
+    for _ in range(codec.packed):
+        codes.append((rest + codec.levels) % codec.radix - codec.levels)
+        rest = (rest - codes[-1]).div(codec.radix, rounding_mode="floor")
+    return torch.stack(codes, 1).to(device, torch.int8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +98,10 @@ class Plain:
         return values * torch.empty(0, dtype=self.dtype).element_size()
 
     def encode(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of fp32 (R, V) as bytes; always a copy."""
-        return rows.to(self.dtype, copy=True).view(torch.uint8)
+        """Rows of fp32 (R, V) as bytes, always a copy; the rows become what is left out."""
+        coded = rows.to(self.dtype, copy=True)
+        rows.sub_(coded)
+        return coded.view(torch.uint8)
 
     def decode(self, coded: torch.Tensor, values: int) -> torch.Tensor:
         return coded.contiguous().view(self.dtype).float()

@@ -62,12 +62,10 @@ class Parts:
     def _code(self, job: Any) -> Bucket:
         """Encode this rank's values plus what it left out before."""
         buffer, _, kept = job
-        flat = kept.coming[0].copy_(kept.now[0])
-        flat[: buffer.numel()].add_(buffer)
-        whole = flat.view(self.world, -1)
-        coded = self.codec.encode(whole)
-        whole.sub_(self.codec.decode(coded, whole.shape[1]))
-        return Bucket(buffer, kept, coded)
+        flat, values = kept.coming[0], buffer.numel()
+        torch.add(kept.now[0][:values], buffer, out=flat[:values])
+        flat[values:].zero_()  # after an overflow, NaN was left there
+        return Bucket(buffer, kept, self.codec.encode(flat.view(self.world, -1)))
 
     def _exchange(self, bucket: Bucket, group: Any) -> Bucket:
         """Bring the parts to their owners, and the sums of the owners to all.
@@ -82,12 +80,9 @@ class Parts:
 
     def _sum(self, coded: torch.Tensor, kept: BucketState) -> torch.Tensor:
         """The codes of the sum of the part that this rank owns."""
-        whole = kept.coming[1].copy_(kept.now[1]).view(1, -1)
-        part = whole.shape[1]
-        whole.add_(self.codec.decode(coded, part).sum(0))
-        total = self.codec.encode(whole)
-        whole.sub_(self.codec.decode(total, part))
-        return total[0]
+        whole = kept.coming[1]
+        torch.add(kept.now[1], self.codec.decode(coded, len(whole)).sum(0), out=whole)
+        return self.codec.encode(whole.view(1, -1))[0]
 
     def _take(self, bucket: Bucket) -> torch.Tensor:
         """Decode the sums of all owners."""
