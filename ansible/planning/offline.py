@@ -26,7 +26,7 @@ def bundle_order(hostvars, offline, stack, python=""):
             "its line of inventory.ini write, for example, release=bookworm. The machine says its "
             "own by: . /etc/os-release; echo $VERSION_CODENAME"
         )
-    wanted = offline_releases(hostvars, offline)
+    wanted = offline_releases(hostvars, offline, row)
     known = [release for release in wanted if release in table]
     own = {table[release]["python"] for release in known}
     pythons = sorted({python} | (own & set(row.get("python", []))))
@@ -38,15 +38,18 @@ def bundle_order(hostvars, offline, stack, python=""):
     }
 
 
-def offline_releases(hostvars, offline):
-    """{code name: further packages}: headers of the kernels that the inventory names, and the gcc
-    that builds modules for them, where it is not the release's own (driver_offers.kernels_gcc)."""
+def offline_releases(hostvars, offline, stack):
+    """{code name: further packages}: headers of the kernels that the inventory names, the gcc that
+    builds modules for them, where it is not the release's own (driver_offers.kernels_gcc), and the
+    one that builds apex (toolkit.compiler). stack: a row of stacks.yml."""
     table, found = releases(), {}
     for host in offline:
         release, kernel = (
             border.setting(hostvars[host], name, host) for name in ("release", "kernel")
         )
         further = found.setdefault(release, set())
+        if stack.get("apex") and "extensions" in table.get(release, {}):
+            further.add(table[release]["extensions"])
         if not kernel:
             continue
         further.add(f"linux-headers-{kernel}")
@@ -71,7 +74,9 @@ def bundle_needed(hostvars, offline, machines, stack):
     pythons = {machines[host]["python"] for host in offline}
     return {
         "wheels": [[stack, each] for each in sorted(pythons)],
-        "releases": offline_releases(hostvars, offline),
+        "releases": offline_releases(
+            hostvars, offline, _table("stacks.yml")["stacks"]["rows"][stack]
+        ),
         "stacks": [stack] if any(machines[host]["gpus"] for host in offline) else [],
     }
 

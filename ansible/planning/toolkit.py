@@ -5,12 +5,14 @@ The roles cuda, cudnn, nccl and apex only carry the plan out, and `make dry-prov
 """
 
 import dataclasses
+import re
 
 from . import driver_offers as offers
 from . import stacks
 from .errors import PlanError
 
 LINK = "/usr/local/cuda"
+COMPILER = re.compile(r"g\+\+-(\d+)$")
 SWITCH = ("auto", "true", "false")
 
 
@@ -63,6 +65,7 @@ class Apex:
     reason: str  # why with CUDA extensions, or without
     arch_list: str
     cuda_home: str
+    compiler: str = ""  # the package of an older g++, where the machine's own is too new
 
 
 def toolkit_plan(machines, stack, wanted, table):
@@ -134,7 +137,7 @@ def _word(name, value):
 def _has_toolkit(machine, stack, wanted, table):
     if wanted["toolkit"] == "auto":  # training needs none: only where nvcc could build apex with it
         able = stack.get("toolkit_default") and stacks.cards(machine, table)
-        return bool(able and not _compiler_obstacle(machine, stack))
+        return bool(able and not compiler_obstacle(machine, stack))
     if wanted["toolkit"] == "true" and not stack.get("toolkit"):
         raise PlanError(
             f"toolkit is true, and stack {stack['name']} has no CUDA; set toolkit: auto, or name a "
@@ -181,13 +184,15 @@ def _apex(machine, found, obstacle, stack, table):
     """found: a toolkit of somebody else, or None; obstacle: the result of _no_extensions."""
     kit = found.folder if _is_used(found) else f"{LINK}-{stack['toolkit']}"
     sms = sorted({row["sm"] for _, row in stacks.cards(machine, table)})
+    gcc, package = compiler(machine, stack)
     return Apex(
         part=_part(table["apex"][stack["apex"]]),
         bundle=f"apex-{stack['apex']}",
         extensions=not obstacle,
-        reason=obstacle or f"gcc {_gcc(machine)}",
+        reason=obstacle or f"gcc {gcc}{f' by {package}' if package else ''}",
         arch_list=";".join(f"{sm // 10}.{sm % 10}" for sm in sms),
         cuda_home="" if obstacle else kit,
+        compiler="" if obstacle else package,
     )
 
 
@@ -196,7 +201,7 @@ def _no_extensions(machines, with_toolkit, stack, wanted):
     if wanted["apex_extensions"] == "false":
         return "apex_extensions is false"
     found = {
-        machine["host"]: _compiler_obstacle(machine, stack)
+        machine["host"]: compiler_obstacle(machine, stack)
         or ("" if machine in with_toolkit else "no CUDA toolkit")
         for machine in machines
     }
@@ -209,16 +214,29 @@ def _no_extensions(machines, with_toolkit, stack, wanted):
     return clauses[0] if clauses else ""
 
 
-def _compiler_obstacle(machine, stack):
-    """Why nvcc cannot build CUDA extensions on a machine; empty: it can."""
-    gcc = _gcc(machine)
+def compiler_obstacle(machine, stack):
+    """Why CUDA extensions cannot be built on a machine; empty: they can."""
+    gcc, _ = compiler(machine, stack)
     if gcc is None:
         return "no gcc"
     if stacks.version(gcc)[0] > stack["gcc"]:
-        return f"gcc {gcc}; nvcc of CUDA {stack['toolkit']} takes {stack['gcc']} at most"
+        return f"gcc {gcc}; extensions for CUDA {stack['toolkit']} take {stack['gcc']} at most"
     return ""
 
 
-def _gcc(machine):
-    """The gcc that a build will find: where there is none, role base installs the release's own."""
-    return machine["gcc"] or offers.packaged_gcc(machine)
+def compiler(machine, stack):
+    """(version, package) of the gcc that builds extensions; package "": the machine's own.
+
+    Where the machine has none, role base installs the release's own; where that is too new, the
+    newest of the archive's older ones that the stack takes.
+    """
+    own = machine["gcc"] or offers.packaged_gcc(machine)
+    if own is None or stacks.version(own)[0] <= stack["gcc"]:
+        return own, ""
+    there = {**machine.get("offered", {}), **machine.get("packages", {})}
+    older = {int(found[1]): name for name in there if (found := COMPILER.match(name))}
+    fitting = [number for number in older if number <= stack["gcc"]]
+    if not fitting:
+        return own, ""
+    package = older[max(fitting)]
+    return stacks.upstream(there[package]), package

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from tests import run_directory
 from tests.lab.site_plays import gather_bundle, play
@@ -71,6 +72,16 @@ def test_the_trainer_passes_its_own_tests(node1, capsys):
     with capsys.disabled():
         print(f"\n{printed}")
     assert re.search(r"^\d+ passed", printed, re.M)
+
+
+def test_the_table_names_the_newest_gcc_that_this_torch_takes(node1):
+    """Its own bound, the first version that is too new, is what keeps gcc 8.4 out (stacks.yml)."""
+    where = f"$({ENV} -c 'import torch.utils; print(torch.utils.__path__[0])')/cpp_extension.py"
+    (bound,) = re.findall(
+        r"'10.2': \(MINIMUM_GCC_VERSION, \((\d+), 0, 0\)\)", node1(f"cat {where}")
+    )
+    table = yaml.safe_load((CHECKOUT / "ansible/stacks.yml").read_text())["stacks"]
+    assert table["rows"]["cu102"]["gcc"] == int(bound) - 1
 
 
 @pytest.fixture(scope="module")

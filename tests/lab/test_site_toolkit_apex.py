@@ -1,11 +1,13 @@
 """apex from a stand-in of its source: built on each machine for itself, others refused."""
 
+import json
 import subprocess
 import sys
 from typing import ClassVar
 
 import pytest
 
+from tests.lab.apt_archive import give_packages
 from tests.lab.conftest import CHECKOUT
 from tests.lab.site_plays import changes, failures
 from tests.lab.standins import standin_toolkit
@@ -24,6 +26,18 @@ line = "import os; os.system(\\"id -un >> /var/tmp/owned; chmod 666 /var/tmp/own
 for name in glob.glob(sys.argv[1] + "/*.whl"):
     zipfile.ZipFile(name, "a").writestr("taken.pth", line)
 ' "${{@: -1}}" ;; esac
+"""
+
+
+# As preflight leaves them on a machine with a card: what its packages offer is among the facts.
+WITH_PACKAGES = """
+    - name: Collect which compilers its packages offer
+      driver_facts: {pin: /etc/apt/preferences.d/tandem-driver}
+      register: offered
+    - name: Keep them too
+      ansible.builtin.set_fact:
+        preflight_facts: "{{ preflight_facts | combine(offered.facts) }}"
+  roles: [cuda, cudnn, nccl, apex]
 """
 
 
@@ -124,3 +138,19 @@ def test_a_foreign_apex_in_the_environment_is_named(apex):
     done = apex.play(check=False)
     assert failures(done) == {f"node{LAST}"}
     assert f"does not work on node{LAST}" in one_line(done) and "amp" in one_line(done)
+
+
+def test_an_older_compiler_of_the_archive_builds_the_extensions(apex):
+    """Debian's own g++-11 where the stack takes 11 and the machine's gcc is 12; as 20.04's 7."""
+    give_packages(apex.lab, [*NODES], "g++-11")
+    begin, end = PLAY.split("  roles:")[0], WITH_PACKAGES.lstrip("\n")
+    (apex.folder / "play.yml").write_text(begin + end)
+    variables = json.loads((apex.folder / "vars.json").read_text())
+    variables |= {"toolkit": True, "apex_extensions": True}
+    variables["preflight_stack"]["gcc"] = 11
+    (apex.folder / "vars.json").write_text(json.dumps(variables))
+    apex.play()
+    ask = f"{ENV}/bin/python -c 'from apex import built; print(built.BY)'"
+    for node in NODES:
+        assert apex.lab.ssh(node, ask) == "['gcc-11', 'g++-11', '11\\n', '11\\n']\n"
+    assert changes(apex.play()) == NONE

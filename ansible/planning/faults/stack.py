@@ -81,16 +81,14 @@ def old_driver(facts, stack, chosen, question):
 
 
 def compiler(facts, stack, table):
-    newest = stack.get("gcc")
-    if newest is None or not facts["gcc"] or not stacks.cards(facts, table):
+    if "gcc" not in stack or not facts["gcc"] or not stacks.cards(facts, table):
         return
-    if stacks.version(facts["gcc"])[0] > newest:
+    if toolkit.compiler_obstacle(facts, stack):
         nearest = stacks.for_compiler(facts, table)
         yield (
             "gcc",
-            f"its gcc is {facts['gcc']}, and nvcc of CUDA {stack['cuda']} takes gcc up to "
-            f"{newest}: extensions such as apex cannot be compiled here; torch itself is not "
-            "concerned",
+            f"its gcc is {facts['gcc']}, and extensions for CUDA {stack['cuda']} take gcc up to "
+            f"{stack['gcc']}: such as apex cannot be compiled here; torch itself is not concerned",
             "nothing: apex's amp works without them"
             + (f"; the nearest stack that takes this gcc is stack: {nearest}" if nearest else ""),
         )

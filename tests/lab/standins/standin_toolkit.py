@@ -91,6 +91,8 @@ def archive(path: Path, root: str, lib: str, header: str, library: str) -> Path:
 
 
 SETUP = """
+import os
+import subprocess
 import sys
 from packaging.version import parse
 from setuptools import setup
@@ -100,6 +102,11 @@ extensions = [flag for flag in ("--cpp_ext", "--cuda_ext") if flag in sys.argv]
 for flag in extensions:
     sys.argv.remove(flag)
 local = "standin.ext" if extensions else "standin"
+# torch's BuildExtension takes CXX for C++ and hands CC to nvcc; here both say who they are.
+asked = [os.environ.get(name, "none") for name in ("CC", "CXX")]
+for name in filter("none".__ne__, list(asked)):
+    asked.append(subprocess.check_output([name, "-dumpversion"], text=True))
+open("apex/built.py", "w").write("BY = %r" % asked)
 setup(name="apex", version="0.1+" + local, packages=["apex", "apex.amp"])
 """
 AMP = """

@@ -26,13 +26,23 @@ def test_packages_for_each_release_and_wheels_for_its_python():
     assert wanted["stacks"] == ["cu126"]
 
 
+def test_apex_brings_the_older_compiler_of_a_release_whose_own_is_too_new():
+    hosts = {name: {"release": name} for name in ("focal", "bionic", "jammy")}
+    wanted = offline.bundle_order(hosts, [*hosts], "cu102")["releases"]
+    assert wanted == {"focal": ["g++-7"], "bionic": [], "jammy": []}
+    assert offline.bundle_order(hosts, ["focal"], "cu126")["releases"] == {"focal": []}
+    said = {"release": "focal", "python": "3.10", "gpus": True}
+    needed = offline.bundle_needed(hosts, ["focal"], {"focal": said}, "cu102")
+    assert needed["releases"] == {"focal": ["g++-7"]}
+
+
 def test_a_kernel_that_a_newer_gcc_built_brings_that_gcc():
     hwe = {"release": "jammy", "kernel": "6.8.0-60-generic"}
     older = {"release": "jammy", "kernel": "5.15.0-139-generic"}
     hosts = {"hwe": hwe, "older": older}
     headers = ["linux-headers-5.15.0-139-generic", "linux-headers-6.8.0-60-generic"]
-    assert offline.offline_releases(hosts, ["older"]) == {"jammy": headers[:1]}
-    assert offline.offline_releases(hosts, ["hwe", "older"]) == {"jammy": ["gcc-12", *headers]}
+    assert offline.offline_releases(hosts, ["older"], {}) == {"jammy": headers[:1]}
+    assert offline.offline_releases(hosts, ["hwe", "older"], {}) == {"jammy": ["gcc-12", *headers]}
 
 
 def test_a_python_that_the_stack_cannot_use_needs_no_wheels():

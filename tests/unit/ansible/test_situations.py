@@ -17,7 +17,7 @@ SETTINGS = yaml.safe_load((ROOT / "group_vars/all.yml").read_text())
 # {file: what is found there}; faults in HINDERS stop provisioning.
 FOUND = {
     "2080ti-ubuntu2204-driver535": {"firewall", "gcc"},
-    "1080ti-ubuntu2004-nouveau": {"nouveau", "gcc"},
+    "1080ti-ubuntu2004-nouveau": {"nouveau"},
     "2080ti-ubuntu1804-offline-runfile410": {"python", "driver_old"},
     "3090-debian12-runfile550": set(),
     "5090-ubuntu2404": {"secure_boot", "nouveau"},

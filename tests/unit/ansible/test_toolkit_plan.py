@@ -75,6 +75,25 @@ def test_what_gcc_decides_is_decided_by_the_one_that_role_base_installs():
     assert first["apex"]["extensions"] and second["apex"]["extensions"]
 
 
+FOCAL = {"g++": "4:9.3.0-1ubuntu2", "g++-7": "7.5.0-6ubuntu2", "g++-8": "8.4.0-3ubuntu2"}
+
+
+@pytest.mark.parametrize("where", ["offered", "packages"])
+def test_an_older_compiler_of_the_archive_builds_apex_where_the_machines_own_is_too_new(where):
+    """Ubuntu 20.04's universe has 7 and 8, and torch 1.12.1 takes none after 8.0.0."""
+    made = plan(machine("ubuntu2004", ["1e07"], gcc="9.4.0", **{where: FOCAL}))["node1"]
+    assert made["toolkit"] and made["apex"]["extensions"]
+    assert (made["apex"]["compiler"], made["apex"]["reason"]) == ("g++-7", "gcc 7.5.0 by g++-7")
+    bare = plan(machine("ubuntu2004", ["1e07"], gcc="9.4.0"))["node1"]["apex"]
+    assert (bare["compiler"], bare["extensions"]) == ("", False)
+    own = plan(machine("ubuntu1804", ["1e07"], gcc="7.5.0", **{where: FOCAL}))["node1"]["apex"]
+    assert (own["compiler"], own["extensions"]) == ("", True)
+    without = plan(
+        machine("ubuntu2004", ["1e07"], gcc="9.4.0", **{where: FOCAL}), apex_extensions=False
+    )["node1"]["apex"]
+    assert (without["compiler"], without["extensions"]) == ("", False)
+
+
 def test_newer_stacks_get_one_on_request_alone():
     card = machine(cards=["2204"])
     assert plan(card, stack="cu132")["node1"]["toolkit"] is None
@@ -107,7 +126,7 @@ def test_extensions_need_the_toolkit():
     ("gcc", "wanted", "extensions"),
     [
         ("7.5.0", "auto", True),
-        ("8.3.0", "auto", True),
+        ("8.3.0", "auto", False),  # torch 1.12.1: "maximum required version by CUDA 10.2 (8.0.0)"
         ("9.4.0", "auto", False),
         (None, "auto", False),
         ("7.5.0", False, False),
