@@ -29,28 +29,16 @@ ANSIBLE = Path(__file__).resolve().parent
 ROOT = ANSIBLE.parent
 PLAYBOOK = ANSIBLE / "playbooks" / "facts.yml"
 WIDTH = 80
-# {driver_plan's name of a setting: the setting}, and the settings of the other roles.
-DRIVER_WANTED = {
-    "policy": "driver_policy",
-    "source": "driver_source",
-    "version": "driver_version",
-    "runfile": "driver_runfile",
-    "runfile_sha256": "driver_runfile_sha256",
-    "allow_stop_display": "allow_stop_display",
-    "offline": "offline",
-}
+# The settings of other roles than the driver's.
 SETTINGS = (
     *("stack", "env_manager", "conda_installer", "pip_index_url"),
     *("toolkit", "apex", "apex_extensions"),
 )
 # What a file of facts may say of them.
 SETTING = {
-    **dict.fromkeys(("driver_version", "driver_runfile", "driver_runfile_sha256", "stack"), str),
-    **dict.fromkeys(("conda_installer", "pip_index_url"), str),
+    **dict.fromkeys(("stack", "conda_installer", "pip_index_url"), str),
     **dict.fromkeys(("toolkit", "apex", "apex_extensions"), (bool, str)),
-    **dict.fromkeys(("allow_stop_display", "offline"), bool),
-    "driver_policy": One(("keep", "install", "upgrade")),
-    "driver_source": One(("auto", "package", "runfile")),
+    **{setting.name: (bool, str) for setting in driver.SETTINGS.values()},
     "env_manager": One(("auto", "venv", "conda", "uv")),
     "kept": ({"stack": str, "path": str}, {}),
 }
@@ -128,10 +116,8 @@ def _cards(facts, table):
 
 
 def _driver(entry, stack, table, bundle):
-    wanted = {name: entry["settings"][setting] for name, setting in DRIVER_WANTED.items()}
-    wanted["at_hand"] = [
-        path.name for path in (bundle / "installers" / stack["name"]).glob("*.run")
-    ]
+    files = (bundle / "installers" / stack["name"]).glob("*.run")
+    wanted = driver.driver_wanted(entry["settings"], [path.name for path in files])
     plan = driver.driver_plan(entry["facts"], wanted, stack, table)
     if plan["action"] == "refuse":
         return [f"REFUSED: {plan['reason']}", f"remedy: {plan['remedy']}"]
@@ -217,7 +203,8 @@ def _environment(entry, stack):
         "conda": f"by {conda or 'conda_installer: not set'}",
         "uv": "from uv",
     }[manager]
-    index = "the bundle" if settings["offline"] else settings["pip_index_url"]
+    offline = driver.driver_wanted(settings, [])["offline"]
+    index = "the bundle" if offline else settings["pip_index_url"]
     return [
         ("python", [f"{python} by {manager}, {folder}", source]),
         ("torch", [stack["torch"], f"{lock.relative_to(ROOT)}", f"wheels from {index}"]),
@@ -259,11 +246,7 @@ def settings():
     """The settings of group_vars/all.yml, for facts from a file."""
     values = yaml.safe_load((ROOT / "group_vars" / "all.yml").read_text())
     index = values["mirrors"][values["mirror"]]["pip"]
-    return {**_driver_defaults(), **values, "pip_index_url": index}
-
-
-def _driver_defaults():
-    return yaml.safe_load((ANSIBLE / "roles/driver/defaults/main.yml").read_text())
+    return {**values, "pip_index_url": index}
 
 
 def inspect(inventory, extra):
@@ -271,7 +254,8 @@ def inspect(inventory, extra):
     with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
         output = Path(folder) / "facts.json"
         argv = [str(Path(sys.executable).parent / "ansible-playbook"), str(PLAYBOOK)]
-        named = {"facts_output": str(output), "facts_names": [*DRIVER_WANTED.values(), *SETTINGS]}
+        of_driver = [setting.name for setting in driver.SETTINGS.values()]
+        named = {"facts_output": str(output), "facts_names": [*of_driver, *SETTINGS]}
         argv += ["--extra-vars", json.dumps(named)]
         argv += ["--inventory", inventory] if inventory else []
         environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
@@ -281,9 +265,9 @@ def inspect(inventory, extra):
         if not output.exists():
             raise InspectionError(f"{done.stdout}\ntandem: ansible-playbook could not look (above)")
         entries = json.loads(output.read_text())
-    common = {**_driver_defaults(), "kept": _kept(inventory)}
+    kept = {"kept": _kept(inventory)}
     return [
-        {"facts": entry["facts"], "settings": {**common, **entry["settings"]}} for entry in entries
+        {"facts": entry["facts"], "settings": {**kept, **entry["settings"]}} for entry in entries
     ]
 
 

@@ -83,6 +83,7 @@ FILTERS = {
     "driver_outcome": driver_after.driver_outcome,
     "driver_plan": driver.driver_plan,
     "driver_upgrade": driver.upgrade_plan,
+    "driver_wanted": driver.driver_wanted,
     "expected_stack": stacks.expected,
     "finding_text": preflight.text,
     "findings": findings,

@@ -32,28 +32,76 @@ SPACE = {
 CONTAINERS = re.compile(r"(lib)?nvidia-(container|docker)")
 
 
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What group_vars/all.yml and the inventory may say; `default` where they say nothing."""
+
+    name: str
+    default: str | bool
+    choices: tuple = ()
+
+
+# By what driver_plan calls them.
+SETTINGS = {
+    "policy": Setting("driver_policy", "install", ("keep", "install", "upgrade")),
+    "source": Setting("driver_source", "auto", ("auto", "package", "runfile")),
+    "version": Setting("driver_version", "auto"),  # or one of the table's
+    "runfile": Setting("driver_runfile", ""),  # instead of the table's, with its checksum
+    "runfile_sha256": Setting("driver_runfile_sha256", ""),
+    "allow_stop_display": Setting("allow_stop_display", False),
+    "offline": Setting("offline", False),
+}
+
+
+def driver_wanted(variables, at_hand):
+    """The settings for one machine: SETTINGS' values by their keys, and "at_hand".
+
+    variables: {name: value}; at_hand: names of the installers that the control machine has. Raises
+    PlanError for a value that a setting cannot have.
+    """
+    said = {key: _value(variables, setting) for key, setting in SETTINGS.items()}
+    return {**said, "at_hand": list(at_hand)}
+
+
+def _value(variables, setting):
+    value = variables.get(setting.name, setting.default)
+    if isinstance(setting.default, bool):  # an inventory says it as text
+        words = {"true": True, "yes": True, "false": False, "no": False}
+        if str(value).lower() not in words:
+            raise PlanError(f"{setting.name} is {value!r}: write true or false")
+        return words[str(value).lower()]
+    if setting.choices and value not in setting.choices:
+        choices = f"{', '.join(setting.choices[:-1])} or {setting.choices[-1]}"
+        raise PlanError(f"{setting.name} is {value!r}: write {choices}")
+    return str(value)
+
+
 def driver_plan(facts, wanted, stack, table):
     """The plan for one machine.
 
-    wanted: {"policy": keep, install or upgrade; "source": auto, package or runfile;
-    "version": auto or one of the table's; "allow_stop_display": bool; "runfile", "runfile_sha256":
-    instead of the table's, or ""; "offline": bool; "at_hand": names of installers that the control
-    machine has}.
-    stack: a row of table["rows"] with "name". table: stacks.yml's "stacks".
+    wanted: as driver_wanted has it. stack: a row of table["rows"] with "name". table: stacks.yml's
+    "stacks".
     """
     try:
-        plan = _plan(facts, wanted, stack, table)
-        if plan.action not in ("nothing", "load"):
-            _refuse_full_disks(facts)
-            _refuse_broken_packages(facts)
-        if plan.action != "nothing":
-            plan = _with_display(plan, facts, wanted)
+        plan = decided(facts, wanted, stack, table)
     except offers.Refusal as refusal:
         plan = offers.Plan("refuse", *refusal.args)
     except PlanError as error:
         reason = str(error).removeprefix(f"{facts['host']}: ")
         plan = offers.Plan("refuse", reason, "see docs/stacks.md")
     return dataclasses.asdict(plan)
+
+
+def decided(facts, wanted, stack, table):
+    """The plan, by which preflight, dry-provision and role driver judge alike.
+
+    Raises offers.Refusal where the machine stands in the way, PlanError where no driver fits it.
+    """
+    plan = _plan(facts, wanted, stack, table)
+    if plan.action not in ("nothing", "load"):
+        _refuse_full_disks(facts)
+        _refuse_broken_packages(facts)
+    return plan if plan.action == "nothing" else _with_display(plan, facts, wanted)
 
 
 def upgrade_plan(facts, wanted, stack, table):

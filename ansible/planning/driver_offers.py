@@ -90,26 +90,6 @@ def packages(facts, wanted, stack, table, rows):
     return Plan("package", reason, packages=packages, **built, **shape)
 
 
-def to_be_had(facts, version, stack, table):
-    """Whether the cards need a driver; raises PlanError where neither what is loaded serves the
-    stack, nor the archive (where driver_facts were collected) or NVIDIA's installer has one.
-
-    version: "auto", or the one that is asked for.
-    """
-    rows = [row for _, row in stacks.cards(facts, table)] if stack["cuda"] else []
-    if not rows:
-        return False
-    loaded, any_one = facts["driver"], version == "auto"
-    if any_one and loaded and stacks.version(loaded) >= stacks.version(stack["driver"]):
-        return True
-    try:
-        if "offered" in facts and packages(facts, {"version": version}, stack, table, rows):
-            return True
-    except Refusal:  # there is one, and role driver says what it lacks
-        return True
-    return stacks.resolve_driver(facts, stack, table, version) is not None
-
-
 def _offers(facts):
     """(branch, version, choice) of each driver that the archive has."""
     for name, version in sorted(facts["offered"].items()):

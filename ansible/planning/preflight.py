@@ -25,10 +25,10 @@ def findings(facts, question):
 
     question: {"address": the one in the inventory, "listed": all that it names, "space":
     [{"folder", "bytes"}] that must be free, "provisioned": whether the environment is in place,
-    "env_manager", "conda_installer", "offline", "stack", "driver_version", "driver_policy" and
-    "toolkit": the settings, "table": that of stacks.yml, "kept": what `stack: auto` decided before
-    or {}, "ansible_core": its version, "clock": [the control machine's seconds before and after
-    collecting], "clock_tolerance": seconds, "users": {"provisions", "trains": names, "there":
+    "env_manager", "conda_installer", "offline", "stack" and "toolkit": the settings, "driver":
+    those of driver.driver_wanted, "table": that of stacks.yml, "kept": what `stack: auto` decided
+    before or {}, "ansible_core": its version, "clock": [the control machine's seconds before and
+    after collecting], "clock_tolerance": seconds, "users": {"provisions", "trains": names, "there":
     whether the machine has the latter}}.
     """
     checks = (*machine.CHECKS, *network.CHECKS, *stack.CHECKS)

@@ -1,5 +1,6 @@
 """Graphics cards, their driver, and what the Python environment needs."""
 
+from .. import driver as drivers
 from .. import driver_offers as offers
 from .. import stacks, toolkit
 from ..errors import PlanError
@@ -48,7 +49,7 @@ def driver(facts, question):
 
 def _by_the_role(question, what):
     """A remedy that role driver carries out, unless driver_policy keeps it from doing so."""
-    if question["driver_policy"] == "keep":
+    if question["driver"]["policy"] == "keep":
         return f"set driver_policy: install (it is keep now), and {what}"
     return what
 
@@ -58,26 +59,55 @@ def fitting(facts, question):
     try:
         stack = stacks.resolve([facts], question["stack"], table, kept=question["kept"])
         manager, python = stacks.python_for(stack, facts, question["env_manager"])
-        chosen = offers.to_be_had(facts, question["driver_version"], stack, table)
+        refusal = refused_driver(facts, stack, question)
     except PlanError as error:
         yield ("stack", str(error).removeprefix(f"{facts['host']}: "), "see docs/stacks.md")
         return
-    yield from old_driver(facts, stack, chosen, question)
+    if refusal:
+        yield ("driver", *refusal)
+    elif is_old(facts, stack, table):
+        yield old_driver(facts, stack, question)
     yield from compiler(facts, stack, table)
     yield from own_toolkit(facts, stack, question)
     if not question["provisioned"]:
         yield from environment(facts, manager, python, question)
 
 
-def old_driver(facts, stack, chosen, question):
-    loaded = facts["driver"]
-    if chosen and loaded and stacks.version(loaded) < stacks.version(stack["driver"]):
-        yield (
-            "driver_old",
-            f"its driver is {loaded}, and stack {stack['name']} needs {stack['driver']}",
-            ("" if question["driver_policy"] == "upgrade" else "set driver_policy: upgrade, and ")
-            + "make provision installs a newer one",
-        )
+def refused_driver(facts, stack, question):
+    """(cause, remedy) of what role driver will refuse, by the role's own decision; None: nothing.
+
+    Consent to an upgrade is asked for elsewhere (old_driver). Without package lists, and where the
+    packages come with the bundle, it cannot be known yet what there is.
+    """
+    wanted = question["driver"]
+    if not stack["cuda"] or not stacks.cards(facts, question["table"]):
+        return None
+    listed = facts["offered"].keys() - facts["packages"].keys()
+    if wanted["policy"] == "keep" or wanted["offline"] or not listed:
+        return None
+    if is_old(facts, stack, question["table"]):
+        wanted = {**wanted, "policy": "upgrade"}
+    try:
+        drivers.decided(facts, wanted, stack, question["table"])
+    except offers.Refusal as refusal:
+        return refusal.args
+    return None
+
+
+def is_old(facts, stack, table):
+    """Whether the loaded driver is older than the cards' stack needs."""
+    needed = stack["cuda"] and facts["driver"] and stacks.cards(facts, table)
+    return bool(needed) and stacks.version(facts["driver"]) < stacks.version(stack["driver"])
+
+
+def old_driver(facts, stack, question):
+    upgrades = question["driver"]["policy"] == "upgrade"
+    return (
+        "driver_old",
+        f"its driver is {facts['driver']}, and stack {stack['name']} needs {stack['driver']}",
+        ("" if upgrades else "set driver_policy: upgrade, and ")
+        + "make provision installs a newer one",
+    )
 
 
 def compiler(facts, stack, table):

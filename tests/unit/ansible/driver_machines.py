@@ -1,7 +1,9 @@
 """Recorded machines without a driver, and with one by packages or by the installer."""
 
+import copy
+
 from planning import driver
-from tests.unit.ansible.provision_machines import TABLE, machine
+from tests.unit.ansible.provision_machines import NO_DRIVER, TABLE, TOOLS, machine
 
 # Drivers by packages, as the archives of November 2026 have them.
 DEBIAN12 = {
@@ -65,48 +67,15 @@ def ubuntu_relations(version, modules, kernel, series, branch="580-open", dkms=T
     return whole | {name: {"Version": "6.14.0-33.33", **fields} for name, fields in rebuilt.items()}
 
 
-TOOLS = {"dkms": "3.0.10-8", "gcc": "4:12.2.0-3", "make": "4.3-4.1", "openssl": "3.0.17-1"}
 PCI = {"1080 Ti": "1b06", "2080 Ti": "1e07", "3090": "2204", "4090": "2684", "5090": "2b85"}
-WANTED = {
-    "policy": "install",
-    "source": "auto",
-    "version": "auto",
-    "allow_stop_display": False,
-    "runfile": "",
-    "runfile_sha256": "",
-    "offline": False,
-    "at_hand": [],
-}
+WANTED = driver.driver_wanted({}, [])
 
 
 def facts(release="debian12", cards=("2080 Ti",), offered=None, **changes):
     """A recorded machine without a driver but with kernel headers."""
     made = machine(release, [PCI[card] for card in cards], driver=None, driver_library=None)
-    made.update(
-        packages={},
-        held=[],
-        transitional={},
-        offered_transitional={},
-        kernel_series=None,
-        prebuilt={},
-        broken=None,
-        offered=TOOLS | {f"linux-headers-{made['kernel']}": "1"} | (offered or {}),
-        runfile=None,
-        module=None,
-        pending=False,
-        dkms=True,
-        kernel_compiler=None,
-        waiting_kernel=None,
-        waiting_module=None,
-        uninstallable={},
-        signing_key=None,
-        displays=[],
-        sessions=[],
-        gpu_processes=[],
-        display_manager=None,
-        display_manager_active=False,
-        free=dict.fromkeys(driver.SPACE, 9e10),
-    )
+    made = {**copy.deepcopy(NO_DRIVER), "offered": dict(TOOLS), **made}
+    made["offered"] |= offered or {}
     made.update(changes)
     return made
 

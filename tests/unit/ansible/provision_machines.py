@@ -9,6 +9,7 @@ import yaml
 
 import ansible.module_utils
 from contract import clock
+from planning import driver
 
 ROOT = Path(__file__).parents[3]
 # Where Ansible looks because of ansible.cfg.
@@ -87,8 +88,7 @@ QUESTION = {
     "offline": False,
     "stack": "auto",
     "kept": {},
-    "driver_version": "auto",
-    "driver_policy": "install",
+    "driver": driver.driver_wanted({}, []),
     "toolkit": "auto",
     "table": TABLE,
     "clock": [999.0, 1001.0],
@@ -110,6 +110,34 @@ RELEASES = {
 }
 
 
+TOOLS = {"dkms": "3.0.10-8", "gcc": "4:12.2.0-3", "make": "4.3-4.1", "openssl": "3.0.17-1"}
+# What driver_facts adds on a machine with a card: no driver of packages or by the installer.
+NO_DRIVER = {
+    "packages": {},
+    "held": [],
+    "transitional": {},
+    "offered_transitional": {},
+    "kernel_series": None,
+    "prebuilt": {},
+    "broken": None,
+    "runfile": None,
+    "module": None,
+    "pending": False,
+    "dkms": True,
+    "kernel_compiler": None,
+    "waiting_kernel": None,
+    "waiting_module": None,
+    "uninstallable": {},
+    "signing_key": None,
+    "displays": [],
+    "sessions": [],
+    "gpu_processes": [],
+    "display_manager": None,
+    "display_manager_active": False,
+    "free": dict.fromkeys(driver.SPACE, 9e10),
+}
+
+
 def machine(release="debian12", cards=(), **changes):
     """A healthy machine of a release, with NVIDIA cards by device number and changed facts."""
     made = copy.deepcopy(HEALTHY)
@@ -117,7 +145,8 @@ def machine(release="debian12", cards=(), **changes):
     made.update(zip(names, RELEASES[release]))
     made["gpus"] = [{"vendor": "10de", "device": card} for card in cards]
     if cards:
-        made.update(driver="580.126.20", driver_library="580.126.20")
+        made.update(copy.deepcopy(NO_DRIVER), driver="580.126.20", driver_library="580.126.20")
+        made["offered"] = TOOLS | {f"linux-headers-{made['kernel']}": "1"}
     made.update(changes)
     return made
 

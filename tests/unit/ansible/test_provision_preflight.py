@@ -23,6 +23,11 @@ def disks(**changes):
 
 
 DOCKER = dict(HEALTHY["links"][0], name="docker0", addresses=[], networks=["192.168.0.1/16"])
+LOADED = ("driver", "driver_library", "module")
+# Of a kernel on which the driver that stack cu102 began with is not built any more.
+IMPOSSIBLE = machine(
+    "debian11", ["1e07"], kernel="6.1.0-31-amd64", driver=None, driver_library=None
+)
 FAULTS = [
     ("release", machine(distribution="fedora")),
     ("arch", machine(arch="aarch64")),
@@ -66,7 +71,11 @@ FAULTS = [
     ("nouveau", machine("debian11", ["1e07"], nouveau=True, driver=None)),
     ("driver_missing", machine("debian11", ["1e07"], driver=None)),
     ("driver_mismatch", machine("debian11", ["1e07"], driver_library="580.130.1")),
-    ("driver_old", machine("debian11", ["1e07"], driver="430.50", driver_library="430.50")),
+    (
+        "driver_old",
+        machine("debian11", ["1e07"], runfile="430.50", **dict.fromkeys(LOADED, "430.50")),
+    ),
+    ("driver", machine("debian11", ["1e07"], **dict.fromkeys(LOADED, "430.50"))),
     ("kernel_held", machine(held_since=1000.0 - 91 * 86400)),
     ("stack", machine("debian11", ["ffff"])),
     ("gcc", machine("debian11", ["1e07"], gcc="10.2.1")),
@@ -83,7 +92,11 @@ ASKED = [
     ("uv", machine(), {"env_manager": "uv"}),
     ("train_user", machine(), {"users": {**QUESTION["users"], "there": False}}),
     ("one_user", machine(), {"users": {**QUESTION["users"], "provisions": "tandem"}}),
-    ("stack", machine("debian11", ["1e07"], kernel="6.1.0"), {"driver_version": "440.33.01"}),
+    (
+        "stack",
+        IMPOSSIBLE,
+        {"driver": {**QUESTION["driver"], "version": "440.33.01"}},
+    ),
 ]
 
 
@@ -233,16 +246,34 @@ def test_what_the_roles_install_hinders_nobody_and_is_asked_of_nobody():
     assert wanted["rsync"] is None is wanted["python3-venv"]
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "changed under a running display: gdm.service"),
+        ({"display_manager_active": False}, None),
+        ({"offered": {}}, None),  # its package lists were never read, which make provision does
+    ],
+)
+def test_what_the_role_driver_will_refuse_is_said_before_by_its_own_decision(changes, told):
+    state = {**NO_DRIVER, "display_manager": "gdm.service", "display_manager_active": True}
+    facts = machine(*CARD, **{**state, **changes})
+    said = [row["cause"] for row in found(facts, stack="cu126") if row["fault"] == "driver"]
+    assert [told in cause for cause in said] == [True] * bool(told)
+    for setting, value in (("policy", "keep"), ("offline", True), ("allow_stop_display", True)):
+        asked = {**QUESTION["driver"], setting: value}
+        assert "driver" not in [row["fault"] for row in found(facts, stack="cu126", driver=asked)]
+
+
 def test_an_impossible_driver_hears_the_reason_and_the_nearest():
-    facts = machine("debian11", ["1e07"], kernel="6.1.0-31-amd64")
-    (finding,) = found(facts, driver_version="440.33.01")
+    asked = {**QUESTION["driver"], "version": "440.33.01"}
+    (finding,) = [row for row in found(IMPOSSIBLE, driver=asked) if row["fault"] == "stack"]
     assert "builds on kernels below 5.6 only, and this is 6.1.0-31-amd64" in finding["cause"]
     assert finding["cause"].endswith("the nearest that fits: driver 580.126.20")
 
 
 def test_a_gcc_that_is_too_new_hears_of_the_stack_that_takes_it():
     (finding,) = found(machine("debian11", ["1e07"], gcc="12.2.0"))
-    assert "takes gcc up to 8" in finding["cause"]
+    assert "take gcc up to 7" in finding["cause"]
     assert finding["remedy"].endswith("stack: cu132")
     # Each Ubuntu 22.04 has such a gcc, and trains: `make check` is content with it.
     assert "sudo" not in finding["remedy"] and preflight.problems([finding]) == []
@@ -255,14 +286,15 @@ DRIVER_FAULTS = {
     "nouveau": machine(*CARD, nouveau=True, **NO_DRIVER),
     "driver_missing": machine(*CARD, **NO_DRIVER),
     "driver_mismatch": machine(*CARD, driver_library="580.130.1"),
-    "driver_old": machine(*CARD, driver="430.50", driver_library="430.50"),
+    "driver_old": machine(*CARD, runfile="430.50", **dict.fromkeys(LOADED, "430.50")),
 }
 
 
 @pytest.mark.parametrize("fault", DRIVER_FAULTS)
 @pytest.mark.parametrize("policy", ["keep", "install", "upgrade"])
 def test_what_the_role_driver_does_is_not_asked_of_a_person(fault, policy):
-    findings = found(DRIVER_FAULTS[fault], driver_policy=policy, stack="cu126")
+    settings = {**QUESTION["driver"], "policy": policy}
+    findings = found(DRIVER_FAULTS[fault], driver=settings, stack="cu126")
     (remedy,) = [row["remedy"] for row in findings if row["fault"] == fault]
     assert "make provision" in remedy
     assert "sudo" not in remedy

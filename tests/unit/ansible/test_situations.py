@@ -21,7 +21,7 @@ FOUND = {
     "2080ti-ubuntu1804-offline-runfile410": {"python", "driver_old"},
     "3090-debian12-runfile550": set(),
     "5090-ubuntu2404": {"secure_boot", "nouveau"},
-    "5090-ubuntu2404-unmatched": {"secure_boot", "nouveau"},
+    "5090-ubuntu2404-unmatched": {"secure_boot", "nouveau", "driver"},
     "3090-debian12-secureboot": {"secure_boot", "nouveau"},
     "3090-ubuntu2404-transitional": set(),
     "2080ti-ubuntu1804-cuda102": {"python", "nouveau", "toolkit"},

@@ -250,9 +250,37 @@ def test_nvcc_of_a_toolkit_is_asked_for_its_version(tmp_path, monkeypatch):
     assert facts.toolkits() == {**found, f"{tmp_path}/cuda-10.2": "10.2.89"}
 
 
-def test_the_driver_is_asked_with_all_that_its_role_asks_with():
-    role = yaml.safe_load((ROOT / "ansible/roles/driver/vars/main.yml").read_text())
-    assert set(role["driver_wanted"]) == {*dry.DRIVER_WANTED, "at_hand"}
+def test_the_settings_of_the_driver_are_those_that_its_role_documents():
+    spec = yaml.safe_load((ROOT / "ansible/roles/driver/meta/argument_specs.yml").read_text())
+    options = spec["argument_specs"]["main"]["options"]
+    for setting in dry.driver.SETTINGS.values():
+        if setting.name != "offline":  # every role's
+            said = options[setting.name]
+            assert said["default"] == setting.default
+            assert tuple(said.get("choices", ())) == setting.choices
+
+
+@pytest.mark.parametrize(("said", "offline"), [("false", False), ("true", True), (True, True)])
+def test_settings_are_taken_as_an_inventory_says_them(said, offline):
+    wanted = dry.driver.driver_wanted({"offline": said, "driver_version": 580.126}, ["a.run"])
+    assert wanted["offline"] is offline and wanted["at_hand"] == ["a.run"]
+    assert (wanted["policy"], wanted["version"]) == ("install", "580.126")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "remedy"),
+    [
+        ("driver_policy", "upgrde", "write keep, install or upgrade"),
+        ("allow_stop_display", "perhaps", "write true or false"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_one_sentence(setting, value, remedy, tmp_path, capsys):
+    (entry,) = json.loads((ROOT / "examples/machines/3090-debian12.json").read_text())
+    entry["settings"] = {setting: value}
+    (tmp_path / "facts.json").write_text(json.dumps([entry]))
+    assert dry.main(["--facts", str(tmp_path / "facts.json")]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err == f"tandem: {setting} is {value!r}: {remedy}\n"
 
 
 def test_a_file_of_facts_that_cannot_be_read_is_named(tmp_path, capsys):
