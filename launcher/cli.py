@@ -155,7 +155,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         )
     given.trainer = argv[cut + 1 :]
     if given.model:
-        from launcher.before import models
+        from launcher.plan import models
 
         given.model = models.by_path(given.model)
     return given
@@ -172,7 +172,8 @@ def _unknown(word: str, made: argparse.ArgumentParser, verb: str) -> str:
 
 def _carry_out(given: argparse.Namespace, argv: list[str]) -> int:
     # Fabric takes a quarter of a second to import; a mistyped option need not wait for it.
-    from launcher import control, inventory
+    from launcher import control
+    from launcher.machines import inventory
 
     if hasattr(given, "inventory"):
         told.keep_machines(given.inventory or defaults.INVENTORY)

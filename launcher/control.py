@@ -22,10 +22,9 @@ from typing import Any, BinaryIO
 from contract import defaults
 from contract.errors import UserError
 from contract.text import clean
-from launcher import folders, told
-from launcher.after.messages import relative
-from launcher.during import rotating_log
-from launcher.inventory import CHECKOUT
+from launcher import folders, rotating_log, told
+from launcher.machines.inventory import CHECKOUT
+from launcher.messages import relative
 
 LOOK_EVERY = 0.2
 

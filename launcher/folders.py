@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from contract.errors import UserError
-from launcher.after.messages import relative
-from launcher.inventory import CHECKOUT
+from launcher.machines.inventory import CHECKOUT
+from launcher.messages import relative
 
 RUNS = CHECKOUT / "runs"
 

@@ -13,25 +13,25 @@ from pathlib import Path
 
 from contract.errors import UserError
 from contract.text import counted
-from launcher import folders, inventory
-from launcher.after import collect
-from launcher.after.messages import leftovers, not_copied, relative
-from launcher.after.sizes import Sizes
-from launcher.before import links, preflight
-from launcher.before.checks import Checked, check_machines, make_plan, new_id
-from launcher.before.plan import Plan
-from launcher.before.problems import BUSY_REMEDY
-from launcher.during.attempts import Attempts, write_json
-from launcher.during.failures import READ_BELOW, Failure, explained
-from launcher.during.lines import RunLogs, Terminal
-from launcher.during.start import sync_code
-from launcher.during.stopper import Stopper
-from launcher.during.waiting import waiting
-from launcher.during.watch import Outcome
-from launcher.errors import Busy
-from launcher.inventory import CHECKOUT, Host
+from launcher import collect, folders, links
+from launcher.machines import inventory
+from launcher.machines.errors import Busy
+from launcher.machines.inventory import CHECKOUT, Host
+from launcher.messages import leftovers, not_copied, relative
 from launcher.options import Options, phases_of, trainer_settings
+from launcher.plan import preflight
+from launcher.plan.checks import Checked, check_machines, make_plan, new_id
+from launcher.plan.plan import Plan
+from launcher.plan.problems import BUSY_REMEDY
 from launcher.run import in_turn, watched
+from launcher.sizes import Sizes
+from launcher.stopper import Stopper
+from launcher.waiting import waiting
+from launcher.watch.attempts import Attempts, write_json
+from launcher.watch.failures import READ_BELOW, Failure, explained
+from launcher.watch.lines import RunLogs, Terminal
+from launcher.watch.start import sync_code
+from launcher.watch.watch import Outcome
 
 SECONDS = 15  # of steps
 FILES = (*collect.RECORDS, "links.json")

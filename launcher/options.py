@@ -14,7 +14,7 @@ from contract import command_line, defaults
 from contract.errors import UserError
 from contract.runs import short
 from contract.strategies import AUTO, EXACT, Phases
-from launcher.inventory import CHECKOUT
+from launcher.machines.inventory import CHECKOUT
 
 # The value of each option of the trainer by its name: the fields of contract/options.py, which says
 # what they mean and which values they may have. The launcher adds keys of its own where it decides

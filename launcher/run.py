@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from contract.errors import BAD_INPUT, UserError
 from contract.text import clean, counted
-from launcher import folders, strategy, told
-from launcher.after import collect
-from launcher.after.messages import (
+from launcher import collect, folders, told
+from launcher.machines.errors import Busy, MachineError
+from launcher.messages import (
     describe,
     exit_code,
     how_to_resume,
@@ -20,11 +20,10 @@ from launcher.after.messages import (
     not_copied,
     relative,
 )
-from launcher.after.report import make_report
-from launcher.after.sizes import MIB, Sizes
-from launcher.before import plan as planning
-from launcher.before import preflight
-from launcher.before.checks import (
+from launcher.options import Options, resumed
+from launcher.plan import plan as planning
+from launcher.plan import preflight, strategy
+from launcher.plan.checks import (
     QUEUE_POLL_SECONDS,
     Checked,
     check_machines,
@@ -32,19 +31,19 @@ from launcher.before.checks import (
     new_id,
     warnings,
 )
-from launcher.before.plan import NodePlan, Plan
-from launcher.before.preflight import Machines
-from launcher.before.problems import BUSY_REMEDY
-from launcher.during import restart
-from launcher.during.attempts import Attempts, write_json
-from launcher.during.failures import Failure
-from launcher.during.lines import RunLogs, Terminal
-from launcher.during.start import start_guards, sync_code
-from launcher.during.stopper import Stopper
-from launcher.during.waiting import waiting
-from launcher.during.watch import Outcome, Watch
-from launcher.errors import Busy, MachineError
-from launcher.options import Options, resumed
+from launcher.plan.plan import NodePlan, Plan
+from launcher.plan.preflight import Machines
+from launcher.plan.problems import BUSY_REMEDY
+from launcher.report import make_report
+from launcher.sizes import MIB, Sizes
+from launcher.stopper import Stopper
+from launcher.waiting import waiting
+from launcher.watch import restart
+from launcher.watch.attempts import Attempts, write_json
+from launcher.watch.failures import Failure
+from launcher.watch.lines import RunLogs, Terminal
+from launcher.watch.start import start_guards, sync_code
+from launcher.watch.watch import Outcome, Watch
 
 T = TypeVar("T")
 

@@ -13,15 +13,16 @@ from pathlib import Path
 
 from contract.errors import UserError
 from contract.runs import run_id
-from launcher import folders, inventory
-from launcher.before import preflight
-from launcher.before.build import Launch, check_batch, environment
-from launcher.before.checks import instruction_limits
-from launcher.before.plan import FIRST_PORT
-from launcher.before.problems import data_problems
-from launcher.inventory import CHECKOUT, Host
+from launcher import folders
+from launcher.machines import inventory
+from launcher.machines.inventory import CHECKOUT, Host
 from launcher.node.launch import PATH
 from launcher.options import Options, TrainerSettings, trainer_settings
+from launcher.plan import preflight
+from launcher.plan.build import Launch, check_batch, environment
+from launcher.plan.checks import instruction_limits
+from launcher.plan.plan import FIRST_PORT
+from launcher.plan.problems import data_problems
 
 TEMPLATE = r"""#!/bin/bash
 # Submit with `sbatch FILE` from a checkout that every node of the job has under the same path.

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from pathlib import Path
 
-from launcher.during.rotating_log import RotatingLog
+from launcher.rotating_log import RotatingLog
 
 BACKLOG = 64 << 20  # characters that wait for the disk; the lines that come then are left out
 

@@ -21,7 +21,7 @@ class InUse(Exception):
 def claim(run, holder):
     """A socket whose abstract name says run and holder while this process lives.
 
-    /proc/net/unix shows it to every user of the machine; launcher/probes/machine.py reads it.
+    /proc/net/unix shows it to every user of the machine, and the launcher's probe reads it.
     """
     name = "/".join(["tandem", str(os.getpid()), plain(run), plain(holder)])
     mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -15,13 +15,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from launcher import connection
-from launcher.before.plan import NodePlan, Plan
-from launcher.during.lines import RunLogs, Terminal
-from launcher.during.stopper import Stopper
-from launcher.during.watch import Watch
-from launcher.inventory import Host
+from launcher.machines import connection
+from launcher.machines.inventory import Host
 from launcher.options import Options
+from launcher.plan.plan import NodePlan, Plan
+from launcher.stopper import Stopper
+from launcher.watch.lines import RunLogs, Terminal
+from launcher.watch.watch import Watch
 
 SECONDS = 20
 # Answers each renewal with a heartbeat, as often as the real guard sends one.

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.before.plan import NodePlan, Plan
-from launcher.during.lines import RunLogs, Terminal
-from launcher.during.stopper import Stopper
-from launcher.during.watch import Watch
-from launcher.engines.local import LocalProcess
+from launcher.machines.engines.local import LocalProcess
 from launcher.options import Options
+from launcher.plan.plan import NodePlan, Plan
+from launcher.stopper import Stopper
+from launcher.watch.lines import RunLogs, Terminal
+from launcher.watch.watch import Watch
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 STAND_IN = CHECKOUT / "tests/unit/launcher/guard_launch.py"

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from launcher.before.devices import assign
+from launcher.plan.devices import assign
 from tests.gpu.jobs import distance
 from tests.gpu.ranks import TWO, on_one_device
 from tests.trainer_ranks import run_ranks, said, trainer

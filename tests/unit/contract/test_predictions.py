@@ -8,7 +8,7 @@ import pytest
 from contract import predictions
 from contract.runs import may_be_of, prediction_path, run_id
 from launcher import folders
-from launcher.before import checks
+from launcher.plan import checks
 from report.__main__ import main
 from tests.unit.launcher.launcher_values import host
 from tests.unit.report.report_runs import RunBuilder

@@ -5,8 +5,8 @@ import uuid
 import pytest
 
 from contract import prices
-from launcher.before.checks import INSTRUCTION_LIMITS
-from launcher.during import stages
+from launcher.plan.checks import INSTRUCTION_LIMITS
+from launcher.watch import stages
 from tests.unit.launcher.guard_client import Client, alive, kill
 
 

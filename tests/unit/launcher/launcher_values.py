@@ -1,10 +1,10 @@
 """Hosts, facts and plans for tests."""
 
-from launcher.before import build as making
-from launcher.before.probe import Facts
-from launcher.during.code import Code
-from launcher.inventory import Host
+from launcher.machines.inventory import Host
+from launcher.machines.probe import Facts
 from launcher.options import Options
+from launcher.plan import build as making
+from launcher.plan.code import Code
 
 SETTINGS = {
     "model": "resnet18",

@@ -3,10 +3,10 @@
 import io
 import sys
 
-from launcher.during.lines import RunLogs, Terminal
-from launcher.during.stopper import Stopper
-from launcher.during.watch import Watch
-from launcher.engines.local import LocalProcess
+from launcher.machines.engines.local import LocalProcess
+from launcher.stopper import Stopper
+from launcher.watch.lines import RunLogs, Terminal
+from launcher.watch.watch import Watch
 from tests.unit.launcher.launcher_values import build, facts, host
 
 GUARD = """

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from launcher.probes import machine as probe
+from launcher.machines.probes import machine as probe
 from tests.run_directory import problems
 from tests.unit.launcher.guard_client import environment, wait_until_gone, workers
 

@@ -5,11 +5,11 @@ import io
 import pytest
 
 from contract.errors import UserError
-from launcher import inventory
-from launcher.before import checks, preflight
-from launcher.before.preflight import Machines
-from launcher.during.lines import Terminal
+from launcher.machines import inventory
 from launcher.options import Options
+from launcher.plan import checks, preflight
+from launcher.plan.preflight import Machines
+from launcher.watch.lines import Terminal
 from tests.unit.launcher.launcher_values import SETTINGS, facts, gpus, host
 
 BUSY = gpus(1, processes=[{"pid": 7, "user": "ann", "command": "python x"}])

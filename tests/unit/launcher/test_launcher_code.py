@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from contract.errors import UserError
-from launcher.during import code, start
-from launcher.engines.local import LocalNode
+from launcher.machines.engines.local import LocalNode
+from launcher.plan import code
+from launcher.watch import start
 from tests.unit.launcher.launcher_values import host
 
 

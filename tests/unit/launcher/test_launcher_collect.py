@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from contract.errors import UserError
-from launcher.after import collect
-from launcher.after.sizes import MIB, Sizes
-from launcher.during.lines import RunLogs, Terminal
-from launcher.engines.local import LocalNode, LocalProcess
+from launcher import collect
+from launcher.machines.engines.local import LocalNode, LocalProcess
+from launcher.sizes import MIB, Sizes
+from launcher.watch.lines import RunLogs, Terminal
 from tests.unit.launcher.launcher_values import build, facts, host
 
 ATTEMPTS = [

@@ -11,7 +11,7 @@ from contract import defaults
 from contract.errors import UserError
 from contract.runs import run_id
 from launcher import cli, folders, options, run, slurm
-from launcher.inventory import CHECKOUT, Host
+from launcher.machines.inventory import CHECKOUT, Host
 from launcher.options import Options
 
 

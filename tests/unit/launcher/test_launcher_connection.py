@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from launcher.inventory import CHECKOUT
+from launcher.machines.inventory import CHECKOUT
 
 MANY = """
 import os, resource, sys
 from launcher import connection
-from launcher.errors import UserError
+from launcher.machines.errors import UserError
 from tests.unit.launcher.launcher_values import host
 soft, hard = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -7,7 +7,7 @@ import pytest
 
 from contract.errors import UserError
 from launcher import control, folders
-from launcher.during import attempts
+from launcher.watch import attempts
 
 
 @pytest.fixture

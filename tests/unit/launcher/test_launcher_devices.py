@@ -7,10 +7,10 @@ import pytest
 
 from contract.errors import UserError
 from launcher import run
-from launcher.before import checks, devices, preflight
-from launcher.during.lines import Terminal
+from launcher.machines.probes import gpus as cards_of
 from launcher.options import Options
-from launcher.probes import gpus as cards_of
+from launcher.plan import checks, devices, preflight
+from launcher.watch.lines import Terminal
 from tests.unit.launcher.launcher_values import (
     SETTINGS,
     VERSIONS,

@@ -8,10 +8,10 @@ import pytest
 
 from contract.errors import UNWRITTEN, UserError
 from launcher import folders
-from launcher.after.messages import exit_code, not_copied
-from launcher.during import attempts
-from launcher.during.failures import Failure
-from launcher.during.watch import Outcome
+from launcher.messages import exit_code, not_copied
+from launcher.watch import attempts
+from launcher.watch.failures import Failure
+from launcher.watch.watch import Outcome
 from tests.unit.launcher.launcher_values import build, facts, host
 
 # A place where not even root can create files.

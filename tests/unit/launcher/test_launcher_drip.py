@@ -8,13 +8,13 @@ import time
 
 import pytest
 
-from launcher import engine
-from launcher.after.sizes import MIB
-from launcher.during import stages
-from launcher.during.lines import RunLogs, Terminal
-from launcher.during.stopper import Stopper
-from launcher.during.watch import Watch
-from launcher.engine import Late, pieces
+from launcher.machines import engine
+from launcher.machines.engine import Late, pieces
+from launcher.sizes import MIB
+from launcher.stopper import Stopper
+from launcher.watch import stages
+from launcher.watch.lines import RunLogs, Terminal
+from launcher.watch.watch import Watch
 from tests.unit.launcher.launcher_values import build, facts, host
 
 HELLO = '{"type": "hello", "protocol": 1, "way": "service"}\n'

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from contract.errors import UserError
-from launcher import connection, engine, engines, inventory
-from launcher.after import collect
-from launcher.after.sizes import Sizes
-from launcher.before import mesh, probe
-from launcher.before.preflight import Machines
-from launcher.during import code, start
-from launcher.during.attempts import Attempts
-from launcher.during.lines import RunLogs, Terminal
-from launcher.during.stopper import Stopper
-from launcher.during.watch import Watch
-from launcher.engine import Late, pieces, talk
-from launcher.engines.local import LocalProcess
+from launcher import collect
+from launcher.machines import connection, engine, engines, inventory, mesh, probe
+from launcher.machines.engine import Late, pieces, talk
+from launcher.machines.engines.local import LocalProcess
 from launcher.options import Options
+from launcher.plan import code
+from launcher.plan.preflight import Machines
+from launcher.sizes import Sizes
+from launcher.stopper import Stopper
+from launcher.watch import start
+from launcher.watch.attempts import Attempts
+from launcher.watch.lines import RunLogs, Terminal
+from launcher.watch.watch import Watch
 from tests.unit.launcher.launcher_values import build, facts
 
 STANDIN = Path(__file__).with_name("launcher_python.py")  # for torch's launch
@@ -28,8 +28,8 @@ STANDIN = Path(__file__).with_name("launcher_python.py")  # for torch's launch
 WRAPPED = '''
 """Machines behind `env -i`, which hands over no variable of this one."""
 
-from launcher.engine import Engine
-from launcher.engines.local import LocalProcess
+from launcher.machines.engine import Engine
+from launcher.machines.engines.local import LocalProcess
 
 
 class WrappedNode:
@@ -63,7 +63,7 @@ def wrapped(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "wrapped.py").write_text(WRAPPED)
     monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(folder)])
-    monkeypatch.delitem(sys.modules, "launcher.engines.wrapped", raising=False)
+    monkeypatch.delitem(sys.modules, "launcher.machines.engines.wrapped", raising=False)
     variables = {
         f"node{n}": {
             "ansible_connection": "wrapped",

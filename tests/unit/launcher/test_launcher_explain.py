@@ -8,11 +8,11 @@ import paramiko
 import pytest
 from paramiko.ssh_exception import NoValidConnectionsError
 
-from launcher import inventory
-from launcher.before import preflight
-from launcher.during.failures import Failure, explained
-from launcher.engines import ssh
-from launcher.errors import MachineError
+from launcher.machines import inventory
+from launcher.machines.engines import ssh
+from launcher.machines.errors import MachineError
+from launcher.plan import preflight
+from launcher.watch.failures import Failure, explained
 from tests.unit.launcher.launcher_values import host
 
 

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from contract.errors import DIVERGED
-from launcher.after.messages import exit_code, how_to_resume
-from launcher.during import failures, restart
-from launcher.during.failures import PEER_LOST, Failure, document, first_of
-from launcher.during.watch import Outcome
+from launcher.messages import exit_code, how_to_resume
+from launcher.watch import failures, restart
+from launcher.watch.failures import PEER_LOST, Failure, document, first_of
+from launcher.watch.watch import Outcome
 
 PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [192.0.2.3]:4711"
 

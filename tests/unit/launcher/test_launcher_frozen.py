@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from contract.errors import UserError
-from launcher.engines import ssh
+from launcher.machines.engines import ssh
 from tests.unit.launcher.launcher_values import host
 
 

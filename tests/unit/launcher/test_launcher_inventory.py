@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from contract import names
 from contract.errors import UserError
-from launcher import cli, inventory
+from launcher import cli
+from launcher.machines import inventory
 from tests import fuzz
 
 FILE = Path("inventory.ini")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from launcher.after.messages import leftovers
-from launcher.during import stages
-from launcher.during.watch import Outcome
+from launcher.messages import leftovers
+from launcher.watch import stages
+from launcher.watch.watch import Outcome
 from tests.unit.launcher.scripted_guards import watch
 
 pytestmark = pytest.mark.usefixtures("settles_soon")

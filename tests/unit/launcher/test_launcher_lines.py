@@ -4,9 +4,9 @@ import io
 
 import pytest
 
-from launcher.during import waiting
-from launcher.during.lines import LONGEST, SHOWN, Assembler, RunLogs, Terminal
-from launcher.during.tracebacks import Folded
+from launcher import waiting
+from launcher.watch.lines import LONGEST, SHOWN, Assembler, RunLogs, Terminal
+from launcher.watch.tracebacks import Folded
 
 
 class Screen(io.StringIO):

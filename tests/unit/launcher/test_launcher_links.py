@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from contract.errors import UserError
-from launcher.before import links
+from launcher import links
 from launcher.node import pairprobe
 from tests.unit.launcher.launcher_values import facts, host
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from contract.errors import UserError
-from launcher import cli, folders, measure
-from launcher.before import links, preflight
-from launcher.before.checks import Checked
-from launcher.during.failures import Failure
-from launcher.during.watch import Outcome
-from launcher.inventory import CHECKOUT
+from launcher import cli, folders, links, measure
+from launcher.machines.inventory import CHECKOUT
 from launcher.options import Options
+from launcher.plan import preflight
+from launcher.plan.checks import Checked
+from launcher.watch.failures import Failure
+from launcher.watch.watch import Outcome
 from tests.unit.launcher.launcher_values import SETTINGS, facts, host
 from tests.unit.report.report_runs import RunBuilder
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from launcher.before import mesh
-from launcher.engines.local import LocalNode, LocalProcess
+from launcher.machines import mesh
+from launcher.machines.engines.local import LocalNode, LocalProcess
 from tests.unit.launcher.launcher_values import facts, host
 
 

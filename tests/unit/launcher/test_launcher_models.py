@@ -9,8 +9,8 @@ import pytest
 
 from contract.errors import UserError
 from launcher import cli
-from launcher.before import models
-from launcher.probes import machine as probe
+from launcher.machines.probes import machine as probe
+from launcher.plan import models
 from tests.unit.launcher.launcher_values import facts, host
 
 SENT = ("examples/own_backbone.py", "examples/digits.py", "trainer/train.py")

@@ -7,10 +7,10 @@ import pytest
 
 from contract.errors import UserError
 from contract.split import rank_batches
-from launcher.before import build as making
-from launcher.before import plan
-from launcher.during.guarded import task
 from launcher.options import Options
+from launcher.plan import build as making
+from launcher.plan import plan
+from launcher.watch.guarded import task
 from tests.unit.launcher.launcher_values import build, facts, gpus, host
 
 

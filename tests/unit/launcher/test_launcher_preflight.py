@@ -3,9 +3,9 @@
 import pytest
 
 from contract.errors import UserError
-from launcher.before import preflight
-from launcher.before.preflight import Machines, Problem
 from launcher.options import Options
+from launcher.plan import preflight
+from launcher.plan.preflight import Machines, Problem
 from tests.unit.launcher.launcher_values import DATA, LISTING, SETTINGS, VERSIONS, facts, gpus, host
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from contract.errors import UserError
 from contract.options import Options
-from launcher.before import probe, source_bundle
+from launcher.machines import probe, source_bundle
+from launcher.machines.probes import machine
 from launcher.node import machine_lock
-from launcher.probes import machine
 from tests.unit.launcher.launcher_values import host
 from trainer.data.folder import ImageFolder
 
@@ -112,7 +112,7 @@ def test_names_that_are_no_utf8_do_not_end_the_probe(ask, tmp_path):
 
 def test_what_is_sent_needs_nothing_that_a_bare_python_lacks():
     asked = source_bundle.program(
-        "launcher.probes.machine", "json.dump([*sys.modules], sys.stdout)"
+        "launcher.machines.probes.machine", "json.dump([*sys.modules], sys.stdout)"
     )
     argv = [sys.executable, "-ISc", asked]
     loaded = json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from launcher.after import report
-from launcher.during.lines import Terminal
+from launcher import report
+from launcher.watch.lines import Terminal
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@
 import pytest
 
 from contract.errors import UserError
-from launcher.during import restart
-from launcher.during.failures import Failure
-from launcher.during.restart import Limits
-from launcher.during.watch import Outcome
 from launcher.options import Options
+from launcher.watch import restart
+from launcher.watch.failures import Failure
+from launcher.watch.restart import Limits
+from launcher.watch.watch import Outcome
 from tests.unit.launcher.launcher_values import host
 
 

@@ -14,17 +14,16 @@ import pytest
 from contract import predictions
 from contract.errors import UNWRITTEN, UserError
 from contract.runs import prediction_path
-from launcher import folders, run
-from launcher.after import collect, report
-from launcher.before import checks, plan, preflight
-from launcher.before.checks import Checked
-from launcher.during import attempts, waiting, watch
-from launcher.during.lines import Terminal
-from launcher.engines.local import LocalNode
-from launcher.engines.ssh import SshNode
-from launcher.errors import Busy, MachineError
+from launcher import collect, folders, report, run, waiting
+from launcher.machines.engines.local import LocalNode
+from launcher.machines.engines.ssh import SshNode
+from launcher.machines.errors import Busy, MachineError
 from launcher.options import Options
+from launcher.plan import checks, plan, preflight
+from launcher.plan.checks import Checked
 from launcher.run import Run
+from launcher.watch import attempts, watch
+from launcher.watch.lines import Terminal
 from tests.unit.launcher.launcher_values import SETTINGS, facts, host
 
 pytestmark = pytest.mark.usefixtures("settles_soon")
@@ -302,8 +301,8 @@ sys.exit(9)
 @pytest.mark.parametrize(
     ("script", "last"),
     [
-        ("sys.exit(9)", "ended before its first checkpoint"),
-        (SAVING % "null", "ended before its first checkpoint"),
+        ("sys.exit(9)", "this run cannot be continued"),
+        (SAVING % "null", "this run cannot be continued"),
         (SAVING % '"step-3.pt"', "to continue where it was saved: `make train RESUME=r`"),
     ],
 )

@@ -13,9 +13,9 @@ import paramiko
 import pytest
 from fabric import Config
 
-from launcher import known_hosts
-from launcher.engines import ssh
-from launcher.engines.ssh import StrictConnection
+from launcher.machines import known_hosts
+from launcher.machines.engines import ssh
+from launcher.machines.engines.ssh import StrictConnection
 from tests.unit.ansible.provision_machines import load
 from tests.unit.launcher.launcher_values import host
 

@@ -14,14 +14,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher import spool
-from launcher.after.sizes import MIB
-from launcher.before import problems
-from launcher.during import attempts, lines, pauses, rotating_log
-from launcher.during.failures import Failure, explained, first_of
-from launcher.during.lines import RunLogs, Terminal
-from launcher.during.rotating_log import RotatingLog
-from launcher.during.watch import LEASE
+from launcher import rotating_log, spool
+from launcher.plan import problems
+from launcher.rotating_log import RotatingLog
+from launcher.sizes import MIB
+from launcher.watch import attempts, lines, pauses
+from launcher.watch.failures import Failure, explained, first_of
+from launcher.watch.lines import RunLogs, Terminal
+from launcher.watch.watch import LEASE
 from tests.unit.launcher.launcher_values import build, facts, host
 from tests.unit.launcher.scripted_guards import watch
 
@@ -113,7 +113,7 @@ def test_a_pause_while_it_waits_is_known_before_silence_is_judged(tmp_path, monk
             return super().select(timeout)
 
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + offset[0])
-    monkeypatch.setattr("launcher.during.watch.time", clock)
+    monkeypatch.setattr("launcher.watch.watch.time", clock)
     monkeypatch.setattr(pauses, "now", clock.monotonic)
     monkeypatch.setattr(selectors, "DefaultSelector", Stopped)
     outcome, said = watch(tmp_path, ["time.sleep(1.5)\nend('lease')"])
@@ -132,7 +132,7 @@ def test_a_paused_controller_explains_what_follows():
 
 def test_ctrl_z_is_refused():
     script = (
-        "import os, signal\nfrom launcher.during.stopper import Stopper\nstopper = Stopper()\n"
+        "import os, signal\nfrom launcher.stopper import Stopper\nstopper = Stopper()\n"
         "with stopper.listening():\n"
         "    os.kill(os.getpid(), signal.SIGTSTP)\n"
         "    print(stopper.suspended, signal.getsignal(signal.SIGTTOU) is signal.SIG_IGN)\n"

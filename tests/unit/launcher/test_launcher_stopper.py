@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from launcher.during.stopper import SIGNALS, Stopper
+from launcher.stopper import SIGNALS, Stopper
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,12 @@ import pytest
 
 from contract import predictions, prices
 from contract.runs import prediction_path
-from launcher import folders, inventory, run, strategy
-from launcher.before import checks, preflight
-from launcher.before.preflight import Machines
-from launcher.during.lines import Terminal
+from launcher import folders, run
+from launcher.machines import inventory
 from launcher.options import Options
+from launcher.plan import checks, preflight, strategy
+from launcher.plan.preflight import Machines
+from launcher.watch.lines import Terminal
 from tests.unit.launcher.launcher_values import facts, gpus, host
 
 SAFE = {"seeds": 9, "difference": 0.0, "low": -0.2, "high": 0.2, "samples": None}

@@ -15,16 +15,16 @@ from contract import validate
 from contract.errors import UserError
 from contract.text import clean
 from contract.validate import Invalid
-from launcher import known_hosts
-from launcher.after import collect
-from launcher.after.sizes import Sizes
-from launcher.before import links, mesh, preflight, probe
-from launcher.before.preflight import Asked, Machines
-from launcher.before.probe import Facts
-from launcher.during import attempts
-from launcher.during.frames import LARGEST, ONCE, Frames, shapes
-from launcher.during.lines import RunLogs, Terminal
+from launcher import collect, links
+from launcher.machines import known_hosts, mesh, probe
+from launcher.machines.probe import Facts
 from launcher.options import Options
+from launcher.plan import preflight
+from launcher.plan.preflight import Asked, Machines
+from launcher.sizes import Sizes
+from launcher.watch import attempts
+from launcher.watch.frames import LARGEST, ONCE, Frames, shapes
+from launcher.watch.lines import RunLogs, Terminal
 from tests import fuzz
 from tests.unit.launcher.launcher_values import CODE, SETTINGS, build, card, facts, gpus, host
 

@@ -18,9 +18,9 @@ import pytest
 from contract import command_line
 from contract.errors import UserError
 from launcher import cli, folders, run, told
-from launcher.during import failures
-from launcher.during.failures import Failure
-from launcher.during.lines import Terminal
+from launcher.watch import failures
+from launcher.watch.failures import Failure
+from launcher.watch.lines import Terminal
 from report.__main__ import main as report_main
 
 ROOT = Path(__file__).parents[3]

@@ -270,7 +270,7 @@ def test_odd_folders_end_in_a_sentence_or_go_on(tmp_path, monkeypatch):
     from hypothesis import given
     from hypothesis import strategies as st
 
-    from launcher.probes import dataset
+    from launcher.machines.probes import dataset
     from tests.fuzz import many
 
     monkeypatch.setattr(decode, "PAUSES", ())

@@ -1,1 +1,0 @@
-"""After a run: collecting its files, and reporting on it."""

@@ -1,1 +1,0 @@
-"""Before a run: the questions to the machines, what is wrong with them, and the plan."""

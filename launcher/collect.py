@@ -1,0 +1,275 @@
+"""Brings a run's files from the nodes to the control machine.
+
+A node is not trusted with names, types or sizes. It is asked for one file of the contract
+(docs/run-directory.md) at a time, by a name made here from its host name and its ranks, and answers
+with bytes alone. So no link, device or folder can arrive, and nothing outside the node's own part.
+The bytes are counted into an empty folder; what arrived whole is moved into the run's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from contract.errors import UserError
+from launcher.machines.engine import Late, Node, Process, pieces, talk
+from launcher.plan.plan import NodePlan
+from launcher.sizes import MIB, Sizes
+
+CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")
+LIST_SECONDS = 20.0
+# At least this much has to arrive every 60 s, so a file of n MiB takes n / 4 + 1 minutes at most,
+# whoever sends it. (Eight machines that share 10 Mbit/s have 9 MiB a minute each.)
+SECONDS, LEAST = 60.0, 4 * MIB
+# A .bashrc may print before the file begins.
+MARK = b"tandem-file\n"
+GREETING = 1 << 16
+SEND = (
+    'test -e "$1" || test -L "$1" || exit 3; test -f "$1" && test ! -L "$1" || exit 4; '
+    'echo tandem-file; exec head -c "$2" -- "$1"'
+)
+ABSENT, IRREGULAR = 3, 4
+# What a guard writes in each run.
+RECORDS = ("exit.json", "iostat.json", "net.jsonl", "gpu.jsonl", "mounts.jsonl")
+# Space that the run's own last files need on the disk that the checkpoints go to.
+DISK_LEFT = 256 * MIB
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One file: its name below the run's folder, here and on the node, and its limit in MiB."""
+
+    name: str
+    limit: int
+    kind: str
+
+    @property
+    def by_lines(self) -> bool:
+        """Whether the beginning of the file is useful without its end."""
+        return not self.name.endswith(".json")
+
+
+def wanted(
+    host: str, attempts: list[dict[str, Any]], sizes: Sizes, names: tuple[str, ...] = RECORDS
+) -> list[Wanted]:
+    """The files that a node may have written, by the ranks it had in each attempt."""
+    ranks = [(one["attempt"], one.get("ranks", {}).get(host, [])) for one in attempts]
+    held = sorted({rank for _, some in ranks for rank in some})
+    found = [Wanted(f"nodes/{host}/{name}", sizes.other, "other") for name in names]
+    for rank in held:
+        found.append(Wanted(f"nodes/{host}/rank{rank}.steps.jsonl", sizes.steps, "steps"))
+    for attempt, some in ranks:
+        for rank in some:
+            found.append(Wanted(f"samples/rank{rank}.{attempt}.csv", sizes.samples, "samples"))
+    return found
+
+
+class NotHere(Exception):
+    """A file did not arrive; the text says why, for a person."""
+
+
+class Lost(NotHere):
+    """No other file will arrive either: the connection is gone, or what answered at its far end."""
+
+
+class TooLarge(NotHere):
+    """A checkpoint is larger than this machine's disk has room for, or is made to be."""
+
+
+class Unwritable(Exception):
+    """This machine's own disk cannot be written to; the text says why."""
+
+
+def records(
+    nodes: dict[str, Node],
+    parts: list[NodePlan],
+    attempts: list[dict[str, Any]],
+    folder: Path,
+    sizes: Sizes,
+    names: tuple[str, ...] = RECORDS,
+) -> list[str]:
+    """Bring what every node recorded. Returns a sentence for each thing that did not arrive. Raises
+    Unwritable."""
+
+    def one(part: NodePlan) -> list[str]:
+        problems = []
+        for file in wanted(part.host, attempts, sizes, names):
+            try:
+                problems += _bring(nodes[part.host], part, file, folder)
+            except Lost as error:
+                problems.append(
+                    f"{part.host}: {file.name} and what follows it was not collected: {error}."
+                )
+                break
+            except NotHere as error:
+                problems.append(f"{part.host}: {file.name} was not collected: {error}.")
+        return problems
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        return [problem for some in pool.map(one, parts) for problem in some]
+
+
+def _bring(node: Node, part: NodePlan, file: Wanted, folder: Path) -> list[str]:
+    """One file into the run's folder, or nothing where there is none. Raises NotHere,
+    Unwritable."""
+    source, limit = f"{part.output}/{file.name}", file.limit * MIB
+    with staging(folder) as scratch:
+        fresh = scratch / "file"
+        size = receive(node, source, fresh, limit)
+        if size is None:
+            return []
+        if size <= limit:
+            settle(fresh, folder / file.name)
+            return []
+        more = f"larger than {file.limit} MiB (KEEP={file.kind}=... allows more); the whole file is"
+        if not file.by_lines:
+            raise NotHere(f"it is {more} {source} there")
+        cut_to_lines(fresh, limit)
+        settle(fresh, folder / file.name)
+        return [f"{part.host}: {file.name} holds the beginning only: it is {more} {source} there."]
+
+
+@contextlib.contextmanager
+def staging(folder: Path) -> Iterator[Path]:
+    """An empty folder beside the run's files, removed afterwards. Raises Unwritable for every
+    OSError: what goes wrong on the other side has become a NotHere before it gets here."""
+    made = None
+    try:
+        made = tempfile.mkdtemp(prefix=".collect-", dir=folder)
+        yield Path(made)
+    except OSError as error:
+        raise Unwritable(error.strerror or str(error)) from None
+    finally:
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+
+
+def settle(fresh: Path, target: Path) -> None:
+    """Move what arrived to its place. Raises OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fresh.replace(target)
+
+
+def cut_to_lines(path: Path, limit: int) -> None:
+    """Shorten a file to the last complete line within `limit` bytes."""
+    with path.open("r+b") as file:
+        begin = max(0, limit - MIB)
+        file.seek(begin)
+        file.truncate(begin + file.read(limit - begin).rfind(b"\n") + 1)
+
+
+def receive(node: Node, source: str, target: Path, limit: int) -> int | None:
+    """Write a node's file to `target`, at most one byte more than `limit`.
+
+    Returns the bytes written, None when the node has no such file. Raises NotHere, and OSError
+    where `target` cannot be written.
+    """
+    try:
+        process = node.start(["sh", "-c", SEND, "sh", source, str(limit + 1)])
+    except (OSError, UserError) as error:
+        raise Lost(str(error).rstrip(".")) from None
+    size = 0
+    try:
+        with target.open("xb") as file:
+            for piece in _content(process):
+                size += file.write(piece[: limit + 1 - size])
+                if size > limit:
+                    return size
+        status = process.wait()
+        said = process.stderr()
+    finally:
+        process.close()
+    if status == ABSENT:
+        return None
+    if status == IRREGULAR:
+        raise NotHere("it is not a regular file there")
+    if status != 0:
+        raise Lost(f"the connection to the machine broke, or it could not be read {said}".strip())
+    return size
+
+
+def _content(process: Process) -> Iterator[bytes]:
+    """What a machine sends after MARK, to the end. Raises NotHere."""
+    head, begun = b"", False
+    try:
+        for piece in pieces(process, SECONDS, renewed=LEAST):
+            if not begun:
+                head, mark, piece = (head + piece).partition(MARK)
+                begun = bool(mark)
+                if len(head) > GREETING:
+                    raise Lost("the machine sent something else")
+            if piece:
+                yield piece
+    except Late:
+        raise Lost(f"the machine sent less than {LEAST // MIB} MiB in {SECONDS:g} s") from None
+    except OSError as error:
+        raise NotHere(error.strerror or str(error)) from None
+
+
+def checkpoints(nodes: dict[str, Node], parts: list[NodePlan]) -> dict[str, list[str]]:
+    """The names of the checkpoints that each machine holds."""
+    found = {}
+    for node in parts:
+        if node.host not in nodes:
+            continue
+        try:
+            process = nodes[node.host].start(["ls", "-1", f"{node.output}/checkpoints/{node.host}"])
+            output, _, status = talk(process, b"", LIST_SECONDS)
+        except (OSError, UserError):  # the machine froze or went away: others hold the same
+            continue
+        if status == 0:
+            found[node.host] = output.decode(errors="replace").split()
+    return found
+
+
+def newest(names: list[str]) -> tuple[int, str] | None:
+    """Step and name of the latest checkpoint among file names."""
+    steps = [(int(match[1]), name) for name in names if (match := CHECKPOINT.fullmatch(name))]
+    return max(steps, default=None)
+
+
+def best_and_last(
+    held: dict[str, list[str]], nodes: dict[str, Node], parts: list[NodePlan], folder: Path
+) -> tuple[list[Path], list[str]]:
+    """Copy the best and the newest of the checkpoints `held` from one machine. Machines with the
+    newest checkpoint are tried first, and the first that delivers its newest is taken: none is
+    believed to have it, nor that it is as large as it sends. Raises Unwritable, too where there is
+    no room for any."""
+    tips = {host: tip for host, names in held.items() if (tip := newest(names))}
+    outputs = {node.host: node.output for node in parts}
+    paths: list[Path] = []
+    problems, no_room = [], None
+    for host in sorted(tips, key=lambda name: tips[name][0], reverse=True):
+        names = [tips[host][1]] + (["best.pt"] if "best.pt" in held[host] else [])
+        for name in (f"checkpoints/{host}/{name}" for name in names):
+            try:
+                paths += _checkpoint(nodes[host], f"{outputs[host]}/{name}", folder, folder / name)
+            except NotHere as error:
+                problems.append(f"{host}: {name} was not collected: {error}.")
+                no_room = error if isinstance(error, TooLarge) else no_room
+        if folder / f"checkpoints/{host}/{tips[host][1]}" in paths:
+            break
+    if no_room is not None and not paths:
+        raise Unwritable(str(no_room))
+    return paths, problems
+
+
+def _checkpoint(node: Node, source: str, folder: Path, target: Path) -> list[Path]:
+    """One checkpoint, as far as this machine's disk allows. Raises NotHere, Unwritable."""
+    with staging(folder) as scratch:
+        room = max(0, shutil.disk_usage(folder).free - DISK_LEFT)
+        fresh = scratch / "file"
+        size = receive(node, source, fresh, room)
+        if size is None:
+            return []
+        if size > room:
+            raise TooLarge(f"only {room // MIB} MiB to spare for {Path(source).name}")
+        settle(fresh, target)
+    return [target]

@@ -1,1 +1,0 @@
-"""During a run: sending code and guards to the machines, the watch, the next attempt."""

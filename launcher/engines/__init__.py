@@ -1,1 +1,0 @@
-"""The ways to reach machines, one module each: launcher/engine.py says what they offer."""

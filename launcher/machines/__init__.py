@@ -1,0 +1,1 @@
+"""The machines: their list, the ways to them, and what they say of themselves."""

@@ -1,0 +1,1 @@
+"""The ways to reach machines, one module each: launcher/machines/engine.py says what they offer."""

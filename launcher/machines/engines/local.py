@@ -1,0 +1,88 @@
+"""This machine as a node: to try things, for tests, and for several nodes on one PC."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+
+from launcher.machines.engine import Engine
+from launcher.machines.inventory import CHECKOUT, Host
+
+
+class LocalProcess:
+    """A command on this machine; the methods are those of engine.Process."""
+
+    broken = False
+
+    def __init__(self, argv: list[str]):
+        # A file needs no reader, so a talkative process does not block on it.
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
+        self._process = subprocess.Popen(
+            argv,
+            cwd=CHECKOUT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        os.set_blocking(self._stdin.fileno(), False)
+        os.set_blocking(self._stdout.fileno(), False)
+
+    def fileno(self) -> int:
+        return self._stdout.fileno()
+
+    def read(self) -> bytes | None:
+        try:
+            return os.read(self._stdout.fileno(), 1 << 18)
+        except BlockingIOError:
+            return None
+
+    def write(self, data: bytes | memoryview) -> int:
+        try:
+            return os.write(self._stdin.fileno(), data)
+        except BlockingIOError:
+            return 0
+
+    def close_stdin(self) -> None:
+        self._stdin.close()
+
+    def wait(self) -> int:
+        return self._process.wait()
+
+    def stderr(self) -> str:
+        self._stderr.seek(0)
+        return self._stderr.read()[-4096:].decode(errors="replace").strip()
+
+    def close(self) -> None:
+        if not self._stdin.closed:
+            self._stdin.close()
+        self._stdout.close()
+        self._stderr.close()
+
+
+class LocalNode:
+    """This machine as one node."""
+
+    def __init__(self, host: Host):
+        self.host = host
+
+    def open(self) -> None:
+        pass
+
+    def start(self, argv: list[str]) -> LocalProcess:
+        return LocalProcess(argv)
+
+    def close(self) -> None:
+        pass
+
+
+ENGINE = Engine(
+    node=LocalNode,
+    here=True,
+    guard_python=sys.executable,
+    mends="run `make env`",
+    digits="`make data/digits` writes the digits; for your own images give DATA=<folder>",
+)

@@ -1,0 +1,248 @@
+"""Machines reached by ssh, with strict host key checking.
+
+Fabric is the connection layer. It accepts unknown host keys, so `StrictConnection` replaces that
+policy: a machine that is not in the user's known_hosts is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shlex
+import socket
+from functools import lru_cache, partial
+from typing import Any
+
+import paramiko
+from fabric import Config, Connection
+from paramiko.buffered_pipe import BufferedPipe
+from paramiko.packet import Packetizer
+
+from launcher.machines import known_hosts
+from launcher.machines.engine import Engine
+from launcher.machines.errors import MachineError
+from launcher.machines.inventory import Host
+
+CONNECT_SECONDS = 8.0
+BANNER_SECONDS = 12.0
+LOGIN_SECONDS = 20.0
+# paramiko's reader threads wake ten times a second to see whether they were closed; with hundreds
+# of hosts that is most of a core. Closing wakes them by shutting the socket down, so they need not
+# look so often.
+READER_WAKES_EVERY = 5.0
+TCP_THIN_LINEAR_TIMEOUTS = 16
+# paramiko logs a traceback for a machine that does not answer; explain() says the same in a
+# sentence.
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)
+STATUS_SECONDS = 5.0
+PACKET = 256 << 10  # bytes; sshd sends no larger one, and the protocol asks for 35,000
+READS = 16
+
+
+class StrictConnection(Connection):
+    """A Fabric connection that refuses host keys which the user has not confirmed, and forwards
+    nothing, whatever the user's own ssh_config says: a node must not use the user's keys."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, forward_agent=False, **kwargs)
+        name = self.host if self.port == 22 else f"[{self.host}]:{self.port}"
+        known_hosts.confirm(self.client, name)
+
+
+class Packets(Packetizer):
+    """Refuses a packet that claims to be too large, before it is collected in memory."""
+
+    def read_all(self, n: int, check_rekey: bool = False) -> bytes:
+        if n > PACKET:
+            raise paramiko.SSHException(f"its ssh sent a packet of {n} bytes")
+        data: bytes = super().read_all(n, check_rekey)
+        return data
+
+
+class Window(BufferedPipe):
+    """What a command has printed and nobody has read yet. paramiko keeps whatever comes; a machine
+    that sends more than it was allowed to loses its connection."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self._size = size
+
+    def feed(self, data: bytes) -> None:
+        if len(self) + len(data) > self._size:
+            raise paramiko.SSHException(f"its ssh sent more than the {self._size} bytes it may")
+        super().feed(data)
+
+
+class SshProcess:
+    """A command on another machine; the methods are those of engine.Process."""
+
+    def __init__(self, channel: paramiko.Channel):
+        self._channel = channel
+        self._stderr = b""
+        channel.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def read(self) -> bytes | None:
+        for _ in range(READS):  # a flood on stderr must not keep us from what matters
+            if not self._channel.recv_stderr_ready():
+                break
+            self._stderr = (self._stderr + self._channel.recv_stderr(1 << 16))[-4096:]
+        try:
+            return self._channel.recv(1 << 18)
+        except socket.timeout:
+            return None
+
+    def write(self, data: bytes | memoryview) -> int:
+        try:
+            return self._channel.send(bytes(data[: 1 << 16]))
+        except socket.timeout:
+            return 0
+
+    def close_stdin(self) -> None:
+        self._channel.shutdown_write()
+
+    def wait(self) -> int:
+        # Not recv_exit_status(): it waits for ever when a machine died between output and status.
+        self._channel.status_event.wait(STATUS_SECONDS)
+        return self._channel.exit_status
+
+    def stderr(self) -> str:
+        return self._stderr.decode(errors="replace").strip()
+
+    @property
+    def broken(self) -> bool:
+        return not self._channel.transport.is_active()
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class SshNode:
+    """One ssh connection to a machine."""
+
+    def __init__(self, host: Host):
+        self.host = host
+        self._connection = StrictConnection(
+            host.address,
+            user=host.user,
+            port=host.port,
+            config=_config(),
+            connect_timeout=CONNECT_SECONDS,
+            # A frozen machine's kernel still takes connections.
+            connect_kwargs={
+                "banner_timeout": BANNER_SECONDS,
+                "auth_timeout": LOGIN_SECONDS,
+                "transport_factory": partial(paramiko.Transport, packetizer_class=Packets),
+            },
+        )
+
+    def open(self) -> None:
+        """Connect and log in. Raises MachineError saying what ssh said."""
+        try:
+            self._connection.open()
+        except Exception as error:
+            raise MachineError([self.host.name], explain(self.host, error)) from error
+        sock = self._connection.transport.sock
+        sock.settimeout(READER_WAKES_EVERY)
+        # After a stall TCP doubles its retransmission timeout; on a thin stream it need not, so a
+        # lease is renewed sooner.
+        sock.setsockopt(socket.IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1)
+
+    def start(self, argv: list[str]) -> SshProcess:
+        """Run a command. Raises MachineError when the connection to the machine broke."""
+        try:
+            channel = self._connection.transport.open_session(timeout=CONNECT_SECONDS)
+            # Nothing has been asked for yet, so an honest sshd has sent nothing.
+            channel.in_buffer = Window(channel.in_window_size)
+            channel.in_stderr_buffer = Window(channel.in_window_size)
+            channel.exec_command("exec " + shlex.join(argv))
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise MachineError([self.host.name], explain(self.host, error)) from error
+        return SshProcess(channel)
+
+    def close(self) -> None:
+        transport = self._connection.transport
+        if transport is None:
+            return
+        with contextlib.suppress(OSError):
+            transport.sock.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+
+@lru_cache(maxsize=1)
+def _config() -> Config:
+    return Config()
+
+
+def explain(host: Host, error: Exception) -> str:
+    """What ssh said about one machine, and what to do about it."""
+    where = f"{host.name} ({host.user + '@' if host.user else ''}{host.address}, port {host.port})"
+    if isinstance(error, paramiko.BadHostKeyException):
+        return (
+            f"{where}: its host key differs from the one in your known_hosts: if the machine "
+            "was reinstalled, "
+            f"run `ssh-keygen -R {host.address}` and `make bootstrap`; if not, somebody "
+            "else answers at this address."
+        )
+    if isinstance(error, known_hosts.Revoked):
+        return (
+            f"{where}: its host key is marked @revoked in your known_hosts: give the machine a new "
+            "one (`sudo ssh-keygen -A` there, after its /etc/ssh/ssh_host_* were taken away), then "
+            "run `make bootstrap`."
+        )
+    if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error):
+        return (
+            f"{where}: its host key is unknown (not in your ~/.ssh/known_hosts): run `make "
+            "bootstrap`, which shows "
+            f"the key and asks you."
+        )
+    if isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in str(
+        error
+    ):
+        return (
+            f"{where}: ssh refused to log in ({_short(error)}): check train_user and ansible_user "
+            "in the inventory, and that your key is in that user's authorized_keys "
+            "(`make bootstrap`)."
+        )
+    reason = _network_reason(error)
+    return f"{where}: cannot be reached: {reason} (NODES=<fewer> leaves out the last of the list)."
+
+
+def _network_reason(error: Exception) -> str:
+    text = _short(error)
+    if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
+        text = "; ".join(sorted({_short(e) for e in error.errors.values()}))
+    if "protocol banner" in text and isinstance(error.__context__, (socket.timeout, TimeoutError)):
+        return f"it takes connections, but its ssh said nothing in {BANNER_SECONDS:.0f} s: " + (
+            "is it frozen?"
+        )
+    if "protocol banner" in text or isinstance(error, (EOFError, ConnectionResetError)):
+        return (
+            "it closed the connection before ssh began: is it this machine's address, and sshd's "
+            "port? (sshd itself does so with MaxStartups, and to an address that it was told to "
+            "refuse.)"
+        )
+    if isinstance(error, socket.gaierror):
+        return f"no such host ({text}): correct ansible_host, or give its address in digits"
+    if isinstance(error, (socket.timeout, TimeoutError)) or "timed out" in text:
+        return f"no answer within {CONNECT_SECONDS:.0f} s: is it switched on and plugged in?"
+    if "No route" in text or "unreachable" in text:
+        return f"no way leads to it ({text}): is it switched on, and in the same network?"
+    if "refused" in text:
+        return f"it refuses connections ({text}): is sshd running there, on this port?"
+    return text
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+
+
+ENGINE = Engine(
+    node=SshNode,
+    here=False,
+    guard_python="/usr/bin/python3",
+    mends="run `make provision`",
+    digits="`make provision` puts the digits there; for your own images give DATA=/<folder>",
+)

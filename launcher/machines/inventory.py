@@ -1,0 +1,275 @@
+"""The machines, as `ansible-inventory --list` gives them: there is no second host file."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from contract import names as machine_names
+from contract.errors import UserError
+from launcher.machines import engine
+from launcher.machines.engine import Engine
+
+GROUP = "cluster"
+PLAIN = re.compile(r"\w[\w.-]*")  # in a pattern of Ansible: a name, rather than pc*, !pc3 or @file
+# The machines of inventory.ini as it comes, which are the lab's, too.
+EXAMPLE = {f"node{number}": f"192.168.56.{110 + number}" for number in range(1, 6)}
+MOST_GPUS = 64  # of one machine; each gets a process
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Host:
+    """One machine of group `cluster`; its index in the list is its node rank.
+
+    Paths of a host that is this machine are absolute; elsewhere node_dir may be relative to the
+    home folder of the run user. `user` is the run user: train_user, or ansible_user where that is
+    not set (group_vars/all.yml has the same rule, run_user). On this machine it is whoever starts
+    the run.
+    """
+
+    name: str
+    connection: str
+    address: str
+    port: int
+    user: str | None
+    env_python: str
+    node_dir: str
+    data_root: str
+    gpus: int | None = None
+    interface: str | None = None
+    cuda_home: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def engine(self) -> Engine:
+        return engine.of(self.connection)
+
+    def label(self) -> str:
+        return self.name if self.engine.here else f"{self.name} ({self.address})"
+
+    def data_path(self, data: str) -> str:
+        """Where this machine has the images: a name is looked up below its data_root; "" stays
+        "". Raises UserError."""
+        if not data:
+            return ""
+        if "/" not in data:
+            return f"{self.data_root}/{data}"
+        if Path(data).is_absolute():
+            return data
+        if self.engine.here:
+            return str(Path(data).absolute())
+        raise UserError(
+            f"DATA={data}: on {self.name} this path would begin nowhere: give a name below "
+            f"{self.data_root} or a path from /."
+        )
+
+
+class Unusable(UserError):
+    """A list of machines that cannot be read, or that names none."""
+
+
+def load(inventory: Path) -> list[Host]:
+    """Return the hosts of group `cluster` in inventory order. Raises UserError."""
+    return parse(read(inventory), inventory)
+
+
+def refuse(inventory: Path, limit: str | None = None) -> int:
+    """Raise UserError for a list of machines with which Ansible would do nothing and be content:
+    one that cannot be read, or that lacks what is asked for. `limit` is Ansible's --limit; of its
+    patterns only plain names are looked at, for Ansible itself refuses one that matches nothing.
+    Otherwise returns the exit code 0."""
+    document = read(inventory)
+    names = members(document)
+    known = {*names, *(group for group in document if group != "_meta"), "all", "localhost"}
+    words = [word.strip() for word in re.split("[,:]", limit or "")]
+    unknown = [word for word in words if PLAIN.fullmatch(word) and word not in known]
+    if unknown:
+        raise UserError(
+            f"LIMIT={limit}: {inventory} has no machine {unknown[0]} in [{GROUP}], but "
+            f"{', '.join(names)}."
+        )
+    return 0
+
+
+def read(inventory: Path) -> dict[str, Any]:
+    """The document of `ansible-inventory --list`, which has machines in group `cluster`. Raises
+    Unusable."""
+    if not inventory.exists():
+        raise Unusable(
+            f"the inventory {inventory} does not exist: give INVENTORY=<file>, or write "
+            "inventory.ini."
+        )
+    tool = Path(sys.executable).parent / "ansible-inventory"
+    # The playbook folder is the checkout, so that group_vars/ is found for every inventory file.
+    argv = [str(tool if tool.exists() else "ansible-inventory"), "-i", str(inventory), "--list"]
+    env = {**os.environ, "ANSIBLE_INVENTORY_UNPARSED_FAILED": "True", "ANSIBLE_NOCOLOR": "1"}
+    try:
+        done = subprocess.run(
+            [*argv, "--playbook-dir", str(CHECKOUT)],
+            capture_output=True,
+            text=True,
+            env=env,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise UserError("ansible-inventory is not installed here: run `make env` first.") from None
+    if done.returncode != 0:
+        said = _what_ansible_said(done.stderr)
+        raise Unusable(f"Ansible cannot read the inventory {inventory}: {said} Correct that file.")
+    document = json.loads(done.stdout)
+    names = members(document)
+    if not names:
+        raise Unusable(
+            f"the inventory {inventory} has no hosts in group [{GROUP}]: list your machines there."
+        )
+    for wrong in filter(None, map(machine_names.fault, names)):
+        raise Unusable(f"the inventory {inventory} {wrong}")
+    return document
+
+
+def _what_ansible_said(stderr: str) -> str:
+    """The first reason that Ansible gave, as one sentence: it prints several, wrapped at the
+    terminal's width."""
+    text = " ".join(stderr.split())
+    reason = re.search(r"Failed to parse inventory: (.+?)(?= Failed| <<<| Origin:| \[|$)", text)
+    reason = reason or re.search(r"(?:\[ERROR\]|ERROR!|\[WARNING\])[:!]? (.+?)(?= \[|$)", text)
+    said = reason.group(1).strip() if reason else text or "it gave no reason"
+    return said if said.endswith(".") else said + "."
+
+
+def parse(document: dict[str, Any], inventory: Path) -> list[Host]:
+    """Turn the document of `ansible-inventory --list` into hosts. Raises UserError."""
+    names = members(document)
+    variables = document.get("_meta", {}).get("hostvars", {})
+    problems: list[str] = []
+    hosts = []
+    for name in names:
+        try:
+            hosts.append(_host(name, variables.get(name, {}), inventory))
+        except UserError as error:
+            problems += error.problems
+    if problems:
+        raise UserError(*problems)
+    return hosts
+
+
+def members(document: dict[str, Any], group: str = GROUP) -> list[str]:
+    """Hosts of a group and its children, each once, in the inventory's order."""
+    entry = document.get(group, {})
+    names = list(entry.get("hosts", []))
+    for child in entry.get("children", []):
+        names += members(document, child)
+    return list(dict.fromkeys(names))
+
+
+@dataclass(frozen=True)
+class Variables:
+    """One machine's variables in the inventory, read as plain values."""
+
+    name: str
+    values: dict[str, Any]
+    inventory: Path
+
+    def text(self, key: str) -> str | None:
+        value = self.values.get(key)
+        if isinstance(value, str) and "{{" in value:
+            raise UserError(
+                f"{self.name}: {key} in {self.inventory} is a template ({value}); the launcher "
+                "reads plain values only: write the value itself."
+            )
+        text = None if value is None else str(value)
+        if text is not None and not text.isprintable():
+            raise UserError(
+                f"{self.name}: {key} in {self.inventory} has a character that cannot be printed "
+                f"({ascii(text)[:80]}): write it without."
+            )
+        return text
+
+    def word(self, key: str, default: str) -> str:
+        return self.text(key) or default
+
+    def number(self, key: str, least: int, most: int) -> int | None:
+        value = self.text(key)
+        if value is None:
+            return None
+        if re.fullmatch("[0-9]{1,6}", value) and least <= int(value) <= most:
+            return int(value)
+        raise UserError(
+            f"{self.name}: {key} in {self.inventory} is {value[:40]!r}, not a whole number from "
+            f"{least} to {most}."
+        )
+
+    def connection(self) -> str:
+        value = self.word("ansible_connection", "ssh")
+        if value not in engine.names():
+            raise UserError(
+                f"{self.name}: ansible_connection={value} is not supported for training: use "
+                f"{' or '.join(engine.names())}."
+            )
+        return value
+
+    def environment(self) -> dict[str, str]:
+        found = self.values.get("run_env", {})
+        if not isinstance(found, dict):
+            raise UserError(
+                f"{self.name}: run_env in {self.inventory} must be a mapping of names to values, "
+                f"not {found!r}."
+            )
+        texts = {str(key): str(value) for key, value in found.items()}
+        for key, value in texts.items():
+            if not re.fullmatch(r"[^=\W]\w*", key, re.ASCII) or "\0" in value:
+                raise UserError(
+                    f"{self.name}: run_env in {self.inventory} names {key!r}: a variable's name "
+                    "has letters, digits and _, and its value no NUL."
+                )
+        return texts
+
+
+def _host(name: str, variables: dict[str, Any], inventory: Path) -> Host:
+    read = Variables(name, variables, inventory)
+    here = engine.of(read.connection()).here
+
+    def path(key: str, default: str) -> str:
+        # Not resolved: the environment's python is a symbolic link, and its location says which
+        # environment it belongs to.
+        value = read.word(key, default)
+        return os.path.normpath(CHECKOUT / value) if here else value
+
+    return Host(
+        name=name,
+        connection=read.connection(),
+        address=numeric(read.word("ansible_host", "127.0.0.1" if here else name), name),
+        port=read.number("ansible_port", 1, 65535) or 22,
+        user=read.text("train_user") or read.text("ansible_user"),
+        env_python=path("env_python", "/opt/tandem/env/bin/python"),
+        node_dir=path("node_dir", "tandem"),
+        data_root=path("data_root", "/srv/tandem/data"),
+        gpus=read.number("gpus", 0, MOST_GPUS),
+        interface=read.text("interface"),
+        cuda_home=read.text("cuda_home") or None,
+        env=read.environment(),
+    )
+
+
+def numeric(address: str, name: str) -> str:
+    """The address in digits: a name may resolve to 127.0.1.1 on the machine that bears it."""
+    try:
+        return str(ipaddress.ip_address(address))
+    except ValueError:
+        pass
+    try:
+        return str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError) as error:  # UnicodeError: a label is empty, or too long
+        raise UserError(
+            f"{name}: no such host as {address[:80]!r} ({getattr(error, 'strerror', 0) or error}): "
+            "correct ansible_host, or give its address in digits."
+        ) from None

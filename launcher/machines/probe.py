@@ -1,0 +1,178 @@
+"""Asks all machines at once for the facts that a plan needs."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from contract import levels, validate
+from contract.errors import UserError
+from contract.validate import NATURAL, Each, Invalid, Match, One
+from launcher.machines import source_bundle
+from launcher.machines.engine import Node, talk
+from launcher.machines.errors import MachineError
+from launcher.machines.inventory import MOST_GPUS, Host
+from launcher.machines.probes.machine import MARK
+
+SECONDS = 30.0
+INTERFACE = Match(r"[^\s/]{1,15}")
+ROUTE = {"interface": (INTERFACE, None), "source": (str, None), "error": (str, None)}
+SHA256 = Match("[0-9a-f]{64}")
+LISTING = {"classes": NATURAL, "images": NATURAL, "sha256": SHA256}
+VERSION = Match(r"[A-Za-z0-9.+!_-]{1,100}")
+VERSIONS = ("python", "torch", "torchvision", "nccl", "cuda")
+CARD = {"name": str, "uuid": str, "pci": (str, None), "sm": (One(range(10, 1000)), None)}
+
+
+def shape(task: dict[str, Any]) -> dict[str, Any]:
+    """What the answer to a task of preflight.py is: of all that was asked, and of nothing else."""
+    return {
+        "unix": float,
+        "home": Match(r"/[^\x00-\x1f]*"),
+        "hostname": str,
+        "cores": One(range(1, 1 << 20)),
+        "cpu_flags": [One(levels.BF16_FLAGS)],
+        "machine": str,
+        "versions": dict.fromkeys(VERSIONS, (VERSION, None)),
+        "models": [str],
+        "packages": dict.fromkeys(task["packages"], bool),
+        "gpus": {
+            "count": One(range(MOST_GPUS + 1)),
+            "cards": [CARD],
+            "driver": (str, None),
+            "processes": [{"pid": NATURAL, "user": str, "command": str}],
+            "error": (str, None),
+            "cards_on_bus": NATURAL,
+        },
+        "runs": [{"pid": NATURAL, "run": str, "holder": str}],
+        "paths": dict.fromkeys(task["paths"], bool),
+        "routes": dict.fromkeys(task["peers"], ROUTE),
+        "free_ports": [One(frozenset(task["ports"]))],
+        "code_sha256": (SHA256, None),
+        "data": {
+            "path": One((task["data"],)),
+            "exists": bool,
+            "problem": (str, None),
+            "splits": Each(LISTING),
+            "others": [str],
+        },
+        "disk_free": NATURAL,
+        "writable": bool,
+        "guard_python": bool,
+    }
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What launcher/machines/probes/machine.py found on one machine."""
+
+    host: str
+    unix: float
+    asked_unix: float
+    answered_unix: float
+    home: str
+    hostname: str
+    cores: int
+    cpu_flags: list[str]
+    machine: str
+    versions: dict[str, str | None]
+    models: list[str]
+    packages: dict[str, bool]
+    gpus: dict[str, Any]
+    runs: list[dict[str, Any]]
+    paths: dict[str, bool]
+    routes: dict[str, dict[str, Any]]
+    free_ports: tuple[int, ...]
+    code_sha256: str | None
+    data: dict[str, Any]
+    disk_free: int
+    writable: bool
+    guard_python: bool
+
+    def absolute(self, folder: str) -> str:
+        """An absolute path on this machine; relative ones begin at the run user's home."""
+        return folder if folder.startswith("/") else f"{self.home}/{folder}"
+
+    @property
+    def skew(self) -> float:
+        """By how many seconds this machine's clock is ahead of ours, at least: the round trip is
+        uncertain."""
+        if self.unix > self.answered_unix:
+            return self.unix - self.answered_unix
+        return min(0.0, self.unix - self.asked_unix)
+
+
+def ask_all(
+    nodes: dict[str, Node], tasks: dict[str, dict[str, Any]]
+) -> tuple[dict[str, Facts], dict[str, str]]:
+    """Facts by host name, and a sentence for each host that gave none."""
+    facts, failures = {}, {}
+    with ThreadPoolExecutor(max_workers=min(64, len(nodes) or 1)) as pool:
+        answers = pool.map(lambda name: _ask(nodes[name], tasks[name]), nodes)
+        for name, answer in zip(nodes, answers):
+            if isinstance(answer, Facts):
+                facts[name] = answer
+            else:
+                failures[name] = answer
+    return facts, failures
+
+
+def _ask(node: Node, task: dict[str, Any]) -> Facts | str:
+    host = node.host
+    asked_for = {**task, "cpu_flags": levels.BF16_FLAGS}
+    source = source_bundle.program("launcher.machines.probes.machine", f"main({asked_for!r})")
+    asked = time.time()
+    try:
+        process = node.start([host.env_python, "-IB", "-"])
+        output, said, status = talk(process, source.encode(), SECONDS)
+    except MachineError as error:
+        return str(error)
+    except UserError as error:
+        return f"{host.label()}: {error}"
+    except FileNotFoundError:
+        return no_python(host, "no such file")
+    except OSError as error:
+        return f"{host.label()}: the connection broke while asking it: {error}."
+    text = output.decode(errors="replace")
+    line = next((line for line in text.splitlines() if line.startswith(MARK)), None)
+    if line is not None:
+        try:
+            found = read_facts(line[len(MARK) :], task)
+        except Invalid as error:
+            return f"{host.label()}: what it says of itself is impossible: {error}."
+        return Facts(host=host.name, asked_unix=asked, answered_unix=time.time(), **found)
+    if status in (126, 127):
+        return no_python(host, said)
+    if status is None:
+        return (
+            f"{host.label()}: gave no answer within {SECONDS:.0f} s: is its disk or its data "
+            "share hanging?"
+        )
+    return f"{host.label()}: {host.env_python} could not inspect the machine: {said}"
+
+
+def read_facts(line: str, task: dict[str, Any]) -> dict[str, Any]:
+    """The fields of Facts that a machine reports, checked. Raises Invalid."""
+    found = validate.check(validate.parse(line), shape(task), "answer")
+    if len(found["gpus"]["cards"]) != found["gpus"]["count"]:
+        raise Invalid("answer.gpus.count is not the number of its cards")
+    return {**found, "free_ports": tuple(found["free_ports"])}
+
+
+def code_sha256(node: Node, python: str, folder: str) -> str | None:
+    """The hash of the tree that a machine holds in `folder`, None where it cannot be found out."""
+    source = source_bundle.program("launcher.node.tree", f"show({MARK!r}, {folder!r})")
+    try:
+        process = node.start([python, "-IB", "-"])
+        output, _, _ = talk(process, source.encode(), SECONDS)
+    except (OSError, UserError):
+        return None
+    said = [line for line in output.decode(errors="replace").splitlines() if line.startswith(MARK)]
+    return said[0][len(MARK) :] if said else None
+
+
+def no_python(host: Host, said: str) -> str:
+    remedy = f"{host.engine.mends}, or correct env_python of {host.name}"
+    return f"{host.label()}: no Python at {host.env_python} ({said}): {remedy}."

@@ -1,0 +1,232 @@
+"""What comes before a run: machines are queried and checked until nothing is wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from contract import predictions, prices, strategies
+from contract.errors import UserError
+from contract.runs import run_id
+from contract.text import counted
+from launcher import folders
+from launcher.machines import inventory
+from launcher.machines.inventory import Host
+from launcher.options import Options, TrainerSettings, phases_of, trainer_settings
+from launcher.plan import build, code, devices, models, preflight, strategy
+from launcher.plan.plan import Plan
+from launcher.plan.preflight import Asked, Machines
+from launcher.sizes import Sizes
+from launcher.waiting import WaitNotice, waiting
+from launcher.watch import restart
+from launcher.watch.lines import Terminal
+from tools import verbs
+
+QUEUE_POLL_SECONDS = 10.0
+# Where they are set, oneDNN and torch's own kernels use no newer instructions than they say. A
+# rank's environment is made from scratch, so it has them only through the plan.
+INSTRUCTION_LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
+
+
+def instruction_limits() -> dict[str, str]:
+    """The variables above that are set in the launcher's own environment."""
+    return {name: os.environ[name] for name in INSTRUCTION_LIMITS if os.environ.get(name)}
+
+
+@dataclass
+class Checked:
+    """Everything that was asked and found out before anything is started."""
+
+    options: Options
+    settings: TrainerSettings
+    hosts: list[Host]
+    machines: Machines
+    asked: Asked
+
+
+def check_machines(options: Options, terminal: Terminal, run: str | None = None) -> Checked:
+    """Check everything and change nothing; `run` is the one to continue. Raises UserError."""
+    automatic = strategy.asks_auto(options)
+    options = options.with_sync(strategies.EXACT) if automatic else options
+    settings = trainer_settings(options)
+    Sizes.of(options.keep)  # said before anything is asked
+    hosts = preflight.select(inventory.load(Path(options.inventory)), options)
+    restart.check_minimum(options, hosts)
+    with waiting(terminal, "building the model here once"):
+        notes = models.try_out(settings, ranks_share=len(hosts) > 1)
+    for note in notes:
+        terminal.say(note)
+    asked = Asked(options, settings, run, begun=run is not None)
+    reported, queueing = None, WaitNotice(terminal, "waiting for machines that are busy")
+    while True:
+        with waiting(terminal, f"asking {counted(len(hosts), 'machine')} what is there"):
+            machines = preflight.inspect(hosts, asked)
+        try:
+            with waiting(terminal, "comparing the machines and the ways between them"):
+                problems = preflight.check(machines, asked)
+            busy = [problem for problem in problems if problem.busy and options.queue]
+            # What waiting cannot fix is reported before the waiting begins.
+            passed = preflight.refuse_or_warn([p for p in problems if p not in busy], options.force)
+        except UserError:
+            machines.close()
+            raise
+        if not busy:
+            for text in passed:
+                terminal.say(text)
+            settings = settle(machines, asked, terminal)
+            if automatic:
+                settings = settle_sync(settings, hosts, terminal)
+                options = options.with_sync(settings["sync"])
+            asked = replace(asked, options=options, settings=settings, begun=True)
+            return Checked(options, settings, hosts, machines, asked)
+        machines.close()
+        reported = _wait(busy[0].text, reported, queueing, terminal)
+
+
+def _wait(busy: str, reported: str | None, notice: WaitNotice, terminal: Terminal) -> str:
+    """Until it is worth asking again; says what is waited for when that changes."""
+    if busy != reported:
+        terminal.say(f"waiting: {busy}")
+    notice.update()
+    time.sleep(QUEUE_POLL_SECONDS)
+    return busy
+
+
+def settle(machines: Machines, asked: Asked, terminal: Terminal) -> TrainerSettings:
+    """The trainer's options, together with what is decided once for the run: `device`, `precision`
+    and `precision_why`. Raises UserError."""
+    hosts, facts, settings = machines.hosts, machines.facts, asked.settings
+    parts = devices.assign(hosts, facts, settings)
+    level = devices.precision(parts, hosts, facts, settings, asked.begun)
+    why = "as the run began" if asked.begun and level.why == "as asked" else level.why
+    terminal.say(f"precision {level.name}: {why}")
+    kind = parts[hosts[0].name].kind
+    return {**settings, "device": kind, "precision": level.name, "precision_why": why}
+
+
+def settle_sync(
+    settings: TrainerSettings, hosts: list[Host], terminal: Terminal
+) -> TrainerSettings:
+    """The same with the `sync` that `auto` becomes, and `sync_why`."""
+    nodes = len(hosts)
+    if nodes > 1 and prediction(settings, hosts) is None:
+        # From an earlier run of the model, or from what `make plan` measured; without either, the
+        # choice says so.
+        asked = {
+            "--nodes": nodes,
+            "--model": settings["model"],
+            "--batch": settings["per_node_batch_size"],
+            "--precision": settings["precision"],
+            "--image-size": settings["image_size"],
+            "--machines": ",".join(host.name for host in hosts),
+            "--runs": folders.RUNS,
+        }
+        words = [f"{name}={value}" for name, value in asked.items() if value is not None]
+        subprocess.run(
+            [sys.executable, "-m", "report", "plan", *words],
+            cwd=inventory.CHECKOUT,
+            capture_output=True,
+            check=False,
+        )
+    found = prediction(settings, hosts)
+    size = settings["image_size"]
+    measure = verbs.line(
+        "plan",
+        NODES=nodes,
+        MODEL=settings["model"],
+        BATCH=settings["per_node_batch_size"],
+        PRECISION=settings["precision"],
+        ARGS=f"--image_size {size}" if size else None,
+    )
+    choice = strategy.choose(found.speeds if found else {}, nodes, measure)
+    terminal.say(f"sync {choice.sync}: {choice.why}")
+    return {**settings, "sync": choice.sync, "sync_why": choice.why}
+
+
+def make_plan(checked: Checked, machines: Machines, **details: Any) -> Plan:
+    """The plan of an attempt on these machines; `details` are build.Request's. Raises UserError."""
+    foreseen = predicted(checked.settings, machines.hosts)
+    limits = instruction_limits()
+    request = build.Request(
+        unix=time.time(), predicted=foreseen, instruction_limits=limits, **details
+    )
+    return build.build(
+        machines.hosts,
+        machines.facts,
+        checked.options,
+        checked.settings,
+        code.current(models.folder(checked.settings["model"])),
+        request,
+    )
+
+
+def prediction(settings: TrainerSettings, hosts: list[Host]) -> predictions.Prediction | None:
+    """What `make plan` predicted for such a run on these machines, if it was asked: images/s over
+    the whole run, its warm-up included."""
+    asked = predictions.Setting(
+        settings["model"],
+        settings["per_node_batch_size"],
+        settings["image_size"],
+        settings["precision"],
+        tuple(host.name for host in hosts),
+    )
+    found = predictions.read(folders.RUNS, asked, len(hosts))
+    return found and replace(found, speeds=over_a_run(found.speeds, settings))
+
+
+def over_a_run(
+    speeds: dict[tuple[str, int], float], settings: TrainerSettings
+) -> dict[tuple[str, int], float]:
+    """Of images/s after the warm-up, those of a whole run; without a strategy whose warm-up costs
+    what nobody predicted."""
+    phases, found = phases_of(settings), {}
+    for (spec, nodes), speed in speeds.items():
+        strategy, exact = strategies.known(spec), speeds.get((strategies.EXACT, nodes))
+        if strategy and speed > 0 and exact:
+            found[spec, nodes] = 1 / phases.mean(strategy, 1 / speed, 1 / exact)
+    return found
+
+
+def predicted(settings: TrainerSettings, hosts: list[Host]) -> dict[str, Any] | None:
+    """The same for plan.json: `images_per_second`, `made_unix`; None where this strategy was not
+    predicted."""
+    found = prediction(settings, hosts)
+    speed = found.speed(strategies.parse(settings["sync"]).spec, len(hosts)) if found else None
+    if found is None or speed is None:
+        return None
+    return {"images_per_second": round(speed, 2), "made_unix": found.made_unix}
+
+
+def warnings(settings: TrainerSettings, hosts: list[Host]) -> list[str]:
+    """Sentences on a run that begins nevertheless."""
+    strategy = strategies.parse(settings["sync"])
+    warm_up = phases_of(settings).all_warm_up(strategy) if len(hosts) > 1 else None
+    return [told for told in (warm_up, slower_than_one(settings, hosts)) if told]
+
+
+def slower_than_one(settings: TrainerSettings, hosts: list[Host]) -> str | None:
+    """A sentence, with what would help, where `make plan` predicts this run to be slower than one
+    machine alone; None where it does not, or was not asked."""
+    found, nodes = prediction(settings, hosts), len(hosts)
+    if found is None or nodes == 1:
+        return None
+    sync = strategies.parse(settings["sync"]).spec
+    alone, together = found.speed(sync, 1), found.speed(sync, nodes)
+    if alone is None or together is None or together >= alone:
+        return None
+    advised = [(found.speed(one.spec, nodes) or 0.0, one.spec) for one in prices.advised()]
+    speed, better = max(advised)
+    remedy = f"SYNC={better} would give {speed:.0f}" if speed > alone else "train on one machine"
+    return (
+        f"by make plan {nodes} machines with SYNC={sync} are slower than one alone, "
+        f"{together:.0f} against {alone:.0f} images/s: {remedy} (docs/slow-networks.md)"
+    )
+
+
+def new_id(checked: Checked) -> str:
+    return run_id(checked.settings["model"], len(checked.hosts), time.time())

@@ -1,0 +1,212 @@
+"""The code that goes to the nodes: the tracked files of a few folders of the checkout and, for a
+model of one's own that lies elsewhere, of the folder that it is in, compared by SHA-256.
+
+It is copied once, when it is first asked for. That copy is hashed, recorded and sent, so changes to
+the checkout while a run waits or starts again do not become part of the run.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from contract.errors import UserError
+from launcher.machines.engine import Node, talk
+from launcher.machines.errors import MachineError
+from launcher.machines.inventory import CHECKOUT
+from launcher.node.tree import tree_sha256
+
+TRIES = 3
+SECONDS = 60.0
+# The old tree is replaced as a whole, so that no file of another version stays.
+UNPACK = (
+    'rm -rf "$1.new" && mkdir -p "$1.new" && tar --extract --gzip --no-same-owner '
+    '--directory="$1.new" && rm -rf "$1" && mv "$1.new" "$1"'
+)
+FOLDERS = ("trainer", "contract", "launcher/__init__.py", "launcher/node", "recipes", "examples")
+OWN = "own"  # where another folder goes in the tree
+# Files and bytes of another folder: who names a file of the home folder does not mean all of it.
+MOST_FILES, MOST_BYTES = 1000, 64 << 20
+
+
+@dataclass(frozen=True)
+class Code:
+    """Names relative to `tree`, a copy of the checkout's files, and the hash of that tree."""
+
+    names: tuple[str, ...]
+    sha256: str
+    git_revision: str | None
+    git_diff: str
+    tree: Path = CHECKOUT
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files below `root` that go into the folder `into` of the tree; of a repository those that are
+    tracked or might be."""
+
+    root: Path
+    parts: tuple[str, ...]
+    into: str = ""
+
+    def names(self) -> list[str]:
+        """The files, relative to `root`, sorted. Raises UserError for too many."""
+        listed = _git(
+            self.root,
+            *("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *self.parts),
+        )
+        if listed is None:  # an unpacked archive rather than a checkout, or any folder
+            names = [name for part in self.parts for name in _files(self.root, part)]
+        else:
+            names = [name for name in listed.split("\0") if name]
+        kept = sorted(name for name in set(names) if self._goes(name))
+        if self.into:
+            self._check_size(kept)
+        return kept
+
+    def _goes(self, name: str) -> bool:
+        """Whether a file may leave this machine: .env and the like hold secrets, and a link leads
+        to files outside the folder. A name that is not UTF-8 could not be recorded."""
+        path = Path(name)
+        hidden = any(part.startswith(".") or part == "__pycache__" for part in path.parts)
+        linked = any((self.root / one).is_symlink() for one in (path, *path.parents[:-1]))
+        text = not any("\ud800" <= letter <= "\udfff" for letter in name)
+        return text and not hidden and not linked and (self.root / path).is_file()
+
+    def _check_size(self, names: list[str]) -> None:
+        size = sum((self.root / name).stat().st_size for name in names[: MOST_FILES + 1])
+        if len(names) > MOST_FILES or size > MOST_BYTES:
+            raise UserError(
+                f"{self.root} would go to the machines, and has more than {MOST_FILES} files or "
+                f"{MOST_BYTES >> 20} MiB: put the model, and the modules that it imports, into a "
+                "folder of their own."
+            )
+
+
+@lru_cache(maxsize=1)
+def current(own: Path | None = None) -> Code:
+    """The code as it was when this was first called, including uncommitted changes: that of the
+    checkout, and the folder `own` (absolute) if there is one. Raises UserError."""
+    sources = [Source(CHECKOUT, FOLDERS)] + ([Source(own, (".",), OWN)] if own else [])
+    try:
+        return _snapshot(sources)
+    except OSError as error:
+        raise UserError(
+            f"the code cannot be copied to {tempfile.gettempdir()} "
+            f"({error.filename}: {error.strerror}): make room there, or name another folder by "
+            "TMPDIR."
+        ) from None
+
+
+def _snapshot(sources: list[Source]) -> Code:
+    """A copy of the files that did not change meanwhile. Raises UserError, OSError."""
+    tree = _scratch()
+    for _ in range(TRIES):
+        copied = [[n for n in s.names() if _copied(s, n, tree)] for s in sources]
+        names = [f"{s.into}/{name}".lstrip("/") for s, own in zip(sources, copied) for name in own]
+        revision = _git(CHECKOUT, "rev-parse", "HEAD")
+        diff = _git(CHECKOUT, "diff", "HEAD", "--", *FOLDERS) or ""
+        sha256 = tree_sha256(tree, names)
+        if sha256 and all(_unchanged(s, own, tree) for s, own in zip(sources, copied)):
+            text = os.fsencode(diff).decode(errors="replace")
+            return Code(tuple(names), sha256, revision.strip() if revision else None, text, tree)
+    folders = ", ".join([*FOLDERS, *(str(source.root) for source in sources[1:])])
+    raise UserError(
+        f"the files of {folders} change while they are copied: let what writes them end, then "
+        "start again."
+    )
+
+
+def _unchanged(source: Source, names: list[str], tree: Path) -> bool:
+    same = tree_sha256(source.root, names) == tree_sha256(tree / source.into, names)
+    return same and names == source.names()
+
+
+def _scratch() -> Path:
+    """A temporary folder that exists as long as this process."""
+    folder = tempfile.TemporaryDirectory(prefix="tandem-code-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name) / "code"
+
+
+def _copied(source: Source, name: str, tree: Path) -> bool:
+    """Copy one file; False when it has just been removed."""
+    to = tree / source.into / name
+    to.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        shutil.copy2(source.root / name, to)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _files(root: Path, part: str) -> Iterator[str]:
+    """The files of a part of a folder, relative to it; not many more than may go."""
+    if (root / part).is_file():
+        yield part
+        return
+    seen = 0
+    for folder, inner, names in os.walk(root / part):
+        inner[:] = [one for one in inner if not one.startswith(".") and one != "__pycache__"]
+        yield from (str((Path(folder) / name).relative_to(root)) for name in names)
+        seen += len(names)
+        if seen > 2 * MOST_FILES and root != CHECKOUT:
+            return
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    done = subprocess.run(
+        ["git", "-c", "core.quotePath=off", *arguments],
+        cwd=root,
+        capture_output=True,
+        check=False,
+    )
+    # Names and contents may be of any encoding.
+    return os.fsdecode(done.stdout) if done.returncode == 0 else None
+
+
+def send(code: Code, nodes: dict[str, Node], folders: dict[str, str]) -> None:
+    """Make `folders[host]` hold exactly the code on these machines. Raises MachineError for those
+    where it failed."""
+    archive = packed(code)
+
+    def one(node: Node) -> str | None:
+        folder = folders[node.host.name]
+        try:
+            _, said, status = talk(node.start(["sh", "-c", UNPACK, "sh", folder]), archive, SECONDS)
+        except MachineError as error:
+            return str(error)
+        except (OSError, UserError) as error:
+            said, status = str(error), None
+        if status == 0:
+            return None
+        said = said or f"no answer within {SECONDS:.0f} s"
+        return (
+            f"{node.host.label()}: the code could not be written to {folder}: {said}: make room "
+            "there or give the folder to your user."
+        )
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        results = zip(nodes, pool.map(one, nodes.values()))
+        problems = {name: problem for name, problem in results if problem}
+    if problems:
+        raise MachineError([*problems], *problems.values())
+
+
+def packed(code: Code) -> bytes:
+    """The files of the code as tar.gz."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        for name in code.names:
+            tar.add(code.tree / name, name)
+    return archive.getvalue()

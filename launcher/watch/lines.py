@@ -1,0 +1,244 @@
+"""What the ranks print goes in whole lines into their log files and, with node and rank, onto the
+terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections import deque
+from pathlib import Path
+from typing import IO
+
+from contract.text import clean
+from launcher import told
+from launcher.screen import Screen
+from launcher.sizes import MIB, Sizes
+from launcher.spool import Spool, SpooledLog
+from launcher.watch.tracebacks import Folded
+
+LAST_LINES = 20
+LONGEST = 1 << 16  # bytes; a longer line is cut into several, so that none has to be waited for
+STALLED = 5.0  # seconds that one write may take before the user is told
+SHOWN = 4096  # characters of a line on the terminal and among the last lines; the log has all
+CLEAR = "\r\x1b[K"
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Assembler:
+    """Makes lines of the bytes of one (rank, stream); text that a carriage return overwrote is not
+    kept.
+
+    It holds no more than LONGEST bytes between two calls, so the work grows with the output alone,
+    whether that has newlines or not.
+    """
+
+    def __init__(self):
+        self._buffer = b""
+
+    def feed(self, data: bytes) -> tuple[list[str], str | None]:
+        """Return the lines that are complete, and the unfinished one if it is a progress bar."""
+        *whole, self._buffer = (self._buffer + data).split(b"\n")
+        if b"\r" in self._buffer:
+            # The rest is kept short. A carriage return at its end has not overwritten anything yet.
+            pending = b"\r" if self._buffer.endswith(b"\r") else b""
+            self._buffer = b"\r" + _visible(self._buffer) + pending
+        *cut, self._buffer = _pieces(self._buffer)
+        pieces = [piece for line in whole for piece in _pieces(_visible(line))] + cut
+        lines = [clean(piece.decode(errors="replace")) for piece in pieces]
+        bar = None
+        if self._buffer[:1] == b"\r":
+            bar = _visible(self._buffer).decode(errors="replace")
+        return lines, bar
+
+    def rest(self) -> str:
+        text, self._buffer = _visible(self._buffer).decode(errors="replace"), b""
+        return clean(text)
+
+
+def _pieces(line: bytes) -> list[bytes]:
+    """A line in pieces of up to LONGEST bytes, no UTF-8 character cut in two."""
+    pieces = []
+    while len(line) > LONGEST:
+        end = LONGEST
+        while end > LONGEST - 4 and line[end] & 0xC0 == 0x80:  # within a character
+            end -= 1
+        pieces.append(line[:end])
+        line = line[end:]
+    return [*pieces, line]
+
+
+def _short(line: str) -> str:
+    if len(line) <= SHOWN:
+        return line
+    return f"{line[:SHOWN]} ... ({len(line) - SHOWN} more characters in the log)"
+
+
+def _visible(line: bytes) -> bytes:
+    """What a terminal shows after the carriage returns of a line."""
+    if b"\r" not in line:
+        return line
+    pieces = [piece for piece in line.split(b"\r") if piece]
+    return pieces[-1] if pieces else b""
+
+
+class Terminal:
+    """The control terminal: lines above, and rank 0's progress bar live in the last line. Nobody
+    waits until the terminal has taken them.
+
+    Every line is kept in the run's controller.log too, from which `attach` shows it again.
+    """
+
+    def __init__(self, out: IO[str] | None = None):
+        self._out = out if out is not None else sys.stdout
+        self.is_tty = self._out.isatty()
+        self._screen = Screen(self._out)
+        self._bar = ""
+        self.spool = Spool()
+        self._log_file: SpooledLog | None = None
+
+    def keep_in(self, path: Path, limit: int = Sizes.log * MIB) -> None:
+        self._log_file = SpooledLog(path, limit, self.spool)
+
+    def say(self, text: str) -> None:
+        """Show one of the launcher's own sentences."""
+        self.lines(told.lines(text, self.columns))
+
+    def line(self, text: str) -> None:
+        self.lines([text])
+
+    def lines(self, texts: list[str]) -> None:
+        """Show lines, all in one write: at thousands of lines a second each write counts."""
+        text = clean("\n".join(texts))
+        if self._log_file:
+            self._log_file.write(text.split("\n"))
+        if self._bar:
+            self._screen.write(f"{CLEAR}{text}\n{self._bar}")
+        else:
+            self._screen.write(text + "\n")
+
+    def bar(self, text: str) -> None:
+        """Replace the live bar; an empty text removes it. Does nothing where the output is not a
+        terminal."""
+        if not self.is_tty:
+            return
+        text = self._fit(clean(text))
+        if text != self._bar:
+            self._screen.write(CLEAR + text)
+            self._bar = text
+
+    def _fit(self, text: str) -> str:
+        """Cut a bar to the terminal's width: one that wraps could not be overwritten."""
+        return ESCAPES.sub("", text)[: self.columns - 1] if self.columns else text
+
+    @property
+    def columns(self) -> int:
+        """The terminal's width; 0 where the output is not a terminal, or its width is unknown."""
+        if self.is_tty:
+            with contextlib.suppress(OSError):
+                return os.get_terminal_size(self._out.fileno()).columns
+        return 0
+
+    def drain(self) -> bool:
+        """Wait until all is written and shown; False for a terminal that takes nothing."""
+        self.spool.drain()
+        return self._screen.drain()
+
+
+class RankLog:
+    """One rank's log file, its last lines, and what it shows on the terminal."""
+
+    def __init__(self, file: SpooledLog, label: str, terminal: Terminal | None, live_bar: bool):
+        self._file = file
+        self._label = label
+        self._terminal = terminal
+        self._live_bar = live_bar
+        self._streams: dict[str, Assembler] = {}
+        self._folded: dict[str, Folded] = {}
+        self.last: deque[str] = deque(maxlen=LAST_LINES)
+
+    def feed(self, stream: str, data: bytes) -> None:
+        lines, bar = self._streams.setdefault(stream, Assembler()).feed(data)
+        if self._terminal and self._live_bar and lines:
+            self._terminal.bar("")
+        self._lines(stream, lines)
+        if bar is not None and self._terminal and self._live_bar:
+            self._terminal.bar(f"{self._label} {_short(bar)}")
+
+    def _lines(self, stream: str, lines: list[str]) -> None:
+        if not lines:
+            return
+        self._file.write(lines)
+        cut = [_short(line) for line in lines]
+        self.last.extend(line for line in cut if line.strip())
+        shown = self._folded.setdefault(stream, Folded()).feed(cut)
+        if self._terminal and shown:
+            self._terminal.lines([f"{self._label} {line}" for line in shown])
+
+    @property
+    def lost(self) -> int:
+        return self._file.lost
+
+    def close(self) -> None:
+        for stream, assembler in self._streams.items():
+            rest = assembler.rest()
+            if rest.strip():  # a bar that was removed is blank
+                self._lines(stream, [rest])
+        self._file.close()
+
+
+class RunLogs:
+    """The logs of all ranks of an attempt, and of each node's launch command (rank None), which is
+    not shown on the terminal; neither are the ranks, unless they are `shown`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        terminal: Terminal,
+        world_size: int,
+        limit: int = Sizes.log * MIB,
+        shown: bool = True,
+    ):
+        self._folder, self._shown = folder, shown
+        self._limit = limit
+        self._reported = ""  # what was last said about the disk
+        self.terminal = terminal
+        self._width = len(str(max(0, world_size - 1)))
+        self._logs: dict[tuple[str, int | None], RankLog] = {}
+
+    def feed(self, host: str, rank: int | None, stream: str, data: bytes) -> None:
+        self.of(host, rank).feed(stream, data)
+
+    def of(self, host: str, rank: int | None) -> RankLog:
+        if (host, rank) not in self._logs:
+            name = "launch.log" if rank is None else f"rank{rank}.log"
+            self._logs[host, rank] = RankLog(
+                SpooledLog(self._folder / "nodes" / host / name, self._limit, self.terminal.spool),
+                f"[{host} {rank:>{self._width}}]" if rank is not None else f"[{host}]",
+                self.terminal if self._shown and rank is not None else None,
+                live_bar=rank == 0,
+            )
+        return self._logs[host, rank]
+
+    def report_disk(self) -> None:
+        """Say once when this machine's disk takes no more lines, and once when it does again."""
+        stalled = self.terminal.spool.stalled() >= STALLED
+        state = "lost" if any(log.lost for log in self._logs.values()) else "late" * stalled
+        if state == self._reported:
+            return
+        self._reported = state
+        logs = f"lines of the logs in {self._folder}"
+        states = {
+            "lost": f"is full or takes nothing: {logs} are left out; the run goes on: make room",
+            "late": f"takes nothing: {logs} wait in memory; the run goes on",
+            "": "takes lines again; where some are missing, the logs say how many",
+        }
+        self.terminal.say(f"this machine's disk {states[state]}")
+
+    def close(self) -> None:
+        """Close all logs. Returns when the disk has taken everything."""
+        for log in self._logs.values():
+            log.close()
+        self.terminal.spool.drain()
+        self.terminal.bar("")

@@ -1,0 +1,289 @@
+"""Watches one attempt: an event loop over the guards of all nodes at once."""
+
+from __future__ import annotations
+
+import selectors
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from contract.validate import Invalid
+from launcher.machines.engine import Process
+from launcher.plan.plan import Plan
+from launcher.stopper import Stopper, wakeup
+from launcher.waiting import WaitNotice
+from launcher.watch import stages
+from launcher.watch.failures import Failure, first_of
+from launcher.watch.guarded import LEASE, Guarded, task
+from launcher.watch.lines import RunLogs
+from launcher.watch.pauses import Pauses
+from launcher.watch.stages import STOP_GRACE, Stage, due
+
+RENEW_EVERY = 1.0
+
+
+@dataclass
+class Outcome:
+    """How an attempt ended."""
+
+    status: str
+    cause: Failure | None
+    wall_seconds: float
+    gone: list[str]
+    exits: dict[str, dict[str, Any]]
+    lingering: list[str] = field(default_factory=list)
+
+
+class Watch:
+    """Runs the event loop until every guard has ended or is given up."""
+
+    def __init__(self, plan: Plan, processes: dict[str, Process], logs: RunLogs, stopper: Stopper):
+        now = time.monotonic()
+        self._plan = plan
+        self._logs = logs
+        self._say = logs.terminal.say
+        self._stopper = stopper
+        self._begin = self._end = now
+        self._guards = {n.host: Guarded(n, processes[n.host], now) for n in plan.nodes}
+        self._pauses = Pauses()
+        self._failures: list[Failure] = []
+        self._stage, self._since = Stage.RUNNING, now
+        self._begun: set[tuple[str, int]] = set()  # processes that a guard reported
+        self._notice: WaitNotice | None = WaitNotice(
+            logs.terminal, "starting (torch, network, data)"
+        )
+
+    def run(self) -> Outcome:
+        with selectors.DefaultSelector() as selector, wakeup() as wake:
+            selector.register(wake, selectors.EVENT_READ)
+            for guard in self._guards.values():
+                selector.register(guard.process, selectors.EVENT_READ, guard)
+                guard.send(task(self._plan, guard.node))
+            renew_at = time.monotonic() + RENEW_EVERY
+            while self._active():
+                timeout = max(0.0, renew_at - time.monotonic())
+                for key, _ in selector.select(min(timeout, self._until_deadline())):
+                    if key.data is None:
+                        wake.recv(4096)
+                    elif self._read(key.data):
+                        selector.unregister(key.fd)
+                        # Only now: a channel that is closed has another descriptor, or none.
+                        key.data.process.close()
+                now = time.monotonic()
+                # After `now`, by which silence is judged: an earlier pause is known by then, and
+                # one that begins here counts against nobody.
+                self._notice_pause()
+                if now >= renew_at:
+                    renew_at = now + RENEW_EVERY
+                    self._logs.report_disk()
+                    if self._notice:
+                        begun, size = len(self._begun), self._plan.world_size
+                        self._notice.update(f"{begun} of {size} processes run")
+                    for guard in self._active():
+                        guard.renew()
+                self._decide(now, selector)
+        return self._outcome()
+
+    def _notice_pause(self) -> None:
+        """No node counts as silent while this process did not run: what it sent is still unread."""
+        pause = self._pauses.check()
+        if not pause:
+            return
+        self._say(
+            f"this machine did not run for {pause:.0f} s: it was stopped, asleep or overloaded"
+        )
+        now = time.monotonic()
+        for guard in self._active():
+            guard.heard = now
+        self._since = now
+
+    def _active(self) -> list[Guarded]:
+        return [guard for guard in self._guards.values() if not guard.ended]
+
+    def _until_deadline(self) -> float:
+        if self._stage is Stage.SETTLING:
+            return max(0.0, self._since + stages.SETTLE - time.monotonic())
+        return RENEW_EVERY
+
+    def _read(self, guard: Guarded) -> bool:
+        """Take what a guard sent; True at the end of its stream."""
+        try:
+            data = guard.process.read()
+        except OSError:
+            data = b""
+        if data is None:
+            return False
+        now = self._end = time.monotonic()
+        if data == b"":
+            self._ended(guard)
+            return True
+        try:
+            for frame, payload in guard.frames.feed(data):
+                # Only a whole frame is a sign of life, not a single byte now and then; and after
+                # the last frame the stream has to end.
+                if guard.exit is None:
+                    guard.heard = now
+                self._take(guard, frame, payload)
+        except Invalid as error:
+            self._distrust(guard, error)
+            return True
+        return False
+
+    def _distrust(self, guard: Guarded, error: Invalid) -> None:
+        """Stop believing this guard. The loop then closes its stdin, which ends the run on its
+        machine."""
+        guard.ended = True
+        guard.exit = None
+        message = f"it sent something that no guard sends: {error}"
+        self._fail(self._failure(guard.node.host, "guard", message=message))
+
+    def _take(self, guard: Guarded, frame: dict[str, Any], payload: bytes) -> None:
+        kind = frame["type"]
+        host = guard.node.host
+        if kind == "log":
+            self._logs.feed(host, frame["rank"], frame["stream"], payload)
+            if frame["rank"] is not None:
+                self._notice = None
+        elif kind == "worker":
+            self._begun.add((host, frame["rank"]))
+        elif kind == "worker_exit":
+            self._worker_exit(host, frame)
+        elif kind == "trouble":
+            self._say(f"{host}: {frame['message']}")
+        elif kind == "exit":
+            self._exit(guard, frame)
+
+    def _exit(self, guard: Guarded, frame: dict[str, Any]) -> None:
+        host = guard.node.host
+        guard.exit = frame
+        if frame["reason"] == "busy":
+            self._fail(self._failure(host, "busy", message=frame["message"]))
+        elif frame["reason"] == "failed" and not self._has_failure(host):
+            self._fail(self._launch_failure(host, frame))
+        elif frame["reason"] in ("lease", "eof", "guard") and not self._ending:
+            message = {
+                "lease": "it heard nothing from here for too long, and stopped its part",
+                "eof": "its connection from here ended, and it stopped its part",
+                "guard": "a part of its guard was killed",
+            }[frame["reason"]]
+            source = "guard" if frame["reason"] == "guard" else "gone"
+            if frame["reason"] == "lease" and self._pauses.longest > LEASE / 2:
+                source = "paused"
+                message = f"the control machine did not run for {self._pauses.longest:.0f} s"
+            self._fail(self._failure(host, source, message=message))
+
+    def _worker_exit(self, host: str, frame: dict[str, Any]) -> None:
+        if frame["exit_code"] == 0 or self._ending:
+            return
+        if self._stopper.asked and not frame["first"]:
+            return
+        log = self._logs.of(host, frame["rank"])
+        self._fail(
+            self._failure(
+                host,
+                "worker",
+                rank=frame["rank"],
+                exit_code=frame["exit_code"],
+                signal=frame["signal"],
+                exception=frame["exception"],
+                last_lines=tuple(log.last),
+                first_on_node=frame["first"],
+            )
+        )
+
+    def _failure(self, host: str, source: str, **fields: Any) -> Failure:
+        return Failure(host=host, source=source, order=len(self._failures), **fields)
+
+    def _launch_failure(self, host: str, frame: dict[str, Any]) -> Failure:
+        return self._failure(
+            host,
+            "launch",
+            exit_code=frame["exit_code"],
+            signal=frame["signal"],
+            message=frame["message"] or f"after {frame['mono_end'] - frame['mono_start']:.0f} s",
+            last_lines=tuple(self._logs.of(host, None).last),
+        )
+
+    def _has_failure(self, host: str) -> bool:
+        return any(failure.host == host for failure in self._failures)
+
+    def _fail(self, failure: Failure) -> None:
+        self._failures.append(failure)
+
+    def _ended(self, guard: Guarded) -> None:
+        guard.ended = True
+        status = guard.process.wait()
+        if guard.exit is not None:
+            return
+        host = guard.node.host
+        if guard.process.broken:
+            guard.gone = True
+            self._fail(self._failure(host, "gone", message="its ssh connection broke"))
+            return
+        said = " ".join(f"{guard.frames.rest()} {guard.process.stderr()}".split())[-400:]
+        self._fail(self._failure(host, "guard", exit_code=status, message=said or "it was killed"))
+
+    def _decide(self, now: float, selector: selectors.BaseSelector) -> None:
+        """Act on what follows from time or from a signal."""
+        for guard in self._active():
+            if now - guard.heard > stages.SILENCE:
+                guard.ended = guard.gone = True
+                selector.unregister(guard.process)
+                # Silence after the order to end must not hide a guard that is distrusted.
+                if not (self._ending and self._distrusted):
+                    message = f"no heartbeat for {stages.SILENCE:.0f} s"
+                    self._fail(self._failure(guard.node.host, "gone", message=message))
+        if self._stopper.suspended:
+            self._stopper.suspended = False
+            self._say(
+                "Ctrl-Z would end the run on every machine, so it is ignored: Ctrl-C ends it in "
+                "order, and a run that is started with DETACH=1 needs no terminal"
+            )
+        while (stage := self._due(now)) is not self._stage:
+            self._enter(stage, now, selector)
+
+    def _due(self, now: float) -> Stage:
+        return due(self._stage, now - self._since, bool(self._failures), self._stopper.asked)
+
+    def _enter(self, stage: Stage, now: float, selector: selectors.BaseSelector) -> None:
+        self._stage, self._since = stage, now
+        if stage is Stage.STOPPING:
+            self._say("stopping: the workers save and exit (press again to kill them at once)")
+        for guard in self._active():
+            if stage is Stage.STOPPING:
+                guard.send({"type": "stop", "grace": STOP_GRACE})
+            elif stage is Stage.ENDING:
+                guard.send({"type": "kill"})
+            elif stage is Stage.OVER:
+                guard.ended = True
+                selector.unregister(guard.process)
+                # The others only lost their peer: it is this one that holds on to the run.
+                if all(failure.peer_lost for failure in self._failures):
+                    message = "it was told to end its part, but went on"
+                    self._fail(self._failure(guard.node.host, "guard", message=message))
+
+    @property
+    def _distrusted(self) -> bool:
+        """Whether a guard was killed, or sent what no guard does."""
+        return any(failure.source == "guard" for failure in self._failures)
+
+    @property
+    def _ending(self) -> bool:
+        """Whether the guards were told to end, so that a guard's end is no failure."""
+        return self._stage in (Stage.ENDING, Stage.OVER)
+
+    def _outcome(self) -> Outcome:
+        exits = {host: guard.exit for host, guard in self._guards.items() if guard.exit}
+        gone = [host for host, guard in self._guards.items() if guard.gone]
+        finished = len(exits) == len(self._guards) and all(
+            frame["reason"] == "finished" for frame in exits.values()
+        )
+        status = "finished" if finished else "stopped" if self._stopper.asked else "failed"
+        return Outcome(
+            status=status,
+            cause=first_of(self._failures) if status == "failed" else None,
+            wall_seconds=self._end - self._begin,
+            gone=gone,
+            exits=exits,
+            lingering=[host for host in self._guards if host not in exits and host not in gone],
+        )
