@@ -9,7 +9,7 @@ from launcher.machines.inventory import CHECKOUT
 
 MANY = """
 import os, resource, sys
-from launcher import connection
+from launcher.machines import connection
 from launcher.machines.errors import UserError
 from tests.unit.launcher.launcher_values import host
 soft, hard = map(int, sys.argv[1:])
