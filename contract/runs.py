@@ -6,6 +6,10 @@ import re
 import time
 from pathlib import Path
 
+# Of what a run records (docs/run-directory.md). It grows where runs of before could not be compared
+# with runs of after: where a record lacks a setting, or means something else by it.
+RECORD = 2
+
 
 def short(model: str) -> str:
     """A model's name in the names of recipes; for your own model, the function's."""

@@ -71,6 +71,7 @@ FILES = {
 
 LINES = {
     "start": {
+        "record": int,
         "mono_process": NUMBER, "mono": NUMBER, "unix": NUMBER, "host": str, "rank": int,
         "local_rank": int, "node_rank": int, "world_size": int, "pid": int, "python": str,
         "torch": str, "device": str, "model": str, "parameters": int, "gradient_bytes": int,
@@ -79,7 +80,8 @@ LINES = {
         "train_images": int, "eval_images": int, "epochs": int, "steps_per_epoch": int,
         "warmup": NUMBER,
         "precision": str, "sync": str, "image_size": int, "resumed_samples": int,
-        "instructions": dict,
+        "instructions": dict, "versions": dict, "cpu": str, "cores": int, "options": dict,
+        "workers": int,
     },
     "step": {"step": int, "epoch": int, "samples": int, "seconds": dict},
     "evaluate": {

@@ -1,5 +1,6 @@
 """How a run introduces itself: the `start` line of the report and the first line on the screen."""
 
+import dataclasses
 import os
 import pathlib
 import platform
@@ -9,11 +10,13 @@ from typing import Any, Dict, Optional, Tuple
 import torch
 
 from contract import prices
+from contract.runs import RECORD
 from contract.strategies import parse
 from contract.text import counted
 
+from .about import instructions, machine, versions
 from .build import Job, strategy_of
-from .compat import cpu_capability
+from .data.workers import worker_count
 
 Cost = Tuple[int, Optional[int]]  # parameters, and operations of one forward where countable
 
@@ -23,6 +26,7 @@ def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
     world, options = job.world, job.options
     on_gpu = world.device.type == "cuda"
     return {
+        "record": RECORD,
         "mono_process": process_start(),
         "mono": job.clock.started,
         "unix": time.time(),
@@ -32,7 +36,10 @@ def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(world.device) if on_gpu else platform.machine(),
+        "versions": versions(on_gpu),
+        **machine(),
         "instructions": instructions(),
+        "options": dataclasses.asdict(options),
         **{name: getattr(options, name) for name in ("model", "epochs", "precision", "sync")},
         "parameters": cost[0],
         "gradient_bytes": job.gradient_bytes,
@@ -42,6 +49,7 @@ def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
         "global_batch": world.global_batch,
         "rank_batch": world.batches[world.rank],
         "accumulate": job.micro_batches,
+        "workers": workers(job),
         "train_images": len(job.train_set),
         "eval_images": len(job.eval_set),
         "steps_per_epoch": job.steps_per_epoch,
@@ -51,11 +59,12 @@ def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
     }
 
 
-def instructions() -> Dict[str, Optional[str]]:
-    """The CPU instructions in use. `aten`: the level that torch chose for its own kernels;
-    `onednn_limit`: the environment's limit for oneDNN, which computes convolutions (None: it uses
-    the best that the CPU has, and has no way to ask which that is)."""
-    return {"aten": cpu_capability(), "onednn_limit": os.environ.get("ONEDNN_MAX_CPU_ISA")}
+def workers(job: Job) -> int:
+    """Loader processes of this rank in training."""
+    if job.options.generated:
+        return 0
+    images = len(job.train_set) // job.world.size
+    return worker_count(job.options, job.world, job.image_size, images)
 
 
 def sentences(job: Job, cost: Cost) -> str:

@@ -33,8 +33,12 @@ def worker_count(options: Options, world: World, size: int, images: int) -> int:
         return options.workers
     if size <= SMALL and images <= FEW:
         return 0
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return min(16, max(1, ((cores or 1) - 1) // world.local_size))
+    return min(16, max(1, (cores() - 1) // world.local_size))
+
+
+def cores() -> int:
+    """How many cores of the machine this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def data_loader(

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from contract.runs import RECORD
+
 GRADIENTS = 4 * 25_557_032  # ResNet-50 in fp32
 STEP = {
     "data": 0.002,
@@ -38,6 +40,9 @@ class RunBuilder:
         self.disk = settings.get("disk", {"rkB/s": 900.0, "util": 3.0, "r_await": 0.8})
         self.mounts = settings.get("mounts", 0.0)
         self.gpu = settings.get("gpu", False)
+        self.versions, self.options = settings.get("versions", {}), settings.get("options", {})
+        self.cpu = settings.get("cpu", "Intel(R) Core(TM) i7-8700 CPU @ 3.20GHz")
+        self.data = settings.get("data", "imagenet")
         self.attempt = 1
         # The first steps, exact sums with the same seconds but for those that differ.
         self.exact, self.exact_step = settings.get("exact", 0), settings.get("exact_step", {})
@@ -94,7 +99,7 @@ class RunBuilder:
                 "created_unix": 1.7e9,
                 "tandem": "0.1.0",
                 "model": self.model,
-                "data": "imagenet",
+                "data": self.data,
                 "epochs": self.epochs,
                 "sync": self.sync,
                 "precision": "fp32",
@@ -133,6 +138,7 @@ class RunBuilder:
         world = len(self.hosts)
         return {
             "kind": "start",
+            "record": RECORD,
             "attempt": self.attempt,
             "mono_process": GUARD,
             "mono": GUARD + START,
@@ -147,6 +153,11 @@ class RunBuilder:
             "torch": "2.15.0",
             "device": "cpu",
             "instructions": {"aten": "AVX2", "onednn_limit": None},
+            "versions": {"torchvision": "0.29.2", "kernel": "6.1.0", **self.versions},
+            "cpu": self.cpu,
+            "cores": 8,
+            "options": {"sync_bn": False, "step_epochs": [30, 60], "output": host, **self.options},
+            "workers": 4,
             "model": self.model,
             "parameters": self.gradient_bytes // 4,
             "gradient_bytes": self.gradient_bytes,

@@ -1,8 +1,12 @@
 """`--trial`: steps and their times, and nothing else."""
 
+import dataclasses
 import json
+import os
 
 from contract.command_line import parse
+from contract.options import Options
+from contract.runs import RECORD
 from tests.trainer_ranks import make_images, run_ranks
 from trainer.data.generated import CLASSES
 from trainer.process import work
@@ -43,3 +47,16 @@ def test_a_data_set_is_gone_through_again_until_the_time_is_over(tmp_path):
     (start,) = lines(tmp_path / "out", "start")[0]
     assert start["train_images"] == 12
     assert not list(tmp_path.rglob("*.pt"))
+
+
+def test_the_start_line_names_what_runs_can_differ_in(tmp_path):
+    words = ("--image_size", "16", "--accumulate", "2", "--bucket_mb", "3")
+    assert run_ranks([1], tried, tmp_path, *words) == [0]
+    (start,) = lines(tmp_path, "start")[0]
+    named = {field.name for field in dataclasses.fields(Options)}
+    assert set(start["options"]) == named
+    settled = {"accumulate": 2, "bucket_mb": 3, "sync_bn": False, "channels_last": False}
+    assert {name: start["options"][name] for name in settled} == settled
+    assert (start["record"], start["workers"]) == (RECORD, 0)
+    assert {"torchvision", "numpy", "pillow", "kernel"} <= set(start["versions"])
+    assert start["cores"] == len(os.sched_getaffinity(0))
