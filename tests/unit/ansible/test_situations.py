@@ -6,7 +6,7 @@ import re
 import pytest
 import yaml
 
-from planning import preflight
+from planning import driver, preflight
 from tests.unit.ansible.provision_machines import HEALTHY, QUESTION, ROOT
 
 PAGE = (ROOT / "docs/situations.md").read_text()
@@ -24,6 +24,7 @@ FOUND = {
     "5090-ubuntu2404-unmatched": {"secure_boot", "nouveau", "driver"},
     "3090-debian12-secureboot": {"secure_boot", "nouveau"},
     "3090-ubuntu2404-transitional": set(),
+    "3090-ubuntu2404-kde": {"driver"},
     "2080ti-ubuntu1804-cuda102": {"python", "nouveau", "toolkit"},
     "2080ti-ubuntu1804-bare": {"python", "nouveau"},
     "5090-ubuntu2604": {"release", "secure_boot", "nouveau"},
@@ -55,7 +56,8 @@ def test_the_page_quotes_what_make_dry_provision_prints(name, lines):
 @pytest.mark.parametrize("name", FOUND)
 def test_what_make_check_says_there(name):
     (entry,) = json.loads((ROOT / f"examples/machines/{name}.json").read_text())
-    offline = entry.get("settings", {}).get("offline", False)
-    asked = {**QUESTION, "offline": offline, "conda_installer": SETTINGS["conda_installer"]}
+    wanted = driver.driver_wanted(entry.get("settings", {}), [])
+    asked = {**QUESTION, "driver": wanted, "offline": wanted["offline"]}
+    asked["conda_installer"] = SETTINGS["conda_installer"]
     found = preflight.findings({**HEALTHY, **entry["facts"]}, asked)
     assert {finding["fault"] for finding in found} == FOUND[name]
