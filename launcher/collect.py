@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import UserError
-from launcher.machines.engine import Late, Node, Process, pieces, talk
+from launcher.machines.connection import Late, pieces, talk
+from launcher.machines.engine import Node, Process
 from launcher.plan.plan import NodePlan
 from launcher.sizes import MIB, Sizes
 

@@ -6,7 +6,7 @@ import secrets
 from typing import Any
 
 from contract.errors import UserError
-from launcher.machines.inventory import Host
+from launcher.machines.engine import Host
 from launcher.machines.probe import Facts
 
 SECONDS = 1.0  # how long each stream lasts

@@ -15,8 +15,8 @@ from contract.errors import UserError
 from contract.text import counted
 from launcher import collect, folders, links
 from launcher.machines import inventory
-from launcher.machines.errors import Busy
-from launcher.machines.inventory import CHECKOUT, Host
+from launcher.machines.engine import Busy, Host
+from launcher.machines.inventory import CHECKOUT
 from launcher.messages import leftovers, not_copied, relative
 from launcher.options import Options, phases_of, trainer_settings
 from launcher.plan import preflight

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from contract.errors import BAD_INPUT, UserError
 from contract.text import clean, counted
 from launcher import collect, folders, told
-from launcher.machines.errors import Busy, MachineError
+from launcher.machines.engine import Busy, MachineError
 from launcher.messages import (
     describe,
     exit_code,
@@ -242,7 +242,8 @@ class Run:
         """The plan of the next attempt, on the machines that answer. Raises UserError."""
         self.machines.close()
         with waiting(self.terminal, "finding out which machines answer"):
-            self.machines = restart.survivors(self.checked, limits, stopper)
+            checked = self.checked
+            self.machines = restart.survivors(checked.hosts, checked.asked, limits, stopper)
         return make_plan(
             self.checked,
             self.machines,

@@ -15,7 +15,8 @@ from contract.errors import UserError
 from contract.runs import run_id
 from launcher import folders
 from launcher.machines import inventory
-from launcher.machines.inventory import CHECKOUT, Host
+from launcher.machines.engine import Host
+from launcher.machines.inventory import CHECKOUT
 from launcher.node.launch import PATH
 from launcher.options import Options, TrainerSettings, trainer_settings
 from launcher.plan import preflight
@@ -120,7 +121,7 @@ def refuse(host: Host, options: Options, settings: TrainerSettings, nodes: int) 
         node_dir=str(CHECKOUT / ".tandem" / "slurm"),
         gpus=0,
     )
-    options = options if host.engine.here else replace(options, data="")
+    options = options if host.engine.is_local else replace(options, data="")
     asked = preflight.Asked(options, settings)
     machines = preflight.inspect([here], asked)
     machines.close()

@@ -1,4 +1,4 @@
-"""What the launcher asks of the ways to machines. Each is one module of
+"""A machine of the inventory, and what is asked of the way to it. Each way is one module of
 `launcher/machines/engines/`, found by the name that the inventory has as ansible_connection, and
 defines `ENGINE`.
 """
@@ -7,19 +7,25 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from selectors import EVENT_READ, DefaultSelector
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
 from contract.errors import UserError
 from launcher.machines import engines
 
-if TYPE_CHECKING:
-    from launcher.machines.inventory import Host
 
-LARGEST = 4 << 20  # bytes of an answer: a .bashrc that runs `yes` must not fill our memory
+class MachineError(UserError):
+    """A UserError about machines of the run; `hosts` are their names in the inventory."""
+
+    def __init__(self, hosts: list[str], *problems: str):
+        super().__init__(*problems)
+        self.hosts = hosts
+
+
+class Busy(UserError):
+    """Another run took a machine first: waiting helps."""
 
 
 class Process(Protocol):
@@ -69,16 +75,16 @@ class Node(Protocol):
 class Engine:
     """What all machines that are reached in the same way have in common.
 
-    `here`: their files are this machine's, and relative paths begin at the checkout.
-    `guard_python` runs the guard; `mends` and `digits` end the sentences about an environment that
-    lacks something, and about example images that are missing.
+    `is_local`: their files are this machine's, and relative paths begin at the checkout.
+    `guard_python` runs the guard; `repair_hint` and `data_hint` end the sentences about an
+    environment that lacks something, and about example images that are missing.
     """
 
     node: Callable[[Host], Node]
-    here: bool
+    is_local: bool
     guard_python: str
-    mends: str
-    digits: str
+    repair_hint: str
+    data_hint: str
 
 
 def of(name: str) -> Engine:
@@ -92,70 +98,48 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(engines.__path__))
 
 
-class Late(Exception):
-    """A command sent nothing, or less than it had to, in the time that it was given."""
+@dataclass(frozen=True)
+class Host:
+    """One machine of group `cluster`; its index in the list is its node rank.
 
-
-def pieces(
-    process: Process, seconds: float, data: bytes = b"", renewed: int = 0
-) -> Iterator[bytes]:
-    """What a command prints, until its end, while it is given its whole input.
-
-    Raises Late after so many seconds. They begin anew each time that `renewed` bytes have arrived,
-    so n bytes arrive within (1 + n / renewed) * seconds. (If every byte renewed the deadline, a
-    machine that sends one now and then would never reach it.)
+    Paths of a host that is this machine are absolute; elsewhere node_dir may be relative to the
+    home folder of the run user. `user` is the run user: train_user, or ansible_user where that is
+    not set (group_vars/all.yml has the same rule, run_user). On this machine it is whoever starts
+    the run.
     """
-    deadline, missing = time.monotonic() + seconds, renewed
-    rest = memoryview(data)
-    with DefaultSelector() as selector:
-        selector.register(process.fileno(), EVENT_READ)
-        while time.monotonic() < deadline:
-            rest = _give(process, rest)
-            if not selector.select(0.02 if rest else 0.5):
-                continue
-            piece = process.read()
-            if piece == b"":
-                return
-            if piece:
-                missing -= len(piece)
-                if renewed and missing <= 0:
-                    deadline, missing = time.monotonic() + seconds, renewed
-                yield piece
-    raise Late
 
+    name: str
+    connection: str
+    address: str
+    port: int
+    user: str | None
+    env_python: str
+    node_dir: str
+    data_root: str
+    gpus: int | None = None
+    interface: str | None = None
+    cuda_home: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
 
-def _give(process: Process, data: memoryview) -> memoryview:
-    """What is left of the input after the command has taken as much as it can now."""
-    try:
-        while data:
-            taken = process.write(data)
-            data = data[taken:]
-            if not data:
-                process.close_stdin()
-            if not taken:
-                break
-    except BrokenPipeError:  # it ended before it read all: its output says why
-        return memoryview(b"")
-    return data
+    @property
+    def engine(self) -> Engine:
+        return of(self.connection)
 
+    def label(self) -> str:
+        return self.name if self.engine.is_local else f"{self.name} ({self.address})"
 
-def talk(process: Process, data: bytes, seconds: float) -> tuple[bytes, str, int | None]:
-    """Give a command its whole input; return its output, its stderr and its exit status.
-
-    The status is None when it did not end in time. Raises UserError when it prints too much.
-    """
-    output = bytearray()
-    try:
-        for piece in pieces(process, seconds, data):
-            output += piece
-            if len(output) > LARGEST:
-                raise UserError(
-                    f"it said more than {LARGEST >> 20} MiB where an answer was wanted: "
-                    "does a .bashrc print there?"
-                )
-        status = process.wait()
-        return bytes(output), " ".join(process.stderr().split())[-300:], status
-    except Late:
-        return bytes(output), "", None
-    finally:
-        process.close()
+    def data_path(self, data: str) -> str:
+        """Where this machine has the images: a name is looked up below its data_root; "" stays
+        "". Raises UserError."""
+        if not data:
+            return ""
+        if "/" not in data:
+            return f"{self.data_root}/{data}"
+        if Path(data).is_absolute():
+            return data
+        if self.engine.is_local:
+            return str(Path(data).absolute())
+        raise UserError(
+            f"DATA={data}: on {self.name} this path would begin nowhere: give a name below "
+            f"{self.data_root} or a path from /."
+        )

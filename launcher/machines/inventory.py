@@ -9,14 +9,14 @@ import re
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from contract import names as machine_names
 from contract.errors import UserError
 from launcher.machines import engine
-from launcher.machines.engine import Engine
+from launcher.machines.engine import Host
 
 GROUP = "cluster"
 PLAIN = re.compile(r"\w[\w.-]*")  # in a pattern of Ansible: a name, rather than pc*, !pc3 or @file
@@ -24,53 +24,6 @@ PLAIN = re.compile(r"\w[\w.-]*")  # in a pattern of Ansible: a name, rather than
 EXAMPLE = {f"node{number}": f"192.168.56.{110 + number}" for number in range(1, 6)}
 MOST_GPUS = 64  # of one machine; each gets a process
 CHECKOUT = Path(__file__).resolve().parents[2]
-
-
-@dataclass(frozen=True)
-class Host:
-    """One machine of group `cluster`; its index in the list is its node rank.
-
-    Paths of a host that is this machine are absolute; elsewhere node_dir may be relative to the
-    home folder of the run user. `user` is the run user: train_user, or ansible_user where that is
-    not set (group_vars/all.yml has the same rule, run_user). On this machine it is whoever starts
-    the run.
-    """
-
-    name: str
-    connection: str
-    address: str
-    port: int
-    user: str | None
-    env_python: str
-    node_dir: str
-    data_root: str
-    gpus: int | None = None
-    interface: str | None = None
-    cuda_home: str | None = None
-    env: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def engine(self) -> Engine:
-        return engine.of(self.connection)
-
-    def label(self) -> str:
-        return self.name if self.engine.here else f"{self.name} ({self.address})"
-
-    def data_path(self, data: str) -> str:
-        """Where this machine has the images: a name is looked up below its data_root; "" stays
-        "". Raises UserError."""
-        if not data:
-            return ""
-        if "/" not in data:
-            return f"{self.data_root}/{data}"
-        if Path(data).is_absolute():
-            return data
-        if self.engine.here:
-            return str(Path(data).absolute())
-        raise UserError(
-            f"DATA={data}: on {self.name} this path would begin nowhere: give a name below "
-            f"{self.data_root} or a path from /."
-        )
 
 
 class Unusable(UserError):
@@ -236,7 +189,7 @@ class Variables:
 
 def _host(name: str, variables: dict[str, Any], inventory: Path) -> Host:
     read = Variables(name, variables, inventory)
-    here = engine.of(read.connection()).here
+    here = engine.of(read.connection()).is_local
 
     def path(key: str, default: str) -> str:
         # Not resolved: the environment's python is a symbolic link, and its location says which

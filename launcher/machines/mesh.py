@@ -9,8 +9,8 @@ from typing import Any
 from contract import validate
 from contract.validate import Invalid, One, Row
 from launcher.machines import source_bundle
-from launcher.machines.engine import LARGEST, Late, Node, Process, pieces
-from launcher.machines.inventory import Host
+from launcher.machines.connection import LARGEST, Late, pieces
+from launcher.machines.engine import Host, Node, Process
 from launcher.machines.probe import Facts
 from launcher.machines.probes.reach import MARK
 from launcher.plan.plan import FIRST_PORT

@@ -11,9 +11,9 @@ from contract import levels, validate
 from contract.errors import UserError
 from contract.validate import NATURAL, Each, Invalid, Match, One
 from launcher.machines import source_bundle
-from launcher.machines.engine import Node, talk
-from launcher.machines.errors import MachineError
-from launcher.machines.inventory import MOST_GPUS, Host
+from launcher.machines.connection import talk
+from launcher.machines.engine import Host, MachineError, Node
+from launcher.machines.inventory import MOST_GPUS
 from launcher.machines.probes.machine import MARK
 
 SECONDS = 30.0
@@ -174,5 +174,5 @@ def code_sha256(node: Node, python: str, folder: str) -> str | None:
 
 
 def no_python(host: Host, said: str) -> str:
-    remedy = f"{host.engine.mends}, or correct env_python of {host.name}"
+    remedy = f"{host.engine.repair_hint}, or correct env_python of {host.name}"
     return f"{host.label()}: no Python at {host.env_python} ({said}): {remedy}."

@@ -12,7 +12,7 @@ from typing import Any
 from contract import split
 from contract.errors import UserError
 from launcher import __version__
-from launcher.machines.inventory import Host
+from launcher.machines.engine import Host
 from launcher.machines.probe import Facts
 from launcher.node.launch import PATH
 from launcher.options import Options, TrainerSettings, without

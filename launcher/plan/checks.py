@@ -16,14 +16,13 @@ from contract.runs import run_id
 from contract.text import counted
 from launcher import folders
 from launcher.machines import inventory
-from launcher.machines.inventory import Host
+from launcher.machines.engine import Host
 from launcher.options import Options, TrainerSettings, phases_of, trainer_settings
 from launcher.plan import build, code, devices, models, preflight, strategy
 from launcher.plan.plan import Plan
 from launcher.plan.preflight import Asked, Machines
 from launcher.sizes import Sizes
 from launcher.waiting import WaitNotice, waiting
-from launcher.watch import restart
 from launcher.watch.lines import Terminal
 from tools import verbs
 
@@ -56,7 +55,7 @@ def check_machines(options: Options, terminal: Terminal, run: str | None = None)
     settings = trainer_settings(options)
     Sizes.of(options.keep)  # said before anything is asked
     hosts = preflight.select(inventory.load(Path(options.inventory)), options)
-    restart.check_minimum(options, hosts)
+    check_minimum(options, hosts)
     with waiting(terminal, "building the model here once"):
         notes = models.try_out(settings, ranks_share=len(hosts) > 1)
     for note in notes:
@@ -86,6 +85,20 @@ def check_machines(options: Options, terminal: Terminal, run: str | None = None)
             return Checked(options, settings, hosts, machines, asked)
         machines.close()
         reported = _wait(busy[0].text, reported, queueing, terminal)
+
+
+def check_minimum(options: Options, hosts: list[Host]) -> None:
+    """Raises UserError where so many restarts, or so few machines, cannot be."""
+    if options.max_restarts < 0:
+        raise UserError(
+            f"MAX_RESTARTS={options.max_restarts}: give the number of attempts after the first "
+            "one, 0 or more."
+        )
+    if options.min_nodes is not None and not 1 <= options.min_nodes <= len(hosts):
+        raise UserError(
+            f"MIN_NODES={options.min_nodes}: give a number from 1 to the {len(hosts)} machines of "
+            f"the run."
+        )
 
 
 def _wait(busy: str, reported: str | None, notice: WaitNotice, terminal: Terminal) -> str:

@@ -21,8 +21,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from contract.errors import UserError
-from launcher.machines.engine import Node, talk
-from launcher.machines.errors import MachineError
+from launcher.machines.connection import talk
+from launcher.machines.engine import MachineError, Node
 from launcher.machines.inventory import CHECKOUT
 from launcher.node.tree import tree_sha256
 

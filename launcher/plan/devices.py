@@ -14,7 +14,8 @@ from typing import Any
 from contract import levels
 from contract.errors import UserError
 from contract.levels import Device, Level
-from launcher.machines.inventory import CHECKOUT, Host
+from launcher.machines.engine import Host
+from launcher.machines.inventory import CHECKOUT
 from launcher.machines.probe import Facts
 from launcher.options import TrainerSettings
 
@@ -166,7 +167,7 @@ def _why_cpu(host: Host, facts: Facts) -> str:
     if host.gpus == 0:
         return "the inventory says gpus=0 for it."
     if facts.gpus["count"] and not facts.versions.get("cuda"):
-        return f"its torch is built without CUDA: {host.engine.mends}."
+        return f"its torch is built without CUDA: {host.engine.repair_hint}."
     if facts.gpus["count"]:
         return (
             "its GPUs belong to other nodes, or are fewer than the nodes of its machine: name "

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from contract import defaults
 from contract.errors import UNTRIED, UserError
-from launcher.machines.inventory import CHECKOUT, Host
+from launcher.machines.engine import Host
+from launcher.machines.inventory import CHECKOUT
 from launcher.machines.probe import Facts
 from launcher.options import TrainerSettings
 from launcher.plan.code import OWN

@@ -88,7 +88,7 @@ def render(plan: Plan) -> str:
     for node in plan.nodes:
         where = (
             "this machine"
-            if engine.of(node.connection).here
+            if engine.of(node.connection).is_local
             else f"{node.user or 'you'}@{node.address} port {node.port}"
         )
         lines += [

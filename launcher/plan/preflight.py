@@ -10,8 +10,7 @@ from contract.split import refuse_batch
 from contract.text import counted
 from launcher import folders
 from launcher.machines import connection, inventory, mesh, probe
-from launcher.machines.engine import Node
-from launcher.machines.inventory import Host
+from launcher.machines.engine import Host, Node
 from launcher.machines.probe import Facts
 from launcher.options import Options, TrainerSettings, in_words_of_make
 from launcher.plan import code, devices, models

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from contract import clock
-from launcher.machines.inventory import Host
+from launcher.machines.engine import Host
 from launcher.machines.probe import Facts
 
 DISK_FREE = 1 << 30
@@ -42,7 +42,7 @@ def of_control(free: int) -> list[Problem]:
 
 
 def _software(host: Host, facts: Facts, on_gpus: bool) -> list[Problem]:
-    remedy = host.engine.mends
+    remedy = host.engine.repair_hint
     missing = [name for name in ("torch", "torchvision") if not facts.versions.get(name)]
     if missing:
         return [
@@ -76,10 +76,10 @@ def data_problems(host: Host, facts: Facts) -> list[Problem]:
     if not data["path"]:  # none is needed
         return []
     where = f"{host.label()}: the data folder {data['path']}"
-    remedy, name = host.engine.digits, Path(data["path"]).name
+    remedy, name = host.engine.data_hint, Path(data["path"]).name
     if name not in ("digits", "imagenet"):
         remedy = "correct DATA, or put class folders into its train/ and val/" + (
-            "" if host.engine.here else " (data_sets in group_vars/all.yml brings them there)"
+            "" if host.engine.is_local else " (data_sets in group_vars/all.yml brings them there)"
         )
     if name == "imagenet":
         remedy = (

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from contract.errors import UserError
-from launcher.machines.engine import talk
-from launcher.machines.errors import MachineError
-from launcher.machines.inventory import Host
+from launcher.machines.connection import talk
+from launcher.machines.engine import Host, MachineError
 from launcher.options import Options
 from launcher.plan import preflight
 from launcher.plan.preflight import Asked, Machines
@@ -22,9 +20,6 @@ from launcher.stopper import Stopper
 from launcher.watch import failures
 from launcher.watch.failures import Restart
 from launcher.watch.watch import Outcome
-
-if TYPE_CHECKING:  # it imports this file
-    from launcher.plan.checks import Checked
 
 LARGEST_DIVISOR = 64
 # Machines are given this long to come back when fewer than MIN_NODES answer.
@@ -48,20 +43,6 @@ class Limits:
         return {"TANDEM_MICRO_BATCH_DIVISOR": str(self.divisor)} if self.divisor > 1 else {}
 
 
-def check_minimum(options: Options, hosts: list[Host]) -> None:
-    """Raises UserError where so many restarts, or so few machines, cannot be."""
-    if options.max_restarts < 0:
-        raise UserError(
-            f"MAX_RESTARTS={options.max_restarts}: give the number of attempts after the first "
-            "one, 0 or more."
-        )
-    if options.min_nodes is not None and not 1 <= options.min_nodes <= len(hosts):
-        raise UserError(
-            f"MIN_NODES={options.min_nodes}: give a number from 1 to the {len(hosts)} machines of "
-            f"the run."
-        )
-
-
 def decide(outcome: Outcome, limits: Limits) -> tuple[Limits, str] | None:
     """The limits of the next attempt and why there is one; None when the run is over."""
     cause = outcome.cause
@@ -77,12 +58,12 @@ def decide(outcome: Outcome, limits: Limits) -> tuple[Limits, str] | None:
     return left, failures.reason(cause, left.divisor)
 
 
-def survivors(checked: Checked, limits: Limits, stopper: Stopper) -> Machines:
+def survivors(hosts: list[Host], asked: Asked, limits: Limits, stopper: Stopper) -> Machines:
     """Connections to the machines that are fit now, at least MIN_NODES. Raises UserError."""
     deadline = time.monotonic() + PATIENCE
     while True:
-        machines = preflight.inspect(checked.hosts, checked.asked, without_missing=True)
-        reasons = {host.name: _unfit(host, machines, checked.asked) for host in machines.hosts}
+        machines = preflight.inspect(hosts, asked, without_missing=True)
+        reasons = {host.name: _unfit(host, machines, asked) for host in machines.hosts}
         unfit = {name: why for name, why in reasons.items() if why is not None}
         fit = [host for host in machines.hosts if host.name not in unfit]
         for name in unfit:

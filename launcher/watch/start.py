@@ -6,9 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from launcher.machines import engine, probe
-from launcher.machines.engine import Node, Process
-from launcher.machines.errors import MachineError
-from launcher.machines.inventory import Host
+from launcher.machines.engine import Host, MachineError, Node, Process
 from launcher.plan import code, models
 from launcher.plan.plan import NodePlan, Plan
 from launcher.plan.preflight import Machines

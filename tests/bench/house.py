@@ -97,11 +97,14 @@ def _is_text(node: ast.stmt) -> bool:
 
 def imports(room_files: dict[str, Path]) -> dict[str, set[str]]:
     """For each module of ours, by its dotted name, the modules of ours that it imports."""
+    known = {name: name for name in room_files}
+    # Ansible's Python begins at its own folder: there `planning` is ansible/planning/.
+    known |= {name.removeprefix("ansible."): name for name in room_files}
     found = {}
     for name, path in room_files.items():
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        found[name] = set(_imported(tree, package)) & room_files.keys() - {name}
+        found[name] = {known[one] for one in _imported(tree, package) if one in known} - {name}
     return found
 
 

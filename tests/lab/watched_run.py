@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from launcher.machines import connection
-from launcher.machines.inventory import Host
+from launcher.machines.engine import Host
 from launcher.options import Options
 from launcher.plan.plan import NodePlan, Plan
 from launcher.stopper import Stopper

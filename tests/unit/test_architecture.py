@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench import house
+
 ROOT = Path(__file__).parents[2]
 ROOMS = {"contract", "trainer", "launcher", "report", "lab"}
 # Each room may import contract/, which owns what passes between rooms, and no other room.
@@ -85,6 +87,13 @@ def test_relative_imports_do_not_leave_their_room():
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ImportFrom):
                     assert node.level <= depth, f"{path}: {node.module}"
+
+
+def test_no_modules_import_one_another():
+    """Wherever in a module an import stands: within a function it only hides the circle."""
+    modules = {name: path for room in house.ROOMS for name, path in house.modules_of(room).items()}
+    assert len(modules) > 200
+    assert house.circles(house.imports(modules)) == []
 
 
 def test_images_are_opened_in_one_place():

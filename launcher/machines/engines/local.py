@@ -7,8 +7,8 @@ import subprocess
 import sys
 import tempfile
 
-from launcher.machines.engine import Engine
-from launcher.machines.inventory import CHECKOUT, Host
+from launcher.machines.engine import Engine, Host
+from launcher.machines.inventory import CHECKOUT
 
 
 class LocalProcess:
@@ -81,8 +81,8 @@ class LocalNode:
 
 ENGINE = Engine(
     node=LocalNode,
-    here=True,
+    is_local=True,
     guard_python=sys.executable,
-    mends="run `make env`",
-    digits="`make data/digits` writes the digits; for your own images give DATA=<folder>",
+    repair_hint="run `make env`",
+    data_hint="`make data/digits` writes the digits; for your own images give DATA=<folder>",
 )

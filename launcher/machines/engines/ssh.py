@@ -19,9 +19,7 @@ from paramiko.buffered_pipe import BufferedPipe
 from paramiko.packet import Packetizer
 
 from launcher.machines import known_hosts
-from launcher.machines.engine import Engine
-from launcher.machines.errors import MachineError
-from launcher.machines.inventory import Host
+from launcher.machines.engine import Engine, Host, MachineError
 
 CONNECT_SECONDS = 8.0
 BANNER_SECONDS = 12.0
@@ -241,8 +239,8 @@ def _short(error: Exception) -> str:
 
 ENGINE = Engine(
     node=SshNode,
-    here=False,
+    is_local=False,
     guard_python="/usr/bin/python3",
-    mends="run `make provision`",
-    digits="`make provision` puts the digits there; for your own images give DATA=/<folder>",
+    repair_hint="run `make provision`",
+    data_hint="`make provision` puts the digits there; for your own images give DATA=/<folder>",
 )

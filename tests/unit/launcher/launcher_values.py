@@ -1,6 +1,6 @@
 """Hosts, facts and plans for tests."""
 
-from launcher.machines.inventory import Host
+from launcher.machines.engine import Host
 from launcher.machines.probe import Facts
 from launcher.options import Options
 from launcher.plan import build as making

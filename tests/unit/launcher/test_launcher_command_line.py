@@ -11,7 +11,8 @@ from contract import defaults
 from contract.errors import UserError
 from contract.runs import run_id
 from launcher import cli, folders, options, run, slurm
-from launcher.machines.inventory import CHECKOUT, Host
+from launcher.machines.engine import Host
+from launcher.machines.inventory import CHECKOUT
 from launcher.options import Options
 
 

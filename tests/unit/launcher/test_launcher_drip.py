@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from launcher.machines import engine
-from launcher.machines.engine import Late, pieces
+from launcher.machines import connection
+from launcher.machines.connection import Late, pieces
 from launcher.sizes import MIB
 from launcher.stopper import Stopper
 from launcher.watch import stages
@@ -116,8 +116,8 @@ class Dripping:
 
     def __init__(self, monkeypatch, every, size=1):
         self.now, self.every, self.data = 0.0, every, b"x" * size
-        monkeypatch.setattr(engine.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(engine, "DefaultSelector", lambda: self)
+        monkeypatch.setattr(connection.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(connection, "DefaultSelector", lambda: self)
 
     def read(self):
         return self.data

@@ -10,7 +10,7 @@ import pytest
 from contract.errors import UserError
 from launcher import collect
 from launcher.machines import connection, engine, engines, inventory, mesh, probe
-from launcher.machines.engine import Late, pieces, talk
+from launcher.machines.connection import Late, pieces, talk
 from launcher.machines.engines.local import LocalProcess
 from launcher.options import Options
 from launcher.plan import code
@@ -48,10 +48,10 @@ class WrappedNode:
 
 ENGINE = Engine(
     node=WrappedNode,
-    here=False,
+    is_local=False,
     guard_python="/usr/bin/python3",
-    mends="make its image anew",
-    digits="its image has the digits",
+    repair_hint="make its image anew",
+    data_hint="its image has the digits",
 )
 '''
 

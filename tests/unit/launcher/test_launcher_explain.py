@@ -9,8 +9,8 @@ import pytest
 from paramiko.ssh_exception import NoValidConnectionsError
 
 from launcher.machines import inventory
+from launcher.machines.engine import MachineError
 from launcher.machines.engines import ssh
-from launcher.machines.errors import MachineError
 from launcher.plan import preflight
 from launcher.watch.failures import Failure, explained
 from tests.unit.launcher.launcher_values import host

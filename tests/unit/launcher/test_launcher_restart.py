@@ -4,6 +4,7 @@ import pytest
 
 from contract.errors import UserError
 from launcher.options import Options
+from launcher.plan import checks
 from launcher.watch import restart
 from launcher.watch.failures import Failure
 from launcher.watch.restart import Limits
@@ -48,7 +49,7 @@ def test_a_machine_that_is_gone_is_named_with_its_reason():
 
 def test_more_machines_demanded_than_there_are():
     with pytest.raises(UserError, match="MIN_NODES=3"):
-        restart.check_minimum(Options(min_nodes=3), [host(1), host(2)])
+        checks.check_minimum(Options(min_nodes=3), [host(1), host(2)])
     with pytest.raises(UserError, match="MAX_RESTARTS=-1: give the number of attempts after"):
-        restart.check_minimum(Options(max_restarts=-1), [host(1)])
-    restart.check_minimum(Options(max_restarts=0, min_nodes=1), [host(1)])
+        checks.check_minimum(Options(max_restarts=-1), [host(1)])
+    checks.check_minimum(Options(max_restarts=0, min_nodes=1), [host(1)])

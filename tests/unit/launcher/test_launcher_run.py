@@ -15,9 +15,9 @@ from contract import predictions
 from contract.errors import UNWRITTEN, UserError
 from contract.runs import prediction_path
 from launcher import collect, folders, report, run, waiting
+from launcher.machines.engine import Busy, MachineError
 from launcher.machines.engines.local import LocalNode
 from launcher.machines.engines.ssh import SshNode
-from launcher.machines.errors import Busy, MachineError
 from launcher.options import Options
 from launcher.plan import checks, plan, preflight
 from launcher.plan.checks import Checked

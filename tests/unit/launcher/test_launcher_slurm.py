@@ -8,7 +8,7 @@ import pytest
 
 from contract.errors import UserError
 from launcher import slurm
-from launcher.machines.inventory import Host
+from launcher.machines.engine import Host
 from launcher.options import Options
 from tests.unit.launcher.launcher_values import SETTINGS
 
