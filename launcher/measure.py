@@ -18,7 +18,7 @@ from launcher.machines import inventory
 from launcher.machines.engine import Busy, Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.messages import leftovers, not_copied, relative
-from launcher.options import Options, phases_of, trainer_settings
+from launcher.options import Options, trainer_settings
 from launcher.plan import preflight
 from launcher.plan.checks import Checked, check_machines, make_plan, new_id
 from launcher.plan.plan import Plan
@@ -48,10 +48,10 @@ def plan(options: Options, words: list[str], anew: bool) -> int:
     UserError."""
     terminal = Terminal()
     settings = trainer_settings(options)
-    words = [*words, "--model", settings["model"]]
-    if settings["image_size"] is not None:
-        words += ["--image-size", str(settings["image_size"])]
-    words += ["--warmup", str(phases_of(settings).warmup)]
+    words = [*words, "--model", settings.model]
+    if settings.image_size is not None:
+        words += ["--image-size", str(settings.image_size)]
+    words += ["--warmup", str(settings.phases.warmup)]
     hosts, problem = machines_of(options)
     count = options.nodes or len(hosts)
     words += ["--nodes", str(count)] if count else []

@@ -12,14 +12,10 @@ from typing import Any
 
 from contract import command_line, defaults
 from contract.errors import UserError
+from contract.options import Options as TrainerOptions
 from contract.runs import short
-from contract.strategies import AUTO, EXACT, Phases
+from contract.strategies import AUTO, EXACT
 from launcher.machines.inventory import CHECKOUT
-
-# The value of each option of the trainer by its name: the fields of contract/options.py, which says
-# what they mean and which values they may have. The launcher adds keys of its own where it decides
-# something (`precision_why`, `sync_why`).
-TrainerSettings = dict[str, Any]
 
 # The variables of make that stand for an option of the trainer.
 VARIABLES = {
@@ -149,18 +145,12 @@ def trainer_help() -> int:
     return 0
 
 
-def trainer_settings(options: Options) -> TrainerSettings:
+def trainer_settings(options: Options) -> TrainerOptions:
     """Every option of the trainer as it will read them. Raises UserError."""
     # Some options need a folder to write to: each node gets one of its own.
     argv = ["--output", ".", *options.trainer_args()]
     with _trainers_words(options.trainer):
-        return dataclasses.asdict(command_line.parse(argv))
-
-
-def phases_of(settings: TrainerSettings) -> Phases:
-    """How long the run is, and how much of it a strategy may warm up."""
-    exact = settings["sync_warmup"]
-    return Phases(settings["epochs"], settings["warmup_epochs"] if exact is None else exact)
+        return command_line.parse(argv)
 
 
 def typed(name: str, value: object) -> str:
@@ -180,14 +170,16 @@ def resumed(began: Options, changes: dict[str, Any]) -> Options:
     options = dataclasses.replace(began, **{**changes, "trainer": words})
     if options.asked("--sync") == AUTO:
         options = options.with_sync(began.sync or EXACT)
-    if trainer_settings(options)["precision"] == "auto":
+    if trainer_settings(options).precision == "auto":
         options = options.with_precision(began.precision or "auto")
     # For another model or data set the recipe is another, too, which would only repeat the reason.
     same_recipe = dataclasses.replace(options, data=began.data, model=began.model)
     then = trainer_settings(began)
-    now = {**trainer_settings(same_recipe), "model": trainer_settings(options)["model"]}
+    model = trainer_settings(options).model
+    now = dataclasses.replace(trainer_settings(same_recipe), model=model)
     fixed = [name for name, field in command_line.FIELDS.items() if not field.metadata["free"]]
-    other = [(name, now[name], then[name]) for name in fixed if now[name] != then[name]]
+    values = [(name, getattr(now, name), getattr(then, name)) for name in fixed]
+    other = [(name, new, old) for name, new, old in values if new != old]
     if options.data != began.data:
         other.insert(0, ("data", options.data, began.data))
     if other:

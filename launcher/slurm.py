@@ -12,13 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from contract.errors import UserError
+from contract.options import Options as TrainerOptions
 from contract.runs import run_id
 from launcher import folders
 from launcher.machines import inventory
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.node.launch import PATH
-from launcher.options import Options, TrainerSettings, trainer_settings
+from launcher.options import Options, trainer_settings
 from launcher.plan import preflight
 from launcher.plan.build import Launch, check_batch, environment
 from launcher.plan.checks import instruction_limits
@@ -71,11 +72,11 @@ srun --kill-on-bad-exit=1 bash -c "$(declare -f way_to node); node"
 """
 
 
-def script(options: Options, settings: TrainerSettings, host: Host, run: str) -> str:
+def script(options: Options, settings: TrainerOptions, host: Host, run: str) -> str:
     """The batch script. Python, data and GPUs are those of `host`: in Slurm all nodes are alike.
     Raises UserError."""
     nodes = options.nodes or 1
-    check_batch(["each node"], [host.gpus or 1] * nodes, settings["per_node_batch_size"])
+    check_batch(["each node"], [host.gpus or 1] * nodes, settings.per_node_batch_size)
     return TEMPLATE.format(
         run=run,
         nodes=nodes,
@@ -110,7 +111,7 @@ def exports(host: Host) -> str:
     return " ".join([*words, *(f"{name}={shlex.quote(own[name])}" for name in own)])
 
 
-def refuse(host: Host, options: Options, settings: TrainerSettings, nodes: int) -> None:
+def refuse(host: Host, options: Options, settings: TrainerOptions, nodes: int) -> None:
     """Raise UserError for what the job would fail by, as far as this machine can know it: it has
     the checkout, a torchvision and Slurm's own words, and the data if the inventory says so."""
     here = replace(
@@ -156,7 +157,7 @@ def main(options: Options) -> int:
         raise UserError(f"NODES={wanted}: a run needs at least one machine.")
     refuse(hosts[0], replace(options, nodes=None), settings, wanted)
     host, options = hosts[0], replace(options, nodes=wanted)
-    name = run_id(settings["model"], wanted, time.time())
+    name = run_id(settings.model, wanted, time.time())
     path = CHECKOUT / "runs" / f"{name}.sbatch"
     text = script(options, settings, host, name)
     with folders.writing(path):

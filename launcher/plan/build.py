@@ -11,15 +11,16 @@ from typing import Any
 
 from contract import split
 from contract.errors import UserError
+from contract.options import Options as TrainerOptions
 from launcher import __version__
 from launcher.machines.engine import Host
 from launcher.machines.probe import Facts
 from launcher.node.launch import PATH
-from launcher.options import Options, TrainerSettings, without
+from launcher.options import Options, without
 from launcher.plan import devices, models
 from launcher.plan.code import OWN, Code
 from launcher.plan.devices import Part
-from launcher.plan.plan import FIRST_PORT, MONITOR_INTERVAL, PORTS, NodePlan, Plan
+from launcher.plan.plan import AS_ASKED, FIRST_PORT, MONITOR_INTERVAL, PORTS, NodePlan, Plan
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,10 @@ class Request:
     """Which attempt a plan is for. A later attempt continues from the newest checkpoint that any of
     its machines holds: the trainer finds and distributes it.
 
-    `bar` is the width of the control terminal, 0 where there is none; `predicted` is what `make
-    plan` said; `instruction_limits` go into each rank's environment. `apart`: each machine is a
-    world of its own, and `timetables` (links.py) say how it measures its links beforehand.
+    Both `why`s are a clause on what was decided before (None: say it now). `bar` is the width of
+    the control terminal, 0 where there is none; `predicted` is what `make plan` said;
+    `instruction_limits` go into each rank's environment. `apart`: each machine is a world of its
+    own, and `timetables` (links.py) say how it measures its links beforehand.
     """
 
     run: str
@@ -37,6 +39,8 @@ class Request:
     attempt: int = 1
     used_ports: frozenset[int] = frozenset()
     bar: int = 0
+    precision_why: str | None = None
+    sync_why: str = AS_ASKED
     extra_env: dict[str, str] = field(default_factory=dict)
     instruction_limits: dict[str, str] = field(default_factory=dict)
     predicted: dict[str, Any] | None = None
@@ -63,7 +67,7 @@ def build(
     hosts: list[Host],
     facts: dict[str, Facts],
     options: Options,
-    settings: TrainerSettings,
+    settings: TrainerOptions,
     code: Code,
     request: Request,
 ) -> Plan:
@@ -74,20 +78,22 @@ def build(
     options = options.with_precision(level.name)
     counts = tuple(parts[host.name].processes for host in hosts)
     check_master(hosts)
-    check_batch([host.name for host in hosts], counts, settings["per_node_batch_size"])
+    check_batch([host.name for host in hosts], counts, settings.per_node_batch_size)
     port = choose_port(facts[hosts[0].name], options.port, set(request.used_ports))
     apart = _own_ports(hosts, facts) if request.apart else {}
-    own = models.folder(settings["model"]) is not None
+    own = models.folder(settings.model) is not None
     shared = Shared(request, options, hosts[0].address, port, counts, parts, apart, own)
     return Plan(
         run=request.run,
         attempt=request.attempt,
         created_unix=request.unix,
         tandem=__version__,
-        **{name: settings[name] for name in ("model", "epochs", "sync")},
+        model=settings.model,
+        epochs=settings.epochs,
+        sync=settings.sync,
         precision=level.name,
-        precision_why=settings.get("precision_why", level.why),
-        sync_why=settings.get("sync_why", "as asked"),
+        precision_why=request.precision_why or level.why,
+        sync_why=request.sync_why,
         data=options.data,
         world_size=sum(counts),
         master_addr=shared.master_addr,

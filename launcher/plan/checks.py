@@ -12,14 +12,15 @@ from typing import Any
 
 from contract import predictions, prices, strategies
 from contract.errors import UserError
+from contract.options import Options as TrainerOptions
 from contract.runs import run_id
 from contract.text import counted
 from launcher import folders
 from launcher.machines import inventory
 from launcher.machines.engine import Host
-from launcher.options import Options, TrainerSettings, phases_of, trainer_settings
+from launcher.options import Options, trainer_settings
 from launcher.plan import build, code, devices, models, preflight, strategy
-from launcher.plan.plan import Plan
+from launcher.plan.plan import AS_ASKED, Plan
 from launcher.plan.preflight import Asked, Machines
 from launcher.sizes import Sizes
 from launcher.waiting import WaitNotice, waiting
@@ -42,10 +43,12 @@ class Checked:
     """Everything that was asked and found out before anything is started."""
 
     options: Options
-    settings: TrainerSettings
+    settings: TrainerOptions
     hosts: list[Host]
     machines: Machines
     asked: Asked
+    precision_why: str | None = None
+    sync_why: str = AS_ASKED
 
 
 def check_machines(options: Options, terminal: Terminal, run: str | None = None) -> Checked:
@@ -77,12 +80,13 @@ def check_machines(options: Options, terminal: Terminal, run: str | None = None)
         if not busy:
             for text in passed:
                 terminal.say(text)
-            settings = settle(machines, asked, terminal)
+            settings, why = settle(machines, asked, terminal)
+            sync_why = AS_ASKED
             if automatic:
-                settings = settle_sync(settings, hosts, terminal)
-                options = options.with_sync(settings["sync"])
+                settings, sync_why = settle_sync(settings, hosts, terminal)
+                options = options.with_sync(settings.sync)
             asked = replace(asked, options=options, settings=settings, begun=True)
-            return Checked(options, settings, hosts, machines, asked)
+            return Checked(options, settings, hosts, machines, asked, why, sync_why)
         machines.close()
         reported = _wait(busy[0].text, reported, queueing, terminal)
 
@@ -110,32 +114,32 @@ def _wait(busy: str, reported: str | None, notice: WaitNotice, terminal: Termina
     return busy
 
 
-def settle(machines: Machines, asked: Asked, terminal: Terminal) -> TrainerSettings:
-    """The trainer's options, together with what is decided once for the run: `device`, `precision`
-    and `precision_why`. Raises UserError."""
+def settle(machines: Machines, asked: Asked, terminal: Terminal) -> tuple[TrainerOptions, str]:
+    """The trainer's options with the device and the precision that are decided once for the run,
+    and why it is this precision. Raises UserError."""
     hosts, facts, settings = machines.hosts, machines.facts, asked.settings
     parts = devices.assign(hosts, facts, settings)
     level = devices.precision(parts, hosts, facts, settings, asked.begun)
     why = "as the run began" if asked.begun and level.why == "as asked" else level.why
     terminal.say(f"precision {level.name}: {why}")
     kind = parts[hosts[0].name].kind
-    return {**settings, "device": kind, "precision": level.name, "precision_why": why}
+    return replace(settings, device=kind, precision=level.name), why
 
 
 def settle_sync(
-    settings: TrainerSettings, hosts: list[Host], terminal: Terminal
-) -> TrainerSettings:
-    """The same with the `sync` that `auto` becomes, and `sync_why`."""
+    settings: TrainerOptions, hosts: list[Host], terminal: Terminal
+) -> tuple[TrainerOptions, str]:
+    """The same with the strategy that `auto` becomes, and why."""
     nodes = len(hosts)
     if nodes > 1 and prediction(settings, hosts) is None:
         # From an earlier run of the model, or from what `make plan` measured; without either, the
         # choice says so.
         asked = {
             "--nodes": nodes,
-            "--model": settings["model"],
-            "--batch": settings["per_node_batch_size"],
-            "--precision": settings["precision"],
-            "--image-size": settings["image_size"],
+            "--model": settings.model,
+            "--batch": settings.per_node_batch_size,
+            "--precision": settings.precision,
+            "--image-size": settings.image_size,
             "--machines": ",".join(host.name for host in hosts),
             "--runs": folders.RUNS,
         }
@@ -147,18 +151,18 @@ def settle_sync(
             check=False,
         )
     found = prediction(settings, hosts)
-    size = settings["image_size"]
+    size = settings.image_size
     measure = verbs.line(
         "plan",
         NODES=nodes,
-        MODEL=settings["model"],
-        BATCH=settings["per_node_batch_size"],
-        PRECISION=settings["precision"],
+        MODEL=settings.model,
+        BATCH=settings.per_node_batch_size,
+        PRECISION=settings.precision,
         ARGS=f"--image_size {size}" if size else None,
     )
     choice = strategy.choose(found.speeds if found else {}, nodes, measure)
     terminal.say(f"sync {choice.sync}: {choice.why}")
-    return {**settings, "sync": choice.sync, "sync_why": choice.why}
+    return replace(settings, sync=choice.sync), choice.why
 
 
 def make_plan(checked: Checked, machines: Machines, **details: Any) -> Plan:
@@ -166,26 +170,31 @@ def make_plan(checked: Checked, machines: Machines, **details: Any) -> Plan:
     foreseen = predicted(checked.settings, machines.hosts)
     limits = instruction_limits()
     request = build.Request(
-        unix=time.time(), predicted=foreseen, instruction_limits=limits, **details
+        unix=time.time(),
+        predicted=foreseen,
+        precision_why=checked.precision_why,
+        sync_why=checked.sync_why,
+        instruction_limits=limits,
+        **details,
     )
     return build.build(
         machines.hosts,
         machines.facts,
         checked.options,
         checked.settings,
-        code.current(models.folder(checked.settings["model"])),
+        code.current(models.folder(checked.settings.model)),
         request,
     )
 
 
-def prediction(settings: TrainerSettings, hosts: list[Host]) -> predictions.Prediction | None:
+def prediction(settings: TrainerOptions, hosts: list[Host]) -> predictions.Prediction | None:
     """What `make plan` predicted for such a run on these machines, if it was asked: images/s over
     the whole run, its warm-up included."""
     asked = predictions.Setting(
-        settings["model"],
-        settings["per_node_batch_size"],
-        settings["image_size"],
-        settings["precision"],
+        settings.model,
+        settings.per_node_batch_size,
+        settings.image_size,
+        settings.precision,
         tuple(host.name for host in hosts),
     )
     found = predictions.read(folders.RUNS, asked, len(hosts))
@@ -193,11 +202,11 @@ def prediction(settings: TrainerSettings, hosts: list[Host]) -> predictions.Pred
 
 
 def over_a_run(
-    speeds: dict[tuple[str, int], float], settings: TrainerSettings
+    speeds: dict[tuple[str, int], float], settings: TrainerOptions
 ) -> dict[tuple[str, int], float]:
     """Of images/s after the warm-up, those of a whole run; without a strategy whose warm-up costs
     what nobody predicted."""
-    phases, found = phases_of(settings), {}
+    phases, found = settings.phases, {}
     for (spec, nodes), speed in speeds.items():
         strategy, exact = strategies.known(spec), speeds.get((strategies.EXACT, nodes))
         if strategy and speed > 0 and exact:
@@ -205,30 +214,30 @@ def over_a_run(
     return found
 
 
-def predicted(settings: TrainerSettings, hosts: list[Host]) -> dict[str, Any] | None:
+def predicted(settings: TrainerOptions, hosts: list[Host]) -> dict[str, Any] | None:
     """The same for plan.json: `images_per_second`, `made_unix`; None where this strategy was not
     predicted."""
     found = prediction(settings, hosts)
-    speed = found.speed(strategies.parse(settings["sync"]).spec, len(hosts)) if found else None
+    speed = found.speed(strategies.parse(settings.sync).spec, len(hosts)) if found else None
     if found is None or speed is None:
         return None
     return {"images_per_second": round(speed, 2), "made_unix": found.made_unix}
 
 
-def warnings(settings: TrainerSettings, hosts: list[Host]) -> list[str]:
+def warnings(settings: TrainerOptions, hosts: list[Host]) -> list[str]:
     """Sentences on a run that begins nevertheless."""
-    strategy = strategies.parse(settings["sync"])
-    warm_up = phases_of(settings).all_warm_up(strategy) if len(hosts) > 1 else None
+    strategy = strategies.parse(settings.sync)
+    warm_up = settings.phases.all_warm_up(strategy) if len(hosts) > 1 else None
     return [told for told in (warm_up, slower_than_one(settings, hosts)) if told]
 
 
-def slower_than_one(settings: TrainerSettings, hosts: list[Host]) -> str | None:
+def slower_than_one(settings: TrainerOptions, hosts: list[Host]) -> str | None:
     """A sentence, with what would help, where `make plan` predicts this run to be slower than one
     machine alone; None where it does not, or was not asked."""
     found, nodes = prediction(settings, hosts), len(hosts)
     if found is None or nodes == 1:
         return None
-    sync = strategies.parse(settings["sync"]).spec
+    sync = strategies.parse(settings.sync).spec
     alone, together = found.speed(sync, 1), found.speed(sync, nodes)
     if alone is None or together is None or together >= alone:
         return None
@@ -242,4 +251,4 @@ def slower_than_one(settings: TrainerSettings, hosts: list[Host]) -> str | None:
 
 
 def new_id(checked: Checked) -> str:
-    return run_id(checked.settings["model"], len(checked.hosts), time.time())
+    return run_id(checked.settings.model, len(checked.hosts), time.time())

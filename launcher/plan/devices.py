@@ -14,10 +14,10 @@ from typing import Any
 from contract import levels
 from contract.errors import UserError
 from contract.levels import Device, Level
+from contract.options import Options as TrainerOptions
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.machines.probe import Facts
-from launcher.options import TrainerSettings
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LIMIT = "ONEDNN_MAX_CPU_ISA"
@@ -49,12 +49,10 @@ def wants_gpus(host: Host, device: str) -> bool:
     return device != "cpu" and host.gpus != 0 and (own is None or bool(_entries(own)))
 
 
-def assign(
-    hosts: list[Host], facts: dict[str, Facts], settings: TrainerSettings
-) -> dict[str, Part]:
+def assign(hosts: list[Host], facts: dict[str, Facts], settings: TrainerOptions) -> dict[str, Part]:
     """Each host's part. Nodes on one machine share its GPUs; if there are more nodes than
     GPUs, all of them compute on the CPU. `settings` are the trainer's. Raises UserError."""
-    device = settings["device"]
+    device = settings.device
     machines: dict[tuple[str, ...], list[Host]] = {}
     for host in hosts:
         # Containers on one machine may each have their own GPUs.
@@ -77,7 +75,7 @@ def assign(
     if problems:
         raise UserError(*problems)
     return {
-        host.name: _part(host, facts[host.name], visible[host.name], settings["parallel"])
+        host.name: _part(host, facts[host.name], visible[host.name], settings.parallel)
         for host in hosts
     }
 
@@ -217,13 +215,13 @@ def precision(
     parts: dict[str, Part],
     hosts: list[Host],
     facts: dict[str, Facts],
-    settings: TrainerSettings,
+    settings: TrainerOptions,
     kept: bool,
 ) -> Level:
     """The level of a run; `kept`: the run began with the level in `settings`. Raises UserError."""
     devices = [device for part in parts.values() for device in part.devices]
     try:
-        return levels.resolve(settings["precision"], devices, settings["emulate"], kept)
+        return levels.resolve(settings.precision, devices, settings.emulate, kept)
     except UserError as error:
         raise UserError(str(error), *_hints(parts, hosts, facts)) from None
 

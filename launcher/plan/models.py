@@ -14,10 +14,10 @@ from pathlib import Path
 
 from contract import defaults
 from contract.errors import UNTRIED, UserError
+from contract.options import Options as TrainerOptions
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.machines.probe import Facts
-from launcher.options import TrainerSettings
 from launcher.plan.code import OWN
 
 TRY_SECONDS = 120.0
@@ -67,14 +67,16 @@ def folder(name: str) -> Path | None:
     return Path(name.rpartition(":")[0]).parent if is_path(name) else None
 
 
-def try_out(settings: TrainerSettings, ranks_share: bool) -> list[str]:
+def try_out(settings: TrainerOptions, ranks_share: bool) -> list[str]:
     """Build one's own model here and compute with it once; returns what is worth saying. Raises
     UserError in words of make. `ranks_share`: the run has several ranks."""
-    name = settings["model"]
+    name = settings.model
     if ":" not in name or name == defaults.MODEL:
         return []
-    asked = {key: settings[key] for key in ("image_size", "find_unused_parameters")}
-    asked["find_unused_parameters"] |= not ranks_share
+    asked = {
+        "image_size": settings.image_size,
+        "find_unused_parameters": settings.find_unused_parameters or not ranks_share,
+    }
     argv = [sys.executable, "-m", "trainer.models", name, json.dumps(asked)]
     try:
         done = subprocess.run(

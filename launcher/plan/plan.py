@@ -16,6 +16,7 @@ from launcher.options import Options
 
 FIRST_PORT = 29500
 PORTS = 32
+AS_ASKED = "as asked"  # why a precision or a strategy was taken
 # Older agents check on their workers every 5 s.
 MONITOR_INTERVAL = 0.1
 
@@ -61,8 +62,8 @@ class Plan:
     git_diff: str
     options: Options
     nodes: tuple[NodePlan, ...]
-    precision_why: str = "as asked"
-    sync_why: str = "as asked"
+    precision_why: str = AS_ASKED
+    sync_why: str = AS_ASKED
     apart: bool = False
     predicted: dict[str, Any] | None = None
 

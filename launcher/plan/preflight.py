@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from contract.errors import UserError
+from contract.options import Options as TrainerOptions
 from contract.split import refuse_batch
 from contract.text import counted
 from launcher import folders
 from launcher.machines import connection, inventory, mesh, probe
 from launcher.machines.engine import Host, Node
 from launcher.machines.probe import Facts
-from launcher.options import Options, TrainerSettings, in_words_of_make
+from launcher.options import Options, in_words_of_make
 from launcher.plan import code, devices, models
 from launcher.plan.build import candidate_ports, check_master
 from launcher.plan.problems import Problem, of_control, of_machine, together
@@ -23,7 +24,7 @@ class Asked:
     """What the machines must be able to do. `run` is the run to resume, None for a new one."""
 
     options: Options
-    settings: TrainerSettings
+    settings: TrainerOptions
     run: str | None = None
     begun: bool = False  # the precision in `settings` is the one that the run began with
 
@@ -92,7 +93,7 @@ def unreached(hosts: list[Host], failures: dict[str, str]) -> list[str]:
 
 
 def _task(host: Host, hosts: list[Host], asked: Asked) -> dict[str, Any]:
-    options, model = asked.options, asked.settings["model"]
+    options, model = asked.options, asked.settings.model
     packages = models.imports(model)
     if ":" in model and not models.is_path(model):
         packages.append(model.partition(".")[0])
@@ -104,7 +105,7 @@ def _task(host: Host, hosts: list[Host], asked: Asked) -> dict[str, Any]:
         "guard_python": host.engine.guard_python,
         # One machine is enough: a torchvision that differs between machines is reported.
         "models": models.rule(model) if host is hosts[0] else None,
-        "packages": [*packages, *(["tensorboard"] if asked.settings["tensorboard"] else [])],
+        "packages": [*packages, *(["tensorboard"] if asked.settings.tensorboard else [])],
         "paths": [f"{host.cuda_home}/bin"] if host.cuda_home else [],
         "data": host.data_path(options.data),
     }
@@ -117,7 +118,7 @@ def check(machines: Machines, asked: Asked) -> list[Problem]:
     found: list[tuple[Host, Problem]] = []
     for host in machines.hosts:
         facts = machines.facts[host.name]
-        wants = devices.wants_gpus(host, asked.settings["device"])
+        wants = devices.wants_gpus(host, asked.settings.device)
         gets = host.name not in parts or parts[host.name].kind == "cuda"
         on_gpus = wants and (gets or bool(facts.gpus["error"]))
         found += [(host, one) for one in of_machine(host, facts, asked.run, on_gpus)]
@@ -157,7 +158,7 @@ def _batch(machines: Machines, asked: Asked) -> list[Problem]:
     listing = facts.data["splits"].get("train") if facts else None
     if not listing:
         return []
-    batch, typed = asked.settings["per_node_batch_size"], asked.options.trainer
+    batch, typed = asked.settings.per_node_batch_size, asked.options.trainer
     try:
         refuse_batch(listing["images"], batch, len(machines.hosts))
     except UserError as error:
@@ -166,7 +167,7 @@ def _batch(machines: Machines, asked: Asked) -> list[Problem]:
 
 
 def _packages(machines: Machines, asked: Asked) -> list[Problem]:
-    if not asked.settings["tensorboard"]:
+    if not asked.settings.tensorboard:
         return []
     lacking = [h for h in machines.hosts if not machines.facts[h.name].packages["tensorboard"]]
     return [
@@ -183,7 +184,7 @@ def model(machines: Machines, asked: Asked) -> list[Problem]:
     is reported; and all for what one's own model imports."""
     if not machines.hosts:
         return []
-    host, name = machines.hosts[0], asked.settings["model"]
+    host, name = machines.hosts[0], asked.settings.model
     sent = code.current(models.folder(name)).names
     refusal = models.problem(name, host, machines.facts[host.name], sent)
     if refusal:

@@ -1,25 +1,15 @@
 """Hosts, facts and plans for tests."""
 
+from dataclasses import replace
+
+from contract.options import Options as TrainerOptions
 from launcher.machines.engine import Host
 from launcher.machines.probe import Facts
 from launcher.options import Options
 from launcher.plan import build as making
 from launcher.plan.code import Code
 
-SETTINGS = {
-    "model": "resnet18",
-    "per_node_batch_size": 32,
-    "image_size": None,
-    "epochs": 3,
-    "warmup_epochs": 1.0,
-    "sync_warmup": None,
-    "sync": "allreduce",
-    "precision": "auto",
-    "emulate": False,
-    "device": "auto",
-    "parallel": "ddp",
-    "tensorboard": False,
-}
+SETTINGS = TrainerOptions(epochs=3)
 VERSIONS = {"python": "3.11.2", "torch": "2.15.0", "torchvision": "0.29.2", "cuda": "13.2"}
 NO_GPUS = {
     "count": 0,
@@ -96,5 +86,5 @@ def build(hosts, found, options=None, settings=None, **details):
     request = making.Request(**{"run": "r", "unix": 0.0, **details})
     named = {one.host: one for one in found}
     return making.build(
-        hosts, named, options or Options(), {**SETTINGS, **(settings or {})}, CODE, request
+        hosts, named, options or Options(), replace(SETTINGS, **(settings or {})), CODE, request
     )

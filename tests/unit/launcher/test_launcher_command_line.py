@@ -9,6 +9,7 @@ import pytest
 
 from contract import defaults
 from contract.errors import UserError
+from contract.options import Options as TrainerOptions
 from contract.runs import run_id
 from launcher import cli, folders, options, run, slurm
 from launcher.machines.engine import Host
@@ -108,8 +109,8 @@ def test_a_broken_recipe_is_named(tmp_path, text):
 
 def test_the_trainer_says_what_it_will_do():
     settings = options.trainer_settings(Options(epochs=2, batch=48, precision="bf16"))
-    assert (settings["epochs"], settings["per_node_batch_size"]) == (2, 48)
-    assert settings["precision"] == "bf16"
+    assert (settings.epochs, settings.per_node_batch_size) == (2, 48)
+    assert settings.precision == "bf16"
 
 
 @pytest.mark.parametrize(
@@ -159,10 +160,10 @@ def test_slurm_takes_all_machines_and_says_what_to_type_next(tmp_path, monkeypat
 
 
 def test_a_line_break_in_a_model_is_no_line_of_the_slurm_script():
-    settings = {"model": "a\n#SBATCH --partition=x", "per_node_batch_size": 32}
+    settings = TrainerOptions(model="a\n#SBATCH --partition=x")
     host = Host("node1", "ssh", "10.0.0.1", 22, None, "python", "tandem", "/data")
-    name = run_id(settings["model"], 2, 0.0)
-    text = slurm.script(Options(nodes=2, model=settings["model"]), settings, host, name)
+    name = run_id(settings.model, 2, 0.0)
+    text = slurm.script(Options(nodes=2, model=settings.model), settings, host, name)
     head = text.split("set -euo pipefail")[0]
     assert "--partition=x" not in head
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -148,7 +149,7 @@ def test_gpus_that_are_not_there_are_refused_by_name(nodes, count, words):
 
 
 def problems(hosts, found, begun=False, **settings):
-    settings = {**SETTINGS, **settings}
+    settings = replace(SETTINGS, **settings)
     asked = preflight.Asked(Options(), settings, begun=begun)
     machines = preflight.Machines(hosts, {}, {one.host: one for one in found})
     return [problem.text for problem in preflight.check(machines, asked)]
@@ -305,7 +306,7 @@ def test_a_resumed_run_asks_for_the_precision_that_it_began_with(tmp_path, monke
         resumed(plan, tmp_path, monkeypatch, precision="O1")
     with pytest.raises(UserError, match=r"leave out PRECISION=fp32 \(the run has bf16\)"):
         resumed(plan, tmp_path, monkeypatch, trainer=("--precision=fp32",))
-    settings = {**SETTINGS, "precision": "bf16"}
+    settings = replace(SETTINGS, precision="bf16")
     monkeypatch.setattr(checks, "trainer_settings", lambda _options: settings)
     monkeypatch.setattr(checks.inventory, "load", lambda _path: [host(1)])
     cards = {"node1": facts(1, gpus=having("2080 Ti"))}
@@ -324,18 +325,18 @@ def test_what_is_decided_is_said_and_holds_for_every_attempt(monkeypatch):
     said = io.StringIO()
     found = checks.check_machines(Options(), Terminal(said))
     assert "precision O1: NVIDIA GeForce RTX 2080 Ti (node2)" in said.getvalue()
-    assert (found.settings["precision"], found.settings["device"]) == ("O1", "cuda")
+    assert (found.settings.precision, found.settings.device) == ("O1", "cuda")
     assert found.asked.begun and found.asked.settings == found.settings
     # The machine that decided is gone: the level stays.
     left = preflight.Machines([host(1)], {}, {"node1": cards["node1"]})
     later = checks.make_plan(found, left, run="r", attempt=2)
-    assert (later.precision, later.precision_why) == ("O1", found.settings["precision_why"])
+    assert (later.precision, later.precision_why) == ("O1", found.precision_why)
 
 
 def test_tensorboard_is_asked_of_the_machines():
     lacking = facts(2, packages={"tensorboard": False})
     found = [facts(1, packages={"tensorboard": True}), lacking]
-    (told,) = problems([host(1), host(2)], found, tensorboard=True)
+    (told,) = problems([host(1), host(2)], found, tensorboard=True, output=".")
     assert told.startswith("node2") and "pip install tensorboard" in told
 
 

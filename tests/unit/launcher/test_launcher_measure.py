@@ -4,6 +4,7 @@ trainer."""
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,7 +69,7 @@ def cluster(tmp_path, monkeypatch):
             taken.append(options)
             nodes = {one.name: one.engine.node(one) for one in hosts}
             machines = preflight.Machines(hosts, nodes, found)
-            settings = {**SETTINGS, "model": options.model}
+            settings = replace(SETTINGS, model=options.model)
             asked = preflight.Asked(options, settings)
             return Checked(options, settings, hosts, machines, asked)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from contract.errors import UserError
+from contract.options import Options as TrainerOptions
 from launcher import cli
 from launcher.machines.probes import machine as probe
 from launcher.plan import models
@@ -184,7 +185,7 @@ def body():
 def test_what_the_trial_of_a_model_finds_is_said_in_words_of_make(tmp_path):
     (tmp_path / "net.py").write_text(UNUSED)
     name = f"{tmp_path}/net.py:body"
-    asked = {"image_size": None, "find_unused_parameters": False, "model": name}
+    asked = TrainerOptions(model=name)
     with pytest.raises(UserError) as told:
         models.try_out(asked, ranks_share=True)
     assert str(told.value).startswith(f"MODEL={name}: ") and "idle.weight" in str(told.value)

@@ -1,5 +1,7 @@
 """What is wrong with machines: each problem names the machine, the cause and the remedy."""
 
+from dataclasses import replace
+
 import pytest
 
 from contract.errors import UserError
@@ -17,7 +19,7 @@ def mesh_is_whole(monkeypatch):
 
 def problems(*found, hosts=None, model="resnet18", run=None):
     hosts = hosts or [host(int(one.host[4:])) for one in found]
-    asked = preflight.Asked(Options(), {**SETTINGS, "model": model}, run)
+    asked = preflight.Asked(Options(), replace(SETTINGS, model=model), run)
     return preflight.check(Machines(hosts, {}, {one.host: one for one in found}), asked)
 
 

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from contract import predictions
 from contract.errors import UNWRITTEN, UserError
+from contract.options import Options as TrainerOptions
 from contract.runs import prediction_path
 from launcher import collect, folders, report, run, waiting
 from launcher.machines.engine import Busy, MachineError
@@ -394,16 +396,14 @@ def test_stop_asks_the_workers_to_save(start, monkeypatch):
 
 def test_the_plan_carries_what_was_predicted(tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "RUNS", tmp_path)
-    asked = {
-        "model": "resnet50",
-        "per_node_batch_size": 64,
-        "image_size": None,
-        "precision": "fp32",
-        "sync": "bf16",
-        "epochs": 90,
-        "warmup_epochs": 1.0,
-        "sync_warmup": 0.0,
-    }
+    asked = TrainerOptions(
+        model="resnet50",
+        per_node_batch_size=64,
+        precision="fp32",
+        sync="bf16",
+        epochs=90,
+        sync_warmup=0.0,
+    )
     hosts = [host(n) for n in (1, 2, 3, 4)]
     assert checks.predicted(asked, hosts) is None
     file = prediction_path(tmp_path, "resnet50", 4)
@@ -416,14 +416,14 @@ def test_the_plan_carries_what_was_predicted(tmp_path, monkeypatch):
     file.write_text(predictions.text(measured, 4, None, rows))
     told = checks.predicted(asked, hosts)
     assert told == {"images_per_second": 150.5, "made_unix": pytest.approx(time.time(), abs=60)}
-    assert checks.predicted({**asked, "sync": "fp16"}, hosts) is None
+    assert checks.predicted(replace(asked, sync="fp16"), hosts) is None
     assert checks.slower_than_one(asked, hosts) is None
     other = [*rows[:1], {**rows[2], "sync": "ef:2"}, rows[1]]
     file.write_text(predictions.text(measured, 4, None, other))
-    said = checks.slower_than_one({**asked, "sync": "allreduce"}, hosts)
+    said = checks.slower_than_one(replace(asked, sync="allreduce"), hosts)
     assert "4 machines with SYNC=allreduce are slower than one alone, 80 against 99" in said
     assert "SYNC=ef:2 would give 150" in said
-    assert checks.slower_than_one({**asked, "sync": "ef:2"}, hosts) is None
+    assert checks.slower_than_one(replace(asked, sync="ef:2"), hosts) is None
 
 
 def test_whoever_loses_the_machines_to_another_run_waits_on_if_asked_to(monkeypatch, capsys):

@@ -3,6 +3,7 @@
 import os
 import resource
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -160,7 +161,7 @@ def test_what_the_job_would_fail_by_is_refused_before(monkeypatch, tmp_path, opt
     monkeypatch.setenv("PATH", f"{sinfo.parent}:{os.environ['PATH']}")
     place = ("n1", "local", "127.0.0.1", 22, None, "python", "tandem", str(tmp_path / "data"))
     given = Options(**{"model": "resnet18", "batch": 1, **options})
-    settings = {**SETTINGS, "model": given.model, "tensorboard": False}
+    settings = replace(SETTINGS, model=given.model)
 
     def refuse():
         slurm.refuse(Host(*place), given, settings, given.nodes or 2)

@@ -109,7 +109,7 @@ def test_auto_counts_the_warm_up_of_the_run_that_is_asked_for(ready, epochs, mor
     checked, _ = ready(
         {"allreduce": 40, "ef:4": 90}, sync="auto", precision="fp32", epochs=epochs, trainer=more
     )
-    assert checked.settings["sync"] == chosen
+    assert checked.settings.sync == chosen
     checked.machines.close()
 
 
@@ -130,7 +130,7 @@ def test_a_run_that_is_all_warm_up_says_so_before_it_starts(ready, epochs, more,
 
 def test_without_an_earlier_run_it_is_exact(ready):
     checked, said = ready({}, sync="auto")
-    assert checked.settings["sync"] == "allreduce"
+    assert checked.settings.sync == "allreduce"
     command = "`make plan NODES=2 MODEL=resnet18 BATCH=32 PRECISION=O1`"
     assert "make plan knows no such run yet" in said.getvalue() and command in said.getvalue()
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
@@ -268,11 +269,11 @@ def test_what_was_taken_of_an_odd_answer_ends_no_plan(answer, device, visible):
     known = {"node1": Facts(host="node1", **times, **found), "node2": other}
     env = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
     hosts = [host(1, env=env, cuda_home="/usr/local/cuda"), host(2)]
-    chosen = {**SETTINGS, "device": device, "tensorboard": True}
+    chosen = {"device": device, "tensorboard": True, "output": "."}
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(UserError):
         patch.setattr(mesh, "check", lambda *_: [])
         patch.setattr(preflight.code, "current", lambda *_: CODE)
-        asked = Asked(Options(), chosen)
+        asked = Asked(Options(), replace(SETTINGS, **chosen))
         preflight.check(Machines(hosts[:1], {}, known), asked)
         preflight.check(Machines(hosts, {}, known), asked)
         links.timetables(hosts, known)
