@@ -1,7 +1,9 @@
-"""How a machine may be called, in every list of machines that is read here."""
+"""How machines may be called, and which group they are in, in every list of them that is read."""
 
 import re
 
+GROUP = "cluster"
+NOBODY = f"has no hosts in group [{GROUP}]: list your machines there."  # the end of a sentence
 NAME = re.compile(r"[\w:][\w.:-]{0,200}")
 
 

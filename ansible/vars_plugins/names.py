@@ -1,26 +1,51 @@
-"""Refuses a list of machines in which one is called by a path, whichever program of Ansible's reads
-it: plays name files by their machines, on this machine and on others.
+"""Refuses a list of machines with which plays do nothing and are content, since group cluster has
+nobody, and one in which a machine is called by a path, since plays name files by their machines:
+whichever program of Ansible's reads it.
 """
 
 import sys
 from pathlib import Path
 
 from ansible.errors import AnsibleError
-from ansible.inventory.host import Host
+from ansible.inventory.group import Group
 from ansible.plugins.vars import BaseVarsPlugin
+
+from ansible import context
 
 # As in filter_plugins/tandem.py: Ansible loads this file by its path.
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from contract import names
 
+DOCUMENTATION = """
+    name: names
+    short_description: refuses a list of machines that is of no use
+    options:
+      stage:
+        description: Whether it is asked as a list is read, or for each task.
+        choices: [all, task, inventory]
+        default: all
+        type: str
+"""
+
 
 class VarsModule(BaseVarsPlugin):
-    """Has no variables: vars plugins are what Ansible asks about each machine before any task."""
+    """Has no variables: vars plugins are what Ansible asks about each group and each machine before
+    any task."""
 
     def get_vars(self, loader, path, entities):
         for entity in entities:
-            wrong = isinstance(entity, Host) and names.fault(entity.name)
+            wrong = of_group(entity) if isinstance(entity, Group) else names.fault(entity.name)
             if wrong:
-                raise AnsibleError(f"the inventory {wrong}")
+                files = " ".join(context.CLIARGS.get("inventory") or [])
+                raise AnsibleError(f"the inventory {files} {wrong}")
         return {}
+
+
+def of_group(group):
+    """Why a list whose groups begin with this one is of no use, as the end of a sentence; "" where
+    it is of use, or the group is not the first."""
+    if group.name != "all":
+        return ""
+    clusters = [one for one in group.get_descendants() if one.name == names.GROUP]
+    return "" if any(one.get_hosts() for one in clusters) else names.NOBODY

@@ -15,10 +15,10 @@ from typing import Any
 
 from contract import names as machine_names
 from contract.errors import UserError
+from contract.names import GROUP
 from launcher.machines import engine
 from launcher.machines.engine import Host
 
-GROUP = "cluster"
 PLAIN = re.compile(r"\w[\w.-]*")  # in a pattern of Ansible: a name, rather than pc*, !pc3 or @file
 # The machines of inventory.ini as it comes, which are the lab's, too.
 EXAMPLE = {f"node{number}": f"192.168.56.{110 + number}" for number in range(1, 6)}
@@ -65,6 +65,7 @@ def read(inventory: Path) -> dict[str, Any]:
     # The playbook folder is the checkout, so that group_vars/ is found for every inventory file.
     argv = [str(tool if tool.exists() else "ansible-inventory"), "-i", str(inventory), "--list"]
     env = {**os.environ, "ANSIBLE_INVENTORY_UNPARSED_FAILED": "True", "ANSIBLE_NOCOLOR": "1"}
+    env["ANSIBLE_VARS_PLUGINS"] = os.devnull  # what ours refuses is refused below
     try:
         done = subprocess.run(
             [*argv, "--playbook-dir", str(CHECKOUT)],
@@ -81,9 +82,7 @@ def read(inventory: Path) -> dict[str, Any]:
     document = json.loads(done.stdout)
     names = members(document)
     if not names:
-        raise Unusable(
-            f"the inventory {inventory} has no hosts in group [{GROUP}]: list your machines there."
-        )
+        raise Unusable(f"the inventory {inventory} {machine_names.NOBODY}")
     for wrong in filter(None, map(machine_names.fault, names)):
         raise Unusable(f"the inventory {inventory} {wrong}")
     return document

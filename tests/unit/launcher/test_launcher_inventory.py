@@ -139,16 +139,41 @@ def test_a_list_with_which_ansible_would_do_nothing_is_refused(tmp_path, capsys,
     assert (said in told and str(file) in told) if said else told == ""
 
 
-def test_ansible_itself_refuses_a_list_that_is_not_there(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "mine.ini"),
+        ("[clustr]\npc1 ansible_connection=local\n", "mine.ini has no hosts in group [cluster]"),
+        ("[cluster]\n", "mine.ini has no hosts in group [cluster]"),
+        ("", "mine.ini has no hosts in group [cluster]"),
+    ],
+)
+def test_ansible_itself_refuses_a_list_of_nobody(tmp_path, text, said):
     """What is typed without make: an empty list would be done with in no time, with success."""
+    file = tmp_path / "mine.ini"
+    if text is not None:
+        file.write_text(text)
     done = subprocess.run(
-        [ANSIBLE, inventory.CHECKOUT / "site.yml", "-i", tmp_path / "none.ini"],
+        [ANSIBLE, inventory.CHECKOUT / "site.yml", "-i", file],
         cwd=inventory.CHECKOUT,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode != 0 and "none.ini" in done.stderr
+    assert done.returncode != 0 and said in done.stderr and "PLAY" not in done.stdout
+
+
+def test_machines_of_a_group_below_cluster_are_somebody(tmp_path):
+    file = tmp_path / "mine.ini"
+    file.write_text("[cluster:children]\nroom1\n[room1]\npc1 ansible_connection=local\n")
+    done = subprocess.run(
+        [ANSIBLE, inventory.CHECKOUT / "site.yml", "--list-hosts", "-i", file],
+        cwd=inventory.CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and "pc1" in done.stdout
 
 
 HOST = {
@@ -235,5 +260,5 @@ def test_what_is_typed_without_make_takes_no_path_for_a_machine(tmp_path, progra
         check=False,
     )
     assert done.returncode != 0
-    assert "the inventory calls a machine '../x': files are named by it" in done.stderr
+    assert "calls a machine '../x': files are named by it" in done.stderr
     assert not (tmp_path / "x").exists() and "Traceback" not in done.stderr
