@@ -60,6 +60,7 @@ class Failure:
     rank: int | None = None
     exit_code: int | None = None
     signal: str | None = None
+    seconds: float | None = None  # since the attempt began
     exception: str | None = None
     message: str | None = None
     last_lines: tuple[str, ...] = ()
@@ -105,7 +106,7 @@ class Failure:
         }
         # What goes on with a sentence, if it is known.
         ends = {
-            "after": f" {self.message}" if self.message else "",
+            "after": "" if self.seconds is None else f" after {self.seconds:.0f} s",
             "and_message": f": {self.message}" if self.message else "",
             "and_error": f": {self.exception}" if self.exception else "",
         }
@@ -158,8 +159,8 @@ def _exits(code: int, source: str | None = None) -> Callable[[Failure], bool]:
     return lambda failure: failure.exit_code == code and source in (None, failure.source)
 
 
-def _ended_by(name: str) -> Callable[[Failure], bool]:
-    return lambda failure: failure.signal == name
+def _ended_by(name: str, source: str | None = None) -> Callable[[Failure], bool]:
+    return lambda failure: failure.signal == name and source in (None, failure.source)
 
 
 def _killed_in_launch(name: str) -> Callable[[Failure], bool]:
@@ -192,10 +193,15 @@ def _lost_its_peer(failure: Failure) -> bool:
 LAUNCHED = "{host}: a process of torch.distributed.launch was ended by {killed}{after}"
 
 
-def _by_signal(name: str, meaning: str, remedy: str) -> tuple[FailureKind, FailureKind]:
-    """A process that a signal ended, and one of which launch says so."""
-    own = FailureKind(_ended_by(name), None, f"{{who}} ended by {name}: {meaning}", remedy)
-    return own, FailureKind(_killed_in_launch(name), None, f"{LAUNCHED}: {meaning}", remedy)
+def _by_signal(name: str, meaning: str, remedy: str) -> tuple[FailureKind, ...]:
+    """A process that a signal ended: launch itself, another one, and one of which launch says so."""
+    launch = f"{{host}}: torch.distributed.launch was ended by {name}{{after}}: {meaning}"
+    own = f"{{who}} was ended by {name}{{after}}: {meaning}"
+    return (
+        FailureKind(_ended_by(name, "launch"), None, launch, remedy),
+        FailureKind(_ended_by(name), None, own, remedy),
+        FailureKind(_killed_in_launch(name), None, f"{LAUNCHED}: {meaning}", remedy),
+    )
 
 
 # In the order in which they are asked.
@@ -257,7 +263,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
     FailureKind(
         _from("launch"),
         rank=Rank.LAUNCH,
-        sentence="{host} could not run torch.distributed.launch{and_message}",
+        sentence="{host} could not run torch.distributed.launch{and_message}{after}",
         remedy="read nodes/<host>/launch.log of the run",
     ),
     FailureKind(

@@ -164,7 +164,7 @@ class Watch:
             message = {
                 "lease": "it heard nothing from here for too long, and stopped its part",
                 "eof": "its connection from here ended, and it stopped its part",
-                "guard": "a part of its guard was killed",
+                "guard": f"a part of its guard was killed after {self._seconds():.0f} s",
             }[frame["reason"]]
             source = "guard" if frame["reason"] == "guard" else "gone"
             if frame["reason"] == "lease" and self._pauses.longest > LEASE / 2:
@@ -192,7 +192,11 @@ class Watch:
         )
 
     def _failure(self, host: str, source: str, **fields: Any) -> Failure:
-        return Failure(host=host, source=source, order=len(self._failures), **fields)
+        order = len(self._failures)
+        return Failure(host=host, source=source, order=order, seconds=self._seconds(), **fields)
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._begin
 
     def _launch_failure(self, host: str, frame: dict[str, Any]) -> Failure:
         return self._failure(
@@ -200,7 +204,7 @@ class Watch:
             "launch",
             exit_code=frame["exit_code"],
             signal=frame["signal"],
-            message=frame["message"] or f"after {frame['mono_end'] - frame['mono_start']:.0f} s",
+            message=frame["message"],
             last_lines=tuple(self._logs.of(host, None).last),
         )
 
@@ -221,7 +225,8 @@ class Watch:
             self._fail(self._failure(host, "gone", message="its ssh connection broke"))
             return
         said = " ".join(f"{guard.frames.rest()} {guard.process.stderr()}".split())[-400:]
-        self._fail(self._failure(host, "guard", exit_code=status, message=said or "it was killed"))
+        said = said or f"it was killed after {self._seconds():.0f} s"
+        self._fail(self._failure(host, "guard", exit_code=status, message=said))
 
     def _decide(self, now: float, selector: selectors.BaseSelector) -> None:
         """Act on what follows from time or from a signal."""

@@ -1,6 +1,7 @@
 """What went wrong between this machine and another, in a sentence with a remedy."""
 
 import contextlib
+import re
 import socket
 import threading
 
@@ -13,6 +14,7 @@ from launcher.machines.engine import MachineError
 from launcher.machines.engines import ssh
 from launcher.plan import preflight
 from launcher.watch.failures import Failure, explained
+from tests.unit.launcher import scripted_guards
 from tests.unit.launcher.launcher_values import host
 
 
@@ -66,12 +68,32 @@ def test_a_process_that_was_killed_is_no_launch_that_could_not_begin():
         "  exitcode  : -9 (pid: 8730)",
         "  traceback : Signal 9 (SIGKILL) received by PID 8730",
     )
-    failure = Failure("pc1", "launch", 0, exit_code=1, message="after 12 s", last_lines=lines)
+    failure = Failure("pc1", "launch", 0, exit_code=1, seconds=12.3, last_lines=lines)
     said, remedy = explained(failure)
     assert said.startswith("pc1: a process of torch.distributed.launch was ended by SIGKILL after")
     assert "12 s: it was killed" in said and "could not run" not in said and "journalctl" in remedy
+    itself = Failure("pc1", "launch", 0, signal="SIGKILL", seconds=12.3)
+    said = explained(itself)[0]
+    assert said.startswith("pc1: torch.distributed.launch was ended by SIGKILL after 12 s: it was")
     never = Failure("pc1", "launch", 0, exit_code=1, last_lines=("no such module",))
     assert "could not run torch.distributed.launch" in explained(never)[0]
+
+
+FAILED = """say(type="exit", reason="failed", message=None, exit_code=None, signal="SIGKILL",
+    mono_start=0.0, mono_end=1.0, workers={}, ended=[], left=[])"""
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "node1 lost its guard: it was killed after 0 s"),
+        ("end('guard')", "node1 lost its guard: a part of its guard was killed after 0 s"),
+        (FAILED, "node1: torch.distributed.launch was ended by SIGKILL after 0 s: it was killed"),
+    ],
+)
+def test_whatever_was_killed_on_a_machine_is_named_with_the_time(tmp_path, script, said):
+    outcome, _ = scripted_guards.watch(tmp_path, [script])
+    assert re.sub(r"\d+ s", "0 s", explained(outcome.cause)[0]).startswith(said)
 
 
 @contextlib.contextmanager
