@@ -34,18 +34,20 @@ class VarsModule(BaseVarsPlugin):
     any task."""
 
     def get_vars(self, loader, path, entities):
+        sources = context.CLIARGS.get("inventory") or ()
+        typed = all("," in source for source in sources)  # `-i localhost,` has no groups
         for entity in entities:
-            wrong = of_group(entity) if isinstance(entity, Group) else names.fault(entity.name)
+            of_group = isinstance(entity, Group)
+            wrong = group_fault(entity, typed) if of_group else names.fault(entity.name)
             if wrong:
-                files = " ".join(context.CLIARGS.get("inventory") or [])
-                raise AnsibleError(f"the inventory {files} {wrong}")
+                raise AnsibleError(f"the inventory {' '.join(sources)} {wrong}")
         return {}
 
 
-def of_group(group):
+def group_fault(group, typed):
     """Why a list whose groups begin with this one is of no use, as the end of a sentence; "" where
     it is of use, or the group is not the first."""
-    if group.name != "all":
+    if group.name != "all" or typed:
         return ""
     clusters = [one for one in group.get_descendants() if one.name == names.GROUP]
     return "" if any(one.get_hosts() for one in clusters) else names.NOBODY

@@ -194,7 +194,7 @@ LAUNCHED = "{host}: a process of torch.distributed.launch was ended by {killed}{
 
 
 def _by_signal(name: str, meaning: str, remedy: str) -> tuple[FailureKind, ...]:
-    """A process that a signal ended: launch itself, another one, and one of which launch says so."""
+    """A process that a signal ended: launch itself, another, and one of which launch says so."""
     launch = f"{{host}}: torch.distributed.launch was ended by {name}{{after}}: {meaning}"
     own = f"{{who}} was ended by {name}{{after}}: {meaning}"
     return (
