@@ -8,7 +8,7 @@ import typing
 from typing import Any, Dict, List, Sequence, Tuple
 
 from contract.errors import DATA_LOST, DIVERGED, OUT_OF_MEMORY, STOPPED, UserError
-from contract.options import GROUPS, Options
+from contract.options import GONE, GROUPS, Options
 
 FIELDS = {field.name: field for field in dataclasses.fields(Options)}
 TYPES = typing.get_type_hints(Options)
@@ -88,6 +88,8 @@ def _underscored(word: str) -> str:
 
 def _unknown(word: str) -> str:
     name = word.lstrip("-")
+    if name in GONE:
+        return f"--{name} is no longer there: {GONE[name]}."
     near = difflib.get_close_matches(name, FIELDS, n=1, cutoff=NEAR)
     hint = f" Did you mean --{near[0]}?" if near else " See python -m trainer --help."
     return f"unknown option {word}.{hint}"

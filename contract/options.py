@@ -31,6 +31,8 @@ GROUPS = {
 }
 
 # Options that must be 1 or more, that must be 1 or less, and that make the run write to --output.
+# Options that were there once, and what to do instead.
+GONE = {"sync_rule": "no strategy has rounds any more, so leave it out, and use --sync ef:1.6"}
 ONE_OR_MORE = (
     *("epochs", "timeout", "image_size", "eval_size", "eval_resize", "per_node_batch_size"),
     *("accumulate", "gpu0_batch", "ema_every", "bucket_mb", "keep", "evaluate_every", "log_every"),
@@ -206,14 +208,11 @@ class Options:
     emulate: bool = free(False, "allow bf16 on devices that only emulate it, slowly")
     sync: str = opt(
         strategies.EXACT,
-        f"how ranks exchange gradients or parameters: {strategies.usages()}. Price in accuracy, as "
+        f"how ranks sum gradients: {strategies.usages()}. Price in accuracy, as "
         f"measured on one task: {prices.labels() or 'of none yet'}",
     )
     sync_warmup: Optional[float] = opt(
         None, "epochs with exact sums before a strategy that leaves bits out; default warmup_epochs"
-    )
-    sync_rule: str = opt(
-        "", "qsr:ALPHA lets rounds of H steps grow to (ALPHA / lr)^2 as the learning rate falls"
     )
     sync_bn: bool = opt(False, "compute batch statistics over all ranks")
     broadcast_buffers: bool = opt(False, "copy rank 0's BN buffers at each forward, as DDP did")
@@ -259,28 +258,11 @@ class Options:
             if isinstance(value, (int, float)) and not least <= value <= most:
                 limit = f"at least {least}" if value < least else f"at most {most}"
                 raise UserError(f"--{field.name} {value}: must be {limit}.")
-        self._check_sync()
+        strategies.parse(self.sync)
         asked = ["resume auto"] if self.resume == "auto" else []
         asked += [name for name in WRITTEN if getattr(self, name)]
         if asked and self.output is None:
             raise UserError(f"--{asked[0]} needs --output DIR.")
-
-    def _check_sync(self) -> None:
-        """Ranks that train by themselves share neither a batch nor buffers. Raises UserError."""
-        strategy, rule = strategies.parse(self.sync), strategies.parse_rule(self.sync_rule)
-        if rule and not strategy.local:
-            raise UserError(f"--sync_rule {self.sync_rule}: --sync {self.sync} has no rounds.")
-        for name in ("sync_bn", "broadcast_buffers"):
-            if strategy.local and getattr(self, name):
-                raise UserError(
-                    f"--{name} with --sync {self.sync}: between meetings each rank trains by "
-                    f"itself; leave --{name} out, or use --sync ef:2."
-                )
-        if strategy.local and self.precision == "fp64":
-            raise UserError(
-                f"--precision fp64 with --sync {self.sync}: parameters are averaged in fp32: use "
-                "--sync allreduce."
-            )
 
     @property
     def exact_epochs(self) -> float:

@@ -1,4 +1,4 @@
-"""The strategies of `--sync`, NAME[:ARG][:WIRE]: what each is called, sends and promises.
+"""The strategies of `--sync`, NAME[:ARG]: what each is called, sends and promises.
 
 This is the only list of them. It does not import torch, because the launcher and the report read it
 too: how much a strategy sends is defined once, here; the code that sends it is in `trainer/sync/`.
@@ -22,16 +22,13 @@ WARMUP_EPOCHS = 1.0
 # whole bytes with 8, 4, 2 or 1.6 bits per value.
 BLOCK = 256
 UNIT = 5 * BLOCK
-# Values per chunk where parameters are averaged. Parts of a few hundred KB keep the ranks in step
-# on the link: with 25 MiB at a time, averaging took 1.1 to 1.25 times as long.
-CHUNK = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
 class Payload:
-    """What one exchange carries: gradients, or parameters, of `bytes` bytes in `width`-byte
-    numbers. `matrices` are (rows, columns, count) of the model's weight matrices, with all
-    dimensions but the first flattened into one; empty where they are not known."""
+    """What a step's sums carry: gradients of `bytes` bytes in `width`-byte numbers. `matrices` are
+    (rows, columns, count) of the model's weight matrices, with all dimensions but the first
+    flattened into one; empty where they are not known."""
 
     bytes: float
     bucket: float = BUCKET_MB * MIB
@@ -73,7 +70,7 @@ class Rule:
 
     `exact`: the result is the sum in the gradients' own precision. `hierarchical`: the ranks of a
     machine first sum among themselves, and machines exchange these sums. `sent`: bytes that each
-    participant sends for one exchange of a payload; None if it depends on unknown matrices.
+    participant sends for a payload; None if it depends on unknown matrices.
     `bucket_mb`: size of the gradient buckets unless --bucket_mb says otherwise. `warms`: the first
     --sync_warmup epochs are exact. `usual`: the specs that a prediction shows.
     """
@@ -83,7 +80,6 @@ class Rule:
     exact: bool
     sent: Callable[["Strategy", int, Payload], Optional[float]]
     arguments: Tuple[Argument, ...] = ()
-    wires: Tuple[str, ...] = ()  # the first is the default; empty: the name says it
     bucket_mb: int = BUCKET_MB
     hierarchical: bool = False
     warms: bool = False
@@ -94,18 +90,15 @@ class Rule:
         names = [self.name]
         for argument in self.arguments:
             names.append(argument.name if argument.default is None else f"[{argument.name}]")
-        return ":".join(names + (["[WIRE]"] if self.wires else [])).replace(":[", "[:")
+        return ":".join(names).replace(":[", "[:")
 
 
 @dataclasses.dataclass(frozen=True)
 class Strategy:
-    """One `--sync`, parsed: a rule with its arguments and its wire (empty where it has none).
-    `growth`: ALPHA of --sync_rule qsr, or 0 without it."""
+    """One `--sync`, parsed: a rule with its arguments."""
 
     rule: Rule
     arguments: Tuple[str, ...] = ()
-    wire: str = ""
-    growth: float = 0.0
 
     @property
     def name(self) -> str:
@@ -114,59 +107,26 @@ class Strategy:
     @property
     def spec(self) -> str:
         """As a person writes it, without default values."""
-        names, words = [one.name for one in self.rule.arguments], list(self.arguments)
-        while words:
-            default = self.rule.arguments[len(words) - 1].default
-            if default is None:
-                break
-            meant = words[names.index(default)] if default in names else default
-            if words[-1] != meant:
-                break
+        words = list(self.arguments)
+        while words and words[-1] == self.rule.arguments[len(words) - 1].default:
             words.pop()
-        wires = [self.wire] if self.wire not in self.rule.wires[:1] else []
-        return ":".join(filter(None, (self.name, *words, *wires)))
+        return ":".join([self.name, *words])
 
     @property
     def exact(self) -> bool:
         return self.rule.exact
 
     @property
-    def every(self) -> int:
-        """Steps from one exchange to the next, H; 1 where all ranks meet in each step."""
-        return self._steps("H") or 1
-
-    @property
-    def delay(self) -> int:
-        """Steps after which an exchange is applied; 0 where ranks wait for it at once."""
-        return min(self._steps("D"), self.every)
-
-    @property
-    def local(self) -> bool:
-        """Whether ranks train by themselves between exchanges, so that their weights differ."""
-        return any(argument.name == "H" for argument in self.rule.arguments)
-
-    @property
     def by_gloo(self) -> bool:
         """Whether sums go over Gloo, through host memory, even on GPUs."""
         return "gloo" in self.arguments
 
-    def _steps(self, name: str) -> int:
-        for argument, value in zip(self.rule.arguments, self.arguments):
-            if argument.name == name:
-                return int(value)
-        return 0
-
-    def bytes_per_exchange(self, machines: int, payload: Payload, gpus: int = 1) -> Optional[float]:
-        """Bytes that each machine's network card sends for one exchange; `gpus`: ranks per machine.
+    def bytes_per_step(self, machines: int, payload: Payload, gpus: int = 1) -> Optional[float]:
+        """Bytes that each machine's network card sends in a step; `gpus`: ranks per machine.
         (A ring over all ranks leaves each machine once, however many ranks it has.)"""
         if machines == 1:
             return 0.0
         return self.rule.sent(self, machines * (1 if self.rule.hierarchical else gpus), payload)
-
-    def bytes_per_step(self, machines: int, payload: Payload, gpus: int = 1) -> Optional[float]:
-        """Bytes that each machine's network card sends per step, averaged over whole rounds."""
-        sent = self.bytes_per_exchange(machines, payload, gpus)
-        return None if sent is None else sent / self.every
 
 
 def ring_bytes(world: int, payload: float) -> float:
@@ -220,30 +180,6 @@ def _factors(strategy: Strategy, world: int, payload: Payload) -> Optional[float
 # The backend of the sums. auto: that of the process group, NCCL on GPUs and Gloo elsewhere.
 BACKEND = Argument("BACKEND", ("auto", "gloo"), default="auto")
 
-
-# Bits per value that strategies that average parameters send, including the scales of blocks.
-WIRE_BITS = {"fp32": 32.0, "bf16": 16.0, "int8": 8 + 16 / BLOCK, "4bit": 4 + 16 / BLOCK}
-H, D = Argument("H"), Argument("D", default="H")
-
-
-def chunks_of(values: int) -> List[int]:
-    """The number of values of each chunk in which parameters are sent."""
-    return [min(CHUNK, values - begin) for begin in range(0, values, CHUNK)]
-
-
-def _averages(strategy: Strategy, world: int, payload: Payload) -> float:
-    """As with `ef`, but for parameters, in chunks and once per round."""
-    values = sum(part_of(chunk, world) for chunk in chunks_of(round(payload.values)))
-    return 2 * (world - 1) * values * WIRE_BITS[strategy.wire] / 8
-
-
-def _averaging(name: str, text: str, *arguments: Argument, usual: Tuple[str, ...]) -> Rule:
-    """The entry of a strategy that averages parameters every H steps."""
-    wires = tuple(WIRE_BITS)
-    more = {"hierarchical": True, "warms": True}
-    return Rule(name, text, False, _averages, arguments, wires, usual=usual, **more)
-
-
 RULES: Dict[str, Rule] = {
     rule.name: rule
     for rule in (
@@ -292,19 +228,11 @@ RULES: Dict[str, Rule] = {
             warms=True,
             usual=("powersgd:4",),
         ),
-        _averaging("localsgd", "parameters averaged every H steps", H, usual=("localsgd:8",)),
-        _averaging(
-            "overlap",
-            "parameters averaged every H steps, applied D steps later",
-            *(H, D),
-            usual=("overlap:6:bf16", "overlap:3:int8"),
-        ),
-        _averaging(
-            "diloco", "an outer step every H steps, by Nesterov's momentum", H, usual=("diloco:32",)
-        ),
     )
 }
 EXACT = "allreduce"
+# What was there once, and in no cell of docs/slow-networks.md earned its place; and what to take.
+GONE = dict.fromkeys(("localsgd", "overlap", "diloco"), "ef:1.6")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,52 +267,29 @@ class Phases:
 AUTO = "auto"  # only for the launcher, which replaces it by a strategy before anything starts
 
 
+def instead_of(spec: str) -> Optional[str]:
+    """What to take for a strategy that was there once; None for any other text."""
+    return GONE.get(spec.partition(":")[0])
+
+
 def parse(spec: str) -> Strategy:
-    """What NAME[:ARG][:WIRE] means. Raises UserError."""
+    """What NAME[:ARG] means. Raises UserError."""
     name, *words = spec.split(":")
     if name == AUTO:
         raise UserError(
             f"--sync auto: make train chooses by what make plan says; here name one of {usages()}."
         )
+    if instead_of(spec):
+        raise UserError(f"--sync {spec}: {name} is no longer there: use {instead_of(spec)}.")
     if name not in RULES:
         raise UserError(f"--sync {spec}: choose one of {usages()}.")
     rule = RULES[name]
-    wire = rule.wires[0] if rule.wires else ""
-    if words and words[-1] in rule.wires:
-        wire = words.pop()
     least = sum(argument.default is None for argument in rule.arguments)
     if not least <= len(words) <= len(rule.arguments):
-        wires = f", WIRE one of {', '.join(rule.wires)}" if rule.wires else ""
-        raise UserError(f"--sync {spec}: write {rule.usage}{wires}.")
+        raise UserError(f"--sync {spec}: write {rule.usage}.")
     given = [argument.check(word, rule.usage) for argument, word in zip(rule.arguments, words)]
-    for argument in rule.arguments[len(given) :]:
-        # A default may be the value of another argument: that of D is H.
-        names = [known.name for known in rule.arguments]
-        default = str(argument.default)
-        given.append(given[names.index(default)] if default in names else default)
-    return Strategy(rule, tuple(given), wire)
-
-
-def parse_rule(text: str) -> float:
-    """ALPHA of `qsr:ALPHA`; 0 for an empty text. Raises UserError."""
-    if not text:
-        return 0.0
-    name, _, alpha = text.partition(":")
-    try:
-        value = float(alpha)
-    except ValueError:
-        value = math.nan
-    if name != "qsr" or not 0 < value < math.inf:
-        raise UserError(f"--sync_rule {text}: write qsr:ALPHA, ALPHA a number above 0.")
-    return value
-
-
-def round_length(strategy: Strategy, lr: float, warm: bool) -> int:
-    """Steps of a round that begins at this learning rate: H, and with the quadratic synchronisation
-    rule max(H, floor((ALPHA / lr)^2)) once the rate has risen (Gu et al., ICLR 2024)."""
-    if not strategy.growth or warm or lr <= 0:
-        return strategy.every
-    return max(strategy.every, math.floor(min((strategy.growth / lr) ** 2, 1e9)))
+    given += [str(argument.default) for argument in rule.arguments[len(given) :]]
+    return Strategy(rule, tuple(given))
 
 
 def known(spec: object) -> Optional[Strategy]:

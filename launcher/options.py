@@ -14,7 +14,7 @@ from contract import command_line, defaults
 from contract.errors import UserError
 from contract.options import Options as TrainerOptions
 from contract.runs import short
-from contract.strategies import AUTO, EXACT
+from contract.strategies import AUTO, EXACT, instead_of
 from launcher.machines.inventory import CHECKOUT
 
 # The variables of make that stand for an option of the trainer.
@@ -166,6 +166,12 @@ def resumed(began: Options, changes: dict[str, Any]) -> Options:
     fields that were given now; words for the trainer are added. `began` names precision and
     strategy as they were decided. Raises UserError for changes after which other things would be
     learned."""
+    before = began.asked("--sync")
+    if instead := instead_of(before):
+        raise UserError(
+            f"the run cannot go on: SYNC={before}, with which it began, is no longer there. Start "
+            f"a new run with SYNC={instead}, from this one's weights (ARGS='--weights FILE')."
+        )
     words = (*began.trainer, *changes.get("trainer", ()))
     options = dataclasses.replace(began, **{**changes, "trainer": words})
     if options.asked("--sync") == AUTO:

@@ -24,28 +24,18 @@ def goodput(mbit: float) -> float:
     return line_rate(mbit) * PAYLOAD_SHARE
 
 
-def exposed(
-    strategy: Strategy, transfer: float, payload: Payload, backward: float, work: float
-) -> float:
-    """Seconds per step that computing does not hide, with exchanges of `transfer` seconds each.
+def exposed(transfer: float, payload: Payload, backward: float) -> float:
+    """Seconds per step that computing does not hide of a transfer.
 
     Gradients are sent bucket by bucket while backward computes the next ones, so at most `backward`
-    is hidden. The last bucket leaves when backward has ended, so its part is never hidden. Averages
-    of parameters are waited for at once, or are hidden by the `work` of the steps until they are
-    applied.
+    is hidden. The last bucket leaves when backward has ended, so its part is never hidden.
     """
-    if strategy.local:
-        return max(0.0, transfer - strategy.delay * work) / strategy.every
     return max(transfer - backward, transfer * last_bucket(payload))
 
 
-def transfer_of(
-    strategy: Strategy, waited: float, payload: Payload, backward: float, work: float
-) -> float:
-    """How many seconds an exchange takes when `waited` seconds per step are exposed: the inverse of
+def transfer_of(waited: float, payload: Payload, backward: float) -> float:
+    """How many seconds a transfer takes when `waited` seconds per step are exposed: the inverse of
     `exposed`."""
-    if strategy.local:
-        return waited * strategy.every + strategy.delay * work
     return min(waited + backward, waited / last_bucket(payload))
 
 
@@ -60,14 +50,13 @@ def sync_wait(
     payload: Payload,
     rate: float,
     backward: float,
-    work: float,
     gpus: int = 1,
 ) -> float | None:
     """Seconds per step that a rank waits when each link carries `rate` bytes per second."""
-    sent = strategy.bytes_per_exchange(machines, payload, gpus)
+    sent = strategy.bytes_per_step(machines, payload, gpus)
     if not sent:
         return sent
-    return exposed(strategy, sent / rate, payload, backward, work)
+    return exposed(sent / rate, payload, backward)
 
 
 def payload_of(start: Entry) -> Payload:

@@ -105,8 +105,8 @@ class Step:
     def wait(self, strategy: Strategy, machines: int, rate: float) -> float | None:
         """Seconds per step that the ranks of so many such machines wait for the network; None where
         that is not known."""
-        payload, backward, work = self.payload_for(strategy), self.backward, self.work
-        return formulas.sync_wait(strategy, machines, payload, rate, backward, work, self.gpus)
+        payload = self.payload_for(strategy)
+        return formulas.sync_wait(strategy, machines, payload, rate, self.backward, self.gpus)
 
     @property
     def images_per_second(self) -> float:
@@ -251,9 +251,7 @@ def real_rate(step: Step, used: list[NetworkUse]) -> float | None:
         moved = step.strategy.bytes_per_step(step.nodes, step.payload, step.gpus)
     if not moved:
         return None
-    waited, backward = step.network, step.backward
-    transfer = formulas.transfer_of(step.strategy, waited, step.payload, backward, step.work)
-    rate = moved * step.strategy.every / transfer
+    rate = moved / formulas.transfer_of(step.network, step.payload, step.backward)
     if step.link_mbit:
         rate = min(rate, formulas.line_rate(step.link_mbit))
     seen = [use.peak_sent for use in used if use.shared_by == 1]

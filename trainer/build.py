@@ -1,10 +1,9 @@
 """Everything a run consists of, made from the options; nothing has been trained yet."""
 
-import contextlib
 import dataclasses
 from collections import Counter
 from functools import partial
-from typing import Any, ContextManager, List, Optional, cast
+from typing import Any, List, Optional, cast
 
 import torch
 from torch import nn
@@ -76,15 +75,6 @@ class Job(Materials):
         return sum(sizes)
 
     @property
-    def met(self) -> bool:
-        """Whether all ranks have met at the end of the last step."""
-        return self.sync is None or self.sync.meets
-
-    def agreed(self) -> ContextManager[None]:
-        """Within, the model has what all ranks have in common. Collective, where all have met."""
-        return contextlib.nullcontext() if self.sync is None else self.sync.agreed()
-
-    @property
     def matrices(self) -> List[List[int]]:
         """(rows, columns, count) of the trained weight matrices, with all dimensions but the first
         flattened into one."""
@@ -153,8 +143,7 @@ def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
     exposed = partial(clock.enter, "sync_exposed")
     sync = None
     if world.size > 1:
-        sync = syncs.make(strategy_of(options, world), exposed, options.timeout, options.sync_rule)
-        sync.use_masters(level.masters)
+        sync = syncs.make(strategy_of(options, world), exposed, options.timeout)
     if options.checkpoint_activations:
         recompute_activations(model)
     called = model

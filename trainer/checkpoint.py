@@ -117,12 +117,7 @@ def own_state(job: Job, position: Position) -> Optional[OwnState]:
     if job.sync is None or own is None or not job.sync.machines.leads:
         return None
     nodes = list(job.world.nodes)
-    state = OwnState(sync=_copied(own), run=position.run, step=position.step, nodes=nodes)
-    if job.sync.strategy.local:
-        # Machines that train by themselves have no step in common.
-        state["optimizer"] = _copied(job.optimizer.state_dict())
-        state["precision"] = job.precision.state_dict()
-    return state
+    return OwnState(sync=_copied(own), run=position.run, step=position.step, nodes=nodes)
 
 
 class Damaged(UserError):

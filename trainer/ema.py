@@ -48,10 +48,9 @@ class Ema:
         self._copied = Columns(self.average, [key for key in state if key not in set(floats)])
 
     @torch.no_grad()
-    def update(self, state: State, steps: int = 1) -> None:
-        """Average in a state that stands for `steps` steps; the decay is applied that often."""
-        self.updates += steps
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) ** steps
+    def update(self, state: State) -> None:
+        self.updates += 1
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         lerp_all(
             self._averaged.tensors, [_wide(state[key]) for key in self._averaged.keys], 1 - decay
         )

@@ -51,7 +51,7 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
     averaged = contextlib.nullcontext() if job.ema is None else job.ema.applied(job.model)
     sums = torch.zeros(4, dtype=torch.float64, device=job.world.device)
     job.model.eval()
-    with job.agreed(), averaged:
+    with averaged:
         done = 0
         for batch in eval_batches(job.eval_set, job.options, job.world, job.micro_batch):
             progress(done)

@@ -3,7 +3,6 @@
 from typing import Any, List, Optional, Tuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
@@ -102,15 +101,9 @@ def wrap(model: nn.Module, options: Options, world: World, sync: Optional[Sync])
     if world.size == 1 or sync is None:
         return model
     machines = Machines(world.nodes, world.rank).connected(options.timeout)
-    within = machines.group if sync.strategy.local else None
-    if within is not None:
-        # DDP copies the first rank's weights only within its group, which is one machine here.
-        for tensor in [*model.parameters(), *model.buffers()]:
-            dist.broadcast(tensor.detach(), 0)
     ddp = DistributedDataParallel(
         model,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
-        process_group=within,
         find_unused_parameters=options.find_unused_parameters,
         static_graph=options.static_graph,
         bucket_cap_mb=options.bucket_size,

@@ -5,10 +5,10 @@ import io
 import pathlib
 from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
+from contract import strategies
 from contract.errors import UserError
 from contract.options import Options
 
-from . import optim
 from .build import Job
 from .checkpoint import Position, complete, decisive, loaded
 from .errors import RankError
@@ -18,10 +18,11 @@ from .writer import checkpoints
 
 class Found(NamedTuple):
     """The best checkpoint on a rank's machine. `key` orders by run, then by whether all machines
-    have their own files for it, then by samples seen."""
+    have their own files for it, then by samples seen; `sync`: the run's."""
 
     key: Tuple[str, bool, int]
     other_options: List[str]
+    sync: str
 
 
 def find(job: Job, same_options: bool = True) -> Optional[Snapshot]:
@@ -36,7 +37,7 @@ def find(job: Job, same_options: bool = True) -> Optional[Snapshot]:
     with world.agreed():
         if world.local_rank == 0:
             content, mine = _newest_here(job, complete)
-    found = [one and Found(tuple(one[0]), one[1]) for one in world.gather(mine)]
+    found = [one and Found(tuple(one[0]), *one[1:]) for one in world.gather(mine)]
     # Among equal ones, the lowest rank's is taken.
     source = max(range(world.size), key=lambda rank: found[rank].key if found[rank] else ("",))
     best = found[source]
@@ -44,6 +45,12 @@ def find(job: Job, same_options: bool = True) -> Optional[Snapshot]:
         if options.resume == "auto":
             return None
         raise UserError(f"--resume {options.resume}: no complete checkpoint on any node.")
+    instead = strategies.instead_of(best.sync)
+    if same_options and instead:
+        raise UserError(
+            f"the checkpoint is of a run with --sync {best.sync}, which is no longer there: start "
+            f"a new run with --sync {instead}, from this one's weights (--weights FILE)."
+        )
     if same_options and best.other_options:
         raise UserError(
             f"the checkpoint was made with another {', '.join(best.other_options)}: give the same, "
@@ -60,7 +67,7 @@ def _newest_here(job: Job, complete: FrozenSet[Tuple[str, int]]) -> Tuple[bytes,
     for content, state in _allowed_here(job.options):
         other = differing(state, job.options, len(job.train_set))
         key = (state["run"], (state["run"], state["step"]) in complete, state["samples"])
-        found = Found(key, other)
+        found = Found(key, other, state["options"].get("sync", "").strip("'"))
         if best[1] is None or found.key > best[1].key:
             best = content, found
     return best
@@ -127,9 +134,6 @@ def restore_own(job: Job, position: Position) -> bool:
             f"what this machine kept for --sync {job.options.sync} is damaged: remove its "
             f"checkpoints/{job.world.host}/rank*, and this state starts from zero."
         ) from error
-    if "optimizer" in own and "precision" in own:
-        optim.load_state(job.optimizer, own["optimizer"], job.options)
-        job.precision.load_state_dict(own["precision"])
     return True
 
 

@@ -33,13 +33,10 @@ class Snapshot(TypedDict):
     options: Dict[str, str]
 
 
-class OwnState(TypedDict, total=False):
-    """The contents of a machine's own file. Only machines that train by themselves have an
-    optimizer and a loss scale of their own."""
+class OwnState(TypedDict):
+    """The contents of a machine's own file."""
 
     sync: Dict[str, Any]  # the strategy's own
-    optimizer: Dict[str, Any]
-    precision: PrecisionState
     run: str
     step: int
     nodes: List[int]  # the machine of each rank
@@ -56,9 +53,7 @@ def snapshot_in(name: str, state: Dict[str, Any]) -> Snapshot:
 
 def own_state_in(name: str, state: Dict[str, Any]) -> OwnState:
     """The same for a machine's own file."""
-    _check(
-        name, state, {key: fits for key, fits in OWN_STATE.items() if key in state or key in OWN}
-    )
+    _check(name, state, OWN_STATE)
     return cast(OwnState, state)
 
 
@@ -147,9 +142,9 @@ SNAPSHOT: Dict[str, Callable[[Any], bool]] = {
     "classes": _strings,
     "options": _named_strings,
 }
-OWN = ("sync", "run", "step", "nodes")
 OWN_STATE: Dict[str, Callable[[Any], bool]] = {
-    **{key: SNAPSHOT[key] for key in ("optimizer", "precision", "run", "step")},
     "sync": _dict,
+    "run": SNAPSHOT["run"],
+    "step": SNAPSHOT["step"],
     "nodes": lambda value: isinstance(value, list) and all(map(_count, value)),
 }

@@ -1,7 +1,7 @@
 """One optimizer step: forward and backward over micro-batches, gradients summed over ranks."""
 
 import contextlib
-from typing import ContextManager, Iterator, List, Optional, Sequence, Union, cast
+from typing import ContextManager, Iterator, List, Optional, cast
 
 import torch
 from torch import nn
@@ -15,7 +15,6 @@ from .data.loader import Batch
 from .data.mix import Mix, mix_images, mixed_loss, plan_mix
 from .data.order import derive_seed
 from .oom import one_pass
-from .sync import StepInfo
 
 
 def shape_of(job: Job, global_count: int) -> StepShape:
@@ -30,13 +29,10 @@ def train_step(
     batch: Batch,
     step: int,
     lr: float,
-    left: int = 1,
     exact: bool = False,
-    warm: bool = False,
 ) -> torch.Tensor:
-    """Train on this rank's share. `step` is the global number from 0; `left` is the number of steps
-    to the epoch's end, including this one; `exact`: a strategy that leaves bits out does not do so
-    yet; `warm`: the learning rate is still warming up.
+    """Train on this rank's share. `step` is the global number from 0; `exact`: a strategy that
+    leaves bits out does not do so yet.
     Returns the sums of the rank's loss and of its hits (2). They stay on the device, without a
     wait, and hold no autograd graph."""
     clock = job.clock
@@ -47,42 +43,22 @@ def train_step(
     for group in job.optimizer.param_groups:
         group["lr"] = lr
     job.net.zero_grad(set_to_none=True)
-    summed: Sequence[int] = range(job.world.size)
-    alone = False
-    rank_samples = job.world.rank_samples(batch.global_count)
     if job.sync is not None:
         follows = job.precision.scale if job.sync.follows_scale else None
         scale = 1.0 if follows is None else follows.value
-        job.sync.before_step(StepInfo(step, left, lr, tuple(rank_samples), scale, exact, warm))
-        summed = job.sync.summed
-        alone = job.sync.keeps and len(summed) == 1
-    # Ranks that sum their gradients take the mean over all their samples.
-    count = sum(rank_samples[rank] for rank in summed)
+        job.sync.before_step(scale, exact)
     shape = shape_of(job, batch.global_count)
     with resting(job.norms, shape.running_statistics):
-        tally = _gradients(job, images, targets, count, shape.micro, step, alone)
+        tally = _gradients(job, images, targets, batch.global_count, shape.micro, step)
     clock.enter("optimizer")
-    # If these ranks have no sample at all, the optimizer step is skipped.
-    skipped = count == 0 or job.precision.step(job.optimizer, job.options.clip_grad_norm)
+    skipped = job.precision.step(job.optimizer, job.options.clip_grad_norm)
     if job.sync is not None:
         job.sync.after_step(skipped)
         clock.enter("optimizer")
-    _average(job, step, skipped)
+    if job.ema is not None and (step + 1) % job.options.ema_every == 0 and not skipped:
+        job.ema.update(job.precision.live_state(job.model))
     clock.enter("other")
     return tally
-
-
-def _average(job: Job, step: int, skipped: Union[bool, torch.Tensor]) -> None:
-    """Update --ema from the weights after a step; where ranks train by themselves, from the weights
-    that they agreed on."""
-    if job.ema is None:
-        return
-    if job.sync is not None and job.sync.keeps:
-        if job.sync.meets:
-            state = job.sync.common(job.precision.live_state(job.model))
-            job.ema.update(state, job.sync.covered)
-    elif (step + 1) % job.options.ema_every == 0 and not skipped:
-        job.ema.update(job.precision.live_state(job.model))
 
 
 def seed_step(job: Job, step: int) -> None:
@@ -104,12 +80,9 @@ def _gradients(
     count: int,
     sizes: List[int],
     step: int,
-    alone: bool = False,
 ) -> torch.Tensor:
-    """Sum the gradients of loss / `count`, where `count` is the samples of all ranks that sum their
-    gradients. `alone`: this rank does not communicate. Returns the sums of loss and hits (2)."""
-    if count == 0:
-        return torch.zeros(2, device=job.world.device)
+    """Sum the gradients of loss / `count`, where `count` is the samples of all ranks. Returns the
+    sums of loss and hits (2)."""
     if not sizes:
         return _take_part(job)
     mix = plan_mix(job.options, job.image_size, step, job.world.rank)
@@ -119,7 +92,7 @@ def _gradients(
     columns = (images, others, targets, targets.roll(1, 0))
     parts = list(zip(*(column.split(sizes) for column in columns)))
     for number, (part, other, *both) in enumerate(parts):
-        with local_only(job.net, alone or number < len(parts) - 1):
+        with local_only(job.net, number < len(parts) - 1):
             job.clock.enter("forward")
             inputs = _inputs(job, part, other, mix)
             with job.precision.computing():

@@ -10,7 +10,7 @@ import torch
 
 from contract.errors import STOPPED, UserError
 from contract.options import Options
-from contract.split import rank_slice, steps_per_epoch
+from contract.split import rank_slice
 
 from . import checkpoint, finite, memory, parallel, resume
 from .banner import sentences, start_line
@@ -76,7 +76,7 @@ class Run:
         self.tallied = 0
         self.losses = finite.Losses(options.nonfinite_steps)
         self.evaluates = True  # to a finite loss, when it was last evaluated
-        self.due = False  # a checkpoint, as soon as all ranks have met
+        self.due = False  # a checkpoint, as --checkpoint_every says
         self.warmed = False  # whether the last step was an exact one of the warm-up
         self.epoch_loss = [0.0, 0]  # sum and count of this rank's samples, this epoch and attempt
         memory.agree_micro_batches(self.job)
@@ -123,13 +123,12 @@ class Run:
         self.screen.epoch(at.epoch, round(at.sample / len(job.train_set) * job.steps_per_epoch))
         self.clock.enter("data")
         for batch in self.batches.epoch(at.epoch, at.sample):
-            # Only where all ranks have met is no exchange in flight, and only there can they agree.
-            if job.met and self.stop.now():
+            if self.stop.now():
                 return False
             self._step(batch)
             every = self.options.checkpoint_every
             self.due |= every > 0 and at.step % every == 0
-            if self.due and job.met and at.sample < len(job.train_set):
+            if self.due and at.sample < len(job.train_set):
                 self.save(best=False)
             self.clock.enter("data")
         self.clock.enter("other")
@@ -142,12 +141,10 @@ class Run:
         total = len(job.train_set)
         progress = at.samples(total) / total * job.steps_per_epoch
         lr = learning_rate(self.options, progress, job.steps_per_epoch, self.world.global_batch)
-        left = steps_per_epoch(total - at.sample, self.world.global_batch, self.world.smallest)
         exact = progress < self.options.exact_epochs * job.steps_per_epoch
-        warm = progress < self.options.warmup_epochs * job.steps_per_epoch
         try:
             with one_pass():
-                tally = train_step(job, batch, at.step, lr, left, exact, warm)
+                tally = train_step(job, batch, at.step, lr, exact)
             self.tallies.append((at.step + 1, tally))
             self.tallied += len(batch.indices)
         except OutOfMemory:
@@ -224,7 +221,7 @@ class Run:
 
     def check_finite(self) -> None:
         """Raises Diverged on all ranks if one of them has lost its numbers. Collective; only where
-        all ranks have met and have the same buffers."""
+        all ranks have the same buffers."""
         job, at = self.job, self.position
         state = job.precision.full_state(job.model)
         averages = {} if job.ema is None else job.ema.average
@@ -280,10 +277,9 @@ class Run:
         share_buffers(self.job)
         self.check_finite()
         file = None
-        with self.job.agreed():
-            if self.writer is not None:
-                payload = checkpoint.snapshot(self.job, self.position)
-                file = self.writer.save(payload, best, checkpoint.arrival(self.world.device)).name
+        if self.writer is not None:
+            payload = checkpoint.snapshot(self.job, self.position)
+            file = self.writer.save(payload, best, checkpoint.arrival(self.world.device)).name
         own = checkpoint.own_state(self.job, self.position)
         if own is not None and self.own_writer is not None:
             self.own_writer.save(own, best=False, arrived=checkpoint.arrival(self.world.device))

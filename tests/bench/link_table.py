@@ -32,7 +32,7 @@ def planned(sync, nodes, mbit, alone):
     """Seconds a step that `make plan` foresees, where each machine by itself takes `alone`."""
     strategy = strategies.parse(sync)
     rate = formulas.goodput(mbit)
-    return alone + formulas.sync_wait(strategy, nodes, payload(strategy), rate, BACKWARD, alone)
+    return alone + formulas.sync_wait(strategy, nodes, payload(strategy), rate, BACKWARD)
 
 
 def row(case, pairs):

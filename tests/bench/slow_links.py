@@ -21,23 +21,20 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 FORWARD, BACKWARD = 0.04, 0.08  # seconds of an RTX 2080 Ti's step, batch 32, as a stand-in
 ALONE = "none"  # the baseline: the same machines, each for itself
 PORT = 29500
+SKIPPED = 2  # steps before those that are measured
 START_SECONDS, STEP_SECONDS = 300, 1200
 
 
 @dataclass(frozen=True)
 class Case:
     """One cell: so many machines with this strategy on links of `mbit`; `dilation`: by how much
-    all is slower than it would be. `rounds`: how many are measured, after those that are not."""
+    all is slower than it would be. `steps`: how many are measured, after those that are not."""
 
     nodes: int
     sync: str
     mbit: float
     dilation: int
-    rounds: int = 3
-
-    @property
-    def every(self):
-        return 1 if self.sync == ALONE else strategies.parse(self.sync).every
+    steps: int = 3
 
     @property
     def begun(self):
@@ -48,18 +45,7 @@ class Case:
     @property
     def first(self):
         """The mark at which measuring begins."""
-        return self.begun + self.skipped
-
-    @property
-    def skipped(self):
-        """Steps before those that are measured: two rounds, of which the second may be the first
-        that exchanges anything, and makes its tensors."""
-        return 2 * self.every
-
-    @property
-    def steps(self):
-        """Steps that are measured: whole rounds, and at least 3."""
-        return self.every * max(self.rounds, -(-3 // self.every))
+        return self.begun + SKIPPED
 
 
 @dataclass(frozen=True)

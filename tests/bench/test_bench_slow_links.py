@@ -15,28 +15,24 @@ from tests.bench.slow_links import ALONE, CHECKOUT, Case, make_images, measure, 
 NAME = f"bench-{os.getpid()}"
 PAIRS = int(os.environ.get("BENCH_PAIRS", "3"))
 # Each group is measured PAIRS times, its baseline first. Those that code on these cores have time
-# for it at a greater dilation; those of long rounds have a smaller one, or they would take hours.
+# for it at a greater dilation.
 GROUPS = {
     "coded": (
         Case(4, ALONE, 1000, 16),
         Case(4, "ef:2", 1000, 16),
         Case(4, "ef:1.6", 1000, 16),
         Case(4, "powersgd:4", 1000, 16),
-        Case(4, "overlap:6:bf16", 1000, 16),
-        Case(4, "overlap:3:int8", 1000, 16),
     ),
     "two": (
         Case(2, ALONE, 1000, 16),
         Case(2, "bf16", 1000, 16),
         Case(2, "ef:1.6", 1000, 16),
-        Case(2, "overlap:6:bf16", 1000, 16),
     ),
     "three": (
         Case(3, ALONE, 1000, 16),
         Case(3, "bf16", 1000, 16),
         Case(3, "ef:1.6", 1000, 16),
         Case(3, "powersgd:4", 1000, 16),
-        Case(3, "overlap:6:bf16", 1000, 16),
     ),
     "plain": (
         Case(4, ALONE, 1000, 8),
@@ -45,21 +41,12 @@ GROUPS = {
         Case(4, "ef:8", 1000, 8),
         Case(4, "ef:4", 1000, 8),
     ),
-    "rounds": (
-        Case(4, ALONE, 1000, 4),
-        Case(4, "localsgd:8", 1000, 4),
-        Case(4, "diloco:32", 1000, 4),
-    ),
     "slow": (
-        Case(4, ALONE, 100, 4),
-        Case(4, "overlap:43:int8", 100, 4),
         Case(4, ALONE, 100, 8),
         Case(4, "ef:1.6", 100, 8),
         Case(4, "powersgd:4", 100, 8),
     ),
     "slow_two": (
-        Case(2, ALONE, 100, 4),
-        Case(2, "overlap:43:int8", 100, 4),
         Case(2, ALONE, 100, 8),
         Case(2, "ef:1.6", 100, 8),
         Case(2, "powersgd:4", 100, 8),

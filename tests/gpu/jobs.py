@@ -62,10 +62,7 @@ def batches(job, epochs=1, size=None):
 def train(job, fed, begin=0, lr=None):
     """Steps over these batches; the sums of their losses, which stay on the device."""
     rate = job.options.lr if lr is None else lr
-    return [
-        train_step(job, batch, number, rate, left=len(fed) + begin - number)[0]
-        for number, batch in enumerate(fed, begin)
-    ]
+    return [train_step(job, batch, number, rate)[0] for number, batch in enumerate(fed, begin)]
 
 
 def weights(job):

@@ -13,7 +13,7 @@ from trainer.compat import static_graph_in_parts
 # Images of both ranks in a step. The last step of `idle` has two images, all for the first rank.
 SHARES = {"even": (6, 6), "uneven": (7, 5), "idle": (21, 21)}
 LEVELS = {
-    "sync": ("allreduce", "fp16", "ef:8", "localsgd:1"),
+    "sync": ("allreduce", "fp16", "ef:8"),
     "shares": tuple(SHARES),
     "graph": ("usual", "static", "unused"),
     "accumulate": (1, 3),
@@ -26,27 +26,23 @@ NAMES = tuple(LEVELS)
 ROWS = [
     ("fp16", "idle", "unused", 1, "none", "usual", False, True),
     ("allreduce", "uneven", "static", 1, "over ranks", "channels last", True, False),
-    ("localsgd:1", "even", "usual", 3, "none", "usual", True, False),
+    ("allreduce", "even", "usual", 3, "none", "usual", True, False),
     ("ef:8", "even", "usual", 1, "over ranks", "channels last", False, True),
     ("allreduce", "uneven", "static", 3, "none", "usual", False, True),
     ("ef:8", "idle", "unused", 3, "none", "channels last", True, False),
     ("fp16", "uneven", "usual", 1, "over ranks", "usual", False, False),
     ("fp16", "even", "static", 3, "none", "channels last", True, True),
-    ("localsgd:1", "uneven", "unused", 1, "none", "channels last", False, True),
+    ("ef:8", "uneven", "unused", 1, "none", "channels last", False, True),
     ("allreduce", "even", "unused", 1, "over ranks", "usual", False, True),
     ("allreduce", "idle", "usual", 1, "none", "usual", True, True),
     ("ef:8", "uneven", "static", 3, "none", "usual", False, True),
-    ("localsgd:1", "idle", "static", 1, "none", "usual", True, False),
+    ("fp16", "idle", "static", 1, "none", "usual", True, False),
 ]
-# With a static graph torch 1.12 can neither add up micro-batches nor leave a sum out.
-POSSIBLE = [
-    row
-    for row in ROWS
-    if static_graph_in_parts() or row[2] != "static" or (row[3] == 1 and row[0] != "localsgd:1")
-]
+# With a static graph torch 1.12 cannot add up micro-batches.
+POSSIBLE = [row for row in ROWS if static_graph_in_parts() or row[2] != "static" or row[3] == 1]
 # As a share of the way that a weight has come. Sums in fp64 differ by their order alone; of codes,
 # small values wait longest beside large ones until what was left out of them is sent.
-NEAR = {"allreduce": 1e-9, "fp16": 0.01, "ef:8": 0.5, "localsgd:1": 1e-3}
+NEAR = {"allreduce": 1e-9, "fp16": 0.01, "ef:8": 0.5}
 # Batch normalisation over both ranks against that of the whole batch, in each precision.
 PRECISIONS = {"fp64": 1e-9, "fp32": 1e-3, "bf16": 0.25, "O1": 0.15, "O2": 0.15, "O3": 0.35}
 PRECISIONS = {name: PRECISIONS[name] for name in that_torch_has(PRECISIONS)}
@@ -54,12 +50,8 @@ PRECISIONS = {name: PRECISIONS[name] for name in that_torch_has(PRECISIONS)}
 
 def comparable(row):
     """Batch normalisation over ranks sees other samples together than one rank's does where a step
-    has micro-batches, or a rank has none; ranks that train by themselves have none over ranks."""
-    apart = (
-        row.get("sync") == "localsgd:1",
-        row.get("shares") == "idle",
-        row.get("accumulate", 1) > 1,
-    )
+    has micro-batches, or a rank has none."""
+    apart = row.get("shares") == "idle", row.get("accumulate", 1) > 1
     return not (row.get("norm") == "over ranks" and any(apart))
 
 
@@ -83,7 +75,7 @@ def settings(row):
     return SHARES[of["shares"]], {
         "model": f"tests.gpu.models:{model}{'_unused' * (of['graph'] == 'unused')}",
         "sync": of["sync"],
-        # Codes and averages of parameters are of fp32.
+        # Codes are of fp32.
         "precision": "fp64" if of["sync"] in ("allreduce", "fp16") else "fp32",
         "static_graph": of["graph"] == "static",
         "find_unused_parameters": of["graph"] == "unused",
@@ -92,7 +84,6 @@ def settings(row):
         "channels_last": of["format"] == "channels last",
         "checkpoint_activations": of["recomputed"],
         "ema": 0.9 if of["ema"] else 0.0,
-        # What a rank by itself has learned would differ by its momentum.
         "momentum": 0.0,
     }
 

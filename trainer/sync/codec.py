@@ -7,7 +7,7 @@ is a kernel, and the link waits for them (`tests/bench/codec.py` counts kernels 
 
 import dataclasses
 import functools
-from typing import Dict, Union
+from typing import Dict
 
 import torch
 
@@ -87,37 +87,10 @@ def _table(codec: Codec, device: torch.device) -> torch.Tensor:
     return torch.stack(codes, 1).to(device, torch.int8)
 
 
-@dataclasses.dataclass(frozen=True)
-class Plain:
-    """No quantisation: numbers are sent as they are, or rounded to another floating-point type."""
-
-    dtype: torch.dtype
-
-    def coded_bytes(self, values: int) -> int:
-        """Bytes of a row of `values` numbers."""
-        return values * torch.empty(0, dtype=self.dtype).element_size()
-
-    def encode(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of fp32 (R, V) as bytes, always a copy; the rows become what is left out."""
-        coded = rows.to(self.dtype, copy=True)
-        rows.sub_(coded)
-        return coded.view(torch.uint8)
-
-    def decode(self, coded: torch.Tensor, values: int) -> torch.Tensor:
-        return coded.contiguous().view(self.dtype).float()
-
-
 # Keyed by bits per value, without the block scales; 1.6 packs five three-level values into a byte.
 CODECS: Dict[str, Codec] = {
     "8": Codec(levels=127, packed=1, radix=256),
     "4": Codec(levels=7, packed=2, radix=16),
     "2": Codec(levels=1, packed=4, radix=4),
     "1.6": Codec(levels=1, packed=5, radix=3),
-}
-# Keyed by the WIRE of a strategy that averages parameters.
-WIRES: Dict[str, Union[Codec, Plain]] = {
-    "fp32": Plain(torch.float32),
-    "bf16": Plain(torch.bfloat16),
-    "int8": CODECS["8"],
-    "4bit": CODECS["4"],
 }

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from contract.strategies import Strategy
 
-from .base import StepInfo, Sync, kept_tensor, sum_over_ranks
+from .base import Sync, kept_tensor, sum_over_ranks
 from .carrier import Carrier, Stage
 from .machines import Machines
 
@@ -64,12 +64,12 @@ class Feedback(Sync):
         """The number of values of each tensor kept for a bucket; all begin as zeros."""
         raise NotImplementedError
 
-    def before_step(self, info: StepInfo) -> None:
-        self.exact = info.exact
-        if info.scale != self.scale:
+    def before_step(self, scale: float, exact: bool) -> None:
+        self.exact = exact
+        if scale != self.scale:
             for kept in self.kept.values():
-                torch._foreach_mul_(kept.now, info.scale / self.scale)
-            self.scale = info.scale
+                torch._foreach_mul_(kept.now, scale / self.scale)
+            self.scale = scale
 
     def start_sum(self, buffer: torch.Tensor, index: int) -> torch.futures.Future[torch.Tensor]:
         if self.exact:

@@ -7,7 +7,7 @@ of the machine decode the same bytes. Where each machine has one rank, none of t
 
 import dataclasses
 from datetime import timedelta
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, List, Tuple
 
 import torch
 import torch.distributed as dist
@@ -59,10 +59,6 @@ class Machines:
     def several(self) -> bool:
         """Whether any machine has more than one rank."""
         return len(self.nodes) > self.count
-
-    def totals(self, of_ranks: Sequence[int]) -> List[int]:
-        """The total for each machine, from the value of each rank."""
-        return [sum(of_ranks[rank] for rank in ranks) for ranks in self.ranks]
 
     def connected(self, patience: float) -> "Machines":
         """The same with its group, whose collectives time out after `patience` s. Collective."""

@@ -8,14 +8,14 @@ operations that round alike on every machine, so their sums are equal to the bit
 """
 
 import dataclasses
-from typing import Any, List, Tuple, Union
+from typing import Any, List, Tuple
 
 import torch
 
 from contract.strategies import part_of
 
 from .carrier import Stage, gather_parts, swap_parts
-from .codec import Codec, Plain
+from .codec import Codec
 from .feedback import BucketState
 
 
@@ -34,7 +34,7 @@ class Parts:
     state holds what was left out: from all parts by this rank (N x part), and from the sum of its
     own part."""
 
-    codec: Union[Codec, Plain]
+    codec: Codec
     ranks: Tuple[int, ...]
 
     @property

@@ -27,7 +27,7 @@ from trainer.data.augment import Normalise
 from trainer.data.order import epoch_order
 from trainer.ema import Ema
 from trainer.optim import build_optimizer, learning_rate
-from trainer.sync import StepInfo, feedback, local
+from trainer.sync import feedback
 
 own = threading.local()  # `rank` and `wire` of each thread
 
@@ -131,8 +131,7 @@ def wired():
     here["get_world_size"] = lambda *_: own.wire.world
     with ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(dist, **here))
-        for module in (feedback, local):
-            stack.enter_context(mock.patch.object(module, "Carrier", Carrier))
+        stack.enter_context(mock.patch.object(feedback, "Carrier", Carrier))
         yield
 
 
@@ -258,21 +257,19 @@ class Rank:
                 self._end_start()
             # As in trainer/train.py.
             exact = step < self.options.exact_epochs * self.steps_per_epoch
-            left = self.steps_per_epoch - step % self.steps_per_epoch
-            samples = (self.batch,) * self.world
-            self.sync.before_step(StepInfo(step, left, lr, samples, 1.0, exact, warm))
+            self.sync.before_step(1.0, exact)
         taken = self.take()
         outputs = self.model(self.normalise(self.images.train[taken]))
         loss = functional.cross_entropy(outputs, self.images.train_classes[taken])
-        alone = self.sync is None or self.sync.keeps
         self.optimizer.zero_grad(set_to_none=True)
-        (loss if alone else loss / self.world).backward()
-        if self.sync is not None and not alone:
+        (loss / self.world).backward()
+        if self.sync is not None:
             self.sum_gradients()
         self.optimizer.step()
         if self.sync is not None:
             self.sync.after_step(False)
-        self.average(alone)
+        if self.ema is not None:
+            self.ema.update(self.model.state_dict())
         return loss.detach()
 
     def _end_start(self) -> None:
@@ -288,14 +285,6 @@ class Rank:
         flat.copy_(self.sync.hook(None, bucket).wait())
         for one, gradient in zip(self.parameters, bucket.gradients()):
             one.grad.copy_(gradient)
-
-    def average(self, alone: bool) -> None:
-        if self.ema is None:
-            return
-        if self.sync is None or not alone:
-            self.ema.update(self.model.state_dict())
-        elif self.sync.meets:
-            self.ema.update(self.sync.common(self.model.state_dict()), self.sync.covered)
 
     @torch.no_grad()
     def hits(self) -> torch.Tensor:
@@ -323,10 +312,7 @@ def train(
     def rank_main(rank: int) -> Any:
         mine = Rank(options, images, copy.deepcopy(model), world, steps_per_epoch, start)
         loss = mine.train()
-        if world > 1:
-            with mine.sync.agreed():
-                return mine.hits() if rank == 0 else None, loss
-        return mine.hits(), loss
+        return mine.hits() if rank == 0 else None, loss
 
     with wired():
         results = run_ranks(world, rank_main)

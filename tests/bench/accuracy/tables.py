@@ -125,7 +125,7 @@ def seconds(sync: str) -> tuple[float, str]:
     payload = step.payload_for(strategies.parse(sync))
     backward = work * step.backward / step.work
     rate = formulas.goodput(LINK)
-    waited = formulas.sync_wait(strategies.parse(sync), study.NODES, payload, rate, backward, work)
+    waited = formulas.sync_wait(strategies.parse(sync), study.NODES, payload, rate, backward)
     return work + waited, "planned"
 
 
@@ -183,6 +183,7 @@ def measured(found: Runs) -> list[str]:
     order = list(strategies.RULES)
     names = {sync for sync, _ in found if sync not in (ALONE, EXACT) and TWICE not in sync}
     names = {name for name in names if len(differences(found, name, study.EPOCHS)) > 1}
+    names = {name for name in names if strategies.known(name)}  # not those that are gone
     return sorted(names, key=lambda spec: (order.index(spec.split(":")[0]), spec))
 
 

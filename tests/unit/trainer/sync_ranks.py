@@ -8,7 +8,7 @@ import torch.distributed as dist
 from contract.options import Options
 from contract.strategies import MIB, Payload, parse
 from trainer.parallel import wrap
-from trainer.sync import StepInfo, make
+from trainer.sync import make
 from trainer.world import start
 
 WIDTH = 700
@@ -74,9 +74,9 @@ class Steps:
         torch.manual_seed(1000 * step + self.world.rank)
         (model(torch.randn(4, 3).to(self.device)).pow(2).sum() * scale).backward()
 
-    def step(self, number, scale=1.0, spoil=None, exact=False, skipped=False, left=1):
+    def step(self, number, scale=1.0, spoil=None, exact=False, skipped=False):
         """This strategy's sums after one backward."""
-        self.sync.before_step(StepInfo(number, left, 0.1, (4,) * self.world.size, scale, exact))
+        self.sync.before_step(scale, exact)
         if spoil is not None and self.world.rank == 0:
             scale = spoil
         self._backward(self.wrapped, number, scale)

@@ -9,16 +9,15 @@ from trainer.sync import KINDS
 RESNET50 = Payload(25_557_032 * 4)
 
 
-def rule(name, *arguments, wires=()):
+def rule(name, *arguments):
     """An entry that sends a byte a step."""
-    return Rule(name, "", exact=False, sent=lambda *_: 1.0, arguments=arguments, wires=wires)
+    return Rule(name, "", exact=False, sent=lambda *_: 1.0, arguments=arguments)
 
 
 @pytest.fixture
 def made_up(monkeypatch):
     monkeypatch.setitem(RULES, "levels", rule("levels", Argument("BITS", ("8", "1.6"))))
-    rounds = rule("rounds", Argument("H"), Argument("D", default="H"), wires=("fp32", "int8"))
-    monkeypatch.setitem(RULES, "rounds", rounds)
+    monkeypatch.setitem(RULES, "thin", rule("thin", Argument("R"), Argument("D", default="8")))
 
 
 def test_each_entry_has_its_code():
@@ -36,22 +35,20 @@ def test_only_the_sum_in_the_gradients_own_precision_is_called_exact():
 
 
 @pytest.mark.parametrize(
-    ("spec", "whole", "every", "delay"),
+    ("spec", "whole"),
     [
-        ("bf16", "bf16", 1, 0),
-        ("bf16:auto", "bf16", 1, 0),
-        ("bf16:gloo", "bf16:gloo", 1, 0),
-        ("levels:1.6", "levels:1.6", 1, 0),
-        ("rounds:8:8:fp32", "rounds:8", 8, 8),
-        ("rounds:08:int8", "rounds:8:int8", 8, 8),
-        ("rounds:8:2:int8", "rounds:8:2:int8", 8, 2),
+        ("bf16", "bf16"),
+        ("bf16:auto", "bf16"),
+        ("bf16:gloo", "bf16:gloo"),
+        ("levels:1.6", "levels:1.6"),
+        ("thin:08:8", "thin:8"),
+        ("thin:8:2", "thin:8:2"),
     ],
 )
-def test_a_spec_is_a_name_its_arguments_and_a_wire(made_up, spec, whole, every, delay):
+def test_a_spec_is_a_name_and_its_arguments(made_up, spec, whole):
     strategy = parse(spec)
-    assert (strategy.spec, strategy.every, strategy.delay) == (whole, every, delay)
+    assert strategy.spec == whole
     assert parse(whole) == strategy
-    assert strategy.local == (every > 1)
 
 
 @pytest.mark.parametrize(
@@ -62,10 +59,12 @@ def test_a_spec_is_a_name_its_arguments_and_a_wire(made_up, spec, whole, every, 
         ("bf16:gloo:2", "write bf16[:BACKEND]."),
         ("levels", "write levels:BITS."),
         ("levels:3", "BITS is one of 8, 1.6, not '3'"),
-        ("rounds:0", "H is a whole number from 1, not '0'"),
-        ("rounds:8:fp8", "D is a whole number from 1, not 'fp8'"),
-        ("rounds:8:2:int8:fp32", "write rounds:H[:D][:WIRE], WIRE one of fp32, int8."),
-        ("rounds:٣", "not '٣'"),
+        ("thin:0", "R is a whole number from 1, not '0'"),
+        ("thin:8:fp8", "D is a whole number from 1, not 'fp8'"),
+        ("thin:8:2:4", "write thin:R[:D]."),
+        ("thin:٣", "not '٣'"),
+        ("localsgd:8", "--sync localsgd:8: localsgd is no longer there: use ef:1.6."),
+        ("overlap:6:bf16", "overlap is no longer there: use ef:1.6."),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_a_sentence(made_up, spec, words):
@@ -82,7 +81,7 @@ def test_16_bits_are_half_the_bytes_of_a_ring():
 
 
 def test_gpus_of_a_machine_that_sum_among_themselves_send_no_more_than_one():
-    for spec in ("ef:2", "localsgd:8", "overlap:3:int8"):
+    for spec in ("ef:2", "powersgd:4"):
         strategy = parse(spec)
         assert strategy.bytes_per_step(2, RESNET50, gpus=4) == strategy.bytes_per_step(2, RESNET50)
     # A ring over all ranks goes out of each machine once.

@@ -8,7 +8,7 @@ import pytest
 from tests.trainer_ranks import make_images, start_ranks, trainer
 from trainer.sync import carrier
 
-SPECS = ("ef:2", "powersgd:1", "localsgd:2:int8", "overlap:3", "diloco:2")
+SPECS = ("ef:2", "powersgd:1", "ef:1.6", "fp16:gloo")
 ARGV = [
     "--model", "tests.trainer_models:normed", "--precision", "fp32", "--augment", "none",
     "--per_node_batch_size", 8, "--workers", 0, "--epochs", 9, "--sync_warmup", 0,

@@ -1,5 +1,5 @@
-"""Ranks that train by themselves, in whole runs with what else there is: each setting with each
-strategy at least once, and settings in pairs. (O2 and its masters compute on GPUs alone.)"""
+"""Strategies that keep what they leave out, in whole runs with what else there is: each setting
+with each strategy at least once, and settings in pairs. (O2 computes on GPUs alone.)"""
 
 import json
 
@@ -18,15 +18,15 @@ CLIP, PARTS, FP32 = ("--clip_grad_norm", 1), ("--accumulate", 2), ("--precision"
 UNEVEN, EVEN = [2, 1], [1, 1]
 # A strategy, ranks of each machine, settings.
 RUNS = [
-    ("localsgd:2", UNEVEN, (*BF16, *LAST)),
-    ("localsgd:3:bf16", EVEN, (*FP32, *CLIP, *PARTS)),
-    ("overlap:3", EVEN, (*BF16, *CLIP)),
-    ("overlap:2:int8", UNEVEN, (*FP32, *LAST, *PARTS)),
-    ("diloco:2", UNEVEN, (*BF16, *PARTS)),
-    ("diloco:3:4bit", EVEN, (*FP32, *LAST, *CLIP)),
-    pytest.param("localsgd:2", UNEVEN, (*COMPILE, *FP32, *CLIP), marks=pytest.mark.long),
-    pytest.param("overlap:2", EVEN, (*COMPILE, *FP32, *LAST), marks=pytest.mark.long),
-    pytest.param("diloco:2:int8", EVEN, (*COMPILE, *FP32, *PARTS), marks=pytest.mark.long),
+    ("ef:2", UNEVEN, (*BF16, *LAST)),
+    ("powersgd:2", EVEN, (*FP32, *CLIP, *PARTS)),
+    ("ef:8", EVEN, (*BF16, *CLIP)),
+    ("powersgd:1", UNEVEN, (*FP32, *LAST, *PARTS)),
+    ("ef:4", UNEVEN, (*BF16, *PARTS)),
+    ("ef:1.6", EVEN, (*FP32, *LAST, *CLIP)),
+    pytest.param("ef:1.6", UNEVEN, (*COMPILE, *FP32, *CLIP), marks=pytest.mark.long),
+    pytest.param("powersgd:2", EVEN, (*COMPILE, *FP32, *LAST), marks=pytest.mark.long),
+    pytest.param("ef:2", EVEN, (*COMPILE, *FP32, *PARTS), marks=pytest.mark.long),
 ]
 
 

@@ -17,8 +17,7 @@ ARGV = [
 ONES, UNEVEN = [1, 1], [2, 1]
 # Those of all strategies that keep something for each machine; ranks of each machine.
 KEEPING = [
-    ("ef:2", ONES), ("powersgd:1", ONES), ("localsgd:3:int8", ONES), ("overlap:3", ONES),
-    ("overlap:4:2:4bit", ONES), ("diloco:3", ONES), ("ef:2", UNEVEN), ("overlap:3", UNEVEN),
+    ("ef:2", ONES), ("powersgd:1", ONES), ("ef:1.6", UNEVEN), ("powersgd:1", UNEVEN)
 ]  # fmt: skip
 
 

@@ -49,7 +49,11 @@ except SystemExit as end:
 
 @pytest.mark.parametrize(
     ("word", "code", "said"),
-    [("--help", 0, "--epochs"), ("--epoch=3", 2, "trainer: unknown option --epoch")],
+    [
+        ("--help", 0, "--epochs"),
+        ("--epoch=3", 2, "trainer: unknown option --epoch"),
+        ("--sync-rule=qsr:1", 2, "--sync_rule is no longer there: no strategy has rounds"),
+    ],
 )
 def test_help_and_refused_options_do_not_wait_for_torch(word, code, said):
     command = [sys.executable, "-c", QUICK, word]
