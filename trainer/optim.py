@@ -75,7 +75,9 @@ def load_state(optimizer: torch.optim.Optimizer, state: Dict[str, Any], options:
 def _sizes(state: Dict[str, Any]) -> List[int]:
     """The number of weights in each group; [] where that is not what the state says."""
     groups = state.get("param_groups")
-    lists = [one.get("params") if isinstance(one, dict) else None for one in groups or ()]
+    if not isinstance(groups, list):
+        return []
+    lists = [one.get("params") if isinstance(one, dict) else None for one in groups]
     return [len(one) for one in lists if isinstance(one, list)]
 
 

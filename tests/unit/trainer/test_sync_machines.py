@@ -162,7 +162,7 @@ def test_who_has_no_samples_holds_up_nobody(tmp_path, classes):
     exact = train(few, tmp_path / "exact", [2, 1], *more)
     ours = train(few, tmp_path / "ours", [2, 1], *more, "--sync", "ef:8")
     for name, value in exact.items():
-        assert torch.allclose(value, ours[name], atol=1e-4), name
+        assert torch.allclose(value, ours[name], atol=1e-3), name
 
 
 def test_on_one_machine_sums_are_exact(images, tmp_path):
