@@ -48,9 +48,12 @@ def refuse_batch(images: int, per_node: int, nodes: int) -> None:
     """Raise UserError where not even one step of an epoch could be full."""
     if per_node * nodes > images:
         on = "one machine" if nodes == 1 else f"{nodes} machines"
+        fewer = f"give {images // nodes} or less"
+        if images // nodes < least_batch([1] * nodes):
+            fewer = f"add images{', or take fewer machines' if nodes > 1 else ''}"
         raise UserError(
             f"--per_node_batch_size {per_node} on {on} is {per_node * nodes} images a step, and "
-            f"train/ has {images}: give {images // nodes} or less."
+            f"train/ has {images}: {fewer}."
         )
 
 
