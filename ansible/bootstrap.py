@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
 from planning import errors
+from tools import verbs
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAYBOOK = ROOT / "ansible" / "playbooks" / "bootstrap.yml"
@@ -67,13 +69,11 @@ def machines(inventory, limit):
     # Ansible itself lists the group's members: by lines, child groups and patterns.
     try:
         _, *names = map(str.strip, _ask("ansible", "cluster", "--list-hosts", *words).splitlines())
-    except BootstrapError:  # no such group; the inventory itself was read above
+    except BootstrapError:  # nobody is left; the inventory itself was read above
         names = []
-    found = [machine_of(name, variables.get(name, {})) for name in names]
-    if not found:
-        limited = "" if limit == "all" else f" that --limit {limit} names"
-        raise BootstrapError(f"the inventory has no machine in its group `cluster`{limited}")
-    return found
+    if not names:
+        raise BootstrapError(f"--limit {limit} names no machine of the inventory's group `cluster`")
+    return [machine_of(name, variables.get(name, {})) for name in names]
 
 
 def machine_of(name, variables):
@@ -110,7 +110,9 @@ def _ask(tool, *words):
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, env=environment)
     if done.returncode:
-        raise BootstrapError(f"the inventory cannot be read: {done.stderr.strip()}")
+        said = re.sub(r"^(\[ERROR\]:|ERROR!) ", "", done.stderr.strip())
+        ours = said.startswith("the inventory ")  # vars_plugins/names.py names what is wrong
+        raise BootstrapError(said if ours else f"the inventory cannot be read: {said}")
     return done.stdout
 
 
@@ -309,6 +311,15 @@ def settle_all(found, expected):
     return settled, sentences
 
 
+def complain(text):
+    """On stderr: sentences in the columns of a terminal, and what is indented, to be typed, as it
+    is."""
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
+    for line in text.splitlines():
+        whole = line.startswith(" ") or width is None
+        print(line if whole else verbs.wrapped(line, width), file=sys.stderr)
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Let this control machine into new machines.")
     parser.add_argument("--inventory", help="default: inventory.ini")
@@ -330,11 +341,11 @@ def main(argv=None):
         settled, sentences = settle_all(found, expected)
         users = logins(settled, args.login, ask)
     except BootstrapError as error:
-        print(f"tandem: {error}", file=sys.stderr)
+        complain(f"tandem: {error}")
         return 2
     code = run_playbook(settled, users, args) if settled else 0
     for sentence in sentences:
-        print(f"NOT LET IN: {sentence}", file=sys.stderr)
+        complain(f"NOT LET IN: {sentence}")
     return code or (1 if sentences else 0)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from contract.errors import UserError
 from contract.options import Options as TrainerOptions
 from contract.runs import run_id
-from launcher import folders
+from launcher import folders, told
 from launcher.machines import inventory
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
@@ -162,6 +162,7 @@ def main(options: Options) -> int:
     text = script(options, settings, host, name)
     with folders.writing(path):
         folders.write_whole(path, text, mode=0o600)  # run_env may hold passwords
-    print(f"tandem: wrote {path.relative_to(CHECKOUT)}; nothing was started. To submit it:")
-    print(f"sbatch {path.relative_to(CHECKOUT)}")
+    wrote = path.relative_to(CHECKOUT)
+    told.show(f"wrote {wrote}; nothing was started. To submit it:", sys.stdout)
+    print(f"sbatch {wrote}")
     return 0

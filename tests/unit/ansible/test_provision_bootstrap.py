@@ -59,7 +59,8 @@ def test_machines_of_child_groups_are_machines_of_the_cluster(tmp_path):
 
 
 def test_an_inventory_without_a_cluster_is_named(tmp_path):
-    with pytest.raises(bootstrap.BootstrapError, match="no machine in its group `cluster`"):
+    said = r"^the inventory .* has no hosts in group \[cluster\]: list your machines there\.$"
+    with pytest.raises(bootstrap.BootstrapError, match=said):
         bootstrap.machines(inventory(tmp_path, "[others]\nprinter\n"), "all")
 
 
@@ -182,3 +183,18 @@ def test_a_file_that_is_no_such_file_changes_nothing(
     monkeypatch.setattr(bootstrap, "settle_all", None)  # not reached
     assert bootstrap.main([option, str(path)]) == 2
     assert said in capsys.readouterr().err and "argv" not in handed
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_refusal_fits_the_terminal_and_what_is_to_be_typed_stays_whole(
+    monkeypatch, capsys, terminal
+):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(bootstrap.sys.stderr, "isatty", lambda: terminal)
+    text = bootstrap.NO_SSHD.format(name="pc1", address="192.168.56.111", port=22)
+    bootstrap.complain(f"NOT LET IN: {text}")
+    said = capsys.readouterr().err.splitlines()
+    assert (max(len(line) for line in said if not line.startswith("   ")) <= 60) is terminal
+    assert "    sudo apt install openssh-server" in said and " ".join(said).split() == (
+        f"NOT LET IN: {text}".split()
+    )
