@@ -1,6 +1,7 @@
 """python -m report RUN: makes summary.json, report.txt and report.html, and prints the text.
 
 python -m report plan: predicts the next run (report/plan.py).
+python -m report compare RUN RUN ...: sets runs side by side (report/comparing.py).
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import os
 import resource
 import signal
 import sys
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from contract.errors import UserError
 from report.analysis import Analysis, analyse
+from report.comparing import compare_main
 from report.errors import Parser
+from report.finding import find_run
 from report.layout import printable, printed
 from report.page import render_page
 from report.plan import plan_main
@@ -34,7 +36,8 @@ def main(argv: list[str]) -> int:
     """Returns 0 when the report was made, 2 when the user has to put something right, and 3 when a
     plan has nothing to start from."""
     try:
-        code = plan_main(argv[1:]) if argv[:1] == ["plan"] else report_main(argv)
+        verb = OTHERS.get(argv[0] if argv else "", report_main)
+        code = verb(argv[1:] if verb is not report_main else argv)
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # `| head` has read enough; the files are written
@@ -52,6 +55,9 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         print(f"report: {printable(verbs.keeping(str(error)))}", file=sys.stderr)
         return error.code
+
+
+OTHERS = {"plan": plan_main, "compare": compare_main}
 
 
 def drop_output() -> None:
@@ -76,19 +82,6 @@ def report_main(argv: list[str]) -> int:
         print(embolden(text) if wants_colour() else text, end="")
         print(printed(["", f"Report: {analysis.run.folder / 'report.html'}"]))
     return 0
-
-
-def find_run(name: str) -> Path:
-    """The folder of a run, by its path, the path of a file in it, or its name under runs/. Raises
-    UserError."""
-    path = Path(name)
-    if not path.exists() and (Path("runs") / path).exists():
-        path = Path("runs") / path
-    if path.is_file():  # runs/<id>/report.html, as it was printed
-        path = path.parent
-    if not path.exists() and name == "latest":
-        raise UserError("there is no run yet: `make demo` or `make train` starts one.")
-    return path
 
 
 def write_report(analysis: Analysis, text: str) -> None:

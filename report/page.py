@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
-import jinja2
-
 from report import charts, formulas, tables
 from report.analysis import Analysis, Use, of_attempt
 from report.disk import DiskUse
 from report.heading import setup
 from report.progress import POINTS
 from report.records import CATEGORIES
+from report.templates import render
 from report.text import WORDS
-from report.units import link, percent, seconds, size, three_digits
+from report.units import percent, seconds, three_digits
 
 MOST_RANKS = 16  # rows of a chart
 STEP_PARTS = ("data", "h2d", "forward", "backward", "sync_exposed", "optimizer", "other")
@@ -22,17 +18,8 @@ STEP_PARTS = ("data", "h2d", "forward", "backward", "sync_exposed", "optimizer",
 
 def render_page(analysis: Analysis) -> str:
     """The HTML document, some 100 KB at most, however long the run was."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters.update(
-        seconds=seconds, size=size, percent=percent, link=link, digits=three_digits, bound=bound
-    )
-    return environment.get_template("report.html.j2").render(
+    return render(
+        "report.html.j2",
         analysis=analysis,
         summary=analysis.summary,
         start=analysis.start,
@@ -46,12 +33,6 @@ def render_page(analysis: Analysis) -> str:
         tables=tables,
         disk_hosts=[use.host for use in charted_disks(analysis)],
     )
-
-
-def bound(sentence: str) -> str:
-    """The sentence with its figures bound to their units by no-break spaces."""
-    units = r"%|ms|s|min|h|d|kB|MB|GB|MB/s|[GM]bit/s|images/s|px"
-    return re.sub(rf"(?<=\d) (?=(?:{units})(?![\w/]))|(?<=<) (?=\d)", "\u00a0", sentence)
 
 
 def tiles(analysis: Analysis) -> list[tuple[str, str]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from report.accounting import Accounting
+from report.accounting import Accounting, attempt_numbers, wall_seconds
 from report.files import number
 from report.measure import goes_on, longest_attempt, steady_seconds, warm_step
-from report.records import Run
+from report.records import RankRecord, Run
 
 POINTS = 240  # of a time line: more could not be told apart
 
@@ -16,13 +16,15 @@ POINTS = 240  # of a time line: more could not be told apart
 @dataclass(frozen=True)
 class Epoch:
     """Evaluation after one epoch (counted from 1). top1 and top5 in [0, 1]; the loss on
-    validation images, and the mean over the epoch's training steps."""
+    validation images, and the mean over the epoch's training steps. `seconds`: since the run began,
+    without the time between attempts."""
 
     epoch: int
     top1: float | None
     top5: float | None
     loss: float | None
     train_loss: float | None
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,32 @@ class TimePoint:
 def learning_curve(run: Run) -> list[Epoch]:
     """One Epoch per evaluated epoch; after a restart the later attempt counts."""
     found: dict[int, Epoch] = {}
+    began = beginnings(run)
     for record in run.ranks:
         for line in record.evaluations:
             epoch = number(line.get("epoch"))
             if epoch is not None:
                 top1, top5 = (share_of(line.get(key)) for key in ("top1", "top5"))
-                losses = (number(line.get(key)) for key in ("loss", "train_loss"))
-                found[int(epoch)] = Epoch(int(epoch) + 1, top1, top5, *losses)
+                loss, trained = (number(line.get(key)) for key in ("loss", "train_loss"))
+                seconds = began[record.attempt] + loop_began(record) + line["clock"]
+                found[int(epoch)] = Epoch(int(epoch) + 1, top1, top5, loss, trained, seconds)
     return [found[epoch] for epoch in sorted(found)]
+
+
+def beginnings(run: Run) -> dict[int, float]:
+    """Attempt -> seconds that the attempts before it took."""
+    found, passed = {}, 0.0
+    for attempt in attempt_numbers(run):
+        found[attempt] = passed
+        records = [record for record in run.ranks if record.attempt == attempt]
+        passed += wall_seconds(run, attempt, records)
+    return found
+
+
+def loop_began(record: RankRecord) -> float:
+    """Seconds from the start of an attempt to its first step."""
+    started, began = record.start.get("mono_process"), record.start.get("mono")
+    return 0.0 if started is None or began is None else max(0.0, began - started)
 
 
 def share_of(value: object) -> float | None:

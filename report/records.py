@@ -48,6 +48,8 @@ CATEGORIES = (
 # Of all ranks together, steps that are kept one by one (48 bytes each), and of each rank in an
 # attempt, evaluations. All times are summed up to the last line whatever their number.
 MOST_STEPS, MOST_EVALUATIONS, MOST_RECORDS = 2_000_000, 2000, 4096
+# Of a rank, options and versions, and characters of one.
+MOST_SETTINGS, MOST_NAME = 200, 1000
 
 
 def matrices(value: object) -> list[list[int]] | None:
@@ -70,6 +72,35 @@ def flag(value: object) -> bool | None:
 
 def instructions(value: object) -> Entry | None:
     return only({"onednn_limit": text}, value) if isinstance(value, dict) else None
+
+
+def versions(value: object) -> dict[str, str] | None:
+    """Name -> version."""
+    if not isinstance(value, dict):
+        return None
+    first = list(value.items())[:MOST_SETTINGS]
+    return {name[:MOST_NAME]: one[:MOST_NAME] for name, one in first if isinstance(one, str)}
+
+
+def settings(value: object) -> Entry | None:
+    """The options of the trainer: plain values, short texts and lists of plain values."""
+    if not isinstance(value, dict):
+        return None
+    first = list(value.items())[:MOST_SETTINGS]
+    return {name[:MOST_NAME]: one for name, one in first if plain(one) or plain_list(one)}
+
+
+def plain(value: object) -> bool:
+    return (
+        value is None
+        or isinstance(value, bool)
+        or number(value) is not None
+        or (isinstance(value, str) and len(value) < MOST_NAME)
+    )
+
+
+def plain_list(value: object) -> bool:
+    return isinstance(value, list) and len(value) < MOST_SETTINGS and all(map(plain, value))
 
 
 def options(value: object) -> Entry | None:
@@ -118,6 +149,7 @@ def natural_number(value: object) -> int | None:
 # counts as absent. What is read behind this has its type.
 PLAN: Fields = {
     **dict.fromkeys(("run", "model", "data", "sync", "precision", "precision_why"), text),
+    **dict.fromkeys(("tandem", "git_revision", "git_diff", "code_sha256"), text),
     **{"apart": flag, "epochs": count, "world_size": count, "created_unix": number},
     **{"nodes": nodes, "options": options, "predicted": predicted},
 }
@@ -131,14 +163,15 @@ ATTEMPT: Fields = {
     **{"resumed_samples": number, "first_cause": cause},
 }
 START: Fields = {
-    **dict.fromkeys(("model", "device", "torch", "sync", "precision"), text),
+    **dict.fromkeys(("model", "device", "torch", "python", "cpu", "sync", "precision"), text),
     **dict.fromkeys(("mono_process", "mono"), time_of),
     **dict.fromkeys(
         ("parameters", "gradient_bytes", "bucket_mb", "global_batch", "accumulate", "train_images"),
         positive,
     ),
     **dict.fromkeys(("eval_images", "steps_per_epoch", "image_size", "epochs"), positive),
-    **{"warmup": positive},
+    **{"warmup": positive, "unix": number, "workers": natural_number, "record": natural_number},
+    **{"cores": positive, "versions": versions, "options": settings},
     **{"world_size": count, "matrices": matrices, "instructions": instructions},
 }
 END: Fields = {"mono": time_of, "status": text, "peak_memory_bytes": number, "bad_images": number}
@@ -310,7 +343,8 @@ def fold(record: RankRecord, line: Entry) -> None:
     if kind == "step":
         fold_step(record, line, seconds)
     elif kind == "evaluate" and len(record.evaluations) < MOST_EVALUATIONS:
-        record.evaluations.append(only(EVALUATION, line))
+        clock = sum(record.seconds.values())  # of the loop, when it was evaluated
+        record.evaluations.append({**only(EVALUATION, line), "clock": clock})
     elif kind == "end":
         record.end = only(END, line)
 

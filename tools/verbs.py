@@ -225,6 +225,14 @@ VERBS = {
         "make the report of a run from its files",
         (RUN, Variable("JSON", "--json", "1: print summary.json instead", "switch")),
     ),
+    "compare": Verb(
+        "set runs side by side: what differs, and what came of it",
+        (
+            Variable("RUNS", "--", "2 to 8 runs with spaces between", "words"),
+            Variable("JSON", "--json", "1: print the figures for scripts", "switch"),
+        ),
+        'make compare RUNS="latest latest~1"',
+    ),
     "For changing the code": None,
     "test": Verb("run linters, unit, training and lab tests (the last need root)"),
     "test-unit": Verb("run the unit tests that start no processes"),

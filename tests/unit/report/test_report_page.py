@@ -6,7 +6,8 @@ import pytest
 
 from report import charts
 from report.analysis import analyse
-from report.page import bound, render_page
+from report.page import render_page
+from report.templates import bound
 from report.text import render_text
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
 

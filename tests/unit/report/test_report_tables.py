@@ -107,7 +107,8 @@ def test_memory_bad_images_and_losses_are_shown(tmp_path):
 
 
 def test_a_loss_of_any_size_keeps_its_column():
-    astray = Epoch(epoch=1, top1=0.1, top5=0.5, loss=3.3e24, train_loss=1_898_571_906.8)
+    score = {"epoch": 1, "top1": 0.1, "top5": 0.5, "seconds": 1.0}
+    astray = Epoch(**score, loss=3.3e24, train_loss=1_898_571_906.8)
     assert tables.losses(astray) == ("2e+09", "3e+24")
-    well = Epoch(epoch=1, top1=0.1, top5=0.5, loss=2.291, train_loss=9408.9)
+    well = Epoch(**score, loss=2.291, train_loss=9408.9)
     assert tables.losses(well) == ("9,409", "2.29")

@@ -1,0 +1,183 @@
+"""Several runs side by side: what differs between them, and what came of it."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from contract.errors import UserError
+from contract.runs import RECORD
+from report import differences
+from report.analysis import Analysis, analyse
+from report.differences import Difference
+from report.files import Entry
+from report.measure import Step
+from report.progress import Epoch
+
+LEAST, MOST = 2, 8
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a comparison keeps of a run: its steps, which may be millions, are not in it."""
+
+    name: str
+    settings: dict[str, str]
+    machines: dict[str, str]
+    summary: Entry
+    step: Step | None
+    curve: list[Epoch]
+    hundred_epochs: float | None
+    headline: str  # the verdict in one sentence
+    short: bool  # too short to judge
+
+    @property
+    def images_per_second(self) -> float | None:
+        return self.step.images_per_second if self.step else None
+
+
+@dataclass(frozen=True)
+class Side:
+    """One row of the comparison: a run, or runs of the same settings, whose mean counts. `cause`:
+    why there is none."""
+
+    label: str
+    name: str
+    runs: tuple[Figures, ...]
+    cause: str = ""
+
+    def mean(self, figures: list[float | None]) -> float | None:
+        known = [one for one in figures if one is not None]
+        return statistics.fmean(known) if known else None
+
+    @property
+    def speeds(self) -> list[float]:
+        return [one.images_per_second for one in self.runs if one.images_per_second is not None]
+
+    @property
+    def images_per_second(self) -> float | None:
+        return statistics.fmean(self.speeds) if self.speeds else None
+
+    @property
+    def spread(self) -> float | None:
+        """Half of what is between the slowest and the fastest of its runs, as a part of their
+        mean; None with fewer than two."""
+        if len(self.speeds) < 2:
+            return None
+        return (max(self.speeds) - min(self.speeds)) / 2 / statistics.fmean(self.speeds)
+
+    @property
+    def hundred_epochs(self) -> float | None:
+        return self.mean([one.hundred_epochs for one in self.runs])
+
+    @property
+    def wall(self) -> float | None:
+        return self.mean([one.summary["wall_seconds"] for one in self.runs])
+
+    @property
+    def best_top1(self) -> float | None:
+        return self.mean([one.summary["best_top1"] for one in self.runs])
+
+    def part(self, name: str) -> float | None:
+        """Mean seconds of a part of the step, by its name in Step."""
+        return self.mean([getattr(one.step, name) for one in self.runs if one.step])
+
+    @property
+    def curve(self) -> list[Epoch]:
+        """Of its first run that was evaluated."""
+        return next((scored for one in self.runs if (scored := scores(one.curve))), [])
+
+    @property
+    def short(self) -> bool:
+        return any(one.short for one in self.runs)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    title: str
+    sides: tuple[Side, ...]
+    other_task: list[Difference]  # in which the runs are not comparable
+    settings: list[Difference]
+    machines: list[Difference]
+
+    @property
+    def fastest(self) -> Side | None:
+        known = [side for side in self.sides if side.images_per_second]
+        return max(known, key=lambda side: side.images_per_second or 0.0, default=None)
+
+    @property
+    def level(self) -> float | None:
+        """The top-1 that each evaluated side reached, rounded down to a tenth of a percent."""
+        best = [max(epoch.top1 or 0.0 for epoch in side.curve) for side in self.sides if side.curve]
+        return int(min(best) * 1000) / 1000 if len(best) > 1 else None
+
+
+def scores(curve: list[Epoch]) -> list[Epoch]:
+    return [epoch for epoch in curve if epoch.top1 is not None]
+
+
+def reached(curve: list[Epoch], level: float) -> Epoch | None:
+    """The first epoch after which top-1 was at least so high."""
+    return next((epoch for epoch in curve if (epoch.top1 or 0.0) >= level), None)
+
+
+def label(index: int) -> str:
+    """A to Z, then 27 and so on."""
+    return chr(ord("A") + index) if index < 26 else str(index + 1)
+
+
+def compare(title: str, rows: list[tuple[str, list[Path], str]]) -> Comparison:
+    """`rows`: what to call each, its runs' folders, and why there are none. Raises UserError for a
+    folder that is no run, and for one of another version of the record."""
+    sides = tuple(
+        Side(label(index), name, tuple(figures(folder) for folder in folders), cause)
+        for index, (name, folders, cause) in enumerate(rows)
+    )
+    known = {side.label: side.runs[0] for side in sides if side.runs}
+    settings = differences.differences({key: one.settings for key, one in known.items()})
+    return Comparison(
+        title=title,
+        sides=sides,
+        other_task=[one for one in settings if one.name in differences.TASK],
+        settings=settings,
+        machines=differences.differences({key: one.machines for key, one in known.items()}),
+    )
+
+
+def figures(folder: Path) -> Figures:
+    """Raises UserError."""
+    analysis = analyse(folder)
+    refuse_other_record(analysis)
+    step = analysis.step
+    return Figures(
+        name=folder.resolve().name,
+        settings=differences.settings(analysis),
+        machines=differences.machines(analysis),
+        summary=analysis.summary,
+        # Of the ranks' own means nothing is compared, and the shapes of weights are long.
+        step=step and replace(step, ranks=(), payload=replace(step.payload, matrices=())),
+        curve=analysis.curve,
+        hundred_epochs=analysis.hundred_epochs,
+        headline=headline(analysis),
+        short=analysis.too_short is not None,
+    )
+
+
+def headline(analysis: Analysis) -> str:
+    said = [analysis.failure or ""]
+    said += [analysis.too_short.headline] if analysis.too_short else []
+    said += [analysis.verdict.headline] if analysis.verdict else []
+    return " ".join(filter(None, said))
+
+
+def refuse_other_record(analysis: Analysis) -> None:
+    """Raises UserError for a run whose record may lack settings, or mean something else by them."""
+    found = {r.start.get("record", 1) for r in analysis.run.ranks if r.start} - {RECORD}
+    if found:
+        name = analysis.run.folder.resolve().name
+        raise UserError(
+            f"{name} has version {min(found)} of the record, and runs of version {RECORD} can be "
+            f"compared: `make report RUN={name}` reports on it alone, and a new run of the same "
+            "settings can be compared."
+        )

@@ -1,0 +1,116 @@
+"""What a run was given, and on what it ran: everything that two runs can differ in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import PurePath
+from typing import NamedTuple
+
+from report.analysis import Analysis, last_hosts, world_size
+from report.files import Entry
+from report.network import one_machine
+from report.units import link, three_digits
+
+# Options that say where, or how somebody is told, and change nothing of a run's figures.
+NO_SETTINGS = {"config", "output", "local_rank", "spawn", "resume", "progress", "data"}
+# Of other runs than these neither speed nor accuracy says anything about one another.
+TASK = ("model", "data", "training images", "validation images")
+UNKNOWN = "not recorded"
+
+
+class Difference(NamedTuple):
+    """One thing in which runs differ: each value, with the labels of the runs that have it."""
+
+    name: str
+    values: list[tuple[str, list[str]]]
+
+    def words(self) -> str:
+        return "; ".join(f"{value} ({', '.join(labels)})" for value, labels in self.values)
+
+
+def differences(of: Mapping[str, Mapping[str, str]]) -> list[Difference]:
+    """`of`: label -> name -> value. What all have in common is left out."""
+    names = dict.fromkeys(name for values in of.values() for name in values)
+    found = []
+    for name in names:
+        labels: dict[str, list[str]] = {}
+        for label, values in of.items():
+            labels.setdefault(values.get(name, UNKNOWN), []).append(label)
+        if len(labels) > 1:
+            found.append(Difference(name, list(labels.items())))
+    return found
+
+
+def settings(analysis: Analysis) -> dict[str, str]:
+    """Name -> value, the task first, then what is asked most, then the other options."""
+    run, start = analysis.run, analysis.start
+    options: Entry = start.get("options", {})
+    named: dict[str, object] = {
+        "model": start.get("model") or run.plan.get("model"),
+        "data": run.plan.get("data") or PurePath(str(options.get("data") or UNKNOWN)).name,
+        "training images": start.get("train_images"),
+        "validation images": start.get("eval_images"),
+        "machines": len(last_hosts(run)),
+        "ranks": world_size(run),
+        "epochs": start.get("epochs") or run.plan.get("epochs"),
+        "batch of all ranks": start.get("global_batch"),
+        "image_size": start.get("image_size"),
+        **{name: start.get(name) for name in ("precision", "sync", "accumulate", "workers")},
+        "bucket_mb": start.get("bucket_mb"),
+    }
+    found = {name: words(value) for name, value in named.items() if value is not None}
+    rest = {n: words(v) for n, v in options.items() if n not in NO_SETTINGS and n not in found}
+    code = {"code": code_of(run.plan)} if run.plan.get("code_sha256") else {}
+    return {**found, **rest, **code}
+
+
+def machines(analysis: Analysis) -> dict[str, str]:
+    """Name -> value, over all ranks of the attempt that the figures are of."""
+    run = analysis.run
+    attempt = analysis.step.attempt if analysis.step else 1
+    starts = {r.host: r.start for r in run.ranks if r.attempt == attempt and r.start}
+    links = {use.host: link(use.speed_mbit) for use in analysis.networks if use.speed_mbit}
+    found = {
+        "machines": ", ".join(last_hosts(run)),
+        "between them": "nothing: one PC" if one_machine(run) else "a network",
+        "device": counted(start.get("device") for start in starts.values()),
+        "processor": counted(start.get("cpu") for start in starts.values()),
+        "cores": counted(start.get("cores") for start in starts.values()),
+        "network card": counted(links.values()),
+        "python": counted(start.get("python") for start in starts.values()),
+        "torch": counted(start.get("torch") for start in starts.values()),
+    }
+    names = dict.fromkeys(name for start in starts.values() for name in start.get("versions", {}))
+    for name in names:
+        found[name] = counted(start.get("versions", {}).get(name) for start in starts.values())
+    found["oneDNN limited to"] = counted(
+        start.get("instructions", {}).get("onednn_limit") for start in starts.values()
+    )
+    return {name: value for name, value in found.items() if value}
+
+
+def counted(values: Iterable[object]) -> str:
+    """`GeForce RTX 3090`, or `3 x GeForce RTX 3090 and 1 x GeForce RTX 2080 Ti`; "" for none."""
+    counts = Counter(words(value) for value in values if value is not None)
+    if len(counts) < 2:
+        return next(iter(counts), "")
+    return " and ".join(f"{count} x {value}" for value, count in counts.most_common())
+
+
+def code_of(plan: Entry) -> str:
+    """The commit, if there was one and nothing was changed since; else the code's own hash."""
+    revision = str(plan.get("git_revision") or "")[:10]
+    if revision and not plan.get("git_diff"):
+        return revision
+    return f"{revision} changed, {str(plan['code_sha256'])[:10]}".removeprefix(" changed, ")
+
+
+def words(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list):
+        return " ".join(map(words, value))
+    if isinstance(value, float):
+        return f"{value:g}" if abs(value) < 1e6 else three_digits(value)
+    return "default" if value is None else str(value) or "none"
