@@ -1,88 +1,199 @@
 """What to change, and what that would give. Formulas: formulas.py and docs/report.md.
 
-Every prediction takes the measured step and replaces only the part that the change affects. Nothing
-is predicted from what the run did not measure.
+All predictions are of one model: a step is the sum of its parts (Situation), each remedy changes
+one part, and remedies of different parts add up. Nothing is predicted from what the run did not
+measure.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Optional
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from contract import prices, strategies
 from report import formulas
 from report.bottleneck import WAIT, parts
-from report.files import Entry
+from report.files import Entry, number
 from report.measure import Step, slowest
 
 # Predicted gains below this are within the noise of a measurement.
 WORTH = 1.03
+# Saving that takes less of the time is left out of the model.
+SAVING = 0.1
 # One core decodes 660 images/s of 500x375 JPEG and 1018/s of a copy with a short side of 256
 # (docs/report.md).
 SMALL_COPY_DECODES = 1018 / 660
 # An image of that copy has 27 KB instead of 65 KB.
 SMALL_COPY_READS = 65 / 27
 LINKS = ((2500, "2.5 Gbit/s"), (10000, "10 Gbit/s"))
-# What to change, the images/s predicted for it, and the images/s to compare with (None: today's).
-Change = tuple[str, float, Optional[float]]
 
 
-def advise(step: Step | None, cause: str, image_size: float | None) -> list[Entry]:
-    """List of {change, predicted_images_per_second}, best first; empty when nothing would help."""
+@dataclass(frozen=True)
+class Situation:
+    """The mean step as its parts, in seconds. `loader`: what the loader needs for the images of a
+    step, where it is what training waits for; else it is 0, and `data` is waited for."""
+
+    images: float
+    work: float
+    data: float
+    loader: float
+    network: float
+    peers: float
+    saving: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.work + self.data + self.network + self.peers, self.loader) + self.saving
+
+    @property
+    def images_per_second(self) -> float:
+        return self.images / self.seconds
+
+
+Changed = Callable[[Situation], Situation]
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """`part`: which part of the step it changes, by `changed`; "" for one that goes with no other.
+    `words` and `args`: what to type for it; neither where it is not typed. `money`: what it costs
+    besides time."""
+
+    change: str
+    part: str
+    predicted: float
+    changed: Changed | None = None
+    words: dict[str, object] = field(default_factory=dict)
+    args: tuple[str, ...] = ()
+    money: bool = False
+
+
+@dataclass(frozen=True)
+class Advice:
+    """`now`: images/s by the same model. The remedies: free ones first, the largest gain first;
+    `together`: what the best free ones of several parts give at once."""
+
+    now: float
+    remedies: tuple[Remedy, ...] = ()
+    together: Remedy | None = None
+
+
+NONE = Advice(0.0)
+
+
+def advise(step: Step | None, cause: str, start: Entry) -> Advice:
+    """`start`: a rank's start line."""
     if step is None or step.seconds <= 0:
-        return []
-    found: list[Change] = []
-    if step.world > 1:
-        found += network_advice(step) + fewer_nodes(step) + straggler_advice(step)
-    found += data_advice(step, cause, image_size) + checkpoint_advice(step)
-    now = step.images_per_second
-    gains = sorted(
-        (predicted / (base or now), change, predicted) for change, predicted, base in found
+        return NONE
+    now = situation(step, cause)
+    found: list[Remedy] = []
+    if step.world > 1 and not step.shared_machine:
+        found += network_advice(step, now, start)
+        found += fewer_nodes(step, now) + straggler_advice(step, now)
+    found += data_advice(now, cause, start) + checkpoint_advice(now, start)
+    worth = [one for one in found if one.predicted > WORTH * now.images_per_second]
+    ranked = sorted(worth, key=lambda one: (one.money, -one.predicted))
+    return together(Advice(now.images_per_second, tuple(ranked)), now)
+
+
+def situation(step: Step, cause: str) -> Situation:
+    late = cause.startswith("data")
+    return Situation(
+        images=step.images,
+        work=step.work - step.data,
+        data=0.0 if late else step.data,
+        loader=step.seconds if late else 0.0,
+        network=step.network,
+        peers=step.peers,
+        saving=step.checkpoint if parts(step)["checkpoint"] >= SAVING else 0.0,
     )
-    return [
-        {"change": change, "predicted_images_per_second": round(predicted, 1)}
-        for gain, change, predicted in reversed(gains)
-        if gain > WORTH
-    ]
 
 
-def network_advice(step: Step) -> list[Change]:
+def together(advice: Advice, now: Situation) -> Advice:
+    """With the best free remedy of each part, where two or more of them add up."""
+    best: dict[str, tuple[int, Remedy]] = {}
+    for place, one in enumerate(advice.remedies, 1):
+        if one.changed is not None and not one.money:
+            best.setdefault(one.part, (place, one))
+    words: dict[str, object]
+    args: tuple[str, ...]
+    then, words, args = now, {}, ()
+    for _, one in best.values():
+        assert one.changed is not None
+        then = one.changed(then)
+        words.update(one.words)
+        args += one.args
+    most = max((one.predicted for _, one in best.values()), default=0.0)
+    if len(best) < 2 or then.images_per_second < WORTH * most:
+        return advice
+    places = tuple(place for place, _ in best.values())
+    typed = all(one.words or one.args for _, one in best.values())
+    change = f"{', '.join(map(str, places[:-1]))} and {places[-1]} together"
+    if not typed:
+        words, args = {}, ()
+    sum_of = Remedy(change, "", then.images_per_second, words=words, args=args)
+    return replace(advice, together=sum_of)
+
+
+def remedy(now: Situation, change: str, part: str, changed: Changed, **more: object) -> Remedy:
+    predicted = changed(now).images_per_second
+    return Remedy(change, part, predicted, changed, **more)  # type: ignore[arg-type]
+
+
+def network_advice(step: Step, now: Situation, start: Entry) -> list[Remedy]:
     """Another strategy, a faster link, a larger batch between two exchanges."""
     if step.network <= 0 or not step.payload.bytes or step.strategy is None:
         return []
-    found: list[Change] = []
-    rest = step.seconds - step.network
+    found: list[Remedy] = []
     if step.rate and not step.one_machine:
-        found += strategy_advice(step, rest)
+        found += strategy_advice(step, now)
         for mbit, name in LINKS:
             rate = formulas.goodput(mbit)
             if rate > 1.5 * step.rate:
-                found.append(
-                    (
-                        f"network cards and switch of {name}",
-                        step.images / (rest + (step.wait(step.strategy, step.nodes, rate) or 0.0)),
-                        None,
-                    )
-                )
-    twice = 2 * step.work + 2 * step.peers + step.network
-    found.append(
-        (
-            "twice the BATCH per node (--accumulate 2 if memory is short): half as many exchanges",
-            2 * step.images / twice,
-            None,
-        )
-    )
+                wait = calibrated(step, step.wait(step.strategy, step.nodes, rate) or 0.0)
+                change = f"network cards and switch of {name}"
+                found.append(remedy(now, change, "network", waiting(wait), money=True))
+    batch = round((number(start.get("global_batch")) or step.images) / step.nodes)
+    change = "twice the BATCH per node (--accumulate 2 if memory is short): half as many exchanges"
+    found.append(remedy(now, change, "batch", twice_the_batch, words={"BATCH": 2 * batch}))
     return found
 
 
-def strategy_advice(step: Step, rest: float) -> list[Change]:
+def waiting(seconds: float) -> Changed:
+    """A step that waits so long for the network."""
+    return lambda then: replace(then, network=seconds)
+
+
+def twice_the_batch(then: Situation) -> Situation:
+    """All but the exchange is of twice the images."""
+    return Situation(
+        images=2 * then.images,
+        work=2 * then.work,
+        data=2 * then.data,
+        loader=2 * then.loader,
+        network=then.network,
+        peers=2 * then.peers,
+        saving=2 * then.saving,
+    )
+
+
+def calibrated(step: Step, wait: float) -> float:
+    """A wait by formula, where the formula's own for this run may differ from what was measured:
+    the rate that follows from the wait is bounded by what the card can do and was seen to do."""
+    if step.strategy is None or not step.rate:
+        return wait
+    said = step.wait(step.strategy, step.nodes, step.rate)
+    return wait * step.network / said if said else wait
+
+
+def strategy_advice(step: Step, now: Situation) -> list[Remedy]:
     """Of the strategies not used, the fastest over a run of as many epochs, its warm-up included,
-    or where this one was all warm-up after it; `rest`: a step without waiting."""
-    rate = step.rate
+    or where this one was all warm-up after it."""
+    rate, rest = step.rate, step.seconds - step.network
     if rate is None:
         return []
     waits = [
-        (waited, strategy)
+        (calibrated(step, waited), strategy)
         for strategy in prices.advised()
         if strategy != step.strategy
         and (waited := step.wait(strategy, step.nodes, rate)) is not None
@@ -93,40 +204,45 @@ def strategy_advice(step: Step, rest: float) -> list[Change]:
         phases, exact = step.phases, step.wait(strategies.parse(strategies.EXACT), step.nodes, rate)
     else:
         phases, exact = replace(step.phases, warmup=0), 0.0
+    exact = calibrated(step, exact or 0.0)
     means = [
-        (phases.mean(strategy, rest + waited, rest + (exact or 0.0)), strategy)
-        for waited, strategy in waits
+        (phases.mean(strategy, rest + waited, rest + exact), strategy) for waited, strategy in waits
     ]
     seconds, best = min(means, key=lambda pair: pair[0])
     how = f"SYNC={best.spec}"
+    args: tuple[str, ...] = ()
     if step.asked is not None and best.rule.warms:
         how += " with more EPOCHS, or with ARGS='--sync_warmup 0'"
+        args = ("--sync_warmup", "0")
     change = f"{how}: {best.rule.text} (accuracy: {prices.label_of(best)})"
-    return [(change, step.images / seconds, None)]
+    wait = waiting(seconds - rest)
+    return [remedy(now, change, "network", wait, words={"SYNC": best.spec}, args=args)]
 
 
-def fewer_nodes(step: Step) -> list[Change]:
+def fewer_nodes(step: Step, now: Situation) -> list[Remedy]:
     """The best of all smaller numbers of nodes, where one would be faster."""
     if step.shared_machine or not step.rate or step.strategy is None:
         return []
-    best = max(((nodes_rate(step, nodes), nodes) for nodes in range(1, step.nodes)), default=None)
+    best = max(((nodes_rate(step, now, n), n) for n in range(1, step.nodes)), default=None)
     if best is None:
         return []
     predicted, nodes = best
     name = "one machine alone" if nodes == 1 else f"{nodes} machines"
-    return [(f"NODES={nodes}: {name} instead of {step.nodes}", predicted, None)]
+    change = f"NODES={nodes}: {name} instead of {step.nodes}"
+    return [Remedy(change, "", predicted, words={"NODES": nodes})]
 
 
-def nodes_rate(step: Step, nodes: int) -> float:
+def nodes_rate(step: Step, now: Situation, nodes: int) -> float:
     """Images per second of `nodes` of these machines with the same batch per node."""
     world = max(1, round(step.world * nodes / step.nodes))
     waited = 0.0
     if nodes > 1 and step.strategy is not None and step.rate is not None:
-        waited = step.wait(step.strategy, nodes, step.rate) or 0.0
-    return step.images * world / step.world / (step.work + waited)
+        waited = calibrated(step, step.wait(step.strategy, nodes, step.rate) or 0.0)
+    images = now.images * world / step.world
+    return replace(now, images=images, network=waited, peers=0.0).images_per_second
 
 
-def straggler_advice(step: Step) -> list[Change]:
+def straggler_advice(step: Step, now: Situation) -> list[Remedy]:
     """Leaving out the machine that the others wait for."""
     last, others = slowest(step)
     if step.nodes < 3 or step.shared_machine or last.own < (1 + WAIT) * others:
@@ -135,55 +251,48 @@ def straggler_advice(step: Step) -> list[Change]:
     if kept <= 0:
         return []
     own = max(rank.own for rank in step.ranks if rank.host != last.host)
-    predicted = step.images * kept / step.world / (own + step.network)
-    return [(f"train without {last.host}, or repair it", predicted, None)]
+    images = now.images * kept / step.world
+    then = replace(now, images=images, work=own, data=0.0, loader=0.0, peers=0.0)
+    return [Remedy(f"train without {last.host}, or repair it", "", then.images_per_second)]
 
 
-def data_advice(step: Step, cause: str, image_size: float | None) -> list[Change]:
-    """Smaller copies of large images; images on each node's own disk."""
+def data_advice(now: Situation, cause: str, start: Entry) -> list[Remedy]:
+    """Smaller copies of large images; more loaders; images on each node's own disk."""
     if not cause.startswith("data"):
         return []
-    found: list[Change] = []
-    if image_size and image_size >= 128:
+    found: list[Remedy] = []
+    if (number(start.get("image_size")) or 0) >= 128:
         factor = SMALL_COPY_DECODES if cause == "data_decode" else SMALL_COPY_READS
-        seconds = formulas.faster_loading(step.seconds, step.data, factor)
-        found.append(
-            (
-                "copy the images once with a short side of 256 pixels (taken to be 500x375 now)",
-                step.images / seconds,
-                None,
-            )
-        )
+        change = "copy the images once with a short side of 256 pixels (taken to be 500x375 now)"
+        found.append(remedy(now, change, "data", loading(factor)))
     if cause == "data_decode":
-        seconds = formulas.faster_loading(step.seconds, step.data, 2)
-        found.append(
-            (
-                "twice the loader processes (--workers), if that many cores are idle",
-                step.images / seconds,
-                None,
-            )
-        )
+        workers = number(start.get("workers"))
+        args = ("--workers", f"{2 * workers:.0f}") if workers else ()
+        change = "twice the loader processes (--workers), if that many cores are idle"
+        found.append(remedy(now, change, "data", loading(2), args=args))
     if cause == "data_share":
-        found.append(
-            (
-                "images on each machine's own disk instead of the share, if that disk keeps up",
-                step.images / (step.seconds - step.data),
-                None,
-            )
-        )
+        change = "images on each machine's own disk instead of the share, if that disk keeps up"
+        found.append(remedy(now, change, "data", lambda then: replace(then, loader=0.0)))
     return found
 
 
-def checkpoint_advice(step: Step) -> list[Change]:
-    """Saving half as often. Compared with images per second that count the time for saving."""
-    if parts(step)["checkpoint"] < 0.1:
+def loading(factor: float) -> Changed:
+    """A loader that is so many times as fast."""
+    return lambda then: replace(then, loader=then.loader / factor)
+
+
+def checkpoint_advice(now: Situation, start: Entry) -> list[Remedy]:
+    """Saving half as often."""
+    if not now.saving:
         return []
-    now = step.images / (step.seconds + step.checkpoint)
-    predicted = step.images / (step.seconds + step.checkpoint / 2)
+    every = number(start.get("options", {}).get("checkpoint_every")) or start.get("steps_per_epoch")
+    args = ("--checkpoint_every", f"{2 * every:.0f}") if every else ()
     return [
-        (
-            f"save half as often (--checkpoint_every; now {now:.1f} images/s with saving counted)",
-            predicted,
+        remedy(
             now,
+            "save half as often (--checkpoint_every)",
+            "saving",
+            lambda then: replace(then, saving=then.saving / 2),
+            args=args,
         )
     ]

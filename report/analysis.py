@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from report.accounting import Accounting, account, attempt_numbers
-from report.advice import advise
+from report.advice import NONE, Advice, Remedy, advise
 from report.bottleneck import bottleneck
+from report.command import own_args, train_line
 from report.disk import DiskUse, ShareUse, disk_use, share_use
 from report.files import Entry, dicts, number, open_record
 from report.gpu import GpuUse, gpu_use
@@ -56,6 +57,7 @@ class Analysis:
     verdict: Verdict | None  # None where the run was too short
     failure: str | None  # the sentence before the verdict when the run did not finish
     too_short: TooShort | None  # what is said in the place of the verdict
+    advice: Advice
     disks: list[DiskUse]
     shares: list[ShareUse]
     networks: list[NetworkUse]
@@ -80,8 +82,8 @@ def analyse(folder: Path) -> Analysis:
     used = of_attempt(step, disks), of_attempt(step, shares)
     cause = "none" if short else bottleneck(step, *used)
     summary["bottleneck"] = cause
-    size = number(start.get("image_size"))
-    summary["advice"] = [] if short else advise(step, cause, size)
+    advice = NONE if short else advise(step, cause, start)
+    summary["advice"] = [told(run, one) for one in (*advice.remedies, advice.together) if one]
     summary["predicted"] = predicted_of(run)
     gpus = gpu_use(run)
     failure = headline_of(summary["status"], summary["first_cause"])
@@ -94,6 +96,7 @@ def analyse(folder: Path) -> Analysis:
         verdict=None if short else verdict(cause, step, *used),
         failure=failure,
         too_short=short,
+        advice=advice,
         disks=disks,
         shares=shares,
         networks=[] if one_machine(run) else networks,
@@ -104,6 +107,18 @@ def analyse(folder: Path) -> Analysis:
         hundred_epochs=hundred_epochs(run, accounting),
         notes=missing_notes(run, gpus),
     )
+
+
+def told(run: Run, remedy: Remedy) -> Entry:
+    """A remedy in summary.json."""
+    typed = remedy.words or remedy.args
+    line = train_line(run, remedy.words, [*own_args(run), *remedy.args]) if typed else None
+    return {
+        "change": remedy.change,
+        "predicted_images_per_second": round(remedy.predicted, 1),
+        "command": line,
+        "costs_money": remedy.money,
+    }
 
 
 def predicted_of(run: Run) -> Entry | None:

@@ -224,10 +224,11 @@ def advice_chart(analysis: Analysis) -> str:
     advice = analysis.summary["advice"]
     if not advice or analysis.step is None:
         return ""
-    rows = [("now", analysis.step.images_per_second, "other")]
+    places = len(analysis.advice.remedies)
+    rows = [("now", analysis.advice.now, "other")]
     rows += [
-        (f"{index}.", item["predicted_images_per_second"], "forward")
-        for index, item in enumerate(advice, 1)
+        (f"{i}." if i <= places else "together", item["predicted_images_per_second"], "forward")
+        for i, item in enumerate(advice, 1)
     ]
     said = "Images per second: " + ", ".join(f"{name} {three_digits(v)}" for name, v, _ in rows)
     return charts.bars(rows, "/s", said + ".")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import shlex
 from dataclasses import dataclass
 
 from contract import defaults
+from report.command import train_line
 from report.measure import Step
 from report.records import Run
 from report.units import seconds
-from tools import verbs
 
 # In a shorter run caches, clocks and connections still warm up, and one disturbance decides.
 ENOUGH = 30.0
@@ -18,11 +17,6 @@ ENOUGH = 30.0
 AIM = 60.0
 # ResNet-50's gradients and arithmetic are those of real work; the demo's network has 1/250 of them.
 LONG_ENOUGH = {"MODEL": "resnet50", "EPOCHS": 10}
-# Options of the launcher that are kept, under the names that make has for them.
-KEPT = (
-    *("inventory", "model", "data", "batch", "precision", "sync"),
-    *("max_restarts", "min_nodes", "queue", "force", "keep"),
-)
 
 
 @dataclass(frozen=True)
@@ -58,21 +52,12 @@ def of_demo(run: Run) -> bool:
 
 def longer(run: Run, epochs: int, measured: float) -> str:
     """The same run for long enough; for the demo's network one whose cost is that of real work."""
-    nodes = len(run.plan.get("nodes") or []) or len(run.hosts)
-    options = run.plan.get("options")
-    if not isinstance(options, dict):
-        return f"python -m trainer ... --epochs {enough(epochs, measured)}"
-    words: dict[str, object] = {"NODES": nodes}
-    for name in KEPT:
-        value = options.get(name)
-        if value and value != defaults.INVENTORY:
-            words[name.upper()] = 1 if value is True else value
+    words: dict[str, object] = {"EPOCHS": enough(epochs, measured)}
+    args: list[str] | None = None
     if of_demo(run):
-        words.update(LONG_ENOUGH)
-    else:
-        words["EPOCHS"] = enough(epochs, measured)
-        words["ARGS"] = shlex.join(map(str, options.get("trainer") or ()))
-    return verbs.line("train", **words)
+        words, args = {**LONG_ENOUGH}, []
+    line = train_line(run, words, args)
+    return line or f"python -m trainer ... --epochs {enough(epochs, measured)}"
 
 
 def enough(epochs: int, measured: float) -> int:

@@ -31,6 +31,7 @@ def render_text(analysis: Analysis) -> str:
     sections = (
         heading_section,
         verdict_section,
+        advice_section,
         time_section,
         step_section,
         disk_section,
@@ -40,7 +41,6 @@ def render_text(analysis: Analysis) -> str:
         rank_section,
         curve_section,
         attempt_section,
-        advice_section,
         note_section,
     )
     blocks = [section(analysis) for section in sections]
@@ -235,16 +235,21 @@ def attempt_section(analysis: Analysis) -> list[str]:
 
 
 def advice_section(analysis: Analysis) -> list[str]:
-    """What to change, the best first."""
-    advice, step = analysis.summary["advice"], analysis.step
-    if not advice or step is None:
+    """What to do: the best that costs no money first, with its command; then the others."""
+    advice, listed = analysis.advice, analysis.summary["advice"]
+    if not listed:
         return []
-    now = step.images_per_second
-    lines = [f"WHAT TO CHANGE  (predicted images/s; now {three_digits(now)} in a mean step)"]
-    for item in advice:
+    lines = [f"WHAT TO DO  (predicted images/s; now {three_digits(advice.now)})"]
+    for place, item in enumerate(listed, 1):
         figure = three_digits(item["predicted_images_per_second"])
-        lines += wrap(item["change"], " " * 11, f"  {figure:>7}  ")
-    return lines + wrap("Predictions from the measured step, one change each: docs/report.md.")
+        gain = item["predicted_images_per_second"] / advice.now
+        money = " (costs money)" if item["costs_money"] else ""
+        number = "  " if place > len(advice.remedies) else f"{place}."
+        said = f"{figure} ({gain:.2f} x): {item['change']}{money}"
+        lines += wrap(said, " " * 5, f"  {number} ")
+        if item["command"] and (place == 1 or place > len(advice.remedies)):
+            lines += layout.command(item["command"])
+    return lines + wrap("Predictions of one model, from the measured step: docs/report.md.")
 
 
 def note_section(analysis: Analysis) -> list[str]:

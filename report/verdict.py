@@ -41,7 +41,18 @@ def verdict(cause: str, step: Step | None, disks: list[DiskUse], shares: list[Sh
         "none": spread,
     }
     headline, because = writers[cause](step, disks, shares)
-    return Verdict(headline, (*warm_up(step), *because, *page_cache(cause, step, disks)))
+    said = (*demo(step), *warm_up(step), *because, *page_cache(cause, step, disks))
+    return Verdict(headline, said)
+
+
+def demo(step: Step) -> list[str]:
+    """What machines that are none are good for."""
+    if not step.shared_machine:
+        return []
+    return [
+        f"The {step.nodes} machines of this run are processes of one PC and share its cores and "
+        "its memory: nothing of it holds for a network, or for how much faster more machines are."
+    ]
 
 
 def warm_up(step: Step) -> list[str]:
@@ -199,8 +210,8 @@ def straggler(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Findi
         )
     why = max(last.seconds, key=lambda name: excess(step, last, name))
     return (
-        f"One machine holds up the others: they wait {waits} of each step for {last.host} "
-        f"(rank {last.rank}).",
+        f"One {'process' if step.shared_machine else 'machine'} holds up the others: they wait "
+        f"{waits} of each step for {last.host} (rank {last.rank}).",
         [
             f"{last.host} needs {seconds(last.own)} of its own for a step, the median of the "
             f"others {seconds(others)}; most of the difference is `{why}`."

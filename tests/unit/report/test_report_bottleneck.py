@@ -104,7 +104,7 @@ def test_what_gpus_of_one_machine_wait_for_is_no_matter_of_its_card():
     """Sums within it leave by no cable, whatever else its counters saw."""
     step = dataclasses.replace(STEP, nodes=1, world=4, network=0.1, rate=None)
     assert real_rate(step, []) is None
-    assert not any("SYNC" in item["change"] for item in advise(step, "network", 224))
+    assert not any("SYNC" in one.change for one in advise(step, "network", {}).remedies)
 
 
 def test_machines_of_several_gpus_wait_for_what_one_of_each_sends():
