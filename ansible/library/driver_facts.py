@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible.module_utils.apt import broken, reason
 from ansible.module_utils.commands import outcome, output, read
 from ansible.module_utils.kernels import numbers, waiting_kernel
 
@@ -148,8 +149,7 @@ def archive(pin, simulate, installed):
     branch, as packages() has it. {} if nothing was simulated: "uninstallable": {package, or
     packages that go together: why} of the drivers among them, since an archive may have a driver
     and lack what it depends on; "prebuilt": {packages that go together: modules and kernels that
-    come with them} of drivers with signed modules for the kernel's series; "broken": why apt would
-    install none, None if it would.
+    come with them} of drivers with signed modules for the kernel's series.
     """
     names = {name for name in said("apt-cache", "pkgnames").split() if OFFERED.match(name)}
     names |= {name for name in installed["packages"] if name.startswith("linux-")}
@@ -166,8 +166,7 @@ def archive(pin, simulate, installed):
         signed = prebuilt(found, installed["kernel_series"])
         asked = sorted(whole) + signed if simulate else []
         answers = dict.fromkeys(asked, ([], None))
-        why = broken() if asked else None
-        if why:
+        if asked and broken():  # no word against any of these
             asked = []
         with ThreadPoolExecutor(max_workers=4) as pool:
             answers.update(zip(asked, pool.map(lambda way: simulated(way.split(), option), asked)))
@@ -175,7 +174,6 @@ def archive(pin, simulate, installed):
         "offered": found,
         "offered_transitional": leading,
         "uninstallable": {way: why for way, (_, why) in answers.items() if why},
-        "broken": why,
         "prebuilt": {way: answers[way][0] for way in signed if way in answers},
     }
 
@@ -208,23 +206,6 @@ def transitional(option, names):
     return found
 
 
-def broken():
-    """What apt says of installed packages that lack what they depend on; None if they are whole.
-
-    An installation that broke off, on a full disk for example, leaves it so that apt refuses every
-    other until it is finished: no word against any driver.
-    """
-    done, text = outcome("apt-get", "-o", "Debug::NoLocking=true", "check")
-    return None if done else reason(text)
-
-
-def reason(text):
-    """apt's own table of what is missing; its other lines only say that something is."""
-    rows = re.findall(r"^ (\S+ : (?:Pre)?Depends: .+)$", text, re.MULTILINE)
-    errors = re.findall(r"^E: (.+)$", text, re.MULTILINE)
-    return (rows or errors or ["it does not say why"])[0].strip()
-
-
 def simulated(names, option):
     """(modules and kernels that would come, why apt could not install `names`), were nothing held.
 
@@ -236,7 +217,7 @@ def simulated(names, option):
     if done:
         coming = re.findall(r"^Inst (\S+) ", text, re.MULTILINE)
         return sorted(name for name in coming if TOLD.match(name)), None
-    return [], reason(text)
+    return [], reason(text) or "it does not say why"
 
 
 def runfile():

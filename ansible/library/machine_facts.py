@@ -14,6 +14,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ansible.module_utils.apt import broken
 from ansible.module_utils.commands import outcome, output, read
 
 DOCUMENTATION = r"""
@@ -246,6 +247,7 @@ def settings():
         "dpkg_broken": bool(
             os.path.isdir("/var/lib/dpkg/updates") and os.listdir("/var/lib/dpkg/updates")
         ),
+        "broken": broken(),
         "clock": time.time(),
         "missing_libraries": [name for name in folders if name and not os.path.isdir(name)],
         "rsync": shutil.which("rsync") is not None,

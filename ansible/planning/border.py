@@ -46,7 +46,7 @@ MACHINE = {
     **dict.fromkeys(("gcc", "driver", "driver_library"), (VERSION, None)),
     **dict.fromkeys(("kernel_headers", "python_venv", "systemd", "nouveau", "firewalld"), bool),
     **dict.fromkeys(("dpkg_broken", "rsync", "conda", "uv"), bool),
-    **dict.fromkeys(("machine_id", "interface", "address_owner"), (str, None)),
+    **dict.fromkeys(("machine_id", "interface", "address_owner", "broken"), (str, None)),
     **{
         name: [str]
         for name in (*("environments", "loopback_names", "missing_libraries", "boot_passphrases"),)
@@ -86,10 +86,10 @@ DRIVER = {
     **dict.fromkeys(("dkms", "pending", "display_manager_active"), bool),
     **dict.fromkeys(("waiting_kernel", "runfile"), (VERSION, None)),
     **dict.fromkeys(("waiting_module", "module", "signing_key", "display_manager"), (str, None)),
+    "kernel_series": (str, None),
     "held": [str],
     "sessions": [str],
     "prebuilt": Each([str]),
-    **dict.fromkeys(("broken", "kernel_series"), (str, None)),
     **dict.fromkeys(("uninstallable", "transitional", "offered_transitional"), Each(str)),
     "kernel_compiler": (Match("[0-9]{1,4}"), None),
     "free": Each(float),

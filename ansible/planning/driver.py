@@ -9,6 +9,7 @@ import re
 
 from . import driver_after, stacks
 from . import driver_offers as offers
+from . import packages as apt
 from .errors import PlanError
 
 ADD_SOURCES = (
@@ -100,7 +101,9 @@ def decided(facts, wanted, stack, table):
     plan = _plan(facts, wanted, stack, table)
     if plan.action not in ("nothing", "load"):
         _refuse_full_disks(facts)
-        _refuse_broken_packages(facts)
+        broken = apt.broken(facts)
+        if broken:
+            raise offers.Refusal(*broken)
     return plan if plan.action == "nothing" else _with_display(plan, facts, wanted)
 
 
@@ -325,15 +328,6 @@ def _refuse_full_disks(facts):
     ]
     if full:
         raise offers.Refusal("; ".join(full), "make room there, then run again")
-
-
-def _refuse_broken_packages(facts):
-    """What the role itself left unfinished it finishes; what somebody else did it leaves alone."""
-    if facts["broken"] and not facts["pending"]:
-        raise offers.Refusal(
-            f"apt calls its packages broken, and installs nothing beside them ({facts['broken']})",
-            "there: sudo apt --fix-broken install; then run again",
-        )
 
 
 def _with_display(plan, facts, wanted):

@@ -28,3 +28,16 @@ def packages_planned(simulated):
     What else comes to a machine meanwhile, by its owner or by unattended-upgrades, is not ours.
     """
     return sorted({name.partition(":")[0] for name in NEW.findall(simulated)})
+
+
+def broken(facts):
+    """(cause, remedy) where apt calls installed packages broken; None where it does not.
+
+    What role driver left unfinished it finishes; what somebody else did it leaves alone.
+    """
+    if facts["broken"] is None or facts.get("pending"):
+        return None
+    return (
+        f"apt calls its packages broken, and installs nothing beside them ({facts['broken']})",
+        "there: sudo apt --fix-broken install, or correct what apt names; then run again",
+    )

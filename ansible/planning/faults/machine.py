@@ -1,6 +1,7 @@
 """The machine itself: system, rights, disks, packages, clock."""
 
 from .. import offline, stacks
+from .. import packages as apt
 
 NAMES = {"debian": "Debian", "ubuntu": "Ubuntu"}
 # Versions of ansible-core, and the oldest Python that their modules run on.
@@ -167,6 +168,8 @@ def packages(facts, question):
         )
     if facts["dpkg_broken"]:
         yield ("dpkg", "an installation of packages was interrupted", "sudo dpkg --configure -a")
+    elif apt.broken(facts):
+        yield ("dpkg", *apt.broken(facts))
     for dead in facts["dead_sources"] if not question["offline"] else ():
         file = dead["file"] or "a file of /etc/apt/sources.list.d"
         yield (

@@ -76,8 +76,9 @@ def fitting(facts, question):
 def refused_driver(facts, stack, question):
     """(cause, remedy) of what role driver will refuse, by the role's own decision; None: nothing.
 
-    Consent to an upgrade is asked for elsewhere (old_driver). Without package lists, and where the
-    packages come with the bundle, it cannot be known yet what there is.
+    Consent to an upgrade is asked for elsewhere (old_driver), and broken packages are the machine's
+    (machine.packages). Without package lists, and where the packages come with the bundle, it
+    cannot be known yet what there is.
     """
     wanted = question["driver"]
     if not stack["cuda"] or not stacks.cards(facts, question["table"]):
@@ -88,7 +89,7 @@ def refused_driver(facts, stack, question):
     if is_old(facts, stack, question["table"]):
         wanted = {**wanted, "policy": "upgrade"}
     try:
-        drivers.decided(facts, wanted, stack, question["table"])
+        drivers.decided({**facts, "broken": None}, wanted, stack, question["table"])
     except offers.Refusal as refusal:
         return refusal.args
     return None

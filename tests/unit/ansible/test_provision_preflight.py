@@ -64,6 +64,7 @@ FAULTS = [
     ("firewall", machine(firewalld=True)),
     ("apt_lock", machine(apt_lock={"pid": 7, "command": "unattended-upgr"})),
     ("dpkg", machine(dpkg_broken=True)),
+    ("dpkg", machine(broken="libnvidia-gl-535 : Depends: libnvidia-common-535")),
     ("rsync", machine(rsync=False)),
     ("clock", machine(clock=1100.0)),
     ("venv", machine(python_venv=False)),
@@ -118,6 +119,18 @@ def test_fault(fault, facts):
 def test_fault_of_other_settings(fault, facts, question):
     assert fault in [finding["fault"] for finding in found(facts, **question)]
     assert fault not in [finding["fault"] for finding in found(facts)]
+
+
+def test_packages_that_apt_calls_broken_stop_a_machine_before_anything_is_changed():
+    """By one sentence, on one with a card too, whose driver would be refused by the same."""
+    why = "libreoffice-core : Depends: libreoffice-common (> 1:7.4) but it is not installed"
+    for made in (machine(), machine("debian12", ["1e07"], driver=None, driver_library=None)):
+        whole = {finding["fault"] for finding in found(made)}
+        findings = [one for one in found({**made, "broken": why}) if one["fault"] not in whole]
+        assert [one["fault"] for one in findings] == ["dpkg"] and preflight.hindering(findings)
+        assert why in findings[0]["cause"] and "apt --fix-broken" in findings[0]["remedy"]
+    left = machine("debian12", ["1e07"], broken=why, pending=True)  # by role driver, which goes on
+    assert "dpkg" not in [one["fault"] for one in found(left)]
 
 
 KNOWN = "Debian 11, 12 or 13; Ubuntu 18.04, 20.04, 22.04 or 24.04"
