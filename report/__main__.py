@@ -2,6 +2,7 @@
 
 python -m report plan: predicts the next run (report/plan.py).
 python -m report compare RUN RUN ...: sets runs side by side (report/comparing.py).
+python -m report sweep FOLDER: the same of the runs of a sweep (report/sweep.py).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from report.finding import find_run
 from report.layout import printable, printed
 from report.page import render_page
 from report.plan import plan_main
+from report.sweep import sweep_main
 from report.text import render_text
 from report.writing import write
 from tools import verbs
@@ -57,7 +59,7 @@ def main(argv: list[str]) -> int:
         return error.code
 
 
-OTHERS = {"plan": plan_main, "compare": compare_main}
+OTHERS = {"plan": plan_main, "compare": compare_main, "sweep": sweep_main}
 
 
 def drop_output() -> None:

@@ -100,6 +100,8 @@ class Comparison:
     other_task: list[Difference]  # in which the runs are not comparable
     settings: list[Difference]
     machines: list[Difference]
+    conclusion: str = ""  # of a sweep: which is best
+    command: str = ""  # how to train with it
 
     @property
     def fastest(self) -> Side | None:

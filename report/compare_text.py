@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from report import layout
 from report.compare import Comparison, Side, reached
 from report.differences import Difference
 from report.layout import printed, table, wrap
@@ -27,6 +28,7 @@ EPOCHS = 4  # columns of accuracy
 def render_text(found: Comparison) -> str:
     blocks = (
         [f"Tandem compares {found.title}", *legend(found)],
+        conclusion_lines(found),
         task_lines(found),
         difference_lines("SETTINGS THAT DIFFER", found.settings),
         difference_lines("MACHINES THAT DIFFER", found.machines),
@@ -42,6 +44,13 @@ def legend(found: Comparison) -> list[str]:
     return [
         line for side in found.sides for line in wrap(side.name, "       ", f"  {side.label:<3}  ")
     ]
+
+
+def conclusion_lines(found: Comparison) -> list[str]:
+    if not found.conclusion:
+        return []
+    typed = layout.command(found.command) if found.command else []
+    return ["BEST", *wrap(found.conclusion), *typed]
 
 
 def task_sentence(found: Comparison) -> str:

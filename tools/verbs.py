@@ -233,6 +233,18 @@ VERBS = {
         ),
         'make compare RUNS="latest latest~1"',
     ),
+    "sweep": Verb(
+        "try each combination of settings in short runs, and compare",
+        (
+            Variable("SWEEP", "--sweep", "NAME=value,value ... (in ARGS with | between)"),
+            *WHAT,
+            Variable("ROUNDS", "--rounds", "how often each one runs (default: 2)", "number"),
+            Variable("RESUME", "--resume", "go on with a sweep: its name, or latest"),
+            Variable("FORCE", "--force", "1: though it takes more than a day", "switch"),
+            ARGS,
+        ),
+        """make sweep SWEEP="SYNC=allreduce,ef:1.6 ARGS='--sync_bn|'" BATCH=64""",
+    ),
     "For changing the code": None,
     "test": Verb("run linters, unit, training and lab tests (the last need root)"),
     "test-unit": Verb("run the unit tests that start no processes"),

@@ -22,6 +22,7 @@ from launcher.watch import failures
 from launcher.watch.failures import Failure
 from launcher.watch.lines import Terminal
 from report.__main__ import main as report_main
+from tools import sweep
 
 ROOT = Path(__file__).parents[3]
 SPEC = importlib.util.spec_from_file_location("verbs", ROOT / "tools" / "verbs.py")
@@ -197,6 +198,8 @@ def received(monkeypatch, call):
     monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
     if argv[:2] == ["-m", "report"]:
         main, argv = report_main, argv[2:]
+    elif argv[:2] == ["-m", "tools.sweep"]:
+        main, argv = sweep.main, argv[2:]
     else:
         monkeypatch.syspath_prepend(ROOT / "ansible")
         spec = importlib.util.spec_from_file_location("tool", ROOT / argv[0])

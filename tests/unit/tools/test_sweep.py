@@ -1,0 +1,207 @@
+"""`make sweep`: its grid, its order, what fails, and what goes on after an end.
+
+The launcher is a stand-in that writes a finished run in no time; the report is the real one.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from contract.errors import UserError
+from tools import sweep, verbs
+
+ROOT = Path(__file__).parents[3]
+# Speed by --sync; O1 is refused; the run whose number is in `wait` lasts until a signal.
+LAUNCHER = """
+import json, pathlib, signal, sys, time
+from tests.unit.report.report_runs import RunBuilder
+with open("calls", "a") as file:
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
+number = len(open("calls").readlines())
+if "--precision=O1" in sys.argv:
+    sys.exit("tandem: --precision O1: no GPU here")
+name = f"20260101T0000{number:02d}Z-resnet50-4n"
+run = pathlib.Path("runs") / name
+print(f"tandem: run {name}, attempt 1", flush=True)
+if pathlib.Path("wait").exists() and number == int(pathlib.Path("wait").read_text()):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    pathlib.Path("waiting").touch()
+    signal.pause()
+slow = 0.2 if "--sync=allreduce" in sys.argv else 0.0
+builder = RunBuilder(run, steps=600, step={"sync_exposed": slow + number / 1000})
+builder.write()
+if "--sync=ef:2" in sys.argv:
+    builder.write_control(status="failed", first_cause={"message": "node2 is gone"})
+    sys.exit(1)
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder whose launcher is the stand-in."""
+    (tmp_path / "launcher").mkdir()
+    (tmp_path / "launcher/__init__.py").touch()
+    (tmp_path / "launcher/__main__.py").write_text(LAUNCHER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return tmp_path
+
+
+def typed(*words):
+    return [sys.executable, "-m", "tools.sweep", *words]
+
+
+def swept(*words):
+    done = subprocess.run(typed(*words), capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def calls():
+    path = Path("calls")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def state():
+    (path,) = Path("runs/sweeps").glob("*/sweep.json")
+    return path.parent, json.loads(path.read_text())
+
+
+def test_the_grid_of_the_example():
+    cells = sweep.grid("SYNC=allreduce,ef:1.6 PRECISION=fp32,O1 ARGS='--sync_bn|'", {})
+    assert len(cells) == 8
+    assert cells[0] == {"SYNC": "allreduce", "PRECISION": "fp32", "ARGS": "--sync_bn"}
+    assert {one["ARGS"] for one in cells} == {"--sync_bn", ""}
+    with_commas = sweep.grid("ARGS='--step_epochs 30,60|--step_epochs 10' DATA='a,b|c'", {})
+    assert with_commas[0] == {"ARGS": "--step_epochs 30,60", "DATA": "a,b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "has no variable: nothing to compare"),
+        ("SYNC=allreduce", "has one cell: nothing to compare"),
+        ("FOO=1,2", "cannot vary FOO: it takes NODES"),
+        ("LR=0.1,0.2", "ARGS='--lr 0.1|--lr 0.2'"),
+        ("SYNC=a,,b", "a value is empty"),
+        ("SYNC=a,a", "there twice"),
+        ("SYNC=a,b SYNC=c", "SYNC is given twice"),
+        ("BATCH=1,2", "BATCH is given twice"),
+    ],
+)
+def test_a_grid_that_is_none_is_refused(text, said):
+    with pytest.raises(UserError) as refused:
+        sweep.grid(text, {"BATCH": "32"})
+    assert said in str(refused.value)
+
+
+def test_a_cell_is_a_run_that_is_long_enough_and_the_command_of_a_whole_one():
+    cell = sweep.cell({"ARGS": "--lr 1", "BATCH": "8"}, {"SYNC": "ef:2", "ARGS": "--sync_bn"})
+    assert cell["argv"] == [
+        *("--batch=8", "--sync=ef:2", "--", "--lr", "1", "--sync_bn"),
+        *("--trial", "40", "--sync_warmup", "0"),
+    ]
+    assert cell["command"] == "make train ARGS='--lr 1 --sync_bn' BATCH=8 SYNC=ef:2"
+    whole = sweep.cell({"EPOCHS": "3"}, {"SYNC": "ef:2"})
+    assert whole["argv"] == ["--epochs=3", "--sync=ef:2"]
+    with pytest.raises(verbs.VerbError, match="BATCH=x is not a whole number"):
+        sweep.cell({}, {"BATCH": "x"})
+
+
+def test_runs_alternate_and_a_cell_that_fails_is_a_row_with_its_cause(place):
+    code, said = swept("--sweep=SYNC=allreduce,bf16,ef:2 PRECISION=fp32,O1", "--nodes=4")
+    assert code == 0, said
+    order = [[w for w in call if w.startswith(("--sync=", "--prec"))] for call in calls()]
+    tried = [
+        [f"--precision={level}", f"--sync={sync}"]
+        for sync in ("allreduce", "bf16", "ef:2")
+        for level in ("fp32", "O1")
+    ]
+    # What was refused or failed in the first round is not tried in the second.
+    assert order == [*tried, tried[0], tried[2]]
+    words = " ".join(said.split())
+    assert words.count("B: refused: --precision O1: no GPU here") == 1
+    assert "E: failed: node2 is gone" in words
+    assert "Fastest: C, SYNC=bf16 PRECISION=fp32:" in words
+    assert "make train NODES=4 SYNC=bf16 PRECISION=fp32" in words
+    assert "+-" in words  # the spread of two runs
+    folder, _ = state()
+    assert "no GPU here" in (folder / "compare.html").read_text()
+
+
+def until(path, process):
+    while not path.exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_sweep_that_was_ended_goes_on_where_it_was(place, number):
+    Path("wait").write_text("3")
+    with subprocess.Popen(
+        typed("--sweep=SYNC=allreduce,bf16"), stdout=subprocess.PIPE, text=True
+    ) as process:
+        until(Path("waiting"), process)
+        process.send_signal(number)
+        said = process.communicate()[0]
+    if number is signal.SIGINT:
+        assert process.returncode == 75, said
+    else:
+        end_orphans(place)
+    folder, before = state()
+    assert [run["run"] is not None for run in before["runs"]] == [True, True, False]
+    Path("wait").unlink()
+    code, said = swept(f"--resume={folder.name}")
+    assert code == 0, said
+    _, after = state()
+    assert len(calls()) == 5
+    assert [(run["round"], run["cell"]) for run in after["runs"]] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
+    assert all(run["run"] for run in after["runs"])
+    code, said = swept(f"--resume={folder.name}")
+    assert (code, len(calls())) == (0, 5)
+    assert "0 of 4 runs to do" in said
+
+
+def end_orphans(place):
+    """The run that a killed sweep left behind."""
+    for path in Path("/proc").glob("[0-9]*/cwd"):
+        try:
+            mine = path.readlink() == place and int(path.parent.name) != os.getpid()
+        except OSError:
+            continue
+        if mine:
+            os.kill(int(path.parent.name), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--resume=no"], "there is no sweep no: there is none yet."),
+        (["--resume=latest", "--nodes=2"], "as it began: leave NODES out"),
+        (["--sweep=SYNC=a,b", "--rounds=0"], "ROUNDS=0"),
+        ([], "SWEEP is missing"),
+        (["--sweep=BATCH=1,2,3", "--rounds=500"], "1500 runs of 70 s take 29 hours"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused_in_a_sentence(place, words, said):
+    code, told = swept(*words)
+    assert code == 2
+    assert said in told
+    assert len(told.splitlines()) == 1
+    assert not Path("runs/sweeps").exists()
+
+
+def test_what_turns_out_to_take_more_than_a_day_says_so(tmp_path):
+    with pytest.raises(UserError, match=r"3 runs of 40000 s take 33 hours.*RESUME=x FORCE=1"):
+        sweep.refuse_long(3, 40000, False, tmp_path / "x")
+    sweep.refuse_long(3, 40000, True)

@@ -1,0 +1,321 @@
+"""`make sweep`: a grid of short runs, one after the other, and the comparison of what came of them.
+
+Each cell of the grid is a `python -m launcher train` of its own, in rounds (A B C, A B C), so that
+what changes in the meantime falls on all of them alike. What was done is in
+runs/sweeps/<id>/sweep.json, rewritten after each run: whatever ends a sweep, RESUME goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import itertools
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from contract.errors import INTERRUPTED, STOPPED, UserError
+from tools import verbs
+
+SWEEPS = Path("runs/sweeps")
+# What may have several values: everything that a run can differ in.
+SWEPT = ("NODES", "MODEL", "DATA", "EPOCHS", "BATCH", "PRECISION", "SYNC", "ARGS")
+# Of steps in a run without EPOCHS: the report judges from 30 s on (report/short.py), and the first
+# steps, which warm up, do not count.
+SECONDS = 40
+AROUND = 30  # seconds of a run beside its steps, until the first one was timed
+DAY = 86400
+TRIAL = ("--trial", str(SECONDS), "--sync_warmup", "0")
+
+Words = dict[str, str]  # NAME -> value, as they are typed after `make train`
+State = dict[str, Any]  # sweep.json
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}. See `make help sweep`.")
+
+
+def parser() -> argparse.ArgumentParser:
+    made = _Parser(prog="make sweep", allow_abbrev=False)
+    for name in ("sweep", "resume", "inventory", *(n.lower() for n in SWEPT if n != "ARGS")):
+        made.add_argument(f"--{name}")
+    made.add_argument("--rounds", type=int)
+    made.add_argument("--force", action="store_true")
+    made.add_argument("trainer", nargs="*")
+    return made
+
+
+def main(argv: list[str]) -> int:
+    """Returns the exit code."""
+    try:
+        given = parser().parse_args(argv)
+        folder = begun(given) if given.resume is None else found(given)
+        with alone(folder):
+            return carry_out(folder, given.force)
+    except (UserError, verbs.VerbError) as error:
+        verbs.say(str(error))
+        return UserError.code
+
+
+def begun(given: argparse.Namespace) -> Path:
+    """The folder of a new sweep. Raises UserError for a grid that cannot be carried out."""
+    if given.sweep is None:
+        raise UserError(
+            "SWEEP is missing: `make help sweep` has an example; RESUME goes on with a sweep."
+        )
+    base = {
+        name: value
+        for name in ("INVENTORY", *SWEPT)
+        if name != "ARGS" and (value := getattr(given, name.lower())) is not None
+    }
+    if given.trainer:
+        base["ARGS"] = shlex.join(given.trainer)
+    rounds = 2 if given.rounds is None else given.rounds
+    if rounds < 1:
+        raise UserError(f"ROUNDS={rounds}: each setting has to run once at least.")
+    cells = [cell(base, words) for words in grid(given.sweep, base)]
+    refuse_long(len(cells) * rounds, SECONDS + AROUND, given.force)
+    folder = SWEEPS / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise UserError(f"a sweep began this very second: {folder}; type it again.") from None
+    write(folder, {"sweep": given.sweep, "rounds": rounds, "cells": cells, "runs": []})
+    return folder
+
+
+def grid(text: str, base: Mapping[str, str]) -> list[Words]:
+    """The cells: each combination of values. Raises UserError."""
+    axes: dict[str, list[str]] = {}
+    for word in verbs.value_of(verbs.Variable("SWEEP", "", "", "words"), text) or []:
+        name, equals, values = word.partition("=")
+        if name not in SWEPT:
+            raise UserError(unknown(name, values))
+        if name in axes or (name in base and name != "ARGS"):
+            raise UserError(f"{name} is given twice: leave one of them out.")
+        if not equals:
+            raise UserError(f"SWEEP has {word!r}: write {name}=one,other.")
+        axes[name] = values_of(name, values)
+    cells = [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
+    if len(cells) < 2:
+        raise UserError(
+            f"SWEEP={text!r} has {'one cell' if axes else 'no variable'}: nothing to compare; give "
+            "a variable two values, as in SYNC=allreduce,ef:1.6."
+        )
+    return cells
+
+
+def values_of(name: str, text: str) -> list[str]:
+    """With commas between; in ARGS, and wherever there is one, with | between. Raises UserError."""
+    values = text.split("|" if name == "ARGS" or "|" in text else ",")
+    if name != "ARGS" and "" in values:
+        raise UserError(f"SWEEP has {name}={text}, of which a value is empty.")
+    if len(set(values)) < len(values):
+        raise UserError(f"SWEEP has {name}={text}, of which a value is there twice.")
+    return values
+
+
+def unknown(name: str, values: str) -> str:
+    first, *_ = values.split(",")
+    if name.lower() in verbs.trainer_options():
+        hint = "|".join(f"--{name.lower()} {value}" for value in values.split(","))
+        return f"{name}={first} is an option of the trainer: SWEEP has it as ARGS='{hint}'."
+    return f"SWEEP cannot vary {name}: it takes {', '.join(SWEPT)}."
+
+
+def cell(base: Words, words: Words) -> dict[str, Any]:
+    """What sweep.json says of a cell. Raises VerbError for what a variable cannot be."""
+    typed = {**base, **words}
+    args = [base.get("ARGS", ""), words.get("ARGS", "")]
+    typed["ARGS"] = " ".join(filter(None, args))
+    argv = verbs.options("train", typed, typed)
+    if "EPOCHS" not in typed:
+        argv += [*([] if "--" in argv else ["--"]), *TRIAL]
+    name = " ".join(f"{one}={shlex.quote(value)}" for one, value in words.items())
+    return {"name": name, "argv": argv, "command": verbs.line("train", **typed)}
+
+
+def refuse_long(runs: int, seconds: float, force: bool, folder: Path | None = None) -> None:
+    """Raises UserError for what would take more than a day."""
+    if runs * seconds <= DAY or force:
+        return
+    how = f"RESUME={folder.name} " if folder else ""
+    raise UserError(
+        f"{runs} runs of {seconds:.0f} s take {runs * seconds / 3600:.0f} hours, more than a day: "
+        f"leave values out, or give {how}FORCE=1."
+    )
+
+
+def found(given: argparse.Namespace) -> Path:
+    """The folder of a sweep that goes on. Raises UserError."""
+    other = [n for n in ("sweep", "inventory", "rounds", "trainer") if getattr(given, n)]
+    other += [n for n in map(str.lower, SWEPT) if n != "args" and getattr(given, n) is not None]
+    if other:
+        raise UserError(f"RESUME goes on with a sweep as it began: leave {other[0].upper()} out.")
+    every = sorted(path.parent.name for path in SWEEPS.glob("*/sweep.json"))
+    name = Path(given.resume).name
+    name = every[-1] if name == "latest" and every else name
+    if name not in every:
+        known = f"the newest are {', '.join(every[:-4:-1])}" if every else "there is none yet"
+        raise UserError(f"there is no sweep {given.resume}: {known}.")
+    return SWEEPS / name
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Raises UserError while another process carries this sweep out."""
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"sweep {folder.name} is being carried out already.") from None
+        yield
+
+
+def carry_out(folder: Path, force: bool) -> int:
+    """Runs what has no result yet, then compares. Returns the exit code."""
+    state = json.loads((folder / "sweep.json").read_text())
+    state["runs"] = [adopted(folder, run) for run in state["runs"]]
+    state["runs"] = [run for run in state["runs"] if run["run"]]  # what failed is tried again
+    cells, took = state["cells"], []
+    order = [(turn, at) for turn in range(state["rounds"]) for at in range(len(cells))]
+    done = {(run["round"], run["cell"]) for run in state["runs"]}
+    left = [place for place in order if place not in done]
+    print(
+        f"sweep {folder.name}: {len(cells)} settings, {state['rounds']} times each; "
+        f"{len(left)} of {len(order)} runs to do",
+        flush=True,
+    )
+    with Stop() as stop:
+        for index, (turn, at) in enumerate(left):
+            if any(run["cell"] == at and not run["run"] for run in state["runs"]):
+                continue  # it failed in an earlier round
+            print(f"{index + 1}/{len(left)}  {cells[at]['name']}", flush=True)
+            began = time.monotonic()
+            run, code = one_run(folder, state, turn, at, stop)
+            if stop.asked or code in (STOPPED, INTERRUPTED):
+                said = f"`make sweep RESUME={folder.name}` goes on"
+                verbs.say(f"stopped, {len(left) - index} runs are left: {said}")
+                return STOPPED
+            print(f"     {run['run'] or run['cause']}", flush=True)
+            if run["run"]:
+                took.append(time.monotonic() - began)
+                mean = sum(took) / len(took)
+                refuse_long(len(left) - index - 1, mean, force, folder)
+    return subprocess.call([sys.executable, "-m", "report", "sweep", str(folder)])
+
+
+class Stop:
+    """Passes Ctrl-C, SIGTERM and a closed terminal on to the run under way, which saves first."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.child: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Stop:
+        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        heeded = [one for one in signals if signal.getsignal(one) is not signal.SIG_IGN]
+        self.before = {one: signal.signal(one, self._ask) for one in heeded}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, *_: object) -> None:
+        self.asked = True
+        if self.child is not None:
+            self.child.terminate()
+
+
+def one_run(folder: Path, state: State, turn: int, at: int, stop: Stop) -> tuple[State, int]:
+    """Carries out a cell once; returns its entry in sweep.json and its exit code."""
+    log = f"{len(state['runs']) + 1:03d}-{turn + 1}-{at + 1}.log"
+    entry: State = {"round": turn, "cell": at, "log": log, "run": None, "cause": None}
+    state["runs"].append(entry)
+    write(folder, state)
+    # Machines that are busy are waited for: nobody looks on.
+    argv = [sys.executable, "-m", "launcher", "train", "--queue", *state["cells"][at]["argv"]]
+    with (folder / log).open("wb") as file:
+        code = call(argv, file, stop)
+    if not stop.asked:
+        entry.update(adopted(folder, entry))
+        if not entry["run"]:
+            entry["cause"] = why(folder / log, code)
+    write(folder, state)
+    return entry, code
+
+
+def call(argv: list[str], file: Any, stop: Stop) -> int:
+    """A command in a session of its own: Ctrl-C reaches it through `stop` alone, and once."""
+    words = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(argv, start_new_session=True, **words) as child:
+        stop.child = child
+        if stop.asked:  # between the last run and this one
+            child.terminate()
+        code = child.wait()
+        stop.child = None
+    return code
+
+
+def adopted(folder: Path, entry: State) -> State:
+    """The entry with its run, if that has finished: a sweep that was killed left it behind."""
+    name = run_of(folder / entry["log"])
+    if entry["run"] or name is None or attempts_of(name).get("status") != "finished":
+        return entry
+    return {**entry, "run": name}
+
+
+def run_of(log: Path) -> str | None:
+    """The run that a log names."""
+    with contextlib.suppress(OSError):
+        said = re.search(r"^tandem: run ([\w.-]+)", log.read_text(errors="replace"), re.M)
+        return said[1] if said else None
+    return None
+
+
+def attempts_of(run: str) -> State:
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads((SWEEPS.parent / run / "attempts.json").read_text())
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def why(log: Path, code: int) -> str:
+    """In a sentence, why a run did not finish."""
+    name = run_of(log)
+    attempts = attempts_of(name).get("attempts", []) if name else []
+    causes = [one.get("first_cause") for one in attempts]
+    if causes and causes[-1]:
+        return f"failed: {causes[-1]['message']} ({name})"
+    lines = log.read_text(errors="replace").splitlines()
+    said = [line.removeprefix("tandem: ") for line in lines if line.startswith("tandem: ")]
+    said = [line for line in said if not line.startswith(("(FORCE", "waiting"))]
+    if name is None and said:
+        return f"refused: {said[-1]}"
+    return f"exit code {code}: read {log}"
+
+
+def write(folder: Path, state: State) -> None:
+    """Replaces sweep.json as a whole."""
+    part = folder / ".sweep.json"
+    file: TextIO
+    with part.open("w") as file:
+        json.dump(state, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(folder / "sweep.json")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
