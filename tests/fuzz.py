@@ -35,10 +35,14 @@ def places(value, at=()):
 
 
 def odd(document, more=()):
-    """Copies in which one to three parts are missing, another value, or beside a stranger."""
+    """Copies in which one to three parts are missing, another value, or beside a stranger. A
+    function in `more` makes the value of what was there."""
     every = list(places(document))
+    # What holds much is as likely as what lies deep in it, of which there is more.
+    levels = [[path for path in every if len(path) == n] for n in {len(path) for path in every}]
+    place = st.one_of(*map(st.sampled_from, levels))
     values = st.sampled_from([*PLAIN, *more])
-    change = st.tuples(st.sampled_from(every), st.sampled_from(("set", "drop", "add")), values)
+    change = st.tuples(place, st.sampled_from(("set", "drop", "add")), values)
     return st.lists(change, min_size=1, max_size=3).map(lambda changes: _changed(document, changes))
 
 
@@ -55,7 +59,10 @@ def _changed(document, changes):
             continue
         if isinstance(at, list) and not (isinstance(path[-1], int) and path[-1] < len(at)):
             continue
-        if action == "set":
+        if callable(value):
+            there = isinstance(at, list) or path[-1] in at
+            at[path[-1]] = value(at[path[-1]]) if there else None
+        elif action == "set":
             at[path[-1]] = value
         elif action == "add" and isinstance(at, dict):
             at[value if isinstance(value, (str, int)) else "stranger"] = value

@@ -97,6 +97,25 @@ def bound_to(device: torch.device) -> Dict[str, Any]:
     return {"device_id": device} if "device_id" in known and heeds else {}
 
 
+# What a model's weights and buffers, an optimizer's state and an average can be made of. torch also
+# reads kinds that nothing can be computed or copied with (of 4 bits, without a device, quantized).
+NUMBERS = (
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether what a file gave is a tensor that can be copied into another one: dense, of ordinary
+    numbers, all of which the file held. A few bytes can describe a view of any size."""
+    if not isinstance(value, torch.Tensor) or value.dtype not in NUMBERS:
+        return False
+    if value.layout is not torch.strided or value.device.type != "cpu":
+        return False
+    stored = value.untyped_storage() if hasattr(value, "untyped_storage") else value.storage()
+    return value.numel() * value.element_size() <= stored.nbytes()
+
+
 class _TensorsOnly(pickle.Unpickler):
     """What torch 1.12, which lacks `weights_only`, may load: tensors and plain containers."""
 

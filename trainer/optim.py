@@ -10,6 +10,8 @@ from torch import nn
 from contract.errors import UserError
 from contract.options import OPTIMIZERS, Options
 
+from .compat import is_plain
+
 NORMALISATIONS = (
     nn.modules.batchnorm._NormBase,  # batch and instance norm, SyncBatchNorm
     nn.LayerNorm,
@@ -90,7 +92,7 @@ def _kept(
         value = entry.get(name)
         if value is None and not row.counts:
             continue  # it is made in the weight's first step
-        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        if not is_plain(value):
             raise _odd_state(place)
         if value.shape != weight.shape or not value.is_floating_point():
             raise _odd_state(place)
@@ -102,8 +104,7 @@ def _kept(
 
 def _steps(place: int, value: Any) -> float:
     """A number, or a tensor of one, as torch 1.12 and newer ones have it."""
-    tensor = isinstance(value, torch.Tensor) and value.layout is torch.strided
-    if tensor and value.numel() == 1 and not value.is_complex():
+    if is_plain(value) and value.numel() == 1:
         value = value.item()
     if type(value) not in (int, float) or not 0 <= value < 2**53:
         raise _odd_state(place)

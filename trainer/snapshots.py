@@ -9,6 +9,7 @@ import torch
 
 from contract.errors import UserError
 
+from .compat import is_plain
 from .ema import AverageState
 from .precision import PrecisionState
 
@@ -85,15 +86,9 @@ def _fraction(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value <= 1
 
 
-def _tensor(value: Any) -> bool:
-    """Dense, and of real numbers, so that it can be copied into a model's."""
-    plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
-    return plain and not (value.is_complex() or value.is_quantized)
-
-
 def _tensors(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        isinstance(key, str) and _tensor(one) for key, one in value.items()
+        isinstance(key, str) and is_plain(one) for key, one in value.items()
     )
 
 

@@ -76,6 +76,7 @@ def kept_tensor(value: Any) -> torch.Tensor:
     fits = (
         isinstance(value, torch.Tensor)
         and (value.layout, value.dtype) == (torch.strided, torch.float32)
+        and value.device.type == "cpu"
         and value.dim() == 1
         # A file of some bytes may describe a view of any size, which a copy would make.
         and value.is_contiguous()

@@ -2,6 +2,7 @@
 on; never a traceback, never memory beyond the file's size."""
 
 import contextlib
+import copy
 import io
 import logging
 import math
@@ -16,14 +17,28 @@ pytest.importorskip("hypothesis")  # where the newest torch is tested
 from hypothesis import given
 
 from contract.errors import UserError
-from tests.fuzz import damaged, many, odd
+from tests.fuzz import damaged, many, odd, places
 from tests.gpu.jobs import batches, prepared, train
 from tests.trainer_ranks import make_images, run_ranks, said
 from trainer import checkpoint, export, resume, writer
 from trainer import sync as syncs
 
 CPU = torch.device("cpu")
+
+
+def of_another_kind(make):
+    """Another tensor in the place of one."""
+    return lambda old: make(old) if isinstance(old, torch.Tensor) else old
+
+
 TENSORS = (
+    of_another_kind(lambda old: torch.empty_like(old, device="meta")),
+    of_another_kind(lambda old: torch.zeros(1).expand(2**40)),
+    of_another_kind(lambda old: old.to(torch.uint8)),
+    of_another_kind(lambda old: old.to(torch.complex64)),
+    of_another_kind(lambda old: torch.nn.Parameter(old.double())),
+    of_another_kind(lambda old: torch.full_like(old, math.nan) if old.is_floating_point() else old),
+    of_another_kind(lambda old: old[None].to_sparse()),
     torch.zeros(3),
     torch.zeros(()),
     torch.zeros(2, 2, dtype=torch.complex64),
@@ -47,7 +62,7 @@ class Tried:
         self.job = prepared(
             images, CPU, output=str(folder), resume="auto", per_node_batch_size=4, ema=0.9, **given
         )
-        self.fed = batches(self.job)[:2]
+        self.folder, self.fed = folder, batches(self.job)[:2]
         train(self.job, self.fed)
         at = checkpoint.new_run(self.job)
         at.sample, at.step = 8, 2
@@ -109,6 +124,50 @@ def test_odd_checkpoints_end_in_a_sentence_or_go_on(tried):
     assert min(ends.values()) > 20, ends
 
 
+KINDS = [kind for kind in ("float4_e2m1fn_x2", "bits8", "qint8") if hasattr(torch, kind)]
+
+
+@pytest.mark.parametrize("kind", ["meta", "view", *KINDS])
+def test_a_tensor_that_nothing_can_be_copied_from_is_refused_wherever_it_stands(tried, kind):
+    """torch reads kinds of tensors that no kernel takes, and views of any size from few bytes."""
+    every = [path for path in places(tried.good) if isinstance(at(tried.good, path), torch.Tensor)]
+    assert {path[0] for path in every} == {"model", "optimizer", "ema"}
+    for path in every:
+        state = copy.deepcopy(tried.good)
+        at(state, path[:-1])[path[-1]] = of_kind(kind, at(state, path))
+        writer.write_whole(state, tried.path)
+        with pytest.raises(UserError, match="missing or not what it should be"):
+            tried.resumed()
+        assert export.main([str(tried.folder), str(tried.folder / "out.pt")]) == (
+            0 if path[0] == "optimizer" else 2
+        )
+
+
+def of_kind(kind, tensor):
+    if kind == "meta":
+        return torch.empty_like(tensor, device="meta")
+    if kind == "view":
+        return torch.zeros(1).expand(2**40)
+    if kind == "qint8":
+        return torch.quantize_per_tensor(tensor.float(), 0.1, 0, torch.qint8)
+    return torch.empty(tensor.shape, dtype=getattr(torch, kind))
+
+
+def at(document, path):
+    for key in path:
+        document = document[key]
+    return document
+
+
+@pytest.mark.parametrize("groups", [True, 1, [True], [{"params": 1}], torch.zeros(3), None])
+def test_groups_of_an_optimizer_that_are_none_are_refused(tried, groups):
+    state = copy.deepcopy(tried.good)
+    state["optimizer"]["param_groups"] = groups
+    writer.write_whole(state, tried.path)
+    with pytest.raises(UserError, match="has other weights"):
+        tried.resumed()
+
+
 def test_damaged_checkpoints_are_passed_over_or_are_a_sentence(tried):
     ends = {True: 0, False: 0}
 
@@ -162,7 +221,7 @@ def test_an_odd_own_file_of_a_machine_ends_in_a_sentence_or_goes_on(kept):
     ends = {"resumed": 0, "passed over": 0, "refused": 0}
 
     @many(120)
-    @given(odd(kept.good, (*TENSORS, torch.zeros(1).expand(2**40), torch.full((3,), math.nan))))
+    @given(odd(kept.good, TENSORS))
     def each(state):
         try:
             writer.write_whole(state, kept.path)
