@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -34,12 +35,12 @@ def controller(folder: Path) -> int | None:
     path = folder / "controller.pid"
     if not path.exists():
         return None
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             words = file.read().split()
-            return int(words[0]) if words and words[0].isdigit() else None
+            return int(words[0]) if words and re.fullmatch("[0-9]{1,9}", words[0]) else None
     return None
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
+from contract import validate
 from contract.errors import UserError
+from contract.validate import Invalid
 from launcher.machines.inventory import CHECKOUT
 from launcher.messages import relative
 
@@ -73,17 +74,19 @@ def begin(folder: Path) -> None:
             ) from None
 
 
-def recorded(path: Path, *fields: str) -> dict[str, Any]:
-    """A JSON object that a run wrote, with these fields. Raises UserError where it is damaged."""
+def recorded(path: Path, shape: dict[str, object]) -> dict[str, Any]:
+    """A JSON object that a run wrote; the fields in `shape` are as it says. Raises UserError where
+    it is damaged."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found, dict) and found.keys() >= set(fields):
-            return found
-        why = f"it lacks {' and '.join(fields)}"
+        found: dict[str, Any] = validate.parse(path.read_text(encoding="utf-8"))
+        validate.check(found, shape, "it")
+        return found
     except FileNotFoundError:
         why = "it is missing"
     except (OSError, ValueError) as error:
         why = str(error)
+    except Invalid as error:
+        why = str(error).replace("it.", "its ", 1)
     raise UserError(f"{relative(path)} is damaged ({why}): this run cannot go on; start a new one.")
 
 

@@ -15,6 +15,7 @@ from contract.errors import UserError
 from contract.options import Options as TrainerOptions
 from contract.runs import short
 from contract.strategies import AUTO, EXACT, instead_of
+from contract.validate import LARGEST, NATURAL, Match, One
 from launcher.machines.inventory import CHECKOUT
 
 # The variables of make that stand for an option of the trainer.
@@ -89,6 +90,17 @@ class Options:
     def with_sync(self, spec: str) -> Options:
         words = tuple(without("--sync", self.trainer))
         return dataclasses.replace(self, sync=spec, trainer=words)
+
+
+# The fields of Options as plan.json has them: words and paths, and whole numbers.
+WORD, COUNT = Match(r"[^\0]*"), (None, One(range(1, LARGEST)))
+STORED: dict[str, object] = {
+    **dict.fromkeys(("inventory", "data"), WORD),
+    **dict.fromkeys(("model", "precision", "sync", "keep"), (None, WORD)),
+    **dict.fromkeys(("nodes", "epochs", "batch", "min_nodes"), COUNT),
+    **{"max_restarts": NATURAL, "port": (None, One(range(1 << 16)))},
+    **{"queue": bool, "force": bool, "trainer": [WORD]},
+}
 
 
 def without(name: str, words: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ from launcher.messages import (
     not_copied,
     relative,
 )
-from launcher.options import Options, resumed
+from launcher.options import STORED, Options, resumed
 from launcher.plan import plan as planning
 from launcher.plan import preflight, strategy
 from launcher.plan.checks import (
@@ -39,7 +39,7 @@ from launcher.sizes import MIB, Sizes
 from launcher.stopper import Stopper
 from launcher.waiting import waiting
 from launcher.watch import restart
-from launcher.watch.attempts import Attempts, write_json
+from launcher.watch.attempts import RECORDED, Attempts, write_json
 from launcher.watch.failures import Failure
 from launcher.watch.lines import RunLogs, Terminal
 from launcher.watch.start import start_guards, sync_code
@@ -102,14 +102,19 @@ def train_once(options: Options, terminal: Terminal) -> int:
         raise
 
 
+# What a run that goes on reads of its plan.json.
+PLANNED: dict[str, object] = {"options": STORED, "precision": str, "sync": str}
+
+
 def resume(name: str, changes: dict[str, Any]) -> int:
     """Resume a run whose controller has ended, however that happened. Returns the exit code."""
     folder = folders.find(name)
-    planned = folders.recorded(folder / "plan.json", "options", "precision")
+    planned = folders.recorded(folder / "plan.json", PLANNED)
     if (folder / "attempts.json").exists():  # else its controller ended before the first attempt
-        folders.recorded(folder / "attempts.json", "attempts")
-    stored = {**planned["options"], "trainer": tuple(planned["options"].get("trainer", ()))}
-    began = Options(**stored).with_precision(planned["precision"])
+        folders.recorded(folder / "attempts.json", RECORDED)
+    stored = {name: planned["options"][name] for name in STORED}
+    began = Options(**{**stored, "trainer": tuple(stored["trainer"])})
+    began = began.with_precision(planned["precision"])
     if strategy.asks_auto(began):
         began = began.with_sync(planned["sync"])
     options = resumed(began, changes)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from contract import validate
-from contract.validate import NATURAL, Invalid, One
-from launcher.folders import write_whole
+from contract.validate import NATURAL, Each, Invalid, One
+from launcher.folders import recorded, write_whole
 from launcher.plan.plan import Plan
 from launcher.watch.failures import document
 from launcher.watch.watch import Outcome
@@ -25,6 +25,12 @@ def write_json(path: Path, value: object, mode: int = 0o644) -> None:
 SPARE = 1 << 20  # bytes
 LINE = 1 << 20  # bytes; no line of ours is longer
 START = {"kind": One(("start",)), "attempt": NATURAL, "resumed_samples": NATURAL}
+# What a run that goes on reads of attempts.json.
+ATTEMPT = {
+    **{"attempt": NATURAL, "nodes": [str], "ranks": Each([NATURAL]), "status": str, "reason": str},
+    **{"master_port": One(range(1 << 16)), "wall_seconds": (None, float)},
+}
+RECORDED: dict[str, object] = {"status": str, "attempts": [ATTEMPT]}
 CHECKPOINT = {"kind": One(("checkpoint",)), "file": str}
 
 
@@ -38,8 +44,8 @@ class Attempts:
         self._spare = folder / ".spare"
         self.status = "running"
         if self.path.exists():
-            recorded = json.loads(self.path.read_text(encoding="utf-8"))
-            self.list, self.status = recorded["attempts"], recorded.get("status", self.status)
+            found = recorded(self.path, RECORDED)
+            self.list, self.status = found["attempts"], found["status"]
 
     @property
     def ports(self) -> frozenset[int]:

@@ -1,6 +1,6 @@
 """Hosts, facts and plans for tests."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from contract.options import Options as TrainerOptions
 from launcher.machines.engine import Host
@@ -88,3 +88,8 @@ def build(hosts, found, options=None, settings=None, **details):
     return making.build(
         hosts, named, options or Options(), replace(SETTINGS, **(settings or {})), CODE, request
     )
+
+
+def planned(precision="fp32", sync="allreduce", **options):
+    """What RESUME reads of plan.json."""
+    return {"options": asdict(Options(**options)), "precision": precision, "sync": sync}

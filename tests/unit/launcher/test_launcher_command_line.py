@@ -15,6 +15,7 @@ from launcher import cli, folders, options, run, slurm
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.options import Options
+from tests.unit.launcher.launcher_values import planned
 
 
 def told(capsys, *words):
@@ -171,9 +172,9 @@ def test_a_line_break_in_a_model_is_no_line_of_the_slurm_script():
 @pytest.mark.parametrize(
     ("file", "text", "why"),
     [
-        ("plan.json", '{"options": {', "Expecting"),
-        ("plan.json", "[]", "it lacks options and precision"),
-        ("attempts.json", "", "Expecting value"),
+        ("plan.json", '{"options": {', "it is no JSON"),
+        ("plan.json", "[]", "it is []"),
+        ("attempts.json", "", "it is no JSON"),
     ],
 )
 def test_a_run_whose_records_are_damaged_does_not_go_on(
@@ -181,7 +182,7 @@ def test_a_run_whose_records_are_damaged_does_not_go_on(
 ):
     monkeypatch.setattr(folders, "RUNS", tmp_path)
     (tmp_path / "r").mkdir()
-    (tmp_path / "r/plan.json").write_text('{"options": {}, "precision": "fp32"}')
+    (tmp_path / "r/plan.json").write_text(json.dumps(planned()))
     (tmp_path / "r" / file).write_text(text)
     code, said = told(capsys, "train", "--resume", "r")
     assert code == 2 and len(said.splitlines()) == 1
@@ -193,9 +194,10 @@ def stopped(tmp_path, monkeypatch):
     """A run that was stopped; any machine that is asked about it is an error."""
     monkeypatch.setattr(folders, "RUNS", tmp_path)
     monkeypatch.setattr(run, "check_machines", lambda options, *_: sys.exit(str(options)))
-    options = {"nodes": 4, "epochs": 60, "trainer": ["--lr", "0.4"], "sync": "auto"}
     (tmp_path / "r").mkdir()
-    plan = {"options": options, "precision": "fp32", "sync": "ef:4"}
+    asked = {"nodes": 4, "epochs": 60, "trainer": ["--lr", "0.4"]}
+    plan = planned(sync="ef:4", **asked)
+    plan["options"]["sync"] = "auto"
     (tmp_path / "r/plan.json").write_text(json.dumps(plan))
     (tmp_path / "r/attempts.json").write_text('{"status": "stopped", "attempts": []}')
     return tmp_path / "r"

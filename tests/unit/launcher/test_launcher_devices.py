@@ -20,6 +20,7 @@ from tests.unit.launcher.launcher_values import (
     facts,
     gpus,
     host,
+    planned,
 )
 
 OWN = "CUDA_VISIBLE_DEVICES"
@@ -311,8 +312,7 @@ def test_a_run_whose_strategy_is_gone_is_not_resumed(tmp_path, monkeypatch, opti
 
 def test_a_resumed_run_asks_for_the_precision_that_it_began_with(tmp_path, monkeypatch):
     """Also one whose recipe said bf16 when it began, and says `auto` now."""
-    options = {"precision": None, "trainer": ["--seed", "3"]}
-    plan = {"precision": "bf16", "options": options}
+    plan = planned(precision="bf16", trainer=["--seed", "3"])
     assert resumed(plan, tmp_path, monkeypatch).precision == "bf16"
     assert resumed(plan, tmp_path, monkeypatch, precision="auto").precision == "bf16"
     with pytest.raises(UserError, match=r"leave out PRECISION=O1 \(the run has bf16\)"):

@@ -72,7 +72,8 @@ def start(tmp_path, monkeypatch, capsys):
         folder.mkdir(parents=True, exist_ok=True)
         number = 1
         if resumed:
-            earlier = {"attempt": 1, "status": resumed, "nodes": [], "master_port": 1}
+            earlier = {"attempt": 1, "status": resumed, "nodes": [], "master_port": 1, "ranks": {}}
+            earlier.update(reason="first attempt", wall_seconds=1.0)
             ended = {"status": resumed, "attempts": [earlier]}
             attempts.write_json(folder / "attempts.json", ended)
             number = 2

@@ -13,7 +13,7 @@ from launcher.options import Options
 from launcher.plan import checks, preflight, strategy
 from launcher.plan.preflight import Machines
 from launcher.watch.lines import Terminal
-from tests.unit.launcher.launcher_values import facts, gpus, host
+from tests.unit.launcher.launcher_values import facts, gpus, host, planned
 
 SAFE = {"seeds": 9, "difference": 0.0, "low": -0.2, "high": 0.2, "samples": None}
 OPEN = {"seeds": 2, "difference": 0.0, "low": -2.0, "high": 2.0, "samples": None}
@@ -136,8 +136,8 @@ def test_without_an_earlier_run_it_is_exact(ready):
 
 
 def test_a_resumed_run_keeps_what_auto_became(ready, monkeypatch, tmp_path):
-    stored = {"sync": "ef:4", "trainer": []}
-    document = {"precision": "fp32", "sync": "ef:4", "options": stored}
+    document = planned(sync="ef:4")
+    document["options"]["sync"] = "ef:4"
     (tmp_path / "plan.json").write_text(json.dumps(document))
     monkeypatch.setattr(folders, "find", lambda _name: tmp_path)
     asked = []

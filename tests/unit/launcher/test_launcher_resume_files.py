@@ -1,0 +1,118 @@
+"""What RESUME reads of a run: its plan.json and attempts.json, damaged or somebody else's."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.errors import UserError
+from launcher import folders, run
+from launcher.watch.attempts import Attempts
+from tests import fuzz
+from tests.unit.launcher.launcher_values import build, facts, host, planned
+
+PLAN = json.loads(
+    json.dumps(
+        {
+            **build([host(1)], [facts(1)]).document(),
+            **planned(
+                **{"sync": "ef:4", "nodes": 2, "model": "resnet18", "port": 29500, "epochs": 1},
+                **{"batch": 32, "keep": "log=4", "trainer": ("--lr", "0.1")},
+            ),
+        }
+    )
+)
+ATTEMPTS = {
+    "status": "running",
+    "attempts": [
+        {
+            **{"attempt": 1, "nodes": ["node1"], "ranks": {"node1": [0, 1]}, "world_size": 2},
+            **{"code_sha256": "a", "master_port": 29500, "started_unix": 1.5},
+            **{"wall_seconds": None, "reason": "first attempt", "status": "running"},
+            **{"resumed_samples": 0, "first_cause": {"message": "it fell"}},
+        }
+    ],
+}
+PLAN["options"]["sync"] = "auto"
+FILES = {"plan.json": PLAN, "attempts.json": ATTEMPTS}
+ODD = ("auto", "O2", "--config", "--config=/dev/null", ["--sync", "auto"], "nonsense", 65536)
+
+
+class Asked(Exception):
+    """As far as the machines."""
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    """resumed({file: text}): whether machines would be asked; the options then, or the sentence."""
+    runs = tmp_path_factory.mktemp("runs")
+    folder = runs / "20261101T000000Z-resnet18-2n"
+    folder.mkdir()
+
+    def asked(options, *_):
+        raise Asked(options)
+
+    def resumed(files):
+        for name, text in files.items():
+            (folder / name).write_bytes(text)
+        try:
+            run.resume(folder.name, {})
+        except Asked as found:
+            kept = Attempts(folder)
+            json.dumps([kept.close_broken(), sorted(kept.ports)])
+            return found.args[0]
+        except UserError as error:
+            assert str(error).isprintable() and len(str(error)) < 2000
+            return str(error)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folders, "RUNS", runs)
+        patch.setattr(run, "check_machines", asked)
+        yield resumed
+
+
+def written(files):
+    return {name: json.dumps(document).encode() for name, document in files.items()}
+
+
+def test_a_run_goes_on_with_the_options_of_its_plan(resumed):
+    options = resumed(written(FILES))
+    assert (options.sync, options.precision, options.batch) == ("ef:4", "fp32", 32)
+    assert options.trainer == ("--lr", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("plan.json", {"options": True}, "plan.json is damaged (its options is"),
+        ("plan.json", {"options": {**PLAN["options"], "trainer": 7}}, "options.trainer is"),
+        ("plan.json", {"options": {**PLAN["options"], "data": "a\0b"}}, "options.data is"),
+        ("plan.json", {"precision": None}, "its precision is"),
+        ("attempts.json", {"attempts": {}}, "attempts.json is damaged (its attempts is"),
+        ("attempts.json", {"attempts": [{"attempt": 1}]}, "attempts[0].nodes is"),
+    ],
+)
+def test_a_field_that_is_not_what_it_should_be_is_named(resumed, name, change, says):
+    said = resumed(written({**FILES, name: {**FILES[name], **change}}))
+    assert isinstance(said, str) and says in said and "start a new one" in said
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_an_odd_file_of_a_run_is_refused_or_goes_on(resumed, name):
+    ends = {str: 0, folders: 0}
+
+    @fuzz.many(150)
+    @given(fuzz.odd(FILES[name], ODD))
+    def each_odd(document):
+        told = resumed(written({**FILES, name: document}))
+        ends[str if isinstance(told, str) else folders] += 1
+
+    @fuzz.many(40)
+    @given(fuzz.damaged(json.dumps(FILES[name]).encode()) | st.just(b"[" * 200_000))
+    def each_damaged(content):
+        resumed({**written(FILES), name: content})
+
+    each_odd()
+    each_damaged()
+    assert min(ends.values()) > 10, ends
