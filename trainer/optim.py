@@ -89,7 +89,7 @@ def _kept(
     """What is kept of one weight, by the optimizer's row of OPTIMIZERS."""
     row, kept = OPTIMIZERS[options.optimizer], {}
     for name in row.keeps(options):
-        value = entry.get(name)
+        value: Any = entry.get(name)
         if value is None and not row.counts:
             continue  # it is made in the weight's first step
         if not is_plain(value):
