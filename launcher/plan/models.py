@@ -136,9 +136,9 @@ def lacking(name: str, host: Host, facts: Facts) -> str | None:
     if not missing:
         return None
     return (
-        f"{host.label()}: MODEL={name} imports {', '.join(missing)}, which its environment lacks: "
-        f"`{host.env_python} -m pip install {' '.join(missing)}` there (some packages have another "
-        "name than what they are imported by)."
+        f"{host.label()}: MODEL={name} imports {', '.join(missing)}, missing in the environment "
+        f"there: `{host.env_python} -m pip install {' '.join(missing)}` (some packages have "
+        "another name than what they are imported by)."
     )
 
 

@@ -170,13 +170,11 @@ def _packages(machines: Machines, asked: Asked) -> list[Problem]:
     if not asked.settings.tensorboard:
         return []
     lacking = [h for h in machines.hosts if not machines.facts[h.name].packages["tensorboard"]]
-    return [
-        Problem(
-            f"{host.label()}: --tensorboard, and its environment has no tensorboard: "
-            f"`{host.env_python} -m pip install tensorboard` there, or leave the option out."
-        )
-        for host in lacking
-    ]
+    said = (
+        "{}: --tensorboard, and the environment there has no tensorboard: `{} -m pip install "
+        "tensorboard`, or leave the option out."
+    )
+    return together([(h, Problem(said.format(h.label(), h.env_python))) for h in lacking])
 
 
 def model(machines: Machines, asked: Asked) -> list[Problem]:
@@ -189,8 +187,8 @@ def model(machines: Machines, asked: Asked) -> list[Problem]:
     refusal = models.problem(name, host, machines.facts[host.name], sent)
     if refusal:
         return [Problem(refusal)]
-    missing = [models.lacking(name, one, machines.facts[one.name]) for one in machines.hosts]
-    return [Problem(text) for text in missing if text]
+    missing = [(one, models.lacking(name, one, machines.facts[one.name])) for one in machines.hosts]
+    return together([(one, Problem(text)) for one, text in missing if text])
 
 
 def refuse_or_warn(problems: list[Problem], force: bool) -> list[str]:

@@ -4,6 +4,7 @@ import contextlib
 import io
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,7 @@ from contract.errors import UserError
 from contract.options import Options as TrainerOptions
 from launcher import cli
 from launcher.machines.probes import machine as probe
-from launcher.plan import models
+from launcher.plan import models, preflight
 from tests.unit.launcher.launcher_values import facts, host
 
 SENT = ("examples/own_backbone.py", "examples/digits.py", "trainer/train.py")
@@ -155,8 +156,17 @@ def test_what_a_model_imports_is_asked_of_every_machine(mine):
     has = {"numpy": True, "torch": True}
     assert models.lacking(name, host(1), facts(1, packages={**has, "timm": True})) is None
     told = models.lacking(name, host(1), facts(1, packages={**has, "timm": False}))
-    assert told.startswith("node1") and "imports timm, which its environment lacks" in told
-    assert "python -m pip install timm` there" in told
+    assert told.startswith("node1") and "imports timm, missing in the environment there" in told
+    assert "python -m pip install timm`" in told
+
+
+def test_a_package_that_all_machines_lack_is_said_once(mine):
+    asked = SimpleNamespace(settings=SimpleNamespace(model=f"{mine}/net.py:build"))
+    hosts = [host(1), host(2)]
+    lacks = {one.name: facts(n, packages={}) for n, one in enumerate(hosts, 1)}
+    machines = SimpleNamespace(hosts=hosts, facts=lacks)
+    (problem,) = preflight.model(machines, asked)
+    assert problem.text.startswith(f"{hosts[0].label()}, {hosts[1].label()}: MODEL=")
 
 
 def test_a_file_that_git_ignores_is_not_sent_and_that_is_said(mine):
