@@ -8,9 +8,9 @@ import typing
 from typing import Any, Dict, List, Sequence, Tuple
 
 from contract.errors import DATA_LOST, DIVERGED, OUT_OF_MEMORY, STOPPED, UserError
-from contract.options import GONE, GROUPS, Options
+from contract.options import ENTRIES, GONE, GROUPS, Options
 
-FIELDS = {field.name: field for field in dataclasses.fields(Options)}
+DEFAULTS = {field.name: field.default for field in dataclasses.fields(Options)}
 TYPES = typing.get_type_hints(Options)
 # Below this similarity, the hint would only be a guess.
 NEAR = 0.66
@@ -51,14 +51,14 @@ def parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     group: Any = made
-    for name, field in FIELDS.items():
+    for name, entry in ENTRIES.items():
         if name in GROUPS:
             group = made.add_argument_group(GROUPS[name])
-        text = field.metadata["help"].replace("%", "%%")
-        if field.default not in (None, False):
-            text += f" (default: {str(field.default).strip('()')})"
+        text = entry.help.replace("%", "%%")
+        if DEFAULTS[name] not in (None, False):
+            text += f" (default: {str(DEFAULTS[name]).strip('()')})"
         kind = _kind(name)
-        metavar = "|".join(field.metadata["choices"]) or METAVARS.get(kind)
+        metavar = "|".join(entry.choices) or METAVARS.get(kind)
         settings: Dict[str, Any] = {"help": text, "type": kind, "metavar": metavar}
         if kind is bool:
             settings.update(type=truth, nargs="?", const=True, metavar="true|false")
@@ -90,7 +90,7 @@ def _unknown(word: str) -> str:
     name = word.lstrip("-")
     if name in GONE:
         return f"--{name} is no longer there: {GONE[name]}."
-    near = difflib.get_close_matches(name, FIELDS, n=1, cutoff=NEAR)
+    near = difflib.get_close_matches(name, ENTRIES, n=1, cutoff=NEAR)
     hint = f" Did you mean --{near[0]}?" if near else " See python -m trainer --help."
     return f"unknown option {word}.{hint}"
 
@@ -115,7 +115,7 @@ def read_config(path: str) -> List[str]:
     argv = []
     for name, value in found.items():
         flag = _underscored(f"--{name}")
-        if flag[2:] not in FIELDS:
+        if flag[2:] not in ENTRIES:
             raise UserError(f"--config {path}: {_unknown(flag)}")
         values = value if isinstance(value, list) else [value]
         # Lists of lists may be references to one another, and written out fill the memory.

@@ -34,6 +34,13 @@ class Each:
 
 
 @dataclass(frozen=True)
+class Maybe:
+    """A value of this shape, or None, or no value at all, which becomes None."""
+
+    shape: object
+
+
+@dataclass(frozen=True)
 class Row:
     """A list of so many values, each of its own shape."""
 
@@ -78,7 +85,7 @@ def check(value: Any, shape: Any, name: str) -> Any:
     does not fit.
 
     A shape is bool, int (64 bits), float (finite; an int, too), str (at most TEXT characters),
-    None, Match, One, Each, Row, a tuple of alternatives, [the shape of each item], or {name:
+    None, Match, One, Each, Row, Maybe, a tuple of alternatives, [the shape of each item], or {name:
     shape}. The work grows with the value's size, its depth with that of the shape.
     """
     try:
@@ -94,6 +101,8 @@ class _Misfit(Exception):
 
 
 def _taken(value: Any, shape: Any, name: str) -> Any:
+    if isinstance(shape, Maybe):
+        return None if value is None else _taken(value, shape.shape, name)
     if isinstance(shape, tuple):
         return _alternative(value, shape, name)
     if isinstance(shape, list):
@@ -133,9 +142,9 @@ def _alternative(value: Any, shapes: tuple[object, ...], name: str) -> Any:
 
 def _fields(value: dict[str, Any], shape: dict[str, object], name: str) -> dict[str, Any]:
     for key in shape:
-        if key not in value:
+        if key not in value and not isinstance(shape[key], Maybe):
             raise _Misfit(f"{name}.{key}")
-    return {key: _taken(value[key], part, f"{name}.{key}") for key, part in shape.items()}
+    return {key: _taken(value.get(key), part, f"{name}.{key}") for key, part in shape.items()}
 
 
 def _text(value: str, name: str) -> str:

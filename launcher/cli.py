@@ -14,6 +14,7 @@ from contract import defaults
 from contract.errors import UserError
 from launcher import told
 from launcher.options import Options, asks_for_help, trainer_help
+from tools import verbs as table
 
 USAGE_ERROR = 2
 # A hint at anything less similar would be a guess.
@@ -25,24 +26,20 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{message}. See `python -m launcher --help`.")
 
 
+# The verbs of make that this program carries out.
+VERBS = ("plan", "train", "dry-run", "slurm", "status", "attach", "stop", "runs")
+
+
 def parser() -> argparse.ArgumentParser:
+    """One argument for each variable that tools/verbs.py has for a verb."""
     made = _Parser(prog="python -m launcher", description="Start and watch training runs.")
     verbs = made.add_subparsers(dest="verb", required=True, parser_class=_Parser)
-    for verb, text in (
-        ("train", "start a run"),
-        ("dry-run", "print what train would run"),
-        ("slurm", "write the run as a batch script for Slurm"),
-    ):
-        _training(verbs.add_parser(verb, help=text, allow_abbrev=False))
-    _planning(verbs.add_parser("plan", help="predict a run", allow_abbrev=False))
-    for verb, text in (
-        ("status", "the state of a run"),
-        ("attach", "show a run that is under way"),
-        ("stop", "end a run; its workers save first"),
-    ):
-        one = verbs.add_parser(verb, help=text, allow_abbrev=False)
-        one.add_argument("run", nargs="?", default="latest", help="its id (default: the newest)")
-    verbs.add_parser("runs", help="all runs, the newest first", allow_abbrev=False)
+    for name in VERBS:
+        row = table.VERBS[name]
+        assert row is not None  # as a heading is
+        verb = verbs.add_parser(name, help=row.help, allow_abbrev=False)
+        for variable in table.variables_of(name).values():
+            _add(verb, variable)
     machines = verbs.add_parser(
         "inventory", help="refuse a list of machines that cannot be used", allow_abbrev=False
     )
@@ -51,48 +48,18 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _training(verb: argparse.ArgumentParser) -> None:
-    add = verb.add_argument
-    add("--inventory", help="Ansible inventory (default: inventory.ini)")
-    add("--nodes", type=int, help="the first N machines of group cluster (default: all)")
-    add(
-        "--model",
-        help=f"as the trainer's (default: {defaults.MODEL}; with --data {defaults.MODEL_OF_DATA})",
-    )
-    add("--data", help=f"a name below data_root, or a path (default: {defaults.DATA})")
-    add("--epochs", type=int, help="as the trainer's")
-    add("--batch", type=int, help="images per step and node")
-    add("--precision", help="as the trainer's")
-    add("--sync", help="as the trainer's")
-    add("--max-restarts", type=int, help="attempts after the first one (default: 0)")
-    add("--min-nodes", type=int, help="continue with as few machines as this (default: all)")
-    add("--port", type=int, help="of the rendezvous on node 0 (default: a free one)")
-    add("--queue", action="store_const", const=True, help="wait for busy GPUs")
-    add("--force", action="store_const", const=True, help="start although something is wrong")
-    add("--keep", metavar="SIZES", help="most MiB kept of a file: log=256,steps=1024,...")
-    add("--resume", metavar="RUN", help="continue this run; machines may change")
-    add("--detach", action="store_true", help="run without the terminal; see attach, status, stop")
-    add("trainer", nargs="*", help="after `--`: options of `python -m trainer`")
-
-
-def _planning(verb: argparse.ArgumentParser) -> None:
-    add = verb.add_argument
-    add("--inventory", help="Ansible inventory (default: inventory.ini)")
-    add("--nodes", type=int, help="up to how many machines (default: all)")
-    add("--model", help=f"as the trainer's (default: {defaults.MODEL})")
-    add("--data", help="measure with these images (default: none; without --model the digits)")
-    add("--epochs", type=int, help="of the run that is predicted (default: 90)")
-    add("--batch", type=int, help="images per step and node")
-    add("--precision", help="as the trainer's")
-    add("--sync", help="as the trainer's")
-    add("--queue", action="store_const", const=True, help="wait for busy machines")
-    add("--force", action="store_const", const=True, help="measure although something is wrong")
-    add("--measure", action="store_true", help="measure although a run or a measurement exists")
-    add("--run", help="predict from this run")
-    add("--gpu", help="on paper, by published or estimated speeds: 2080ti, 3090 ...")
-    add("--all", action="store_true", help="show each strategy and number of machines")
-    add("--link", help="a network of this speed: 1gbit, 2.5gbit (default: as measured)")
-    add("trainer", nargs="*", help="after `--`: options of `python -m trainer`")
+def _add(verb: argparse.ArgumentParser, variable: table.Variable) -> None:
+    """An option is None unless it is given."""
+    told = variable.help.removeprefix("1: ").replace("%", "%%")
+    if variable.kind == "run":
+        verb.add_argument("run", nargs="?", default="latest", help=told)
+    elif variable.kind == "words":
+        verb.add_argument("trainer", nargs="*", help=f"after `--`: {told}")
+    elif variable.kind == "switch":
+        verb.add_argument(variable.option, action="store_const", const=True, help=told)
+    else:
+        kind = int if variable.kind == "number" else str
+        verb.add_argument(variable.option, type=kind, metavar=variable.name, help=told)
 
 
 def _predict(given: argparse.Namespace) -> int:
@@ -114,16 +81,13 @@ def _predict(given: argparse.Namespace) -> int:
     options = _new(argparse.Namespace(**own))
     if given.data is None and not (given.model is None and _names_no_model(given)):
         options = dataclasses.replace(options, data="")  # noise: no images were named
-    return measure.plan(options, words, given.measure)
+    return measure.plan(options, words, bool(given.measure))
 
 
 def _changes(given: argparse.Namespace) -> dict[str, Any]:
     """The options that were given; all others keep their defaults, or the values of the run."""
     own = {"verb", "detach", "resume"}
-    values = {k: v for k, v in vars(given).items() if k not in own and v not in (None, [])}
-    if "trainer" in values:
-        values["trainer"] = tuple(values["trainer"])
-    return values
+    return {k: v for k, v in vars(given).items() if k not in own and v not in (None, [])}
 
 
 def _new(given: argparse.Namespace) -> Options:
@@ -131,7 +95,7 @@ def _new(given: argparse.Namespace) -> Options:
     values = _changes(given)
     if _names_no_model(given):
         values["model"] = defaults.model(given.model, given.data)
-    return Options(**values)
+    return Options.of(values)
 
 
 def _names_no_model(given: argparse.Namespace) -> bool:

@@ -5,43 +5,33 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from contract import command_line, defaults
 from contract.errors import UserError
+from contract.options import ENTRIES, VARIABLES
 from contract.options import Options as TrainerOptions
 from contract.runs import short
 from contract.strategies import AUTO, EXACT, instead_of
-from contract.validate import LARGEST, NATURAL, Match, One
+from contract.validate import LARGEST, NATURAL, Match, Maybe, One
 from launcher.machines.inventory import CHECKOUT
-
-# The variables of make that stand for an option of the trainer.
-VARIABLES = {
-    "data": "DATA",
-    "model": "MODEL",
-    "epochs": "EPOCHS",
-    "per_node_batch_size": "BATCH",
-    "precision": "PRECISION",
-    "sync": "SYNC",
-}
 
 
 @dataclass(frozen=True)
 class Options:
     """The options of `python -m launcher train`; None means the tools' own default. `data` is empty
-    where the run trains on noise (measure.py)."""
+    where the run trains on noise (measure.py). `variables` has what was given of the trainer's
+    other options that are variables of make, by these names in lower case: epochs, batch ...; and
+    `trainer` the words after `--`."""
 
     inventory: str = defaults.INVENTORY
     nodes: int | None = None
     model: str | None = None
     data: str = defaults.DATA
-    epochs: int | None = None
-    batch: int | None = None
-    precision: str | None = None
-    sync: str | None = None
+    variables: dict[str, Any] = dataclasses.field(default_factory=dict)
     max_restarts: int = 0
     min_nodes: int | None = None
     port: int | None = None
@@ -49,6 +39,22 @@ class Options:
     force: bool = False
     keep: str | None = None
     trainer: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Options:
+        """Options from values by name, as the command line gives them and plan.json keeps them;
+        one that is None was not given. Raises UserError for a name that is none."""
+        values = {name: value for name, value in given.items() if value is not None}
+        own = {name: values.pop(name) for name in FIELDS if name in values}
+        unknown = [name for name in values if name.upper() not in VARIABLES]
+        if unknown:
+            raise UserError(f"{unknown[0]} is no option of python -m launcher train.")
+        return cls(**{**own, "trainer": tuple(own.get("trainer", ()))}, variables=values)
+
+    def flat(self) -> dict[str, Any]:
+        """The values by name, from which `of` makes these options again."""
+        own = {name: getattr(self, name) for name in FIELDS}
+        return {**own, **self.variables}
 
     def trainer_args(self) -> list[str]:
         """Arguments of the trainer, except its folders: the same on each node. Raises UserError."""
@@ -59,16 +65,12 @@ class Options:
             files = [own]
         with _trainers_words():
             args = [word for file in files for word in command_line.read_config(str(file))]
-        if self.precision is not None:  # else a recipe's `auto` would stand beside the level chosen
+        if "precision" in self.variables:  # a recipe's `auto` would stand beside the level chosen
             args = without("--precision", args)
-        for name, value in (
-            ("--model", self.model or (None if files else model)),
-            ("--epochs", self.epochs),
-            ("--per_node_batch_size", self.batch),
-            ("--precision", self.precision),
-            ("--sync", self.sync),
-        ):
-            args += [name, str(value)] if value is not None else []
+        if self.model or not files:
+            args += ["--model", model]
+        for name, value in self.variables.items():
+            args += [f"--{VARIABLES[name.upper()]}", str(value)]
         return args + words
 
     def asked(self, name: str) -> str:
@@ -84,22 +86,33 @@ class Options:
 
     def with_precision(self, level: str) -> Options:
         """The options with the level that was decided in place of the one asked for."""
-        words = tuple(without("--precision", self.trainer))
-        return dataclasses.replace(self, precision=level, trainer=words)
+        return self._with("precision", level)
 
     def with_sync(self, spec: str) -> Options:
-        words = tuple(without("--sync", self.trainer))
-        return dataclasses.replace(self, sync=spec, trainer=words)
+        return self._with("sync", spec)
+
+    def _with(self, name: str, value: str) -> Options:
+        words = tuple(without(f"--{name}", self.trainer))
+        variables = {**self.variables, name: value}
+        return dataclasses.replace(self, variables=variables, trainer=words)
 
 
-# The fields of Options as plan.json has them: words and paths, and whole numbers.
+FIELDS = tuple(field.name for field in dataclasses.fields(Options) if field.name != "variables")
+
+
+# Options as plan.json has them: words, paths, whole numbers; an older plan may lack variables.
 WORD, COUNT = Match(r"[^\0]*"), (None, One(range(1, LARGEST)))
 STORED: dict[str, object] = {
     **dict.fromkeys(("inventory", "data"), WORD),
-    **dict.fromkeys(("model", "precision", "sync", "keep"), (None, WORD)),
-    **dict.fromkeys(("nodes", "epochs", "batch", "min_nodes"), COUNT),
+    **dict.fromkeys(("model", "keep"), (None, WORD)),
+    **dict.fromkeys(("nodes", "min_nodes"), COUNT),
     **{"max_restarts": NATURAL, "port": (None, One(range(1 << 16)))},
     **{"queue": bool, "force": bool, "trainer": [WORD]},
+    **{
+        name.lower(): Maybe((WORD, NATURAL))
+        for name, option in VARIABLES.items()
+        if option not in FIELDS
+    },
 }
 
 
@@ -141,7 +154,7 @@ def _trainers_words(typed: Sequence[str] = ()) -> Iterator[None]:
 
 def in_words_of_make(text: str, typed: Sequence[str]) -> str:
     own = {word.partition("=")[0] for word in typed}
-    for option, name in VARIABLES.items():
+    for name, option in VARIABLES.items():
         if f"--{option}" not in own:
             text = re.sub(rf"--{option} (?=[^-\s])", f"{name}=", text)
     return text
@@ -167,8 +180,8 @@ def trainer_settings(options: Options) -> TrainerOptions:
 
 def typed(name: str, value: object) -> str:
     """An option of the trainer as people give it to make."""
-    if name in VARIABLES:
-        return f"{VARIABLES[name]}={value}"
+    if ENTRIES[name].make:
+        return f"{ENTRIES[name].make}={value}"
     text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
     return f"ARGS='--{name} {text}'"
 
@@ -185,17 +198,17 @@ def resumed(began: Options, changes: dict[str, Any]) -> Options:
             f"a new run with SYNC={instead}, from this one's weights (ARGS='--weights FILE')."
         )
     words = (*began.trainer, *changes.get("trainer", ()))
-    options = dataclasses.replace(began, **{**changes, "trainer": words})
+    options = Options.of({**began.flat(), **changes, "trainer": words})
     if options.asked("--sync") == AUTO:
-        options = options.with_sync(began.sync or EXACT)
+        options = options.with_sync(began.variables.get("sync", EXACT))
     if trainer_settings(options).precision == "auto":
-        options = options.with_precision(began.precision or "auto")
+        options = options.with_precision(began.variables.get("precision", "auto"))
     # For another model or data set the recipe is another, too, which would only repeat the reason.
     same_recipe = dataclasses.replace(options, data=began.data, model=began.model)
     then = trainer_settings(began)
     model = trainer_settings(options).model
     now = dataclasses.replace(trainer_settings(same_recipe), model=model)
-    fixed = [name for name, field in command_line.FIELDS.items() if not field.metadata["free"]]
+    fixed = [name for name, entry in ENTRIES.items() if not entry.resumable]
     values = [(name, getattr(now, name), getattr(then, name)) for name in fixed]
     other = [(name, new, old) for name, new, old in values if new != old]
     if options.data != began.data:

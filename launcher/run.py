@@ -112,8 +112,7 @@ def resume(name: str, changes: dict[str, Any]) -> int:
     planned = folders.recorded(folder / "plan.json", PLANNED)
     if (folder / "attempts.json").exists():  # else its controller ended before the first attempt
         folders.recorded(folder / "attempts.json", RECORDED)
-    stored = {name: planned["options"][name] for name in STORED}
-    began = Options(**{**stored, "trainer": tuple(stored["trainer"])})
+    began = Options.of({name: planned["options"].get(name) for name in STORED})
     began = began.with_precision(planned["precision"])
     if strategy.asks_auto(began):
         began = began.with_sync(planned["sync"])

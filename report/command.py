@@ -9,11 +9,8 @@ from contract import defaults
 from report.records import Run
 from tools import verbs
 
-# Options of the launcher that are kept, under the names that make has for them.
-KEPT = (
-    *("inventory", "model", "data", "epochs", "batch", "precision", "sync"),
-    *("max_restarts", "min_nodes", "queue", "force", "keep"),
-)
+# The variables that are said below, or were of this run alone; all others are kept.
+OWN = ("NODES", "ARGS", "RESUME", "DETACH", "PORT")
 
 
 def train_line(
@@ -25,10 +22,10 @@ def train_line(
     if not isinstance(options, dict):
         return None
     typed: dict[str, object] = {"NODES": len(run.plan.get("nodes") or []) or len(run.hosts)}
-    for name in KEPT:
-        value = options.get(name)
-        if value and value != defaults.INVENTORY:
-            typed[name.upper()] = 1 if value is True else value
+    for name in verbs.variables_of("train"):
+        value = options.get(name.lower())
+        if name not in OWN and value and value != defaults.INVENTORY:
+            typed[name] = 1 if value is True else value
     typed.update(words or {})
     typed["ARGS"] = shlex.join(own_args(run) if args is None else args)
     return verbs.line("train", **typed)

@@ -127,7 +127,7 @@ def values_of(name: str, text: str) -> list[str]:
 
 def unknown(name: str, values: str) -> str:
     first, *_ = values.split(",")
-    if name.lower() in verbs.trainer_options():
+    if name.lower() in verbs.TRAINER_OPTIONS:
         hint = "|".join(f"--{name.lower()} {value}" for value in values.split(","))
         return f"{name}={first} is an option of the trainer: SWEEP has it as ARGS='{hint}'."
     return f"SWEEP cannot vary {name}: it takes {', '.join(SWEPT)}."

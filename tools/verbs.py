@@ -1,4 +1,6 @@
-"""The Makefile's verbs and their variables: the only table of what each verb takes.
+"""The Makefile's verbs and their variables: the only table of what each verb takes, from which the
+launcher's command line is made, too. Variables that are options of the trainer stand with these, in
+contract/options.py.
 
 `verbs.py help [VERB]` prints it, `verbs.py known` refuses what a verb does not take, and `verbs.py
 run VERB COMMAND...` becomes COMMAND with the options that the variables stand for. The Makefile
@@ -8,6 +10,7 @@ words after `make`), TANDEM_GIVEN (the names before a =), and each variable.
 Standard library only, Python >= 3.6: it runs before there is an environment.
 """
 
+import ast
 import difflib
 import json
 import os
@@ -33,9 +36,9 @@ class VerbError(Exception):
 
 
 class Variable(NamedTuple):
-    """A variable that verbs take. `kind`: text, number, switch (1 or 0), path (relative to the
-    working directory), run (the run itself, without an option), words (several options, after
-    `option` if there is one)."""
+    """A variable that verbs take. `kind`: text, number, switch (1 or 0: the option or none), truth
+    (1 or 0: true or false), path (relative to the working directory), run (the run itself, without
+    an option), words (several options, after `option` if there is one)."""
 
     name: str
     option: str
@@ -52,16 +55,6 @@ class Verb(NamedTuple):
 
 INVENTORY = Variable("INVENTORY", "--inventory", "the list of machines (default: inventory.ini)")
 NODES = Variable("NODES", "--nodes", "the first N machines (default: all)", "number")
-MODEL = Variable("MODEL", "--model", "a name of torchvision, or path/file.py:function")
-DATA = Variable("DATA", "--data", "a name below data_root, or a folder")
-EPOCHS = Variable("EPOCHS", "--epochs", "how often each image is seen", "number")
-BATCH = Variable("BATCH", "--batch", "images per step and node", "number")
-PRECISION = Variable("PRECISION", "--precision", "auto (default), fp32, bf16, O2 ...")
-SYNC = Variable(
-    "SYNC",
-    "--sync",
-    "how ranks exchange: allreduce (default), auto, ef:2 ... (docs/slow-networks.md)",
-)
 ARGS = Variable("ARGS", "--", "any option of `.venv/bin/python -m trainer --help`", "words")
 RUN = Variable("RUN", "", "its name or path (default: the newest)", "run")
 LIMIT = Variable("LIMIT", "--limit", "only these machines: pc3, or pc1,pc2")
@@ -75,7 +68,35 @@ STOP_DISPLAY = Variable(
 CORE = Variable(
     "CORE", "", "2.16: an older Ansible, for machines with Python 3.6", choices=("2.16",)
 )
-WHAT = (INVENTORY, NODES, MODEL, DATA, EPOCHS, BATCH, PRECISION, SYNC)
+
+# The kind of a variable by the type of its option.
+KINDS = {"int": "number", "bool": "truth"}
+
+
+def _trainer_options():
+    """{option: its Variable, None where it has none} of the trainer, read from the source: an old
+    Python has no dataclasses."""
+    path = Path(__file__).resolve().parents[1] / "contract" / "options.py"
+    for one in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(one, ast.ClassDef) and one.name == "Options":
+            fields = [field for field in one.body if isinstance(field, ast.AnnAssign)]
+            return {field.target.id: _of_trainer(field) for field in fields}
+    raise AssertionError("contract/options.py has no class Options")
+
+
+def _of_trainer(field):
+    words = {word.arg: word.value for word in field.value.keywords}
+    if "make" not in words:
+        return None
+    name = ast.literal_eval(words["make"])
+    text = ast.literal_eval(words.get("make_help") or field.value.args[1])
+    types = [node.id for node in ast.walk(field.annotation) if isinstance(node, ast.Name)]
+    kinds = [KINDS[one] for one in types if one in KINDS]
+    return Variable(name, "--" + name.lower(), text, *kinds)
+
+
+TRAINER_OPTIONS = _trainer_options()
+WHAT = (INVENTORY, NODES, *filter(None, TRAINER_OPTIONS.values()))
 QUEUE = Variable("QUEUE", "--queue", "1: wait for machines that are busy", "switch")
 FORCE = Variable("FORCE", "--force", "1: start even though something is wrong", "switch")
 START = (
@@ -189,13 +210,10 @@ VERBS = {
     "plan": Verb(
         "predict the next run; measures first if nothing is known",
         (
-            INVENTORY,
+            *WHAT,  # four of which mean something else here
             Variable("NODES", "--nodes", "up to how many machines (default: all)", "number"),
-            MODEL,
             Variable("DATA", "--data", "measure with these (default: noise; no MODEL: digits)"),
             Variable("EPOCHS", "--epochs", "of the run that is counted (default: 90)", "number"),
-            BATCH,
-            PRECISION,
             Variable("SYNC", "--sync", "for the file: as in `make train`"),
             Variable("MEASURE", "--measure", "1: measure anew, for a minute", "switch"),
             QUEUE,
@@ -279,7 +297,7 @@ ANY = ("PYTHON",)
 
 
 def variables_of(verb):
-    """{name: Variable} of a verb."""
+    """{name: Variable} of a verb: of two with one name the later."""
     return {variable.name: variable for variable in VERBS[verb].variables}
 
 
@@ -318,18 +336,12 @@ def _did_you_mean(word, known):
     return f": did you mean {by_folded[near[0]]}?" if near else ": `make help` lists them."
 
 
-def trainer_options():
-    """The names of the trainer's options, read from its source: it cannot be imported here."""
-    path = Path(__file__).resolve().parents[1] / "contract" / "options.py"
-    return re.findall(r"^    (\w+): [^=\n]+ = (?:opt|free)\(", path.read_text(), re.M)
-
-
 def _elsewhere(name, value, taken):
     """Where stands what is no variable, but an option of the trainer or of a machine; "" if it is
     neither."""
     if name in IN_INVENTORY:
         return f"{name}={value}: " + IN_INVENTORY[name].format(value)
-    if "ARGS" in taken and name.lower() in trainer_options():
+    if "ARGS" in taken and name.lower() in TRAINER_OPTIONS:
         words = shlex.quote(f"--{name.lower()} {value}")
         return f"{name}={value} is an option of the trainer: ARGS={words}"
     return ""
@@ -364,10 +376,11 @@ def value_of(variable, text):
         )
     if variable.kind == "number" and not re.match(r"-?[0-9]{1,9}$", text):
         raise VerbError(f"{name}={text} is not a whole number: write it like {name}=4.")
-    if variable.kind == "switch":
+    if variable.kind in ("switch", "truth"):
         if text.lower() not in ON + OFF:
             raise VerbError(f"{name}={text}: {name}=1 means on, {name}=0 off.")
-        return text.lower() in ON
+        on = text.lower() in ON
+        return on if variable.kind == "switch" else str(on).lower()
     if variable.kind == "words":
         try:
             return shlex.split(text)

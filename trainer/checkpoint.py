@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, Optional, 
 import torch
 
 from contract.errors import UserError
-from contract.options import Options
+from contract.options import ENTRIES, Options
 
 from . import optim
 from .build import Job
@@ -210,5 +210,5 @@ def read_weights(job: Job) -> None:
 
 def decisive(options: Options) -> Dict[str, str]:
     """The options that a resumed run must share with the run that it continues, by their repr."""
-    fields = [field for field in dataclasses.fields(options) if not field.metadata["free"]]
-    return {field.name: repr(getattr(options, field.name)) for field in fields}
+    names = [name for name, entry in ENTRIES.items() if not entry.resumable]
+    return {name: repr(getattr(options, name)) for name in names}

@@ -1,13 +1,12 @@
 """Which checkpoint a run resumes from: the newest complete one on any machine."""
 
-import dataclasses
 import io
 import pathlib
 from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from contract import strategies
 from contract.errors import UserError
-from contract.options import Options
+from contract.options import ENTRIES, Options
 
 from .build import Job
 from .checkpoint import Position, complete, decisive, loaded
@@ -89,15 +88,14 @@ def settled_here(
 ) -> Optional[Tuple[str, int, Dict[str, str]]]:
     """The run, the samples seen and the options called `names` of the newest checkpoint on this
     machine; None where there is none. Values that an option cannot have are left out."""
-    fields = [field for field in dataclasses.fields(options) if field.name in names]
+    entries = {name: entry for name, entry in ENTRIES.items() if name in names}
     found = []
     for _, state in _allowed_here(options):
-        then = {field.name: state["options"].get(field.name) for field in fields}
         own = {
-            field.name: value
-            for field in fields
-            for value in field.metadata["choices"] or (True, False)
-            if repr(value) == (then[field.name] or repr(field.metadata["was"]))
+            name: value
+            for name, entry in entries.items()
+            for value in entry.choices or (True, False)
+            if repr(value) == (state["options"].get(name) or repr(entry.legacy))
         }
         found.append((state["run"], state["samples"], {k: str(v) for k, v in own.items()}))
     return max(found, key=lambda one: one[:2], default=None)
@@ -105,8 +103,8 @@ def settled_here(
 
 def differing(state: Snapshot, options: Options, train_images: int) -> List[str]:
     """The names of what was different in the run that made this checkpoint."""
-    before = {field.name: repr(field.metadata["was"]) for field in dataclasses.fields(options)}
-    then = {**before, **state["options"]}
+    legacy = {name: repr(entry.legacy) for name, entry in ENTRIES.items()}
+    then = {**legacy, **state["options"]}
     names = [name for name, value in decisive(options).items() if then[name] != value]
     return names + (["data set"] if state["train_images"] != train_images else [])
 

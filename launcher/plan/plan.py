@@ -68,7 +68,7 @@ class Plan:
     predicted: dict[str, Any] | None = None
 
     def document(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "options": self.options.flat()}
 
     @property
     def unit(self) -> str:

@@ -1,6 +1,6 @@
 """Hosts, facts and plans for tests."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from contract.options import Options as TrainerOptions
 from launcher.machines.engine import Host
@@ -92,4 +92,4 @@ def build(hosts, found, options=None, settings=None, **details):
 
 def planned(precision="fp32", sync="allreduce", **options):
     """What RESUME reads of plan.json."""
-    return {"options": asdict(Options(**options)), "precision": precision, "sync": sync}
+    return {"options": Options.of(options).flat(), "precision": precision, "sync": sync}

@@ -32,7 +32,7 @@ def ready(monkeypatch):
         monkeypatch.setattr(preflight.mesh, "check", lambda *_: [])
         monkeypatch.setattr(checks, "trainer_settings", lambda _options: SETTINGS)
         monkeypatch.setattr(checks.time, "sleep", slept.append)
-        return checks.check_machines(Options(**options), Terminal(said))
+        return checks.check_machines(Options.of(options), Terminal(said))
 
     slept, said = [], io.StringIO()
     make.slept, make.said = slept, said.getvalue

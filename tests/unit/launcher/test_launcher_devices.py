@@ -224,7 +224,7 @@ def test_the_card_that_decides_is_named():
 def test_what_was_typed_for_the_precision_is_replaced_by_what_became_of_it():
     options = Options(trainer=("--precision=auto", "--seed", "3", "--precision", "auto"))
     made = build([host(1)], [facts(1)], options)
-    assert made.options == Options(precision="fp32", trainer=("--seed", "3"))
+    assert made.options == Options(variables={"precision": "fp32"}, trainer=("--seed", "3"))
     assert "auto" not in " ".join(made.nodes[0].argv)
 
 
@@ -305,7 +305,7 @@ def resumed(plan, folder, monkeypatch, **changes):
     ],
 )
 def test_a_run_whose_strategy_is_gone_is_not_resumed(tmp_path, monkeypatch, options):
-    plan = {"precision": "bf16", "options": options}
+    plan = planned(precision="bf16", **options)
     with pytest.raises(UserError, match=r"SYNC=\w+:\d, .* no longer there.*SYNC=ef:1.6, from"):
         resumed(plan, tmp_path, monkeypatch)
 
@@ -313,8 +313,8 @@ def test_a_run_whose_strategy_is_gone_is_not_resumed(tmp_path, monkeypatch, opti
 def test_a_resumed_run_asks_for_the_precision_that_it_began_with(tmp_path, monkeypatch):
     """Also one whose recipe said bf16 when it began, and says `auto` now."""
     plan = planned(precision="bf16", trainer=["--seed", "3"])
-    assert resumed(plan, tmp_path, monkeypatch).precision == "bf16"
-    assert resumed(plan, tmp_path, monkeypatch, precision="auto").precision == "bf16"
+    assert resumed(plan, tmp_path, monkeypatch).variables["precision"] == "bf16"
+    assert resumed(plan, tmp_path, monkeypatch, precision="auto").variables["precision"] == "bf16"
     with pytest.raises(UserError, match=r"leave out PRECISION=O1 \(the run has bf16\)"):
         resumed(plan, tmp_path, monkeypatch, precision="O1")
     with pytest.raises(UserError, match=r"leave out PRECISION=fp32 \(the run has bf16\)"):
@@ -326,7 +326,9 @@ def test_a_resumed_run_asks_for_the_precision_that_it_began_with(tmp_path, monke
     machines = preflight.Machines([host(1)], {}, cards)
     monkeypatch.setattr(preflight, "inspect", lambda *_: machines)
     with pytest.raises(UserError, match=r"bf16: NVIDIA GeForce RTX 2080 Ti \(node1\).*leave node1"):
-        checks.check_machines(Options(precision="bf16"), Terminal(io.StringIO()), "r")
+        checks.check_machines(
+            Options(variables={"precision": "bf16"}), Terminal(io.StringIO()), "r"
+        )
 
 
 def test_what_is_decided_is_said_and_holds_for_every_attempt(monkeypatch):

@@ -78,8 +78,14 @@ def written(files):
 
 def test_a_run_goes_on_with_the_options_of_its_plan(resumed):
     options = resumed(written(FILES))
-    assert (options.sync, options.precision, options.batch) == ("ef:4", "fp32", 32)
+    assert options.variables == {"sync": "ef:4", "precision": "fp32", "batch": 32, "epochs": 1}
     assert options.trainer == ("--lr", "0.1")
+
+
+def test_a_run_goes_on_that_began_before_a_variable_was_there(resumed):
+    older = {name: value for name, value in PLAN["options"].items() if name != "batch"}
+    options = resumed(written({**FILES, "plan.json": {**PLAN, "options": older}}))
+    assert "batch" not in options.variables and options.variables["epochs"] == 1
 
 
 @pytest.mark.parametrize(

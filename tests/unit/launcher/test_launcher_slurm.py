@@ -37,7 +37,7 @@ def run(tmp_path):
         python = str(tmp_path / "python")
         place = ("node1", "ssh", "10.0.0.1", 22, None, python, "tandem", "/data")
         host = Host(*place, gpus=gpus, **(own or {}))
-        text = slurm.script(Options(nodes=2, **options), SETTINGS, host, "a-run")
+        text = slurm.script(Options.of({"nodes": 2, **options}), SETTINGS, host, "a-run")
         env = {
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
             "SLURM_SUBMIT_DIR": str(tmp_path),
@@ -160,7 +160,7 @@ def test_what_the_job_would_fail_by_is_refused_before(monkeypatch, tmp_path, opt
     sinfo.chmod(0o755)
     monkeypatch.setenv("PATH", f"{sinfo.parent}:{os.environ['PATH']}")
     place = ("n1", "local", "127.0.0.1", 22, None, "python", "tandem", str(tmp_path / "data"))
-    given = Options(**{"model": "resnet18", "batch": 1, **options})
+    given = Options.of({"model": "resnet18", "batch": 1, **options})
     settings = replace(SETTINGS, model=given.model)
 
     def refuse():

@@ -49,11 +49,11 @@ def test_what_nothing_is_known_of_is_exact_and_that_is_said():
 @pytest.mark.parametrize(
     ("options", "asks"),
     [
-        (Options(sync="auto"), True),
+        (Options(variables={"sync": "auto"}), True),
         (Options(trainer=("--sync", "auto")), True),
         (Options(trainer=("--sync=auto",)), True),
-        (Options(sync="auto", trainer=("--sync", "ef:2")), False),
-        (Options(sync="ef:2"), False),
+        (Options(variables={"sync": "auto"}, trainer=("--sync", "ef:2")), False),
+        (Options(variables={"sync": "ef:2"}), False),
         (Options(), False),
     ],
 )
@@ -73,7 +73,7 @@ def ready(monkeypatch, tmp_path):
             told = predictions.text(measured, 2, None, [alone, *rows])
             prediction_path(tmp_path, "resnet18", 2).write_text(told)
         said = io.StringIO()
-        return checks.check_machines(Options(**options), Terminal(said)), said
+        return checks.check_machines(Options.of(options), Terminal(said)), said
 
     def look(hosts, _asked):
         return Machines(hosts, {}, {h.name: facts(i, gpus=gpus(1)) for i, h in enumerate(hosts, 1)})
@@ -88,7 +88,7 @@ def ready(monkeypatch, tmp_path):
 def test_auto_is_settled_before_anything_starts_and_stands_in_the_plan(ready):
     checked, said = ready({"allreduce": 40, "ef:4": 90}, sync="auto", precision="fp32", epochs=16)
     plan = checks.make_plan(checked, checked.machines, run="r")
-    assert (plan.sync, plan.options.sync) == ("ef:4", "ef:4")
+    assert (plan.sync, plan.options.variables["sync"]) == ("ef:4", "ef:4")
     assert plan.sync_why.startswith("83 images/s")  # of 16 epochs the first is at 40
     argv = plan.nodes[0].argv
     assert argv[argv.index("--sync") + 1] == "ef:4"
@@ -150,5 +150,5 @@ def test_a_resumed_run_keeps_what_auto_became(ready, monkeypatch, tmp_path):
     for changes in ({}, {"sync": "auto"}, {"trainer": ("--sync", "auto")}):
         with pytest.raises(KeyboardInterrupt):
             run.resume("r", changes)
-    assert [one.sync for one in asked] == ["ef:4"] * 3
+    assert [one.variables["sync"] for one in asked] == ["ef:4"] * 3
     assert not any("auto" in one.trainer for one in asked)

@@ -1,6 +1,5 @@
 """Runs of a few seconds: the report says that they judge nothing, and what does."""
 
-import dataclasses
 import json
 import shlex
 
@@ -40,7 +39,7 @@ def test_a_run_is_too_short_below_thirty_seconds_of_measured_steps(tmp_path, ste
 def test_the_demos_network_is_followed_by_one_whose_cost_is_that_of_real_work(tmp_path):
     asked = {"inventory": "examples/demo.ini", "model": defaults.MODEL, "data": "digits"}
     analysis = run(tmp_path, {**asked, "trainer": []})
-    command = "make train NODES=4 INVENTORY=examples/demo.ini MODEL=resnet50 DATA=digits EPOCHS=10"
+    command = "make train NODES=4 INVENTORY=examples/demo.ini DATA=digits MODEL=resnet50 EPOCHS=10"
     assert analysis.too_short.command == command
     lines = render_text(analysis).splitlines()
     begin = next(n for n, line in enumerate(lines) if line.startswith("    make train"))
@@ -79,7 +78,7 @@ def test_the_command_is_one_that_train_takes(tmp_path):
     typed = dict(word.split("=", 1) for word in words)
     verbs.check(["train"], list(typed), typed)
     read = cli._new(cli._parse(["train", *verbs.options("train", list(typed), typed)]))
-    kept = dataclasses.asdict(read)
+    kept = read.flat()
     assert {name: kept[name] for name in {**options, **more}} == {**options, **more}
     assert (read.nodes, read.trainer) == (4, ("--lr", "0.2"))
 

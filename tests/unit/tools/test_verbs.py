@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from contract import command_line
 from contract.errors import UserError
+from contract.options import ENTRIES
 from launcher import cli, folders, run, told
 from launcher.watch import failures
 from launcher.watch.failures import Failure
@@ -421,7 +421,83 @@ def test_help_of_what_is_no_verb_of_a_person_is_the_list(checkout):
 
 
 def test_the_trainers_options_are_found_in_its_source():
-    assert set(verbs.trainer_options()) == set(command_line.FIELDS)
+    found = {name: one and one.name for name, one in verbs.TRAINER_OPTIONS.items()}
+    assert found == {name: one.make or None for name, one in ENTRIES.items()}
+    kinds = {one.name: one.kind for one in verbs.TRAINER_OPTIONS.values() if one}
+    assert kinds["EPOCHS"] == kinds["BATCH"] == "number" and kinds["SYNC"] == "text"
+
+
+NEW = """
+    # model
+    echo: {kind} = opt({default}, "say this", {bounds}make="ECHO")
+"""
+# What the trainer does with the new option.
+USE = r"\1\2\n\1print('ECHO is', options.echo)\n\1raise SystemExit\n"
+
+
+@pytest.fixture
+def tree(checkout):
+    """(A function that adds an option to a copy of the rooms, this copy); with the real Python."""
+    shutil.rmtree(checkout / "contract")
+    for room in ("contract", "launcher", "trainer", "examples", "recipes"):
+        shutil.copytree(ROOT / room, checkout / room, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.rmtree(checkout / ".venv")
+    (checkout / ".venv").symlink_to(sys.prefix)
+    for name in ("train/0/a", "train/1/b", "val/0/c", "val/1/d"):  # listed, and read by nobody
+        image = checkout / f"data/digits/{name}.png"
+        image.parent.mkdir(parents=True)
+        image.touch()
+
+    def add(**values):
+        table = checkout / "contract/options.py"
+        text = table.read_text()
+        assert text.count("\n    # model\n") == 1
+        table.write_text(text.replace("\n    # model\n", NEW.format(**values)))
+        main = checkout / "trainer/__main__.py"
+        used = re.subn(r"( +)(options = parse\(.*)\n", USE, main.read_text())
+        assert used[1] == 1
+        main.write_text(used[0])
+
+    return add, checkout
+
+
+@pytest.mark.parametrize(
+    ("values", "typed", "reaches", "wrong", "refused"),
+    [
+        (
+            {"kind": "int", "default": 0, "bounds": "most=3, "},
+            *("ECHO=2", "ECHO is 2", "ECHO=4", "ECHO=4: must be at most 3."),
+        ),
+        (
+            {"kind": "bool", "default": True, "bounds": ""},
+            *("ECHO=0", "ECHO is False", "ECHO=x", "ECHO=x: ECHO=1 means on, ECHO=0 off."),
+        ),
+        (
+            {"kind": "str", "default": "''", "bounds": "('a', 'b', ''), "},
+            *("ECHO=b", "ECHO is b", "ECHO=c", "ECHO=c: choose one of a, b"),
+        ),
+    ],
+)
+def test_an_option_from_make_to_the_trainer_is_one_entry(
+    tree, values, typed, reaches, wrong, refused
+):
+    """The entry, and the place where the trainer uses it, in a copy of the tree."""
+    add, copy = tree
+    assert "ECHO" not in make(copy, "help", "train")[0]
+    add(**values)
+    for verb in ("train", "dry-run", "slurm", "plan", "demo"):
+        assert re.search(r"^  ECHO +say this$", make(copy, "help", verb)[0], re.M)
+    demo = "INVENTORY=examples/demo.ini"
+    said, code, _ = make(copy, "train", demo, wrong)
+    assert refused in said and code
+    said, code, _ = make(copy, "slurm", demo, typed)
+    assert code == 0, said
+    (script,) = (copy / "runs").glob("*.sbatch")
+    words = shlex.split(re.search(r"-m trainer (.*)", script.read_text())[1])
+    words = words[words.index("auto") + 1 :]  # after --data, --output and --resume
+    argv = [sys.executable, "-m", "trainer", *words]
+    done = subprocess.run(argv, cwd=copy, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{reaches}\n"
 
 
 def test_help_fits_80_columns_and_lists_every_verb():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from contract import prices, strategies
-from contract.options import Options
+from contract.options import ENTRIES
 from contract.prices import Price
 
 PAGE = Path(__file__).parents[3] / "docs/slow-networks.md"
@@ -67,7 +67,7 @@ def test_help_and_page_say_what_the_table_says():
     assert said == {
         spec: (one.seeds, float(f"{one.difference:.2f}"), one.label) for spec, one in told.items()
     }
-    text = Options.__dataclass_fields__["sync"].metadata["help"]
+    text = ENTRIES["sync"].help
     assert all(f"{spec} {one.label}" in text for spec, one in told.items())
 
 
