@@ -19,9 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from contract.strategies import parse, part_of
-from trainer.sync.codec import CODECS
-from trainer.sync.feedback import BucketState
-from trainer.sync.parts import Parts
+from trainer.sync import Machines
+from trainer.sync.feedback import BucketState, ErrorFeedback
 
 FREE = ("view", "slice", "select", "empty", "split", "unsqueeze", "alias", "expand", "detach")
 
@@ -47,9 +46,10 @@ class Counted(TorchDispatchMode):
 
 def stages(spec: str, ranks: int, values: int) -> dict[str, Counted]:
     """What the stages of one bucket of so many values cost on each of so many ranks."""
-    parts = Parts(CODECS[parse(spec).arguments[0]], tuple(range(ranks)))
+    parts = ErrorFeedback(parse(spec), lambda: None)
+    parts.machines = Machines(tuple(range(ranks)), 0)
     torch.manual_seed(0)
-    kept = [torch.randn(size) for size in parts.sizes(values)]
+    kept = [torch.randn(size) for size in parts.sizes(torch.empty(values), 0)]
     state = BucketState(kept, [torch.zeros_like(one) for one in kept])
     counted = {name: Counted() for name in ("code", "sum", "take")}
     parts.codec.decode(torch.zeros(1, parts.codec.coded_bytes(1280), dtype=torch.uint8), 1280)

@@ -3,9 +3,9 @@ summed, sent again and decoded, and how long the step takes.
 
     python -m tests.bench.pipeline
 
-Each of the three stages of a bucket (trainer/sync/parts.py) takes the buckets in their order. What
-the model is given stands in the tables below, each with where it is from: what was measured is so
-named, all else is assumed. It is no figure of a GPU.
+Each of the three stages of a bucket (trainer/sync/feedback.py) takes the buckets in their order.
+What the model is given stands in the tables below, each with where it is from: what was measured is
+so named, all else is assumed. It is no figure of a GPU.
 """
 
 from __future__ import annotations

@@ -4,11 +4,9 @@ from typing import Callable, Dict, Type
 
 from contract.strategies import parse
 
-from .allreduce import AllReduce
-from .base import Sync
-from .compressed import BF16, FP16
-from .ef import ErrorFeedback
-from .machines import Machines
+from .allreduce import BF16, FP16, AllReduce
+from .base import Machines, Sync
+from .feedback import ErrorFeedback
 from .powersgd import PowerSGD
 
 __all__ = ["KINDS", "Machines", "Sync", "make"]

@@ -1,5 +1,5 @@
-"""What strategies with error feedback have in common: state that is kept from step to step, by each
-rank or, where several share a machine, by the one of them that sends.
+"""Strategies with error feedback: what a step leaves out of the sums is kept, by each rank or,
+where several share a machine, by the one of them that sends, and added in the next step.
 
 Errors are gradients, so they are multiplied by the loss scale and follow its changes. The errors of
 a step are kept only if the step is taken: after an overflow, the state is as it was before.
@@ -7,16 +7,16 @@ a step are kept only if the step is taken: after an overflow, the state is as it
 
 import dataclasses
 import math
-from typing import Any, Callable, Dict, List, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union, cast
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from contract.strategies import Strategy
+from contract.strategies import Strategy, part_of
 
-from .base import Sync, kept_tensor, sum_over_ranks
-from .carrier import Carrier, Stage
-from .machines import Machines
+from .base import Machines, Sync, sum_over_ranks
+from .carrier import Carrier, Stage, gather_parts, swap_parts
+from .codec import CODECS
 
 
 @dataclasses.dataclass
@@ -112,3 +112,99 @@ class Feedback(Sync):
         for index, tensors in kept.items():
             there = [tensor.to(self.carrier.device, copy=True) for tensor in tensors]
             self.kept[index] = BucketState(there, [torch.zeros_like(one) for one in there])
+
+
+@dataclasses.dataclass
+class Bucket:
+    """One bucket of `ErrorFeedback` while it is exchanged."""
+
+    buffer: torch.Tensor  # receives the result
+    kept: BucketState
+    coded: torch.Tensor  # what is to be sent, then what came
+
+
+class ErrorFeedback(Feedback):
+    """A few bits per value in each step: each machine owns a part of what is summed.
+
+    All send the owner their codes of its part; it adds them up and sends the sum to all, encoded
+    again. The quantisation error is kept where it arises, at the sender and at the owner (Seide et
+    al., "1-bit stochastic gradient descent", 2014; at both ends: Tang et al., "DoubleSqueeze", ICML
+    2019). All ranks decode the same bytes, by operations that round alike on every machine, so
+    their sums are equal to the bit.
+
+    What is kept of a bucket: what this machine left out of all parts (N x part), and what was left
+    out of the sum of its own.
+    """
+
+    def __init__(
+        self, strategy: Strategy, last_bucket: Callable[[], None], patience: float = 120.0
+    ) -> None:
+        super().__init__(strategy, last_bucket, patience)
+        self.codec = CODECS[strategy.arguments[0]]
+
+    @property
+    def owners(self) -> Tuple[int, ...]:
+        """The ranks that send, of which each owns a part."""
+        return self.machines.leaders
+
+    def stages(self) -> List[Stage]:
+        return [Stage(self._code), Stage(self._exchange, sends=True), Stage(self._take)]
+
+    def sizes(self, buffer: torch.Tensor, index: int) -> List[int]:
+        part = part_of(buffer.numel(), len(self.owners))
+        return [len(self.owners) * part, part]
+
+    def blank(self, job: Any) -> Bucket:
+        buffer, _, kept = job
+        size = self.codec.coded_bytes(part_of(buffer.numel(), len(self.owners)))
+        return Bucket(buffer, kept, buffer.new_empty((len(self.owners), size), dtype=torch.uint8))
+
+    def wire(self, bucket: Bucket) -> List[torch.Tensor]:
+        return [bucket.coded]
+
+    def _code(self, job: Any) -> Bucket:
+        """Encode this rank's values plus what it left out before."""
+        buffer, _, kept = job
+        flat, values = kept.coming[0], buffer.numel()
+        torch.add(kept.now[0][:values], buffer, out=flat[:values])
+        flat[values:].zero_()  # after an overflow, NaN was left there
+        return Bucket(buffer, kept, self.codec.encode(flat.view(len(self.owners), -1)))
+
+    def _exchange(self, bucket: Bucket, group: Any) -> Bucket:
+        """Bring the parts to their owners, and the sums of the owners to all.
+
+        Both are sent by this one stage: if another sent the sums of one bucket while this one sends
+        the parts of the next, two ranks would send to the same one at a time (see `swap_parts`).
+        """
+        came = swap_parts(bucket.coded, group, self.owners)
+        total = self._sum(came, bucket.kept)
+        bucket.coded = gather_parts(total, len(self.owners), group, self.owners)
+        return bucket
+
+    def _sum(self, coded: torch.Tensor, kept: BucketState) -> torch.Tensor:
+        """The codes of the sum of the part that this rank owns."""
+        whole = kept.coming[1]
+        torch.add(kept.now[1], self.codec.decode(coded, len(whole)).sum(0), out=whole)
+        return self.codec.encode(whole.view(1, -1))[0]
+
+    def _take(self, bucket: Bucket) -> torch.Tensor:
+        """Decode the sums of all owners."""
+        values = bucket.buffer.numel()
+        part = part_of(values, len(self.owners))
+        result = self.codec.decode(bucket.coded, part).view(-1)[:values]
+        return bucket.buffer.copy_(result)
+
+
+def kept_tensor(value: Any) -> torch.Tensor:
+    """Finite fp32 numbers in one dimension, as a file gave them. Raises ValueError for others."""
+    fits = (
+        isinstance(value, torch.Tensor)
+        and (value.layout, value.dtype) == (torch.strided, torch.float32)
+        and value.device.type == "cpu"
+        and value.dim() == 1
+        # A file of some bytes may describe a view of any size, which a copy would make.
+        and value.is_contiguous()
+    )
+    if not fits or not bool(torch.isfinite(value).all()):
+        raise ValueError("a tensor of another kind or size, or not finite")
+    return cast(torch.Tensor, value)
