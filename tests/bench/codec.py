@@ -5,22 +5,27 @@ the bytes of the tensors that they read and write.
 
 Each operation counts as one kernel, and its tensors as read and written once. A GPU's caches make
 some of it cheaper; a broadcast operand counts with the bytes that it has, not those that it stands
-for. Views, and what only reserves memory, cost nothing.
+for. Views, and what only reserves memory, cost nothing. An operation on a list of tensors counts as
+one. For `powersgd` it is a step of ResNet-50, in buckets as DDP makes them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections import Counter
 from typing import Any
+from unittest import mock
 
 import torch
+import torchvision
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from contract.strategies import parse, part_of
-from trainer.sync import Machines
+from contract.strategies import BUCKET_MB, parse, part_of
+from trainer.sync import Machines, powersgd
 from trainer.sync.feedback import BucketState, ErrorFeedback
+from trainer.sync.powersgd import PowerSGD
 
 FREE = ("view", "slice", "select", "empty", "split", "unsqueeze", "alias", "expand", "detach")
 
@@ -65,15 +70,43 @@ def stages(spec: str, ranks: int, values: int) -> dict[str, Counted]:
     return counted
 
 
+def powersgd_step(spec: str) -> Counted:
+    """All buckets of a step of ResNet-50."""
+    sync = PowerSGD(parse(spec), lambda: None)
+    sync.shapes, limit, counted = {0: []}, 1 << 20, Counted()
+    for one in reversed(list(torchvision.models.resnet50().parameters())):
+        sync.shapes[len(sync.shapes) - 1].append(one.shape)
+        if sum(4 * shape.numel() for shape in sync.shapes[len(sync.shapes) - 1]) >= limit:
+            sync.shapes[len(sync.shapes)], limit = [], BUCKET_MB << 20
+    with mock.patch.object(powersgd.dist, "all_reduce"), torch.no_grad():
+        for again in range(2):  # noise is drawn in the first step
+            for index, shapes in sync.shapes.items():
+                buffer = torch.randn(sum(shape.numel() for shape in shapes))
+                kept = [torch.zeros(size) for size in sync.sizes(buffer, index)]
+                job = (buffer, index, BucketState(kept, [torch.zeros_like(one) for one in kept]))
+                with counted if again else contextlib.nullcontext():
+                    for stage in sync.stages():
+                        job = stage.work(job, *((None,) if stage.sends else ()))
+    return counted
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sync", nargs="+", default=["ef:1.6", "ef:2", "ef:4", "ef:8"])
+    parser.add_argument(
+        "--sync", nargs="+", default=["ef:1.6", "ef:2", "ef:4", "ef:8", "powersgd:4"]
+    )
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--mib", type=int, default=8, help="a bucket's gradients in fp32")
     options = parser.parse_args()
     values = (options.mib << 20) // 4
     print(f"| {options.ranks} ranks, {options.mib} MiB | kernels | bytes a value |\n|---|---|---|")
     for spec in options.sync:
+        if spec.startswith("powersgd"):
+            step = powersgd_step(spec)
+            parameters = sum(p.numel() for p in torchvision.models.resnet50().parameters())
+            kernels, size = sum(step.kernels.values()), step.bytes / parameters
+            print(f"| `{spec}`, a step of ResNet-50 | {kernels} | {size:.0f} |")
+            continue
         counted = stages(spec, options.ranks, values)
         each = ", ".join(f"{name} {sum(one.kernels.values())}" for name, one in counted.items())
         kernels = sum(sum(one.kernels.values()) for one in counted.values())

@@ -7,17 +7,22 @@ first factor. Each bucket takes two sums.
 
 All ranks compute the product from the same factors. Machines of different kinds may round it
 differently, in the last bit of fp32.
+
+On a GPU each operation is a kernel, so what is done to the factors of one side is done to all of a
+bucket at once: they are pages of one tensor, filled up with zeros, which change no norm and no dot
+product.
 """
 
 import dataclasses
 import functools
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
 
 from contract.strategies import Strategy, is_thinned
 
+from ..compat import copy_all
 from .carrier import Stage, to_host
 from .feedback import Feedback
 
@@ -29,10 +34,11 @@ class Bucket:
     out now, for the next step."""
 
     buffer: torch.Tensor  # DDP's; receives the result
-    tensors: List[torch.Tensor]
+    index: int
     thin: List[torch.Tensor]
     whole: List[torch.Tensor]
-    left: List[torch.Tensor]  # P (rows, R), orthonormal
+    pages: torch.Tensor
+    left: List[torch.Tensor]  # P (rows, R), orthonormal; parts of pages
     right: List[torch.Tensor]  # Q (columns, R)
 
 
@@ -66,8 +72,9 @@ class PowerSGD(Feedback):
         buffer, index, kept = job
         flat = kept.coming[0].copy_(kept.now[0]).add_(buffer)
         bucket = self._bucket(buffer, index, flat, kept.coming[1])
-        last = factors(kept.now[1], bucket.thin, self.rank)
-        bucket.left = [m @ guess(q) for m, q in zip(bucket.thin, last)]
+        last = guess(factors(kept.now[1], bucket.thin, self.rank))
+        for matrix, left, right in zip(bucket.thin, bucket.left, last):
+            torch.mm(matrix, right, out=left)
         return bucket
 
     def _sum_left(self, bucket: Bucket, group: Any) -> Bucket:
@@ -77,11 +84,11 @@ class PowerSGD(Feedback):
     def _right(self, bucket: Bucket) -> Bucket:
         """Make the columns of the first factor P orthonormal, and compute the second one: this
         rank's M' P. The difference M - P P' M is kept."""
-        for factor in bucket.left:
-            orthonormalise(factor)
+        if bucket.thin:
+            orthonormalise(bucket.pages)
         for matrix, left, right in zip(bucket.thin, bucket.left, bucket.right):
             torch.mm(matrix.t(), left, out=right)
-            matrix.sub_(left @ right.t())
+            matrix.addmm_(left, right.t(), alpha=-1)
         return bucket
 
     def _sum_right(self, bucket: Bucket, group: Any) -> Bucket:
@@ -89,20 +96,20 @@ class PowerSGD(Feedback):
         return bucket
 
     def _product(self, bucket: Bucket) -> torch.Tensor:
-        products = iter([left @ right.t() for left, right in zip(bucket.left, bucket.right)])
-        thin = {id(matrix) for matrix in bucket.thin}
-        ordered = [next(products) if id(one) in thin else one.clone() for one in bucket.tensors]
+        total = bucket.buffer.new_empty(bucket.buffer.numel(), dtype=torch.float32)
+        thin, whole = self._split(total, bucket.index)
+        for matrix, left, right in zip(thin, bucket.left, bucket.right):
+            torch.mm(left, right.t(), out=matrix)
+        copy_all(whole, bucket.whole)
         torch._foreach_zero_(bucket.whole)  # sent whole, so nothing is left out
-        return bucket.buffer.copy_(torch.cat([one.reshape(-1) for one in ordered]))
+        return bucket.buffer.copy_(total)
 
     def blank(self, job: Any) -> Bucket:
         buffer, index, _ = job
         flat, right = (
             torch.empty(size, device=buffer.device) for size in self.sizes(buffer, index)
         )
-        bucket = self._bucket(buffer, index, flat, right)
-        bucket.left = [m.new_empty(len(m), self.rank) for m in bucket.thin]
-        return bucket
+        return self._bucket(buffer, index, flat, right)
 
     def wire(self, bucket: Bucket) -> List[torch.Tensor]:
         return [*bucket.left, *bucket.right, *bucket.whole]
@@ -111,15 +118,22 @@ class PowerSGD(Feedback):
         self, buffer: torch.Tensor, index: int, flat: torch.Tensor, right: torch.Tensor
     ) -> Bucket:
         """`flat`: the values of its tensors; `right`: where to put the second factors."""
-        shapes = self.shapes[index]
-        parts = flat.split([shape.numel() for shape in shapes])
-        tensors = [
-            part.view(sides(shape)) if self._is_thin(shape) else part
-            for part, shape in zip(parts, shapes)
-        ]
-        thin = [tensor for tensor in tensors if tensor.dim() == 2]
-        whole = [tensor for tensor in tensors if tensor.dim() == 1]
-        return Bucket(buffer, tensors, thin, whole, [], factors(right, thin, self.rank))
+        thin, whole = self._split(flat, index)
+        pages, left = blank_pages([(len(matrix), self.rank) for matrix in thin], flat.device)
+        second = factors(right, thin, self.rank)
+        return Bucket(buffer, index, thin, whole, pages, left, second)
+
+    def _split(
+        self, flat: torch.Tensor, index: int
+    ) -> Tuple[List[torch.Tensor], List[torch.Tensor]]:
+        """The bucket's matrices to factorise, and its other tensors, as parts of their values."""
+        thin, whole, shapes = [], [], self.shapes[index]
+        for part, shape in zip(flat.split([shape.numel() for shape in shapes]), shapes):
+            if self._is_thin(shape):
+                thin.append(part.view(sides(shape)))
+            else:
+                whole.append(part)
+        return thin, whole
 
 
 def sides(shape: torch.Size) -> Tuple[int, int]:
@@ -133,32 +147,54 @@ def factors(flat: torch.Tensor, matrices: List[torch.Tensor], rank: int) -> List
     return [part.view(-1, rank) for part in parts]
 
 
-def guess(factor: torch.Tensor) -> torch.Tensor:
-    """The last step's right factor with normalised columns. A column of zeros, which could never
+Shape = Tuple[int, ...]
+
+
+def blank_pages(
+    shapes: Sequence[Shape], device: torch.device
+) -> Tuple[torch.Tensor, List[torch.Tensor]]:
+    """Zeros (n, longest, R) for n factors of these shapes (length, R), and each one's part."""
+    longest, columns = (max((shape[side] for shape in shapes), default=0) for side in (0, 1))
+    pages = torch.zeros(len(shapes), longest, columns, device=device)
+    return pages, [page[: shape[0]] for page, shape in zip(pages, shapes)]
+
+
+def guess(last: List[torch.Tensor]) -> List[torch.Tensor]:
+    """The last step's right factors with normalised columns. A column of zeros, which could never
     become anything else, is replaced by noise that is equal on all ranks."""
-    norms = factor.norm(dim=0)
-    return torch.where(norms > 0, factor / norms, noise(factor.shape, factor.device))
+    if not last:
+        return []
+    shapes = tuple(tuple(factor.shape) for factor in last)
+    pages, parts = blank_pages(shapes, last[0].device)
+    copy_all(parts, last)
+    norms = pages.norm(dim=1, keepdim=True)
+    pages.copy_(torch.where(norms > 0, pages / norms, noise(shapes, pages.device)))
+    return parts
 
 
 @functools.cache
-def noise(shape: torch.Size, device: torch.device) -> torch.Tensor:
-    """The noise for one shape, cached after the first step. It is drawn on the host, where all
-    ranks draw the same numbers, and copying it to a GPU in each step would mean waiting."""
-    generator = torch.Generator().manual_seed(shape.numel())
-    return torch.randn(shape, generator=generator).to(device)
+def noise(shapes: Tuple[Shape, ...], device: torch.device) -> torch.Tensor:
+    """Pages of noise, cached after the first step. It is drawn on the host, where all ranks draw
+    the same numbers, and copying it to a GPU in each step would mean waiting."""
+    pages, parts = blank_pages(shapes, torch.device("cpu"))
+    for part, shape in zip(parts, shapes):
+        generator = torch.Generator().manual_seed(part.numel())
+        part.copy_(torch.randn(shape, generator=generator))
+    return pages.to(device)
 
 
-def orthonormalise(matrix: torch.Tensor) -> None:
-    """Gram-Schmidt, in place. LAPACK is not used, because it refuses infs and NaNs, which here only
-    mean that this step will be skipped. A column that is nothing but rounding error becomes zeros.
-    """
-    before = matrix.norm(dim=0)
-    for column in range(matrix.shape[1]):
-        own = matrix[:, column]
-        norm = own.norm()
-        own.mul_(torch.where(norm > 1e-5 * before[column], 1 / norm, torch.zeros_like(norm)))
-        rest = matrix[:, column + 1 :]
-        rest.sub_(own[:, None] * (own @ rest))
+def orthonormalise(pages: torch.Tensor) -> None:
+    """Gram-Schmidt of each page's columns, in place. LAPACK is not used, because it refuses infs
+    and NaNs, which here only mean that this step will be skipped. A column that is nothing but
+    rounding error becomes zeros."""
+    before = pages.norm(dim=1)
+    for column in range(pages.shape[2]):
+        own = pages[:, :, column]
+        norm = own.norm(dim=1)
+        nothing = norm <= 1e-5 * before[:, column]
+        own.mul_(norm.reciprocal().masked_fill_(nothing, 0)[:, None])
+        rest = pages[:, :, column + 1 :]
+        rest.sub_(own[:, :, None] * torch.bmm(own[:, None], rest))
 
 
 def sum_all(tensors: List[torch.Tensor], group: Any) -> None:
@@ -168,5 +204,5 @@ def sum_all(tensors: List[torch.Tensor], group: Any) -> None:
     flat = to_host(torch.cat([tensor.reshape(-1) for tensor in tensors]))
     dist.all_reduce(flat, group=group)
     flat = flat.to(tensors[0].device, non_blocking=True)
-    for tensor, values in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
-        tensor.copy_(values.view_as(tensor))
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    copy_all(tensors, [part.view_as(tensor) for part, tensor in zip(parts, tensors)])

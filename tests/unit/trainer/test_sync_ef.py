@@ -9,7 +9,7 @@ from contract.strategies import coded_bytes
 from tests.trainer_ranks import run_ranks
 from tests.unit.trainer.sync_ranks import Counted, Steps, six_steps
 from trainer.sync.codec import CODECS
-from trainer.sync.powersgd import guess, orthonormalise
+from trainer.sync.powersgd import blank_pages, guess, orthonormalise
 
 
 @pytest.mark.parametrize("bits", CODECS)
@@ -49,13 +49,14 @@ def test_what_takes_the_place_of_zeros_is_drawn_once(monkeypatch):
         return real(*shape, **more)
 
     monkeypatch.setattr(torch, "randn", counted)
-    factor = torch.zeros(37, 2)
-    factor[:, 0] = 2.0
-    first = guess(factor)
-    assert torch.equal(first, guess(factor.clone()))
-    assert len(drawn) == 1
+    factors = [torch.zeros(37, 2), torch.zeros(11, 2)]
+    factors[0][:, 0] = 2.0
+    first, second = guess(factors)
+    assert torch.equal(first, guess([factor.clone() for factor in factors])[0])
+    assert len(drawn) == 2
     assert torch.allclose(first[:, 0], torch.full((37,), 37**-0.5))
     assert first[:, 1].abs().min() > 0
+    assert second.shape == (11, 2) and second.abs().min() > 0
 
 
 def summed_up(spec):
@@ -149,11 +150,15 @@ def test_many_steps_of_several_buckets_end(spec, count):
     assert run_ranks([1, 1, 1, 1], many_steps, spec, count) == [True] * 4
 
 
-def test_a_matrix_of_few_ranks_is_rebuilt_by_as_few_columns():
+def test_matrices_of_few_ranks_are_rebuilt_by_as_few_columns():
     torch.manual_seed(0)
-    matrix = torch.randn(40, 2) @ torch.randn(2, 30)
-    left = matrix @ torch.randn(30, 4)
-    orthonormalise(left)
-    assert torch.allclose(left @ (left.t() @ matrix), matrix, atol=1e-3)
-    # Two of the four columns were rounding alone.
-    assert left.norm(dim=0).tolist() == pytest.approx([1, 1, 0, 0], abs=1e-4)
+    matrices = [torch.randn(rows, 2) @ torch.randn(2, 30) for rows in (40, 25)]
+    pages, parts = blank_pages([(40, 4), (25, 4)], torch.device("cpu"))
+    for matrix, left in zip(matrices, parts):
+        left.copy_(matrix @ torch.randn(30, 4))
+    orthonormalise(pages)
+    for matrix, left in zip(matrices, parts):
+        assert torch.allclose(left @ (left.t() @ matrix), matrix, atol=1e-3)
+        # Two of the four columns were rounding alone.
+        assert left.norm(dim=0).tolist() == pytest.approx([1, 1, 0, 0], abs=1e-4)
+    assert not pages[1, 25:].any()
