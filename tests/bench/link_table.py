@@ -13,8 +13,10 @@ from report.paper import BLOCKS, PARAMETERS, matrices
 from tests.bench.slow_links import ALONE, BACKWARD, FORWARD
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+FOUND = DOCS / "slow-links.json"
 BEGIN, END = "<!-- made by make bench -->", "<!-- end -->"
 AGREEMENT = "<!-- agreement, by python -m tests.bench.link_table -->"
+WHOLE = "<!-- a whole run, by make bench -->"
 BUSY = 0.7  # share of the cores; beyond it a cell says more of them than of the link
 HEADS = (
     *("machines", "link", "SYNC", "a step", "efficiency", "sent a step", "formula"),
@@ -187,21 +189,63 @@ def write(seen):
     """Into docs/: what the machine was, and all cells so far, beside those of earlier benches."""
     table = updated(known(), rows(seen))
     document = {
+        **json.loads(FOUND.read_text()),
         "forward": FORWARD,
         "backward": BACKWARD,
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1),
         "rows": table,
     }
-    (DOCS / "slow-links.json").write_text(json.dumps(document, indent=1) + "\n")
+    FOUND.write_text(json.dumps(document, indent=1) + "\n")
     (DOCS / "images/slow-links.svg").write_text(picture(table))
     onto_page(table)
     return table
 
 
+def whole_run(case, seen, alone):
+    """A run with its warm-up as it was seen, by the plan, and by one machine that trains on as many
+    images: seconds from its first step to the beginning of its last."""
+    strategy, exact = (
+        strategies.parse(case.sync),
+        round(case.warmup * (case.steps + 1) / case.epochs),
+    )
+    step, warm = (
+        planned(sync, case.nodes, case.mbit, alone) for sync in (case.sync, strategies.EXACT)
+    )
+    mean = strategies.Phases(case.steps, exact).mean(strategy, step, warm)
+    return {
+        **{"nodes": case.nodes, "mbit": case.mbit, "sync": case.sync, "dilation": case.dilation},
+        **{"steps": case.steps, "exact": exact, "load": round(os.getloadavg()[0], 1)},
+        **{"seconds": round(seen.seconds * case.steps, 2), "planned": round(mean * case.steps, 2)},
+        "alone": round(alone * case.nodes * case.steps, 2),
+    }
+
+
+def write_whole(one):
+    """The whole run into docs/."""
+    document = {**json.loads(FOUND.read_text()), "whole": one}
+    FOUND.write_text(json.dumps(document, indent=1) + "\n")
+    onto_page(document["rows"])
+
+
+def whole_sentence():
+    """Of the whole run, for the page."""
+    one = json.loads(FOUND.read_text()).get("whole")
+    if one is None:
+        return ""
+    return filler(
+        f"{one['steps']} steps of {one['nodes']} machines with `{one['sync']}` on "
+        f"{link(one['mbit'])}, the first {one['exact']} of them exact: {one['seconds']:.2f} s "
+        f"measured, {one['planned']:.2f} s by the plan "
+        f"({one['planned'] / one['seconds'] - 1:+.1%}). One machine takes {one['alone']:.2f} s for as many images, so the whole run was "
+        f"{one['alone'] / one['seconds']:.2f} x as fast (dilation {one['dilation']}, load of this "
+        f"machine {one['load']})."
+    )
+
+
 def known():
     """The rows of docs/slow-links.json."""
-    return json.loads((DOCS / "slow-links.json").read_text())["rows"]
+    return json.loads(FOUND.read_text())["rows"]
 
 
 def updated(old, new):
@@ -216,7 +260,8 @@ def updated(old, new):
 def onto_page(table):
     path = DOCS / "slow-links.md"
     text = path.read_text()
-    for begin, made in ((BEGIN, page(table)), (AGREEMENT, sentences(table))):
+    parts = {BEGIN: page(table), AGREEMENT: sentences(table), WHOLE: whole_sentence()}
+    for begin, made in parts.items():
         before, _, rest = text.partition(begin)
         after = rest.partition(END)[2]
         text = f"{before}{begin}\n{made}\n{END}{after}"

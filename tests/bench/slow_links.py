@@ -21,20 +21,23 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 FORWARD, BACKWARD = 0.04, 0.08  # seconds of an RTX 2080 Ti's step, batch 32, as a stand-in
 ALONE = "none"  # the baseline: the same machines, each for itself
 PORT = 29500
-SKIPPED = 2  # steps before those that are measured
 START_SECONDS, STEP_SECONDS = 300, 1200
 
 
 @dataclass(frozen=True)
 class Case:
     """One cell: so many machines with this strategy on links of `mbit`; `dilation`: by how much
-    all is slower than it would be. `steps`: how many are measured, after those that are not."""
+    all is slower than it would be. `steps`: how many are measured, after so many `skipped`.
+    `warmup`: the first of the `epochs`, whose sums are exact."""
 
     nodes: int
     sync: str
     mbit: float
     dilation: int
     steps: int = 3
+    skipped: int = 2
+    epochs: int = 1
+    warmup: float = 0.0
 
     @property
     def begun(self):
@@ -45,7 +48,7 @@ class Case:
     @property
     def first(self):
         """The mark at which measuring begins."""
-        return self.begun + SKIPPED
+        return self.begun + self.skipped
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,8 @@ def start(case: Case, folder: Path, node, rank: int) -> subprocess.Popen:
     argv = [sys.executable, "-m", "trainer", "--model", "tests.bench.timed_model:resnet50"]
     argv += ["--data", str(folder.parent / "images"), "--per_node_batch_size", "2"]
     argv += ["--precision", "fp32", "--device", "cpu", "--augment", "none", "--workers", "0"]
-    argv += ["--epochs", "1", "--warmup_epochs", "0", "--lr", "0.0001", "--momentum", "0"]
+    argv += ["--epochs", str(case.epochs), "--sync_warmup", str(case.warmup)]
+    argv += ["--evaluate_every", "999", "--warmup_epochs", "0", "--lr", "0.0001", "--momentum", "0"]
     argv += ["--weight_decay", "0", "--timeout", "3600", "--sync", sync]
     said = (folder / f"rank{rank}.log").open("w")
     enter = ["ip", "netns", "exec", node.netns]
