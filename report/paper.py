@@ -79,6 +79,7 @@ TURING = tuple(CARDS).index("2060")
 # data-centre cards. Each of these, left out, is estimated within 11 % (fp32), and but for the 3080
 # (25 % over), whose table is of the year that it came out, within 11 % in 16 bits.
 COSTS = {"fp32": (1.130, 0.0264), "16 bits": (0.739, 0.0082)}
+MODEL = "resnet50"  # where none is named
 # torchvision's models with 1000 classes.
 PARAMETERS = {"resnet50": 25_557_032, "resnet152": 60_192_808}
 # Bottleneck blocks of each stage.

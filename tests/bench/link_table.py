@@ -233,13 +233,13 @@ def whole_sentence():
     one = json.loads(FOUND.read_text()).get("whole")
     if one is None:
         return ""
+    off = one["planned"] / one["seconds"] - 1
     return filler(
         f"{one['steps']} steps of {one['nodes']} machines with `{one['sync']}` on "
         f"{link(one['mbit'])}, the first {one['exact']} of them exact: {one['seconds']:.2f} s "
-        f"measured, {one['planned']:.2f} s by the plan "
-        f"({one['planned'] / one['seconds'] - 1:+.1%}). One machine takes {one['alone']:.2f} s for as many images, so the whole run was "
-        f"{one['alone'] / one['seconds']:.2f} x as fast (dilation {one['dilation']}, load of this "
-        f"machine {one['load']})."
+        f"measured, {one['planned']:.2f} s by the plan ({off:+.1%}). One machine takes "
+        f"{one['alone']:.2f} s for as many images, {one['alone'] / one['seconds']:.2f} times as "
+        f"long (dilation {one['dilation']}; load of this machine {one['load']})."
     )
 
 

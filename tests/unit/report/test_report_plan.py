@@ -163,6 +163,11 @@ def test_a_plan_on_paper_needs_no_run(tmp_path, capsys):
     assert not list(tmp_path.glob("plan-*"))
 
 
+def test_a_plan_on_paper_without_a_model_is_of_resnet50(capsys):
+    assert main(["plan", "--gpu", "3090"]) == 0
+    assert capsys.readouterr().out.startswith("resnet50 at 224 pixels in fp32, 64 images")
+
+
 @pytest.mark.parametrize(
     ("gpu", "precision", "speed", "told"),
     [
