@@ -164,7 +164,9 @@ def conclusion(rows: list[Row]) -> str:
 
 
 def _known(row: Row) -> str:
-    label = label_in(row)
+    label, samples = label_in(row), prices.price_of(strategies.parse(row.sync)).samples
+    if label == "costs samples" and samples:
+        return f"all-reduce's after {samples:.2f} times as many images"
     return label if label == "not measured" else f"labelled {label}"
 
 

@@ -227,6 +227,11 @@ def test_the_best_of_a_plan_costs_no_accuracy(tmp_path, capsys, monkeypatch, lab
     assert ("4 + powersgd:4" in out) is (faster in out)
 
 
+def test_a_plan_says_how_many_images_more_the_fastest_takes(tmp_path, capsys):
+    out = " ".join(plan(tmp_path, capsys, "--gpu", "3090")[1].split())
+    assert re.search(r"powersgd:4, .* accuracy is all-reduce's after 1\.\d\d times as many", out)
+
+
 @pytest.mark.parametrize(
     ("epochs", "warmup", "times"), [("90", "1", 3.69), ("90", "0", 3.90), ("90", "5", 3.03)]
 )
