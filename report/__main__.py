@@ -22,6 +22,7 @@ from report.comparing import compare_main
 from report.errors import Parser
 from report.finding import find_run
 from report.layout import printable, printed
+from report.overtime import as_csv
 from report.page import render_page
 from report.plan import plan_main
 from report.sweep import sweep_main
@@ -87,9 +88,10 @@ def report_main(argv: list[str]) -> int:
 
 
 def write_report(analysis: Analysis, text: str) -> None:
-    """Writes the three files, each whole or not at all."""
+    """Writes the files, each whole or not at all."""
     write(analysis.run.folder / "summary.json", summary_json(analysis))
     write(analysis.run.folder / "report.txt", text)
+    write(analysis.run.folder / "series.csv", as_csv(analysis))
     write(analysis.run.folder / "report.html", render_page(analysis))
 
 

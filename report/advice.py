@@ -75,6 +75,7 @@ class Advice:
 
     now: float
     remedies: tuple[Remedy, ...] = ()
+    saving: bool = False  # whether `now` counts the time for saving
     together: Remedy | None = None
 
 
@@ -93,7 +94,7 @@ def advise(step: Step | None, cause: str, start: Entry) -> Advice:
     found += data_advice(now, cause, start) + checkpoint_advice(now, start)
     worth = [one for one in found if one.predicted > WORTH * now.images_per_second]
     ranked = sorted(worth, key=lambda one: (one.money, -one.predicted))
-    return together(Advice(now.images_per_second, tuple(ranked)), now)
+    return together(Advice(now.images_per_second, tuple(ranked), now.saving > 0), now)
 
 
 def situation(step: Step, cause: str) -> Situation:

@@ -19,10 +19,12 @@ from report.memory import MemoryUse, memory_use
 from report.network import NetworkUse, network_use, one_machine
 from report.progress import (
     Epoch,
+    Span,
     TimePoint,
     hundred_epochs,
     images_per_second,
     learning_curve,
+    step_spans,
     time_line,
 )
 from report.records import Run, read_run
@@ -65,6 +67,7 @@ class Analysis:
     memory: list[MemoryUse]
     curve: list[Epoch]
     line: list[TimePoint]
+    spans: list[Span]
     hundred_epochs: float | None
     notes: list[str]  # what is missing, in sentences
 
@@ -104,6 +107,7 @@ def analyse(folder: Path) -> Analysis:
         memory=memory_use(run),
         curve=learning_curve(run),
         line=time_line(run),
+        spans=step_spans(run),
         hundred_epochs=hundred_epochs(run, accounting),
         notes=missing_notes(run, gpus),
     )

@@ -114,7 +114,7 @@ def axis_x(left: int, base: float, end: float, unit: str) -> list[str]:
     marks = [f'<line class="axis" x1="{left}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>']
     for value in ticks(end, 1.0 if unit == "epochs" else 0.0):
         x = left + (WIDTH - left - RIGHT) * value / end
-        if x < WIDTH - RIGHT - 90:
+        if x < WIDTH - RIGHT - 140:  # the unit stands there, in letters of up to 22 px
             marks.append(
                 f'<text x="{x:.1f}" y="{base + 19}" text-anchor="middle">{value:,g}</text>'
             )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from report import charts, compare_text
 from report.compare import Comparison, Side
-from report.page import over_time, thin
+from report.page import over_time
+from report.progress import POINTS, Epoch
+from report.series import thin
 from report.templates import render
 from report.units import seconds, three_digits
 
@@ -59,25 +63,26 @@ def step_chart(found: Comparison) -> str:
 
 
 def epoch_chart(found: Comparison) -> str:
-    sides = curves(found)
-    series = [
-        (f"n{i}", thin([(float(epoch.epoch), 100 * (epoch.top1 or 0)) for epoch in side.curve]))
-        for i, side in enumerate(sides)
-    ]
+    series = drawn(found, lambda epoch: float(epoch.epoch))
     if not series:
         return ""
-    return charts.lines(series, "%", f"Top-1 after each epoch. {ends(sides)}", "epochs", top=100.0)
+    said = f"Top-1 after each epoch. {ends(curves(found))}"
+    return charts.lines(series, "%", said, "epochs", top=100.0)
 
 
 def time_chart(found: Comparison) -> str:
-    sides = curves(found)
-    series = [
-        (f"n{i}", thin([(epoch.seconds, 100 * (epoch.top1 or 0)) for epoch in side.curve]))
-        for i, side in enumerate(sides)
-    ]
+    series = drawn(found, lambda epoch: epoch.seconds)
     if not series:
         return ""
-    return over_time(series, "%", f"Top-1 over time. {ends(sides)}", top=100.0)
+    return over_time(series, "%", f"Top-1 over time. {ends(curves(found))}", top=100.0)
+
+
+def drawn(found: Comparison, across: Callable[[Epoch], float]) -> list[tuple[str, charts.Points]]:
+    """(colour, points) of each side's top-1 in percent."""
+    return [
+        (f"n{i}", thin([(across(epoch), 100 * (epoch.top1 or 0)) for epoch in side.curve], POINTS))
+        for i, side in enumerate(curves(found))
+    ]
 
 
 def ends(sides: list[Side]) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from report.files import number
 from report.records import Run, natural_number
+from report.series import Points, Series
 from report.windows import loop_windows, within
 
 
@@ -25,6 +27,8 @@ class GpuUse:
     power: float | None  # watts, mean
     temperature: float | None  # celsius, highest
     clock: float | None  # MHz, lowest
+    # Name of a figure -> (seconds since the loop began, value)
+    series: Mapping[str, Points] = field(default_factory=dict)
 
 
 MOST_GPUS = 64  # of a machine
@@ -39,8 +43,10 @@ class Figures:
     sum: float = 0.0
     least: float | None = None
     most: float | None = None
+    series: Series = field(default_factory=Series)
 
-    def add(self, value: float) -> None:
+    def add(self, seconds: float, value: float) -> None:
+        self.series.add(seconds, value)
         self.count, self.sum = self.count + 1, self.sum + value
         self.least = value if self.least is None else min(self.least, value)
         self.most = value if self.most is None else max(self.most, value)
@@ -56,7 +62,7 @@ def gpu_use(run: Run) -> list[GpuUse]:
     found = []
     for host, path in run.gpu.items():
         cards: dict[tuple[int, int], dict[str, Figures]] = {}
-        for window, _, line in within(path, windows.get(host, [])):
+        for window, mono, line in within(path, windows.get(host, [])):
             index = natural_number(line.get("index")) or 0
             if index >= MOST_GPUS:
                 continue
@@ -65,7 +71,7 @@ def gpu_use(run: Run) -> list[GpuUse]:
             for name, figures in cards[window.attempt, index].items():
                 value = number(line.get(name))
                 if value is not None:
-                    figures.add(value)
+                    figures.add(mono - window.start, value)
         found += [one_gpu(host, *card, cards[card]) for card in sorted(cards)]
     return found
 
@@ -81,4 +87,5 @@ def one_gpu(host: str, attempt: int, index: int, seen: dict[str, Figures]) -> Gp
         power=seen["power"].mean,
         temperature=seen["temperature"].most,
         clock=seen["clock_sm"].least,
+        series={name: figures.series.points for name, figures in seen.items()},
     )

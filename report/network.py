@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from report.files import Entry, number, only, text
 from report.records import Fields, Run, positive
+from report.series import Series
 from report.windows import Window, loop_windows, within
 
 
@@ -29,6 +30,7 @@ class NetworkUse:
     retransmits: int
     dropped: int
     shared_by: int
+    series: tuple[tuple[float, float], ...] = ()  # (seconds since the loop began, sent a second)
 
 
 def network_use(run: Run) -> list[NetworkUse]:
@@ -64,6 +66,7 @@ class Counted:
     last: Entry
     peak: float | None = None  # bytes per second sent
     warm: tuple[float, Entry] | None = None  # the first sample after the warm-up
+    series: Series = field(default_factory=Series)
 
     def add(self, mono: float, sample: Entry) -> None:
         if self.warm is None and mono >= self.window.after_warm_up.start:
@@ -71,6 +74,7 @@ class Counted:
         if mono > self.ended:
             rate = grown(self.last, sample, "tx_bytes") / (mono - self.ended)
             self.peak = max(self.peak or 0.0, rate)
+            self.series.add(mono - self.window.start, rate)
         self.ended, self.last = mono, sample
 
 
@@ -106,6 +110,7 @@ def one_use(host: str, counted: Counted, shared_by: int) -> NetworkUse | None:
         retransmits=int(grown(first, last, "tcp_retransmits")),
         dropped=int(grown(first, last, "tx_dropped") + grown(first, last, "rx_dropped")),
         shared_by=shared_by,
+        series=tuple((at, rate / shared_by) for at, rate in counted.series.points),
     )
 
 

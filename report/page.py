@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from report import charts, formulas, tables
-from report.analysis import Analysis, Use, of_attempt
-from report.disk import DiskUse
+import time
+
+from report import charts, differences, formulas, tables
+from report.analysis import Analysis, of_attempt
+from report.command import train_line
+from report.files import number
 from report.heading import setup
+from report.overtime import Recorded, first_per_host, recorded
 from report.progress import POINTS
 from report.records import CATEGORIES
+from report.series import thin
 from report.templates import render
 from report.text import WORDS
 from report.units import percent, seconds, three_digits
@@ -31,7 +36,9 @@ def render_page(analysis: Analysis) -> str:
         time_parts=time_parts(analysis),
         charts=all_charts(analysis),
         tables=tables,
-        disk_hosts=[use.host for use in charted_disks(analysis)],
+        recorded=[(one, recorded_chart(one)) for one in recorded(analysis)],
+        details=details(analysis),
+        command=train_line(analysis.run),
     )
 
 
@@ -72,11 +79,9 @@ def all_charts(analysis: Analysis) -> dict[str, str]:
     return {
         "time": time_chart(analysis),
         "ranks": rank_chart(analysis),
-        "speed": speed_chart(analysis),
-        "waits": waits_chart(analysis),
-        "disks": disk_chart(analysis),
         "network": network_chart(analysis),
         "curve": curve_chart(analysis),
+        "loss": loss_chart(analysis),
         "advice": advice_chart(analysis),
     }
 
@@ -136,63 +141,6 @@ def rank_chart(analysis: Analysis) -> str:
     )
 
 
-def speed_chart(analysis: Analysis) -> str:
-    """Images per second over the run."""
-    points = [(point.seconds, point.images_per_second) for point in analysis.line]
-    if len(points) < 2:
-        return ""
-    low, high = min(y for _, y in points), max(y for _, y in points)
-    said = f"Images per second over the run, between {three_digits(low)} and {three_digits(high)}."
-    return over_time([("forward", points)], "", said)
-
-
-def waits_chart(analysis: Analysis) -> str:
-    """The fraction of the steps spent waiting, over the run."""
-    if len(analysis.line) < 2:
-        return ""
-    data = [(point.seconds, 100 * point.data_share) for point in analysis.line]
-    sync = [(point.seconds, 100 * point.sync_share) for point in analysis.line]
-    said = (
-        f"Share of the steps that waits: for images {sum(y for _, y in data) / len(data):.0f} % "
-        f"and for gradients {sum(y for _, y in sync) / len(sync):.0f} % on average."
-    )
-    return over_time([("data", data), ("sync_exposed", sync)], "%", said, top=100.0)
-
-
-def thin(points: charts.Points) -> charts.Points:
-    """At most POINTS of them, evenly spaced."""
-    stride = -(-len(points) // POINTS)
-    return points[::stride] if stride > 1 else points
-
-
-def first_per_host(uses: list[Use]) -> list[Use]:
-    """One use per host (disks come sorted: the data disk first)."""
-    found: dict[str, Use] = {}
-    for use in uses:
-        found.setdefault(use.host, use)
-    return list(found.values())
-
-
-def charted_disks(analysis: Analysis) -> list[DiskUse]:
-    """The disks that have a line of their own: one per node, as many as there are colours."""
-    return first_per_host(of_attempt(analysis.step, analysis.disks))[:8]
-
-
-def disk_chart(analysis: Analysis) -> str:
-    """MB/s read over the run, one line per node."""
-    uses = charted_disks(analysis)
-    if not any(len(use.series) > 1 for use in uses):
-        return ""
-    series = [
-        (f"n{index}", thin([(time, read) for time, read, _ in use.series]))
-        for index, use in enumerate(uses)
-    ]
-    said = "Read from disk in MB/s, mean: " + ", ".join(
-        f"{use.host} {use.device} {three_digits(use.read)}" for use in uses
-    )
-    return over_time(series, "MB/s", said + ".")
-
-
 def network_chart(analysis: Analysis) -> str:
     """MB/s sent per node, with the line rate."""
     uses = first_per_host(of_attempt(analysis.step, analysis.networks))[:MOST_RANKS]
@@ -210,13 +158,49 @@ def network_chart(analysis: Analysis) -> str:
     return charts.bars(rows, "MB/s", said, limit)
 
 
+def recorded_chart(one: Recorded) -> str:
+    drawn = one.drawn()
+    means = ((name, sum(y for _, y in points) / len(points)) for name, _, points in drawn)
+    told = ", ".join(f"{name} {three_digits(mean)}" for name, mean in means)
+    said = f"{one.title}, mean{f' in {one.unit}' if one.unit else ''}: {told}."
+    return over_time([(colour, points) for _, colour, points in drawn], one.unit, said, one.top)
+
+
+def loss_chart(analysis: Analysis) -> str:
+    """The mean loss of each epoch in training, and on the validation images after it."""
+    epochs = analysis.curve
+    train = [(float(e.epoch), e.train_loss) for e in epochs if e.train_loss is not None]
+    validation = [(float(e.epoch), e.loss) for e in epochs if e.loss is not None]
+    series = [("data", thin(train, POINTS)), ("forward", thin(validation, POINTS))]
+    shown = [(colour, points) for colour, points in series if len(points) > 1]
+    if not shown:
+        return ""
+    said = "Loss after each epoch, at the end: " + " and ".join(
+        f"{three_digits(points[-1][1])} {'in training' if colour == 'data' else 'on validation'}"
+        for colour, points in shown
+    )
+    return charts.lines(shown, "", said + ".", "epochs")
+
+
+def details(analysis: Analysis) -> tables.Table:
+    """What it takes to do the same again: when, which code, and on what."""
+    run = analysis.run
+    unix = number(run.plan.get("created_unix")) or number(analysis.start.get("unix"))
+    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix)) if unix else ""
+    code = differences.code_of(run.plan) if run.plan.get("code_sha256") else ""
+    rows = {"started": when, "revision": code, **differences.machines(analysis)}
+    return tables.Table(
+        ("", "value"), tuple((name, value) for name, value in rows.items() if value)
+    )
+
+
 def curve_chart(analysis: Analysis) -> str:
     """Top-1 in percent after each epoch."""
     points = [(float(e.epoch), 100 * e.top1) for e in analysis.curve if e.top1 is not None]
     if len(points) < 2:
         return ""
     said = f"Top-1 after each epoch, from {points[0][1]:.1f} % to {points[-1][1]:.1f} %."
-    return charts.lines([("forward", thin(points))], "%", said, "epochs", top=100.0)
+    return charts.lines([("forward", thin(points, POINTS))], "%", said, "epochs", top=100.0)
 
 
 def advice_chart(analysis: Analysis) -> str:

@@ -11,6 +11,7 @@ from report.measure import goes_on, longest_attempt, steady_seconds, warm_step
 from report.records import RankRecord, Run
 
 POINTS = 240  # of a time line: more could not be told apart
+SPANS, PER_SPAN = 120, 20  # slices of a loop; steps in one, of which one in twenty is the p95
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,16 @@ class Epoch:
     loss: float | None
     train_loss: float | None
     seconds: float
+
+
+@dataclass(frozen=True)
+class Span:
+    """Steps of all ranks in a slice of the loop: when, how long half of them took at most, and how
+    long 95 of 100."""
+
+    seconds: float
+    half: float
+    most: float
 
 
 @dataclass(frozen=True)
@@ -103,6 +114,24 @@ def time_line(run: Run) -> list[TimePoint]:
         for at in range(slices)
         if spent[at] > 0
     ]
+
+
+def step_spans(run: Run) -> list[Span]:
+    """At most SPANS slices of the longest attempt, each with PER_SPAN steps of a rank or more; the
+    first step, which warms up, is left out."""
+    records = longest_attempt(run.ranks)
+    steps = min((len(record.steps) for record in records), default=0) - 1
+    if steps < 2 * PER_SPAN:
+        return []
+    size = max(PER_SPAN, -(-steps // SPANS))
+    found = []
+    for begin in range(1, steps + 2 - size, size):
+        slices = [record.steps.total[begin : begin + size] for record in records]
+        lengths = sorted(length for one in slices for length in one)
+        middle = records[0].steps.clock[begin + size // 2]
+        half, most = (lengths[int(part * (len(lengths) - 1))] for part in (0.5, 0.95))
+        found.append(Span(middle, half, most))
+    return found
 
 
 def images_per_second(run: Run) -> float | None:

@@ -239,7 +239,8 @@ def advice_section(analysis: Analysis) -> list[str]:
     advice, listed = analysis.advice, analysis.summary["advice"]
     if not listed:
         return []
-    lines = [f"WHAT TO DO  (predicted images/s; now {three_digits(advice.now)})"]
+    saving = ", saving counted" if advice.saving else ""
+    lines = [f"WHAT TO DO  (predicted images/s; now {three_digits(advice.now)}{saving})"]
     for place, item in enumerate(listed, 1):
         figure = three_digits(item["predicted_images_per_second"])
         gain = item["predicted_images_per_second"] / advice.now

@@ -1,12 +1,18 @@
 """The terminal text and the page: their limits, and that both show what was found."""
 
+import csv
+import json
 import re
+from pathlib import Path
 
 import pytest
 
 from report import charts
+from report.__main__ import main
 from report.analysis import analyse
+from report.overtime import recorded
 from report.page import render_page
+from report.records import CATEGORIES
 from report.templates import bound
 from report.text import render_text
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
@@ -73,3 +79,85 @@ def test_figures_stay_with_their_units():
     assert bound("takes 1.23 s at 1 Gbit/s, 90 % of 4 nodes") == (
         "takes 1.23\u00a0s at 1\u00a0Gbit/s, 90\u00a0% of 4 nodes"
     )
+
+
+def colours(theme):
+    """{name: colour} of the page's style, light or dark."""
+    style = (Path(charts.__file__).parent / "templates/report.css").read_text()
+    light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[:2]
+    named = dict(re.findall(r"--([\w-]+): (#\w+)", light))
+    return named if theme == "light" else {**named, **dict(re.findall(r"--([\w-]+): (#\w+)", dark))}
+
+
+def contrast(one, other):
+    """Of two colours, as WCAG 2 defines it."""
+
+    def luminance(colour):
+        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+        parts = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
+        linear = [v / 12.92 if v <= 0.03928 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
+        return sum(part * weight for part, weight in zip(linear, (0.2126, 0.7152, 0.0722)))
+
+    darker, lighter = sorted((luminance(one), luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_what_is_drawn_stands_out_from_the_card(theme):
+    named = colours(theme)
+    assert contrast("#ffffff", "#000000") == pytest.approx(21)
+    fills = {*CATEGORIES, "peers"} | {"soft", "accent", "bad", "ink"}
+    for name in fills:
+        least = 4.5 if name in ("soft", "accent", "bad", "ink") else 3
+        assert contrast(named[name], named["card"]) >= least, name
+
+
+def test_what_was_recorded_is_drawn_over_time_by_machine(tmp_path):
+    analysis = analyse(RunBuilder(tmp_path / "run", steps=2000, gpu=True).write())
+    page = render_page(analysis)
+    titles = re.findall("<figcaption>(.*?)</figcaption>", page)
+    assert titles == [
+        *("Images per second", "One step, ms", "Share of the steps that waits, %"),
+        *("Network card, sent, MB/s", "Disk, read, MB/s", "Disk, busy, %"),
+        *("GPU, resident, %", "GPU, clock, MHz", "GPU, power, W", "GPU, temperature, C"),
+    ]
+    found = {one.title: one for one in recorded(analysis)}
+    power = found["GPU, power"].lines
+    assert list(power) == ["node1", "node2", "node3", "node4"]
+    assert {value for _, value in power["node2"]} == {180.0}
+    sent = [value for _, value in found["Network card, sent"].lines["node1"][1:-2]]
+    assert sum(sent) / len(sent) == pytest.approx(153.3 / 0.138, rel=0.1)
+    assert page.count("<th ") == page.count("<th scope=")
+    assert page.count("<table") == page.count("<caption>")
+
+
+def test_a_step_in_twenty_that_takes_long_is_seen(tmp_path):
+    run = RunBuilder(tmp_path / "run", steps=2000).write()
+    for path in run.glob("nodes/*/rank*.steps.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            if line["kind"] == "step" and line["step"] % 10 == 0:
+                line["seconds"]["forward"] = 1.0
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    spans = analyse(run).spans
+    assert 50 < len(spans) <= 120
+    assert [span.half for span in spans] == pytest.approx([0.138] * len(spans))
+    assert [span.most for span in spans] == pytest.approx([1.098] * len(spans))
+
+
+def test_what_is_drawn_is_in_a_file_for_scripts(tmp_path):
+    run = RunBuilder(tmp_path / "run", gpu=True).write()
+    assert main([str(run)]) == 0
+    rows = list(csv.DictReader((run / "series.csv").open()))
+    assert {"GPU, power", "One step", "top-1", "loss, training"} <= {row["what"] for row in rows}
+    top1 = [row for row in rows if row["what"] == "top-1"]
+    assert [(row["of"], float(row["value"])) for row in top1] == [
+        ("epoch 1", 0.7),
+        ("epoch 2", 0.9),
+    ]
+    page = (run / "report.html").read_text()
+    linked = re.findall(r'href="([^"]+)"', page)
+    assert linked == ["summary.json", "series.csv", "report.txt"]
+    assert all((run / name).exists() for name in linked)
+    assert "2023-11-14 22:13 UTC" in page
+    assert "0.29.2" in page
