@@ -96,7 +96,7 @@ def lacks(device: Device, level: str, emulate: bool) -> Optional[str]:
     elif level == "bf16" and not torch_has_bf16(device):
         return without_bf16(device)
     elif level == "bf16" and not has_bf16(device) and not emulate:
-        return f"{device} has it not in hardware, and only emulates it, slowly"
+        return f"{device} does not have it in hardware, and emulates it slowly"
     return None
 
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from contract import defaults
 from contract.errors import UserError
-from launcher import told
+from launcher import terminal
 from launcher.options import Options, asks_for_help, trainer_help
 from tools import verbs as table
 
@@ -140,7 +140,7 @@ def _carry_out(given: argparse.Namespace, argv: list[str]) -> int:
     from launcher.machines import inventory
 
     if hasattr(given, "inventory"):
-        told.keep_machines(given.inventory or defaults.INVENTORY)
+        terminal.keep_machines(given.inventory or defaults.INVENTORY)
     if given.verb == "runs":
         return control.runs()
     if given.verb == "inventory":
@@ -184,7 +184,7 @@ def main(argv: list[str]) -> int:
         return code
     except UserError as error:
         for problem in error.problems:
-            told.show(problem, sys.stderr)
+            terminal.show(problem, sys.stderr)
         return USAGE_ERROR
     except BrokenPipeError:  # `| head` has seen enough
         _drop_output()

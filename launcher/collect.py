@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import UserError
+from launcher.logs import MIB, Sizes
 from launcher.machines.connection import Late, pieces, talk
 from launcher.machines.engine import Node, Process
 from launcher.plan.plan import NodePlan
-from launcher.sizes import MIB, Sizes
 
 CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")
 LIST_SECONDS = 20.0
@@ -127,13 +127,13 @@ def _bring(node: Node, part: NodePlan, file: Wanted, folder: Path) -> list[str]:
         if size is None:
             return []
         if size <= limit:
-            settle(fresh, folder / file.name)
+            move_in(fresh, folder / file.name)
             return []
         more = f"larger than {file.limit} MiB (KEEP={file.kind}=... allows more); the whole file is"
         if not file.by_lines:
             raise NotHere(f"it is {more} {source} there")
         cut_to_lines(fresh, limit)
-        settle(fresh, folder / file.name)
+        move_in(fresh, folder / file.name)
         return [f"{part.host}: {file.name} holds the beginning only: it is {more} {source} there."]
 
 
@@ -152,7 +152,7 @@ def staging(folder: Path) -> Iterator[Path]:
             shutil.rmtree(made, ignore_errors=True)
 
 
-def settle(fresh: Path, target: Path) -> None:
+def move_in(fresh: Path, target: Path) -> None:
     """Move what arrived to its place. Raises OSError."""
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh.replace(target)
@@ -272,5 +272,5 @@ def _checkpoint(node: Node, source: str, folder: Path, target: Path) -> list[Pat
             return []
         if size > room:
             raise TooLarge(f"only {room // MIB} MiB to spare for {Path(source).name}")
-        settle(fresh, target)
+        move_in(fresh, target)
     return [target]

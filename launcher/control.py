@@ -23,9 +23,9 @@ from typing import Any, BinaryIO
 from contract import defaults
 from contract.errors import UserError
 from contract.text import clean
-from launcher import folders, rotating_log, told
+from launcher import folders, logs, terminal
+from launcher.folders import relative
 from launcher.machines.inventory import CHECKOUT
-from launcher.messages import relative
 
 LOOK_EVERY = 0.2
 
@@ -94,13 +94,13 @@ def status(name: str) -> int:
     pid = controller(folder)
     say(f"run {folder.name}: {state(folder)}" + (f", carried out by process {pid}" if pid else ""))
     if state(folder) == "abandoned":
-        told.show(f"its controller died; `make train RESUME={folder.name}` goes on", sys.stdout)
+        terminal.show(f"its controller died; `make train RESUME={folder.name}` goes on", sys.stdout)
     if pid is None:
         options = read(folder / "plan.json").get("options")
         asked = options if isinstance(options, dict) else {}
-        told.keep_machines(str(asked.get("inventory", defaults.INVENTORY)))
+        terminal.keep_machines(str(asked.get("inventory", defaults.INVENTORY)))
         how = "between runs `make check` shows how the machines are: temperatures, disks, errors"
-        told.show(how, sys.stdout)
+        terminal.show(how, sys.stdout)
     with contextlib.suppress(KeyError, TypeError):  # what a broken file does not contain
         for attempt in read(folder / "attempts.json")["attempts"]:
             nodes = ", ".join(attempt["nodes"])
@@ -145,7 +145,7 @@ def attach(name: str) -> int:
         follow(folder, 0)
     except KeyboardInterrupt:
         print()
-        told.show(
+        terminal.show(
             f"run {folder.name} goes on: `make attach RUN={folder.name}` shows it again", sys.stdout
         )
     return 0
@@ -154,7 +154,7 @@ def attach(name: str) -> int:
 def follow(folder: Path, begin: int) -> None:
     """Copy controller.log from byte `begin` to stdout while its controller lives."""
     log = folder / "controller.log"
-    for older in rotating_log.parts(log)[:-1] if begin == 0 else []:
+    for older in logs.parts(log)[:-1] if begin == 0 else []:
         sys.stdout.buffer.write(older.read_bytes())
     file = None
     try:
@@ -205,7 +205,7 @@ def detach(argv: list[str]) -> int:
         print(line, end="", flush=True)
         if line.startswith("tandem: run "):
             folder = folders.find(line.split()[2].rstrip(","))
-            told.show(
+            terminal.show(
                 f"detached; {relative(folder)}: `make attach RUN={folder.name}` shows it, "
                 f"`make stop RUN={folder.name}` ends it",
                 sys.stdout,

@@ -14,7 +14,6 @@ from contract import validate
 from contract.errors import UserError
 from contract.validate import Invalid
 from launcher.machines.inventory import CHECKOUT
-from launcher.messages import relative
 
 RUNS = CHECKOUT / "runs"
 
@@ -124,3 +123,7 @@ def lock(folder: Path) -> TextIO:
         file.write(f"{os.getpid()} {socket.gethostname()}\n")
         file.flush()
     return file
+
+
+def relative(path: Path) -> Path:
+    return path.relative_to(CHECKOUT) if path.is_relative_to(CHECKOUT) else path

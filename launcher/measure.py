@@ -6,31 +6,34 @@ each machine trains for some seconds by itself.
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from contract.errors import UserError
 from contract.text import counted
-from launcher import collect, folders, links
+from launcher import collect, folders
+from launcher.folders import relative
+from launcher.logs import Sizes
 from launcher.machines import inventory
 from launcher.machines.engine import Busy, Host
 from launcher.machines.inventory import CHECKOUT
-from launcher.messages import leftovers, not_copied, relative
+from launcher.machines.probe import Facts
+from launcher.messages import leftovers, not_copied
 from launcher.options import Options, trainer_settings
-from launcher.plan import preflight
-from launcher.plan.checks import Checked, check_machines, make_plan, new_id
+from launcher.plan.checks import ReadyRun, check_machines, make_plan, new_id, select
 from launcher.plan.plan import Plan
-from launcher.plan.problems import BUSY_REMEDY
+from launcher.plan.preflight import BUSY_REMEDY
 from launcher.run import in_turn, watched
-from launcher.sizes import Sizes
 from launcher.stopper import Stopper
-from launcher.waiting import waiting
+from launcher.terminal import Terminal, waiting
 from launcher.watch.attempts import Attempts, write_json
 from launcher.watch.failures import READ_BELOW, Failure, explained
-from launcher.watch.lines import RunLogs, Terminal
-from launcher.watch.start import sync_code
+from launcher.watch.guards import sync_code
+from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Outcome
 
 SECONDS = 15  # of steps
@@ -72,7 +75,7 @@ def machines_of(options: Options) -> tuple[list[Host], UserError | None]:
     list of machines is of no use, but for an inventory.ini that is missing and was not named."""
     file = Path(options.inventory)
     try:
-        return preflight.select(inventory.load(file), options), None
+        return select(inventory.load(file), options), None
     except inventory.Unusable as error:
         if file.exists() or options.inventory != Options.inventory:
             raise
@@ -108,13 +111,13 @@ def measure(options: Options, terminal: Terminal) -> Path:
 class Measurement:
     """One measurement on machines that were found fit."""
 
-    def __init__(self, checked: Checked, terminal: Terminal):
+    def __init__(self, checked: ReadyRun, terminal: Terminal):
         self.machines, self.terminal = checked.machines, terminal
         name = new_id(checked)
         self.folder = folders.RUNS / "measured" / name
         words = (*checked.options.trainer, "--trial", str(SECONDS))
         options = dataclasses.replace(checked.options, trainer=words)
-        tables = links.timetables(self.machines.hosts, self.machines.facts)
+        tables = timetables(self.machines.hosts, self.machines.facts)
         self.plan: Plan = make_plan(
             dataclasses.replace(checked, options=options),
             self.machines,
@@ -182,3 +185,62 @@ class Measurement:
             raise UserError(not_copied(self.folder, error)) from None
         if said:
             raise UserError(*said)
+
+
+STREAM_SECONDS = 1.0  # how long each stream lasts
+PATIENCE = 30.0  # for a machine that is late: guards start within a second of each other
+TESTS = ("receive", "send")
+
+
+def timetables(hosts: list[Host], facts: dict[str, Facts]) -> dict[str, dict[str, Any]]:
+    """Each machine's plan for launcher/node/pairprobe.py; none where there is no cable between
+    them. Raises UserError.
+
+    Each machine measures with the next one of a ring and with the one before, in two rounds of
+    pairs that share no cable (three rounds for an odd number of machines). So all links are in use
+    at once, however many there are. Then all machines send at once.
+    """
+    if len({host.address for host in hosts}) < len(hosts) or len(hosts) < 2:
+        return {}
+    ports = set.intersection(*(set(facts[host.name].free_ports) for host in hosts))
+    if not ports:
+        raise UserError("no port is free on all of these machines: end programs that listen there.")
+    common = {
+        "peers": {host.name: host.address for host in hosts},
+        "port": max(ports),
+        "token": secrets.token_urlsafe(),
+        "seconds": STREAM_SECONDS,
+        "patience": PATIENCE,
+        "tests": TESTS,
+    }
+    names = [host.name for host in hosts]
+    return {
+        host.name: {
+            **common,
+            "host": host.name,
+            "address": host.address,
+            "interface": host.interface or "",
+            "rounds": turns(names, index),
+        }
+        for index, host in enumerate(hosts)
+    }
+
+
+def turns(names: list[str], own: int) -> list[dict[str, Any] | None]:
+    """One machine's part in each round; None where it rests."""
+    count = len(names)
+    edges = [(at, (at + 1) % count) for at in range(count if count > 2 else 1)]
+    # Every second edge is disjoint; the last edge of an odd ring touches both its
+    # neighbours, and so has a round of its own.
+    rounds = [edges[: count - count % 2 : 2], edges[1 : count - count % 2 : 2]]
+    rounds += [edges[count - 1 :]] if count % 2 else []
+    found: list[dict[str, Any] | None] = []
+    for pairs in filter(None, rounds):
+        mine = next((pair for pair in pairs if own in pair), None)
+        if mine is None:
+            found.append(None)
+            continue
+        role = "client" if own == mine[0] else "server"
+        found.append({"role": role, "partner": names[mine[own == mine[0]]]})
+    after, before = names[(own + 1) % count], names[own - 1]
+    return [*found, {"role": "ring", "partner": after, "before": before, "first": own == 0}]

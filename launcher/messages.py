@@ -7,7 +7,7 @@ from typing import Any
 
 from contract.errors import STOPPED, UNWRITTEN
 from contract.text import counted
-from launcher.machines.inventory import CHECKOUT
+from launcher.folders import relative
 from launcher.watch import failures
 from launcher.watch.failures import Failure
 from launcher.watch.watch import Outcome
@@ -79,7 +79,3 @@ def not_copied(folder: Path, error: Exception) -> str:
         f"not in {relative(folder)} stays on the machines, in runs/{folder.name} of their "
         "node_dir; make room, or give the folder to your user"
     )
-
-
-def relative(path: Path) -> Path:
-    return path.relative_to(CHECKOUT) if path.is_relative_to(CHECKOUT) else path

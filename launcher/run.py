@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,39 +12,32 @@ from typing import Any, TypeVar
 
 from contract.errors import BAD_INPUT, UserError
 from contract.text import clean, counted
-from launcher import collect, folders, told
+from launcher import collect, folders
+from launcher.folders import relative
+from launcher.logs import MIB, Sizes
 from launcher.machines.engine import Busy, MachineError
-from launcher.messages import (
-    describe,
-    exit_code,
-    how_to_resume,
-    leftovers,
-    not_copied,
-    relative,
-)
+from launcher.machines.inventory import CHECKOUT
+from launcher.messages import describe, exit_code, how_to_resume, leftovers, not_copied
 from launcher.options import STORED, Options, resumed
+from launcher.plan import checks, preflight
 from launcher.plan import plan as planning
-from launcher.plan import preflight, strategy
 from launcher.plan.checks import (
     QUEUE_POLL_SECONDS,
-    Checked,
+    ReadyRun,
     check_machines,
     make_plan,
     new_id,
     warnings,
 )
 from launcher.plan.plan import NodePlan, Plan
-from launcher.plan.preflight import Machines
-from launcher.plan.problems import BUSY_REMEDY
-from launcher.report import make_report
-from launcher.sizes import MIB, Sizes
+from launcher.plan.preflight import BUSY_REMEDY, OpenMachines
 from launcher.stopper import Stopper
-from launcher.waiting import waiting
+from launcher.terminal import Terminal, keep_machines, waiting
 from launcher.watch import restart
 from launcher.watch.attempts import RECORDED, Attempts, write_json
 from launcher.watch.failures import Failure
-from launcher.watch.lines import RunLogs, Terminal
-from launcher.watch.start import start_guards, sync_code
+from launcher.watch.guards import start_guards, sync_code
+from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Outcome, Watch
 
 T = TypeVar("T")
@@ -114,10 +109,10 @@ def resume(name: str, changes: dict[str, Any]) -> int:
         folders.recorded(folder / "attempts.json", RECORDED)
     began = Options.of({name: planned["options"].get(name) for name in STORED})
     began = began.with_precision(planned["precision"])
-    if strategy.asks_auto(began):
+    if checks.asks_auto(began):
         began = began.with_sync(planned["sync"])
     options = resumed(began, changes)
-    told.keep_machines(options.inventory)
+    keep_machines(options.inventory)
     terminal = Terminal()
     checked = check_machines(options, terminal, folder.name)
     try:
@@ -137,7 +132,7 @@ def resume(name: str, changes: dict[str, Any]) -> int:
         raise
 
 
-def watched(plan: Plan, machines: Machines, logs: RunLogs, stopper: Stopper) -> Outcome:
+def watched(plan: Plan, machines: OpenMachines, logs: RunLogs, stopper: Stopper) -> Outcome:
     """Start the guards of an attempt and stay until all have ended."""
     processes = start_guards(plan, machines)
     try:
@@ -152,7 +147,7 @@ def watched(plan: Plan, machines: Machines, logs: RunLogs, stopper: Stopper) -> 
 class Run:
     """One run: its attempts, then its files and its report."""
 
-    def __init__(self, checked: Checked, folder: Path, terminal: Terminal):
+    def __init__(self, checked: ReadyRun, folder: Path, terminal: Terminal):
         self.checked = checked
         self.machines = checked.machines
         self.folder = folder
@@ -315,3 +310,31 @@ class Run:
             self.terminal.say(line)
         saved = any(map(collect.newest, held.values())) or self.attempts.saved(self.folder)
         return saved, whole
+
+
+REPORT = (sys.executable, "-m", "report")
+
+
+def make_report(folder: Path, terminal: Terminal) -> bool:
+    """Make and show the report. Returns whether that worked; the training is valid either way."""
+    with waiting(terminal, "making the report"):
+        done = subprocess.run(
+            [*REPORT, str(relative(folder))],
+            cwd=CHECKOUT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+    lines = done.stdout.splitlines()
+    if done.returncode == 0:
+        for line in lines:
+            terminal.line(line)
+    else:
+        why = lines[-1] if lines else f"exit code {done.returncode}"
+        terminal.say(
+            f"the report could not be made ({why}): the run is as it was, and "
+            f"`make report RUN={folder.name}` makes its report again"
+        )
+    terminal.say(f"everything is in {relative(folder)}")
+    return done.returncode == 0

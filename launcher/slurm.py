@@ -14,17 +14,17 @@ from pathlib import Path
 from contract.errors import UserError
 from contract.options import Options as TrainerOptions
 from contract.runs import run_id
-from launcher import folders, told
+from launcher import folders, terminal
 from launcher.machines import inventory
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
+from launcher.machines.probe import FIRST_PORT
 from launcher.node.launch import PATH
 from launcher.options import Options, trainer_settings
 from launcher.plan import preflight
-from launcher.plan.build import Launch, check_batch, environment
 from launcher.plan.checks import instruction_limits
-from launcher.plan.plan import FIRST_PORT
-from launcher.plan.problems import data_problems
+from launcher.plan.plan import Launch, check_batch, environment
+from launcher.plan.preflight import data_problems
 
 TEMPLATE = r"""#!/bin/bash
 # Submit with `sbatch FILE` from a checkout that every node of the job has under the same path.
@@ -123,7 +123,7 @@ def refuse(host: Host, options: Options, settings: TrainerOptions, nodes: int) -
         gpus=0,
     )
     options = options if host.engine.is_local else replace(options, data="")
-    asked = preflight.Asked(options, settings)
+    asked = preflight.Requirements(options, settings)
     machines = preflight.inspect([here], asked)
     machines.close()
     facts = machines.facts[here.name]
@@ -163,6 +163,6 @@ def main(options: Options) -> int:
     with folders.writing(path):
         folders.write_whole(path, text, mode=0o600)  # run_env may hold passwords
     wrote = path.relative_to(CHECKOUT)
-    told.show(f"wrote {wrote}; nothing was started. To submit it:", sys.stdout)
+    terminal.show(f"wrote {wrote}; nothing was started. To submit it:", sys.stdout)
     print(f"sbatch {wrote}")
     return 0

@@ -42,11 +42,11 @@ def account(run: Run) -> Accounting:
     """Adds up the run. An attempt in which no rank left a line is all gap."""
     seconds = dict.fromkeys(CATEGORIES, 0.0)
     ranks, wall = [], 0.0
-    of_attempt: dict[int, list[RankRecord]] = {}
+    uses_in_attempt: dict[int, list[RankRecord]] = {}
     for record in run.ranks:
-        of_attempt.setdefault(record.attempt, []).append(record)
+        uses_in_attempt.setdefault(record.attempt, []).append(record)
     for attempt in attempt_numbers(run):
-        records = of_attempt.get(attempt, [])
+        records = uses_in_attempt.get(attempt, [])
         attempt_wall = wall_seconds(run, attempt, records)
         wall += attempt_wall
         found = [

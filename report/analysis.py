@@ -28,7 +28,7 @@ from report.progress import (
     time_line,
 )
 from report.records import Run, read_run
-from report.short import TooShort, too_short
+from report.too_short import TooShort, too_short
 from report.verdict import Verdict, headline_of, verdict
 
 Use = TypeVar("Use", DiskUse, ShareUse, NetworkUse)
@@ -82,7 +82,7 @@ def analyse(folder: Path) -> Analysis:
     accounting = account(run)
     summary = summarise(run, accounting, step, start)
     short = too_short(run, step, summary["epochs"])
-    used = of_attempt(step, disks), of_attempt(step, shares)
+    used = uses_in_attempt(step, disks), uses_in_attempt(step, shares)
     cause = "none" if short else bottleneck(step, *used)
     summary["bottleneck"] = cause
     advice = NONE if short else advise(step, cause, start)
@@ -132,7 +132,7 @@ def predicted_of(run: Run) -> Entry | None:
     return said if known else None
 
 
-def of_attempt(step: Step | None, uses: list[Use]) -> list[Use]:
+def uses_in_attempt(step: Step | None, uses: list[Use]) -> list[Use]:
     """The uses during the attempt that the step was measured in."""
     return [use for use in uses if step and use.attempt == step.attempt]
 

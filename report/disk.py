@@ -103,8 +103,8 @@ def disk_use(run: Run) -> list[DiskUse]:
     windows = loop_windows(run)
     found = []
     for host, path in run.iostat.items():
-        of_attempt = {window.attempt: window for window in windows.get(host, [])}
-        found += disks_of(host, path, of_attempt, run.missing)
+        uses_in_attempt = {window.attempt: window for window in windows.get(host, [])}
+        found += disks_of(host, path, uses_in_attempt, run.missing)
 
     def place(use: DiskUse) -> tuple[int, list[str | int], bool, float]:
         return use.attempt, natural(use.host), not use.holds_data, -use.read

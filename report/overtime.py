@@ -6,7 +6,7 @@ import csv
 import io
 from dataclasses import dataclass
 
-from report.analysis import Analysis, Use, of_attempt
+from report.analysis import Analysis, Use, uses_in_attempt
 from report.gpu import GpuUse
 from report.series import Points, thin
 
@@ -35,7 +35,7 @@ class Recorded:
 
 def recorded(analysis: Analysis) -> list[Recorded]:
     """The charts of which there is something: a line needs two points."""
-    found = [*of_steps(analysis), *of_machines(analysis), *of_gpus(analysis.gpus, analysis)]
+    found = [*steps_sentences(analysis), *of_machines(analysis), *of_gpus(analysis.gpus, analysis)]
     kept = []
     for one in found:
         lines = {name: points for name, points in one.lines.items() if len(points) > 1}
@@ -44,7 +44,7 @@ def recorded(analysis: Analysis) -> list[Recorded]:
     return kept
 
 
-def of_steps(analysis: Analysis) -> list[Recorded]:
+def steps_sentences(analysis: Analysis) -> list[Recorded]:
     line, spans = analysis.line, analysis.spans
     speed = [(point.seconds, point.images_per_second) for point in line]
     images = [(point.seconds, 100 * point.data_share) for point in line]
@@ -78,8 +78,8 @@ def first_per_host(uses: list[Use]) -> list[Use]:
 
 
 def of_machines(analysis: Analysis) -> list[Recorded]:
-    cards = first_per_host(of_attempt(analysis.step, analysis.networks))
-    disks = first_per_host(of_attempt(analysis.step, analysis.disks))
+    cards = first_per_host(uses_in_attempt(analysis.step, analysis.networks))
+    disks = first_per_host(uses_in_attempt(analysis.step, analysis.disks))
     sent = {use.host: [(at, rate / 1e6) for at, rate in use.series] for use in cards}
     read = {use.host: [(at, rate) for at, rate, _ in use.series] for use in disks}
     busy = {use.host: [(at, util) for at, _, util in use.series] for use in disks}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from report import charts, differences, formulas, tables
-from report.analysis import Analysis, of_attempt
+from report.analysis import Analysis, uses_in_attempt
 from report.command import train_line
 from report.files import number
 from report.heading import setup
@@ -143,7 +143,7 @@ def rank_chart(analysis: Analysis) -> str:
 
 def network_chart(analysis: Analysis) -> str:
     """MB/s sent per node, with the line rate."""
-    uses = first_per_host(of_attempt(analysis.step, analysis.networks))[:MOST_RANKS]
+    uses = first_per_host(uses_in_attempt(analysis.step, analysis.networks))[:MOST_RANKS]
     if not uses:
         return ""
     speeds = [use.speed_mbit for use in uses if use.speed_mbit and use.shared_by == 1]

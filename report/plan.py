@@ -13,10 +13,10 @@ from contract import defaults, predictions, strategies
 from contract.errors import UserError
 from contract.runs import prediction_path
 from contract.strategies import WARMUP_EPOCHS, Phases, Strategy
-from report import formulas, paper
-from report.basis import find_basis, on_paper
+from report import formulas, published_speeds
 from report.errors import Parser
 from report.layout import printed, table, wrap
+from report.measurements import find_basis, on_paper
 from report.predict import (
     HARMLESS,
     Basis,
@@ -47,7 +47,8 @@ def command_line() -> Parser:
     )
     parser.add_argument("--nodes", type=int, default=4, help="up to how many machines (4)")
     parser.add_argument(
-        "--model", help=f"as in make train ({defaults.MODEL}, or with --gpu {paper.MODEL})"
+        "--model",
+        help=f"as in make train ({defaults.MODEL}, or with --gpu {published_speeds.MODEL})",
     )
     parser.add_argument(
         "--gpu", help="predict on paper, by its published or estimated speed: 2080ti, 3090"
@@ -84,7 +85,7 @@ def plan_main(argv: list[str]) -> int:
     options = command_line().parse_args(argv)
     if options.nodes < 1:
         raise UserError(f"--nodes {options.nodes}: must be at least 1.")
-    options.model = options.model or (paper.MODEL if options.gpu else defaults.MODEL)
+    options.model = options.model or (published_speeds.MODEL if options.gpu else defaults.MODEL)
     phases = phases_of(options)
     asked = strategies.parse(options.sync)
     if options.gpu and (options.run or options.image_size):

@@ -46,7 +46,7 @@ def known(value: float | None, words: Callable[[float], str]) -> str:
     return UNKNOWN if value is None else words(value)
 
 
-def of_link(sent: float, mbit: float) -> str:
+def share_of_link(sent: float, mbit: float) -> str:
     """Bytes per second as a fraction of what a link carries."""
     return percent(sent / formulas.line_rate(mbit))
 
@@ -67,7 +67,9 @@ NETWORKS = (
     Column("link", lambda use: known(use.speed_mbit, link)),
     Column("MB/s", lambda use: three_digits(use.sent / 1e6)),
     Column("peak", lambda use: three_digits(use.peak_sent / 1e6)),
-    Column("of link", lambda use: known(use.speed_mbit, lambda mbit: of_link(use.sent, mbit))),
+    Column(
+        "of link", lambda use: known(use.speed_mbit, lambda mbit: share_of_link(use.sent, mbit))
+    ),
     Column("a step", lambda use: known(use.sent_per_step, size)),
     Column("retransmits", lambda use: f"{use.retransmits:,}"),
     Column("drops", lambda use: f"{use.dropped:,}"),

@@ -77,13 +77,12 @@ def warm_up(step: Step) -> list[str]:
 def network(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
     """Most of the wait is for gradients that even the last rank waits for."""
     what = "Exchanging gradients within the machine" if step.one_machine else "The network"
-    headline = (
-        f"{what} is the bottleneck: {of_step(step, step.network)} of each step waits for gradients."
-    )
+    waits = part(step, step.network)
+    headline = f"{what} is the bottleneck: {waits} of each step waits for gradients."
     return headline, [*traffic(step), *link_differs(step)]
 
 
-def of_step(step: Step, value: float) -> str:
+def part(step: Step, value: float) -> str:
     """Seconds as a fraction of the mean step."""
     return percent(value / step.seconds)
 
@@ -138,9 +137,9 @@ def compute(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding
     if step.world == 1:
         waits = {name: waits[name] for name in ("images", "copies to the device")}
     most = sorted(waits, key=lambda name: waits[name], reverse=True)[:2]
-    named = ", ".join(f"{of_step(step, waits[name])} for {name}" for name in most)
+    named = ", ".join(f"{part(step, waits[name])} for {name}" for name in most)
     return (
-        f"Computing is the bottleneck, as it should be: {of_step(step, step.compute)} of each step "
+        f"Computing is the bottleneck, as it should be: {part(step, step.compute)} of each step "
         "is forward, backward and optimizer.",
         [f"Waiting takes little: {named}."],
     )
@@ -151,7 +150,7 @@ def disk(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
     busy = data_disk(disks)
     assert busy is not None  # without one the cause would be different (bottleneck.data_cause)
     return (
-        f"The disk is the bottleneck: {of_step(step, step.data)} of each step waits for images.",
+        f"The disk is the bottleneck: {part(step, step.data)} of each step waits for images.",
         [
             f"{busy.device} on {busy.host} was busy {busy.util:.0f} % of the time, reading "
             f"{three_digits(busy.read)} MB/s at {three_digits(busy.await_ms)} ms a request."
@@ -163,8 +162,7 @@ def share(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
     """The images come over NFS or SMB, too slowly."""
     most = max(shares, key=lambda use: use.read)
     return (
-        f"The data share is the bottleneck: {of_step(step, step.data)} of each step waits "
-        "for images.",
+        f"The data share is the bottleneck: {part(step, step.data)} of each step waits for images.",
         [
             f"{most.host} read {three_digits(most.read)} MB/s from {most.mount} ({most.kind}), "
             f"{three_digits(sum(use.read for use in shares))} MB/s over all machines."
@@ -184,7 +182,7 @@ def decode(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
         else "The disks were not recorded, so a slow disk is not excluded."
     )
     return (
-        f"Decoding images is the bottleneck: {of_step(step, step.data)} of each step waits "
+        f"Decoding images is the bottleneck: {part(step, step.data)} of each step waits "
         "for the loader.",
         [idle, "The processors cannot decode and augment images as fast as training takes them."],
     )
@@ -193,7 +191,7 @@ def decode(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
 def h2d(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
     """Copies to the device dominate."""
     return (
-        f"Copying batches to the device is the bottleneck: {of_step(step, step.h2d)} of each step.",
+        f"Copying batches to the device is the bottleneck: {part(step, step.h2d)} of each step.",
         [f"A batch takes {seconds(step.h2d)}; computing on it {seconds(step.compute)}."],
     )
 
@@ -201,7 +199,7 @@ def h2d(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
 def straggler(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
     """Ranks wait for a slower one, or for each other in turn."""
     last, others = slowest(step)
-    waits = of_step(step, step.peers)
+    waits = part(step, step.peers)
     if last.own < 1.1 * others:
         return (
             f"The ranks wait for each other: {waits} of each step, "
@@ -256,7 +254,7 @@ def page_cache(cause: str, step: Step, disks: list[DiskUse]) -> list[str]:
     return [
         f"The disks read only {three_digits(read)} MB/s, and that is no fault: images that were "
         "read once come from memory (page cache). Waiting for images takes "
-        f"{of_step(step, step.data)} of a step, so the disk is not the problem."
+        f"{part(step, step.data)} of a step, so the disk is not the problem."
     ]
 
 

@@ -71,7 +71,7 @@ class ApexAmp(Precision):
     """apex keeps the masters and the scale, and skips steps; `scale` and `masters` mirror its
     state, so that checkpoints are the same with and without apex."""
 
-    by = "apex"
+    backend = "apex"
 
     def __init__(self, amp: Any, level: str, device: torch.device) -> None:
         super().__init__(level, device)

@@ -76,7 +76,7 @@ def sentences(job: Job, cost: Cost) -> str:
     level = options.precision
     if level.startswith("O"):
         why = f" ({job.precision.why})" if job.precision.why else ""
-        level += f" by {job.precision.by}{why}"
+        level += f" by {job.precision.backend}{why}"
     level += ", channels last" if options.channels_last else ""
     parts = f" in {job.micro_batches} micro-batches" if job.micro_batches > 1 else ""
     if world.size > 1 and strategy_of(options, world) != options.sync:

@@ -16,7 +16,7 @@ from contract.levels import Device, cpu_has_bf16, refuse_mixture
 from contract.options import Options
 
 
-def of_this_rank(device: torch.device, host: str, options: Options) -> Device:
+def own_device(device: torch.device, host: str, options: Options) -> Device:
     """This rank's device; with --parallel dp, the weakest of the process's GPUs."""
     version, cuda = str(torch.__version__), torch.version.cuda
     if device.type == "cpu":
@@ -34,7 +34,7 @@ def _cpuinfo() -> str:
     return pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
 
 
-def of_all_ranks(own: Device, rank: int, size: int, store: dist.Store) -> Tuple[Device, ...]:
+def all_devices(own: Device, rank: int, size: int, store: dist.Store) -> Tuple[Device, ...]:
     """In rank order, before the group is formed. Raises UserError on all ranks when GPUs and CPUs
     are mixed."""
     store.set(f"device/{rank}", json.dumps(own))

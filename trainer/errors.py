@@ -23,7 +23,7 @@ class Diverged(UserError):
     code = DIVERGED
 
 
-def explain(error: UserError, here: Place) -> int:
+def report_error(error: UserError, here: Place) -> int:
     """Print the error, once per node if all ranks know it, and once per run if it concerns no
     machine; returns the exit code."""
     first = (here.rank if isinstance(error, Diverged) else here.local_rank) == 0

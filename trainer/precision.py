@@ -47,7 +47,7 @@ class PrecisionState(TypedDict):
 class Precision:
     """Our own levels, on torch's autocast."""
 
-    by = "torch"
+    backend = "torch"
     why = ""  # why apex is not used, for people
 
     def __init__(self, level: str, device: torch.device) -> None:

@@ -18,7 +18,7 @@ from contract.errors import INTERRUPTED, OUT_OF_MEMORY, UserError
 from contract.options import Options
 
 from .data.workers import end_with
-from .errors import explain
+from .errors import report_error
 from .logs import quiet_others
 from .oom import is_out_of_memory
 from .place import place
@@ -54,7 +54,7 @@ def work(options: Options) -> int:
         else:
             code = train((Trial if options.trial else Run)(options, world))
     except UserError as error:
-        return explain(error, place(os.environ, options.local_rank))
+        return report_error(error, place(os.environ, options.local_rank))
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise

@@ -29,6 +29,7 @@ def train_step(
     batch: Batch,
     step: int,
     lr: float,
+    *,
     exact: bool = False,
 ) -> torch.Tensor:
     """Train on this rank's share. `step` is the global number from 0; `exact`: a strategy that
@@ -188,7 +189,7 @@ def _settling_sizes(job: Job) -> List[int]:
     return [size for sizes in shapes for size in (min(sizes), max(sizes))]
 
 
-def settle_buckets(job: Job) -> None:
+def rebuild_buckets(job: Job) -> None:
     """A throw-away forward and backward, and another one, which leave everything as it was.
 
     DDP rebuilds its buckets in its second forward, and sums in another order from then on: without

@@ -23,7 +23,7 @@ from .models import describe
 from .oom import OutOfMemory, one_pass
 from .optim import learning_rate
 from .screen import Screen
-from .step import settle_buckets, train_step
+from .step import rebuild_buckets, train_step
 from .stop import Stop
 from .timing import Clock
 from .world import World
@@ -81,7 +81,7 @@ class Run:
         self.epoch_loss = [0.0, 0]  # sum and count of this rank's samples, this epoch and attempt
         memory.agree_micro_batches(self.job)
         parallel.check_parts(options, world, self.job.micro_batches)
-        settle_buckets(self.job)
+        rebuild_buckets(self.job)
         self.clock.restart()
         self._find_position()
 
@@ -144,7 +144,7 @@ class Run:
         exact = progress < self.options.exact_epochs * job.steps_per_epoch
         try:
             with one_pass():
-                tally = train_step(job, batch, at.step, lr, exact)
+                tally = train_step(job, batch, at.step, lr, exact=exact)
             self.tallies.append((at.step + 1, tally))
             self.tallied += len(batch.indices)
         except OutOfMemory:

@@ -19,7 +19,7 @@ from contract.options import Options
 from contract.split import SMALLEST, rank_batches, split_batch
 
 from .compat import bound_to, nccl_settings
-from .devices import of_all_ranks, of_this_rank
+from .devices import all_devices, own_device
 from .errors import RankError
 from .exchange import Exchange
 from .place import Place, place
@@ -95,7 +95,7 @@ def start(options: Options) -> World:
     world = World(
         **vars(here), host=os.environ.get("TANDEM_NODE", socket.gethostname()), device=device
     )
-    own = of_this_rank(device, world.host, options)
+    own = own_device(device, world.host, options)
     world = dataclasses.replace(world, devices=(own,))
     if here.size > 1:
         world = dataclasses.replace(world, **_meet(options, here, own, device)._asdict())
@@ -160,7 +160,7 @@ def _meet(options: Options, here: Place, own: Device, device: torch.device) -> M
     try:
         store, *_ = next(rendezvous("env://", here.rank, here.size, timeout=patience))
         store.set_timeout(patience)
-        devices = of_all_ranks(own, here.rank, here.size, dist.PrefixStore("trainer", store))
+        devices = all_devices(own, here.rank, here.size, dist.PrefixStore("trainer", store))
         dist.init_process_group(
             backend,
             store=dist.PrefixStore("group", store),

@@ -7,8 +7,8 @@ name as "host". roles/driver only carries the plan out.
 import dataclasses
 import re
 
-from . import driver_after, stacks
-from . import driver_offers as offers
+from . import driver_candidates as offers
+from . import driver_result, stacks
 from . import packages as apt
 from .errors import PlanError
 
@@ -113,7 +113,7 @@ def upgrade_plan(facts, wanted, stack, table):
     Returns {"action": nothing, upgrade or refuse; "reason", "remedy"; "kernel": whether a newer
     kernel comes, and with it a reboot; "stop": the display manager that is off until the end}.
     """
-    names, packages = driver_after.kernel_packages(facts), facts["packages"]
+    names, packages = driver_result.kernel_packages(facts), facts["packages"]
     newer = [name for name in names if facts["offered"].get(name, packages[name]) != packages[name]]
     kernel = bool(facts["waiting_kernel"] or newer)
     agreed = {**wanted, "policy": "upgrade", "allow_stop_display": True}

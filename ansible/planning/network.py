@@ -11,10 +11,10 @@ import json
 
 from . import border
 from . import network_ifupdown as ifupdown
-from . import network_kept as kept
 from . import network_netplan as netplan
 from . import network_networkd as networkd
 from . import network_nm as nm
+from . import preserved_settings as kept
 from .errors import PlanError
 
 # The facts that programs print.
@@ -34,9 +34,9 @@ def network_plan(facts: dict, want: dict) -> dict:
     facts: host, interface, card (see card_facts), files ({path: text} of the managers' folders),
     nmcli (values GENERAL.STATE, .CONNECTION, .CON-UUID, .TYPE, a line each), connection (of that
     connection ipv4.method, .addresses, .gateway, .dns, a line each), networkctl (text of
-    `networkctl status CARD`), and what network_kept.present_way reads.
+    `networkctl status CARD`), and what preserved_settings.present_way reads.
     want: mode (add or replace), address (with prefix length), gateway ("" as today, "none"), dns
-    (list; empty: as today). What else the card has stays: see network_kept.
+    (list; empty: as today). What else the card has stays: see preserved_settings.
     Returns {"manager", "files": {path: {"content", "mode"}}, "aside": [path], "apply" and "back":
     [shell line], "wrong": [what is not so yet]}. Raises one sentence where nothing can be planned.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from . import network_kept as kept
+from . import preserved_settings as kept
 from .errors import PlanError
 
 INTERFACES = "/etc/network/interfaces"

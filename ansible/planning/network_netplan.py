@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import yaml
 
-from . import network_kept as kept
 from . import network_networkd as networkd
+from . import preserved_settings as kept
 from .errors import PlanError
 
 NETPLAN = "/etc/netplan/90-tandem.yaml"

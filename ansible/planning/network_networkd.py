@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from . import network_kept as kept
+from . import preserved_settings as kept
 from .errors import PlanError
 
 # '-' sorts before every digit and letter: networkd finds this file first.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from . import network_kept as kept
+from . import preserved_settings as kept
 
 KEYFILE = "/etc/NetworkManager/system-connections/tandem-{}.nmconnection"
 

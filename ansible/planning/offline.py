@@ -40,8 +40,8 @@ def bundle_order(hostvars, offline, stack, python=""):
 
 def offline_releases(hostvars, offline, stack):
     """{code name: further packages}: headers of the kernels that the inventory names, the gcc that
-    builds modules for them, where it is not the release's own (driver_offers.kernels_gcc), and the
-    one that builds apex (toolkit.compiler). stack: a row of stacks.yml."""
+    builds modules for them, where it is not the release's own (driver_candidates.kernels_gcc), and
+    the one that builds apex (toolkit.compiler). stack: a row of stacks.yml."""
     table, found = releases(), {}
     for host in offline:
         release, kernel = (

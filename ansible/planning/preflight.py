@@ -2,13 +2,13 @@
 
 Facts are what ansible/library/machine_facts.py returns, with the inventory name as "host". A
 finding is {"host", "fault", "cause", "remedy"}; "fault" is a short name that scripts may rely on.
-All but those in NOTES are problems; those in HINDERS keep site.yml from going on with the machine.
+All but those in NOTES are problems; those in BLOCKING keep site.yml from going on with the machine.
 docs/preflight.md lists them.
 """
 
 from .faults import machine, network, stack
 
-HINDERS = frozenset(
+BLOCKING = frozenset(
     (
         *("release", "arch", "systemd", "python", "sudo", "disk_full", "read_only", "address"),
         *("dpkg", "installer", "uv", "stack", "collect", "train_user"),
@@ -56,7 +56,7 @@ def problems(found):
 
 def hindering(found):
     """Those of `found` that keep site.yml from going on with the machine."""
-    return [finding for finding in found if finding["fault"] in HINDERS]
+    return [finding for finding in found if finding["fault"] in BLOCKING]
 
 
 def text(finding):

@@ -7,7 +7,7 @@ The roles cuda, cudnn, nccl and apex only carry the plan out, and `make dry-prov
 import dataclasses
 import re
 
-from . import driver_offers as offers
+from . import driver_candidates as offers
 from . import stacks
 from .errors import PlanError
 

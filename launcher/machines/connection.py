@@ -115,8 +115,7 @@ def talk(process: Process, data: bytes, seconds: float) -> tuple[bytes, str, int
             output += piece
             if len(output) > LARGEST:
                 raise UserError(
-                    f"it said more than {LARGEST >> 20} MiB where an answer was wanted: "
-                    "does a .bashrc print there?"
+                    f"its answer is longer than {LARGEST >> 20} MiB: does a .bashrc print there?"
                 )
         status = process.wait()
         return bytes(output), " ".join(process.stderr().split())[-300:], status

@@ -1,21 +1,24 @@
-"""Asks all machines at once for the facts that a plan needs."""
+"""Asks all machines at once for the facts that a plan needs, and which others each reaches."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from contract import levels, validate
 from contract.errors import UserError
-from contract.validate import NATURAL, Each, Invalid, Match, One
+from contract.validate import NATURAL, Each, Invalid, Match, One, Row
 from launcher.machines import source_bundle
-from launcher.machines.connection import talk
-from launcher.machines.engine import Host, MachineError, Node
+from launcher.machines.connection import LARGEST, Late, pieces, talk
+from launcher.machines.engine import Host, MachineError, Node, Process
 from launcher.machines.inventory import MOST_GPUS
-from launcher.machines.probes.machine import MARK
+from launcher.machines.source_bundle import MARK
 
+FIRST_PORT = 29500
+PORTS = 32
 SECONDS = 30.0
 INTERFACE = Match(r"[^\s/]{1,15}")
 ROUTE = {"interface": (INTERFACE, None), "source": (str, None), "error": (str, None)}
@@ -24,44 +27,10 @@ LISTING = {"classes": NATURAL, "images": NATURAL, "sha256": SHA256}
 VERSION = Match(r"[A-Za-z0-9.+!_-]{1,100}")
 VERSIONS = ("python", "torch", "torchvision", "nccl", "cuda")
 CARD = {"name": str, "uuid": str, "pci": (str, None), "sm": (One(range(10, 1000)), None)}
-
-
-def shape(task: dict[str, Any]) -> dict[str, Any]:
-    """What the answer to a task of preflight.py is: of all that was asked, and of nothing else."""
-    return {
-        "unix": float,
-        "home": Match(r"/[^\x00-\x1f]*"),
-        "hostname": str,
-        "cores": One(range(1, 1 << 20)),
-        "cpu_flags": [One(levels.BF16_FLAGS)],
-        "machine": str,
-        "versions": dict.fromkeys(VERSIONS, (VERSION, None)),
-        "models": [str],
-        "packages": dict.fromkeys(task["packages"], bool),
-        "gpus": {
-            "count": One(range(MOST_GPUS + 1)),
-            "cards": [CARD],
-            "driver": (str, None),
-            "processes": [{"pid": NATURAL, "user": str, "command": str}],
-            "error": (str, None),
-            "cards_on_bus": NATURAL,
-        },
-        "runs": [{"pid": NATURAL, "run": str, "holder": str}],
-        "paths": dict.fromkeys(task["paths"], bool),
-        "routes": dict.fromkeys(task["peers"], ROUTE),
-        "free_ports": [One(frozenset(task["ports"]))],
-        "code_sha256": (SHA256, None),
-        "data": {
-            "path": One((task["data"],)),
-            "exists": bool,
-            "problem": (str, None),
-            "splits": Each(LISTING),
-            "others": [str],
-        },
-        "disk_free": NATURAL,
-        "writable": bool,
-        "guard_python": bool,
-    }
+REACH_SECONDS = 15.0
+# With more machines than this each tries only its nearest neighbours and node 0, not all n * n
+# pairs.
+ALL_PAIRS = 16
 
 
 @dataclass(frozen=True)
@@ -104,6 +73,44 @@ class Facts:
         return min(0.0, self.unix - self.asked_unix)
 
 
+def shape(task: dict[str, Any]) -> dict[str, Any]:
+    """What the answer to a task of preflight.py is: of all that was asked, and of nothing else."""
+    return {
+        "unix": float,
+        "home": Match(r"/[^\x00-\x1f]*"),
+        "hostname": str,
+        "cores": One(range(1, 1 << 20)),
+        "cpu_flags": [One(levels.BF16_FLAGS)],
+        "machine": str,
+        "versions": dict.fromkeys(VERSIONS, (VERSION, None)),
+        "models": [str],
+        "packages": dict.fromkeys(task["packages"], bool),
+        "gpus": {
+            "count": One(range(MOST_GPUS + 1)),
+            "cards": [CARD],
+            "driver": (str, None),
+            "processes": [{"pid": NATURAL, "user": str, "command": str}],
+            "error": (str, None),
+            "cards_on_bus": NATURAL,
+        },
+        "runs": [{"pid": NATURAL, "run": str, "holder": str}],
+        "paths": dict.fromkeys(task["paths"], bool),
+        "routes": dict.fromkeys(task["peers"], ROUTE),
+        "free_ports": [One(frozenset(task["ports"]))],
+        "code_sha256": (SHA256, None),
+        "data": {
+            "path": One((task["data"],)),
+            "exists": bool,
+            "problem": (str, None),
+            "splits": Each(LISTING),
+            "others": [str],
+        },
+        "disk_free": NATURAL,
+        "writable": bool,
+        "guard_python": bool,
+    }
+
+
 def ask_all(
     nodes: dict[str, Node], tasks: dict[str, dict[str, Any]]
 ) -> tuple[dict[str, Facts], dict[str, str]]:
@@ -122,7 +129,9 @@ def ask_all(
 def _ask(node: Node, task: dict[str, Any]) -> Facts | str:
     host = node.host
     asked_for = {**task, "cpu_flags": levels.BF16_FLAGS}
-    source = source_bundle.program("launcher.machines.probes.machine", f"main({asked_for!r})")
+    source = source_bundle.program(
+        "launcher.machines.probes.machine", f"main({asked_for!r}, {MARK!r})"
+    )
     asked = time.time()
     try:
         process = node.start([host.env_python, "-IB", "-"])
@@ -176,3 +185,77 @@ def code_sha256(node: Node, python: str, folder: str) -> str | None:
 def no_python(host: Host, said: str) -> str:
     remedy = f"{host.engine.repair_hint}, or correct env_python of {host.name}"
     return f"{host.label()}: no Python at {host.env_python} ({said}): {remedy}."
+
+
+def peers_of(index: int, count: int) -> list[int]:
+    """The machines that number `index` of `count` connects to."""
+    if count <= ALL_PAIRS:
+        return [other for other in range(count) if other != index]
+    near = [(index + step) % count for step in range(1, ALL_PAIRS // 2)]
+    return sorted({0, *near} - {index})
+
+
+def check_ways(hosts: list[Host], nodes: dict[str, Node], facts: dict[str, Facts]) -> list[str]:
+    """A sentence for each pair of machines that cannot connect."""
+    if len({host.address for host in hosts}) < 2:
+        return []  # local nodes: there is nothing between them
+    ports = [(facts[host.name].free_ports or (FIRST_PORT,))[-1] for host in hosts]
+
+    def start(index: int) -> Process:
+        host = hosts[index]
+        peers = [[hosts[n].address, ports[n]] for n in peers_of(index, len(hosts))]
+        call = f"main({host.address!r}, {ports[index]}, {peers!r}, {MARK!r})"
+        source = source_bundle.program("launcher.machines.probes.reach", call)
+        return nodes[host.name].start([host.env_python, "-IB", "-c", source])
+
+    names = {host.address: host.name for host in hosts}
+    with ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
+        processes = list(pool.map(start, range(len(hosts))))
+        try:
+            answers = list(pool.map(lambda process: _answer(process, names), processes))
+        finally:  # only now: others may still have to reach a machine that has answered
+            for process in processes:
+                process.close()
+    problems = []
+    for host, answer in zip(hosts, answers):
+        if isinstance(answer, str):
+            problems.append(f"{host.label()}: its peers could not be tried: {answer}.")
+            continue
+        for (address, port), said in answer:
+            problems.append(
+                f"{host.label()} does not reach {names[address]} ({address}) by TCP, tried on port "
+                f"{port}: {said}: check the firewall of {names[address]}, and that its address in "
+                f"the inventory is one of the same network."
+            )
+    return problems
+
+
+def _read_pairs(line: bytes, known: Collection[str]) -> list[Any] | str:
+    """The pairs in an answer, one for each machine at most; or why it is not one."""
+    peer = Row((One(tuple(known)), One(range(1, 1 << 16))))
+    try:
+        pairs = validate.check(validate.parse(line), [Row((peer, str))], "its answer")
+        if len({address for (address, _), _ in pairs}) < len(pairs):
+            raise Invalid("one machine twice")
+    except Invalid as error:
+        return f"what it says is impossible ({error})"
+    return pairs
+
+
+def _answer(process: Process, known: Collection[str]) -> list[Any] | str:
+    """What one machine found: pairs of [address, port] and reason; or why it found nothing. Its
+    process stays, since others may not have reached it yet."""
+    size, rest = 0, b""
+    try:
+        for piece in pieces(process, REACH_SECONDS):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if line.startswith(MARK.encode()):
+                    return _read_pairs(line[len(MARK) :], known)
+            size += len(piece)
+            if size > LARGEST:
+                return "it said too much"
+    except Late:
+        return f"no answer within {REACH_SECONDS:.0f} s"
+    said = process.stderr()
+    return said.splitlines()[-1] if said else "it ended without an answer"

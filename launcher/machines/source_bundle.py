@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import threading
 from pathlib import Path
 
 from launcher.machines.inventory import CHECKOUT
 
+MARK = "tandem-answer "  # before what such a program answers: a .bashrc may print, too
+# Python 3.11's ast.parse raises SystemError now and then where several threads call it at once.
+PARSING = threading.Lock()
 # Each module is made from its source; its packages are empty and know their modules by name.
 LOADER = """
 import sys, types
@@ -46,7 +50,8 @@ def with_imports(module: str) -> list[str]:
                     visit(other)
         order[name] = None
 
-    visit(module)
+    with PARSING:
+        visit(module)
     return list(order)
 
 

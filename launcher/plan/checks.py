@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from contract import predictions, prices, strategies
 from contract.errors import UserError
@@ -16,15 +16,14 @@ from contract.options import Options as TrainerOptions
 from contract.runs import run_id
 from contract.text import counted
 from launcher import folders
+from launcher.logs import Sizes
 from launcher.machines import inventory
 from launcher.machines.engine import Host
 from launcher.options import Options, trainer_settings
-from launcher.plan import build, code, devices, models, preflight, strategy
+from launcher.plan import code, devices, models, plan, preflight
 from launcher.plan.plan import AS_ASKED, Plan
-from launcher.plan.preflight import Asked, Machines
-from launcher.sizes import Sizes
-from launcher.waiting import WaitNotice, waiting
-from launcher.watch.lines import Terminal
+from launcher.plan.preflight import OpenMachines, Requirements
+from launcher.terminal import Terminal, WaitNotice, waiting
 from tools import verbs
 
 QUEUE_POLL_SECONDS = 10.0
@@ -39,31 +38,31 @@ def instruction_limits() -> dict[str, str]:
 
 
 @dataclass
-class Checked:
+class ReadyRun:
     """Everything that was asked and found out before anything is started."""
 
     options: Options
     settings: TrainerOptions
     hosts: list[Host]
-    machines: Machines
-    asked: Asked
+    machines: OpenMachines
+    asked: Requirements
     precision_why: str | None = None
     sync_why: str = AS_ASKED
 
 
-def check_machines(options: Options, terminal: Terminal, run: str | None = None) -> Checked:
+def check_machines(options: Options, terminal: Terminal, run: str | None = None) -> ReadyRun:
     """Check everything and change nothing; `run` is the one to continue. Raises UserError."""
-    automatic = strategy.asks_auto(options)
+    automatic = asks_auto(options)
     options = options.with_sync(strategies.EXACT) if automatic else options
     settings = trainer_settings(options)
     Sizes.of(options.keep)  # said before anything is asked
-    hosts = preflight.select(inventory.load(Path(options.inventory)), options)
+    hosts = select(inventory.load(Path(options.inventory)), options)
     check_minimum(options, hosts)
     with waiting(terminal, "building the model here once"):
         notes = models.try_out(settings, ranks_share=len(hosts) > 1)
     for note in notes:
         terminal.say(note)
-    asked = Asked(options, settings, run, begun=run is not None)
+    asked = Requirements(options, settings, run, begun=run is not None)
     reported, queueing = None, WaitNotice(terminal, "waiting for machines that are busy")
     while True:
         with waiting(terminal, f"asking {counted(len(hosts), 'machine')} what is there"):
@@ -80,13 +79,13 @@ def check_machines(options: Options, terminal: Terminal, run: str | None = None)
         if not busy:
             for text in passed:
                 terminal.say(text)
-            settings, why = settle(machines, asked, terminal)
+            settings, why = decide_precision(machines, asked, terminal)
             sync_why = AS_ASKED
             if automatic:
-                settings, sync_why = settle_sync(settings, hosts, terminal)
+                settings, sync_why = decide_sync(settings, hosts, terminal)
                 options = options.with_sync(settings.sync)
             asked = replace(asked, options=options, settings=settings, begun=True)
-            return Checked(options, settings, hosts, machines, asked, why, sync_why)
+            return ReadyRun(options, settings, hosts, machines, asked, why, sync_why)
         machines.close()
         reported = _wait(busy[0].text, reported, queueing, terminal)
 
@@ -114,7 +113,9 @@ def _wait(busy: str, reported: str | None, notice: WaitNotice, terminal: Termina
     return busy
 
 
-def settle(machines: Machines, asked: Asked, terminal: Terminal) -> tuple[TrainerOptions, str]:
+def decide_precision(
+    machines: OpenMachines, asked: Requirements, terminal: Terminal
+) -> tuple[TrainerOptions, str]:
     """The trainer's options with the device and the precision that are decided once for the run,
     and why it is this precision. Raises UserError."""
     hosts, facts, settings = machines.hosts, machines.facts, asked.settings
@@ -126,7 +127,7 @@ def settle(machines: Machines, asked: Asked, terminal: Terminal) -> tuple[Traine
     return replace(settings, device=kind, precision=level.name), why
 
 
-def settle_sync(
+def decide_sync(
     settings: TrainerOptions, hosts: list[Host], terminal: Terminal
 ) -> tuple[TrainerOptions, str]:
     """The same with the strategy that `auto` becomes, and why."""
@@ -160,16 +161,16 @@ def settle_sync(
         PRECISION=settings.precision,
         ARGS=f"--image_size {size}" if size else None,
     )
-    choice = strategy.choose(found.speeds if found else {}, nodes, measure)
+    choice = choose_sync(found.speeds if found else {}, nodes, measure)
     terminal.say(f"sync {choice.sync}: {choice.why}")
     return replace(settings, sync=choice.sync), choice.why
 
 
-def make_plan(checked: Checked, machines: Machines, **details: Any) -> Plan:
-    """The plan of an attempt on these machines; `details` are build.Request's. Raises UserError."""
+def make_plan(checked: ReadyRun, machines: OpenMachines, **details: Any) -> Plan:
+    """The plan of an attempt on these machines; `details` are plan.Request's. Raises UserError."""
     foreseen = predicted(checked.settings, machines.hosts)
     limits = instruction_limits()
-    request = build.Request(
+    request = plan.Request(
         unix=time.time(),
         predicted=foreseen,
         precision_why=checked.precision_why,
@@ -177,7 +178,7 @@ def make_plan(checked: Checked, machines: Machines, **details: Any) -> Plan:
         instruction_limits=limits,
         **details,
     )
-    return build.build(
+    return plan.build(
         machines.hosts,
         machines.facts,
         checked.options,
@@ -250,5 +251,54 @@ def slower_than_one(settings: TrainerOptions, hosts: list[Host]) -> str | None:
     )
 
 
-def new_id(checked: Checked) -> str:
+def new_id(checked: ReadyRun) -> str:
     return run_id(checked.settings.model, len(checked.hosts), time.time())
+
+
+NEARLY = 1.05  # an exact run that is up to this much slower than the fastest is still preferred
+
+
+class Choice(NamedTuple):
+    """A `--sync`; `why` is one clause for people."""
+
+    sync: str
+    why: str
+
+
+def asks_auto(options: Options) -> bool:
+    """Whether the last --sync that the trainer would read is `auto`. Raises UserError."""
+    return options.asked("--sync") == strategies.AUTO
+
+
+def choose_sync(speeds: dict[tuple[str, int], float], nodes: int, measure: str) -> Choice:
+    """Chooses by the images/s of each (strategy, number of machines); `speeds` is empty where
+    nothing is known, and the command `measure` then helps."""
+    exact, alone = strategies.EXACT, nodes == 1
+    if alone or (exact, nodes) not in speeds:
+        unknown = f"exact, for make plan knows no such run yet: `{measure}` before it measures one"
+        why = "one machine waits for no other" if alone else unknown
+        return Choice(exact, why)
+    labels = {spec: prices.label_of(strategies.parse(spec)) for spec, n in speeds if n == nodes}
+    safe = [(speeds[spec, nodes], spec) for spec, label in labels.items() if label == "safe"]
+    speed, best = max([*safe, (speeds[exact, nodes], exact)])
+    if best == exact:
+        return Choice(exact, "no strategy that was measured as safe is faster, by make plan")
+    figures = f"{speed:.0f} images/s by make plan, {speeds[exact, nodes]:.0f} with {exact}"
+    if speed <= NEARLY * speeds[exact, nodes]:
+        return Choice(exact, f"{best} would give little more: {figures}")
+    return Choice(best, f"{figures}; safe for accuracy where it was measured")
+
+
+def select(hosts: list[Host], options: Options) -> list[Host]:
+    """The first NODES hosts. Raises UserError."""
+    if options.nodes is None:
+        return hosts
+    if options.nodes < 1:
+        raise UserError(f"NODES={options.nodes}: a run needs at least one machine.")
+    if options.nodes > len(hosts):
+        raise UserError(
+            f"NODES={options.nodes}, but {options.inventory} lists {len(hosts)} "
+            f"({', '.join(host.name for host in hosts)}): add machines to [cluster] there, "
+            f"or give NODES={len(hosts)} or less."
+        )
+    return hosts[: options.nodes]

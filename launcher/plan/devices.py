@@ -24,7 +24,7 @@ LIMIT = "ONEDNN_MAX_CPU_ISA"
 
 
 @dataclass(frozen=True)
-class Part:
+class NodeDevices:
     """One node's GPUs, as CUDA_VISIBLE_DEVICES names them (none: it computes on its CPU); what
     these devices are; and its processes: one per device, or one for all with --parallel dp."""
 
@@ -49,7 +49,9 @@ def wants_gpus(host: Host, device: str) -> bool:
     return device != "cpu" and host.gpus != 0 and (own is None or bool(_entries(own)))
 
 
-def assign(hosts: list[Host], facts: dict[str, Facts], settings: TrainerOptions) -> dict[str, Part]:
+def assign(
+    hosts: list[Host], facts: dict[str, Facts], settings: TrainerOptions
+) -> dict[str, NodeDevices]:
     """Each host's part. Nodes on one machine share its GPUs; if there are more nodes than
     GPUs, all of them compute on the CPU. `settings` are the trainer's. Raises UserError."""
     device = settings.device
@@ -176,12 +178,12 @@ def _why_cpu(host: Host, facts: Facts) -> str:
     return "it has no GPU."
 
 
-def _part(host: Host, facts: Facts, visible: tuple[str, ...], parallel: str) -> Part:
+def _part(host: Host, facts: Facts, visible: tuple[str, ...], parallel: str) -> NodeDevices:
     version, cuda = str(facts.versions.get("torch")), facts.versions.get("cuda")
     if not visible:
         limit = {LIMIT: os.environ[LIMIT]} if LIMIT in os.environ else {}
         bf16 = levels.cpu_has_bf16(facts.cpu_flags, {**limit, **host.env})
-        return Part((), (Device(host.name, "cpu", "", 0, bf16, version, cuda),), 1)
+        return NodeDevices((), (Device(host.name, "cpu", "", 0, bf16, version, cuda),), 1)
     devices = []
     for entry in visible:
         number = _index(entry, facts)
@@ -189,7 +191,7 @@ def _part(host: Host, facts: Facts, visible: tuple[str, ...], parallel: str) -> 
         card = facts.gpus["cards"][number or 0]
         name = "".join(filter(str.isprintable, card["name"]))[:60]
         devices.append(Device(host.name, "cuda", name, _sm(card), False, version, cuda))
-    return Part(visible, tuple(devices), len(devices) if parallel == "ddp" else 1)
+    return NodeDevices(visible, tuple(devices), len(devices) if parallel == "ddp" else 1)
 
 
 def _sm(card: dict[str, Any]) -> int:
@@ -212,7 +214,7 @@ def _generations() -> list[tuple[int, int, int]]:
 
 
 def precision(
-    parts: dict[str, Part],
+    parts: dict[str, NodeDevices],
     hosts: list[Host],
     facts: dict[str, Facts],
     settings: TrainerOptions,
@@ -226,7 +228,9 @@ def precision(
         raise UserError(str(error), *_hints(parts, hosts, facts)) from None
 
 
-def _hints(parts: dict[str, Part], hosts: list[Host], facts: dict[str, Facts]) -> Iterator[str]:
+def _hints(
+    parts: dict[str, NodeDevices], hosts: list[Host], facts: dict[str, Facts]
+) -> Iterator[str]:
     """For a mixture: why some nodes compute on their CPUs."""
     if len({part.kind for part in parts.values()}) > 1:
         for host in hosts:

@@ -1,4 +1,4 @@
-"""What a run will do, as plain values (launcher/plan/build.py makes them); nothing here acts.
+"""What a run will do, as plain values made from inventory, options and facts; nothing here acts.
 
 A dry run prints a Plan, the watch sends a Plan's argv and env to the guards, and plan.json is a
 Plan.
@@ -6,16 +6,28 @@ Plan.
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import shlex
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from contract import split
+from contract.errors import UserError
+from contract.options import Options as TrainerOptions
 from contract.text import counted
+from launcher import __version__
 from launcher.machines import engine
-from launcher.options import Options
+from launcher.machines.engine import Host
+from launcher.machines.probe import FIRST_PORT, PORTS, Facts
+from launcher.node.launch import PATH
+from launcher.options import Options, without
+from launcher.plan import devices, models
+from launcher.plan.code import OWN, Code
+from launcher.plan.devices import NodeDevices
 
-FIRST_PORT = 29500
-PORTS = 32
 AS_ASKED = "as asked"  # why a precision or a strategy was taken
 # Older agents check on their workers every 5 s.
 MONITOR_INTERVAL = 0.1
@@ -105,3 +117,269 @@ def shell_line(node: NodePlan) -> str:
     """`cd CWD && env NAME=value ... argv`, quoted for a POSIX shell."""
     variables = [f"{name}={value}" for name, value in sorted(node.env.items())]
     return f"cd {shlex.quote(node.cwd)} && env {shlex.join([*variables, *node.argv])}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which attempt a plan is for. A later attempt continues from the newest checkpoint that any of
+    its machines holds: the trainer finds and distributes it.
+
+    Both `why`s are a clause on what was decided before (None: say it now). `bar` is the width of
+    the control terminal, 0 where there is none; `predicted` is what `make plan` said;
+    `instruction_limits` go into each rank's environment. `apart`: each machine is a world of its
+    own, and `timetables` (measure.py) say how it measures its links beforehand.
+    """
+
+    run: str
+    unix: float
+    attempt: int = 1
+    used_ports: frozenset[int] = frozenset()
+    bar: int = 0
+    extra_env: dict[str, str] = field(default_factory=dict)
+    instruction_limits: dict[str, str] = field(default_factory=dict)
+    predicted: dict[str, Any] | None = None
+    precision_why: str | None = None
+    sync_why: str = AS_ASKED
+    apart: bool = False
+    timetables: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all nodes of an attempt have in common. In a measurement, whose nodes share only the
+    code, `own_ports` holds each one's port by name."""
+
+    request: Request
+    options: Options
+    master_addr: str
+    master_port: int
+    ranks_per_node: tuple[int, ...]
+    parts: dict[str, NodeDevices]
+    own_ports: dict[str, int]
+    own_model: bool  # in a folder that is sent beside the checkout's own
+
+
+def build(
+    hosts: list[Host],
+    facts: dict[str, Facts],
+    options: Options,
+    settings: TrainerOptions,
+    code: Code,
+    request: Request,
+) -> Plan:
+    """The plan of one attempt; `settings` is what the trainer makes of the options. Raises
+    UserError."""
+    parts = devices.assign(hosts, facts, settings)
+    level = devices.precision(parts, hosts, facts, settings, request.attempt > 1)
+    options = options.with_precision(level.name)
+    counts = tuple(parts[host.name].processes for host in hosts)
+    check_master(hosts)
+    check_batch([host.name for host in hosts], counts, settings.per_node_batch_size)
+    port = choose_port(facts[hosts[0].name], options.port, set(request.used_ports))
+    own_ports = _own_ports(hosts, facts) if request.apart else {}
+    own = models.folder(settings.model) is not None
+    shared = Shared(request, options, hosts[0].address, port, counts, parts, own_ports, own)
+    return Plan(
+        run=request.run,
+        attempt=request.attempt,
+        created_unix=request.unix,
+        tandem=__version__,
+        model=settings.model,
+        epochs=settings.epochs,
+        sync=settings.sync,
+        precision=level.name,
+        precision_why=request.precision_why or level.why,
+        sync_why=request.sync_why,
+        data=options.data,
+        world_size=sum(counts),
+        master_addr=shared.master_addr,
+        master_port=port,
+        code_sha256=code.sha256,
+        git_revision=code.git_revision,
+        git_diff=code.git_diff,
+        options=options,
+        nodes=tuple(_nodes(hosts, facts, shared)),
+        apart=request.apart,
+        predicted=request.predicted,
+    )
+
+
+def _own_ports(hosts: list[Host], facts: dict[str, Facts]) -> dict[str, int]:
+    """A free port for each machine's own rendezvous. Raises UserError."""
+    ports: dict[str, int] = {}
+    for host in hosts:
+        here = facts[host.name].machine
+        taken = {port for name, port in ports.items() if facts[name].machine == here}
+        ports[host.name] = choose_port(facts[host.name], None, taken)
+    return ports
+
+
+def _nodes(hosts: list[Host], facts: dict[str, Facts], shared: Shared) -> list[NodePlan]:
+    on_machine: Counter[str] = Counter()  # several nodes may share a machine, and so its cores
+    for host, count in zip(hosts, shared.ranks_per_node):
+        on_machine[facts[host.name].machine] += count
+    return [
+        _node(rank, host, facts[host.name], on_machine[facts[host.name].machine], shared)
+        for rank, host in enumerate(hosts)
+    ]
+
+
+def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -> NodePlan:
+    """One node's part of the plan; `on_machine` processes share the machine's cores."""
+    folder, part = fact.absolute(host.node_dir), shared.parts[host.name]
+    output = f"{folder}/runs/{shared.request.run}"
+    data = host.data_path(shared.options.data)
+    card = interface(host, fact)
+    env = environment(card, max(1, fact.cores // on_machine), host.cuda_home)
+    request = shared.request
+    if shared.own_model:
+        env["TANDEM_MODEL_FOLDER"] = OWN
+    env.update({**request.instruction_limits, **request.extra_env, **host.env})
+    env.update(part.environment(host.env))
+    links = []
+    if host.name in request.timetables:
+        env["TANDEM_LINKS"] = json.dumps(request.timetables[host.name])
+        figures = f"{output}/nodes/{host.name}/links.json"
+        links = [host.env_python, "-m", "launcher.node.links", figures]
+    if request.bar and rank == 0:
+        # tqdm takes the width from these two when it writes into a pipe.
+        # One column stays free, since a terminal may wrap a line that fills it.
+        label = len(f"[{host.name} {sum(shared.ranks_per_node) - 1}] ") + 1
+        width = max(20, request.bar - label)
+        env.update(TANDEM_PROGRESS="bar", COLUMNS=str(width), LINES="24")
+    first = 0 if shared.own_ports else sum(shared.ranks_per_node[:rank])
+    return NodePlan(
+        host=host.name,
+        node_rank=rank,
+        ranks=tuple(range(first, first + shared.ranks_per_node[rank])),
+        connection=host.connection,
+        address=host.address,
+        port=host.port,
+        user=host.user,
+        interface=card,
+        argv=(*links, *_launch(rank, host, shared), *_trainer(data, output, shared, part)),
+        env=env,
+        cwd=f"{folder}/code",
+        output=output,
+        data=data,
+        versions=fact.versions,
+    )
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A node's part in torch.distributed.launch; in a Slurm script the values are bash variables.
+
+    `name` is part of the prefix of the store's keys, so a process of an earlier attempt that wakes
+    up late finds nothing of its own there.
+    """
+
+    nodes: int | str
+    node_rank: int | str
+    processes: int | str
+    master_addr: str
+    master_port: int | str
+    name: str
+
+    def arguments(self) -> list[str]:
+        """What follows the name of the Python."""
+        return [
+            *("-m", "torch.distributed.launch"),
+            *(f"--nnodes={self.nodes}", f"--node_rank={self.node_rank}"),
+            f"--nproc_per_node={self.processes}",
+            *(f"--master_addr={self.master_addr}", f"--master_port={self.master_port}"),
+            *(f"--rdzv_id={self.name}", f"--monitor_interval={MONITOR_INTERVAL}"),
+        ]
+
+
+def _launch(rank: int, host: Host, shared: Shared) -> list[str]:
+    counts, request = shared.ranks_per_node, shared.request
+    name = f"{request.run}-{request.attempt}"
+    launch = Launch(len(counts), rank, counts[rank], shared.master_addr, shared.master_port, name)
+    if shared.own_ports:
+        launch = Launch(1, 0, counts[rank], host.address, shared.own_ports[host.name], name)
+    return [host.env_python, *launch.arguments()]
+
+
+def _trainer(data: str, output: str, shared: Shared, part: NodeDevices) -> list[str]:
+    resume = ["--resume", "auto"] if shared.request.attempt > 1 else []
+    folders = [*(["--data", data] if data else []), "--output", output]
+    asked = without("--device", shared.options.trainer_args())
+    return ["-m", "trainer", *folders, *asked, "--device", part.kind, *resume]
+
+
+def check_batch(names: Sequence[str], counts: Sequence[int], per_node: int) -> None:
+    """Raises UserError for a batch that the trainer could not split over `counts` ranks a node."""
+    least = split.least_batch(counts)
+    if per_node < least:
+        name, count = max(zip(names, counts), key=lambda pair: pair[1])
+        processes = f"{count} processes" if count > 1 else "one process"
+        raise UserError(
+            f"BATCH={per_node} is too small for the {processes} of {name}: batch normalisation "
+            f"needs {split.SMALLEST} samples in each: give BATCH={least} or more."
+        )
+
+
+def check_master(hosts: list[Host]) -> None:
+    """Refuse a loopback address for node 0: on every other machine it means that machine itself."""
+    address = ipaddress.ip_address(hosts[0].address)
+    if address.is_loopback and not all(
+        ipaddress.ip_address(host.address).is_loopback for host in hosts
+    ):
+        raise UserError(
+            f"{hosts[0].name}: its address is {address}, which means on each other machine "
+            "that machine itself: "
+            f"give its address in the LAN as ansible_host."
+        )
+
+
+def choose_port(facts: Facts, wanted: int | None, avoid: set[int]) -> int:
+    """A free port on node 0. Raises UserError when the one that was asked for is taken."""
+    if wanted is not None and wanted not in facts.free_ports:
+        raise UserError(
+            f"{facts.host}: port {wanted} is in use there: leave PORT out, and a free one "
+            "is taken, or give another."
+        )
+    free = [port for port in facts.free_ports if port not in avoid]
+    if not free:
+        raise UserError(
+            f"{facts.host}: no free port in {FIRST_PORT}-{FIRST_PORT + PORTS - 1}: give "
+            "another, like PORT=30000."
+        )
+    return wanted if wanted is not None and wanted not in avoid else free[0]
+
+
+def candidate_ports(options: Options) -> list[int]:
+    ports = list(range(FIRST_PORT, FIRST_PORT + PORTS))
+    return ports if options.port is None else [options.port, *ports]
+
+
+def interface(host: Host, facts: Facts) -> str | None:
+    """The card that leads to the peers. Raises UserError if several cards do."""
+    if host.interface:
+        return host.interface
+    cards = {route["interface"] for route in facts.routes.values() if route["interface"]}
+    if len(cards) > 1:
+        ways = ", ".join(f"{peer} by {route['interface']}" for peer, route in facts.routes.items())
+        raise UserError(
+            f"{host.name}: its peers are reached through several network cards ({ways}): "
+            "put all machines in one "
+            f"network, or give interface=<card> for {host.name} in the inventory."
+        )
+    return cards.pop() if cards else None
+
+
+def environment(card: str | None, threads: int | str, cuda_home: str | None) -> dict[str, str]:
+    """What the network libraries must know, since they guess the wrong card where there is docker0
+    or a VPN; and where the CUDA toolkit is, for what is compiled during a run.
+
+    Never LD_LIBRARY_PATH: torch finds its libraries by itself, and would find others with it.
+    """
+    env = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "NCCL_IB_DISABLE": "1"}
+    if cuda_home:
+        env["CUDA_HOME"] = cuda_home
+        env["PATH"] = f"{cuda_home}/bin:{PATH}"
+    if card:
+        env["GLOO_SOCKET_IFNAME"] = card
+        env["NCCL_SOCKET_IFNAME"] = "=" + card
+    return env

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from contract import clock
 from contract.errors import UserError
 from contract.options import Options as TrainerOptions
 from contract.split import refuse_batch
 from contract.text import counted
 from launcher import folders
-from launcher.machines import connection, inventory, mesh, probe
+from launcher.machines import connection, inventory, probe
 from launcher.machines.engine import Host, Node
 from launcher.machines.probe import Facts
 from launcher.options import Options, in_words_of_make
 from launcher.plan import code, devices, models
-from launcher.plan.build import candidate_ports, check_master
-from launcher.plan.problems import Problem, of_control, of_machine, together
+from launcher.plan.plan import candidate_ports, check_master
 
 
 @dataclass(frozen=True)
-class Asked:
+class Requirements:
     """What the machines must be able to do. `run` is the run to resume, None for a new one."""
 
     options: Options
@@ -30,7 +31,7 @@ class Asked:
 
 
 @dataclass
-class Machines:
+class OpenMachines:
     """Open connections and what was found over them."""
 
     hosts: list[Host]
@@ -41,22 +42,9 @@ class Machines:
         connection.close_all(self.nodes)
 
 
-def select(hosts: list[Host], options: Options) -> list[Host]:
-    """The first NODES hosts. Raises UserError."""
-    if options.nodes is None:
-        return hosts
-    if options.nodes < 1:
-        raise UserError(f"NODES={options.nodes}: a run needs at least one machine.")
-    if options.nodes > len(hosts):
-        raise UserError(
-            f"NODES={options.nodes}, but {options.inventory} lists {len(hosts)} "
-            f"({', '.join(host.name for host in hosts)}): add machines to [cluster] there, "
-            f"or give NODES={len(hosts)} or less."
-        )
-    return hosts[: options.nodes]
-
-
-def inspect(hosts: list[Host], asked: Asked, *, without_missing: bool = False) -> Machines:
+def inspect(
+    hosts: list[Host], asked: Requirements, *, without_missing: bool = False
+) -> OpenMachines:
     """Connect and probe. Raises UserError naming every machine that is not fit.
 
     With `without_missing`, machines that do not answer are left out instead.
@@ -72,7 +60,7 @@ def inspect(hosts: list[Host], asked: Asked, *, without_missing: bool = False) -
         if silent and not without_missing:
             raise UserError(*silent.values())
         present = [host for host in present if host.name in facts]
-        return Machines(present, nodes, facts)
+        return OpenMachines(present, nodes, facts)
     except BaseException:
         connection.close_all(nodes)
         raise
@@ -92,7 +80,7 @@ def unreached(hosts: list[Host], failures: dict[str, str]) -> list[str]:
     ]
 
 
-def _task(host: Host, hosts: list[Host], asked: Asked) -> dict[str, Any]:
+def _task(host: Host, hosts: list[Host], asked: Requirements) -> dict[str, Any]:
     options, model = asked.options, asked.settings.model
     packages = models.imports(model)
     if ":" in model and not models.is_path(model):
@@ -111,17 +99,17 @@ def _task(host: Host, hosts: list[Host], asked: Asked) -> dict[str, Any]:
     }
 
 
-def check(machines: Machines, asked: Asked) -> list[Problem]:
+def check(machines: OpenMachines, asked: Requirements) -> list[Problem]:
     """Everything that is wrong with these machines for this run."""
     parts, problems = _parts(machines, asked)
-    problems += of_control(folders.disk_free())
+    problems += control_problems(folders.disk_free())
     found: list[tuple[Host, Problem]] = []
     for host in machines.hosts:
         facts = machines.facts[host.name]
         wants = devices.wants_gpus(host, asked.settings.device)
         gets = host.name not in parts or parts[host.name].kind == "cuda"
         on_gpus = wants and (gets or bool(facts.gpus["error"]))
-        found += [(host, one) for one in of_machine(host, facts, asked.run, on_gpus)]
+        found += [(host, one) for one in machine_problems(host, facts, asked.run, on_gpus)]
     problems += together(found)
     problems += model(machines, asked)
     problems += _packages(machines, asked)
@@ -131,12 +119,14 @@ def check(machines: Machines, asked: Asked) -> list[Problem]:
     if not any(problem.fatal for problem in problems):
         problems += _precision(parts, machines, asked)
     if not problems and len(machines.hosts) > 1:
-        met = mesh.check(machines.hosts, machines.nodes, machines.facts)
+        met = probe.check_ways(machines.hosts, machines.nodes, machines.facts)
         problems += [Problem(text) for text in met]
     return problems
 
 
-def _parts(machines: Machines, asked: Asked) -> tuple[dict[str, devices.Part], list[Problem]]:
+def _parts(
+    machines: OpenMachines, asked: Requirements
+) -> tuple[dict[str, devices.NodeDevices], list[Problem]]:
     """What each node computes on; nothing if that cannot be decided."""
     try:
         return devices.assign(machines.hosts, machines.facts, asked.settings), []
@@ -144,7 +134,7 @@ def _parts(machines: Machines, asked: Asked) -> tuple[dict[str, devices.Part], l
         return {}, [Problem(text) for text in error.problems]
 
 
-def _precision(parts: dict[str, Any], machines: Machines, asked: Asked) -> list[Problem]:
+def _precision(parts: dict[str, Any], machines: OpenMachines, asked: Requirements) -> list[Problem]:
     try:
         devices.precision(parts, machines.hosts, machines.facts, asked.settings, asked.begun)
     except UserError as error:
@@ -152,7 +142,7 @@ def _precision(parts: dict[str, Any], machines: Machines, asked: Asked) -> list[
     return []
 
 
-def _batch(machines: Machines, asked: Asked) -> list[Problem]:
+def _batch(machines: OpenMachines, asked: Requirements) -> list[Problem]:
     """The first machine's data count: others that differ are reported."""
     facts = machines.facts[machines.hosts[0].name] if machines.hosts else None
     listing = facts.data["splits"].get("train") if facts else None
@@ -166,7 +156,7 @@ def _batch(machines: Machines, asked: Asked) -> list[Problem]:
     return []
 
 
-def _packages(machines: Machines, asked: Asked) -> list[Problem]:
+def _packages(machines: OpenMachines, asked: Requirements) -> list[Problem]:
     if not asked.settings.tensorboard:
         return []
     lacking = [h for h in machines.hosts if not machines.facts[h.name].packages["tensorboard"]]
@@ -177,7 +167,7 @@ def _packages(machines: Machines, asked: Asked) -> list[Problem]:
     return together([(h, Problem(said.format(h.label(), h.env_python))) for h in lacking])
 
 
-def model(machines: Machines, asked: Asked) -> list[Problem]:
+def model(machines: OpenMachines, asked: Requirements) -> list[Problem]:
     """Asks one machine alone for the name, since all have the same torchvision, or the difference
     is reported; and all for what one's own model imports."""
     if not machines.hosts:
@@ -212,15 +202,15 @@ def _differing(values: dict[str, str]) -> str | None:
     return ", ".join(f"{value} ({', '.join(hosts)})" for value, hosts in groups.items())
 
 
-def _equal_versions(machines: Machines) -> list[Problem]:
+def _equal_versions(machines: OpenMachines) -> list[Problem]:
     problems = []
     for name in ("torch", "torchvision", "cuda", "nccl"):
         values = {host: str(facts.versions.get(name)) for host, facts in machines.facts.items()}
-        if apart := _differing(values):
+        if found := _differing(values):
             label = {"cuda": "torch's CUDA", "nccl": "NCCL"}.get(name, name)
             problems.append(
                 Problem(
-                    f"{label} differs between machines: {apart}: run `make provision`, so that all "
+                    f"{label} differs between machines: {found}: run `make provision`, so that all "
                     f"have the same stack."
                 )
             )
@@ -229,17 +219,17 @@ def _equal_versions(machines: Machines) -> list[Problem]:
         for host, facts in machines.facts.items()
         if facts.gpus["driver"]
     }
-    if apart := _differing(drivers):
+    if found := _differing(drivers):
         problems.append(
             Problem(
-                f"the NVIDIA driver's branch differs: {apart}: run `make provision`.",
+                f"the NVIDIA driver's branch differs: {found}: run `make provision`.",
                 fatal=False,
             )
         )
     return problems
 
 
-def _equal_data(machines: Machines) -> list[Problem]:
+def _equal_data(machines: OpenMachines) -> list[Problem]:
     problems = []
     for split in ("train", "val"):
         values = {}
@@ -251,11 +241,154 @@ def _equal_data(machines: Machines) -> list[Problem]:
                     f"{counted(listing['classes'], 'class')}, "
                     f"{listing['sha256'][:8]}"
                 )
-        if apart := _differing(values):
+        if found := _differing(values):
             problems.append(
                 Problem(
-                    f"{split}/ of the data is not the same on all machines: {apart}: copy it anew "
+                    f"{split}/ of the data is not the same on all machines: {found}: copy it anew "
                     f"(`make provision`)."
                 )
             )
     return problems
+
+
+DISK_FREE = 1 << 30
+DISK_FULL = 64 << 20  # nothing can be trained here
+BUSY_REMEDY = "wait for it (QUEUE=1), or ask its owner."
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One sentence; with FORCE=1 a run starts all the same unless the problem is fatal."""
+
+    text: str
+    fatal: bool = True
+    busy: bool = False
+
+
+def machine_problems(host: Host, facts: Facts, run: str | None, on_gpus: bool) -> list[Problem]:
+    """What keeps a run from starting on this machine; what is left of `run` itself is no problem.
+    `on_gpus`: the node computes on its GPUs, if it has any."""
+    state = [*_state(host, facts), *_busy(host, facts, run, on_gpus)]
+    return [*_software(host, facts, on_gpus), *data_problems(host, facts), *state]
+
+
+def control_problems(free: int) -> list[Problem]:
+    """What is wrong with the disk that logs, records and checkpoints go to."""
+    if free >= DISK_FREE:
+        return []
+    text = (
+        f"this machine: only {free >> 20} MiB free where runs/ lies, to which logs and checkpoints "
+        "come: remove old runs."
+    )
+    return [Problem(text, fatal=free < 2 * DISK_FULL)]
+
+
+def _software(host: Host, facts: Facts, on_gpus: bool) -> list[Problem]:
+    remedy = host.engine.repair_hint
+    missing = [name for name in ("torch", "torchvision") if not facts.versions.get(name)]
+    if missing:
+        return [
+            Problem(
+                f"{host.label()}: {' and '.join(missing)} missing in {host.env_python}: {remedy}."
+            )
+        ]
+    if facts.gpus["error"] and on_gpus:
+        return [
+            Problem(
+                f"{host.label()}: nvidia-smi fails ({facts.gpus['error']}): if the driver was "
+                f"upgraded, reboot; else run `make provision`. To compute on its CPU, give "
+                f"gpus=0 for {host.name}.",
+            )
+        ]
+    if not all(facts.paths.values()):
+        return [
+            Problem(
+                f"{host.label()}: cuda_home={host.cuda_home} has no bin/ there: {remedy}, or "
+                f"correct cuda_home of {host.name}."
+            )
+        ]
+    if not facts.guard_python:
+        return [Problem(f"{host.label()}: {host.engine.guard_python} is missing there: {remedy}.")]
+    return []
+
+
+def data_problems(host: Host, facts: Facts) -> list[Problem]:
+    """Why the folder is not a data set, in the trainer's own words (contract/layout.py)."""
+    data = facts.data
+    if not data["path"]:  # none is needed
+        return []
+    where = f"{host.label()}: the data folder {data['path']}"
+    remedy, name = host.engine.data_hint, Path(data["path"]).name
+    if name not in ("digits", "imagenet"):
+        remedy = "correct DATA, or put class folders into its train/ and val/" + (
+            "" if host.engine.is_local else " (data_sets in group_vars/all.yml brings them there)"
+        )
+    if name == "imagenet":
+        remedy = (
+            "`make imagenet SRC=<folder of its archives>` makes data/imagenet here, and `make "
+            "provision` with imagenet in data_sets copies it to every machine, or mounts the disk "
+            "that has it (docs/shares.md)"
+        )
+    if not data["exists"]:
+        return [Problem(f"{where} is missing{beside(data['others'])}: {remedy}.")]
+    if data["problem"]:
+        return [Problem(f"{where} cannot be trained on: {data['problem']}")]
+    return []
+
+
+def beside(others: list[str]) -> str:
+    if not others:
+        return ""
+    return f"; there {'is' if len(others) == 1 else 'are'} {', '.join(others)}"
+
+
+def together(found: list[tuple[Host, Problem]]) -> list[Problem]:
+    """What is wrong, each thing once, with the names of all machines that have it."""
+    labels: dict[Problem, list[str]] = {}
+    for host, problem in found:
+        own = replace(problem, text=problem.text.removeprefix(f"{host.label()}: "))
+        labels.setdefault(own, []).append(host.label())
+    return [replace(one, text=f"{', '.join(named)}: {one.text}") for one, named in labels.items()]
+
+
+def _state(host: Host, facts: Facts) -> list[Problem]:
+    problems = []
+    if not facts.writable:
+        problems.append(
+            Problem(
+                f"{host.label()}: {facts.absolute(host.node_dir)} cannot be written: give it to "
+                f"the run user, or set node_dir."
+            )
+        )
+    if facts.disk_free < DISK_FREE:
+        problems.append(
+            Problem(
+                f"{host.label()}: only {facts.disk_free >> 20} MiB free where "
+                f"{facts.absolute(host.node_dir)} lies: remove old runs there.",
+                fatal=facts.disk_free < DISK_FULL,
+            )
+        )
+    if abs(facts.skew) > clock.TOLERANCE:
+        way = "ahead of" if facts.skew > 0 else "behind"
+        problems.append(
+            Problem(
+                f"{host.label()}: its clock is {abs(facts.skew):.0f} s {way} this machine's: run "
+                f"`make provision`, which sets up time.",
+                fatal=False,
+            )
+        )
+    return problems
+
+
+def _busy(host: Host, facts: Facts, run: str | None, on_gpus: bool) -> list[Problem]:
+    """Reports a run on this machine, with GPUs or without; otherwise whoever else uses its GPUs."""
+    others = [other for other in facts.runs if other["run"] != run]
+    held = sorted({f"{other['holder']}: run {other['run']}" for other in others})
+    what = "it is in use by"
+    if not facts.runs and on_gpus:
+        what = "its GPUs are in use by"
+        held = [f"{h['user']}: {h['command']} (pid {h['pid']})" for h in facts.gpus["processes"]]
+    if not held:
+        return []
+    text = f"{host.label()}: {what} {'; '.join(held)}: {BUSY_REMEDY}"
+    return [Problem(text, fatal=False, busy=True)]

@@ -3,27 +3,24 @@ terminal."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import sys
 from collections import deque
 from pathlib import Path
-from typing import IO
 
 from contract.text import clean
-from launcher import told
-from launcher.screen import Screen
-from launcher.sizes import MIB, Sizes
-from launcher.spool import Spool, SpooledLog
-from launcher.watch.tracebacks import Folded
+from launcher.logs import MIB, Sizes, SpooledLog
+from launcher.terminal import Terminal
 
 LAST_LINES = 20
 LONGEST = 1 << 16  # bytes; a longer line is cut into several, so that none has to be waited for
 STALLED = 5.0  # seconds that one write may take before the user is told
 SHOWN = 4096  # characters of a line on the terminal and among the last lines; the log has all
-CLEAR = "\r\x1b[K"
-ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+# torch begins each line of a rank's traceback with its rank.
+PREFIX = re.compile(r"^\[rank\d+\]:\s?")
+HEAD = "Traceback (most recent call last)"
+BETWEEN = ("During handling of the above exception", "The above exception was the direct cause")
+# What C++ errors of torch say about where they arose.
+FRAME = re.compile(r"frame #\d+: |Exception raised from .* \(most recent call first\):")
 
 
 class Assembler:
@@ -83,67 +80,30 @@ def _visible(line: bytes) -> bytes:
     return pieces[-1] if pieces else b""
 
 
-class Terminal:
-    """The control terminal: lines above, and rank 0's progress bar live in the last line. Nobody
-    waits until the terminal has taken them.
+class Folded:
+    """One stream's lines; of a traceback only the error's own line is left.
 
-    Every line is kept in the run's controller.log too, from which `attach` shows it again.
+    When one rank fails, every other rank loses its connection and prints fifty lines about that
+    before anything is known of the cause. The rank's log has all of it.
     """
 
-    def __init__(self, out: IO[str] | None = None):
-        self._out = out if out is not None else sys.stdout
-        self.is_tty = self._out.isatty()
-        self._screen = Screen(self._out)
-        self._bar = ""
-        self.spool = Spool()
-        self._log_file: SpooledLog | None = None
+    def __init__(self):
+        self._inside = False
 
-    def keep_in(self, path: Path, limit: int = Sizes.log * MIB) -> None:
-        self._log_file = SpooledLog(path, limit, self.spool)
+    def feed(self, lines: list[str]) -> list[str]:
+        return [line for line in lines if self._shown(line)]
 
-    def say(self, text: str) -> None:
-        """Show one of the launcher's own sentences."""
-        self.lines(told.lines(text, self.columns))
-
-    def line(self, text: str) -> None:
-        self.lines([text])
-
-    def lines(self, texts: list[str]) -> None:
-        """Show lines, all in one write: at thousands of lines a second each write counts."""
-        text = clean("\n".join(texts))
-        if self._log_file:
-            self._log_file.write(text.split("\n"))
-        if self._bar:
-            self._screen.write(f"{CLEAR}{text}\n{self._bar}")
-        else:
-            self._screen.write(text + "\n")
-
-    def bar(self, text: str) -> None:
-        """Replace the live bar; an empty text removes it. Does nothing where the output is not a
-        terminal."""
-        if not self.is_tty:
-            return
-        text = self._fit(clean(text))
-        if text != self._bar:
-            self._screen.write(CLEAR + text)
-            self._bar = text
-
-    def _fit(self, text: str) -> str:
-        """Cut a bar to the terminal's width: one that wraps could not be overwritten."""
-        return ESCAPES.sub("", text)[: self.columns - 1] if self.columns else text
-
-    @property
-    def columns(self) -> int:
-        """The terminal's width; 0 where the output is not a terminal, or its width is unknown."""
-        if self.is_tty:
-            with contextlib.suppress(OSError):
-                return os.get_terminal_size(self._out.fileno()).columns
-        return 0
-
-    def drain(self) -> bool:
-        """Wait until all is written and shown; False for a terminal that takes nothing."""
-        self.spool.drain()
-        return self._screen.drain()
+    def _shown(self, line: str) -> bool:
+        text = PREFIX.sub("", line)
+        if text.startswith(HEAD):
+            self._inside = True
+            return False
+        if not self._inside:
+            return not FRAME.match(text)
+        if not text.strip() or text[0] in " \t" or text.startswith(BETWEEN):
+            return False
+        self._inside = False
+        return True
 
 
 class RankLog:

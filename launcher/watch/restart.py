@@ -15,7 +15,7 @@ from launcher.machines.connection import talk
 from launcher.machines.engine import Host, MachineError
 from launcher.options import Options
 from launcher.plan import preflight
-from launcher.plan.preflight import Asked, Machines
+from launcher.plan.preflight import OpenMachines, Requirements
 from launcher.stopper import Stopper
 from launcher.watch import failures
 from launcher.watch.failures import Restart
@@ -58,7 +58,9 @@ def decide(outcome: Outcome, limits: Limits) -> tuple[Limits, str] | None:
     return left, failures.reason(cause, left.divisor)
 
 
-def survivors(hosts: list[Host], asked: Asked, limits: Limits, stopper: Stopper) -> Machines:
+def survivors(
+    hosts: list[Host], asked: Requirements, limits: Limits, stopper: Stopper
+) -> OpenMachines:
     """Connections to the machines that are fit now, at least MIN_NODES. Raises UserError."""
     deadline = time.monotonic() + PATIENCE
     while True:
@@ -83,13 +85,13 @@ def survivors(hosts: list[Host], asked: Asked, limits: Limits, stopper: Stopper)
         time.sleep(LOOK_EVERY)
 
 
-def _unfit(host: Host, machines: Machines, asked: Asked) -> str | None:
+def _unfit(host: Host, machines: OpenMachines, asked: Requirements) -> str | None:
     """Why a machine cannot take part; None if it can."""
-    one = Machines([host], machines.nodes, {host.name: machines.facts[host.name]})
+    one = OpenMachines([host], machines.nodes, {host.name: machines.facts[host.name]})
     return next((p.text for p in preflight.check(one, asked) if p.fatal), None)
 
 
-def set_aside(run: str, attempt: int, before: list[str], machines: Machines) -> None:
+def set_aside(run: str, attempt: int, before: list[str], machines: OpenMachines) -> None:
     """Hide from the trainer the checkpoints of machines that have come back.
 
     `before` names the machines of the attempt before. What others hold may be newer than the point

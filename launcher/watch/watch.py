@@ -1,7 +1,9 @@
-"""Watches one attempt: an event loop over the guards of all nodes at once."""
+"""Watches one attempt: an event loop over the guards of all nodes at once, the stages that it goes
+through, and whether this process itself could not run."""
 
 from __future__ import annotations
 
+import enum
 import selectors
 import time
 from dataclasses import dataclass, field
@@ -11,15 +13,73 @@ from contract.validate import Invalid
 from launcher.machines.engine import Process
 from launcher.plan.plan import Plan
 from launcher.stopper import Stopper, wakeup
-from launcher.waiting import WaitNotice
-from launcher.watch import stages
+from launcher.terminal import WaitNotice
 from launcher.watch.failures import Failure, first_of
-from launcher.watch.guarded import LEASE, Guarded, task
+from launcher.watch.guards import LEASE, Guarded, task
 from launcher.watch.lines import RunLogs
-from launcher.watch.pauses import Pauses
-from launcher.watch.stages import STOP_GRACE, Stage, due
 
 RENEW_EVERY = 1.0
+# A stall of 8 s makes TCP silent for up to 12.6 s (docs/guard-protocol.md); a frozen machine has to
+# be noticed within 20 s.
+SILENCE = 15.0
+# How long the watch waits, after the first failure, for reports of other nodes.
+SETTLE = 1.5
+STOP_GRACE = 20
+EXITS_WITHIN = 10.0
+# The event loop turns at least once a second; under load it is late by less than this.
+LONGEST_TURN = 5.0
+
+
+class Stage(enum.Enum):
+    """Where a watch stands; `due` says, without a clock of its own, how one follows another."""
+
+    RUNNING = enum.auto()
+    SETTLING = enum.auto()  # something failed: what others report now may turn out to be its cause
+    STOPPING = enum.auto()  # the user asked: the workers save and leave
+    ENDING = enum.auto()  # every guard was told to kill what is left
+    OVER = enum.auto()  # guards that are silent even now are given up
+
+
+def due(stage: Stage, seconds: float, failed: bool, asked: int) -> Stage:
+    """The stage to be in, `seconds` after entering `stage`. `failed`: some node has failed;
+    `asked`: how often the user asked to stop."""
+    if stage is Stage.RUNNING and failed:
+        return Stage.SETTLING
+    # Also while a failure settles: whoever asked wants checkpoints of the ranks that still run.
+    if stage in (Stage.RUNNING, Stage.SETTLING) and asked:
+        return Stage.STOPPING
+    if stage is Stage.SETTLING and seconds >= SETTLE:
+        return Stage.ENDING
+    # Failures change nothing here: one rank that cannot save must not keep the others from it.
+    if stage is Stage.STOPPING and (asked > 1 or seconds > STOP_GRACE + EXITS_WITHIN):
+        return Stage.ENDING
+    # A living guard answers a kill at once; one that is silent for this long is gone or frozen.
+    if stage is Stage.ENDING and seconds > SILENCE:
+        return Stage.OVER
+    return stage
+
+
+def boottime() -> float:
+    """Seconds since boot, sleep included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Pauses:
+    """When this process did not run: it was stopped (Ctrl-Z, SIGSTOP), or the machine slept. Call
+    `check` in each turn of a loop."""
+
+    def __init__(self):
+        self._seen = boottime()
+        self.longest = 0.0
+
+    def check(self) -> float:
+        """How many seconds since the last call this process did not run; 0 in an ordinary turn."""
+        before, self._seen = self._seen, boottime()
+        pause = self._seen - before
+        if pause < LONGEST_TURN:
+            return 0.0
+        self.longest = max(self.longest, pause)
+        return pause
 
 
 @dataclass
@@ -102,7 +162,7 @@ class Watch:
 
     def _until_deadline(self) -> float:
         if self._stage is Stage.SETTLING:
-            return max(0.0, self._since + stages.SETTLE - time.monotonic())
+            return max(0.0, self._since + SETTLE - time.monotonic())
         return RENEW_EVERY
 
     def _read(self, guard: Guarded) -> bool:
@@ -231,12 +291,12 @@ class Watch:
     def _decide(self, now: float, selector: selectors.BaseSelector) -> None:
         """Act on what follows from time or from a signal."""
         for guard in self._active():
-            if now - guard.heard > stages.SILENCE:
+            if now - guard.heard > SILENCE:
                 guard.ended = guard.gone = True
                 selector.unregister(guard.process)
                 # Silence after the order to end must not hide a guard that is distrusted.
                 if not (self._ending and self._distrusted):
-                    message = f"no heartbeat for {stages.SILENCE:.0f} s"
+                    message = f"no heartbeat for {SILENCE:.0f} s"
                     self._fail(self._failure(guard.node.host, "gone", message=message))
         if self._stopper.suspended:
             self._stopper.suspended = False

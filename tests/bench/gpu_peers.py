@@ -15,7 +15,7 @@ from trainer.build import job, materials
 from trainer.data.augment import MEAN, STD
 from trainer.data.loader import Batch
 from trainer.settle import settle
-from trainer.step import settle_buckets, train_step
+from trainer.step import rebuild_buckets, train_step
 from trainer.timing import Clock
 from trainer.world import start
 
@@ -60,7 +60,7 @@ class Tandem:
         world = start(options)
         options = settle(options, world)
         self.job = job(options, world, materials(options, world), Clock(world.device))
-        settle_buckets(self.job)
+        rebuild_buckets(self.job)
         self.batch, self.number = None, 0
 
     def synthetic(self, images, targets):

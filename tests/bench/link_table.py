@@ -9,7 +9,7 @@ from pathlib import Path
 from contract import strategies
 from contract.strategies import MIB, Payload
 from report import formulas
-from report.paper import BLOCKS, PARAMETERS, matrices
+from report.published_speeds import BLOCKS, PARAMETERS, matrices
 from tests.bench.slow_links import ALONE, BACKWARD, FORWARD
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -20,7 +20,8 @@ from launcher.machines.engine import Host
 from launcher.options import Options
 from launcher.plan.plan import NodePlan, Plan
 from launcher.stopper import Stopper
-from launcher.watch.lines import RunLogs, Terminal
+from launcher.terminal import Terminal
+from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
 
 SECONDS = 20

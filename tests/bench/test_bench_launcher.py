@@ -16,7 +16,8 @@ from launcher.machines.engines.local import LocalProcess
 from launcher.options import Options
 from launcher.plan.plan import NodePlan, Plan
 from launcher.stopper import Stopper
-from launcher.watch.lines import RunLogs, Terminal
+from launcher.terminal import Terminal
+from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
 
 CHECKOUT = Path(__file__).resolve().parents[2]

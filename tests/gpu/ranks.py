@@ -6,7 +6,7 @@ import torch
 
 from tests.gpu.jobs import batches, distance, options_of, prepared, train, weights
 from tests.trainer_ranks import run_ranks
-from trainer.step import settle_buckets
+from trainer.step import rebuild_buckets
 
 TWO = [1, 1]  # nodes of one rank each, so that both are the first of their node, on cuda:0
 
@@ -38,7 +38,7 @@ def distances(images, device, world, shares, given):
     as a share of how far the one rank's has come; how far that is, as a share of where it began."""
     two_world = dataclasses.replace(world, batches=shares)
     two = prepared(images, device, two_world, **given)
-    settle_buckets(two)
+    rebuild_buckets(two)
     one_world = dataclasses.replace(
         world, rank=0, size=1, batches=(sum(shares),), store=None, exchange=None
     )

@@ -247,7 +247,7 @@ def unequal(images, device, given):
 
     slow.calls = 0
     step.blank_pass = slow
-    step.settle_buckets(job)
+    step.rebuild_buckets(job)
     train(job, batches(job, 1, 1))
     return slow.calls
 

@@ -11,7 +11,7 @@ from tests.gpu.jobs import batches, options_of, prepared, that_torch_has, train,
 from tests.gpu.ranks import off
 from tests.trainer_ranks import run_ranks
 from tests.unit.trainer.sync_ranks import Steps
-from trainer.step import settle_buckets
+from trainer.step import rebuild_buckets
 from trainer.sync.carrier import Carrier, Stage
 
 SPECS = [spec for rule in strategies.RULES.values() for spec in rule.usual]
@@ -58,7 +58,7 @@ def jobs(images, device, world):
         given = {"precision": name} if name in PRECISIONS else {"sync": name}
         given.update(model="tests.gpu.models:fixed", momentum=0.0)
         forced = prepared(images, device, world, **given)
-        settle_buckets(forced)
+        rebuild_buckets(forced)
         begin = weights(forced)
         alone = prepared(images, device, dataclasses.replace(world, size=1), **given)
         for job in (forced, alone):

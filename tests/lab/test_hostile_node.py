@@ -98,7 +98,7 @@ REFUSED = [
     Lie("an answer of wrong types", rf"{INVALID}answer\.cores is not", 2),
     Lie("a home of two lines", rf"{INVALID}answer\.home is not", 2),
     Lie("a holder with escapes", "it is in use by \x1b\\[31mred: run ", 2),
-    Lie("an answer without end", "it said more than 4 MiB where an answer was wanted", 2),
+    Lie("an answer without end", "its answer is longer than 4 MiB", 2),
     Lie("a port that is none", rf"{INVALID}answer\.free_ports\[0\] is not", 2),
 ]
 

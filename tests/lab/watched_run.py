@@ -17,8 +17,9 @@ from launcher.machines.engine import Host
 from launcher.options import Options
 from launcher.plan.plan import NodePlan, Plan
 from launcher.stopper import Stopper
+from launcher.terminal import Terminal
 from launcher.watch.failures import explained
-from launcher.watch.lines import RunLogs, Terminal
+from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
 
 WORKER = """

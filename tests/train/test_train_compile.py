@@ -8,7 +8,7 @@ from tests.trainer_ranks import make_images, run_ranks
 from trainer.build import job, materials
 from trainer.data.loader import TrainBatches
 from trainer.process import start
-from trainer.step import settle_buckets, train_step
+from trainer.step import rebuild_buckets, train_step
 from trainer.timing import Clock
 
 
@@ -28,7 +28,7 @@ def compiled_for(root):
     )  # fmt: skip
     world = start(options)
     ours = job(options, world, materials(options, world), Clock(world.device))
-    settle_buckets(ours)
+    rebuild_buckets(ours)
     settled = list(sizes)
     for step, batch in enumerate(TrainBatches(ours.train_set, options, world).epoch(0)):
         train_step(ours, batch, step, 0.1)

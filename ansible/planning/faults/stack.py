@@ -1,7 +1,7 @@
 """Graphics cards, their driver, and what the Python environment needs."""
 
 from .. import driver as drivers
-from .. import driver_offers as offers
+from .. import driver_candidates as offers
 from .. import stacks, toolkit
 from ..errors import PlanError
 

@@ -29,8 +29,8 @@ LOGIN_SECONDS = 20.0
 # look so often.
 READER_WAKES_EVERY = 5.0
 TCP_THIN_LINEAR_TIMEOUTS = 16
-# paramiko logs a traceback for a machine that does not answer; explain() says the same in a
-# sentence.
+# paramiko logs a traceback for a machine that does not answer; connection_error says the same in
+# a sentence.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 STATUS_SECONDS = 5.0
 PACKET = 256 << 10  # bytes; sshd sends no larger one, and the protocol asks for 35,000
@@ -141,7 +141,7 @@ class SshNode:
         try:
             self._connection.open()
         except Exception as error:
-            raise MachineError([self.host.name], explain(self.host, error)) from error
+            raise MachineError([self.host.name], connection_error(self.host, error)) from error
         sock = self._connection.transport.sock
         sock.settimeout(READER_WAKES_EVERY)
         # After a stall TCP doubles its retransmission timeout; on a thin stream it need not, so a
@@ -157,7 +157,7 @@ class SshNode:
             channel.in_stderr_buffer = Window(channel.in_window_size)
             channel.exec_command("exec " + shlex.join(argv))
         except (OSError, EOFError, paramiko.SSHException) as error:
-            raise MachineError([self.host.name], explain(self.host, error)) from error
+            raise MachineError([self.host.name], connection_error(self.host, error)) from error
         return SshProcess(channel)
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ def _config() -> Config:
     return Config()
 
 
-def explain(host: Host, error: Exception) -> str:
+def connection_error(host: Host, error: Exception) -> str:
     """What ssh said about one machine, and what to do about it."""
     where = f"{host.name} ({host.user + '@' if host.user else ''}{host.address}, port {host.port})"
     if isinstance(error, paramiko.BadHostKeyException):

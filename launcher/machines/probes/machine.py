@@ -10,23 +10,24 @@ import itertools
 import json
 import os
 import pathlib
+import pwd
 import re
+import shutil
 import socket
+import subprocess
 import sys
 import time
 
+from contract import layout
 from contract.card import route
-from launcher.machines.probes.command import keep, output
-from launcher.machines.probes.dataset import data
-from launcher.machines.probes.gpus import gpus
 from launcher.node.tree import tree_sha256
 
-MARK = "tandem-probe "
 MOST_RUNS = 100  # that are told
+SECONDS = 20  # for one command: the control machine waits 30 in all
 
 
-def main(task):
-    """Print one line of JSON: the facts that `task` asks for."""
+def main(task, mark):
+    """Print one line of JSON after the mark: the facts that `task` asks for."""
     found = versions()
     facts = {
         "unix": time.time(),
@@ -49,7 +50,7 @@ def main(task):
         "writable": writable(task["node_dir"]),
         "guard_python": os.access(task["guard_python"], os.X_OK),
     }
-    print(MARK + json.dumps(facts))
+    print(mark + json.dumps(facts))
 
 
 def machine_id():
@@ -180,3 +181,186 @@ def disk_free(path):
 
 def writable(path):
     return os.access(nearest(path), os.W_OK)
+
+
+def cards_on_bus():
+    """Number of NVIDIA's display controllers (PCI class 03), with or without a driver."""
+    found = 0
+    for device in pathlib.Path("/sys/bus/pci/devices").glob("*"):
+        try:
+            vendor, kind = (device / "vendor").read_text(), (device / "class").read_text()
+        except OSError:
+            continue
+        found += vendor.strip() == "0x10de" and kind.startswith("0x03")
+    return found
+
+
+def gpus():
+    """GPUs in the order of nvidia-smi, driver version and the processes that hold them."""
+    none = {"count": 0, "cards": [], "driver": None, "processes": [], "error": None}
+    none["cards_on_bus"] = cards_on_bus()
+    if shutil.which("nvidia-smi") is None:
+        return none
+    listed = query(("driver_version", "name", "uuid", "pci.device_id"))
+    if listed is None:
+        return dict(none, error=run_error(["nvidia-smi"]))
+    # A driver of 2021 or older does not know the field, and refuses the whole question.
+    capabilities = query(("compute_cap",)) or []
+    capabilities += [[""]] * (len(listed) - len(capabilities))
+    cards = [card(row, sm) for row, sm in zip(listed, capabilities)]
+    held = output(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]) or ""
+    processes = []
+    for line in held.splitlines():
+        if line.strip().isdigit():
+            processes.append(described_process(int(line)))
+    driver = listed[0][0] if listed else None
+    return dict(none, count=len(cards), cards=cards, driver=driver, processes=processes)
+
+
+def query(fields):
+    """A row of nvidia-smi's answers for each GPU; None when it fails."""
+    text = output(["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader"])
+    if text is None:
+        return None
+    return [[word.strip() for word in line.split(",")] for line in text.splitlines() if line]
+
+
+def card(row, capability):
+    """`sm` is 10 x major + minor of the compute capability, null where the driver does not say;
+    `pci` the PCI device number: nvidia-smi gives it before the vendor's, 0x1E0710DE."""
+    _, name, uuid, device = [*row, "", "", ""][:4]
+    major, _, minor = capability[0].partition(".")
+    known = major.isdigit() and minor.isdigit()
+    pci = re.match(r"0x([0-9A-Fa-f]{4})10DE$", device)
+    return {
+        "name": name or "GPU",
+        "uuid": uuid,
+        "pci": pci.group(1).lower() if pci else None,
+        "sm": 10 * int(major) + int(minor) if known else None,
+    }
+
+
+def described_process(pid):
+    """A process's owner and command, for people."""
+    try:
+        process = pathlib.Path("/proc", str(pid))
+        command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        uid = process.stat().st_uid
+    except OSError:
+        return {"pid": pid, "user": "?", "command": "?"}
+    try:
+        user = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        user = str(uid)
+    return {"pid": pid, "user": user, "command": command.strip()[:120]}
+
+
+def run_error(argv):
+    try:
+        subprocess.check_output(
+            argv, stderr=subprocess.STDOUT, timeout=SECONDS, universal_newlines=True
+        )
+        return "it lists no GPU"
+    except subprocess.CalledProcessError as error:
+        return " ".join(error.output.split())[:300]
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+
+
+def data(folder, node_dir):
+    """Classes and number of images of train/ and val/, or what keeps them from being a data set."""
+    root = pathlib.Path(folder)
+    there = bool(folder) and root.is_dir()
+    found = {"path": folder, "exists": there, "problem": None, "splits": {}, "others": []}
+    if folder and not there:
+        found["others"] = others(root.parent)
+    if found["exists"]:
+        try:
+            with layout.readable():
+                found["splits"] = splits(root, pathlib.Path(node_dir))
+        except layout.LayoutError as error:
+            found["problem"] = str(error)
+    return found
+
+
+def others(folder):
+    """The data sets beside one that is missing, by name; at most ten."""
+    try:
+        names = sorted(path.name for path in folder.iterdir() if (path / "train").is_dir())
+    except OSError:
+        return []
+    return [name for name in names if name.isprintable()][:10]
+
+
+def splits(root, node_dir):
+    """The listings of train/ and val/, made again only when one of their folders has changed."""
+    real = root.resolve()
+    cache = node_dir / "manifests" / hashlib.sha256(os.fsencode(str(real))).hexdigest()[:16]
+    key = [str(real), *layout.SUFFIXES]
+    try:
+        cached = json.loads(cache.read_text())
+        known = cached["folders"]
+        if cached["key"] == key and known == stamps(known):
+            return cached["splits"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    folders = stamps(below(real))  # before the listing: so later changes are seen
+    found = {split: listing(real, split) for split in layout.SPLITS}
+    keep({"key": key, "folders": folders, "splits": found}, cache)
+    return found
+
+
+def below(root):
+    """The folders whose modification time changes when an image is added or removed."""
+    for split in layout.SPLITS:
+        names = layout.class_names(root, split)
+        yield str(root / split)
+        for name in names:
+            for where, _ in layout.walk(str(root / split / name)):
+                yield where
+
+
+def stamps(folders):
+    return {folder: pathlib.Path(folder).stat().st_mtime_ns for folder in folders}
+
+
+def listing(root, split):
+    """Number of images, classes and a hash of the names and sizes."""
+    by_class = layout.images_by_class(root, split)
+    total = hashlib.sha256()
+    images = [path for paths in by_class.values() for path in paths]
+    for path in images:
+        total.update(os.fsencode(f"{path}\0{size(root / path)}\n"))
+    return {
+        "classes": sum(bool(paths) for paths in by_class.values()),
+        "images": len(images),
+        "sha256": total.hexdigest(),
+    }
+
+
+def size(path):
+    """In bytes; None for a link that leads nowhere, a bad image in training."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def output(argv):
+    """What a command prints; None where it fails or takes too long."""
+    try:
+        return subprocess.check_output(
+            argv, stderr=subprocess.DEVNULL, timeout=SECONDS, universal_newlines=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def keep(value, path):
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(value))
+        temporary.replace(path)
+    except OSError:
+        pass  # a full disk is reported elsewhere; the listing is only made again

@@ -10,13 +10,13 @@ import socket
 import sys
 import time
 
-MARK = "tandem-reach "
 CONNECT_SECONDS = 3.0
 WAIT_SECONDS = 20.0
 
 
-def main(address, listen_port, peers):
-    """Listen on `address`; connect to `peers`, a list of [address, port]; print what failed."""
+def main(address, listen_port, peers, mark):
+    """Listen on `address`; connect to `peers`, a list of [address, port]; print what failed
+    after the mark."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     server = socket.socket(family, socket.SOCK_STREAM)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -31,7 +31,7 @@ def main(address, listen_port, peers):
         )
     server.listen(len(peers) + 8)
     failed = [[peer, said] for peer, said in ((p, reach(family, p)) for p in peers) if said]
-    print(MARK + json.dumps(failed))
+    print(mark + json.dumps(failed))
     sys.stdout.flush()
     # Others may still be on their way: the control machine ends this by closing stdin.
     select.select([sys.stdin], [], [], WAIT_SECONDS)

@@ -22,7 +22,7 @@ import tables  # noqa: E402
 from contract.strategies import EXACT, parse  # noqa: E402
 from report import formulas  # noqa: E402
 from report.measure import Step  # noqa: E402
-from report.paper import paper_step  # noqa: E402
+from report.published_speeds import paper_step  # noqa: E402
 
 CELLS = [(mbit, work, n) for mbit in (1000, 100) for work in (0.12, 0.05) for n in (2, 4)]
 

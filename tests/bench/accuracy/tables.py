@@ -31,7 +31,7 @@ from study import ALONE, interval  # noqa: E402
 from contract import prices, strategies  # noqa: E402
 from contract.strategies import EXACT  # noqa: E402
 from report import formulas  # noqa: E402
-from report.paper import paper_step  # noqa: E402
+from report.published_speeds import paper_step  # noqa: E402
 
 PRICES = ROOT / "contract/prices.json"
 PAGE = ROOT / "docs/slow-networks.md"

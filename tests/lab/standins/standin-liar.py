@@ -271,7 +271,7 @@ def answer(words):
         os.execv(HONEST, [HONEST, *words])
     said = subprocess.run([HONEST, *words], stdin=sys.stdin, stdout=subprocess.PIPE).stdout
     mark, _, facts = said.decode().partition(" ")
-    if mark == "tandem-probe":
+    if mark == "tandem-answer" and facts.startswith("{"):  # not which machines it reaches
         said = f"{mark} {ANSWERS[LIE](json.loads(facts))}\n".encode()
     out(said)
 

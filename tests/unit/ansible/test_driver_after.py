@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from planning import driver_after as after
+from planning import driver_result as after
 
 STATE = {
     "driver": "535.261.03",

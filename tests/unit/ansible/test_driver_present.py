@@ -2,7 +2,7 @@
 
 import pytest
 
-from planning import driver_after, stacks
+from planning import driver_result, stacks
 from tests.unit.ansible.driver_machines import (
     DEBIAN12,
     TOOLS,
@@ -128,7 +128,7 @@ def test_nvidias_own_repository_whose_names_have_no_branch_is_kept_and_held():
             "590.48.01",
             True,
         )
-    assert sorted(driver_after.driver_hold(made, "590.48.01")["packages"]) == sorted(names)
+    assert sorted(driver_result.driver_hold(made, "590.48.01")["packages"]) == sorted(names)
 
 
 @pytest.mark.parametrize("library", ["580.173.02", None])
@@ -142,7 +142,7 @@ def test_the_version_is_the_librarys_and_not_that_of_a_transitional_package(libr
     made = facts("ubuntu2404", ["3090"], packages=names, transitional=leads, **state)
     chosen = plan(made, "cu132")
     assert (chosen["action"], chosen["version"]) == ("nothing", "580.173.02")
-    assert set(driver_after.driver_hold(made, chosen["version"])["packages"]) == set(names)
+    assert set(driver_result.driver_hold(made, chosen["version"])["packages"]) == set(names)
 
 
 def kepler(packages):
@@ -158,7 +158,7 @@ def test_debians_older_branches_are_drivers_by_packages():
     made = kepler(names)
     chosen = plan(made)
     assert (chosen["action"], chosen["version"], chosen["hold"]) == ("nothing", "470.256.02", True)
-    assert driver_after.driver_hold(made, "470.256.02")["packages"] == sorted(names)
+    assert driver_result.driver_hold(made, "470.256.02")["packages"] == sorted(names)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from planning import (
     accept_gpu,
     border,
     driver,
-    driver_after,
+    driver_result,
     firewall,
     members,
     network,
@@ -191,10 +191,10 @@ def test_facts_are_refused_or_planned_with(facts):
     for source in ("auto", "package", "runfile"):
         asked = {**driver_machines.WANTED, "source": source}
         refused_or(driver.driver_plan, state, asked, STACK, TABLE)
-    driver_after.driver_hold(state, "535")
-    driver_after.kernel_packages(state)
+    driver_result.driver_hold(state, "535")
+    driver_result.kernel_packages(state)
     smi = {"rc": 0, "text": "580.126.20"}
-    driver_after.driver_outcome(state, "No such device", smi)
+    driver_result.driver_outcome(state, "No such device", smi)
 
 
 @quick(max_examples=25)

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from planning import network, network_kept, network_netplan, network_nm
+from planning import network, network_netplan, network_nm, preserved_settings
 from planning.errors import PlanError
 
 REPLACE = {"mode": "replace", "address": "192.168.56.111/24", "gateway": "", "dns": []}
@@ -42,7 +42,7 @@ def again(made, want=REPLACE):
 
 
 def test_what_dhcp_gave_is_kept_by_the_cards_own_answers():
-    assert network_kept.present_way(facts()) == {
+    assert preserved_settings.present_way(facts()) == {
         "dns": ["192.168.56.1", "9.9.9.9"],
         "search": ["lab.example"],
         "gateway": "192.168.56.1",
@@ -53,7 +53,7 @@ def test_without_systemd_resolved_resolv_conf_says_it():
     text = (
         "# by dhclient\ndomain lab.example\nsearch lab.example b.example\nnameserver 127.0.0.53\n"
     )
-    found = network_kept.present_way(
+    found = preserved_settings.present_way(
         facts(card_dns="", card_search="", resolv=f"{text}nameserver 192.168.56.1\nnameserver\n")
     )
     assert (found["dns"], found["search"]) == (["192.168.56.1"], ["lab.example", "b.example"])
@@ -61,7 +61,7 @@ def test_without_systemd_resolved_resolv_conf_says_it():
 
 def test_name_servers_of_another_card_are_not_this_ones():
     other = facts(card_dns="Link 2 (eno1):", resolv="nameserver 10.8.0.1\n")
-    assert network_kept.present_way(other)["dns"] == []
+    assert preserved_settings.present_way(other)["dns"] == []
 
 
 # A resolver of the machine itself, to which DHCP says whom to ask.
@@ -98,37 +98,42 @@ LEASES = LEASE + LEASE.replace("56.20", "77.20").replace("9.9.9.9", "8.8.8.8")
 )
 def test_whom_the_machines_own_resolver_asks_is_kept(told):
     made = facts(**{**LOCAL, "resolv": "nameserver 127.0.1.1\n", **told})
-    found = network_kept.completed(made, REPLACE)
+    found = preserved_settings.completed(made, REPLACE)
     assert (found["dns"], found["search"]) == (["192.168.56.1", "9.9.9.9"], ["lab.example"])
-    assert network_kept.present_way(facts(**{**LOCAL, **told}))["search"] == ["a.example"]
+    assert preserved_settings.present_way(facts(**{**LOCAL, **told}))["search"] == ["a.example"]
     other = {**LOCAL, "resolv": "nameserver 10.8.0.1\n", **told}
-    assert network_kept.present_way(facts(**other))["dns"] == ["10.8.0.1"]
+    assert preserved_settings.present_way(facts(**other))["dns"] == ["10.8.0.1"]
 
 
 def test_name_servers_that_only_dhcp_knows_are_asked_for():
     alone = facts(**LOCAL)
     with pytest.raises(PlanError, match=r"only name server, 127\.0\.1\.1, .* Write dns=\.\.\."):
-        network_kept.completed(alone, REPLACE)
-    assert network_kept.completed(alone, {**REPLACE, "dns": ["127.0.1.1"]})["dns"] == ["127.0.1.1"]
-    network_kept.completed({**alone, "card": {**CARD, "dynamic": False}}, REPLACE)
-    network_kept.completed(facts(**{**LOCAL, "resolv": ""}), REPLACE)
-    network_kept.completed(facts(card_dns="Link 2 (eno1):"), REPLACE)
-    network_kept.completed(facts(**{**LOCAL, "resolv": "nameserver fd00::53\n"}), REPLACE)
+        preserved_settings.completed(alone, REPLACE)
+    assert preserved_settings.completed(alone, {**REPLACE, "dns": ["127.0.1.1"]})["dns"] == [
+        "127.0.1.1"
+    ]
+    preserved_settings.completed({**alone, "card": {**CARD, "dynamic": False}}, REPLACE)
+    preserved_settings.completed(facts(**{**LOCAL, "resolv": ""}), REPLACE)
+    preserved_settings.completed(facts(card_dns="Link 2 (eno1):"), REPLACE)
+    preserved_settings.completed(facts(**{**LOCAL, "resolv": "nameserver fd00::53\n"}), REPLACE)
     unasked = facts(card_dns="Link 2 (eno1):", resolv="nameserver 127.0.0.1\n")
     with pytest.raises(PlanError, match=r"server, 127\.0\.0\.1,"):
-        network_kept.completed(unasked, REPLACE)
+        preserved_settings.completed(unasked, REPLACE)
     stub = {**LOCAL, "resolv": "nameserver 127.0.0.53\n"}
     with pytest.raises(PlanError, match=r"server, 127\.0\.0\.53,"):
-        network_kept.completed(facts(**stub), REPLACE)
+        preserved_settings.completed(facts(**stub), REPLACE)
 
 
 def test_a_router_outside_of_the_new_network_is_refused_until_one_is_named():
     away = {**REPLACE, "address": "10.7.0.5/24"}
     with pytest.raises(PlanError, match=r"its way to the internet is 192\.168\.56\.1, which"):
-        network_kept.completed(facts(), away)
-    assert network_kept.completed(facts(), {**away, "gateway": "none"})["gateway"] == ""
-    assert network_kept.completed(facts(), {**away, "gateway": "10.7.0.1"})["gateway"] == "10.7.0.1"
-    assert network_kept.completed(facts(route=""), away)["gateway"] == ""
+        preserved_settings.completed(facts(), away)
+    assert preserved_settings.completed(facts(), {**away, "gateway": "none"})["gateway"] == ""
+    assert (
+        preserved_settings.completed(facts(), {**away, "gateway": "10.7.0.1"})["gateway"]
+        == "10.7.0.1"
+    )
+    assert preserved_settings.completed(facts(route=""), away)["gateway"] == ""
 
 
 # --- NetworkManager ------------------------------------------------------------------------------
@@ -379,9 +384,9 @@ def test_dhclients_routes_are_told_from_others_by_its_lease():
     way += "10.60.0.0/16 via 192.168.56.254 dev eno1\n"
     made = facts(route=way, leases=LEASE.replace("}", option))
     routes = [{"to": "10.20.0.0/16", "gateway": "192.168.56.254"}]
-    assert network_kept.completed(made, REPLACE)["routes"] == routes
+    assert preserved_settings.completed(made, REPLACE)["routes"] == routes
     static = {**made, "card": {**CARD, "dynamic": False}}
-    assert network_kept.completed(static, REPLACE)["routes"] == []
+    assert preserved_settings.completed(static, REPLACE)["routes"] == []
 
 
 def test_a_route_that_could_not_go_on_is_refused():

@@ -119,5 +119,5 @@ def test_a_clock_is_wrong_for_make_check_where_it_is_wrong_for_a_run():
         facts = machine(clock=QUESTION["clock"][1] + off)
         found = preflight.findings(facts, QUESTION)
         assert [finding["fault"] for finding in found] == ["clock"] * wrong
-    source = (ROOT / "launcher/plan/problems.py").read_text()
+    source = (ROOT / "launcher/plan/preflight.py").read_text()
     assert "abs(facts.skew) > clock.TOLERANCE" in source

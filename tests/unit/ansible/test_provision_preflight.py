@@ -425,7 +425,7 @@ def test_a_package_manager_that_is_at_work_is_waited_for():
 
 def test_only_faults_that_exist_hinder():
     known = {row[0] for row in [*FAULTS, *ASKED]} | TOLD_BY_OTHERS
-    assert known >= preflight.HINDERS
+    assert known >= preflight.BLOCKING
 
 
 def test_the_page_lists_every_fault_and_no_other():
@@ -434,7 +434,7 @@ def test_the_page_lists_every_fault_and_no_other():
     known = {row[0] for row in [*FAULTS, *ASKED]} | TOLD_BY_OTHERS
     known |= {fault for _, fault, _ in network.UNREACHABLE}
     assert sorted(name for name, _ in listed) == sorted(known)
-    assert {name for name, star in listed if star} == preflight.HINDERS
+    assert {name for name, star in listed if star} == preflight.BLOCKING
 
 
 def test_a_kernel_that_is_held_for_a_while_is_no_finding_yet():

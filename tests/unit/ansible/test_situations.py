@@ -14,7 +14,7 @@ QUOTED = re.findall(
     r"^## [^\n]*`(\S+)`\n(?:(?!^## ).)*?^```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL
 )
 SETTINGS = yaml.safe_load((ROOT / "group_vars/all.yml").read_text())
-# {file: what is found there}; faults in HINDERS stop provisioning.
+# {file: what is found there}; faults in BLOCKING stop provisioning.
 FOUND = {
     "2080ti-ubuntu2204-driver535": {"firewall", "gcc"},
     "1080ti-ubuntu2004-nouveau": {"nouveau"},

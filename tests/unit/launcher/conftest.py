@@ -6,7 +6,6 @@ import pytest
 
 from contract import prices
 from launcher.plan.checks import INSTRUCTION_LIMITS
-from launcher.watch import stages
 from tests.unit.launcher.guard_client import Client, alive, kill
 
 
@@ -20,7 +19,7 @@ def no_instruction_limits(monkeypatch):
 @pytest.fixture
 def settles_soon(monkeypatch):
     """After the first failure a run waits for what other machines report; these tests need not."""
-    monkeypatch.setattr(stages, "SETTLE", 0.1)
+    monkeypatch.setattr("launcher.watch.watch.SETTLE", 0.1)
 
 
 @pytest.fixture

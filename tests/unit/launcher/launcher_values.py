@@ -6,7 +6,7 @@ from contract.options import Options as TrainerOptions
 from launcher.machines.engine import Host
 from launcher.machines.probe import Facts
 from launcher.options import Options
-from launcher.plan import build as making
+from launcher.plan import plan as making
 from launcher.plan.code import Code
 
 SETTINGS = TrainerOptions(epochs=3)

@@ -8,8 +8,8 @@ from contract.errors import UserError
 from launcher.machines import inventory
 from launcher.options import Options
 from launcher.plan import checks, preflight
-from launcher.plan.preflight import Machines
-from launcher.watch.lines import Terminal
+from launcher.plan.preflight import OpenMachines
+from launcher.terminal import Terminal
 from tests.unit.launcher.launcher_values import SETTINGS, facts, gpus, host
 
 BUSY = gpus(1, processes=[{"pid": 7, "user": "ann", "command": "python x"}])
@@ -23,13 +23,13 @@ def ready(monkeypatch):
         found = iter(looks)
 
         def look(hosts, _asked):
-            return Machines(
+            return OpenMachines(
                 hosts, {}, {"node1": facts(1, gpus=gpus(1)), "node2": facts(2, **next(found))}
             )
 
         monkeypatch.setattr(inventory, "load", lambda _path: [host(1), host(2)])
         monkeypatch.setattr(preflight, "inspect", look)
-        monkeypatch.setattr(preflight.mesh, "check", lambda *_: [])
+        monkeypatch.setattr(preflight.probe, "check_ways", lambda *_: [])
         monkeypatch.setattr(checks, "trainer_settings", lambda _options: SETTINGS)
         monkeypatch.setattr(checks.time, "sleep", slept.append)
         return checks.check_machines(Options.of(options), Terminal(said))

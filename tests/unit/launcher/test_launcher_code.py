@@ -10,7 +10,7 @@ import pytest
 from contract.errors import UserError
 from launcher.machines.engines.local import LocalNode
 from launcher.plan import code
-from launcher.watch import start
+from launcher.watch import guards
 from tests.unit.launcher.launcher_values import host
 
 
@@ -80,10 +80,10 @@ def test_what_a_machine_holds_is_compared(checkout, target):
     one, folder = target
     sent = send(target)
     nodes, folders = {one.name: LocalNode(one)}, {one.name: folder}
-    start.check_code(code.current().sha256, [one], nodes, folders)
+    guards.check_code(code.current().sha256, [one], nodes, folders)
     (sent / "trainer/loop.py").write_text("rate = 3\n")
     with pytest.raises(UserError, match=r"node1: .*does not hold the code that was sent"):
-        start.check_code(code.current().sha256, [one], nodes, folders)
+        guards.check_code(code.current().sha256, [one], nodes, folders)
 
 
 def test_files_that_change_while_they_are_copied_are_told(checkout, monkeypatch):
@@ -122,7 +122,7 @@ def test_the_folder_of_one_s_own_model_goes_along_by_the_same_rules(checkout, ta
     sent = Path(folder)
     files = {str(path.relative_to(sent)) for path in sent.rglob("*") if path.is_file()}
     assert files == set(now.names)
-    start.check_code(now.sha256, [one], {one.name: LocalNode(one)}, {one.name: folder})
+    guards.check_code(now.sha256, [one], {one.name: LocalNode(one)}, {one.name: folder})
     subprocess.run(["git", "init", "-q"], cwd=mine, check=True)
     (mine / ".gitignore").write_text("parts/\n")
     code.current.cache_clear()

@@ -12,9 +12,10 @@ import pytest
 
 from contract.errors import UserError
 from launcher import collect
+from launcher.logs import MIB, Sizes
 from launcher.machines.engines.local import LocalNode, LocalProcess
-from launcher.sizes import MIB, Sizes
-from launcher.watch.lines import RunLogs, Terminal
+from launcher.terminal import Terminal
+from launcher.watch.lines import RunLogs
 from tests.unit.launcher.launcher_values import build, facts, host
 
 ATTEMPTS = [

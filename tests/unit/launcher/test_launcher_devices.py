@@ -8,10 +8,10 @@ import pytest
 
 from contract.errors import UserError
 from launcher import run
-from launcher.machines.probes import gpus as cards_of
+from launcher.machines.probes import machine as cards_of
 from launcher.options import Options
 from launcher.plan import checks, devices, preflight
-from launcher.watch.lines import Terminal
+from launcher.terminal import Terminal
 from tests.unit.launcher.launcher_values import (
     SETTINGS,
     VERSIONS,
@@ -33,7 +33,7 @@ CARDS = {
 
 @pytest.fixture(autouse=True)
 def mesh_is_whole(monkeypatch):
-    monkeypatch.setattr(preflight.mesh, "check", lambda *_: [])
+    monkeypatch.setattr(preflight.probe, "check_ways", lambda *_: [])
 
 
 def having(*names):
@@ -151,8 +151,8 @@ def test_gpus_that_are_not_there_are_refused_by_name(nodes, count, words):
 
 def problems(hosts, found, begun=False, **settings):
     settings = replace(SETTINGS, **settings)
-    asked = preflight.Asked(Options(), settings, begun=begun)
-    machines = preflight.Machines(hosts, {}, {one.host: one for one in found})
+    asked = preflight.Requirements(Options(), settings, begun=begun)
+    machines = preflight.OpenMachines(hosts, {}, {one.host: one for one in found})
     return [problem.text for problem in preflight.check(machines, asked)]
 
 
@@ -323,7 +323,7 @@ def test_a_resumed_run_asks_for_the_precision_that_it_began_with(tmp_path, monke
     monkeypatch.setattr(checks, "trainer_settings", lambda _options: settings)
     monkeypatch.setattr(checks.inventory, "load", lambda _path: [host(1)])
     cards = {"node1": facts(1, gpus=having("2080 Ti"))}
-    machines = preflight.Machines([host(1)], {}, cards)
+    machines = preflight.OpenMachines([host(1)], {}, cards)
     monkeypatch.setattr(preflight, "inspect", lambda *_: machines)
     with pytest.raises(UserError, match=r"bf16: NVIDIA GeForce RTX 2080 Ti \(node1\).*leave node1"):
         checks.check_machines(
@@ -335,7 +335,7 @@ def test_what_is_decided_is_said_and_holds_for_every_attempt(monkeypatch):
     monkeypatch.setattr(checks, "trainer_settings", lambda _options: SETTINGS)
     monkeypatch.setattr(checks.inventory, "load", lambda _path: [host(1), host(2)])
     cards = {f"node{n}": facts(n, gpus=having(name)) for n, name in ((1, "3090"), (2, "2080 Ti"))}
-    machines = preflight.Machines([host(1), host(2)], {}, cards)
+    machines = preflight.OpenMachines([host(1), host(2)], {}, cards)
     monkeypatch.setattr(preflight, "inspect", lambda *_: machines)
     said = io.StringIO()
     found = checks.check_machines(Options(), Terminal(said))
@@ -343,7 +343,7 @@ def test_what_is_decided_is_said_and_holds_for_every_attempt(monkeypatch):
     assert (found.settings.precision, found.settings.device) == ("O1", "cuda")
     assert found.asked.begun and found.asked.settings == found.settings
     # The machine that decided is gone: the level stays.
-    left = preflight.Machines([host(1)], {}, {"node1": cards["node1"]})
+    left = preflight.OpenMachines([host(1)], {}, {"node1": cards["node1"]})
     later = checks.make_plan(found, left, run="r", attempt=2)
     assert (later.precision, later.precision_why) == ("O1", found.precision_why)
 

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
+from launcher.logs import MIB
 from launcher.machines import connection
 from launcher.machines.connection import Late, pieces
-from launcher.sizes import MIB
 from launcher.stopper import Stopper
-from launcher.watch import stages
-from launcher.watch.lines import RunLogs, Terminal
+from launcher.terminal import Terminal
+from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
 from tests.unit.launcher.launcher_values import build, facts, host
 
@@ -85,14 +85,14 @@ def watch(tmp_path, *guards):
     ids=["nothing", "hello", "half a log", "exit"],
 )
 def test_a_byte_now_and_then_is_no_sign_of_life(tmp_path, monkeypatch, said, status):
-    monkeypatch.setattr(stages, "SILENCE", 0.5)
+    monkeypatch.setattr("launcher.watch.watch.SILENCE", 0.5)
     outcome = watch(tmp_path, Says(said, drips=True))
     assert (outcome.status, outcome.gone) == (status, ["node1"])
 
 
 def test_a_machine_that_falls_silent_as_it_is_ended_hides_no_liar(tmp_path, monkeypatch):
-    monkeypatch.setattr(stages, "SETTLE", 0.0)
-    monkeypatch.setattr(stages, "SILENCE", 0.5)
+    monkeypatch.setattr("launcher.watch.watch.SETTLE", 0.0)
+    monkeypatch.setattr("launcher.watch.watch.SILENCE", 0.5)
     outcome = watch(tmp_path, Says(HELLO), Says(HELLO + LIE))
     assert (outcome.cause.host, outcome.cause.source) == ("node2", "guard")
     assert outcome.gone == ["node1"]
@@ -106,7 +106,7 @@ class Reopens(Says):
 
 
 def test_a_liar_whose_connection_is_closed_ends_no_watch(tmp_path, monkeypatch):
-    monkeypatch.setattr(stages, "SETTLE", 0.0)
+    monkeypatch.setattr("launcher.watch.watch.SETTLE", 0.0)
     outcome = watch(tmp_path, Reopens(HELLO + LIE))
     assert (outcome.cause.host, outcome.cause.source) == ("node1", "guard")
 

@@ -9,17 +9,18 @@ import pytest
 
 from contract.errors import UserError
 from launcher import collect
-from launcher.machines import connection, engine, engines, inventory, mesh, probe
+from launcher.logs import Sizes
+from launcher.machines import connection, engine, engines, inventory, probe
 from launcher.machines.connection import Late, pieces, talk
 from launcher.machines.engines.local import LocalProcess
 from launcher.options import Options
 from launcher.plan import code
-from launcher.plan.preflight import Machines
-from launcher.sizes import Sizes
+from launcher.plan.preflight import OpenMachines
 from launcher.stopper import Stopper
-from launcher.watch import start
+from launcher.terminal import Terminal
+from launcher.watch import guards
 from launcher.watch.attempts import Attempts
-from launcher.watch.lines import RunLogs, Terminal
+from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
 from tests.unit.launcher.launcher_values import build, facts
 
@@ -102,10 +103,10 @@ def test_an_engine_is_one_new_file(wrapped, tmp_path):
 
     folders = {one.name: f"{one.node_dir}/code" for one in hosts}
     code.send(code.current(), nodes, folders)
-    start.check_code(code.current().sha256, hosts, nodes, folders)
+    guards.check_code(code.current().sha256, hosts, nodes, folders)
 
     listening = {n: facts(n, free_ports=(47410 + n,)) for n in (1, 2)}
-    assert mesh.check(hosts, nodes, {f"node{n}": one for n, one in listening.items()}) == []
+    assert probe.check_ways(hosts, nodes, {f"node{n}": one for n, one in listening.items()}) == []
 
     script = tmp_path / "script.py"
     script.write_text("import os; print('rank', os.environ['RANK'])")
@@ -114,7 +115,7 @@ def test_an_engine_is_one_new_file(wrapped, tmp_path):
     plan = build(hosts, [facts(n, routes={}) for n in (1, 2)], Options(force=True))
     run = tmp_path / "run"
     logs = RunLogs(run, Terminal(io.StringIO()), len(hosts))
-    processes = start.start_guards(plan, Machines(hosts, nodes, {}))
+    processes = guards.start_guards(plan, OpenMachines(hosts, nodes, {}))
     try:
         outcome = Watch(plan, processes, logs, Stopper()).run()
     finally:

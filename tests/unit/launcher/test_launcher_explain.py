@@ -52,15 +52,17 @@ def another_key():
     ],
 )
 def test_each_way_to_fail_has_its_own_sentence(error, words):
-    said = ssh.explain(host(7), error)
+    said = ssh.connection_error(host(7), error)
     assert said.startswith("node7 (tandem@192.0.2.7, port 22): ")
     assert all(word in said for word in words), said
 
 
 def test_where_fewer_machines_would_do_that_is_said():
     for error in (refused(111, "Connection refused"), TimeoutError()):
-        assert "NODES=<fewer> leaves out the last of the list" in ssh.explain(host(7), error)
-    assert "NODES" not in ssh.explain(host(7), another_key())
+        assert "NODES=<fewer> leaves out the last of the list" in ssh.connection_error(
+            host(7), error
+        )
+    assert "NODES" not in ssh.connection_error(host(7), another_key())
 
 
 def test_a_process_that_was_killed_is_no_launch_that_could_not_begin():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from launcher.watch.frames import Frames
+from launcher.watch.guards import Frames
 
 HELLO = b'{"type": "hello", "seq": 0, "protocol": 1, "way": "service"}\n'
 LOG = json.dumps({"type": "log", "rank": 0, "stream": "stdout", "bytes": 12}).encode() + b"\n"

@@ -3,7 +3,6 @@
 import pytest
 
 from launcher.messages import leftovers
-from launcher.watch import stages
 from launcher.watch.watch import Outcome
 from tests.unit.launcher.scripted_guards import watch
 
@@ -56,7 +55,7 @@ DEAF = "while True:\n    say(type='beat', unix=1.0, running=[1], disk_free=1)\n 
     ids=["others only lost it", "another has a failure of its own"],
 )
 def test_who_holds_on_to_a_run_is_its_failure(tmp_path, monkeypatch, said, host):
-    monkeypatch.setattr(stages, "SILENCE", 1.0)
+    monkeypatch.setattr("launcher.watch.watch.SILENCE", 1.0)
     outcome, _ = watch(tmp_path, [said + GOOD, DEAF])
     assert outcome.lingering == ["node2"] and outcome.cause.host == host
     told = "it was told to end its part, but went on" in (outcome.cause.message or "")

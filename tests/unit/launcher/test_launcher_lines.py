@@ -4,9 +4,9 @@ import io
 
 import pytest
 
-from launcher import waiting
-from launcher.watch.lines import LONGEST, SHOWN, Assembler, RunLogs, Terminal
-from launcher.watch.tracebacks import Folded
+from launcher import terminal
+from launcher.terminal import Terminal
+from launcher.watch.lines import LONGEST, SHOWN, Assembler, Folded, RunLogs
 
 
 class Screen(io.StringIO):
@@ -151,9 +151,9 @@ def test_of_a_traceback_the_errors_are_shown():
 
 def test_waiting_is_said_after_5_s_and_then_every_15(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
     screen = io.StringIO()
-    waited = waiting.WaitNotice(Terminal(screen), "the processes import torch")
+    waited = terminal.WaitNotice(Terminal(screen), "the processes import torch")
     for second in range(40):
         now[0] = 100.0 + second
         waited.update(f"{second // 10} of 4 have begun")

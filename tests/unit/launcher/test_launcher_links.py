@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from contract.errors import UserError
-from launcher import links
+from launcher import measure
 from launcher.node import pairprobe
 from tests.unit.launcher.launcher_values import facts, host
 
@@ -21,7 +21,7 @@ CHECKOUT = Path(__file__).parents[3]
 @pytest.mark.parametrize(("count", "rounds"), [(2, 1), (3, 3), (4, 2), (5, 3), (8, 2)])
 def test_each_link_of_the_ring_is_measured_once_and_none_shares_a_cable(count, rounds):
     names = [f"node{n}" for n in range(count)]
-    by_round = list(zip(*(links.turns(names, own) for own in range(count))))
+    by_round = list(zip(*(measure.turns(names, own) for own in range(count))))
     assert len(by_round) == rounds + 1
     pairs = []
     for turns in by_round[:-1]:
@@ -37,16 +37,16 @@ def test_each_link_of_the_ring_is_measured_once_and_none_shares_a_cable(count, r
 
 def test_nodes_of_one_machine_have_no_link_to_measure():
     local = [host(n, connection="local", address="127.0.0.1") for n in (1, 2)]
-    assert links.timetables(local, {one.name: facts(1) for one in local}) == {}
-    assert links.timetables([host(1)], {"node1": facts(1)}) == {}
+    assert measure.timetables(local, {one.name: facts(1) for one in local}) == {}
+    assert measure.timetables([host(1)], {"node1": facts(1)}) == {}
 
 
 def test_a_port_must_be_free_everywhere():
     found = {"node1": facts(1), "node2": facts(2, free_ports=(29502, 29503))}
-    made = links.timetables([host(1), host(2)], found)
+    made = measure.timetables([host(1), host(2)], found)
     assert {one["port"] for one in made.values()} == {29502}
     with pytest.raises(UserError, match="no port is free"):
-        links.timetables([host(1), host(2)], {**found, "node2": facts(2, free_ports=(1,))})
+        measure.timetables([host(1), host(2)], {**found, "node2": facts(2, free_ports=(1,))})
 
 
 def run(tables, folder, command=("-c", "print('then this')")):
@@ -70,10 +70,10 @@ def run(tables, folder, command=("-c", "print('then this')")):
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_machines_measure_each_other_and_go_on(tmp_path, count, monkeypatch):
-    monkeypatch.setattr(links, "SECONDS", 0.2)
+    monkeypatch.setattr("launcher.measure.STREAM_SECONDS", 0.2)
     hosts = [host(n, address=f"127.0.0.{n}") for n in range(1, count + 1)]
     free = {one.name: facts(1, free_ports=(29478,)) for one in hosts}
-    said, files = run(links.timetables(hosts, free), tmp_path)
+    said, files = run(measure.timetables(hosts, free), tmp_path)
     assert said == {one.name: ("then this\n", 0) for one in hosts}
     for one in hosts:
         assert files[one.name]["ring"]["mbit"] > 0
@@ -83,9 +83,9 @@ def test_machines_measure_each_other_and_go_on(tmp_path, count, monkeypatch):
 
 
 def test_a_link_that_cannot_be_measured_is_said_and_nothing_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(links, "PATIENCE", 0.3)
+    monkeypatch.setattr("launcher.measure.PATIENCE", 0.3)
     hosts = [host(n, address=f"127.0.0.{n}") for n in (1, 2)]
-    tables = links.timetables(hosts, {one.name: facts(1, free_ports=(29479,)) for one in hosts})
+    tables = measure.timetables(hosts, {one.name: facts(1, free_ports=(29479,)) for one in hosts})
     said, files = run({"node1": tables["node1"]}, tmp_path)
     told, code = said["node1"]
     assert "the link could not be measured with node2: " in told and "then this" not in told

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from contract.errors import UserError
-from launcher import cli, folders, links, measure
+from launcher import cli, folders, measure
 from launcher.machines.inventory import CHECKOUT
 from launcher.options import Options
 from launcher.plan import preflight
-from launcher.plan.checks import Checked
+from launcher.plan.checks import ReadyRun
 from launcher.watch.failures import Failure
 from launcher.watch.watch import Outcome
 from tests.unit.launcher.launcher_values import SETTINGS, facts, host
@@ -38,7 +38,7 @@ def cluster(tmp_path, monkeypatch):
     """cluster(script) makes two machines, at two addresses of this one; it returns their number of
     times that they were taken."""
     monkeypatch.setattr(folders, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr(links, "SECONDS", 0.2)
+    monkeypatch.setattr("launcher.measure.STREAM_SECONDS", 0.2)
     taken = []
 
     def make(script):
@@ -68,10 +68,10 @@ def cluster(tmp_path, monkeypatch):
         def check(options, terminal):
             taken.append(options)
             nodes = {one.name: one.engine.node(one) for one in hosts}
-            machines = preflight.Machines(hosts, nodes, found)
+            machines = preflight.OpenMachines(hosts, nodes, found)
             settings = replace(SETTINGS, model=options.model)
-            asked = preflight.Asked(options, settings)
-            return Checked(options, settings, hosts, machines, asked)
+            asked = preflight.Requirements(options, settings)
+            return ReadyRun(options, settings, hosts, machines, asked)
 
         monkeypatch.setattr(measure.inventory, "load", lambda _: hosts)
         monkeypatch.setattr(measure, "check_machines", check)
@@ -148,13 +148,13 @@ def test_what_fails_on_a_machine_is_said_and_nothing_is_predicted(cluster, capsy
 
 
 def test_a_link_that_cannot_be_measured_is_said(cluster, capsys, monkeypatch):
-    monkeypatch.setattr(links, "PATIENCE", 5.0)
-    real = links.turns
+    monkeypatch.setattr("launcher.measure.PATIENCE", 5.0)
+    real = measure.turns
 
     def nobody_begins(names, own):
         return [{**turn, "first": False} for turn in real(names, own)]
 
-    monkeypatch.setattr(links, "turns", nobody_begins)
+    monkeypatch.setattr("launcher.measure.turns", nobody_begins)
     cluster("")
     assert plan() == 2
     (told,) = capsys.readouterr().err.splitlines()

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from launcher.machines import mesh
+from launcher.machines import probe
 from launcher.machines.engines.local import LocalNode, LocalProcess
 from tests.unit.launcher.launcher_values import facts, host
 
@@ -20,7 +20,7 @@ def machines(count, port=47100):
 
 
 def test_all_meet():
-    assert mesh.check(*machines(3)) == []
+    assert probe.check_ways(*machines(3)) == []
 
 
 def test_a_machine_that_does_not_listen_where_it_should_is_named(monkeypatch):
@@ -33,7 +33,7 @@ def test_a_machine_that_does_not_listen_where_it_should_is_named(monkeypatch):
             return LocalProcess([*argv[:-1], argv[-1].replace("47202, [", "47299, [")])
 
     nodes["node2"] = Deaf(hosts[1])
-    told = mesh.check(hosts, nodes, found)
+    told = probe.check_ways(hosts, nodes, found)
     assert [line.split(" by TCP")[0] for line in told] == [
         "node1 does not reach node2 (127.0.7.2)",
         "node3 does not reach node2 (127.0.7.2)",
@@ -60,12 +60,12 @@ def listening():
 
 def test_two_launchers_may_look_in_the_same_second(listening):
     listening(("127.0.7.1", 47301), socket.SO_REUSEADDR, socket.SO_REUSEPORT)
-    assert mesh.check(*machines(2, port=47300)) == []
+    assert probe.check_ways(*machines(2, port=47300)) == []
 
 
 def test_a_port_that_another_program_has_taken_since_is_named(listening):
     listening(("127.0.7.1", 47401), socket.SO_REUSEADDR)
-    (line,) = mesh.check(*machines(2, port=47400))
+    (line,) = probe.check_ways(*machines(2, port=47400))
     assert line == (
         "node1: its peers could not be tried: it cannot listen on 127.0.7.1, port "
         "47401: Address already in use: start again."
@@ -74,12 +74,12 @@ def test_a_port_that_another_program_has_taken_since_is_named(listening):
 
 def test_local_nodes_are_not_tried():
     hosts = [host(n, connection="local", address="127.0.0.1") for n in (1, 2)]
-    assert mesh.check(hosts, {}, {}) == []
+    assert probe.check_ways(hosts, {}, {}) == []
 
 
 def test_many_machines_are_tried_in_part_and_all_take_part():
-    tried = [mesh.peers_of(index, 40) for index in range(40)]
-    assert max(len(peers) for peers in tried) <= mesh.ALL_PAIRS
+    tried = [probe.peers_of(index, 40) for index in range(40)]
+    assert max(len(peers) for peers in tried) <= probe.ALL_PAIRS
     assert set().union(*tried) == set(range(40))
     assert all(index not in peers for index, peers in enumerate(tried))
-    assert mesh.peers_of(1, 3) == [0, 2]
+    assert probe.peers_of(1, 3) == [0, 2]

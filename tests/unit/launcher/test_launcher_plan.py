@@ -8,9 +8,9 @@ import pytest
 from contract.errors import UserError
 from contract.split import rank_batches
 from launcher.options import Options
-from launcher.plan import build as making
 from launcher.plan import plan
-from launcher.watch.guarded import task
+from launcher.plan import plan as making
+from launcher.watch.guards import task
 from tests.unit.launcher.launcher_values import build, facts, gpus, host
 
 

@@ -6,21 +6,21 @@ import pytest
 
 from contract.errors import UserError
 from launcher.options import Options
-from launcher.plan import preflight
-from launcher.plan.preflight import Machines, Problem
+from launcher.plan import checks, preflight
+from launcher.plan.preflight import OpenMachines, Problem
 from tests.unit.launcher.launcher_values import DATA, LISTING, SETTINGS, VERSIONS, facts, gpus, host
 
 
 @pytest.fixture(autouse=True)
 def mesh_is_whole(monkeypatch):
     """What machines reach each other is test_launcher_mesh.py's subject."""
-    monkeypatch.setattr(preflight.mesh, "check", lambda *_: [])
+    monkeypatch.setattr(preflight.probe, "check_ways", lambda *_: [])
 
 
 def problems(*found, hosts=None, model="resnet18", run=None):
     hosts = hosts or [host(int(one.host[4:])) for one in found]
-    asked = preflight.Asked(Options(), replace(SETTINGS, model=model), run)
-    return preflight.check(Machines(hosts, {}, {one.host: one for one in found}), asked)
+    asked = preflight.Requirements(Options(), replace(SETTINGS, model=model), run)
+    return preflight.check(OpenMachines(hosts, {}, {one.host: one for one in found}), asked)
 
 
 def test_nothing_wrong():
@@ -139,5 +139,5 @@ def test_force_passes_over_what_is_not_fatal():
 def test_more_nodes_than_the_inventory_lists():
     hosts = [host(1), host(2)]
     with pytest.raises(UserError, match=r"NODES=3, but inventory.ini lists 2 \(node1, node2\)"):
-        preflight.select(hosts, Options(nodes=3))
-    assert preflight.select(hosts, Options(nodes=1)) == hosts[:1]
+        checks.select(hosts, Options(nodes=3))
+    assert checks.select(hosts, Options(nodes=1)) == hosts[:1]

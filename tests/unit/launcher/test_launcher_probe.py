@@ -1,11 +1,14 @@
 """What machines are asked: the probe as it is sent, run by a Python that has nothing else."""
 
+import ast
 import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -148,3 +151,20 @@ def test_of_many_names_some_are_told(monkeypatch):
         for number in range(3):
             held.enter_context(machine_lock.claim(f"{os.getpid()}-{number}", "ann@desk"))
         assert len(machine.runs()) == 2
+
+
+def test_threads_that_send_programs_parse_one_after_the_other(monkeypatch):
+    """In CPython 3.11 several at once raise SystemError now and then."""
+    parse, inside, most = ast.parse, [], []
+
+    def slowly(*words):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.01)
+        inside.pop()
+        return parse(*words)
+
+    monkeypatch.setattr(source_bundle.ast, "parse", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        programs = set(pool.map(lambda _: source_bundle.program("launcher.node.tree", ""), [0] * 8))
+    assert max(most) == 1 and len(programs) == 1

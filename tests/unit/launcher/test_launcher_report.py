@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from launcher import report
-from launcher.watch.lines import Terminal
+from launcher import run
+from launcher.terminal import Terminal
 
 
 @pytest.fixture
@@ -14,9 +14,9 @@ def said(tmp_path, monkeypatch):
     """said(script) -> what the terminal shows when the report runs this script."""
 
     def make(script):
-        monkeypatch.setattr(report, "REPORT", (sys.executable, "-c", script))
+        monkeypatch.setattr("launcher.run.REPORT", (sys.executable, "-c", script))
         screen = io.StringIO()
-        whole = report.make_report(tmp_path / "r", Terminal(screen))
+        whole = run.make_report(tmp_path / "r", Terminal(screen))
         assert whole is ("could not be made" not in screen.getvalue())
         return screen.getvalue()
 

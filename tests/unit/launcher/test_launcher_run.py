@@ -16,22 +16,22 @@ from contract import predictions
 from contract.errors import UNWRITTEN, UserError
 from contract.options import Options as TrainerOptions
 from contract.runs import prediction_path
-from launcher import collect, folders, report, run, waiting
+from launcher import collect, folders, run
 from launcher.machines.engine import Busy, MachineError
 from launcher.machines.engines.local import LocalNode
 from launcher.machines.engines.ssh import SshNode
 from launcher.options import Options
 from launcher.plan import checks, plan, preflight
-from launcher.plan.checks import Checked
+from launcher.plan.checks import ReadyRun
 from launcher.run import Run
-from launcher.watch import attempts, watch
-from launcher.watch.lines import Terminal
+from launcher.terminal import Terminal
+from launcher.watch import attempts
 from tests.unit.launcher.launcher_values import SETTINGS, facts, host
 
 pytestmark = pytest.mark.usefixtures("settles_soon")
 CHECKOUT = Path(__file__).resolve().parents[3]
 PYTHON = Path(__file__).with_name("launcher_python.py")
-REPORT = report.REPORT
+REPORT = run.REPORT
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def start(tmp_path, monkeypatch, capsys):
     is a stand-in that says nothing.
     """
     monkeypatch.setattr(folders, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr(report, "REPORT", ("true",))
+    monkeypatch.setattr("launcher.run.REPORT", ("true",))
 
     def start(script, nodes=3, env=None, resumed=None, **options):
         (tmp_path / "script.py").write_text("import os, sys, time, signal\n" + script)
@@ -61,13 +61,13 @@ def start(tmp_path, monkeypatch, capsys):
 
         def look(_hosts, _options, *, without_missing=False):
             found = {h.name: facts(int(h.name[4:]), machine="one", routes={}) for h in hosts}
-            return preflight.Machines(hosts, {h.name: h.engine.node(h) for h in hosts}, found)
+            return preflight.OpenMachines(hosts, {h.name: h.engine.node(h) for h in hosts}, found)
 
         monkeypatch.setattr(preflight, "inspect", look)
         # This machine may be training, or have these tests twice.
         asked = Options(**{"force": True, **options})
-        machines, what = look(hosts, None), preflight.Asked(asked, SETTINGS)
-        checked = Checked(asked, SETTINGS, hosts, machines, what)
+        machines, what = look(hosts, None), preflight.Requirements(asked, SETTINGS)
+        checked = ReadyRun(asked, SETTINGS, hosts, machines, what)
         folder = tmp_path / "runs" / "r"
         folder.mkdir(parents=True, exist_ok=True)
         number = 1
@@ -90,7 +90,7 @@ def told(folder):
 
 
 def test_a_run_that_finishes(start, monkeypatch):
-    monkeypatch.setattr(report, "REPORT", REPORT)
+    monkeypatch.setattr("launcher.run.REPORT", REPORT)
     script = "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
     code, said, folder = start(script)
     assert code == 0
@@ -266,7 +266,7 @@ def test_a_disk_that_takes_nothing_more_is_told_once_and_in_the_exit_code(start,
 
 
 def test_a_run_whose_report_cannot_be_made_does_not_end_well(start, monkeypatch):
-    monkeypatch.setattr(report, "REPORT", (sys.executable, "-c", "raise SystemExit('full')"))
+    monkeypatch.setattr("launcher.run.REPORT", (sys.executable, "-c", "raise SystemExit('full')"))
     code, said, _ = start("print('trained')", nodes=1)
     assert code == UNWRITTEN and "the report could not be made (full)" in said
 
@@ -315,8 +315,8 @@ def test_a_failed_run_ends_with_what_to_type(start, script, last):
 
 
 def test_what_a_start_waits_for_is_said_until_a_rank_speaks(start, monkeypatch, tmp_path):
-    for module, name in ((waiting, "FIRST"), (waiting, "EVERY"), (watch, "RENEW_EVERY")):
-        monkeypatch.setattr(module, name, 0.02)
+    for name in ("terminal.FIRST_NOTICE", "terminal.NOTICE_EVERY", "watch.watch.RENEW_EVERY"):
+        monkeypatch.setattr(f"launcher.{name}", 0.02)
     seen = Terminal.say
 
     def say(self, text):

@@ -132,7 +132,7 @@ def test_a_revoked_key_is_refused_and_that_is_said(confirmed, keys, names):
     assert believed(client) == set()
     with pytest.raises(known_hosts.Revoked) as refused:
         client._policy.missing_host_key(client, ADDRESS, keys[0])
-    assert "@revoked in your known_hosts" in ssh.explain(host(7), refused.value)
+    assert "@revoked in your known_hosts" in ssh.connection_error(host(7), refused.value)
 
 
 def test_a_key_revoked_for_others_is_believed(confirmed, keys):

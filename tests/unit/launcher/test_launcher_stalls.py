@@ -14,14 +14,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher import rotating_log, spool
-from launcher.plan import problems
-from launcher.rotating_log import RotatingLog
-from launcher.sizes import MIB
-from launcher.watch import attempts, lines, pauses
+from launcher import logs
+from launcher.logs import MIB, RotatingLog
+from launcher.plan import preflight
+from launcher.terminal import Terminal
+from launcher.watch import attempts, lines
 from launcher.watch.failures import Failure, explained, first_of
-from launcher.watch.lines import RunLogs, Terminal
-from launcher.watch.watch import LEASE
+from launcher.watch.lines import RunLogs
+from launcher.watch.watch import LEASE, LONGEST_TURN
 from tests.unit.launcher.launcher_values import build, facts, host
 from tests.unit.launcher.scripted_guards import watch
 
@@ -90,7 +90,7 @@ def test_a_pause_of_the_controller_is_no_silence_of_a_node(tmp_path, monkeypatch
         offset[0] = max(offset[0], next(jump, 40.0))
         return offset[0]
 
-    monkeypatch.setattr(pauses, "now", now)
+    monkeypatch.setattr("launcher.watch.watch.boottime", now)
     script = "time.sleep(1.5)\nend('lease')"
     outcome, said = watch(tmp_path, [script])
     assert "tandem: this machine did not run for 40 s: it was stopped, asleep or overloaded" in said
@@ -114,7 +114,7 @@ def test_a_pause_while_it_waits_is_known_before_silence_is_judged(tmp_path, monk
 
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + offset[0])
     monkeypatch.setattr("launcher.watch.watch.time", clock)
-    monkeypatch.setattr(pauses, "now", clock.monotonic)
+    monkeypatch.setattr("launcher.watch.watch.boottime", clock.monotonic)
     monkeypatch.setattr(selectors, "DefaultSelector", Stopped)
     outcome, said = watch(tmp_path, ["time.sleep(1.5)\nend('lease')"])
     assert "tandem: this machine did not run for 4" in said and len(waits) >= 3
@@ -127,7 +127,7 @@ def test_a_paused_controller_explains_what_follows():
         host="node2", source="worker", order=1, signal="SIGKILL", first_on_node=False, rank=1
     )
     assert first_of([killed, paused]) is paused
-    assert pauses.LONGEST_TURN < LEASE / 2
+    assert LONGEST_TURN < LEASE / 2
 
 
 def test_ctrl_z_is_refused():
@@ -157,7 +157,7 @@ class Full:
 
     def __init__(self, monkeypatch):
         self.full, self.write = False, os.write
-        monkeypatch.setattr(rotating_log.os, "write", self)
+        monkeypatch.setattr(os, "write", self)
 
     def __call__(self, fd, data):
         if self.full:
@@ -206,10 +206,10 @@ def test_a_full_disk_costs_lines_and_says_so(run_logs, monkeypatch):
 def test_a_disk_that_hangs_holds_up_nothing(run_logs, monkeypatch):
     """Behaves like an NFS server that went away: a write returns when it is back, or never."""
     logs, look, path = run_logs
-    back, write = threading.Event(), rotating_log.os.write
-    monkeypatch.setattr(spool, "BACKLOG", 1000)
+    back, write = threading.Event(), os.write
+    monkeypatch.setattr("launcher.background.SPOOLED", 1000)
     monkeypatch.setattr(lines, "STALLED", 1e-6)
-    monkeypatch.setattr(rotating_log.os, "write", lambda *words: back.wait(60) and write(*words))
+    monkeypatch.setattr(os, "write", lambda *words: back.wait(60) and write(*words))
     told = [b"line %02d %s\n" % (number, b"x" * 80) for number in range(30)]
     try:
         assert within(20, lambda: [logs.feed("node1", 0, "stdout", one) for one in told])
@@ -257,7 +257,7 @@ def test_a_log_that_cannot_be_rotated_grows_on_and_keeps_its_file(tmp_path, monk
 
 def test_logs_leave_room_for_what_matters(tmp_path, monkeypatch):
     log = RotatingLog(tmp_path / "log", MIB)
-    monkeypatch.setattr(rotating_log, "RESERVE", 1 << 62)
+    monkeypatch.setattr("launcher.logs.RESERVE", 1 << 62)
     log._checked = 0.0
     log.write(["x"])
     assert log.lost == 1 and not (tmp_path / "log").exists()
@@ -269,7 +269,7 @@ def test_a_log_keeps_its_beginning_and_its_end(tmp_path):
     for start in range(0, len(lines), 50):
         log.write(lines[start : start + 50])
     log.close()
-    files = rotating_log.parts(tmp_path / "rank0.log")
+    files = logs.parts(tmp_path / "rank0.log")
     assert sum(path.stat().st_size for path in files) <= (64 << 10) + 5 * 600
     assert files[0].name == "rank0.log.first" and files[-1].name == "rank0.log"
     first = files[0].read_text().splitlines()
@@ -300,8 +300,8 @@ def test_attempts_survive_a_full_disk(tmp_path, monkeypatch):
 
 
 def test_preflight_looks_at_this_machines_disk():
-    assert problems.of_control(2 << 30) == []
-    (soft,) = problems.of_control(900 << 20)
-    (hard,) = problems.of_control(90 << 20)
+    assert preflight.control_problems(2 << 30) == []
+    (soft,) = preflight.control_problems(900 << 20)
+    (hard,) = preflight.control_problems(90 << 20)
     assert not soft.fatal and hard.fatal
     assert "this machine: only 900 MiB free where runs/ lies" in soft.text

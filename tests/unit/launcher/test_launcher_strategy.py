@@ -10,9 +10,9 @@ from contract.runs import prediction_path
 from launcher import folders, run
 from launcher.machines import inventory
 from launcher.options import Options
-from launcher.plan import checks, preflight, strategy
-from launcher.plan.preflight import Machines
-from launcher.watch.lines import Terminal
+from launcher.plan import checks, preflight
+from launcher.plan.preflight import OpenMachines
+from launcher.terminal import Terminal
 from tests.unit.launcher.launcher_values import facts, gpus, host, planned
 
 SAFE = {"seeds": 9, "difference": 0.0, "low": -0.2, "high": 0.2, "samples": None}
@@ -35,15 +35,15 @@ def table(monkeypatch):
 )
 def test_the_fastest_safe_one_is_taken_unless_exact_is_near(exact, ef4, ef2, chosen, why):
     speeds = {("allreduce", 4): exact, ("ef:4", 4): ef4, ("ef:2", 4): ef2, ("ef:4", 2): 9000}
-    choice = strategy.choose(speeds, 4, "make plan")
+    choice = checks.choose_sync(speeds, 4, "make plan")
     assert choice.sync == chosen
     assert why in choice.why
 
 
 def test_what_nothing_is_known_of_is_exact_and_that_is_said():
-    sync, why = strategy.choose({}, 4, "make plan NODES=4")
+    sync, why = checks.choose_sync({}, 4, "make plan NODES=4")
     assert sync == "allreduce" and "`make plan NODES=4` before it measures one" in why
-    assert strategy.choose({}, 1, "").sync == "allreduce"
+    assert checks.choose_sync({}, 1, "").sync == "allreduce"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_what_nothing_is_known_of_is_exact_and_that_is_said():
     ],
 )
 def test_the_last_word_on_sync_counts(options, asks):
-    assert strategy.asks_auto(options) is asks
+    assert checks.asks_auto(options) is asks
 
 
 @pytest.fixture
@@ -76,12 +76,14 @@ def ready(monkeypatch, tmp_path):
         return checks.check_machines(Options.of(options), Terminal(said)), said
 
     def look(hosts, _asked):
-        return Machines(hosts, {}, {h.name: facts(i, gpus=gpus(1)) for i, h in enumerate(hosts, 1)})
+        return OpenMachines(
+            hosts, {}, {h.name: facts(i, gpus=gpus(1)) for i, h in enumerate(hosts, 1)}
+        )
 
     monkeypatch.setattr(folders, "RUNS", tmp_path)
     monkeypatch.setattr(inventory, "load", lambda _path: [host(1), host(2)])
     monkeypatch.setattr(preflight, "inspect", look)
-    monkeypatch.setattr(preflight.mesh, "check", lambda *_: [])
+    monkeypatch.setattr(preflight.probe, "check_ways", lambda *_: [])
     return make
 
 

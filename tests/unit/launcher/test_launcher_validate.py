@@ -16,16 +16,17 @@ from contract import validate
 from contract.errors import UserError
 from contract.text import clean
 from contract.validate import Invalid
-from launcher import collect, links
-from launcher.machines import known_hosts, mesh, probe
+from launcher import collect, measure
+from launcher.logs import Sizes
+from launcher.machines import known_hosts, probe
 from launcher.machines.probe import Facts
 from launcher.options import Options
 from launcher.plan import preflight
-from launcher.plan.preflight import Asked, Machines
-from launcher.sizes import Sizes
+from launcher.plan.preflight import OpenMachines, Requirements
+from launcher.terminal import Terminal
 from launcher.watch import attempts
-from launcher.watch.frames import LARGEST, ONCE, Frames, shapes
-from launcher.watch.lines import RunLogs, Terminal
+from launcher.watch.guards import LARGEST, ONCE, Frames, shapes
+from launcher.watch.lines import RunLogs
 from tests import fuzz
 from tests.unit.launcher.launcher_values import CODE, SETTINGS, build, card, facts, gpus, host
 
@@ -271,12 +272,12 @@ def test_what_was_taken_of_an_odd_answer_ends_no_plan(answer, device, visible):
     hosts = [host(1, env=env, cuda_home="/usr/local/cuda"), host(2)]
     chosen = {"device": device, "tensorboard": True, "output": "."}
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(UserError):
-        patch.setattr(mesh, "check", lambda *_: [])
+        patch.setattr(probe, "check_ways", lambda *_: [])
         patch.setattr(preflight.code, "current", lambda *_: CODE)
-        asked = Asked(Options(), replace(SETTINGS, **chosen))
-        preflight.check(Machines(hosts[:1], {}, known), asked)
-        preflight.check(Machines(hosts, {}, known), asked)
-        links.timetables(hosts, known)
+        asked = Requirements(Options(), replace(SETTINGS, **chosen))
+        preflight.check(OpenMachines(hosts[:1], {}, known), asked)
+        preflight.check(OpenMachines(hosts, {}, known), asked)
+        measure.timetables(hosts, known)
         json.dumps(build(hosts, [*known.values()], settings=chosen).document())
 
 
@@ -297,7 +298,7 @@ def test_an_odd_frame_is_true_or_refused(frame):
 def test_any_text_is_an_answer_or_refused(text):
     with contextlib.suppress(Invalid):
         probe.read_facts(text, TASK)
-    told = mesh._read(text.encode(errors="replace"), {"192.0.2.1"})
+    told = probe._read(text.encode(errors="replace"), {"192.0.2.1"})
     assert isinstance(told, str) or all(pair[0][0] == "192.0.2.1" for pair in told)
 
 
@@ -314,7 +315,7 @@ def test_any_text_is_an_answer_or_refused(text):
 )
 def test_what_a_machine_says_of_its_peers(said, told):
     told = told if isinstance(told, list) else f"what it says is impossible ({told})"
-    assert mesh._read(said.encode(), {"192.0.2.1": "node1"}) == told
+    assert probe._read(said.encode(), {"192.0.2.1": "node1"}) == told
 
 
 # A public key: 32 bytes of which none is secret.

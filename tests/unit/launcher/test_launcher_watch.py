@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.watch.stages import EXITS_WITHIN, SETTLE, SILENCE, STOP_GRACE, Stage, due
+from launcher.watch.watch import EXITS_WITHIN, SETTLE, SILENCE, STOP_GRACE, Stage, due
 
 RUNNING, SETTLING, STOPPING = Stage.RUNNING, Stage.SETTLING, Stage.STOPPING
 ENDING, OVER = Stage.ENDING, Stage.OVER

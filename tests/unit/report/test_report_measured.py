@@ -6,7 +6,7 @@ import time
 import pytest
 
 from report.__main__ import main
-from report.basis import read_basis
+from report.measurements import read_basis
 from tests.unit.report.report_runs import RunBuilder
 
 NAME = "20261122T120000Z-resnet50-3n"

@@ -9,7 +9,7 @@ from contract import prices
 from contract.runs import prediction_path, run_id
 from contract.strategies import MIB, Payload, parse, ring_bytes, usual
 from launcher import cli
-from report import formulas, paper
+from report import formulas, published_speeds
 from report.__main__ import main
 from report.advice import NONE, advise
 from report.analysis import analyse
@@ -178,7 +178,7 @@ def test_a_plan_on_paper_without_a_model_is_of_resnet50(capsys):
     ],
 )
 def test_the_speed_of_a_card_says_where_it_comes_from(gpu, precision, speed, told):
-    found, why = paper.images_per_second(gpu, "resnet50", precision)
+    found, why = published_speeds.images_per_second(gpu, "resnet50", precision)
     assert found == pytest.approx(speed, abs=0.5)
     assert told in why
 
@@ -187,11 +187,11 @@ def test_the_speed_of_a_card_says_where_it_comes_from(gpu, precision, speed, tol
 def test_estimates_are_near_what_was_published(monkeypatch, bits, level):
     """The cards of the tables that the fit was made from, all but the 3080 in 16 bits."""
     for name in ("2080ti", "titanrtx", "rtx5000", "3090", "a6000", "a10", "4090", "6000ada"):
-        known = paper.CARDS[name]
+        known = published_speeds.CARDS[name]
         published = known.half if level == "O1" else known.fp32
-        bare = paper.Card(known.gigabytes, known.teraflops)
-        monkeypatch.setitem(paper.CARDS, name, bare)
-        estimated, why = paper.images_per_second(name, "resnet50", level)
+        bare = published_speeds.Card(known.gigabytes, known.teraflops)
+        monkeypatch.setitem(published_speeds.CARDS, name, bare)
+        estimated, why = published_speeds.images_per_second(name, "resnet50", level)
         assert "an estimate" in why
         # 2080ti and titanrtx: TensorFlow's figures, 7 % over those of the fit.
         assert estimated == pytest.approx(published, rel=0.13), name

@@ -17,10 +17,10 @@ import pytest
 
 from contract.errors import UserError
 from contract.options import ENTRIES
-from launcher import cli, folders, run, told
+from launcher import cli, folders, run, terminal
+from launcher.terminal import Terminal
 from launcher.watch import failures
 from launcher.watch.failures import Failure
-from launcher.watch.lines import Terminal
 from report.__main__ import main as report_main
 from tools import sweep
 
@@ -378,11 +378,11 @@ def test_what_is_printed_keeps_the_list_of_machines(monkeypatch, capsys):
 
 def test_a_command_is_never_broken_in_two():
     text = "its environment lacks torch, so run `make provision INVENTORY=examples/demo.ini` there"
-    lines = told.lines(text, 60)
+    lines = terminal.lines(text, 60)
     assert max(map(len, lines)) <= 60 and " ".join(map(str.strip, lines)) == f"tandem: {text}"
     assert any("`make provision INVENTORY=examples/demo.ini`" in line for line in lines)
-    assert told.lines(text, 0) == [f"tandem: {text}"]
-    assert told.lines("  File 'x',   line 3" + " y" * 60, 60) == [
+    assert terminal.lines(text, 0) == [f"tandem: {text}"]
+    assert terminal.lines("  File 'x',   line 3" + " y" * 60, 60) == [
         "tandem:   File 'x',   line 3" + " y" * 60
     ]
 

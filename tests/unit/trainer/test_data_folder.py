@@ -270,7 +270,7 @@ def test_odd_folders_end_in_a_sentence_or_go_on(tmp_path, monkeypatch):
     from hypothesis import given
     from hypothesis import strategies as st
 
-    from launcher.machines.probes import dataset
+    from launcher.machines.probes import machine
     from tests.fuzz import many
 
     monkeypatch.setattr(decode, "PAUSES", ())
@@ -289,7 +289,7 @@ def test_odd_folders_end_in_a_sentence_or_go_on(tmp_path, monkeypatch):
                 folder.mkdir(parents=True)
                 for file, kind in (entries or {"1.png": "image"}).items():
                     put(folder / file, kind, good)
-        told = dataset.data(str(root), tmp_path / "node")
+        told = machine.data(str(root), tmp_path / "node")
         assert "\n" not in (told["problem"] or "")
         try:
             folder = ImageFolder(root, "train", Options())

@@ -12,7 +12,7 @@ from contract.options import Options
 from tests.trainer_ranks import make_images, run_ranks, said, trainer
 from trainer import devices
 from trainer.checkpoint import decisive
-from trainer.devices import of_this_rank
+from trainer.devices import own_device
 from trainer.resume import differing
 from trainer.world import World
 
@@ -194,7 +194,7 @@ def said_with_a_gpu_on_rank_1(*argv):
     from trainer import world
 
     if os.environ["RANK"] == "1":
-        world.of_this_rank = lambda *_: AMPERE._replace(host="node2")
+        world.own_device = lambda *_: AMPERE._replace(host="node2")
     return said(*argv)
 
 
@@ -219,7 +219,7 @@ def test_a_rank_tells_its_gpu_and_with_dp_the_weakest(monkeypatch, parallel, wan
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(known))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: known[number][0])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: known[number][1:])
-    device = of_this_rank(torch.device("cuda", 1), "node4", Options(parallel=parallel))
+    device = own_device(torch.device("cuda", 1), "node4", Options(parallel=parallel))
     assert (device.host, device.kind, device.name, device.sm) == ("node4", "cuda", *wanted)
     assert (device.torch, device.cuda) == (str(torch.__version__), torch.version.cuda)
 
@@ -230,7 +230,7 @@ def test_a_rank_tells_what_its_cpu_may_use(monkeypatch, limit, has):
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     if limit:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    device = of_this_rank(torch.device("cpu"), "node1", Options())
+    device = own_device(torch.device("cpu"), "node1", Options())
     assert (device.kind, device.bf16) == ("cpu", has)
 
 

@@ -14,9 +14,9 @@ from report.errors import NothingMeasured
 from report.files import Entry, dicts, number, read_object
 from report.measure import Step, measure_step
 from report.network import network_use
-from report.paper import BATCH, images_per_second, paper_step
 from report.predict import Basis
 from report.progress import learning_curve
+from report.published_speeds import BATCH, images_per_second, paper_step
 from report.records import RankRecord, Run, read_run
 from report.units import link, millions, seconds, size
 from tools import verbs
@@ -102,7 +102,7 @@ def read_trained(run: Run) -> Basis | None:
     evaluated = max(1, len(learning_curve(run)))
     spent = sum(record.seconds.get("evaluate", 0.0) for record in records) / len(records)
     name = run.folder.resolve().name
-    return basis_of(run, name, (step,), spent / evaluated, of_run(name, step))
+    return basis_of(run, name, (step,), spent / evaluated, run_sentences(name, step))
 
 
 def basis_of(
@@ -124,7 +124,7 @@ def basis_of(
     )
 
 
-def of_run(name: str, step: Step) -> tuple[str, ...]:
+def run_sentences(name: str, step: Step) -> tuple[str, ...]:
     sentence = f"In {name} a step without waiting for other ranks took {seconds(step.work)}."
     return (sentence, SHARED) if step.shared_machine else (sentence,)
 
@@ -143,7 +143,7 @@ def read_measured(run: Run) -> Basis | None:
     nodes = dicts(run.plan.get("nodes"))
     hosts = tuple(str(node.get("host")) for node in nodes)
     shared = sum(node.get("connection") == "local" for node in nodes) > 1
-    own = [measure_step(replace(run, ranks=of_host(run, host)), []) for host in hosts]
+    own = [measure_step(replace(run, ranks=records_of_host(run, host)), []) for host in hosts]
     known = [step for step in own if step is not None and step.payload.bytes]
     if run.status != "finished" or not known or len(known) < len(hosts):
         return None
@@ -153,7 +153,7 @@ def read_measured(run: Run) -> Basis | None:
     pairs, ring = read_links(run, hosts)
     start: Entry = run.ranks[0].start
     data, parameters = bool(run.plan.get("data")), number(start.get("parameters")) or 0.0
-    about = (*of_steps(hosts, known, unix, data, parameters), *of_links(pairs, ring))
+    about = (*steps_sentences(hosts, known, unix, data, parameters), *links_sentences(pairs, ring))
     forward = known[0].data + known[0].h2d + known[0].forward
     evaluate = (number(start.get("eval_images")) or 0.0) / known[0].images * forward
     name = run.folder.resolve().name
@@ -163,7 +163,7 @@ def read_measured(run: Run) -> Basis | None:
     return replace(basis, machines=hosts, unix=unix, rates=rates, train_images=images)
 
 
-def of_host(run: Run, host: str) -> list[RankRecord]:
+def records_of_host(run: Run, host: str) -> list[RankRecord]:
     return [record for record in run.ranks if record.host == host]
 
 
@@ -199,7 +199,7 @@ def link_rates(pairs: list[float], ring: list[float]) -> tuple[float, ...]:
     return tuple(rate * 1e6 / 8 for rate in (found[0], *found))
 
 
-def of_steps(
+def steps_sentences(
     hosts: tuple[str, ...], steps: list[Step], unix: float, data: bool, parameters: float
 ) -> tuple[str, str]:
     """How long steps took, on which machines and when, and what the slowest machine's steps consist
@@ -222,7 +222,7 @@ def of_steps(
     )
 
 
-def of_links(pairs: list[float], ring: list[float]) -> tuple[str, ...]:
+def links_sentences(pairs: list[float], ring: list[float]) -> tuple[str, ...]:
     if not pairs:
         return ()
     return (

@@ -1,19 +1,90 @@
-"""Logs on this machine's disk: capped, rotated, and never a reason to end a run."""
+"""Logs on this machine's disk: capped, rotated, written from a thread of their own, and never a
+reason to end a run."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from launcher.sizes import MIB
+from contract.errors import UserError
+from launcher.background import Spool
 
+MIB = 1 << 20
 # Logs leave this much of the disk free: attempts.json, the records and the report need it.
 RESERVE = 64 * MIB
 CHECK_EVERY = 1.0
-FIRST = 16  # the first 1/16 of what a log may have is kept in <name>.first
+FIRST_PART = 16  # the first 1/16 of what a log may have is kept in <name>.first
 NEWER = 4  # the rest in four parts: <name>, <name>.1, ... <name>.3, each older than the one before
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The most MiB of one file: a node or a rank that writes without end must not fill this
+    machine's disk. Checkpoints have no such limit: they may fill the free disk."""
+
+    log: int = 256  # what a rank prints, and controller.log
+    steps: int = 1024  # rank<k>.steps.jsonl
+    samples: int = 4096  # samples/rank<k>.<attempt>.csv
+    # Any other record of a node. 90 epochs of ImageNet over 1 Gbit/s take a week, in which a disk
+    # makes 390 bytes a second (iostat.json), a network card 190 and a GPU 150.
+    other: int = 1024
+
+    @classmethod
+    def of(cls, text: str | None) -> Sizes:
+        """From words such as `log=512,steps=2048`; what is not named keeps its default. Raises
+        UserError."""
+        chosen = cls()
+        names = [field.name for field in fields(cls)]
+        for word in filter(None, (text or "").split(",")):
+            name, _, value = word.partition("=")
+            if name not in names or not value.isascii() or not value.isdigit() or int(value) < 1:
+                raise UserError(
+                    f"KEEP={text}: {word!r} is none of {', '.join(names)} with a number of MiB, "
+                    "as in KEEP=log=512,steps=2048."
+                )
+            chosen = replace(chosen, **{name: int(value)})
+        return chosen
+
+
+class SpooledLog:
+    """A log that is written through a spool: whoever writes to it never waits."""
+
+    def __init__(self, path: Path, limit: int, spool: Spool):
+        self._log = RotatingLog(path, limit)
+        self._spool = spool
+        self._dropped = 0  # lines that found no room in the spool, since the last that did
+
+    @property
+    def lost(self) -> int:
+        """Lines, since the last that was written."""
+        return self._dropped + self._log.lost
+
+    def write(self, lines: list[str]) -> None:
+        """Add lines, or count them as lost."""
+        if self._add(lines, sum(map(len, lines))):
+            self._dropped = 0
+        else:
+            self._dropped += len(lines)
+
+    def close(self) -> None:
+        self._add(None)
+        self._dropped = 0
+
+    def _add(self, lines: list[str] | None, size: int = 0) -> bool:
+        missing = self._dropped
+        return self._spool.add(lambda: self._carry_out(missing, lines), size)
+
+    def _carry_out(self, missing: int, lines: list[str] | None) -> None:
+        """Called by the spool's thread: what write or close asked for, after so many lines that
+        found no room."""
+        self._log.lost += missing
+        if lines is None:
+            self._log.close()
+        else:
+            self._log.write(lines)
 
 
 class RotatingLog:
@@ -78,7 +149,7 @@ class RotatingLog:
     @property
     def _part(self) -> int:
         """How many bytes the current file may have."""
-        first = self._limit // FIRST
+        first = self._limit // FIRST_PART
         return (self._limit - first) // NEWER if _named(self.path, "first").exists() else first
 
     def _rotate(self) -> None:

@@ -1,23 +1,138 @@
-"""What the guard sends, as the control machine reads it (docs/guard-protocol.md)."""
+"""The guards of an attempt: the code is sent, a guard is started on each node and given its task,
+and what it sends is read (docs/guard-protocol.md)."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import reprlib
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from contract import validate
 from contract.validate import Each, Invalid, Match, One
+from launcher.machines import engine, probe
+from launcher.machines.engine import Host, MachineError, Node, Process
+from launcher.node.launch import who
+from launcher.plan import code, models
+from launcher.plan.plan import NodePlan, Plan
+from launcher.plan.preflight import OpenMachines
 
+LEASE = 16.0
 LARGEST = 1 << 20  # bytes of a frame without its raw bytes, and of these; our guard splits
 GREETING = 1 << 20  # bytes before hello: a .bashrc that prints more never gets to a guard
 KEPT = 4096  # bytes kept of what is not a frame, for the person who asks why
-
 REASONS = ("finished", "failed", "stopped", "killed", "busy", "lease", "eof", "guard")
 SIGNAL = (Match(r"SIG[A-Z0-9+-]{1,20}|signal \d{1,3}"), None)
 PROCESSES = [{"pid": int, "command": str}]
 # What our guard sends once at most: these, and for each of its ranks the two with a rank.
 ONCE = ("hello", "started", "worker", "worker_exit", "exit")
+
+
+def sync_code(plan: Plan, machines: OpenMachines, say: Callable[[str], None]) -> None:
+    """Send the code to machines whose tree differs, and check that it arrived. Raises
+    MachineError."""
+    now = code.current(models.folder(plan.model))
+    stale = [h for h in machines.hosts if machines.facts[h.name].code_sha256 != now.sha256]
+    if stale:
+        say(f"code {now.sha256[:12]} goes to {', '.join(host.name for host in stale)}")
+        folders = {node.host: node.cwd for node in plan.nodes}
+        code.send(now, {host.name: machines.nodes[host.name] for host in stale}, folders)
+        check_code(now.sha256, stale, machines.nodes, folders)
+
+
+def check_code(
+    sha256: str, hosts: list[Host], nodes: dict[str, Node], folders: dict[str, str]
+) -> None:
+    """Check that these machines hold the code that is recorded. Raises MachineError for those that
+    do not."""
+
+    def one(host: Host) -> str | None:
+        found = probe.code_sha256(nodes[host.name], host.engine.guard_python, folders[host.name])
+        if found == sha256:
+            return None
+        return (
+            f"{host.label()}: {folders[host.name]} does not hold the code that was sent: see that "
+            "nothing else writes there and that its disk is not full, then start again."
+        )
+
+    with ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
+        results = zip(hosts, pool.map(one, hosts))
+        problems = {host.name: problem for host, problem in results if problem}
+    if problems:
+        raise MachineError([*problems], *problems.values())
+
+
+def guard_argv(plan: Plan, node: NodePlan) -> list[str]:
+    return [engine.of(node.connection).guard_python, "-IB", f"{node.cwd}/launcher/node", plan.unit]
+
+
+def start_guards(plan: Plan, machines: OpenMachines) -> dict[str, Process]:
+    """Start a guard on each node, all at once; the guards then wait for their task."""
+
+    def one(node: NodePlan) -> Process:
+        return machines.nodes[node.host].start(guard_argv(plan, node))
+
+    with ThreadPoolExecutor(max_workers=min(64, len(plan.nodes))) as pool:
+        return dict(zip([node.host for node in plan.nodes], pool.map(one, plan.nodes)))
+
+
+def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
+    """The first line for a node's guard: argv and env exactly as a dry run prints them."""
+    return {
+        "type": "start",
+        "run": plan.run,
+        "attempt": plan.attempt,
+        "host": node.host,
+        "ranks": list(node.ranks),
+        "argv": list(node.argv),
+        "env": dict(node.env),
+        "cwd": node.cwd,
+        "output": node.output,
+        "data": node.data,
+        "lease": LEASE,
+        "interface": node.interface,
+        "holder": f"{who()[0]}@{socket.gethostname()}",
+        "shared": plan.options.force,
+    }
+
+
+class Guarded:
+    """One node's guard as the control machine sees it."""
+
+    def __init__(self, node: NodePlan, process: Process, now: float):
+        self.node = node
+        self.process = process
+        self.frames = Frames(node.ranks)
+        self.heard = now
+        self.exit: dict[str, Any] | None = None
+        self.ended = False  # its stream has ended, or it was given up
+        self.gone = False
+        self._pending = bytearray()
+
+    def send(self, line: dict[str, Any]) -> None:
+        self._pending += json.dumps(line).encode() + b"\n"
+        self.push()
+
+    def renew(self) -> None:
+        """Renew the lease. One renewal that waits for the network is enough: more would only arrive
+        all at once."""
+        if not self._pending:
+            self.send({"type": "lease"})
+        else:
+            self.push()
+
+    def push(self) -> None:
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # a broken pipe: the end of its stdout shows it
+            while self._pending:
+                taken = self.process.write(bytes(self._pending))
+                if not taken:
+                    return
+                del self._pending[:taken]
 
 
 def shapes(ranks: tuple[int, ...]) -> dict[str, dict[str, Any]]:

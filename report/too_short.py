@@ -35,7 +35,7 @@ def too_short(run: Run, step: Step | None, epochs: int) -> TooShort | None:
     if measured >= ENOUGH:
         return None
     because = f"Less than {seconds(ENOUGH)} is mostly warming up. This one says more"
-    if of_demo(run):
+    if trained_the_demo(run):
         because += " (only its times count: ResNet-50 learns little of the digits)"
     return TooShort(
         f"This run was too short to judge: {seconds(measured)} of steps were measured.",
@@ -44,7 +44,7 @@ def too_short(run: Run, step: Step | None, epochs: int) -> TooShort | None:
     )
 
 
-def of_demo(run: Run) -> bool:
+def trained_the_demo(run: Run) -> bool:
     """Whether the run trained the demo's network, as the launcher's plan says."""
     options = run.plan.get("options")
     return isinstance(options, dict) and options.get("model") == defaults.MODEL
@@ -54,7 +54,7 @@ def longer(run: Run, epochs: int, measured: float) -> str:
     """The same run for long enough; for the demo's network one whose cost is that of real work."""
     words: dict[str, object] = {"EPOCHS": enough(epochs, measured)}
     args: list[str] | None = None
-    if of_demo(run):
+    if trained_the_demo(run):
         words, args = {**LONG_ENOUGH}, []
     line = train_line(run, words, args)
     return line or f"python -m trainer ... --epochs {enough(epochs, measured)}"

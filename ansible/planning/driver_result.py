@@ -2,7 +2,7 @@
 
 import re
 
-from . import driver_offers as offers
+from . import driver_candidates as offers
 from . import stacks
 
 # A kernel's packages name a release ("linux-image-6.1.0-50-amd64"); the metapackages, which bring

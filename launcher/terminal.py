@@ -1,0 +1,153 @@
+"""The control terminal: the launcher's own sentences, what is waited for, and rank 0's bar."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TextIO
+
+from contract import defaults
+from contract.text import clean
+from launcher.background import Screen, Spool
+from launcher.logs import MIB, Sizes, SpooledLog
+from tools import verbs
+
+NAME = "tandem: "
+CLEAR = "\r\x1b[K"
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+FIRST_NOTICE = 5.0  # seconds until the first message
+NOTICE_EVERY = 15.0
+
+
+def keep_machines(inventory: str) -> None:
+    """From now on, the commands that this process and its children print name this list of
+    machines."""
+    if inventory == defaults.INVENTORY:
+        os.environ.pop(verbs.MACHINES, None)
+    else:
+        os.environ[verbs.MACHINES] = inventory
+
+
+def show(text: str, stream: TextIO) -> None:
+    """Print a sentence of the launcher's own, wrapped where the stream is a terminal."""
+    width = 0
+    with contextlib.suppress(OSError, ValueError):
+        width = os.get_terminal_size(stream.fileno()).columns
+    print(*lines(text, width), sep="\n", file=stream, flush=True)
+
+
+def lines(text: str, width: int) -> list[str]:
+    """A sentence as the lines of a terminal so wide (0: in one line). No command is broken in two,
+    so that it can be copied; a line that is indented is somebody's output, and stays as it is."""
+    text = clean(verbs.keeping(text))
+    if not width or text.startswith(" ") or "\n" in text:
+        return (NAME + text).split("\n")
+    held = re.sub(r"`[^`]+`", lambda match: match[0].replace(" ", "\0"), NAME + text)
+    wrapped = textwrap.wrap(
+        held, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    return [line.replace("\0", " ") for line in wrapped]
+
+
+class Terminal:
+    """The control terminal: lines above, and rank 0's progress bar live in the last line. Nobody
+    waits until the terminal has taken them.
+
+    Every line is kept in the run's controller.log too, from which `attach` shows it again.
+    """
+
+    def __init__(self, out: IO[str] | None = None):
+        self._out = out if out is not None else sys.stdout
+        self.is_tty = self._out.isatty()
+        self._screen = Screen(self._out)
+        self._bar = ""
+        self.spool = Spool()
+        self._log_file: SpooledLog | None = None
+
+    def keep_in(self, path: Path, limit: int = Sizes.log * MIB) -> None:
+        self._log_file = SpooledLog(path, limit, self.spool)
+
+    def say(self, text: str) -> None:
+        """Show one of the launcher's own sentences."""
+        self.lines(lines(text, self.columns))
+
+    def line(self, text: str) -> None:
+        self.lines([text])
+
+    def lines(self, texts: list[str]) -> None:
+        """Show lines, all in one write: at thousands of lines a second each write counts."""
+        text = clean("\n".join(texts))
+        if self._log_file:
+            self._log_file.write(text.split("\n"))
+        if self._bar:
+            self._screen.write(f"{CLEAR}{text}\n{self._bar}")
+        else:
+            self._screen.write(text + "\n")
+
+    def bar(self, text: str) -> None:
+        """Replace the live bar; an empty text removes it. Does nothing where the output is not a
+        terminal."""
+        if not self.is_tty:
+            return
+        text = self._fit(clean(text))
+        if text != self._bar:
+            self._screen.write(CLEAR + text)
+            self._bar = text
+
+    def _fit(self, text: str) -> str:
+        """Cut a bar to the terminal's width: one that wraps could not be overwritten."""
+        return ESCAPES.sub("", text)[: self.columns - 1] if self.columns else text
+
+    @property
+    def columns(self) -> int:
+        """The terminal's width; 0 where the output is not a terminal, or its width is unknown."""
+        if self.is_tty:
+            with contextlib.suppress(OSError):
+                return os.get_terminal_size(self._out.fileno()).columns
+        return 0
+
+    def drain(self) -> bool:
+        """Wait until all is written and shown; False for a terminal that takes nothing."""
+        self.spool.drain()
+        return self._screen.drain()
+
+
+class WaitNotice:
+    """A line on the terminal now and then, as long as `update` is called."""
+
+    def __init__(self, terminal: Terminal, what: str):
+        self._terminal, self._what = terminal, what
+        self._begun = time.monotonic()
+        self._next = self._begun + FIRST_NOTICE
+
+    def update(self, progress: str = "") -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + NOTICE_EVERY
+            done = f", {progress}" if progress else ""
+            self._terminal.say(f"{self._what}: {now - self._begun:.0f} s so far{done}")
+
+
+@contextlib.contextmanager
+def waiting(terminal: Terminal, what: str) -> Iterator[None]:
+    """Says so from a thread of its own while the body runs."""
+    notice, over = WaitNotice(terminal, what), threading.Event()
+
+    def say() -> None:
+        while not over.wait(1.0):
+            notice.update()
+
+    thread = threading.Thread(target=say, name="waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
