@@ -25,6 +25,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
+from contract import interrupts
 from planning import errors
 from tools import verbs
 
@@ -350,4 +351,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    interrupts.heard()
     sys.exit(errors.ended(main))

@@ -20,6 +20,7 @@ import yaml
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
+from contract import interrupts
 from contract.validate import One
 from planning import border, driver, errors, stacks, toolkit
 from planning.errors import PlanError
@@ -338,4 +339,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    interrupts.heard()
     sys.exit(errors.ended(main))

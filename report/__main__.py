@@ -16,6 +16,7 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
+from contract import interrupts
 from contract.errors import UserError
 from report.analysis import Analysis, analyse
 from report.comparing import compare_main
@@ -132,4 +133,5 @@ def too_long(number: int, frame: FrameType | None) -> NoReturn:
 
 
 if __name__ == "__main__":
+    interrupts.heard()
     sys.exit(limited(sys.argv[1:]))
