@@ -104,6 +104,12 @@ class Comparison:
     command: str = ""  # how to train with it
 
     @property
+    def one_pc(self) -> bool:
+        """Whether a run's machines are processes of one PC."""
+        runs = [run for side in self.sides for run in side.runs]
+        return any(run.step.shared_machine for run in runs if run.step)
+
+    @property
     def fastest(self) -> Side | None:
         known = [side for side in self.sides if side.images_per_second]
         return max(known, key=lambda side: side.images_per_second or 0.0, default=None)

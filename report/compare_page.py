@@ -23,6 +23,7 @@ def render_page(found: Comparison) -> str:
         results=compare_text.results(found),
         steps=compare_text.steps(found),
         accuracy=compare_text.accuracy(found),
+        one_pc=compare_text.ONE_PC if found.one_pc else "",
         parts=[(head, colour) for _, head, colour in compare_text.PARTS],
         curves=curves(found),
         charts={

@@ -110,9 +110,12 @@ def spread(part: float) -> str:
 
 def status(side: Side) -> str:
     if not side.runs:
-        return "none"
+        return side.cause.partition(":")[0] if ":" in side.cause else "no run"
     worst = next((r for r in side.runs if r.summary["status"] != "finished"), side.runs[0])
     return str(worst.summary["status"]) + (", short" if side.short else "")
+
+
+ONE_PC = "The machines of a demo are processes of one PC: nothing here holds for a network."
 
 
 def result_notes(found: Comparison) -> list[str]:
@@ -126,7 +129,7 @@ def result_notes(found: Comparison) -> list[str]:
         lines += wrap(
             f"Too short to judge: {', '.join(short)}. Less than 30 s of steps is mostly warming up."
         )
-    return lines
+    return lines + (wrap(ONE_PC) if found.one_pc else [])
 
 
 def steps(found: Comparison) -> Table:

@@ -28,5 +28,5 @@ def render(template: str, **values: Any) -> str:
 
 def bound(sentence: str) -> str:
     """The sentence with its figures bound to their units by no-break spaces."""
-    units = r"%|ms|s|min|h|d|kB|MB|GB|MB/s|[GM]bit/s|images/s|px"
+    units = r"%|ms|s|min|h|d|kB|MB|GB|MB/s|[GM]bit/s|images/s|px|MHz|W|C"
     return re.sub(rf"(?<=\d) (?=(?:{units})(?![\w/]))|(?<=<) (?=\d)", "\u00a0", sentence)

@@ -102,6 +102,13 @@ def test_a_short_run_and_a_failed_one_have_rows(runs, capsys):
     assert "node2 ran out of memory" in said
 
 
+def test_a_demo_among_them_is_told(runs, capsys):
+    a, b = runs("a"), runs("b", connection="local")
+    assert "processes of one PC" not in compared(capsys, a, runs("c"))[1]
+    assert "processes of one PC" in compared(capsys, a, b)[1]
+    assert "processes of one PC" in Path("runs/compare.html").read_text()
+
+
 def test_latest_and_those_before_it(runs, capsys):
     for day in (1, 2, 3):
         runs(f"2026010{day}T000000Z-resnet50-4n")

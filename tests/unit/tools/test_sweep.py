@@ -127,6 +127,7 @@ def test_runs_alternate_and_a_cell_that_fails_is_a_row_with_its_cause(place):
     words = " ".join(said.split())
     assert words.count("B: refused: --precision O1: no GPU here") == 1
     assert "E: failed: node2 is gone" in words
+    assert "B refused ?" in words
     assert "Fastest: C, SYNC=bf16 PRECISION=fp32:" in words
     assert "make train NODES=4 SYNC=bf16 PRECISION=fp32" in words
     assert "+-" in words  # the spread of two runs
