@@ -22,6 +22,7 @@ PROCESSES = {
     "test_launcher_stalls.py",
     "test_models.py",
     "test_odd_checkpoints.py",
+    "test_older_run.py",
     "test_one_process.py",
     "test_provision_bootstrap.py",
     "test_provision_clock.py",

@@ -1,0 +1,76 @@
+"""A run that commit d188f90 made (tests/older_run/): two local nodes, three epochs of the digits.
+
+Its folder is as it was written, but for a path, a host's name and the first seconds of iostat.json;
+beside it lie the model and the checkpoint of step 8, which was in the second of three epochs.
+"""
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher import folders, run
+from launcher.options import trainer_settings
+from tests.trainer_ranks import free_port
+
+ROOT = Path(__file__).parents[3]
+OLDER = ROOT / "tests/older_run"
+NAME = "20261123T153609Z-tiny-2n"
+
+
+@pytest.fixture
+def older(tmp_path):
+    return Path(shutil.copytree(OLDER / NAME, tmp_path / "runs" / NAME))
+
+
+def test_its_report_is_made(older):
+    argv = [sys.executable, "-m", "report", str(older)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((older / "summary.json").read_text())
+    assert (summary["status"], summary["epochs"], summary["steps"]) == ("finished", 3, 18)
+    assert summary["nodes"] == 2
+    assert summary["final_top1"] == pytest.approx(0.1634, abs=1e-4)
+    assert (older / "report.html").exists() and "top-1 after each epoch" in done.stdout
+
+
+def test_the_launcher_goes_on_with_its_options(older, monkeypatch):
+    asked = []
+    monkeypatch.setattr(folders, "RUNS", older.parent)
+    monkeypatch.setattr(run, "check_machines", lambda options, *_: asked.append(options) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run.resume(NAME, {"nodes": 1})
+    (options,) = asked
+    assert (options.nodes, options.model) == (1, "examples.tiny:tiny")
+    assert options.variables["batch"] == 128
+    settings = trainer_settings(options)
+    assert (settings.epochs, settings.precision, settings.lr, settings.keep) == (3, "fp32", 0.1, 9)
+
+
+def test_its_checkpoint_is_continued_by_the_trainer_alone(tmp_path):
+    """Under bare torchrun, by trainer/ and contract/ in a folder that holds nothing else of the
+    checkout."""
+    for room in ("trainer", "contract"):
+        shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "examples").mkdir()
+    shutil.copy(OLDER / "tiny.py", tmp_path / "examples/tiny.py")
+    digits = tmp_path / "digits"
+    subprocess.run([sys.executable, ROOT / "examples/digits.py", digits], check=True)
+    checkpoint = tmp_path / "step-00000008.pt"
+    checkpoint.write_bytes(base64.b64decode((OLDER / "step-00000008.pt.b64").read_text()))
+    plan = json.loads((OLDER / NAME / "plan.json").read_text())
+    node = plan["nodes"][0]["argv"]
+    words = node[node.index("--model") :]
+    argv = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
+    argv += [f"--master_port={free_port()}", "-m", "trainer", "--data", str(digits)]
+    argv += ["--output", "out", *words, "--resume", str(checkpoint)]
+    env = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    env = {**env, "OMP_NUM_THREADS": "1", "TANDEM_NODE": "here"}
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "epoch 3/3" in done.stdout and "epoch 1/3" not in done.stdout, done.stdout
