@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from contract.errors import INTERRUPTED, STOPPED, UserError
+from contract.text import counted
 from tools import verbs
 
 SWEEPS = Path("runs/sweeps")
@@ -205,7 +206,7 @@ def carry_out(folder: Path, force: bool) -> int:
             run, code = one_run(folder, state, turn, at, stop)
             if stop.asked or code in (STOPPED, INTERRUPTED):
                 said = f"`make sweep RESUME={folder.name}` goes on"
-                verbs.say(f"stopped, {len(left) - index} runs are left: {said}")
+                verbs.say(f"stopped, {counted(len(left) - index, 'run')} left: {said}")
                 return STOPPED
             print(f"     {run['run'] or run['cause']}", flush=True)
             if run["run"]:

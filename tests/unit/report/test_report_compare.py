@@ -152,3 +152,42 @@ def test_what_runs_say_of_themselves_cannot_become_markup(runs, capsys):
     assert all(line.isprintable() for line in lines)
     page = Path("runs/compare.html").read_text()
     assert not re.search("<script|<b>x|<i>y", page)
+
+
+ODD = [
+    None,
+    True,
+    -1,
+    10**30,
+    "x" * 5000,
+    "\x1b[2J\u202e",
+    [],
+    [[]],
+    [{}] * 300,
+    {},
+    {"a": {"b": []}},
+]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd)[:20])
+def test_odd_values_in_a_start_line_break_nothing(runs, capsys, odd):
+    a = runs("a")
+    builder = RunBuilder("runs/b", steps=600)
+    of_today = builder.start_line
+    kept = {"kind", "attempt", "record"}
+    builder.start_line = lambda rank, host: {
+        name: value if name in kept else odd for name, value in of_today(rank, host).items()
+    }
+    builder.write()
+    assert compared(capsys, a, "b")[0] == 0
+    builder.start_line = lambda rank, host: {
+        **of_today(rank, host),
+        **{name: {"sync_bn": odd, "data": odd} for name in ("options", "versions", "instructions")},
+    }
+    for path in Path("runs/b").glob("nodes/*/*.jsonl"):
+        path.unlink()
+    builder.write()
+    code, _, lines = compared(capsys, a, "b")
+    assert code == 0
+    assert all(line.isprintable() for line in lines)
+    assert Path("runs/compare.html").stat().st_size < 100_000
