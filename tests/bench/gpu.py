@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 
 from contract.options import Options
+from tests.bench import gpu_codec
 from tests.bench.gpu_peers import AUTOCAST, Setting, Tandem, contenders
 from trainer import checkpoint, memory
 from trainer.data.folder import ImageFolder
@@ -47,7 +48,7 @@ class Scale:
         self.precisions = ["fp32"] if small else ["fp32", "bf16", "O1"]
         self.photographs = 12 if small else 1024
         self.workers = [0, 1] if small else [1, 2, 4, 8, 16]
-        self.repeats = 3 if small else 200
+        self.repeats, self.steps = (3, 2) if small else (200, 30)
 
 
 def wait(device):
@@ -263,7 +264,8 @@ def measured(device, scale):
             except Exception as error:  # a compilation may raise anything
                 steps.append([str(setting), "all", failure(error), "", ""])
         sources = (loader_alone(data, scale.models[0][1], scale), fed(device, data, scale),
-                   parts(device, data, scale))  # fmt: skip
+                   parts(device, data, scale), gpu_codec.codec(device, scale),
+                   gpu_codec.linked(device, scale))  # fmt: skip
         for source in sources:
             try:
                 for row in source:

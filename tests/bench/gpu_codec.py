@@ -1,0 +1,103 @@
+"""What `ef:1.6` costs on this machine's GPU: rows of `make bench-gpu`, docs/performance.md.
+
+The codec alone: each stage of a bucket, as four machines have it. And whole steps by DDP with the
+trainer's exchange, where sleep stands in for a link of 1 Gbit/s: all is done but what a card sends.
+"""
+
+from __future__ import annotations
+
+import time
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from contract.strategies import MIB, parse
+from tests.bench.pipeline import LINK, RANKS, SPEC, TURN
+from trainer.models import build
+from trainer.sync import Machines, carrier, feedback, make
+from trainer.sync.feedback import BucketState
+
+MACHINES = Machines(tuple(range(RANKS)), 0)
+
+
+def seconds(call, device, repeats):
+    """Of one call, in the mean, everything on the device done."""
+    for _ in range(3):
+        call()
+    finish(device)
+    begin = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    finish(device)
+    return (time.perf_counter() - begin) / repeats
+
+
+def finish(device):
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def codec(device, scale):
+    """A row for each stage of a bucket."""
+    sync = make(SPEC, lambda: None)
+    sync.machines = MACHINES
+    buffer = torch.randn(parse(SPEC).rule.bucket_mb * MIB // 4, device=device)
+    kept = [torch.randn(size, device=device) for size in sync.sizes(buffer, 0)]
+    state = BucketState(kept, [torch.zeros_like(one) for one in kept])
+    bucket = sync._code((buffer, 0, state))
+    stages = {
+        "encodes": lambda: sync._code((buffer, 0, state)),
+        "adds up its part": lambda: sync._sum(bucket.coded, state),
+        "decodes": lambda: sync._take(bucket),
+    }
+    for name, call in stages.items():
+        spent = seconds(call, device, scale.repeats)
+        yield [f"{SPEC}, a bucket of 8 MiB, {RANKS} machines: {name}", f"{spent * 1e6:.0f} µs"]
+
+
+def asleep(parts, group, ranks=None):
+    """In the place of swap_parts: as long as a link of 1 Gbit/s takes; what was sent comes back."""
+    sent = carrier.to_host(parts)
+    time.sleep((len(parts) - 1) * (TURN + parts.shape[1] / LINK))
+    return sent.to(parts.device, non_blocking=True)
+
+
+def linked(device, scale):
+    """A row: steps with the exchange, beside steps without one."""
+    model, size, batch = scale.models[0]
+    net = build(model, 10, size).to(device)
+    images, classes = torch.randn(batch, 3, size, size, device=device), torch.arange(batch) % 10
+    classes, sync = classes.to(device), make(SPEC, lambda: None)
+
+    def step(called):
+        net.zero_grad(set_to_none=True)
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = cross_entropy(called(images), classes)
+        loss.backward()
+
+    alone = seconds(lambda: step(net), device, scale.steps)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        ddp = DistributedDataParallel(
+            net, bucket_cap_mb=parse(SPEC).rule.bucket_mb, gradient_as_bucket_view=True
+        )
+        sync.setup(ddp, MACHINES)
+        step(ddp)  # an exact sum: DDP orders its buckets
+
+        def exchanged():
+            sync.before_step(1.0, False)
+            step(ddp)
+            sync.after_step(False)
+
+        with (
+            mock.patch.object(carrier, "swap_parts", asleep),
+            mock.patch.object(feedback, "swap_parts", asleep),
+        ):
+            together = seconds(exchanged, device, scale.steps)
+    finally:
+        dist.destroy_process_group()
+    name = f"{model}, {batch} x {size} px, bf16, {SPEC}, 1 Gbit/s played by sleep"
+    yield [name, f"{together:.3f} s a step, {alone:.3f} without: {alone / together:.2f}"]
