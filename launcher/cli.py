@@ -136,35 +136,37 @@ def _unknown(word: str, made: argparse.ArgumentParser, verb: str) -> str:
 
 def _carry_out(given: argparse.Namespace, argv: list[str]) -> int:
     # Fabric takes a quarter of a second to import; a mistyped option need not wait for it.
-    from launcher import control
     from launcher.machines import inventory
 
     if hasattr(given, "inventory"):
         terminal.keep_machines(given.inventory or defaults.INVENTORY)
-    if given.verb == "runs":
-        return control.runs()
     if given.verb == "inventory":
         return inventory.refuse(Path(given.inventory), given.limit)
-    if given.verb in ("status", "stop", "attach"):
-        return {"status": control.status, "stop": control.stop, "attach": control.attach}[
-            given.verb
-        ](given.run)
+    if given.verb in ("runs", "status", "stop", "attach"):
+        from launcher import control
+
+        verb = getattr(control, given.verb)
+        return verb() if given.verb == "runs" else verb(given.run)
     if given.verb == "plan":
         return _predict(given)
     return _train(given, argv)
 
 
 def _train(given: argparse.Namespace, argv: list[str]) -> int:
-    from launcher import control, run, slurm
+    from launcher import run
 
     options = _new(given)
     if asks_for_help(options):
         return trainer_help()
     if given.verb == "slurm":
+        from launcher import slurm
+
         return slurm.main(options)
     if given.verb == "dry-run":
         return run.dry_run(options)
     if given.detach:
+        from launcher import control
+
         return control.detach(argv)
     if given.resume:
         return run.resume(given.resume, _changes(given))

@@ -33,7 +33,7 @@ from launcher.plan.plan import NodePlan, Plan
 from launcher.plan.preflight import BUSY_REMEDY, OpenMachines
 from launcher.stopper import Stopper
 from launcher.terminal import Terminal, keep_machines, waiting
-from launcher.watch import restart
+from launcher.watch import attempts
 from launcher.watch.attempts import RECORDED, Attempts, write_json
 from launcher.watch.failures import Failure
 from launcher.watch.guards import start_guards, sync_code
@@ -196,7 +196,7 @@ class Run:
         return self.before != "running" and (not done or (len(done) == 1 and bad_input))
 
     def _attempts(self, plan: Plan, reason: str, stopper: Stopper) -> Outcome:
-        limits = restart.Limits.of(self.checked.options, len(self.checked.hosts))
+        limits = attempts.Limits.of(self.checked.options, len(self.checked.hosts))
         while True:
             try:
                 outcome = self._attempt(plan, reason, stopper)
@@ -211,7 +211,7 @@ class Run:
                 self.attempts.close("failed")
                 raise Busy(f"{outcome.cause.host}: {outcome.cause.message}: {BUSY_REMEDY}")
             self._report_outcome(outcome)
-            decision = restart.decide(outcome, limits)
+            decision = attempts.decide(outcome, limits)
             if decision is None or stopper.asked:
                 return outcome
             limits, reason = decision
@@ -237,12 +237,12 @@ class Run:
         self.attempts.end(outcome)
         return outcome
 
-    def _next(self, old: Plan, limits: restart.Limits, stopper: Stopper) -> Plan:
+    def _next(self, old: Plan, limits: attempts.Limits, stopper: Stopper) -> Plan:
         """The plan of the next attempt, on the machines that answer. Raises UserError."""
         self.machines.close()
         with waiting(self.terminal, "finding out which machines answer"):
             checked = self.checked
-            self.machines = restart.survivors(checked.hosts, checked.asked, limits, stopper)
+            self.machines = attempts.survivors(checked.hosts, checked.asked, limits, stopper)
         return make_plan(
             self.checked,
             self.machines,
@@ -256,7 +256,7 @@ class Run:
     def _attempt(self, plan: Plan, reason: str, stopper: Stopper) -> Outcome:
         if self.attempts.list:
             before = self.attempts.list[-1]["nodes"]
-            restart.set_aside(plan.run, plan.attempt, before, self.machines)
+            attempts.set_aside(plan.run, plan.attempt, before, self.machines)
         with waiting(self.terminal, "sending the code"):
             sync_code(plan, self.machines, self.terminal.say)
         self.parts.update({node.host: node for node in plan.nodes})

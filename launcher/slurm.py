@@ -19,7 +19,7 @@ from launcher.machines import inventory
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.machines.probe import FIRST_PORT
-from launcher.node.launch import PATH
+from launcher.node.machine import PATH
 from launcher.options import Options, trainer_settings
 from launcher.plan import preflight
 from launcher.plan.checks import instruction_limits

@@ -84,12 +84,3 @@ def _are_matrices(found: object) -> bool:
     return isinstance(found, list) and all(
         isinstance(row, list) and len(row) == 3 and all(map(_positive, row)) for row in found
     )
-
-
-def faster_loading(step: float, data_wait: float, factor: float) -> float:
-    """Seconds per step when the loader becomes `factor` times faster.
-
-    A loader that the step waits for works all the time, so its work takes `step` seconds now;
-    afterwards the slower of the loader and the rest decides.
-    """
-    return max(step - data_wait, step / factor)

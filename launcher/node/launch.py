@@ -2,15 +2,14 @@
 
 import os
 import pathlib
-import pwd
 import resource
 import signal
 import subprocess
 import sys
 
+from launcher.node.machine import PATH, who
 from launcher.node.processes import die_with_parent
 
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OPEN_FILES = 65536  # data loaders pass tensors as descriptors; 1024, the usual limit, is too few
 
 
@@ -27,7 +26,7 @@ def start_launch(task, workers, mono_start, scratch):
         stdout=stdout.writer,
         stderr=stderr.writer,
         start_new_session=True,
-        preexec_fn=lambda: check_machines(guard),
+        preexec_fn=lambda: prepare_child(guard),
     )
 
 
@@ -46,16 +45,7 @@ def environment(task, workers, mono_start, scratch):
     return values
 
 
-def who():
-    """Name and home of this user; a container may run under a user id that has neither."""
-    try:
-        user = pwd.getpwuid(os.getuid())
-    except KeyError:
-        return str(os.getuid()), "/"
-    return user.pw_name, user.pw_dir
-
-
-def check_machines(guard):
+def prepare_child(guard):
     """In the forked child, before launch takes over."""
     die_with_parent(signal.SIGKILL, guard)
     for number in (signal.SIGINT, signal.SIGHUP):

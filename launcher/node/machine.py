@@ -2,8 +2,10 @@
 
 import os
 import platform
+import pwd
 import time
 
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BOOTTIME = getattr(time, "CLOCK_BOOTTIME", 7)  # has a name since Python 3.7; counts sleep, too
 
 
@@ -34,3 +36,12 @@ def cause_of(error):
         where = "{}: ".format(error.filename) if error.filename else ""
         return where + error.strerror
     return str(error)
+
+
+def who():
+    """Name and home of this user; a container may run under a user id that has neither."""
+    try:
+        user = pwd.getpwuid(os.getuid())
+    except KeyError:
+        return str(os.getuid()), "/"
+    return user.pw_name, user.pw_dir

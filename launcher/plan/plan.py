@@ -22,7 +22,7 @@ from launcher import __version__
 from launcher.machines import engine
 from launcher.machines.engine import Host
 from launcher.machines.probe import FIRST_PORT, PORTS, Facts
-from launcher.node.launch import PATH
+from launcher.node.machine import PATH
 from launcher.options import Options, without
 from launcher.plan import devices, models
 from launcher.plan.code import OWN, Code

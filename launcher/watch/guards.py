@@ -15,7 +15,7 @@ from contract import validate
 from contract.validate import Each, Invalid, Match, One
 from launcher.machines import engine, probe
 from launcher.machines.engine import Host, MachineError, Node, Process
-from launcher.node.launch import who
+from launcher.node.machine import who
 from launcher.plan import code, models
 from launcher.plan.plan import NodePlan, Plan
 from launcher.plan.preflight import OpenMachines

@@ -9,7 +9,7 @@ import pytest
 
 from contract.errors import DIVERGED
 from launcher.messages import exit_code, how_to_resume
-from launcher.watch import failures, restart
+from launcher.watch import attempts, failures
 from launcher.watch.failures import PEER_LOST, Failure, document, first_of
 from launcher.watch.watch import Outcome
 
@@ -204,7 +204,7 @@ def test_a_new_kind_of_first_cause_is_one_entry(monkeypatch):
     ended = failure(rank=3, exit_code=79, order=1, last_lines=("trainer: 98 degrees",))
     other = failure("node2", rank=0, exit_code=9)
     outcome = Outcome("failed", ended, 1.0, [], {})
-    assert first_of([other, ended]) is other and restart.decide(outcome, restart.Limits(1, 1))
+    assert first_of([other, ended]) is other and attempts.decide(outcome, attempts.Limits(1, 1))
     assert "79" in document(ended)["message"]
     ended, other = replace(ended), replace(other)  # a failure is judged once
     outcome = Outcome("failed", ended, 1.0, [], {})
@@ -213,12 +213,12 @@ def test_a_new_kind_of_first_cause_is_one_entry(monkeypatch):
     told = document(ended)
     assert told["message"] == "node1, rank 3: its card was too hot (98 degrees)"
     assert told["remedy"] == "clean its fans"
-    assert restart.decide(outcome, restart.Limits(1, 1)) is None
+    assert attempts.decide(outcome, attempts.Limits(1, 1)) is None
     assert exit_code(outcome) == 79
     assert how_to_resume("r", True, ended) == "let it cool before RESUME=r"
     helps = replace(warm, restart=failures.Restart.HELPS, reason="{host} was too hot")
     monkeypatch.setattr(failures, "FAILURE_KINDS", (helps, *failures.FAILURE_KINDS))
-    limits, why = restart.decide(outcome, restart.Limits(1, 1))
+    limits, why = attempts.decide(outcome, attempts.Limits(1, 1))
     assert (limits.restarts, why) == (0, "node1 was too hot")
 
 

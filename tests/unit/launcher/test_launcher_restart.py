@@ -5,9 +5,9 @@ import pytest
 from contract.errors import UserError
 from launcher.options import Options
 from launcher.plan import checks
-from launcher.watch import restart
+from launcher.watch import attempts
+from launcher.watch.attempts import Limits
 from launcher.watch.failures import Failure
-from launcher.watch.restart import Limits
 from launcher.watch.watch import Outcome
 from tests.unit.launcher.launcher_values import host
 
@@ -18,33 +18,33 @@ def ended(status="failed", **cause):
 
 
 def test_a_failed_run_uses_up_what_was_allowed():
-    limits, reason = restart.decide(ended(signal="SIGKILL"), Limits(1, 3))
+    limits, reason = attempts.decide(ended(signal="SIGKILL"), Limits(1, 3))
     assert (limits.restarts, reason) == (0, "node3, rank 2 failed: SIGKILL")
-    assert restart.decide(ended(signal="SIGKILL"), limits) is None
+    assert attempts.decide(ended(signal="SIGKILL"), limits) is None
 
 
 @pytest.mark.parametrize(
     "outcome", [ended("finished"), ended("stopped"), ended(exit_code=2), ended(exit_code=77)]
 )
 def test_no_second_attempt_when_it_could_not_help(outcome):
-    assert restart.decide(outcome, Limits(5, 1)) is None
+    assert attempts.decide(outcome, Limits(5, 1)) is None
 
 
 def test_a_full_disk_is_one_machine_s_trouble_not_bad_input():
     said = "trainer: /x/node3: the checkpoint could not be written: No space left on device."
-    limits, _ = restart.decide(ended(exit_code=2, last_lines=(said,)), Limits(1, 1))
+    limits, _ = attempts.decide(ended(exit_code=2, last_lines=(said,)), Limits(1, 1))
     assert limits.restarts == 0
 
 
 def test_out_of_memory_halves_the_micro_batch_without_using_up_restarts():
-    limits, _ = restart.decide(ended(exit_code=76), Limits(0, 1))
-    limits, _ = restart.decide(ended(exit_code=76), limits)
+    limits, _ = attempts.decide(ended(exit_code=76), Limits(0, 1))
+    limits, _ = attempts.decide(ended(exit_code=76), limits)
     assert limits.environment() == {"TANDEM_MICRO_BATCH_DIVISOR": "4"}
 
 
 def test_a_machine_that_is_gone_is_named_with_its_reason():
     outcome = ended(source="gone", rank=None, message="no heartbeat for 15 s")
-    assert restart.decide(outcome, Limits(1, 1))[1] == "node3 gone: no heartbeat for 15 s"
+    assert attempts.decide(outcome, Limits(1, 1))[1] == "node3 gone: no heartbeat for 15 s"
 
 
 def test_more_machines_demanded_than_there_are():

@@ -123,8 +123,8 @@ def test_all_ranks_end_with_the_code_of_the_one_that_cannot_list_its_images(imag
 
 def test_the_launcher_starts_again_and_says_what_to_do():
     pytest.importorskip("fabric")  # machines have the trainer alone
+    from launcher.watch.attempts import Limits, decide
     from launcher.watch.failures import Failure, document
-    from launcher.watch.restart import Limits, decide
 
     line = "trainer: /srv/data (node1:/data, nfs4) does not give the images any more: x. Check it."
     cause = Failure("node2", "worker", 1, 0, DATA_LOST, last_lines=("timed out waiting", line))

@@ -75,7 +75,7 @@ def test_values_come_in_rank_order_to_all():
 
 
 def too_much():
-    from trainer import exchange
+    from trainer import world as exchange
     from trainer.world import start
 
     world = start(Options())
@@ -94,8 +94,7 @@ def waited(seconds):
     """A rank comes later than a step's peers would wait."""
     from datetime import timedelta
 
-    from trainer.exchange import Exchange
-    from trainer.world import start
+    from trainer.world import Exchange, start
 
     world = start(Options())  # whose meeting may take as long as a loaded machine needs
     exchange = Exchange(timedelta(seconds=1))

@@ -10,11 +10,9 @@ from contract.errors import UserError
 from contract.levels import Device, cpu_has_bf16, resolve
 from contract.options import Options
 from tests.trainer_ranks import make_images, run_ranks, said, trainer
-from trainer import devices
 from trainer.checkpoint import decisive
-from trainer.devices import own_device
 from trainer.resume import differing
-from trainer.world import World
+from trainer.world import World, own_device
 
 
 def gpu(host, name, sm, torch="2.15.0", cuda="13.2"):
@@ -226,7 +224,9 @@ def test_a_rank_tells_its_gpu_and_with_dp_the_weakest(monkeypatch, parallel, wan
 
 @pytest.mark.parametrize("limit, has", [(None, True), ("AVX2", False)])
 def test_a_rank_tells_what_its_cpu_may_use(monkeypatch, limit, has):
-    monkeypatch.setattr(devices, "_cpuinfo", lambda: "processor: 0\nflags\t\t: avx2 amx_bf16 fma\n")
+    monkeypatch.setattr(
+        "trainer.world._cpuinfo", lambda: "processor: 0\nflags\t\t: avx2 amx_bf16 fma\n"
+    )
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     if limit:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
