@@ -461,8 +461,9 @@ def help_text(verb=None, width=80):
 
 def refusal(verb, given, environment):
     """The command that refuses a list of machines with which the verb would do nothing and be
-    content; [] where the verb reads no such list, or the launcher, which looks by itself."""
-    if verb in LOOKING or "INVENTORY" not in variables_of(verb) or "FACTS" in given:
+    content; [] where the verb reads no such list (what is resumed has its own), or the launcher,
+    which looks by itself."""
+    if verb in LOOKING or "INVENTORY" not in variables_of(verb) or {"FACTS", "RESUME"} & {*given}:
         return []
     typed = [one for one in (INVENTORY, LIMIT) if one.name in given and environment[one.name]]
     words = [f"{one.option}={environment[one.name]}" for one in typed]

@@ -131,6 +131,12 @@ def test_folders_are_relative_to_where_make_was_typed(checkout):
     assert call[1:] == ["tools/imagenet.py", f"--source={checkout}/an archive", "--to=/c d"]
 
 
+def test_a_list_of_machines_is_refused_before_a_sweep_and_not_before_it_goes_on(checkout):
+    looked = [".venv/bin/python", "-m", "launcher", "inventory"]
+    assert looked in make(checkout, "sweep", "SWEEP=SYNC=a,b")[2]
+    assert looked not in make(checkout, "sweep", "RESUME=latest")[2]
+
+
 def test_the_older_ansible_runs_what_talks_to_machines(checkout):
     _, _, calls = make(checkout, "check", "CORE=2.16")
     assert calls == [
