@@ -235,6 +235,7 @@ def whole_sentence():
         return ""
     off = one["planned"] / one["seconds"] - 1
     return filler(
+        "A run's total is that of its phases, each at its own cost. "
         f"{one['steps']} steps of {one['nodes']} machines with `{one['sync']}` on "
         f"{link(one['mbit'])}, the first {one['exact']} of them exact: {one['seconds']:.2f} s "
         f"measured, {one['planned']:.2f} s by the plan ({off:+.1%}). One machine takes "
