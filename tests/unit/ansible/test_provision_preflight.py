@@ -2,7 +2,11 @@
 
 import functools
 import http.server
+import json
 import re
+import shutil
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -166,6 +170,35 @@ def test_one_line_of_releases_yml_makes_a_release_known(monkeypatch):
     assert [finding["fault"] for finding in found(new)] == ["release"]
     monkeypatch.setattr(preflight.machine.offline, "_table", lambda name: table)
     assert found(new) == []
+
+
+FAULT = """
+
+def beige(facts, question):
+    if facts["host"] == "beige":
+        yield "beige", "its case is beige", "paint it"
+
+
+CHECKS = (*CHECKS, beige)
+"""
+
+
+def test_a_fault_is_one_file_s_change(tmp_path):
+    """In a copy of planning, asked by itself."""
+    shutil.copytree(ROOT / "ansible/planning", tmp_path / "planning")
+    for name in ("releases.yml", "stacks.yml", "gpus.yml"):
+        shutil.copy(ROOT / "ansible" / name, tmp_path)
+    shutil.copytree(ROOT / "contract", tmp_path / "contract")
+    with (tmp_path / "planning/faults/machine.py").open("a") as file:
+        file.write(FAULT)
+    facts = tmp_path / "facts.json"
+    facts.write_text(json.dumps([{**machine(), "host": "beige"}, QUESTION], default=list))
+    code = "import json, sys; from planning import preflight as p; "
+    code += "print(*map(p.text, p.findings(*json.load(open(sys.argv[1])))), sep=chr(10))"
+    argv = [sys.executable, "-c", code, str(facts)]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "beige: its case is beige. Remedy: paint it" in done.stdout.splitlines()
 
 
 def test_the_page_names_the_releases_that_are_known():
