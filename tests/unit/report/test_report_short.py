@@ -98,7 +98,7 @@ def test_a_run_that_is_too_short_gets_neither_verdict_nor_advice(tmp_path, statu
     for shown in (render_text(analysis), render_page(analysis)):
         assert "too short to judge" in shown
         assert ("This one says more" in shown) == (status == "finished")
-        for word in ("bottleneck", "SYNC=", "NODES=1:", "WHAT TO CHANGE", "What to change"):
+        for word in ("bottleneck", "SYNC=", "NODES=1:", "WHAT TO DO", "What to do"):
             assert word not in shown
     long = analyse(RunBuilder(tmp_path / "long", **BOTTLENECKS["network"]).write())
     assert long.summary["bottleneck"] == "network" and long.summary["advice"]
