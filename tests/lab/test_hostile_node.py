@@ -1,6 +1,6 @@
 """One machine of two lies, in one way a run: the controller says so of that machine and no other,
 and what the honest one wrote is here. The border's parsers meet a hundred generated lies each in
-tests/unit/launcher/test_launcher_validate.py; here the whole launcher does.
+tests/unit/launcher/test_validate.py; here the whole launcher does.
 """
 
 import re

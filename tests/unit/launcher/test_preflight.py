@@ -13,7 +13,7 @@ from tests.unit.launcher.launcher_values import DATA, LISTING, SETTINGS, VERSION
 
 @pytest.fixture(autouse=True)
 def mesh_is_whole(monkeypatch):
-    """What machines reach each other is test_launcher_mesh.py's subject."""
+    """What machines reach each other is tests/unit/launcher/test_mesh.py's subject."""
     monkeypatch.setattr(preflight.probe, "check_ways", lambda *_: [])
 
 
