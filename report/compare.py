@@ -111,7 +111,8 @@ class Comparison:
 
     @property
     def fastest(self) -> Side | None:
-        known = [side for side in self.sides if side.images_per_second]
+        """Of those whose runs were long enough to judge."""
+        known = [side for side in self.sides if side.images_per_second and not side.short]
         return max(known, key=lambda side: side.images_per_second or 0.0, default=None)
 
     @property

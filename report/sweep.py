@@ -16,6 +16,9 @@ from report.units import three_digits
 from report.writing import write
 
 MOST_CELLS = 2000
+TOO_SHORT = (
+    "The runs were too short to say which is fastest: without EPOCHS each is as long as it takes."
+)
 
 
 @dataclass(frozen=True)
@@ -65,19 +68,20 @@ def read_cell(folder: Path, cell: Entry, runs: list[Entry]) -> Cell:
 
 def concluded(found: Comparison, cells: list[Cell]) -> Comparison:
     """The comparison with its best and the command of it."""
-    best = found.fastest
-    if best is None:
-        return replace(found, conclusion="No setting has a result.")
-    speed = three_digits(best.images_per_second or 0.0)
-    said = [f"Fastest: {best.label}, {best.name}: {speed} images/s."]
-    near = [side.label for side in found.sides if side is not best and overlap(side, best)]
-    if near:
-        said.append(f"Within the spread of its runs as fast: {', '.join(near)}.")
+    best, said, command = found.fastest, [TOO_SHORT], ""
+    if not any(side.speeds for side in found.sides):
+        said = ["No setting has a result."]
+    if best is not None:
+        speed = three_digits(best.images_per_second or 0.0)
+        said = [f"Fastest: {best.label}, {best.name}: {speed} images/s."]
+        others = [side for side in found.sides if side is not best]
+        near = [side.label for side in others if overlap(side, best)]
+        said += [f"Within the spread of its runs as fast: {', '.join(near)}."] if near else []
+        command = next(cell.command for cell, side in zip(cells, found.sides) if side is best)
     scored = [side for side in found.sides if side.best_top1 is not None]
     if scored:
         most = max(scored, key=lambda side: side.best_top1 or 0.0)
         said.append(f"Highest top-1: {most.label}, {compare_text.top1(most.best_top1 or 0.0)}.")
-    command = next(cell.command for cell, side in zip(cells, found.sides) if side is best)
     return replace(found, conclusion=" ".join(said), command=command)
 
 

@@ -1,0 +1,83 @@
+"""What a sweep's comparison concludes, and from which files."""
+
+import json
+
+import pytest
+
+from report.__main__ import main
+from tests.unit.report.report_runs import RunBuilder
+
+SLOW = {"step": {"sync_exposed": 0.138}}
+
+
+@pytest.fixture
+def swept(tmp_path):
+    """A function that makes a sweep of runs: each cell is a list of settings of RunBuilder."""
+
+    def write(*cells):
+        entries = []
+        for at, runs in enumerate(cells):
+            for number, settings in enumerate(runs):
+                name = f"{at}-{number}"
+                RunBuilder(tmp_path / "runs" / name, **{"steps": 600, **settings}).write()
+                entries.append({"cell": at, "round": number, "run": name, "cause": None})
+        folder = tmp_path / "runs/sweeps/one"
+        folder.mkdir(parents=True)
+        named = [{"name": f"BATCH={at}", "command": f"make train BATCH={at}"} for at in range(9)]
+        state = {"cells": named[: max(2, len(cells))], "runs": entries}
+        (folder / "sweep.json").write_text(json.dumps(state))
+        return folder
+
+    return write
+
+
+def said(capsys, folder):
+    code = main(["sweep", str(folder)])
+    out, err = capsys.readouterr()
+    return code, " ".join((out + err).split())
+
+
+def test_the_fastest_has_its_command_and_those_within_its_spread(swept, capsys):
+    near = {"step": {"sync_exposed": 0.012}}
+    folder = swept([SLOW, SLOW], [{}, {"step": {"sync_exposed": 0.02}}], [near, near])
+    code, text = said(capsys, folder)
+    assert code == 0
+    assert "Fastest: C, BATCH=2: 914 images/s." in text
+    assert "Within the spread of its runs as fast: B." in text
+    assert "make train BATCH=2" in text
+    assert "B finished 896 +-3.5 %" in text
+    assert (folder / "compare.html").exists()
+
+
+def test_of_runs_that_are_too_short_none_is_the_fastest(swept, capsys):
+    code, text = said(capsys, swept([{"steps": 20}], [{"steps": 20, **SLOW}]))
+    assert code == 0
+    assert "too short to say which is fastest" in text
+    assert "Fastest" not in text
+    assert "make train" not in text
+    assert "Highest top-1: A, 90.0 %." in text
+
+
+def test_a_short_run_is_not_faster_than_one_that_can_be_judged(swept, capsys):
+    _, text = said(capsys, swept([{"steps": 20}], [SLOW]))
+    assert "Fastest: B, BATCH=1" in text
+
+
+def test_a_sweep_of_which_nothing_ran(swept, capsys):
+    folder = swept()
+    assert said(capsys, folder)[1].count("No setting has a result.") == 1
+    (folder / "sweep.json").write_text("{")
+    code, text = said(capsys, folder)
+    assert (code, "is no sweep" in text) == (2, True)
+
+
+def test_a_name_in_a_sweep_is_no_path(swept, capsys):
+    folder = swept([{}], [{}])
+    state = json.loads((folder / "sweep.json").read_text())
+    state["runs"][0]["run"] = "../../0-0"
+    state["cells"][1]["name"] = "\x1b[2J<script>"
+    (folder / "sweep.json").write_text(json.dumps(state))
+    code, text = said(capsys, folder)
+    assert code == 0
+    assert text.isprintable()
+    assert "<script" not in (folder / "compare.html").read_text()
