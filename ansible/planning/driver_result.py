@@ -16,29 +16,31 @@ DRIVER = re.compile(
 )
 
 
-def driver_hold(facts, version):
+def driver_hold(facts, version, let_go=()):
     """What keeps driver `version` (NVIDIA's) and the kernel it was built for from moving.
 
-    Returns {"packages": those to hold, "preferences": text for apt, "unattended": text for
-    unattended-upgrades}. Packages: the driver's (by their version, so that nvidia-container-toolkit
-    and other neighbours stay free), the transitional ones, which would bring another branch, the
-    kernel's metapackages, and linux-modules-nvidia-*.
+    let_go: what was held before an installation that broke off, and is there. Returns {"packages":
+    those to hold, "preferences": text for apt, "unattended": text for unattended-upgrades}.
+    Packages: the driver's (by their version, so that nvidia-container-toolkit and other neighbours
+    stay free), the transitional ones, which would bring another branch, the kernel's metapackages,
+    linux-modules-nvidia-*, and what was let go, at whichever version it is.
     """
     held = {}
     for name, found in sorted(facts["packages"].items()):
-        own = DRIVER.match(name) and stacks.upstream(found).startswith(version)
+        own = version and DRIVER.match(name) and stacks.upstream(found).startswith(version)
         own = own or name in facts["transitional"]
         meta = KERNEL.match(name) and not RELEASE.search(name)
-        if own or meta or name.startswith(offers.MODULES):
+        if own or meta or name in let_go or name.startswith(offers.MODULES):
             held[name] = found
     stanzas = [
         f"Package: {' '.join(name for name in held if held[name] == found)}\n"
         f"Pin: version {found}\nPin-Priority: 999\n"
         for found in sorted(set(held.values()))
     ]
-    patterns = [f'    "{name}$";\n' for name in held] + [f'    "{offers.MODULES}";\n']
+    half = sorted(set(let_go) - set(held))  # half installed: of no version that a pin could name
+    patterns = [f'    "{name}$";\n' for name in [*held, *half]] + [f'    "{offers.MODULES}";\n']
     block = "Unattended-Upgrade::Package-Blacklist {\n" + "".join(patterns) + "};\n"
-    return {"packages": list(held), "preferences": "\n".join(stanzas), "unattended": block}
+    return {"packages": [*held, *half], "preferences": "\n".join(stanzas), "unattended": block}
 
 
 def kernel_packages(facts):

@@ -143,6 +143,33 @@ def test_an_upgrade_asks_first_and_boots_without_the_desktop(machine, tmp_path):
     assert changes(play(lab, *words)) == {"node1": 0}
 
 
+@pytest.mark.parametrize("kernel", [True, False], ids=["with a kernel", "driver alone"])
+def test_an_upgrade_that_breaks_off_holds_again_what_it_let_go(machine, tmp_path, kernel):
+    lab, words = machine
+    words = standins.write_upgrade(tmp_path, words)
+    own = standins.build_archive(tmp_path, OLD)
+    lab.ssh(1, "sudo apt-get -q -y install --no-install-recommends linux-image-amd64")
+    play(lab, str(tmp_path / "play.yml"), *words[1:])
+    held = set(lab.ssh(1, "apt-mark showhold").split())
+    assert {"linux-image-amd64", "nvidia-kernel-dkms", "nvidia-smi"} <= held
+    standins.build_driver(own, NEW)
+    if kernel:
+        standins.build_deb(own, "linux-image-amd64", "6.1.2-1")
+    standins.index(own)
+    standins.send_archive(lab, 1, own)
+    standins.fill_firmware_disk(lab, 1)
+    done = play(lab, *words, check=False)
+    assert failures(done) == {"node1"} and "No space left on device" in said(done), done.stdout
+    assert "Upgrading stopped at node1. Once that is fixed, make upgrade continues" in said(done)
+    assert "are not held" not in said(done)
+    assert held <= set(lab.ssh(1, "apt-mark showhold").split())
+    assert "tandem-driver" in lab.ssh(1, "ls /etc/apt/preferences.d /etc/apt/apt.conf.d")
+    lab.ssh(1, "sudo umount /usr/lib/firmware/nvidia")
+    assert f"module and nvidia-smi agree: {NEW}" in said(play(lab, *words))
+    assert held <= set(lab.ssh(1, "apt-mark showhold").split())
+    assert changes(play(lab, *words)) == {"node1": 0}
+
+
 def test_power_lost_while_packages_are_unpacked_is_finished_by_the_next_run(machine):
     lab, words = machine
     standins.cut_power_halfway(lab, 1, *words)

@@ -145,6 +145,20 @@ def test_unattended_upgrades_are_told_every_held_package_and_modules_to_come():
         assert not any(re.match(pattern, name) for pattern in patterns), name
 
 
+def test_what_an_installation_let_go_that_broke_off_is_held_at_whichever_version_it_is():
+    """Half of it has moved: the library is the new one, and a package is half installed."""
+    mixed = DEBIAN | {"libnvidia-ml1": "535.300.01-1"}
+    let_go = ["libnvidia-ml1", "nvidia-kernel-dkms", "nvidia-smi"]
+    state = {"packages": mixed, "transitional": {}}
+    made = after.driver_hold(state, "535.300.01", let_go)
+    assert set(let_go) <= set(made["packages"])
+    assert "Package: nvidia-kernel-dkms\nPin: version 535.261.03-1\n" in made["preferences"]
+    assert "nvidia-smi" not in made["preferences"] and '"nvidia-smi$"' in made["unattended"]
+    assert "nvidia-kernel-dkms" not in after.driver_hold(state, "535.300.01")["packages"]
+    none = after.driver_hold(state, "", let_go)["packages"]  # no library, and nothing loaded
+    assert "nvidia-kernel-dkms" in none and "nvidia-container-toolkit" not in none
+
+
 def test_a_runfiles_machine_holds_its_kernel_alone():
     held = hold({"linux-image-amd64": "6.1.129-1"}, "580.126.20")
     assert held["packages"] == ["linux-image-amd64"]
