@@ -21,6 +21,9 @@ UBUNTU = {
 }
 
 
+ENDED = "570.211.01-0ubuntu1.24.04.1"
+
+
 def ubuntu_relations(version, modules, kernel, series, branch="580-open", dkms=True):
     """{package: {field: value}} of a driver and its signed modules, related as Ubuntu's are.
 
@@ -29,7 +32,8 @@ def ubuntu_relations(version, modules, kernel, series, branch="580-open", dkms=T
     depends on nvidia-dkms from below and above (535.288.01); linux-modules-nvidia-515-server-KERNEL
     on its kernel, its objects and nvidia-kernel-common from below and above;
     linux-modules-nvidia-595-generic-hwe-22.04 provides nvidia-dkms-595 (= 595.84-0ubuntu0.22.04.1)
-    and nvidia-prebuilt-kernel.
+    and nvidia-prebuilt-kernel. ENDED, a branch that has ended, leads to this one, with nothing in
+    its packages: 570.211.01-0ubuntu1.24.04.1 to 580 (canonical/core-base, pull request 439).
     """
     number = branch.partition("-")[0]
 
@@ -64,7 +68,11 @@ def ubuntu_relations(version, modules, kernel, series, branch="580-open", dkms=T
         f"linux-image-{series}": {"Depends": f"linux-image-{kernel}"},
     }
     whole = {name: {"Version": version, **fields} for name, fields in found.items()}
-    return whole | {name: {"Version": "6.14.0-33.33", **fields} for name, fields in rebuilt.items()}
+    whole |= {name: {"Version": "6.14.0-33.33", **fields} for name, fields in rebuilt.items()}
+    leading = (f"nvidia-driver-{branch}", library, common, f"{signed}-{series}")
+    return whole | {
+        name.replace(number, ENDED[:3]): {"Version": ENDED, "Depends": name} for name in leading
+    }
 
 
 PCI = {"1080 Ti": "1b06", "2080 Ti": "1e07", "3090": "2204", "4090": "2684", "5090": "2b85"}

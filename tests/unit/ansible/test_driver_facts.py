@@ -283,6 +283,7 @@ def test_the_plan_under_secure_boot_is_one_with_which_apt_builds_nothing(apt, mo
         "/none", simulate=True, installed={"packages": {}, "kernel_series": SERIES}
     )
     made = facts("ubuntu2404", ["5090"], kernel=KERNEL, secure_boot=True, display_manager=desktop)
+    assert found["offered_transitional"]["nvidia-driver-570-open"] == "nvidia-driver-580-open"
     chosen = plan(made | found, "cu132")
     wanted = [text.partition("=")[0] for text in chosen["packages"]]
     assert wanted[0] == f"linux-modules-nvidia-580-open-{SERIES}"
