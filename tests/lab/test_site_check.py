@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from tests.lab.site_plays import CHECKOUT, write_inventory
+from tests.lab.site_plays import CHECKOUT, changes, failures, play, said, write_inventory
 
 # A connection kept open from before would not notice another host key.
 FRESH = "ANSIBLE_SSH_ARGS=-o ControlMaster=no -o ControlPath=none -o StrictHostKeyChecking=yes"
@@ -40,6 +40,13 @@ MISTAKEN = {
     "misspelt": ("ansible_host=no-such-machine.invalid", "name"),
 }
 TAKEN = ("192.168.56.113", "192.168.56.150")
+# A package without the one that it needs, as `dpkg -i` of a downloaded file leaves it.
+HALF_INSTALL = """
+cd $(mktemp -d); mkdir -p half/DEBIAN
+printf 'Package: standin-half\nVersion: 1\nArchitecture: all\nMaintainer: T\n' >half/DEBIAN/control
+printf 'Depends: standin-other\nDescription: stand-in\n' >>half/DEBIAN/control
+dpkg-deb --build half >/dev/null; dpkg --install half.deb >/dev/null 2>&1 || true
+"""
 HOLD_THE_LOCK = """
 import fcntl, time
 lock = open("/var/lib/dpkg/lock-frontend", "w")
@@ -102,6 +109,21 @@ def test_no_space_is_asked_for_once_the_environment_is_made(machines):
     machines.ssh(2, "sudo umount /opt/tandem")
     assert set(before[1]["node2"]) == {"disk_full"}
     assert after == (0, {})
+
+
+def test_packages_that_apt_calls_broken_are_one_sentence_and_nothing_changes(machines):
+    machines.ssh(2, f"sudo sh -ec {shlex.quote(HALF_INSTALL)}")
+    machines.ssh(2, "touch /tmp/before")
+    code, found = check(machines, "--limit", "node2")
+    assert code == 1 and set(found["node2"]) == {"dpkg"}
+    assert "(standin-half : Depends: standin-other" in found["node2"]["dpkg"]["cause"]
+    done = play(machines, "site.yml", "--limit", "node2", check=False)
+    assert failures(done) == {"node2"} and "apt --fix-broken install" in said(done)
+    assert changes(done) == {"node2": 0}
+    changed = "sudo find /etc /opt /srv /var/lib/tandem /var/lib/dpkg -newer /tmp/before"
+    assert machines.ssh(2, f"{changed} -not -type d 2>/dev/null || true") == ""
+    machines.ssh(2, "sudo dpkg --purge standin-half")
+    assert check(machines, "--limit", "node2") == (0, {})
 
 
 def test_planted_faults_are_all_said_at_once(machines):
