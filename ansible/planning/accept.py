@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 REST = ""
 
 
@@ -14,14 +16,14 @@ def accept_rounds(hosts: list[str]) -> list[list[tuple[str, str]]]:
     rounds = []
     for _ in range(len(ring) - 1):
         pairs = [(ring[i], ring[-1 - i]) for i in range(len(ring) // 2)]
-        rounds.append([tuple(sorted(pair)) for pair in pairs if REST not in pair])
+        rounds.append([(min(pair), max(pair)) for pair in pairs if REST not in pair])
         ring = [ring[0], ring[-1], *ring[1:-1]]
     return rounds
 
 
-def accept_turns(hosts: list[str], host: str) -> list[dict | None]:
+def accept_turns(hosts: list[str], host: str) -> list[dict[str, Any] | None]:
     """A machine's own part of the timetable: {"partner", "role"} or None (rest) for each round."""
-    turns: list[dict | None] = []
+    turns: list[dict[str, Any] | None] = []
     for pairs in accept_rounds(hosts):
         mine = [pair for pair in pairs if host in pair]
         if not mine:
@@ -33,7 +35,7 @@ def accept_turns(hosts: list[str], host: str) -> list[dict | None]:
     return turns
 
 
-def accept_pairs(results: list[dict]) -> list[dict]:
+def accept_pairs(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """All pairs, each once, with the figures that its measuring side wrote, or its error."""
     hosts = [result["host"] for result in results]
     by_host = {result["host"]: result for result in results}
@@ -45,11 +47,11 @@ def accept_pairs(results: list[dict]) -> list[dict]:
     return sorted(found, key=lambda entry: (hosts.index(entry["pair"][0]), entry["pair"]))
 
 
-def _worst(entry: dict) -> float:
+def _worst(entry: dict[str, Any]) -> float:
     return min(entry["mbit_to"], entry["mbit_from"])
 
 
-def _best_rates(pairs: list[dict]) -> dict[str, float]:
+def _best_rates(pairs: list[dict[str, Any]]) -> dict[str, float]:
     """The best rate of each machine with any other: a slow cable slows all of its pairs."""
     rates: dict[str, float] = {}
     for entry in pairs:
@@ -59,7 +61,7 @@ def _best_rates(pairs: list[dict]) -> dict[str, float]:
     return rates
 
 
-def accept_findings(results: list[dict], allreduce: dict | None) -> list[str]:
+def accept_findings(results: list[dict[str, Any]], allreduce: dict[str, Any] | None) -> list[str]:
     """Sentences about what is wrong between the machines; [] if nothing is.
 
     results: what pairprobe.py wrote on each machine; allreduce: see accept_allreduce.
@@ -86,7 +88,7 @@ def accept_findings(results: list[dict], allreduce: dict | None) -> list[str]:
     return found
 
 
-def _slow_machines(rates: dict[str, float], cards: dict[str, dict]) -> list[str]:
+def _slow_machines(rates: dict[str, float], cards: dict[str, dict[str, Any]]) -> list[str]:
     best = max(rates.values(), default=0.0)
     found = []
     for host, rate in rates.items():
@@ -103,7 +105,7 @@ def _slow_machines(rates: dict[str, float], cards: dict[str, dict]) -> list[str]
     return found
 
 
-def _slow_pairs(measured: list[dict], rates: dict[str, float]) -> list[str]:
+def _slow_pairs(measured: list[dict[str, Any]], rates: dict[str, float]) -> list[str]:
     return [
         f"{a} and {b} reach {_worst(entry):.0f} Mbit/s with each other, though both reach "
         f"{min(rates[a], rates[b]):.0f} with others: are they on two switches?"
@@ -113,7 +115,7 @@ def _slow_pairs(measured: list[dict], rates: dict[str, float]) -> list[str]:
     ]
 
 
-def _short_packets(measured: list[dict], cards: dict[str, dict]) -> list[str]:
+def _short_packets(measured: list[dict[str, Any]], cards: dict[str, dict[str, Any]]) -> list[str]:
     return [
         f"Packets of {entry['mtu']} bytes at most pass between {a} and {b}, though their cards are "
         f"set to {cards[a]['mtu']} and {cards[b]['mtu']}: larger ones vanish and connections hang. "
@@ -124,7 +126,9 @@ def _short_packets(measured: list[dict], cards: dict[str, dict]) -> list[str]:
     ]
 
 
-def accept_allreduce(seconds: list[float], size: int, results: list[dict]) -> dict:
+def accept_allreduce(
+    seconds: list[float], size: int, results: list[dict[str, Any]]
+) -> dict[str, Any]:
     """Compare an all-reduce with its floor.
 
     A ring sends and receives 2 (N - 1) / N of the buffer by each card (Patarasuk and Yuan 2009,
@@ -143,7 +147,7 @@ def accept_allreduce(seconds: list[float], size: int, results: list[dict]) -> di
     }
 
 
-def accept_table(results: list[dict], allreduce: dict | None) -> list[str]:
+def accept_table(results: list[dict[str, Any]], allreduce: dict[str, Any] | None) -> list[str]:
     """The figures as lines of at most 80 columns."""
     pairs = accept_pairs(results)
     wide = max((len(" - ".join(entry["pair"])) for entry in pairs), default=4)
@@ -175,7 +179,7 @@ def _figure(value: float | None) -> str:
     return f"{value:.0f}" if value and value > 0 else "-"
 
 
-def _allreduce_line(allreduce: dict, count: int) -> str:
+def _allreduce_line(allreduce: dict[str, Any], count: int) -> str:
     return (
         f"all-reduce of {allreduce['bytes'] / 1e6:.0f} MB over {count} machines: "
         f"{allreduce['seconds']:.2f} s, floor {allreduce['floor_seconds']:.2f} s "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 # Fractions of the known figures below which something is wrong. Good cards reach 85 to 95 % of the
 # fp32 product and of the memory's rate, 75 to 95 % of the tensor cores', 75 to 85 % of PCIe's.
 FRACTIONS = {"fp32": 0.6, "fp16": 0.5, "copy": 0.7, "to_card": 0.6, "from_card": 0.6}
@@ -19,7 +21,7 @@ THROTTLES = {
 LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 
 
-def known(name: str, table: dict) -> dict | None:
+def known(name: str, table: dict[str, Any]) -> dict[str, Any] | None:
     """The row of ansible/gpus.yml for nvidia-smi's name of a card, e.g. "NVIDIA GeForce RTX 3090".
 
     The name's whole end counts: "RTX 2080" is not "RTX 2080 Ti", nor the other way round.
@@ -29,7 +31,9 @@ def known(name: str, table: dict) -> dict | None:
     )
 
 
-def gpu_findings(results: dict[str, list[dict]], table: dict, allreduce: dict) -> list[str]:
+def gpu_findings(
+    results: dict[str, list[dict[str, Any]]], table: dict[str, Any], allreduce: dict[str, Any]
+) -> list[str]:
     """Sentences about what is wrong; [] if nothing is.
 
     results: {host: what `gpuprobe.py cards` printed}; table: ansible/gpus.yml's "gpus"; allreduce:
@@ -55,7 +59,7 @@ def gpu_findings(results: dict[str, list[dict]], table: dict, allreduce: dict) -
     return found
 
 
-def _card(card: dict, table: dict) -> list[str]:
+def _card(card: dict[str, Any], table: dict[str, Any]) -> list[str]:
     if "error" in card:
         return [f"it could not be measured: {card['error']}. Does nvidia-smi work there?"]
     row = known(card["name"], table)
@@ -63,7 +67,7 @@ def _card(card: dict, table: dict) -> list[str]:
     return found + _link(card, row) + _throttling(card)
 
 
-def _figures(card: dict, row: dict) -> list[str]:
+def _figures(card: dict[str, Any], row: dict[str, Any]) -> list[str]:
     return [
         f"{card['name']}: {WORDS[name]} {card[name]:.1f} {UNITS[name]}, while {row[name]} are "
         "usual for it. Is somebody else using it, is it too hot, or is its power limited "
@@ -73,7 +77,7 @@ def _figures(card: dict, row: dict) -> list[str]:
     ]
 
 
-def _memory(card: dict, row: dict) -> list[str]:
+def _memory(card: dict[str, Any], row: dict[str, Any]) -> list[str]:
     found = []
     if card["memory_mib"] is not None and card["memory_mib"] < 0.9 * row["memory"] * 1024:
         found.append(
@@ -83,7 +87,7 @@ def _memory(card: dict, row: dict) -> list[str]:
     return found
 
 
-def _link(card: dict, row: dict | None) -> list[str]:
+def _link(card: dict[str, Any], row: dict[str, Any] | None) -> list[str]:
     generation, lanes = card["pcie"]
     if not generation or not lanes:
         return []
@@ -105,7 +109,7 @@ def _link(card: dict, row: dict | None) -> list[str]:
     return found
 
 
-def _throttling(card: dict) -> list[str]:
+def _throttling(card: dict[str, Any]) -> list[str]:
     return [
         f"it was slowed down by {who} ({why}; {card['celsius']} C): look at fans, dust, cables"
         for bit, (who, why) in THROTTLES.items()
@@ -113,7 +117,12 @@ def _throttling(card: dict) -> list[str]:
     ]
 
 
-def gpu_table(results: dict[str, list[dict]], table: dict, allreduce: dict, size: int) -> list[str]:
+def gpu_table(
+    results: dict[str, list[dict[str, Any]]],
+    table: dict[str, Any],
+    allreduce: dict[str, Any],
+    size: int,
+) -> list[str]:
     """The figures as lines of at most 80 columns, each with the known one after a slash."""
     wide = max([7, *(len(host) for host in results)])
     lines = [f"{'machine':<{wide}}  card          fp32 TFLOP/s  fp16 TFLOP/s   copy GB/s  PCIe   C"]
@@ -141,7 +150,7 @@ def _short(name: str) -> str:
     return name.replace("NVIDIA ", "").replace("GeForce ", "")[:13]
 
 
-def _pcie(card: dict) -> str:
+def _pcie(card: dict[str, Any]) -> str:
     generation, lanes = card["pcie"]
     return f"{generation}x{lanes}" if generation and lanes else "-"
 

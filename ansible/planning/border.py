@@ -7,6 +7,7 @@ texts find in them what they look for, or nothing.
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from contract.validate import Each, Invalid, Match, Row, check, parse
 
@@ -21,14 +22,14 @@ MANY = 4096  # cards, addresses or disks of one machine
 class Some:
     """A mapping that has those parts of a {name: shape} that it has."""
 
-    shape: dict
+    shape: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Rows:
     """A list of such mappings."""
 
-    shape: dict
+    shape: dict[str, Any]
 
 
 VERSION = Match(r"[0-9]{1,9}(\.[0-9]{1,9}){0,9}[\w.+~:-]{0,100}")

@@ -6,6 +6,7 @@ name as "host". roles/driver only carries the plan out.
 
 import dataclasses
 import re
+from typing import Any
 
 from . import driver_candidates as offers
 from . import driver_result, stacks
@@ -39,7 +40,7 @@ class Setting:
 
     name: str
     default: str | bool
-    choices: tuple = ()
+    choices: tuple[Any, ...] = ()
 
 
 # By what driver_plan calls them.

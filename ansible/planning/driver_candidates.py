@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from typing import Any
 
 from . import stacks
 
@@ -40,16 +41,16 @@ class Plan:
     remedy: str = ""
     version: str = ""
     module: str = ""  # open or proprietary
-    packages: tuple = ()
-    tools: tuple = ()  # packages that building the module needs
+    packages: tuple[Any, ...] = ()
+    tools: tuple[Any, ...] = ()  # packages that building the module needs
     compiler: str = ""  # what builds it, if not the machine's own gcc
     key: str = ""  # the certificate that the firmware has to be told of, for Secure Boot
     waiting: str = ""  # a newer kernel that the next boot starts, which gets the module too
     url: str = ""
     sha256: str = ""
-    flags: tuple = ()
+    flags: tuple[Any, ...] = ()
     stop: str = ""  # the display manager that is stopped in the meantime
-    sessions: tuple = ()  # logind's names of the graphical sessions that end with it
+    sessions: tuple[Any, ...] = ()  # logind's names of the graphical sessions that end with it
     reboot_first: bool = False  # to get rid of nouveau, or into a newer kernel
     hold: bool = False
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from . import border
 from .errors import PlanError
@@ -17,7 +18,7 @@ GUESTS_BRIDGE = re.compile(
 LET_IN = {("udp", "68"), ("udp", "546"), ("udp", "5353")}
 
 
-def other_firewall(services: dict, ufw_conf: str, chains: str) -> str | None:
+def other_firewall(services: dict[str, Any], ufw_conf: str, chains: str) -> str | None:
     """The name of a firewall that already filters this machine's incoming packets, or None.
 
     services: `ansible_facts.services`; ufw_conf: text of /etc/ufw/ufw.conf ("" when absent);
@@ -51,7 +52,7 @@ def _dropping_chains(chains: str) -> list[tuple[str, str, str]]:
     found, table, name = [], ("", ""), ""
     for line in chains.splitlines():
         opened = re.match(r"table (\S+) (\S+) \{", line)
-        table = opened.groups() if opened else table
+        table = (opened[1], opened[2]) if opened else table
         begun = re.match(r"\s+chain (\S+) \{", line)
         name = begun.group(1) if begun else name
         if re.search(r"\bhook input\b.*\bpolicy drop\b", line):
@@ -59,7 +60,7 @@ def _dropping_chains(chains: str) -> list[tuple[str, str, str]]:
     return found
 
 
-def container_bridges(facts: dict) -> list[str]:
+def container_bridges(facts: dict[str, Any]) -> list[str]:
     """The bridges of containers and virtual machines, which may talk to their host.
 
     facts: `ansible_facts`. A bridge that a card of the machine is part of is a way to the LAN.
@@ -73,17 +74,17 @@ def container_bridges(facts: dict) -> list[str]:
     return sorted(name for name in names if not to_the_lan(name))
 
 
-def _interfaces(facts: dict) -> list[str]:
+def _interfaces(facts: dict[str, Any]) -> list[str]:
     return border.read(facts, {"interfaces": [str]}, "its network interfaces")["interfaces"]
 
 
-def _link(facts: dict, name: str) -> dict:
+def _link(facts: dict[str, Any], name: str) -> dict[str, Any]:
     """What Ansible knows of a network interface; its keys have _ where a name has - : or ."""
     known = facts.get(re.sub(r"[-:.]", "_", name)) or {}
     return border.read(known, border.LINK, f"its network interface {name}")
 
 
-def card_networks(facts: dict, own: str) -> list[str]:
+def card_networks(facts: dict[str, Any], own: str) -> list[str]:
     """The networks of the card that has an address: whoever is in them may try ssh.
 
     facts: `ansible_facts` of the machine, used for its own rules alone. [] if no card has it.
@@ -95,13 +96,13 @@ def card_networks(facts: dict, own: str) -> list[str]:
     return []
 
 
-def _rows_of_link(link: dict) -> list[dict]:
+def _rows_of_link(link: dict[str, Any]) -> list[dict[str, Any]]:
     """[{"address", "prefix"}] of a network interface of `ansible_facts`."""
     found = [*([link["ipv4"]] if "ipv4" in link else []), *link.get("ipv4_secondaries", [])]
     return [*found, *link.get("ipv6", [])]
 
 
-def _networks_of_link(link: dict) -> list:
+def _networks_of_link(link: dict[str, Any]) -> list[Any]:
     """The networks that an interface is in, of which each has room for others."""
     texts = [f"{row['address']}/{row['prefix']}" for row in _rows_of_link(link)]
     try:
@@ -111,7 +112,7 @@ def _networks_of_link(link: dict) -> list:
     return [network for network in networks if network.num_addresses > 2]
 
 
-def cut_off(sockets: str, ssh_port: str, opened: list[dict]) -> list[str]:
+def cut_off(sockets: str, ssh_port: str, opened: list[dict[str, Any]]) -> list[str]:
     """The listeners that only members will be able to reach: ["smbd (tcp 445)", ...].
 
     sockets: `ss --no-header --listening --numeric --processes --tcp --udp`; opened: firewall_open.
@@ -139,7 +140,9 @@ LOGIN = re.compile(
 PEERS_NAMED = 8
 
 
-def ssh_cut_off(sockets: str, journal: str, admitted: list[str], facts: dict) -> dict:
+def ssh_cut_off(
+    sockets: str, journal: str, admitted: list[str], facts: dict[str, Any]
+) -> dict[str, Any]:
     """Who came by ssh and will not get in: {"peers": ["10.20.0.7 (connected now)", "10.20.0.8
     (anna, 2026-11-20)"], "admin_cidrs": ["10.20.0.0/16"], which would let them}.
 
@@ -148,7 +151,7 @@ def ssh_cut_off(sockets: str, journal: str, admitted: list[str], facts: dict) ->
     let in ("" counts for nothing); facts: `ansible_facts`, for the networks of the machine's cards.
     """
     rules = [ipaddress.ip_network(text, strict=False) for text in admitted if text]
-    seen: dict = {}
+    seen: dict[Any, str] = {}
     for day, user, text in LOGIN.findall(journal):  # the oldest first, so that the last login stays
         seen[_peer(text)] = f"{user}, {day}"
     for line in sockets.splitlines():
@@ -168,13 +171,13 @@ def ssh_cut_off(sockets: str, journal: str, admitted: list[str], facts: dict) ->
     }
 
 
-def _peer(text: str):
+def _peer(text: str) -> Any:
     """The address that a socket or sshd names, without brackets, its card and IPv6's wrapping."""
     address = _address(text.strip("[]").split("%")[0])
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def _network_of(peer, facts: dict) -> str:
+def _network_of(peer: Any, facts: dict[str, Any]) -> str:
     """The private network of one of the machine's cards in which a peer is; else its address."""
     for name in _interfaces(facts):
         for network in _networks_of_link(_link(facts, name)):
@@ -198,7 +201,7 @@ def connection_end(ssh_connection: str) -> dict[str, str]:
 
 def by_family(addresses: list[str]) -> dict[str, list[str]]:
     """Sort addresses and networks into {"ipv4": [...], "ipv6": [...]}, merged, for nft sets."""
-    networks: dict[int, list] = {4: [], 6: []}
+    networks: dict[int, list[Any]] = {4: [], 6: []}
     for text in addresses:
         if not text:
             continue
@@ -216,7 +219,7 @@ def by_family(addresses: list[str]) -> dict[str, list[str]]:
     }
 
 
-def member_addresses(hosts: list[str], hostvars: dict) -> list[str]:
+def member_addresses(hosts: list[str], hostvars: dict[str, Any]) -> list[str]:
     """The addresses that members' packets come from, for files that root reads.
 
     The inventory's alone: `ansible_host`, the static `address`, and `other_addresses`, which name
@@ -232,14 +235,14 @@ def member_addresses(hosts: list[str], hostvars: dict) -> list[str]:
     return sorted(found - {""})
 
 
-def kept_addresses(variables: dict, new: str) -> str:
+def kept_addresses(variables: dict[str, Any], new: str) -> str:
     """other_addresses of a machine that gets a new address beside the one in the inventory."""
     host = variables["inventory_hostname"]
     kept = [*_others(host, variables), border.setting(variables, "ansible_host", host, host)]
     return ",".join(dict.fromkeys(address for address in kept if address != new))
 
 
-def _others(host: str, variables: dict) -> Iterator[str]:
+def _others(host: str, variables: dict[str, Any]) -> Iterator[str]:
     """The addresses in other_addresses, a list or a text with commas."""
     given = variables.get("other_addresses") or []
     for text in given if isinstance(given, list) else str(given).split(","):

@@ -164,7 +164,7 @@ def wrong_names(printed, members):
     printed: what `getent ahostsv4 NAME ...` says, whose first line on a name ends with it: the
     address there is the one that connections take. members: {name: address}.
     """
-    found = {}
+    found: dict[str, str] = {}
     for words in map(str.split, printed.splitlines()):
         if len(words) == 3:
             found.setdefault(words[2], words[0])

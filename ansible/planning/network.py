@@ -8,6 +8,7 @@ Each program has a file of its own, whose `plan(facts, want)` returns {"files": 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from . import border
 from . import network_ifupdown as ifupdown
@@ -28,7 +29,7 @@ _PLANNERS = {
 }
 
 
-def network_plan(facts: dict, want: dict) -> dict:
+def network_plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     """Plan a static address.
 
     facts: host, interface, card (see card_facts), files ({path: text} of the managers' folders),
@@ -54,7 +55,7 @@ def network_plan(facts: dict, want: dict) -> dict:
     return plan
 
 
-def _wrong(facts: dict, want: dict, files: dict) -> list[str]:
+def _wrong(facts: dict[str, Any], want: dict[str, Any], files: dict[str, Any]) -> list[str]:
     """What keeps a machine from having its address, now and after the next boot."""
     card, addresses = facts["interface"], facts["card"]["addresses"]
     wrong = []
@@ -68,7 +69,7 @@ def _wrong(facts: dict, want: dict, files: dict) -> list[str]:
     return wrong
 
 
-def _manager(facts: dict) -> str:
+def _manager(facts: dict[str, Any]) -> str:
     state, connection, _, kind = nm.nmcli(facts)
     if state and not state.startswith("10 "):  # 10 is "unmanaged"
         if kind != "ethernet":

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from typing import Any
 
 from .errors import PlanError
 
 RESOLVED = ("127.0.0.53", "127.0.0.54")  # systemd-resolved's own, of which resolvectl speaks
 
 
-def name_servers(facts: dict) -> dict[str, list[str]]:
+def name_servers(facts: dict[str, Any]) -> dict[str, list[str]]:
     """{"dns", "search"}: IPv4 addresses that are not the machine's own, and domains.
 
     facts: card_dns and card_search (`resolvectl dns` and `domain` of the card, "" without
@@ -33,7 +34,7 @@ def name_servers(facts: dict) -> dict[str, list[str]]:
     return found
 
 
-def refuse_lost(facts: dict, dns: list[str]) -> None:
+def refuse_lost(facts: dict[str, Any], dns: list[str]) -> None:
     """Raise where DHCP feeds a name server of the machine itself, and nobody says from whom."""
     local = _local(facts)
     if dns or not local or not facts["card"]["dynamic"]:
@@ -45,7 +46,7 @@ def refuse_lost(facts: dict, dns: list[str]) -> None:
     )
 
 
-def _local(facts: dict) -> list[str]:
+def _local(facts: dict[str, Any]) -> list[str]:
     """The machine's own name servers, where it has no others and nobody spoke for them."""
     servers = [words[1] for words in map(str.split, facts["resolv"].splitlines())
                if words[:1] == ["nameserver"] and len(words) > 1]  # fmt: skip
@@ -61,7 +62,7 @@ def _loopback(text: str) -> bool:
         return False
 
 
-def _resolved(facts: dict) -> dict[str, list[str]]:
+def _resolved(facts: dict[str, Any]) -> dict[str, list[str]]:
     """systemd-resolved knows each card's own, which may be none."""
     return _way(facts["card_dns"].partition("):")[2].split(),
                 facts["card_search"].partition("):")[2].split())  # fmt: skip
@@ -92,13 +93,13 @@ def _networkd(text: str) -> dict[str, list[str]]:
     return _way(said.get("DNS", []), said.get("Search Domains", []))
 
 
-def _dhclient(facts: dict) -> dict[str, list[str]]:
+def _dhclient(facts: dict[str, Any]) -> dict[str, list[str]]:
     options = lease_options(facts)
     search = options.get("domain-search") or options.get("domain-name", [])
     return _way(options.get("domain-name-servers", []), search)
 
 
-def lease_options(facts: dict) -> dict[str, list[str]]:
+def lease_options(facts: dict[str, Any]) -> dict[str, list[str]]:
     """{option: values} of dhclient's last lease of an address that the card has."""
     held = [address.partition("/")[0] for address in facts["card"]["addresses"]]
     options: dict[str, list[str]] = {}

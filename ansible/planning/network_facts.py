@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from typing import Any
 
 from . import border
 from .errors import PlanError
@@ -22,7 +23,7 @@ def parse_files(printed: str) -> dict[str, str]:
     return files
 
 
-def routes(printed: str) -> list[dict]:
+def routes(printed: str) -> list[dict[str, Any]]:
     """[{"to": "default" or a network, "gateway", "card", "proto"}] of `ip -4 route`, "" for none.
 
     By its text: iproute2 4.15, that of Ubuntu 18.04, has no JSON of routes. A route over several
@@ -43,7 +44,7 @@ def routes(printed: str) -> list[dict]:
     return [row for row in found if _is_route(row)]
 
 
-def _is_route(row: dict) -> bool:
+def _is_route(row: dict[str, Any]) -> bool:
     """Whether it goes to an IPv4 network, by one's address if it has a router."""
     try:
         if row["to"] != "default":
@@ -53,7 +54,7 @@ def _is_route(row: dict) -> bool:
         return False
 
 
-def links(ip_json: str) -> list[dict]:
+def links(ip_json: str) -> list[dict[str, Any]]:
     """The cards of `ip -json address`; iproute2 4.15 prints {} for what it leaves out."""
     what = "ip -json address"
     found = border.read(border.parsed(ip_json or "[]", what), border.IP_LINKS, what)
@@ -74,7 +75,7 @@ def interface_of(ip_json: str, address: str, host: str) -> str:
     )
 
 
-def card_facts(ip_json: str, interface: str, host: str) -> dict:
+def card_facts(ip_json: str, interface: str, host: str) -> dict[str, Any]:
     """Give {"mac", "mtu", "addresses": ["192.168.56.111/24", ...], "dynamic"} of a card.
 
     IPv4 alone. dynamic: whether one of the addresses is lent for a time, as DHCP does it.
@@ -94,7 +95,7 @@ def card_facts(ip_json: str, interface: str, host: str) -> dict:
     )
 
 
-def _with_prefix(entry: dict, host: str) -> str:
+def _with_prefix(entry: dict[str, Any], host: str) -> str:
     try:
         return ipaddress.IPv4Interface((entry["local"], entry["prefixlen"])).with_prefixlen
     except ValueError as error:
@@ -120,7 +121,7 @@ def full_address(address: str, addresses: list[str], host: str) -> str:
     )
 
 
-def address_conflicts(hosts: list[str], hostvars: dict) -> list[str]:
+def address_conflicts(hosts: list[str], hostvars: dict[str, Any]) -> list[str]:
     """Say, a sentence each, which two machines would have the same address."""
     owners: dict[str, str] = {}
     found = []

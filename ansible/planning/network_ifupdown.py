@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from . import preserved_settings as kept
 from .errors import PlanError
@@ -10,7 +11,7 @@ from .errors import PlanError
 INTERFACES = "/etc/network/interfaces"
 
 
-def plan(facts: dict, want: dict) -> dict:
+def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     """A second stanza for the card adds an address; to replace, its stanzas are rewritten."""
     interface = facts["interface"]
     stanza = [f"iface {interface} inet static", f"    address {want['address']}"]
@@ -39,7 +40,7 @@ def plan(facts: dict, want: dict) -> dict:
     return {"files": files, "apply": again, "back": again}
 
 
-def _add(facts: dict, want: dict, stanza: list[str]) -> dict:
+def _add(facts: dict[str, Any], want: dict[str, Any], stanza: list[str]) -> dict[str, Any]:
     interface = facts["interface"]
     main = facts["files"].get(INTERFACES, "")
     if not re.search(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import yaml
 
 from . import network_networkd as networkd
@@ -12,7 +14,7 @@ NETPLAN = "/etc/netplan/90-tandem.yaml"
 LONGEST = 1 << 18  # characters of one file, which Python reads slowly
 
 
-def plan(facts: dict, want: dict) -> dict:
+def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     """To add an address, a file of our own is enough. To replace one it is not, since the address
     of another file stays in the list: all become one then, and the others step aside."""
     texts = {
@@ -42,13 +44,13 @@ def plan(facts: dict, want: dict) -> dict:
     }
 
 
-def _renderer(network: dict, cards: dict, name: str) -> str | None:
+def _renderer(network: dict[str, Any], cards: dict[str, Any], name: str) -> str | None:
     """Who serves a card: what is said of it, else of all such cards, else of all (netplan(5))."""
     own = (cards.get(name) or {}).get("renderer")
     return own or cards.get("renderer") or network.get("renderer")
 
 
-def _read(path: str, text: str, facts: dict) -> dict:
+def _read(path: str, text: str, facts: dict[str, Any]) -> dict[str, Any]:
     """One file, as far as this module looks at it in the shape that netplan gives it."""
     try:
         if len(text) > LONGEST or any(isinstance(e, yaml.AliasEvent) for e in yaml.parse(text)):
@@ -67,7 +69,7 @@ def _read(path: str, text: str, facts: dict) -> dict:
     return document
 
 
-def _look_at(card: dict) -> None:
+def _look_at(card: dict[str, Any]) -> None:
     match = _mapping(card.get("match"))
     names = [card.get("set-name"), *(match.get(key) for key in ("name", "macaddress"))]
     if not all(isinstance(name, (str, type(None))) for name in names):
@@ -80,19 +82,19 @@ def _look_at(card: dict) -> None:
         _mapping(row)
 
 
-def _mapping(value) -> dict:
+def _mapping(value: Any) -> dict[str, Any]:
     if value is not None and not isinstance(value, dict):
         raise ValueError(f"{str(value)[:40]!r} is no mapping")
     return value or {}
 
 
-def _items(value) -> list:
+def _items(value: Any) -> list[Any]:
     if value is not None and not isinstance(value, list):
         raise ValueError(f"{str(value)[:40]!r} is no list")
     return value or []
 
 
-def _own_name(cards: dict, facts: dict) -> str:
+def _own_name(cards: dict[str, Any], facts: dict[str, Any]) -> str:
     """Find netplan's own name of a card, which need not be the kernel's."""
     for name, card in cards.items():
         if name == "renderer":  # of all these cards
@@ -110,8 +112,8 @@ def _own_name(cards: dict, facts: dict) -> str:
     )
 
 
-def _merge_all(documents: list[dict]) -> dict:
-    merged: dict = {}
+def _merge_all(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
     for document in documents:
         merged = _merge(merged, document)
     return merged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from . import preserved_settings as kept
 from .errors import PlanError
@@ -11,7 +12,7 @@ from .errors import PlanError
 WHOLE = "/etc/systemd/network/0-tandem-{}.network"
 
 
-def plan(facts: dict, want: dict) -> dict:
+def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     """A drop-in that adds an address, or a whole file that comes first."""
     if want["mode"] == "add":
         path = f"/etc/systemd/network/{network_file(facts).rpartition('/')[2]}.d/tandem.conf"
@@ -47,7 +48,7 @@ def plan(facts: dict, want: dict) -> dict:
     return {"files": {path: "\n".join([*lines, ""])}, **restart(facts, want)}
 
 
-def restart(facts: dict, want: dict) -> dict[str, list[str]]:
+def restart(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, list[str]]:
     """Shell lines. networkd keeps addresses that are no longer configured, so they are deleted
     or flushed before it is restarted."""
     again = "systemctl restart systemd-networkd"
@@ -59,6 +60,6 @@ def restart(facts: dict, want: dict) -> dict[str, list[str]]:
     return {"apply": both, "back": both}
 
 
-def network_file(facts: dict) -> str:
+def network_file(facts: dict[str, Any]) -> str:
     found = re.search(r"^\s*Network File: (/\S+)", facts["networkctl"], re.MULTILINE)
     return found.group(1) if found else ""

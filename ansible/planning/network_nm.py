@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from . import preserved_settings as kept
 
 KEYFILE = "/etc/NetworkManager/system-connections/tandem-{}.nmconnection"
 
 
-def plan(facts: dict, want: dict) -> dict:
+def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     """A connection of our own with a higher priority; the one that was there stays untouched.
 
     Ours takes its place, so it says all that the other one says but for the address.
@@ -40,7 +41,7 @@ def plan(facts: dict, want: dict) -> dict:
     }
 
 
-def _with_search(lines: list[str], want: dict) -> list[str]:
+def _with_search(lines: list[str], want: dict[str, Any]) -> list[str]:
     """The lines of [ipv4], with the search domain that DHCP gave so far."""
     already = any(line.startswith("dns-search=") for line in lines)
     if already or not want.get("search"):
@@ -48,7 +49,7 @@ def _with_search(lines: list[str], want: dict) -> list[str]:
     return [*lines, f"dns-search={';'.join(want['search'])};"]
 
 
-def _with_routes(lines: list[str], want: dict) -> list[str]:
+def _with_routes(lines: list[str], want: dict[str, Any]) -> list[str]:
     """The lines of [ipv4], with the routes that DHCP gave so far, numbered after those there."""
     numbers = [
         int(found.group(1))
@@ -60,7 +61,7 @@ def _with_routes(lines: list[str], want: dict) -> list[str]:
     return lines + way
 
 
-def _keyfile_ipv4(facts: dict, want: dict) -> list[str]:
+def _keyfile_ipv4(facts: dict[str, Any], want: dict[str, Any]) -> list[str]:
     """Method, addresses, router and name servers. To add, today's too."""
     method, addresses, gateway, dns = [*facts["connection"].splitlines(), "", "", "", ""][:4]
     if want["mode"] == "replace":
@@ -75,5 +76,5 @@ def _keyfile_ipv4(facts: dict, want: dict) -> list[str]:
     return lines + ([f"dns={dns.replace(' ', '').replace(',', ';')};"] if dns else [])
 
 
-def nmcli(facts: dict) -> list[str]:
+def nmcli(facts: dict[str, Any]) -> list[str]:
     return [*facts["nmcli"].splitlines(), "", "", "", ""][:4]

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from typing import Any
 
 from .errors import PlanError
 from .network_dns import lease_options
 from .network_facts import routes
 
 
-def dhcp_routes(facts: dict, router: str, address: str) -> list[dict]:
+def dhcp_routes(facts: dict[str, Any], router: str, address: str) -> list[dict[str, Any]]:
     """[{"to": network with prefix length, "gateway": "" for a network on the card's own cable}].
 
     facts: route (`ip -4 route show`), and leases, since dhclient does not mark its routes. router:
     today's. address: the new one. Raises where a route could not go on from there.
     """
     leased = _leased(facts) if facts["card"]["dynamic"] else []
-    own = [ipaddress.ip_interface(each).network for each in (*facts["card"]["addresses"], address)]
+    own = [ipaddress.IPv4Interface(each).network for each in (*facts["card"]["addresses"], address)]
     found = []
     for row in routes(facts["route"]):
         if row["card"] != facts["interface"] or row["to"] == "default":
@@ -38,7 +39,7 @@ def dhcp_routes(facts: dict, router: str, address: str) -> list[dict]:
     return found
 
 
-def _leased(facts: dict) -> list[tuple[str, str]]:
+def _leased(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """(network, gateway) of option 121: prefix length, as many bytes as it needs, and gateway."""
     numbers = lease_options(facts).get("rfc3442-classless-static-routes", [])
     rest, found = [number for number in numbers if re.fullmatch("[0-9]{1,3}", number)], []

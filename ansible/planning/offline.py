@@ -42,7 +42,7 @@ def offline_releases(hostvars, offline, stack):
     """{code name: further packages}: headers of the kernels that the inventory names, the gcc that
     builds modules for them, where it is not the release's own (driver_candidates.kernels_gcc), and
     the one that builds apex (toolkit.compiler). stack: a row of stacks.yml."""
-    table, found = releases(), {}
+    table, found = releases(), dict[str, set[str]]()
     for host in offline:
         release, kernel = (
             border.setting(hostvars[host], name, host) for name in ("release", "kernel")

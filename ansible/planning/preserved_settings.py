@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from typing import Any
 
 from .errors import PlanError
 from .network_dns import ipv4, name_servers, refuse_lost
@@ -24,7 +25,7 @@ STANZA_ADDRESS = re.compile(
 STANZA_DNS = re.compile(r"\s*dns-(nameservers?|search|domain)\s")
 
 
-def present_way(facts: dict) -> dict:
+def present_way(facts: dict[str, Any]) -> dict[str, Any]:
     """{"dns", "search": lists, "gateway": "" for none}: how the machine finds others today.
 
     facts: what network_dns.name_servers reads, and route (`ip -4 route show`).
@@ -34,7 +35,7 @@ def present_way(facts: dict) -> dict:
     return {**name_servers(facts), "gateway": own[0] if own else ""}
 
 
-def completed(facts: dict, want: dict) -> dict:
+def completed(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     """`want` with what it leaves open taken from today; adds "search", and "routes" that DHCP gave.
     Raises where today's router would be lost (it is not in the network of the new address), or the
     name servers, or such a route.
@@ -69,7 +70,7 @@ def sections(text: str) -> list[tuple[str, list[str]]]:
     return found
 
 
-def keyfile_of(facts: dict, uuid: str, own: str) -> list[tuple[str, list[str]]]:
+def keyfile_of(facts: dict[str, Any], uuid: str, own: str) -> list[tuple[str, list[str]]]:
     """The sections of the connection that the card has now; [] where NetworkManager made it up."""
     if own in facts["files"] and f"tandem-{facts['interface']}" in facts["nmcli"].splitlines():
         return sections(facts["files"][own])
@@ -119,7 +120,7 @@ def _network_line(line: str) -> list[str]:
 
 def _value_is_ipv4(line: str, key: str) -> bool:
     found = re.match(rf"{key}\s*=\s*([\d.]+)(/\d+)?$", line)
-    return bool(found) and ipv4(found.group(1))
+    return found is not None and ipv4(found.group(1))
 
 
 def _is_default(lines: list[str]) -> bool:
@@ -129,7 +130,7 @@ def _is_default(lines: list[str]) -> bool:
     return to == "0.0.0.0/0"
 
 
-def netplan_card(card: dict, want: dict) -> dict:
+def netplan_card(card: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     """netplan's own description of a card with our address instead of its IPv4 ones."""
     dropped = ("dhcp4", "dhcp4-overrides", "gateway4", "addresses", "routes", "nameservers")
     new = {key: value for key, value in card.items() if key not in dropped}

@@ -6,6 +6,7 @@ Decided from facts alone: fstab's words, the journal's words, what findmnt and l
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from . import border
 from .errors import PlanError
@@ -147,7 +148,7 @@ def share_disk(
     return {"source": source, "fstype": kind, "options": ",".join(options)}
 
 
-def block_devices(lsblk: str) -> list[dict]:
+def block_devices(lsblk: str) -> list[dict[str, Any]]:
     """All devices of lsblk's tree, in its order."""
     said = border.parsed(lsblk, "lsblk")
     found, waiting = [], [said.get("blockdevices") if isinstance(said, dict) else None]
@@ -158,7 +159,7 @@ def block_devices(lsblk: str) -> list[dict]:
             continue
         nothing = dict.fromkeys(border.DISK.shape)
         found.append({**nothing, **border.read(part, border.DISK, "lsblk")})
-        waiting += [part["children"]] if part.get("children") else []
+        waiting += [part["children"]] if part and part.get("children") else []
     return [device for device in found if device["name"]][: border.MANY]
 
 
@@ -167,7 +168,7 @@ def share_source(protocol: str, address: str, path: str, name: str) -> str:
     return f"//{address}/{name}" if protocol == "smb" else f"{address}:{path}"
 
 
-def share_options(protocol: str, machine: dict) -> str:
+def share_options(protocol: str, machine: dict[str, Any]) -> str:
     """Give the options of fstab.
 
     machine: kernel ("5.15.0-91-generic"), speed (Mbit/s of the card, less than 1 when unknown),
@@ -178,7 +179,7 @@ def share_options(protocol: str, machine: dict) -> str:
     common = ["ro", *NO_POWERS, "hard", "_netdev", "nofail", "x-tandem"]
     common += ["x-systemd.automount", "x-systemd.mount-timeout=20"]
     if protocol == "smb":
-        uid, gid = re.match(border.IDS.pattern, machine["ids"]).groups()
+        uid, gid = re.findall(border.IDS.pattern, machine["ids"])[0]
         who = [f"uid={uid}", f"gid={gid}", "file_mode=0444", "dir_mode=0555"]
         secret = "credentials=/etc/tandem/share.credentials"  # noqa: S105 - a path, no password
         return ",".join([*common, secret, "vers=3.1.1", *who])
@@ -188,7 +189,7 @@ def share_options(protocol: str, machine: dict) -> str:
 
 
 def _kernel(release: str) -> tuple[int, int]:
-    major, minor = re.match(r"(\d+)\.(\d+)", release).groups()
+    major, minor = re.findall(r"^(\d+)\.(\d+)", release)[0]
     return int(major), int(minor)
 
 

@@ -30,7 +30,9 @@ def version(text):
 
 def upstream(version):
     """NVIDIA's version in a package's: "2:535.261.03-1" -> "535.261.03"."""
-    return re.match(r"(?:\d+:)?(\d+(?:\.\d+)*)", version)[1]
+    match = re.match(r"(?:\d+:)?(\d+(?:\.\d+)*)", version)
+    assert match is not None  # the border lets no other version in
+    return match[1]
 
 
 def generation(device, table):

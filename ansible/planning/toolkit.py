@@ -6,6 +6,7 @@ The roles cuda, cudnn, nccl and apex only carry the plan out, and `make dry-prov
 
 import dataclasses
 import re
+from typing import Any
 
 from . import driver_candidates as offers
 from . import stacks
@@ -40,7 +41,7 @@ class Toolkit:
     folder: str
     link: str
     bundle: str  # folder of the files, in bundle/installers
-    parts: tuple
+    parts: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +88,11 @@ def toolkit_plan(machines, stack, wanted, table):
     ]
     with_nvcc = [m for m in machines if m in with_toolkit or _is_used(found[m["host"]])]
     with_apex = [machine for machine in machines if _has_apex(machine, stack, wanted, table)]
-    toolkit = _toolkit(stack, table) if with_toolkit else None
+    toolkit = dataclasses.asdict(_toolkit(stack, table)) if with_toolkit else None
     obstacle = _no_extensions(with_apex, with_nvcc, stack, wanted)
     return {
         machine["host"]: {
-            "toolkit": dataclasses.asdict(toolkit) if machine in with_toolkit else None,
+            "toolkit": toolkit if machine in with_toolkit else None,
             "found": found[machine["host"]] and dataclasses.asdict(found[machine["host"]]),
             "apex": (
                 dataclasses.asdict(_apex(machine, found[machine["host"]], obstacle, stack, table))

@@ -1,5 +1,7 @@
 """The machine itself: system, rights, disks, packages, clock."""
 
+from typing import Any
+
 from .. import offline, stacks
 from .. import packages as apt
 
@@ -32,7 +34,7 @@ def system(facts, question):
 
 def known_releases():
     """{"debian": ["11", ...], "ubuntu": [...]}: the versions in ansible/releases.yml."""
-    found: dict = {}
+    found: dict[str, Any] = {}
     for row in offline.releases().values():
         found.setdefault(row["distribution"], []).append(row["version"])
     return {name: sorted(versions, key=stacks.version) for name, versions in found.items()}
@@ -101,7 +103,7 @@ def privileges(facts, question):
 
 
 def disks(facts, question):
-    needed = {}
+    needed: dict[Any, list[Any]] = {}
     for folder, size in ((row["folder"], int(row["bytes"])) for row in question["space"]):
         state = facts["disks"][folder]
         needed.setdefault(state["device"], []).append((folder, size, state))

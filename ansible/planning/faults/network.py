@@ -1,6 +1,7 @@
 """Cards, cables, names, packet filters; machines that are the same one, or do not answer."""
 
 import ipaddress
+from typing import Any
 
 from .. import firewall, members
 
@@ -143,7 +144,7 @@ def duplicates(machines):
     """Findings on machines two of which are the same one."""
     found = []
     for key, of in (("machine_id", "machine id"), ("mac", "hardware address")):
-        first = {}
+        first: dict[str, str] = {}
         for facts in machines:
             value = facts["machine_id"] if key == "machine_id" else own_mac(facts)
             other = first.setdefault(value, facts["host"])
@@ -195,12 +196,10 @@ def faster_cards(machines):
 
 def _fastest_network(machines):
     """(Mbit/s of its slowest card, network, {host: (card, address)}) of the fastest common one."""
-    networks: dict = {}
+    networks: dict[Any, dict[str, Any]] = {}
     for facts in machines:
         for link in facts["links"]:
-            for text in (
-                link["networks"] if link["speed"] else []
-            ):  # a card without a cable has none
+            for text in link["networks"] if link["speed"] else []:  # without a cable it has none
                 inside = ipaddress.ip_interface(text)
                 cards = networks.setdefault(inside.network, {})
                 cards.setdefault(facts["host"], (link["speed"], link["name"], str(inside.ip)))
