@@ -2,10 +2,12 @@
 
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
 from contract import predictions
+from contract.options import Options as TrainerOptions
 from contract.runs import may_be_of, prediction_path, run_id
 from launcher import folders
 from launcher.plan import checks
@@ -14,16 +16,15 @@ from tests.unit.launcher.launcher_values import host
 from tests.unit.report.report_runs import RunBuilder
 
 HOSTS = [host(1), host(2)]
-ASKED = {
-    "model": "resnet50",
-    "per_node_batch_size": 32,
-    "image_size": None,
-    "precision": "fp32",
-    "sync": "allreduce",
-    "epochs": 90,
-    "warmup_epochs": 1.0,
-    "sync_warmup": 0.0,
-}
+ASKED = TrainerOptions(
+    model="resnet50",
+    per_node_batch_size=32,
+    precision="fp32",
+    sync="allreduce",
+    epochs=90,
+    warmup_epochs=1.0,
+    sync_warmup=0.0,
+)
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_what_the_report_wrote_is_what_a_run_is_told(runs, capsys):
 def test_it_is_no_prediction_of_another_run(runs, capsys, other):
     plan(runs)
     assert checks.prediction(ASKED, HOSTS) is not None
-    assert checks.prediction({**ASKED, **other}, HOSTS) is None
+    assert checks.prediction(replace(ASKED, **other), HOSTS) is None
 
 
 def test_what_was_measured_of_machines_by_themselves_holds_for_them_and_for_a_week(runs):

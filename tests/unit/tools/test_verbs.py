@@ -351,6 +351,9 @@ def test_every_command_that_is_printed_can_be_typed():
     for path, text in printed():
         for command in verbs.commands(text):
             verb, *words = shlex.split(re.sub(r"<[^>]*>", "x", command))
+            if verb == "help":
+                assert set(words) < set(verbs.VERBS)
+                continue
             given = dict(word.split("=", 1) for word in words)
             verbs.check([verb], list(given), given)
             seen += 1

@@ -147,7 +147,7 @@ def test_apex_serves_where_all_ranks_can(apex, settings, device, other, why):
     """`why` not: None where apex serves."""
     chosen = choose(Options(**settings), rank(device, other))
     assert type(chosen) is (ApexAmp if why is None else Precision)
-    assert (chosen.by, chosen.why) == (("apex", "") if why is None else ("torch", why))
+    assert (chosen.backend, chosen.why) == (("apex", "") if why is None else ("torch", why))
 
 
 def test_apex_without_its_kernels_is_left_alone_unless_asked_for(apex, monkeypatch):
