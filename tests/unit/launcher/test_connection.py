@@ -10,7 +10,7 @@ from launcher.machines.inventory import CHECKOUT
 MANY = """
 import os, resource, sys
 from launcher.machines import connection
-from launcher.machines.errors import UserError
+from contract.errors import UserError
 from tests.unit.launcher.launcher_values import host
 soft, hard = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

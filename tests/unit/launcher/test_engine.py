@@ -143,7 +143,7 @@ def test_a_command_that_ends_before_its_input_says_why():
 
 
 def test_a_command_that_says_too_much_is_left():
-    with pytest.raises(UserError, match="more than 4 MiB"):
+    with pytest.raises(UserError, match="longer than 4 MiB"):
         talk(python("while True: print('y' * 65536)"), b"", 60)
 
 

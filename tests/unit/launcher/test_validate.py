@@ -298,7 +298,7 @@ def test_an_odd_frame_is_true_or_refused(frame):
 def test_any_text_is_an_answer_or_refused(text):
     with contextlib.suppress(Invalid):
         probe.read_facts(text, TASK)
-    told = probe._read(text.encode(errors="replace"), {"192.0.2.1"})
+    told = probe._read_pairs(text.encode(errors="replace"), {"192.0.2.1"})
     assert isinstance(told, str) or all(pair[0][0] == "192.0.2.1" for pair in told)
 
 
@@ -315,7 +315,7 @@ def test_any_text_is_an_answer_or_refused(text):
 )
 def test_what_a_machine_says_of_its_peers(said, told):
     told = told if isinstance(told, list) else f"what it says is impossible ({told})"
-    assert probe._read(said.encode(), {"192.0.2.1": "node1"}) == told
+    assert probe._read_pairs(said.encode(), {"192.0.2.1": "node1"}) == told
 
 
 # A public key: 32 bytes of which none is secret.
