@@ -53,7 +53,7 @@ def read() -> Dict[str, Any]:
 
 
 def price_of(strategy: Strategy) -> Price:
-    """As measured for exactly these arguments and this wire."""
+    """As measured for exactly these arguments."""
     found = read()["strategies"].get(strategy.spec)
     return Price(**found) if found else Price()
 
