@@ -62,11 +62,6 @@ def test_the_size_of_the_buckets_reaches_the_prediction(tmp_path):
     assert 0 < speeds[1] < speeds[25] / 20
 
 
-def test_a_faster_loader_helps_until_the_rest_rules():
-    assert formulas.faster_loading(1.0, 0.8, 2) == pytest.approx(0.5)
-    assert formulas.faster_loading(1.0, 0.2, 2) == pytest.approx(0.8)
-
-
 def test_advice_on_a_slow_link_says_that_one_machine_is_faster(tmp_path, monkeypatch):
     # Advice names what was measured and did not lose; what that is, is no matter of this test.
     even = {"seeds": 2, "difference": 0.0, "low": -1.0, "high": 1.0}
