@@ -1,8 +1,11 @@
 """The batch script for Slurm, carried out with stand-ins for Slurm's and the system's tools."""
 
+import importlib.metadata
+import json
 import os
 import resource
 import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -11,6 +14,7 @@ from contract.errors import UserError
 from launcher import slurm
 from launcher.machines.engine import Host
 from launcher.options import Options
+from launcher.plan import models
 from tests.unit.launcher.launcher_values import SETTINGS
 
 TOOLS = {
@@ -159,6 +163,13 @@ def test_what_the_job_would_fail_by_is_refused_before(monkeypatch, tmp_path, opt
     sinfo.write_text("#!/bin/sh\necho 2; echo 3\n")
     sinfo.chmod(0o755)
     monkeypatch.setenv("PATH", f"{sinfo.parent}:{os.environ['PATH']}")
+    # What this torchvision has, as a machine keeps it: to ask anew takes seconds, and is no matter
+    # of this test; on a busy machine no answer would come in time.
+    monkeypatch.setattr(slurm, "CHECKOUT", tmp_path)
+    kept = tmp_path / ".tandem/slurm/manifests/models.json"
+    kept.parent.mkdir(parents=True)
+    key = [importlib.metadata.version("torchvision"), sys.prefix, models.rule("resnet18")]
+    kept.write_text(json.dumps({"key": key, "names": ["resnet18"]}))
     place = ("n1", "local", "127.0.0.1", 22, None, "python", "tandem", str(tmp_path / "data"))
     given = Options.of({"model": "resnet18", "batch": 1, **options})
     settings = replace(SETTINGS, model=given.model)
