@@ -1,0 +1,321 @@
+"""What one room writes, as another reads it: each record by its real writer, taken by its reader.
+
+Predictions have test_predictions.py, runs of an older writer test_older_run.py, measured links
+tests/unit/launcher/test_measure.py, and what machines find of one another test_mesh.py there.
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from launcher import collect, folders, run
+from launcher.logs import Sizes
+from launcher.machines import probe
+from launcher.node import counters, recorder
+from launcher.node.task import Task, read_task
+from launcher.options import Options
+from launcher.plan import plan as planning
+from launcher.plan.preflight import Requirements, _task
+from launcher.watch import attempts, guards
+from launcher.watch.attempts import Attempts, write_json
+from launcher.watch.failures import Failure
+from launcher.watch.watch import Outcome
+from report import disk, gpu, network, records
+from report.files import number, read_lines, text
+from tests.unit.launcher.guard_client import Client, workers
+from tests.unit.launcher.launcher_values import CODE, SETTINGS, build, facts, host
+
+ROOT = Path(__file__).parents[3]
+MODEL = f"{ROOT}/tests/older_run/tiny.py:tiny"
+TRAINER = """
+import runpy, sys
+sys.path.insert(0, {root!r})
+sys.argv = ["trainer", "--data", {data!r}, "--output", {output!r}, "--model", {model!r},
+            "--epochs", "1", "--per_node_batch_size", "256", "--sample_log", "--precision", "fp32",
+            "--device", "cpu", "--workers", "0"]
+runpy.run_module("trainer", run_name="__main__", alter_sys=True)
+"""
+MOUNT = {  # a kernel's own words of an NFS share
+    "/proc/self/mounts": "nas:/data /data nfs4 rw 0 0\n",
+    "/proc/self/mountstats": "device nas:/data mounted on /data with fstype nfs4 statvers=1.1\n"
+    "\tbytes:\t1 2 3 4 5 6 7 8\n",
+}
+
+
+class Made(NamedTuple):
+    """What a guard and a trainer left and said, and a folder for the launcher's own records."""
+
+    folder: Path
+    frames: bytes  # of this guard
+    failed: bytes  # of one whose worker failed
+    scratch: Path
+
+
+def guarded(output, argv, **task):
+    """All that a guard sends of such an attempt."""
+    guard = Client()
+    try:
+        guard.start(output, argv, **task)
+        guard.wait_for("exit", seconds=120)
+    finally:
+        guard.close()
+    return guard.sent
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder, scratch = tmp_path_factory.mktemp("run"), tmp_path_factory.mktemp("scratch")
+    data = scratch / "digits"
+    subprocess.run([sys.executable, ROOT / "examples/digits.py", data], check=True)
+    script = TRAINER.format(root=str(ROOT), data=str(data), output=str(folder), model=MODEL)
+    env = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "1"}
+    kept = {"record": True, "interface": "lo", "data": str(data)}
+    frames = guarded(folder, workers(script), env=env, **kept)
+    left = {"record": True, "interface": "none0"}
+    failed = guarded(scratch / "failed", workers("raise SystemExit(3)"), **left)
+    return Made(folder, frames, failed, scratch)
+
+
+def lost(reader, entry):
+    """The fields that a reader knows and does not get; one that was written as null has arrived."""
+    return {
+        name
+        for name, read in reader.items()
+        if name not in entry or (entry[name] is not None and read(entry[name]) is None)
+    }
+
+
+def lines(path, kind=None):
+    return [line for line in read_lines(path) if kind in (None, line.get("kind"))]
+
+
+def steps(made, kind):
+    return lines(made.folder / "nodes/node1/rank0.steps.jsonl", kind)
+
+
+def frames(made):
+    seen = set()
+    for sent in (made.frames, made.failed):
+        seen |= {frame["type"] for frame, _ in guards.Frames((0,)).feed(sent)}
+    return guards.shapes((0,)).keys() - seen
+
+
+def exits(made):
+    (entry,) = records.read_exits(made.folder / "nodes").values()
+    return {*lost(records.EXIT, entry), *({"ranks"} if entry["ranks"] != [0] else ())}
+
+
+def networks(made):
+    return {
+        name
+        for line in lines(made.folder / "nodes/node1/net.jsonl")
+        for name in lost({**network.SAMPLE, "mono": number, "attempt": number}, line)
+    }
+
+
+def disks(made):
+    head = {"attempt": number, "source": text, "mono_start": number, "interval": number}
+    entry, _, report = next(disk.read_iostat(made.folder / "nodes/node1/iostat.json", []))
+    return {*lost({**head, "data_disk": text}, entry), *({"disk"} - report.keys())}
+
+
+def rates(made):
+    """Where the machine has no iostat."""
+    old = dict.fromkeys(counters.DISK_COUNTERS, 0)
+    written = counters.disk_rates(old, dict.fromkeys(old, 900), 1.0)
+    seen = disk.Disk()
+    seen.add(1.0, written)
+    use = seen.use("node1", 1, "sda", {})
+    known = ("read", "write", "peak_read", "util", "await_ms")
+    return {name for name in known if getattr(use, name) <= 0}
+
+
+def cards(made):
+    line = counters.gpu("0, 50, 1024, 60, 100.5, 1500", 1.0)
+    return lost(dict.fromkeys(("mono", "index", *gpu.FIGURES), number), line)
+
+
+def shares(made):
+    """The kernel's files of a machine that has a share stand for this one's."""
+    (made.scratch / "mounts.jsonl").unlink(missing_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorder, "text_of", lambda path: MOUNT.get(path, ""))
+        recorder.MountRecorder(made.scratch, 1).sample()
+    (line,) = lines(made.scratch / "mounts.jsonl")
+    known = {"attempt": number, "mono": number, "mount": text, "type": text, "read_bytes": number}
+    return lost(known, line)
+
+
+def starts(made):
+    (line,) = steps(made, "start")
+    return lost(records.START, line)
+
+
+def trained(made):
+    (record,) = records.read_ranks(made.folder / "nodes", [])
+    (line, *_), columns = steps(made, "step"), record.steps
+    found = {"step": columns.step[0] == 1, "samples": columns.samples[0] == line["samples"] > 0}
+    missing = {name for name, fits in found.items() if not fits}
+    return missing | {"data", "forward", "backward", "optimizer", "evaluate"} - set(record.seconds)
+
+
+def evaluated(made):
+    (line,) = steps(made, "evaluate")
+    return lost(records.EVALUATION, line)
+
+
+def ended(made):
+    (line,) = steps(made, "end")
+    return lost(records.END, line)
+
+
+def resumes(made):
+    path = made.folder / "nodes/node1/rank0.steps.jsonl"
+    (line,) = attempts.lines_of(path, attempts.START)
+    said = {"resumed_samples": line["resumed_samples"] == 0, "file": Attempts.saved(made.folder)}
+    return {name for name, fits in said.items() if not fits}
+
+
+def brought(made):
+    wanted = collect.wanted("node1", [{"attempt": 1, "ranks": {"node1": [0]}}], Sizes())
+    names = {file.name for file in wanted}
+    written = {path for path in made.folder.glob("*/**/*") if path.is_file()}
+    left = {str(path.relative_to(made.folder)) for path in written}
+    return {name for name in left - names if not name.startswith("checkpoints/")}
+
+
+def checkpoints(made):
+    names = [path.name for path in (made.folder / "checkpoints/node1").iterdir()]
+    (saved,) = steps(made, "checkpoint")
+    found = collect.newest(names)
+    return {"file"} if found != (saved["step"], saved["file"]) else set()
+
+
+def plan_written(made):
+    options = Options(nodes=2, model="resnet50", variables={"batch": 64}, trainer=("--lr", "0.1"))
+    said = {"images_per_second": 9.0, "made_unix": 1.0}
+    code = dataclasses.replace(CODE, git_revision="abc", git_diff="x")
+    one = planning.build(
+        [host(1), host(2)],
+        {"node1": facts(1), "node2": facts(2)},
+        options,
+        SETTINGS,
+        code,
+        planning.Request(run=made.scratch.name, unix=1.0, predicted=said),
+    )
+    write_json(made.scratch / "plan.json", one.document())
+    return one
+
+
+def planned(made):
+    one = plan_written(made)
+    read = records.read_run(made.scratch)
+    inner = {"host": text, "connection": text, "ranks": records.ranks}
+    parts = [name for node in read.plan["nodes"] for name in lost(inner, node)]
+    asked = one.options.flat()
+    options = read.plan["options"].items()
+    gone = {name for name, value in options if tuple_of(asked[name]) != tuple_of(value)}
+    without = {"nodes"} if [len(node["ranks"]) for node in read.plan["nodes"]] != [1, 1] else set()
+    return {*lost(records.PLAN, read.plan), *parts, *gone, *without}
+
+
+def resumed(made):
+    """What RESUME reads, up to the machines."""
+    one, asked = plan_written(made), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folders, "RUNS", made.scratch.parent)
+        patch.setattr(run, "check_machines", lambda options, *_: asked.append(options) or 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run.resume(made.scratch.name, {})
+    then, now = one.options.with_precision(one.precision).flat(), asked[0].flat()
+    return {name for name, value in then.items() if tuple_of(now[name]) != tuple_of(value)}
+
+
+def tuple_of(value):
+    return tuple(value) if isinstance(value, list) else value
+
+
+def attempted(made):
+    path = made.scratch / "attempts.json"
+    path.unlink(missing_ok=True)
+    mine = Attempts(made.scratch)
+    mine.begin(build([host(1)], [facts(1)]), "first attempt", 1.0)
+    cause = Failure("node1", "worker", 0, rank=0, exit_code=1, signal="SIGKILL", exception="E: x")
+    mine.end(Outcome("failed", cause, 2.0, [], {}))
+    mine.close("failed")
+    (entry,) = records.clean_attempts(json.loads(path.read_text()))
+    missing = lost(records.ATTEMPT, entry) | lost(records.CAUSE, entry["first_cause"])
+    again = Attempts(made.scratch)
+    return missing | (
+        {"attempts"} if (again.list, again.status) != (mine.list, "failed") else set()
+    )
+
+
+def tasks(made):
+    one = plan_written(made)
+    written = json.loads(json.dumps(guards.task(one, one.nodes[0])))
+    known = set(Task._fields) - {"beat", "fail_grace", "record"}  # these are the guard's own
+    read = read_task(written)._asdict()
+    return {name for name in known if name not in written or read[name] != written[name]}
+
+
+def machine(made):
+    """Each fact, with a stand-in for nvidia-smi."""
+    tool = made.scratch / "bin/nvidia-smi"
+    tool.parent.mkdir(exist_ok=True)
+    row = "580.1, NVIDIA GeForce RTX 2080 Ti, GPU-1, 0x1E0710DE"
+    tool.write_text(
+        f'#!/bin/sh\ncase "$*" in *driver_version*) echo "{row}";; *cap*) echo 7.5;; esac'
+    )
+    tool.chmod(0o755)
+    here = host(
+        1, connection="local", address="127.0.0.1", env_python=sys.executable,
+        node_dir=str(made.scratch / "node"), data_root=str(made.scratch), cuda_home="/usr",
+    )  # fmt: skip
+    task = _task(here, [here], Requirements(Options(data="digits"), SETTINGS))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+        found, failed = probe.ask_all({"node1": here.engine.node(here)}, {"node1": task})
+    if failed:
+        return set(failed.values())
+    (card,) = found["node1"].gpus["cards"]
+    route = found["node1"].routes["127.0.0.1"]
+    known = {"sm": card["sm"] == 75, "pci": card["pci"] == "1e07"}
+    known.update(interface=route["interface"] == "lo", val="val" in found["node1"].data["splits"])
+    return {name for name, fits in known.items() if not fits}
+
+
+# Who writes, who reads, and the function that gives what of the record is lost on the way.
+CASES = [
+    ("launcher/node/guard.py", "launcher/watch/guards.py", frames),
+    ("launcher/node/exit_record.py", "report/records.py", exits),
+    ("launcher/node/recorder.py, net.jsonl", "report/network.py", networks),
+    ("launcher/node/disks.py", "report/disk.py", disks),
+    ("launcher/node/counters.py, disks", "report/disk.py", rates),
+    ("launcher/node/counters.py, cards", "report/gpu.py", cards),
+    ("launcher/node/recorder.py, mounts.jsonl", "report/disk.py", shares),
+    ("trainer/banner.py", "report/records.py", starts),
+    ("trainer/train.py, steps", "report/records.py", trained),
+    ("trainer/train.py, evaluations", "report/records.py", evaluated),
+    ("trainer/train.py, end", "report/records.py", ended),
+    ("trainer/train.py", "launcher/watch/attempts.py", resumes),
+    ("launcher/node and trainer, names of files", "launcher/collect.py", brought),
+    ("trainer/writer.py", "launcher/collect.py", checkpoints),
+    ("launcher/plan/plan.py", "report/records.py", planned),
+    ("launcher/plan/plan.py", "launcher/run.py", resumed),
+    ("launcher/watch/attempts.py", "report/records.py and itself", attempted),
+    ("launcher/watch/guards.py", "launcher/node/task.py", tasks),
+    ("launcher/machines/probes/machine.py", "launcher/machines/probe.py", machine),
+]
+
+
+@pytest.mark.parametrize(
+    "lost_of", [one for *_, one in CASES], ids=[f"{w} to {r}" for w, r, _ in CASES]
+)
+def test_what_is_written_is_what_is_read(made, lost_of):
+    assert lost_of(made) == set()
