@@ -1,11 +1,34 @@
 """The registry of strategies: what a spec means, and what each one sends."""
 
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from contract.errors import UserError
 from contract.strategies import RULES, Argument, Payload, Rule, parse, ring_bytes, usual
 from trainer.sync import KINDS
 
+ROOT = Path(__file__).parents[3]
+ENTRY = """
+        Rule(
+            "fp64", "summed in float64", exact=True, sent=_summed_in(8), usual=("fp64",),
+        ),
+    )
+}
+EXACT"""
+CLASS = """
+import torch
+
+from .allreduce import Compressed
+
+
+class FP64(Compressed):
+    dtype = torch.float64
+"""
 RESNET50 = Payload(25_557_032 * 4)
 
 
@@ -91,3 +114,36 @@ def test_gpus_of_a_machine_that_sum_among_themselves_send_no_more_than_one():
 
 def test_one_rank_sends_nothing():
     assert parse("allreduce").bytes_per_step(1, RESNET50) == 0
+
+
+def replaced(path, old, new):
+    text = path.read_text()
+    assert text.count(old) == 1, (path, old)
+    path.write_text(text.replace(old, new))
+
+
+def test_a_new_one_takes_an_entry_a_class_and_a_name(tmp_path):
+    """In a copy: two ranks train by it, and a prediction compares it."""
+    for room in ("contract", "trainer"):
+        shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
+    replaced(tmp_path / "contract/strategies.py", "\n    )\n}\nEXACT", ENTRY)
+    (tmp_path / "trainer/sync/fp64.py").write_text(CLASS)
+    kinds = tmp_path / "trainer/sync/__init__.py"
+    replaced(kinds, "from .powersgd", "from .fp64 import FP64\nfrom .powersgd")
+    replaced(kinds, '    "ef": ', '    "fp64": FP64,\n    "ef": ')
+
+    subprocess.run([sys.executable, ROOT / "examples/digits.py", tmp_path / "digits"], check=True)
+    model = f"{ROOT}/tests/older_run/tiny.py:tiny"
+    argv = [sys.executable, "-m", "trainer", "--spawn", "2", "--device", "cpu", "--data", "digits"]
+    argv += ["--output", "out", "--model", model, "--epochs", "1", "--precision", "fp32"]
+    argv += ["--per_node_batch_size", "256", "--workers", "0", "--sync", "fp64"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    begun = [path.open().readline() for path in tmp_path.glob("out/nodes/*/*.steps.jsonl")]
+    assert [json.loads(line)["sync"] for line in begun] == ["fp64"] * 2
+
+    code = "from contract import strategies as s; print(*(one.spec for one in s.usual()))"
+    told = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "fp64" in told.stdout.split()
