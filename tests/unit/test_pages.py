@@ -24,6 +24,16 @@ def test_every_link_leads_to_a_file():
     assert broken == []
 
 
+def test_every_test_that_a_page_names_is_there():
+    there = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    named = {
+        (page.name, name)
+        for page in pages()
+        for name in re.findall(r"\btest_\w+\.py\b", page.read_text())
+    }
+    assert {one for one in named if one[1] not in there} == set()
+
+
 def blocks(page):
     """Paragraphs and items, without code and tables: how many words each may have, and it."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
