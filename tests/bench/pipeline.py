@@ -55,7 +55,7 @@ CARDS = (
 CODES = (
     Code("before, behind backward", (59, 92, 35), (146, 91, 62), 60e-6),
     Code("before, goes first", (59, 92, 35), (146, 91, 62), 8e-6),
-    Code("now, goes first", (22, 28, 7), (49, 25, 20), 8e-6),
+    Code("now, goes first", (23, 29, 7), (57, 27, 20), 8e-6),
 )
 
 

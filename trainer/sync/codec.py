@@ -39,7 +39,7 @@ class Codec:
         # Not abs().amax(), which would make a copy.
         peak = torch.maximum(blocks.amax(1), blocks.amin(1).neg_()).bfloat16()
         codes = self._codes(blocks, peak.float()[:, None])
-        blocks.addcmul_(codes, self._step(peak), value=-1)
+        blocks.addcmul_(codes.float(), self._step(peak), value=-1)  # torch 1.12 mixes no types here
         coded = torch.empty(count, self.coded_bytes(values), dtype=torch.uint8, device=rows.device)
         body = coded[:, : values // self.packed]
         digits = codes.view(-1, self.packed)
