@@ -141,8 +141,8 @@ def test_a_foreign_apex_in_the_environment_is_named(apex):
 
 
 def test_an_older_compiler_of_the_archive_builds_the_extensions(apex):
-    """Debian's own g++-11 where the stack takes 11 and the machine's gcc is 12; as 20.04's 7."""
-    give_packages(apex.lab, [*NODES], "g++-11")
+    """Debian's own g++-11 where the stack takes 11 and Debian's gcc is 12; as 20.04's 7."""
+    give_packages(apex.lab, [*NODES], "gcc", "g++-11")
     begin, end = PLAY.split("  roles:")[0], WITH_PACKAGES.lstrip("\n")
     (apex.folder / "play.yml").write_text(begin + end)
     variables = json.loads((apex.folder / "vars.json").read_text())
