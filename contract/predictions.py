@@ -90,9 +90,16 @@ def read(runs: Path, asked: Setting, nodes: int) -> Prediction | None:
         if not (holds(measured, asked, nodes) and is_fresh(float(told["measured_unix"]))):
             return None
         speeds = {
-            (str(row["sync"]), int(row["nodes"])): float(row["images_per_second"])
+            (str(row["sync"]), int(row["nodes"])): _positive(row["images_per_second"])
             for row in told["rows"]
         }
-        return Prediction(float(told["made_unix"]), speeds)
+        return Prediction(_positive(told["made_unix"]), speeds)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
+
+
+def _positive(value: object) -> float:
+    """Raises ValueError for what is no number of a prediction: infinity and NaN, too."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e18:
+        raise ValueError("no number")
+    return float(value)

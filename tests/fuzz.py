@@ -26,6 +26,17 @@ PLAIN = (
 )  # fmt: skip
 
 
+def nudged(value):
+    """Another value of the same kind: what is well formed and yet not true is refused later."""
+    if isinstance(value, (bool, type(None))):
+        return not value
+    if isinstance(value, (int, float)):
+        return value + 1
+    if isinstance(value, str):
+        return value[1:] if len(value) % 2 else f"{value}x"
+    return value[:-1] if isinstance(value, list) else value
+
+
 def places(value, at=()):
     """The path of each part of a document."""
     keys = range(len(value)) if isinstance(value, list) else ()
@@ -42,7 +53,7 @@ def odd(document, more=()):
     levels = [[path for path in every if len(path) == n] for n in {len(path) for path in every}]
     place = st.one_of(*map(st.sampled_from, levels))
     values = st.sampled_from([*PLAIN, *more])
-    change = st.tuples(place, st.sampled_from(("set", "drop", "add")), values)
+    change = st.tuples(place, st.sampled_from(("set", "drop", "add", "nudge")), values)
     return st.lists(change, min_size=1, max_size=3).map(lambda changes: _changed(document, changes))
 
 
@@ -59,16 +70,20 @@ def _changed(document, changes):
             continue
         if isinstance(at, list) and not (isinstance(path[-1], int) and path[-1] < len(at)):
             continue
-        if callable(value):
-            there = isinstance(at, list) or path[-1] in at
-            at[path[-1]] = value(at[path[-1]]) if there else None
-        elif action == "set":
-            at[path[-1]] = value
-        elif action == "add" and isinstance(at, dict):
-            at[value if isinstance(value, (str, int)) else "stranger"] = value
-        elif isinstance(at, list) or path[-1] in at:
-            del at[path[-1]]
+        _change(at, path[-1], nudged if action == "nudge" else value, action)
     return made
+
+
+def _change(at, key, value, action):
+    there = isinstance(at, list) or key in at
+    if callable(value):
+        at[key] = value(at[key]) if there else None
+    elif action == "set":
+        at[key] = copy.deepcopy(value)  # a later change may lie within it
+    elif action == "add" and isinstance(at, dict):
+        at[value if isinstance(value, (str, int)) else "stranger"] = copy.deepcopy(value)
+    elif there:
+        del at[key]
 
 
 def damaged(raw):

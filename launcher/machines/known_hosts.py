@@ -7,7 +7,6 @@ line.
 
 from __future__ import annotations
 
-import binascii
 import fnmatch
 from dataclasses import dataclass
 from functools import lru_cache
@@ -62,10 +61,13 @@ def read(data: bytes) -> list[Line]:
             continue
         try:
             entry = HostKeyEntry.from_line(" ".join(words))
-        except (paramiko.SSHException, InvalidHostKey, ValueError, IndexError, binascii.Error):
+            if entry is None or entry.key is None:
+                continue
+            line = Line(entry, marker is not None)
+            line.means("")  # a hash of a name that is none is not noticed before
+        except (paramiko.SSHException, InvalidHostKey, ValueError, IndexError, AssertionError):
             continue
-        if entry is not None and entry.key is not None:
-            found.append(Line(entry, marker is not None))
+        found.append(line)
     return found
 
 

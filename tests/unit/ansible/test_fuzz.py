@@ -22,6 +22,7 @@ from planning import (
     driver,
     driver_result,
     firewall,
+    health,
     members,
     network,
     network_facts,
@@ -399,6 +400,24 @@ def test_a_file_of_facts_is_refused_or_planned(tmp_path_factory, odd, text):
             assert str(error)
 
 
+SAID = {
+    "smi": {"done": True, "text": "0, 41, 18.52, RTX 2080 Ti\n1, ERR!, [N/A], x\nbad\n"},
+    "errors": {"disks": {"sda": 3}, "xids": {"79": 1, "x": 2}},
+    "ext4_errors": {"sdb": 1}, "kernel": "6.1.0-1", "waiting_kernel": "", "held": ["cuda"],
+    "reboot_required": True, "disks": [{"folder": "/", "size": 10, "free": 5}, {"size": -1}],
+}  # fmt: skip
+
+
+@quick(max_examples=200)
+@given(changed(SAID))
+def test_how_a_machine_is_between_runs_is_read_or_not_known(said):
+    row = health.health(said, "pc1")
+    assert all(text.isprintable() for text in (row["kernel"], row["gpu_error"] or ""))
+    for line in (*health.findings(row), *health.table([row])):
+        assert line
+    json.dumps(row, allow_nan=False).encode()
+
+
 @quick(max_examples=25)
 @given(
     st.one_of(
@@ -442,6 +461,46 @@ def test_a_verbs_variables_are_refused_or_become_options(verb, data):
     environment = {name: data.draw(WORDS) for name in named}
     try:
         verbs.check([verb], list(named), environment)
+        words = verbs.options(verb, list(named), environment)
+    except verbs.VerbError as error:
+        assert str(error)
+    else:
+        assert all(isinstance(word, str) for word in words)
+
+
+NAMES = st.one_of(
+    st.sampled_from(["NODES", "nodes", "NODS", "GPUS", "LR", "EPOCH", "PYTHON", "x", "", "CORE"]),
+    st.text(max_size=8),
+)
+
+
+@quick(max_examples=100)
+@given(
+    st.lists(st.sampled_from([*verbs.VERBS, "trian", "known", "²"]), max_size=2),
+    st.dictionaries(NAMES, WORDS, max_size=3),
+    st.booleans(),
+)
+def test_any_words_after_make_are_refused_or_known(typed, environment, given_there):
+    given_there = list(environment) if given_there else []
+    try:
+        ignored = verbs.check(typed, given_there, environment)
+    except verbs.VerbError as error:
+        assert str(error)
+    else:
+        assert all(isinstance(line, str) for line in ignored)
+
+
+@pytest.mark.parametrize("verb", [name for name, verb in verbs.VERBS.items() if verb])
+@quick(max_examples=12)
+@given(data=st.data())
+def test_good_and_bad_values_of_a_verbs_variables(verb, data):
+    named = verbs.variables_of(verb)
+    texts = st.sampled_from(["", "4", "-1", "1", "no", "yes", "--lr '0.1", "--lr 0.1", "/x", "a"])
+    environment = {
+        name: data.draw(st.sampled_from([*variable.choices]) | texts if variable.choices else texts)
+        for name, variable in named.items()
+    }
+    try:
         words = verbs.options(verb, list(named), environment)
     except verbs.VerbError as error:
         assert str(error)

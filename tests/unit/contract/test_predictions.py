@@ -1,17 +1,21 @@
 """When a prediction is valid: what `make plan` writes (report/), as a run reads it (launcher/)."""
 
+import contextlib
 import json
 import time
 from dataclasses import replace
 
 import pytest
+from hypothesis import example, given
 
 from contract import predictions
+from contract.errors import UserError
 from contract.options import Options as TrainerOptions
 from contract.runs import may_be_of, prediction_path, run_id
 from launcher import folders
 from launcher.plan import checks
 from report.__main__ import main
+from tests import fuzz
 from tests.unit.launcher.launcher_values import host
 from tests.unit.report.report_runs import RunBuilder
 
@@ -114,3 +118,28 @@ def test_a_run_is_found_by_its_model(tmp_path, capsys, model, name):
     RunBuilder(tmp_path / name, model=model).write()
     assert main(["plan", "--runs", str(tmp_path), "--model", model]) == 0
     assert f"In {name} a step" in " ".join(capsys.readouterr().out.split())
+
+
+MEASURED = predictions.Setting("resnet50", 32, 224, "fp32")
+SLOW, FAST = (
+    {"nodes": n, "sync": sync, "images_per_second": 9.0}
+    for n, sync in ((1, "allreduce"), (2, "ef:4"))
+)
+DOCUMENT = json.loads(predictions.text(MEASURED, 2, time.time(), [SLOW, FAST]))
+
+
+@fuzz.many(200)
+@example({**DOCUMENT, "rows": [{**SLOW, "images_per_second": "nan"}]})
+@given(fuzz.odd(DOCUMENT, ("nan", "ef:4", "-1", 1e-9)))
+def test_an_odd_file_is_a_prediction_or_none(tmp_path_factory, document):
+    runs = tmp_path_factory.getbasetemp()
+    prediction_path(runs, "resnet50", 2).write_text(json.dumps(document))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folders, "RUNS", runs)
+        found = checks.prediction(ASKED, HOSTS)
+        if found is None:
+            return
+        json.dumps(checks.predicted(ASKED, HOSTS), allow_nan=False)
+        with contextlib.suppress(UserError):
+            checks.slower_than_one(ASKED, HOSTS)
+            checks.choose_sync(found.speeds, 2, "make plan")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from contract import names
@@ -203,6 +203,8 @@ def test_a_variable_out_of_its_range_is_named(variables, words):
 
 
 @fuzz.many(400)
+@example("node1", {**HOST, "node_dir": "{{ x }}"})
+@example("node1", {**HOST, "ansible_connection": "winrm"})
 @given(
     st.from_regex(names.NAME, fullmatch=True),
     fuzz.odd(HOST, ("local", "0,1", "a\0b", "{{ x }}", "-1", 65536, {"B": "\0"}, "fe80::1")),
@@ -219,6 +221,16 @@ def test_odd_variables_are_a_host_or_a_sentence(name, variables):
     assert 0 < found.port < 1 << 16 and (found.gpus is None or 0 <= found.gpus <= 64)
     shlex.join([found.env_python, found.node_dir, found.data_root]).encode()
     assert not any("\0" in text for text in (*found.env, *found.env.values()))
+
+
+@fuzz.many(200)
+@given(st.text(max_size=9) | st.sampled_from(["../x", ".ssh", "a/b", "", "fe80::1", "x" * 999]))
+def test_any_name_is_a_machines_or_is_refused(name):
+    wrong = names.fault(name)
+    if wrong:
+        assert wrong.isprintable() and len(wrong) < 1200
+    else:
+        assert Path("nodes", name).parent == Path("nodes") and not name.startswith(".")
 
 
 def lookup(address, *_, **__):

@@ -36,7 +36,16 @@ ATTEMPTS = {
 }
 PLAN["options"]["sync"] = "auto"
 FILES = {"plan.json": PLAN, "attempts.json": ATTEMPTS}
-ODD = ("auto", "O2", "--config", "--config=/dev/null", ["--sync", "auto"], "nonsense", 65536)
+ODD = (
+    "auto",
+    "stopped",
+    "O2",
+    "--config",
+    "--config=/dev/null",
+    ["--sync", "auto"],
+    "nonsense",
+    65536,
+)
 
 
 class Asked(Exception):
@@ -104,6 +113,7 @@ def test_a_field_that_is_not_what_it_should_be_is_named(resumed, name, change, s
     assert isinstance(said, str) and says in said and "start a new one" in said
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", FILES)
 def test_an_odd_file_of_a_run_is_refused_or_goes_on(resumed, name):
     ends = {str: 0, folders: 0}

@@ -295,6 +295,7 @@ def test_an_odd_frame_is_true_or_refused(frame):
 
 @many
 @given(st.text() | values.map(json.dumps))
+@example('[[["192.0.2.1", 1], "x"], [["192.0.2.1", 2], "x"]]')
 def test_any_text_is_an_answer_or_refused(text):
     with contextlib.suppress(Invalid):
         probe.read_facts(text, TASK)
@@ -409,6 +410,100 @@ def test_any_value_has_a_shape_or_not(value):
     for shape in probe.shape(TASK).values():
         with contextlib.suppress(Invalid):
             validate.check(value, shape, "value")
+
+
+# A shape with a value that has it: parts of each kind that a shape may have.
+PARTS = {
+    "bool": (bool, True),
+    "int": (int, -7),
+    "float": (float, 0.5),
+    "str": (str, "x"),
+    "none": (None, None),
+    "match": (validate.Match("[a-z]+"), "abc"),
+    "one": (validate.One(("a", 3)), "a"),
+    "range": (validate.One(range(9)), 8),
+    "list": ([int], [1, 2]),
+    "row": (validate.Row((str, int)), ["a", 1]),
+    "each": (validate.Each((None, [str])), {"a": None, "b": ["c"]}),
+    "fields": ({"a": {"b": int}}, {"a": {"b": 1}, "more": 2}),
+    "either": ((None, int, [int]), [3]),
+}
+WHOLE = {name: part for name, (_, part) in PARTS.items()}
+
+
+@fuzz.many(400)
+@example({**WHOLE, "each": {"k" * 5000: None}})
+@example({**WHOLE, "list": [1] * (validate.MANY + 1)})
+@given(fuzz.odd(WHOLE, ("abc", 3, [1, "a"], {"a": ["\ud800"]}, "y" * 5000)))
+def test_each_kind_of_part_has_its_shape_or_is_refused(document):
+    shape = {name: part for name, (part, _) in PARTS.items()}
+    document = json.loads(json.dumps(document))
+    try:
+        found = validate.check(document, shape, "it")
+    except Invalid as error:
+        assert str(error).startswith("it") and len(str(error)) < 5000
+        return
+    assert found.keys() == shape.keys() and validate.check(found, shape, "it") == found
+    json.dumps(found).encode()
+
+
+WORDS = (
+    *(b"", b"# said", b"@revoked", b"@cert-authority", b"node1,!node2", b"node*", b"|1|a|b"),
+    *(b"|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg=", b"[192.0.2.7]:2222"),
+    *(b"192.0.2.7", b"ssh-ed25519", b"ssh-rsa", KEY, KEY[:9], b"\xff"),
+)
+
+
+@many
+@given(
+    st.lists(
+        st.sampled_from(WORDS),
+        max_size=5,
+    ).map(b" ".join),
+    st.sampled_from(["192.0.2.7", "node1", "node2", "[192.0.2.7]:2222"]),
+)
+@example(b"@revoked node*,!node2 ssh-ed25519 " + KEY, "node2")
+@example(b"node*,!node2 ssh-ed25519 " + KEY, "node1")
+@example(b"|1|a|b ssh-ed25519 " + KEY, "node1")
+def test_a_line_of_known_hosts_made_of_its_parts(line, name):
+    for found in known_hosts.read(line):
+        assert found.entry.key is not None
+        assert found.means(name) in (True, False)
+
+
+@many
+@given(
+    st.lists(st.sampled_from([wire(HELLO), *map(wire, GOOD), b"", b"hi\n", b'{"x"\n', b"[]\n"])),
+    st.integers(1, 99) | st.just(1 << 20),
+)
+@example([b"y" * (2 << 20)], 1 << 20)
+@example([b"y\n" * (1 << 20)], 1 << 20)
+@example([wire(HELLO), wire(GOOD[2])], 9)
+@example([wire(HELLO), wire(GOOD[-1]), wire(GOOD[4])], 99)
+def test_frames_in_any_order_are_read_or_refused(sent, size):
+    frames = Frames(RANKS)
+    data = b"".join(sent)
+    with contextlib.suppress(Invalid):
+        for start in range(0, len(data), size):
+            for frame, _ in frames.feed(data[start : start + size]):
+                assert frame["type"] == "hello" or sent.index(wire(HELLO)) >= 0
+    assert isinstance(frames.rest(), str)
+
+
+@many
+@given(
+    st.lists(st.sampled_from([b"word ", b"\n", b"\r", b"x" * 5000, b"x" * 300_000, b"\xff"])),
+    st.integers(1, 1 << 20),
+)
+def test_lines_of_any_length_are_cut_and_kept(tmp_path_factory, pieces, limit):
+    folder = tmp_path_factory.mktemp("run")
+    with (folder / "screen").open("w+", encoding="utf-8") as screen:
+        logs = RunLogs(folder, Terminal(screen), 4, limit)
+        for piece in pieces:
+            logs.feed("node1", 2, "stdout", piece)
+        logs.close()
+    path = folder / "nodes/node1/rank2.log"
+    assert not path.exists() or path.stat().st_size < limit + 4096
 
 
 @many

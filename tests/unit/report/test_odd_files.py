@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from report import records
@@ -87,6 +88,8 @@ def whole(tmp_path_factory):
     plan["options"] = {"model": "resnet50", "batch": 32, "trainer": ["--lr", "0.1"]}
     plan["predicted"] = {"images_per_second": 100.0, "made_unix": 1.0}
     (folder / "plan.json").write_text(json.dumps(plan))
+    path = folder / "nodes/node1/rank0.steps.jsonl"
+    path.write_text(path.read_text().replace('"kind": "step"', '"exact": true, "kind": "step"'))
     return folder
 
 
@@ -104,6 +107,7 @@ def reported(run):
     return said
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("name", FILES)
 def test_a_report_is_made_whatever_a_file_holds(whole, name):
     path = whole / name
@@ -125,6 +129,85 @@ def test_a_report_is_made_whatever_a_file_holds(whole, name):
     try:
         each_odd()
         each_damaged()
+    finally:
+        path.write_bytes(good)
+
+
+def missing(path):
+    path.unlink()
+
+
+def huge(path):
+    with path.open("ab") as file:
+        file.truncate(9 << 20)
+
+
+def no_text(path):
+    path.write_bytes(b"\xff\xfe{")
+
+
+def a_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def a_link(path):
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.with_suffix(".moved").name)
+
+
+def a_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def another_rank(path):
+    for name in ("rankx.steps.jsonl", "rank99999.steps.jsonl"):
+        (path.parent / name).write_bytes(path.read_bytes())
+
+
+SPOILED = (missing, huge, no_text, a_folder, a_link, a_pipe, another_rank, deep)
+
+
+@many(30)
+@example({"plan.json": missing, "attempts.json": missing}, 5)
+@example({"nodes/node1/rank0.steps.jsonl": missing, "plan.json": missing}, 8)
+@given(
+    st.dictionaries(st.sampled_from(FILES), st.sampled_from(SPOILED), min_size=1),
+    st.sampled_from([5, 8, 1 << 20]),
+)
+def test_a_report_is_made_whatever_kind_its_files_are(whole, tmp_path_factory, kinds, most):
+    run = tmp_path_factory.mktemp("spoiled") / "run"
+    shutil.copytree(whole, run)
+    for name, spoil in kinds.items():
+        spoil(run / name)
+    if most == 5:
+        shutil.rmtree(run / "nodes")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "MOST_STEPS", most)
+        patch.setattr(records, "MOST_RECORDS", most)
+        reported(run)
+
+
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_read_of_an_odd_file_has_its_type(whole, name):
+    path = whole / name
+    good = path.read_bytes()
+    documents = [json.loads(line) for line in good.splitlines()]
+
+    @many(200)
+    @given(
+        odd(documents[:2]) | st.sampled_from([[{**documents[0], key: 7}] for key in documents[0]])
+    )
+    def each(made):
+        path.write_text("\n".join(map(json.dumps, made)))
+        found = records.read_run(whole)
+        json.dumps([found.plan, found.attempts, found.status, found.missing], allow_nan=False)
+        assert all(isinstance(host, str) for host in found.hosts)
+
+    try:
+        each()
     finally:
         path.write_bytes(good)
 

@@ -237,8 +237,17 @@ NAMES = (
 )  # fmt: skip
 KINDS = (
     "image", "empty", "no image", "cut", "folder", "empty folder", "circle", "nowhere", "fails",
-    "no file", "to an image", "grey16",
+    "no file", "to an image", "grey16", "palette", "turned",
 )  # fmt: skip
+
+
+# Reading /proc/self/mem at its beginning is EIO.
+LINKS = {"circle": ".", "nowhere": "nowhere.png", "fails": "/proc/self/mem"}
+DRAWN = {
+    "grey16": ("I;16", "PNG", {}),
+    "palette": ("P", "PNG", {"transparency": 0}),
+    "turned": ("RGB", "JPEG", {"exif": b"Exif\0\0II*\0\x08\0\0\0\x01"}),
+}
 
 
 def put(path, kind, good):
@@ -247,23 +256,71 @@ def put(path, kind, good):
         path.mkdir()
         if kind == "folder":
             (path / "1.png").write_bytes(good)
-    elif kind == "circle":
-        path.symlink_to(path.parent)
-    elif kind == "nowhere":
-        path.symlink_to("nowhere.png")
-    elif kind == "fails":
-        path.symlink_to("/proc/self/mem")  # reading at its beginning is EIO
+    elif kind in LINKS:
+        path.symlink_to(LINKS[kind])
     elif kind == "no file":
         os.mkfifo(path)
     elif kind == "to an image":
         path.with_name("..target").write_bytes(good)
         path.symlink_to("..target")
-    elif kind == "grey16":
-        Image.new("I;16", (8, 8)).save(path, "PNG")
+    elif kind in DRAWN:
+        mode, form, more = DRAWN[kind]
+        Image.new(mode, (8, 8)).save(path, form, **more)
     else:
         path.write_bytes({"image": good, "cut": good[:50], "no image": b"GIF89a"}.get(kind, b""))
 
 
+def put_split(folder, classes, good):
+    folder.mkdir(parents=True)
+    for name, entries in classes.items():
+        (folder / name).mkdir()
+        for file, kind in (entries or {"1.png": "image"}).items():
+            put(folder / name / file, kind, good)
+
+
+def decoded(root, path):
+    try:
+        read_image(root / path)
+        return "decoded"
+    except BadImage as error:
+        with pytest.raises(UserError) as raised:
+            Quarantine(0).add([Bad(path, str(error))])
+        assert "\n" not in str(raised.value)
+        return "bad"
+
+
+@pytest.mark.hypothesis
+def test_odd_files_are_images_or_bad_ones(tmp_path, monkeypatch):
+    pytest.importorskip("hypothesis")  # where the newest torch is tested
+    from hypothesis import given
+    from hypothesis import strategies as st
+
+    from tests.fuzz import damaged, many
+
+    monkeypatch.setattr(decode, "PAUSES", (0.0,))
+    raw = {}
+    for kind in ("turned", "palette", "grey16"):
+        put(tmp_path / kind, kind, b"")
+        raw[kind] = (tmp_path / kind).read_bytes()
+    (tmp_path / "place").mkdir()
+    path, ends = tmp_path / "place/0.png", {"decoded": 0, "bad": 0}
+
+    @many(200)
+    @given(st.sampled_from([*KINDS, "gone"]) | damaged(raw["turned"]) | damaged(raw["palette"]))
+    def each(kind):
+        shutil.rmtree(path.parent)
+        path.parent.mkdir()
+        if isinstance(kind, bytes):
+            path.write_bytes(kind)
+        elif kind != "gone":
+            put(path, kind, raw["turned"])
+        ends[decoded(tmp_path, "place/0.png")] += 1
+
+    each()
+    assert min(ends.values()) > 20, ends
+
+
+@pytest.mark.hypothesis
 def test_odd_folders_end_in_a_sentence_or_go_on(tmp_path, monkeypatch):
     """The trainer's listing and decoder, and the one that `make check` runs on each machine."""
     pytest.importorskip("hypothesis")  # where the newest torch is tested
@@ -276,38 +333,36 @@ def test_odd_folders_end_in_a_sentence_or_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(decode, "PAUSES", ())
     good = make(tmp_path / "good.png", (8, 8)).read_bytes()
     ends = {"listed": 0, "refused": 0, "decoded": 0, "bad": 0}
-    files = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(KINDS), max_size=4)
+    named = st.sampled_from(("0.png", "1.jpg")) | st.sampled_from(NAMES)
+    files = st.dictionaries(named, st.sampled_from(KINDS), max_size=4)
 
-    @many(60)
-    @given(st.tuples(*[st.dictionaries(st.sampled_from(NAMES), files, max_size=4)] * 2))
-    def each(splits):
+    @many(100)
+    @given(
+        st.tuples(*[st.dictionaries(st.sampled_from(NAMES), files, max_size=4)] * 2),
+        st.sampled_from([("b", "d")] * 6 + [("b",), (), None, "elsewhere"]),
+    )
+    def each(splits, always):
         root = tmp_path / "odd"
         shutil.rmtree(root, ignore_errors=True)
-        for split, found in zip(("train", "val"), splits):
-            for name, entries in {**found, "b": {}, "d": {}}.items():
-                folder = root / split / name
-                folder.mkdir(parents=True)
-                for file, kind in (entries or {"1.png": "image"}).items():
-                    put(folder / file, kind, good)
+        if always == "elsewhere":
+            (root / "training").mkdir(parents=True)
+        for split, found in zip(("train", "val"), splits if isinstance(always, tuple) else ()):
+            put_split(root / split, {**{name: {} for name in always}, **found}, good)
         told = machine.data(str(root), tmp_path / "node")
         assert "\n" not in (told["problem"] or "")
+        assert machine.data(str(root), tmp_path / "node") == told  # from what it kept
+        assert machine.data(str(root / "none"), tmp_path / "node")["exists"] is False
         try:
             folder = ImageFolder(root, "train", Options())
         except UserError as error:
             ends["refused"] += 1
-            assert told["problem"] and "\n" not in str(error)
+            assert told["problem"] or not told["exists"]
+            assert "\n" not in str(error)
             return
         ends["listed"] += 1
         assert folder.sizes
         for path in folder.paths:
-            try:
-                read_image(root / path)
-                ends["decoded"] += 1
-            except BadImage as error:
-                ends["bad"] += 1
-                with pytest.raises(UserError) as raised:
-                    Quarantine(0).add([Bad(path, str(error))])
-                assert "\n" not in str(raised.value)
+            ends[decoded(root, path)] += 1
 
     each()
     assert min(ends.values()) > 0, ends

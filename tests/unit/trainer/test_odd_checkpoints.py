@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 pytest.importorskip("hypothesis")  # where the newest torch is tested
-from hypothesis import given
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from contract.errors import UserError
 from tests.fuzz import damaged, many, odd, places
@@ -103,10 +104,16 @@ def test_a_run_whose_strategy_is_gone_is_told_what_to_take(tried):
     assert tried.resumed()
 
 
+@pytest.mark.hypothesis
 def test_odd_checkpoints_end_in_a_sentence_or_go_on(tried):
     ends = {"resumed": 0, "refused": 0}
 
-    @many(150)
+    @many(200)
+    @example({**tried.good, "sample": 9})
+    @example({**tried.good, "ema": None})
+    @example({})
+    @example({**tried.good, "sample": 99, "samples": 99})
+    @example({**tried.good, "optimizer": {"state": {}, "param_groups": True}})
     @given(odd(tried.good, TENSORS))
     def each(state):
         try:
@@ -168,6 +175,7 @@ def test_groups_of_an_optimizer_that_are_none_are_refused(tried, groups):
         tried.resumed()
 
 
+@pytest.mark.hypothesis
 def test_damaged_checkpoints_are_passed_over_or_are_a_sentence(tried):
     ends = {True: 0, False: 0}
 
@@ -216,6 +224,7 @@ def kept(request, images, tmp_path):
     dist.destroy_process_group()
 
 
+@pytest.mark.hypothesis
 def test_an_odd_own_file_of_a_machine_ends_in_a_sentence_or_goes_on(kept):
     """Also the steps after it: a tensor of another size is noticed before the first one."""
     ends = {"resumed": 0, "passed over": 0, "refused": 0}
@@ -237,6 +246,7 @@ def test_an_odd_own_file_of_a_machine_ends_in_a_sentence_or_goes_on(kept):
     assert min(ends["resumed"], ends["refused"]) > 10, ends
 
 
+@pytest.mark.hypothesis
 def test_a_damaged_own_file_of_a_machine_is_passed_over_or_is_a_sentence(kept):
     writer.write_whole(kept.good, kept.path)
     raw, ends = kept.path.read_bytes(), {True: 0, False: 0}
@@ -264,9 +274,10 @@ def test_an_older_checkpoint_takes_the_place_of_a_damaged_one(tried):
     newer.unlink()
 
 
+@pytest.mark.hypothesis
 def test_weights_that_are_damaged_or_of_another_program(images, tmp_path):
     path = tmp_path / "weights.pt"
-    job = prepared(images, CPU, weights=str(path))
+    job = prepared(images, CPU, weights=str(path), ema=0.9)
     good = {"model": job.model.state_dict()}
     torch.save(good, path)
     raw, ends = path.read_bytes(), {"read": 0, "refused": 0}
@@ -287,7 +298,8 @@ def test_weights_that_are_damaged_or_of_another_program(images, tmp_path):
         read()
 
     @many(200)
-    @given(odd(good, TENSORS))
+    @example([1])
+    @given(odd(good, TENSORS) | st.sampled_from((None, "x", 3)))
     def each_odd(state):
         with contextlib.suppress(UnicodeError, OverflowError):
             torch.save(state, path)

@@ -7,10 +7,12 @@ import pytest
 pytest.importorskip("hypothesis")  # where the newest torch is tested
 import yaml
 from hypothesis import given
+from hypothesis import strategies as st
 
 from contract.command_line import parse, read_config
 from contract.errors import UserError
-from tests.fuzz import many, odd
+from contract.options import GONE
+from tests.fuzz import damaged, many, odd
 
 LAUGHS = "\n".join([f"x{n}: &x{n} [{f'*x{n - 1}, ' * 9 if n else ''}a]" for n in range(12)])
 
@@ -47,3 +49,25 @@ def test_odd_recipes_are_taken_or_refused_in_a_sentence(tmp_path_factory, docume
     path.write_text(yaml.safe_dump(document, allow_unicode=True), errors="replace")
     with contextlib.suppress(UserError):
         parse(["--config", str(path)])
+
+
+TEXT = b"epochs: 3\nstep_epochs: [1, 2]\nmodel: resnet18\ncompile: true\n"
+
+
+@many(200)
+@given(damaged(TEXT) | st.sampled_from((b"[1]", b"{", b"nope: 1", b"epochs: {}")))
+def test_damaged_recipes_are_taken_or_refused_in_a_sentence(tmp_path_factory, content):
+    path = tmp_path_factory.mktemp("odd") / "recipe.yaml"
+    path.write_bytes(content)
+    with contextlib.suppress(UserError):
+        parse(["--config", str(path)])
+
+
+WORDS = ("--epochs", "3", "--nope", "--lr=x", "", "--config", "é", *(f"--{name}" for name in GONE))
+
+
+@many(100)
+@given(st.lists(st.sampled_from(WORDS)))
+def test_any_words_are_options_or_refused(words):
+    with contextlib.suppress(UserError):
+        parse(words)

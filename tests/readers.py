@@ -1,0 +1,162 @@
+"""What of each reader of outside values the fuzzers reach: `python -m tests.readers`.
+
+A reader is what turns bytes or values that a machine, a file or a user gives into values that the
+rest trusts. All tests that hypothesis generates run with branch coverage; the table has the lines
+and branches of each reader, and every one that was not reached is printed. Those in UNREACHED are
+explained there; any other ends it with exit code 1.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+# What is read, and the functions that read it: patterns of names in a file.
+READERS = {
+    "frames": {
+        "contract/validate.py": ("*",),
+        "launcher/watch/guards.py": ("Frames.*", "shapes"),
+        "launcher/watch/lines.py": ("_pieces", "_short", "RankLog.feed", "RankLog._lines"),
+    },
+    "facts": {
+        "launcher/machines/probe.py": ("read_facts", "shape", "_read_pairs"),
+        "launcher/machines/known_hosts.py": ("read", "Line.means", "_like"),
+        "ansible/planning/border.py": ("*",),
+        "ansible/planning/health.py": ("health", "_dict", "_text", "_number", "_counts", "_gpus"),
+    },
+    "records": {
+        "report/files.py": ("*",),
+        "report/records.py": ("*",),
+        "launcher/watch/attempts.py": ("lines_of",),
+    },
+    "checkpoints": {
+        "trainer/snapshots.py": ("*",),
+        "trainer/checkpoint.py": ("restore", "load*", "_refuse_compressed", "complete", "read_*"),
+        "trainer/resume.py": ("_newest_here", "_allowed_here", "_own_files", "restore_own"),
+        "trainer/optim.py": ("load_state", "_sizes", "_kept", "_steps", "_odd_state"),
+        "trainer/writer.py": ("is_whole",),
+        "trainer/compat.py": ("is_plain", "load_tensors"),
+        "trainer/ema.py": ("Ema.load_state_dict",),
+        "trainer/sync/base.py": ("kept_*",),
+        "trainer/sync/feedback.py": ("Feedback.load_state_dict",),
+    },
+    "plans": {
+        "launcher/folders.py": ("recorded",),
+        "launcher/run.py": ("resume",),
+        "launcher/watch/attempts.py": ("Attempts.__init__", "Attempts.close_broken"),
+        "contract/predictions.py": ("read", "holds", "is_fresh"),
+    },
+    "inventories": {
+        "launcher/machines/inventory.py": ("parse", "members", "Variables.*", "_host*", "numeric"),
+        "ansible/bootstrap.py": ("machine_of",),
+        "contract/names.py": ("*",),
+    },
+    "verbs": {"tools/verbs.py": ("check", "value_of", "_path", "options", "_not_taken")},
+    "recipes": {"contract/command_line.py": ("parse", "read_config", "_underscored", "_unknown")},
+    "data sets": {
+        "contract/layout.py": ("*",),
+        "trainer/data/folder.py": ("ImageFolder.__init__", "ImageFolder.natural_size"),
+        "trainer/data/decode.py": ("read_image", "size_of", "_*"),
+        "launcher/machines/probes/machine.py": ("data", "others", "splits", "listing", "size"),
+    },
+    "facts files": {
+        "ansible/dry_provision.py": ("read", "_is_entry"),
+        "ansible/planning/stacks.py": ("kept",),
+    },
+}
+# Why no fuzzer reaches it: the beginning of a line, by its file.
+UNREACHED = {
+    ("trainer/compat.py", 'if "weights_only"'): "torch 1.12, by test_trainer_pickles.py",
+    ("trainer/compat.py", 'return torch.load(file, map_location="cpu", pickle'): "the same",
+    ("trainer/resume.py", "if wanted is None"): "no option to resume",
+    ("trainer/resume.py", "return"): "no option to resume",
+    ("trainer/resume.py", "if best[1] is None"): "several files, by test_train_resume.py",
+    ("trainer/resume.py", "if job.sync is None"): "a strategy that keeps nothing",
+    ("launcher/run.py", ""): "what comes after both files were read: test_run.py",
+    ("launcher/folders.py", 'why = "it is missing"'): "test_command_line.py",
+    ("launcher/watch/attempts.py", "if self.path.exists()"): "a run that is new",
+    ("launcher/watch/lines.py", ""): "a terminal, by test_lines.py",
+    ("launcher/machines/inventory.py", "for child"): "a group of groups, by Ansible's own document",
+    ("launcher/machines/inventory.py", "names += members"): "the same",
+    ("contract/command_line.py", "except ImportError"): "a Python without PyYAML",
+    ("contract/command_line.py", 'raise UserError(f"--config {path}: reading'): "the same",
+    ("contract/layout.py", "if error.errno in FAILING"): "a disk that fails: test_data_lost.py",
+    ("contract/layout.py", "raise NoAnswer("): "the same",
+    ("contract/layout.py", "raise LayoutError("): "a closed folder: test_data_folder.py",
+    ("contract/layout.py", "raise error"): "the same",
+    ("trainer/checkpoint.py", "raise"): "a disk that fails",
+    ("trainer/checkpoint.py", 'raise UserError(f"{name}: cannot'): "the same",
+    ("trainer/data/decode.py", "if error.errno not in"): "a file that is gone: test_data_lost.py",
+    ("trainer/data/decode.py", "raise BadImage(reason)"): "the same",
+}
+
+
+def covered(tests: list[str]) -> dict[str, Any]:
+    """coverage's document on the modules of READERS after all fuzzers have run."""
+    python = [sys.executable, "-m"]
+    files = sorted({file for modules in READERS.values() for file in modules})
+    with tempfile.TemporaryDirectory() as folder:
+        data = [f"--data-file={folder}/data"]
+        run = ["coverage", "run", "--branch", *data, f"--include={','.join(files)}", "-m", "pytest"]
+        subprocess.run([*python, *run, "-q", "-m", "hypothesis", *tests], cwd=ROOT, check=True)
+        out = f"{folder}/found.json"
+        subprocess.run([*python, "coverage", "json", "-q", *data, "-o", out], cwd=ROOT, check=True)
+        return dict(json.loads(Path(out).read_text())["files"])
+
+
+def functions(found: dict[str, Any], modules: dict[str, tuple[str, ...]]) -> list[tuple[str, Any]]:
+    """(file, coverage's entry) of each function of a reader. Raises KeyError for one that is gone
+    or has another name."""
+    every = []
+    for file, patterns in modules.items():
+        named = found[file]["functions"]
+        for pattern in patterns:
+            matching = [name for name in named if name and fnmatchcase(name, pattern)]
+            if not matching:
+                raise KeyError(f"{file} has no function {pattern}")
+            every += [(file, named[name]) for name in matching]
+    return every
+
+
+def missed(file: str, entry: dict[str, Any]) -> list[tuple[int, str]]:
+    """Number and text of each line that was not reached, or that never went on to another one."""
+    text = Path(ROOT / file).read_text().splitlines()
+    numbers = {*entry["missing_lines"], *(abs(at) for at, _ in entry["missing_branches"])}
+    return [(number, text[number - 1].strip()) for number in sorted(numbers)]
+
+
+def reason(file: str, line: str) -> str | None:
+    known = (
+        why
+        for (where, begin), why in UNREACHED.items()
+        if where == file and line[: len(begin)] == begin
+    )
+    return next(known, None)
+
+
+def main(tests: list[str]) -> int:
+    found = covered(tests)
+    print(f"\n{'reader':<12} {'functions':>9} {'lines':>11} {'branches':>11}")
+    left = []
+    for what, modules in READERS.items():
+        rows = functions(found, modules)
+        total = {key: sum(entry["summary"][key] for _, entry in rows) for key in ROWS}
+        lines = f"{total['covered_lines']}/{total['num_statements']}"
+        branches = f"{total['covered_branches']}/{total['num_branches']}"
+        print(f"{what:<12} {len(rows):>9} {lines:>11} {branches:>11}")
+        left += [(file, *line) for file, entry in rows for line in missed(file, entry)]
+    for file, number, line in left:
+        print(f"  {file}:{number}: {line[:60]}: {reason(file, line) or 'NOT REACHED'}")
+    return int(any(reason(file, line) is None for file, _, line in left))
+
+
+ROWS = ("covered_lines", "num_statements", "covered_branches", "num_branches")
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:] or ["tests/unit"]))
