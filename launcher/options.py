@@ -101,7 +101,7 @@ FIELDS = tuple(field.name for field in dataclasses.fields(Options) if field.name
 
 
 # Options as plan.json has them: words, paths, whole numbers; an older plan may lack variables.
-WORD, COUNT = Match(r"[^\0]*"), (None, One(range(1, LARGEST)))
+WORD, COUNT = Match("[^\0-\x1f\x7f-\x9f\ud800-\udfff]*"), (None, One(range(1, LARGEST)))
 STORED: dict[str, object] = {
     **dict.fromkeys(("inventory", "data"), WORD),
     **dict.fromkeys(("model", "keep"), (None, WORD)),

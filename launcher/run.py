@@ -18,7 +18,7 @@ from launcher.logs import MIB, Sizes
 from launcher.machines.engine import Busy, MachineError
 from launcher.machines.inventory import CHECKOUT
 from launcher.messages import describe, exit_code, how_to_resume, leftovers, not_copied
-from launcher.options import STORED, Options, resumed
+from launcher.options import STORED, WORD, Options, resumed
 from launcher.plan import checks, preflight
 from launcher.plan import plan as planning
 from launcher.plan.checks import (
@@ -98,7 +98,7 @@ def train_once(options: Options, terminal: Terminal) -> int:
 
 
 # What a run that goes on reads of its plan.json.
-PLANNED: dict[str, object] = {"options": STORED, "precision": str, "sync": str}
+PLANNED: dict[str, object] = {"options": STORED, "precision": WORD, "sync": WORD}
 
 
 def resume(name: str, changes: dict[str, Any]) -> int:

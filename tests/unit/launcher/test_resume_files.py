@@ -103,6 +103,8 @@ def test_a_run_goes_on_that_began_before_a_variable_was_there(resumed):
         ("plan.json", {"options": True}, "plan.json is damaged (its options is"),
         ("plan.json", {"options": {**PLAN["options"], "trainer": 7}}, "options.trainer is"),
         ("plan.json", {"options": {**PLAN["options"], "data": "a\0b"}}, "options.data is"),
+        ("plan.json", {"options": {**PLAN["options"], "inventory": "\ud800"}}, "inventory is"),
+        ("plan.json", {"options": {**PLAN["options"], "sync": "\x1b]0;x\x07"}}, "options.sync is"),
         ("plan.json", {"precision": None}, "its precision is"),
         ("attempts.json", {"attempts": {}}, "attempts.json is damaged (its attempts is"),
         ("attempts.json", {"attempts": [{"attempt": 1}]}, "attempts[0].nodes is"),
