@@ -43,8 +43,7 @@ READERS = {
         "trainer/writer.py": ("is_whole",),
         "trainer/compat.py": ("is_plain", "load_tensors"),
         "trainer/ema.py": ("Ema.load_state_dict",),
-        "trainer/sync/base.py": ("kept_*",),
-        "trainer/sync/feedback.py": ("Feedback.load_state_dict",),
+        "trainer/sync/feedback.py": ("Feedback.load_state_dict", "kept_tensor"),
     },
     "plans": {
         "launcher/folders.py": ("recorded",),
