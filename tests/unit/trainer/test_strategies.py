@@ -10,6 +10,7 @@ import pytest
 
 from contract.errors import UserError
 from contract.strategies import RULES, Argument, Payload, Rule, parse, ring_bytes, usual
+from tests.trainer_ranks import make_images
 from trainer.sync import KINDS
 
 ROOT = Path(__file__).parents[3]
@@ -132,11 +133,11 @@ def test_a_new_one_takes_an_entry_a_class_and_a_name(tmp_path):
     replaced(kinds, "from .powersgd", "from .fp64 import FP64\nfrom .powersgd")
     replaced(kinds, '    "ef": ', '    "fp64": FP64,\n    "ef": ')
 
-    subprocess.run([sys.executable, ROOT / "examples/digits.py", tmp_path / "digits"], check=True)
+    images = str(make_images(tmp_path / "images", per_class=4))
     model = f"{ROOT}/tests/older_run/tiny.py:tiny"
-    argv = [sys.executable, "-m", "trainer", "--spawn", "2", "--device", "cpu", "--data", "digits"]
+    argv = [sys.executable, "-m", "trainer", "--spawn", "2", "--device", "cpu", "--data", images]
     argv += ["--output", "out", "--model", model, "--epochs", "1", "--precision", "fp32"]
-    argv += ["--per_node_batch_size", "256", "--workers", "0", "--sync", "fp64"]
+    argv += ["--per_node_batch_size", "4", "--workers", "0", "--sync", "fp64"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     begun = [path.open().readline() for path in tmp_path.glob("out/nodes/*/*.steps.jsonl")]
