@@ -75,10 +75,16 @@ def offer_signed(lab, folder, version):
     lab.ssh(1, "sudo apt-get -q update")
 
 
-def test_secure_boot_with_signed_modules_builds_nothing_and_asks_for_no_key(machine, tmp_path):
+@pytest.mark.parametrize("desktop", [False, True])
+def test_secure_boot_with_signed_modules_builds_nothing_and_asks_for_no_key(
+    machine, tmp_path, desktop
+):
     """Stand-ins for Ubuntu's packages, with the real ones' relations, and the machine's own apt."""
     lab, words = machine
     wanted = [*words, "-e", "stack=cu132"]
+    if desktop:
+        standins.start_desktop(lab, 1)
+        wanted += ["-e", "allow_stop_display=true"]
     lab.ssh(1, "sudo touch /opt/standin/secure-boot; sudo systemctl restart standin-kernel")
 
     offer_signed(lab, tmp_path / "unmatched", LATER)
@@ -97,6 +103,7 @@ def test_secure_boot_with_signed_modules_builds_nothing_and_asks_for_no_key(mach
     checked = said(play(lab, "--check", *wanted))
     planned = re.findall(r"((?:linux|nvidia)-[a-z0-9.-]+)=[0-9]", checked)
     assert "linux-modules-nvidia-580-open-standin" in planned
+    assert ("nvidia-driver-580-open" in planned) == desktop
     simulated = lab.ssh(1, f"{simulate} {' '.join(planned)}")
     coming = set(re.findall(r"^Inst (\S+)", simulated, re.MULTILINE))
     assert OPEN in coming and not {"dkms", "nvidia-dkms-580-open"} & coming
