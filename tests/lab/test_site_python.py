@@ -91,7 +91,7 @@ def test_condas_own_python_needs_no_channel(provision):
     first = said(provision(offline=True))
     digest = hashlib.sha256(provision.installer.read_bytes()).hexdigest()
     assert "is empty, so the file that came is trusted, and any other" in first
-    assert f"publisher's page: {digest}" in first
+    assert f"page of its publisher: {digest}" in first
     environment = provision.lab.ssh(1, f"readlink {ROOT}/env").strip()
     assert environment.startswith(f"{ROOT}/envs/cpu-")
     assert provision.lab.ssh(1, f"{ROOT}/env/bin/python -c 'import torch, torchvision'") == ""
