@@ -161,7 +161,7 @@ def assert_clean(run) -> None:
 
 
 NAMES = re.compile(
-    r"(attempts|plan|summary)\.json|report\.(html|txt)|controller\.(log(\.first|\.\d)?|pid)|"
+    r"(attempts|plan|summary)\.json|report\.(html|txt)|series\.csv|controller\.(log(\.first|\.\d)?|pid)|"
     r"nodes/node(1/rank0|2/rank1)\.(log(\.first|\.\d)?|steps\.jsonl)|"
     r"nodes/node[12]/(exit\.json|iostat\.json|(net|gpu|mounts)\.jsonl|launch\.log)|"
     r"samples/(rank0|rank1)\.[12]\.csv|checkpoints/node[12]/(best|step-\d+)\.pt"
