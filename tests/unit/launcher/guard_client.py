@@ -36,7 +36,6 @@ class Client:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
         self.frames, self.buffer, self.ended = [], b"", False
-        self.sent = b""  # all that the guard sent
         self.output = {}  # (rank, stream): bytes
 
     def send(self, **order):
@@ -58,7 +57,6 @@ class Client:
         data = os.read(self.process.stdout.fileno(), 1 << 20)
         self.ended = self.ended or not data
         self.buffer += data
-        self.sent += data
         self.parse()
         return bool(data)
 
