@@ -2,7 +2,7 @@
 
 python -m report plan: predicts the next run (report/plan.py).
 python -m report compare RUN RUN ...: sets runs side by side (report/comparing.py).
-python -m report sweep FOLDER: the same of the runs of a sweep (report/sweep.py).
+python -m report sweep FOLDER: the same of the runs of a sweep (report/comparing.py).
 """
 
 from __future__ import annotations
@@ -19,16 +19,13 @@ from typing import NoReturn
 from contract import interrupts
 from contract.errors import UserError
 from report.analysis import Analysis, analyse
-from report.comparing import compare_main
-from report.errors import Parser
-from report.finding import find_run
+from report.cli import Parser, find_run, write
+from report.comparing import compare_main, sweep_main
 from report.layout import printable, printed
 from report.overtime import as_csv
 from report.page import render_page
 from report.plan import plan_main
-from report.sweep import sweep_main
 from report.text import render_text
-from report.writing import write
 from tools import verbs
 
 # Of this process. A month of five machines takes a tenth of either.

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from contract import prices, strategies
 from report import formulas
-from report.bottleneck import WAIT, parts
 from report.files import Entry, number
 from report.measure import Step, slowest
+from report.verdict import WAIT, parts
 
 # Predicted gains below this are within the noise of a measurement.
 WORTH = 1.03

@@ -9,13 +9,10 @@ from typing import TypeVar
 
 from report.accounting import Accounting, account, attempt_numbers
 from report.advice import NONE, Advice, Remedy, advise
-from report.bottleneck import bottleneck
-from report.command import own_args, train_line
+from report.devices import GpuUse, MemoryUse, gpu_use, memory_use
 from report.disk import DiskUse, ShareUse, disk_use, share_use
 from report.files import Entry, dicts, number, open_record
-from report.gpu import GpuUse, gpu_use
 from report.measure import Step, longest_attempt, measure_step
-from report.memory import MemoryUse, memory_use
 from report.network import NetworkUse, network_use, one_machine
 from report.progress import (
     Epoch,
@@ -28,8 +25,8 @@ from report.progress import (
     time_line,
 )
 from report.records import Run, read_run
-from report.too_short import TooShort, too_short
-from report.verdict import Verdict, headline_of, verdict
+from report.rerun import TooShort, own_args, too_short, train_line
+from report.verdict import Verdict, bottleneck, headline_of, verdict
 
 Use = TypeVar("Use", DiskUse, ShareUse, NetworkUse)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from html import escape
 
-from report.units import three_digits
+from report.layout import three_digits
 
 Parts = list[tuple[str, float]]  # (category, value)
 Points = list[tuple[float, float]]  # (x, y)

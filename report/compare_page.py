@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 from report import charts, compare_text
 from report.compare import Comparison, Side
-from report.page import over_time
+from report.layout import seconds, three_digits
+from report.page import over_time, render
 from report.progress import POINTS, Epoch
-from report.series import thin
-from report.templates import render
-from report.units import seconds, three_digits
+from report.windows import thin
 
 CURVES = 8  # sides that have a colour
 

@@ -7,9 +7,8 @@ from functools import partial
 from report import layout
 from report.compare import Comparison, Side, reached
 from report.differences import Difference
-from report.layout import printed, table, wrap
+from report.layout import printed, seconds, table, three_digits, wrap
 from report.tables import UNKNOWN, Column, Table, known, made
-from report.units import seconds, three_digits
 
 # The parts of a step: the field of Step, its heading, and the category whose colour it has.
 PARTS = (

@@ -1,18 +1,22 @@
-"""python -m report compare RUN RUN ...: prints a comparison and writes compare.html beside them."""
+"""What is typed to compare: runs with one another, or those of a sweep; both write compare.html.
+
+python -m report compare RUN RUN ...
+python -m report sweep FOLDER
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from contract.errors import UserError
 from contract.text import counted
 from report import compare_page, compare_text
+from report.cli import Parser, find_run, write
 from report.compare import LEAST, MOST, Comparison, Side, compare
-from report.errors import Parser
-from report.finding import find_run
-from report.layout import printed
-from report.writing import write
+from report.files import Entry, dicts, read_object, text
+from report.layout import printed, three_digits
 
 HOW = '`make compare RUNS="latest latest~1"`'
 
@@ -80,3 +84,78 @@ def of_side(side: Side) -> dict[str, object]:
         "top1": [[epoch.epoch, epoch.seconds, epoch.top1] for epoch in side.curve],
         "too_short": side.short,
     }
+
+
+MOST_CELLS = 2000
+TOO_SHORT = (
+    "The runs were too short to say which is fastest: without EPOCHS each is as long as it takes."
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    name: str
+    command: str
+    runs: list[Path]
+    cause: str
+
+
+def sweep_main(argv: list[str]) -> int:
+    """Returns the exit code. Raises UserError."""
+    parser = Parser(prog="python -m report sweep", description="Compares the runs of a sweep.")
+    parser.add_argument("folder", type=Path, help="runs/sweeps/<id>")
+    folder = parser.parse_args(argv).folder
+    cells = read_cells(folder)
+    rows = [(cell.name, cell.runs, cell.cause) for cell in cells]
+    found = compare(f"{counted(len(cells), 'setting')} of sweep {folder.resolve().name}", rows)
+    found = concluded(found, cells)
+    page = folder / "compare.html"
+    write(page, compare_page.render_page(found))
+    print(compare_text.render_text(found), end="")
+    print(printed(["", f"Comparison: {page}"]))
+    return 0
+
+
+def read_cells(folder: Path) -> list[Cell]:
+    """Raises UserError where there is no sweep."""
+    missing: list[str] = []
+    state = read_object(folder / "sweep.json", missing)
+    cells = dicts(state.get("cells"))[:MOST_CELLS]
+    if not cells:
+        raise UserError(f"{folder} is no sweep: {' '.join(missing) or 'it has no cells.'}")
+    runs = dicts(state.get("runs"))
+    of_cell = [[run for run in runs if run.get("cell") == at] for at in range(len(cells))]
+    return [read_cell(folder, *both) for both in zip(cells, of_cell)]
+
+
+def read_cell(folder: Path, cell: Entry, runs: list[Entry]) -> Cell:
+    """A run's name is one below runs/, never a path."""
+    names = [Path(name).name for run in runs if (name := text(run.get("run")))]
+    causes = [cause for run in runs if (cause := text(run.get("cause")))]
+    folders = [folder.resolve().parents[1] / name for name in names]
+    name, command = text(cell.get("name")) or "?", text(cell.get("command")) or ""
+    return Cell(name, command, folders, causes[-1] if causes else "" if names else "not run yet")
+
+
+def concluded(found: Comparison, cells: list[Cell]) -> Comparison:
+    """The comparison with its best and the command of it."""
+    best, said, command = found.fastest, [TOO_SHORT], ""
+    if not any(side.speeds for side in found.sides):
+        said = ["No setting has a result."]
+    if best is not None:
+        speed = three_digits(best.images_per_second or 0.0)
+        said = [f"Fastest: {best.label}, {best.name}: {speed} images/s."]
+        others = [side for side in found.sides if side is not best]
+        near = [side.label for side in others if overlap(side, best)]
+        said += [f"Within the spread of its runs as fast: {', '.join(near)}."] if near else []
+        command = next(cell.command for cell, side in zip(cells, found.sides) if side is best)
+    scored = [side for side in found.sides if side.best_top1 is not None]
+    if scored:
+        most = max(scored, key=lambda side: side.best_top1 or 0.0)
+        said.append(f"Highest top-1: {most.label}, {compare_text.top1(most.best_top1 or 0.0)}.")
+    return replace(found, conclusion=" ".join(said), command=command)
+
+
+def overlap(side: Side, best: Side) -> bool:
+    """Whether the fastest run of one is as fast as the slowest of the best."""
+    return bool(side.speeds) and len(best.speeds) > 1 and max(side.speeds) >= min(best.speeds)

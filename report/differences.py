@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from report.analysis import Analysis, last_hosts, world_size
 from report.files import Entry
+from report.layout import link, three_digits
 from report.network import one_machine
-from report.units import link, three_digits
 
 # Options that say where, or how somebody is told, and change nothing of a run's figures.
 NO_SETTINGS = {"config", "output", "local_rank", "spawn", "resume", "progress", "data"}

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from contract import predictions, runs
 from contract.errors import UserError
-from report.errors import NothingMeasured
+from report.cli import NothingMeasured
 from report.files import Entry, dicts, number, read_object
+from report.layout import link, millions, seconds, size
 from report.measure import Step, measure_step
 from report.network import network_use
 from report.predict import Basis
 from report.progress import learning_curve
 from report.published_speeds import BATCH, images_per_second, paper_step
 from report.records import RankRecord, Run, read_run
-from report.units import link, millions, seconds, size
 from tools import verbs
 
 MEASURED = "measured"  # the folder below runs/ that holds what was measured without a run

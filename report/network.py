@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from report.files import Entry, number, only, text
 from report.records import Fields, Run, positive
-from report.series import Series
-from report.windows import Window, loop_windows, within
+from report.windows import Series, Window, loop_windows, within
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import io
 from dataclasses import dataclass
 
 from report.analysis import Analysis, Use, uses_in_attempt
-from report.gpu import GpuUse
-from report.series import Points, thin
+from report.devices import GpuUse
+from report.windows import Points, thin
 
 LINES = 8  # as many as there are colours
 DRAWN = 120  # points of a line

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
+from typing import Any
+
+import jinja2
 
 from report import charts, differences, formulas, tables
 from report.analysis import Analysis, uses_in_attempt
-from report.command import train_line
 from report.files import number
-from report.heading import setup
+from report.layout import link, percent, seconds, size, three_digits
 from report.overtime import Recorded, first_per_host, recorded
 from report.progress import POINTS
 from report.records import CATEGORIES
-from report.series import thin
-from report.templates import render
-from report.text import WORDS
-from report.units import percent, seconds, three_digits
+from report.rerun import train_line
+from report.text import WORDS, setup
+from report.windows import thin
 
 MOST_RANKS = 16  # rows of a chart
 STEP_PARTS = ("data", "h2d", "forward", "backward", "sync_exposed", "optimizer", "other")
@@ -216,3 +219,24 @@ def advice_chart(analysis: Analysis) -> str:
     ]
     said = "Images per second: " + ", ".join(f"{name} {three_digits(v)}" for name, v, _ in rows)
     return charts.bars(rows, "/s", said + ".")
+
+
+def render(template: str, **values: Any) -> str:
+    """The HTML document."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters.update(
+        seconds=seconds, size=size, percent=percent, link=link, digits=three_digits, bound=bound
+    )
+    return environment.get_template(template).render(**values)
+
+
+def bound(sentence: str) -> str:
+    """The sentence with its figures bound to their units by no-break spaces."""
+    units = r"%|ms|s|min|h|d|kB|MB|GB|MB/s|[GM]bit/s|images/s|px|MHz|W|C"
+    return re.sub(rf"(?<=\d) (?=(?:{units})(?![\w/]))|(?<=<) (?=\d)", "\u00a0", sentence)

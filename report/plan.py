@@ -14,8 +14,8 @@ from contract.errors import UserError
 from contract.runs import prediction_path
 from contract.strategies import WARMUP_EPOCHS, Phases, Strategy
 from report import formulas, published_speeds
-from report.errors import Parser
-from report.layout import printed, table, wrap
+from report.cli import Parser, write
+from report.layout import link, printed, seconds, size, table, three_digits, wrap
 from report.measurements import find_basis, on_paper
 from report.predict import (
     HARMLESS,
@@ -30,8 +30,6 @@ from report.predict import (
     times_one,
     worth_showing,
 )
-from report.units import link, seconds, size, three_digits
-from report.writing import write
 
 # Short names for the table, which has only 80 columns.
 LABELS = {"not measured": "-", "costs samples": "samples", "experimental": "experim."}

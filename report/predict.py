@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from contract import predictions, prices, strategies
 from contract.strategies import EXACT, Phases, Strategy
 from contract.text import counted
+from report.layout import three_digits
 from report.measure import Step
-from report.units import three_digits
 
 HARMLESS = ("exact", "safe")
 

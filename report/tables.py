@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from report import formulas
+from report.devices import GpuUse, MemoryUse
 from report.disk import DiskUse
-from report.gpu import GpuUse
-from report.memory import MemoryUse
+from report.layout import link, percent, size, three_digits
 from report.network import NetworkUse
 from report.progress import Epoch
-from report.units import link, percent, size, three_digits
 
 UNKNOWN = "?"
 NAMES = 2  # the first columns of each table name what the row is about

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from contract.text import counted
 from report import layout, tables
 from report.analysis import Analysis
-from report.heading import setup
-from report.layout import printed, wrap
+from report.files import number
+from report.layout import millions, printed, seconds, three_digits, wrap
 from report.measure import slowest
 from report.records import CATEGORIES
-from report.units import seconds, three_digits
 
 BAR = 30
 WORDS = {
@@ -261,3 +261,31 @@ def note_section(analysis: Analysis) -> list[str]:
     for note in analysis.notes:
         lines += wrap(note)
     return lines
+
+
+def setup(analysis: Analysis) -> list[str]:
+    """Model, machines, batch and what else decides how fast a step is, as far as it is known."""
+    summary, start = analysis.summary, analysis.start
+    words = [
+        str(start.get("model") or analysis.run.plan.get("model") or "unknown model"),
+        f"{counted(summary['nodes'], 'node')} ({counted(summary['world_size'], 'rank')})",
+    ]
+    parameters, micro_batches = (number(start.get(key)) for key in ("parameters", "accumulate"))
+    words += [f"{millions(parameters)} parameters"] if parameters else []
+    words += [f"{start['image_size']} px"] if start.get("image_size") else []
+    if start.get("global_batch"):
+        several = micro_batches is not None and micro_batches > 1
+        parts = f" in {micro_batches:.0f} micro-batches" if several else ""
+        words.append(f"batch {start['global_batch']}{parts}")
+    words += [str(start["precision"])] if start.get("precision") else []
+    words.append(f"sync {summary['sync'] or 'unknown'}")
+    words += [str(start["device"])] if start.get("device") else []
+    words += [f"torch {start['torch']}"] if start.get("torch") else []
+    return words + instructions(start.get("instructions"))
+
+
+def instructions(value: object) -> list[str]:
+    """Which instructions the environment denies oneDNN on a CPU: such a run is slower than the CPU
+    could be."""
+    limit = value.get("onednn_limit") if isinstance(value, dict) else None
+    return [f"oneDNN limited to {limit}"] if limit else []

@@ -30,7 +30,7 @@ from tools import verbs
 SWEEPS = Path("runs/sweeps")
 # What may have several values: everything that a run can differ in.
 SWEPT = ("NODES", "MODEL", "DATA", "EPOCHS", "BATCH", "PRECISION", "SYNC", "ARGS")
-# Of steps in a run without EPOCHS: the report judges from 30 s on (report/too_short.py), and the
+# Of steps in a run without EPOCHS: the report judges from 30 s on (report/rerun.py), and the
 # first steps, which warm up, do not count.
 SECONDS = 40
 AROUND = 30  # seconds of a run beside its steps, until the first one was timed

@@ -25,7 +25,7 @@ from launcher.watch import attempts, guards
 from launcher.watch.attempts import Attempts, write_json
 from launcher.watch.failures import Failure
 from launcher.watch.watch import Outcome
-from report import disk, gpu, network, records
+from report import devices, disk, network, records
 from report.files import number, read_lines, text
 from tests.unit.launcher.guard_client import Client, workers
 from tests.unit.launcher.launcher_values import CODE, SETTINGS, build, facts, host
@@ -137,7 +137,7 @@ def rates(made):
 
 def cards(made):
     line = counters.gpu("0, 50, 1024, 60, 100.5, 1500", 1.0)
-    return lost(dict.fromkeys(("mono", "index", *gpu.FIGURES), number), line)
+    return lost(dict.fromkeys(("mono", "index", *devices.FIGURES), number), line)
 
 
 def shares(made):
@@ -297,7 +297,7 @@ CASES = [
     ("launcher/node/recorder.py, net.jsonl", "report/network.py", networks),
     ("launcher/node/disks.py", "report/disk.py", disks),
     ("launcher/node/counters.py, disks", "report/disk.py", rates),
-    ("launcher/node/counters.py, cards", "report/gpu.py", cards),
+    ("launcher/node/counters.py, cards", "report/devices.py", cards),
     ("launcher/node/recorder.py, mounts.jsonl", "report/disk.py", shares),
     ("trainer/banner.py", "report/records.py", starts),
     ("trainer/train.py, steps", "report/records.py", trained),

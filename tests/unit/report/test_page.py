@@ -11,9 +11,8 @@ from report import charts
 from report.__main__ import main
 from report.analysis import analyse
 from report.overtime import recorded
-from report.page import render_page
+from report.page import bound, render_page
 from report.records import CATEGORIES
-from report.templates import bound
 from report.text import render_text
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
 

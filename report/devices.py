@@ -1,4 +1,5 @@
-"""What nvidia-smi saw while the training loop ran, from gpu.jsonl."""
+"""What devices did: what nvidia-smi saw while the training loop ran, from gpu.jsonl, and what the
+processes that used them said at their end: peak memory, images they skipped."""
 
 from __future__ import annotations
 
@@ -6,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from report.files import number
-from report.records import Run, natural_number
-from report.series import Points, Series
-from report.windows import loop_windows, within
+from report.records import RankRecord, Run, natural_number
+from report.windows import Points, Series, loop_windows, within
 
 
 @dataclass(frozen=True)
@@ -88,4 +88,37 @@ def one_gpu(host: str, attempt: int, index: int, seen: dict[str, Figures]) -> Gp
         temperature=seen["temperature"].most,
         clock=seen["clock_sm"].least,
         series={name: figures.series.points for name, figures in seen.items()},
+    )
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """One machine in the last attempt: its device, its ranks, the peak bytes of the rank that used
+    most, and the number of images that could not be used."""
+
+    host: str
+    device: str
+    ranks: int
+    peak_memory: float | None
+    bad_images: float | None
+
+
+def memory_use(run: Run) -> list[MemoryUse]:
+    """The machines of the last attempt whose ranks wrote an `end` line."""
+    last = max((record.attempt for record in run.ranks), default=0)
+    ended: dict[str, list[RankRecord]] = {}
+    for record in run.ranks:
+        if record.attempt == last and record.end:
+            ended.setdefault(record.host, []).append(record)
+    return [_of_machine(host, records) for host, records in ended.items()]
+
+
+def _of_machine(host: str, records: list[RankRecord]) -> MemoryUse:
+    peaks, bad = (
+        [value for record in records if (value := number(record.end.get(key))) is not None]
+        for key in ("peak_memory_bytes", "bad_images")
+    )
+    device = str(records[0].start.get("device", "?"))
+    return MemoryUse(
+        host, device, len(records), max(peaks, default=None), sum(bad) if bad else None
     )

@@ -1,12 +1,29 @@
-"""Which folder is meant by the name of a run."""
+"""What the command lines of the report share: refused words, found runs, written files."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import re
 from pathlib import Path
+from typing import NoReturn
 
 from contract.errors import UserError
 from contract.text import counted
+
+
+class NothingMeasured(UserError):
+    """There is nothing to predict from yet; `make plan` then measures."""
+
+    code = 3
+
+
+class Parser(argparse.ArgumentParser):
+    """Says in one sentence what is wrong with a command line, by raising UserError."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}. See `{self.prog} --help`.")
+
 
 LATEST = re.compile(r"latest~([0-9]{1,4})")
 
@@ -35,3 +52,20 @@ def earlier(before: int) -> Path:
             f"latest~{before}: there are {counted(len(every), 'run')}: `make runs` lists them."
         )
     return every[before]
+
+
+def write(path: Path, content: str) -> None:
+    """Replace a file atomically, or leave it as it was. Raises UserError when it cannot be
+    written."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(content, encoding="utf-8", errors="replace")
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise UserError(
+            f"Cannot write {path}: {error.strerror}. Make room on that disk, or give the folder to "
+            "your user."
+        ) from None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from contract.errors import UserError
-from report import writing
+from report import cli
 from report.__main__ import main
 from tests.unit.report.report_runs import RunBuilder
 
@@ -34,7 +34,7 @@ def test_half_a_file_is_taken_away_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "write_text", write_text)
     with pytest.raises(UserError, match="No space left on device"):
-        writing.write(tmp_path / "report.txt", "a report")
+        cli.write(tmp_path / "report.txt", "a report")
     assert list(tmp_path.iterdir()) == []
 
 

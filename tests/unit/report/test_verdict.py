@@ -8,9 +8,9 @@ import pytest
 from contract.strategies import Payload, parse
 from report.advice import advise
 from report.analysis import analyse
-from report.bottleneck import bottleneck
 from report.measure import RankWork, Step, real_rate
 from report.text import render_text
+from report.verdict import bottleneck
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
 
 STEP = Step(
