@@ -38,7 +38,7 @@ SEND = (
 )
 ABSENT, IRREGULAR = 3, 4
 # What a guard writes in each run.
-RECORDS = ("exit.json", "iostat.json", "net.jsonl", "gpu.jsonl", "mounts.jsonl")
+RECORDS = ("exit.json", "iostat.json", "net.jsonl", "gpu.jsonl", "mounts.jsonl", "machine.jsonl")
 # Space that the run's own last files need on the disk that the checkpoints go to.
 DISK_LEFT = 256 * MIB
 

@@ -12,6 +12,7 @@ from report.advice import NONE, Advice, Remedy, advise
 from report.devices import GpuUse, MemoryUse, gpu_use, memory_use
 from report.disk import DiskUse, ShareUse, disk_use, share_use
 from report.files import Entry, dicts, number, open_record
+from report.machines import MachineUse, machine_use
 from report.measure import Step, longest_attempt, measure_step
 from report.network import NetworkUse, network_use, one_machine
 from report.progress import (
@@ -28,7 +29,7 @@ from report.records import Run, read_run
 from report.rerun import TooShort, own_args, too_short, train_line
 from report.verdict import Verdict, bottleneck, headline_of, verdict
 
-Use = TypeVar("Use", DiskUse, ShareUse, NetworkUse)
+Use = TypeVar("Use", DiskUse, ShareUse, NetworkUse, MachineUse)
 
 LAST_LINES = 12
 # The fields of a first cause, as attempts.json has them.
@@ -60,6 +61,7 @@ class Analysis:
     disks: list[DiskUse]
     shares: list[ShareUse]
     networks: list[NetworkUse]
+    machines: list[MachineUse]
     gpus: list[GpuUse]
     memory: list[MemoryUse]
     curve: list[Epoch]
@@ -100,6 +102,7 @@ def analyse(folder: Path) -> Analysis:
         disks=disks,
         shares=shares,
         networks=[] if one_machine(run) else networks,
+        machines=machine_use(run),
         gpus=gpus,
         memory=memory_use(run),
         curve=learning_curve(run),

@@ -83,13 +83,26 @@ def of_machines(analysis: Analysis) -> list[Recorded]:
     sent = {use.host: [(at, rate / 1e6) for at, rate in use.series] for use in cards}
     read = {use.host: [(at, rate) for at, rate, _ in use.series] for use in disks}
     busy = {use.host: [(at, util) for at, _, util in use.series] for use in disks}
+    machines = uses_in_attempt(analysis.step, analysis.machines)
+
+    def lines(name: str, only_if_any: bool = False) -> dict[str, Points]:
+        found = {use.host: list(use.series.get(name, ())) for use in machines}
+        some = any(value > 0 for points in found.values() for _, value in points)
+        return found if some or not only_if_any else {}
+
     return [
         Recorded("Network card, sent", "MB/s", sent),
         Recorded("Disk, read", "MB/s", read),
         Recorded("Disk, busy", "%", busy, 100.0),
+        Recorded("Processors, busy", "%", lines("cpu"), 100.0),
+        Recorded("Waits for a processor", "%", lines("queued"), 100.0, note=QUEUED),
+        Recorded("Memory, used", "%", lines("memory"), 100.0),
+        Recorded("Swap, in and out", "MB/s", lines("swap", only_if_any=True)),
+        Recorded("Memory, pressure", "%", lines("pressure", only_if_any=True), 100.0),
     ]
 
 
+QUEUED = "Of the time in which this run's threads wanted one."
 RESIDENT = "A GPU that waits for gradients reads 100 %, too: no evidence."
 
 

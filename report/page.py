@@ -17,7 +17,7 @@ from report.overtime import Recorded, first_per_host, recorded
 from report.progress import POINTS
 from report.records import CATEGORIES
 from report.rerun import train_line
-from report.text import WORDS, setup
+from report.text import QUEUED, WORDS, setup
 from report.windows import thin
 
 MOST_RANKS = 16  # rows of a chart
@@ -39,6 +39,7 @@ def render_page(analysis: Analysis) -> str:
         time_parts=time_parts(analysis),
         charts=all_charts(analysis),
         tables=tables,
+        queued=QUEUED.replace("`", ""),
         recorded=[(one, recorded_chart(one)) for one in recorded(analysis)],
         details=details(analysis),
         command=train_line(analysis.run),

@@ -218,7 +218,7 @@ class RankRecord:
 @dataclass
 class Run:
     """The files of one run. Samples are in the order written; hosts are inventory names. What is
-    long is read when it is gone through: `net`, `gpu`, `mounts` and `iostat` are files by host."""
+    long is read when it is gone through: from `iostat` to `machines` they are files by host."""
 
     folder: Path
     plan: Entry
@@ -230,6 +230,7 @@ class Run:
     net: dict[str, Path]
     gpu: dict[str, Path]
     mounts: dict[str, Path]
+    machines: dict[str, Path]
     missing: list[str]  # sentences
 
     @property
@@ -277,6 +278,7 @@ def read_run(folder: Path) -> Run:
         net=by_name(of_nodes, "net.jsonl"),
         gpu=by_name(of_nodes, "gpu.jsonl"),
         mounts=by_name(of_nodes, "mounts.jsonl"),
+        machines=by_name(of_nodes, "machine.jsonl"),
         missing=missing,
     )
 

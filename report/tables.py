@@ -13,6 +13,7 @@ from report import formulas
 from report.devices import GpuUse, MemoryUse
 from report.disk import DiskUse
 from report.layout import link, percent, size, three_digits
+from report.machines import MachineUse
 from report.network import NetworkUse
 from report.progress import Epoch
 
@@ -73,6 +74,18 @@ NETWORKS = (
     Column("retransmits", lambda use: f"{use.retransmits:,}"),
     Column("drops", lambda use: f"{use.dropped:,}"),
 )
+# "queued": of the time in which the run's threads wanted a processor, when they had none.
+MACHINES = (
+    Column("node", lambda use: use.host),
+    Column("CPUs", lambda use: str(use.cores)),
+    Column("busy", lambda use: percent(use.busy)),
+    Column("by others", lambda use: known(use.others_busy, percent)),
+    Column("queued", lambda use: known(use.queued, percent)),
+    Column("memory", lambda use: size(use.memory_total)),
+    Column("used", lambda use: percent(use.memory_used)),
+    Column("swap MB/s", lambda use: three_digits((use.swapped_in + use.swapped_out) / 1e6)),
+    Column("pressure", lambda use: known(use.memory_pressure, percent)),
+)
 GPUS = (
     Column("node", lambda use: use.host),
     Column("GPU", lambda use: str(use.index)),
@@ -112,6 +125,10 @@ def loss(value: float) -> str:
 
 def memory(uses: list[MemoryUse]) -> Table:
     return made(MEMORY, uses)
+
+
+def machines(uses: list[MachineUse]) -> Table:
+    return made(MACHINES, uses)
 
 
 def gpus(uses: list[GpuUse]) -> Table:

@@ -36,6 +36,7 @@ def render_text(analysis: Analysis) -> str:
         step_section,
         disk_section,
         network_section,
+        machine_section,
         gpu_section,
         memory_section,
         rank_section,
@@ -162,6 +163,20 @@ def network_section(analysis: Analysis) -> list[str]:
     if any(use.shared_by > 1 for use in analysis.networks):
         lines += wrap("The nodes share one machine's card: each is given its part of the counters.")
     return lines
+
+
+QUEUED = (
+    "`queued`: of the time in which this run's threads wanted a processor, the share in which they "
+    "had none. `pressure`: of the time, the share in which some process waited for memory."
+)
+
+
+def machine_section(analysis: Analysis) -> list[str]:
+    """Processors, memory and swap of each machine."""
+    if not analysis.machines:
+        return []
+    lines = ["MACHINES  (while training ran)", *aligned(tables.machines(analysis.machines))]
+    return lines + wrap(QUEUED)
 
 
 def gpu_section(analysis: Analysis) -> list[str]:

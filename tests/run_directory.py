@@ -60,6 +60,12 @@ FILES = {
     "mounts.jsonl": {
         "attempt": int, "mono": NUMBER, "mount": str, "type": str, "read_bytes": int,
     },
+    "machine.jsonl": {
+        "attempt": int, "mono": NUMBER, "cores": int, "cpu_busy": NUMBER, "cpu_iowait": NUMBER,
+        "cpu_steal": NUMBER, "memory_total": int, "memory_available": int, "swap_total": int,
+        "swap_free": int, "swapped_in": int, "swapped_out": int, "pressure_cpu": MAYBE,
+        "pressure_memory": MAYBE, "pressure_io": MAYBE, "ranks": dict,
+    },
     "summary.json": {
         "status": str, "nodes": int, "world_size": int, "attempts": list,
         "first_cause": (dict, NULL), "best_top1": MAYBE, "final_top1": MAYBE, "epochs": int,

@@ -1,7 +1,10 @@
 """Reading the kernel's counters: /proc files as text in, plain values out."""
 
+import os
 import re
 
+TICK = 1.0 / os.sysconf("SC_CLK_TCK")  # seconds; the unit of /proc/stat
+PAGE = os.sysconf("SC_PAGE_SIZE")  # bytes; the unit of /proc/vmstat
 SECTOR = 512  # bytes; the unit of /proc/diskstats whatever the disk
 DISK_COUNTERS = (
     "reads",
@@ -51,6 +54,55 @@ def default_interface(route, route6):
         if fields[0] == "0" * 32 and fields[1] == "00" and fields[9] != "lo":
             return fields[9]
     return ""
+
+
+def processors(stat):
+    """Of /proc/stat: how many processors, and the seconds since boot, summed over them, in which
+    they ran something, waited for a disk, or were given to other virtual machines."""
+    lines = [line.split() for line in stat.splitlines() if line.startswith("cpu")]
+    user, nice, system, _, iowait, irq, softirq, steal = [int(text) for text in lines[0][1:9]]
+    return {
+        "cores": len(lines) - 1,
+        "cpu_busy": round((user + nice + system + irq + softirq) * TICK, 2),
+        "cpu_iowait": round(iowait * TICK, 2),
+        "cpu_steal": round(steal * TICK, 2),
+    }
+
+
+MEMORY = {
+    "memory_total": "MemTotal",
+    "memory_available": "MemAvailable",
+    "swap_total": "SwapTotal",
+    "swap_free": "SwapFree",
+}
+
+
+def memory(meminfo, vmstat):
+    """Bytes of memory and swap now, of /proc/meminfo, and bytes that were brought from swap and put
+    there since boot, of /proc/vmstat."""
+    sizes = {}
+    for line in meminfo.splitlines():
+        name, _, rest = line.partition(":")
+        sizes[name] = rest.split()[:1]
+    found = {ours: int(sizes[kernel][0]) * 1024 for ours, kernel in MEMORY.items()}
+    pages = dict(line.split() for line in vmstat.splitlines() if line.startswith("pswp"))
+    found["swapped_in"], found["swapped_out"] = (
+        int(pages.get(name, 0)) * PAGE for name in ("pswpin", "pswpout")
+    )
+    return found
+
+
+def pressure(text):
+    """Seconds since boot in which some process waited for that resource, of a file of
+    /proc/pressure; None where this kernel does not say."""
+    match = re.search(r"^some .*total=(\d+)", text, re.M)
+    return int(match.group(1)) / 1e6 if match else None
+
+
+def schedule(schedstat):
+    """(seconds that a thread ran, seconds that it waited for a processor) of its schedstat."""
+    ran, waited = schedstat.split()[:2]
+    return int(ran) / 1e9, int(waited) / 1e9
 
 
 def shares(mounts):

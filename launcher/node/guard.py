@@ -212,7 +212,7 @@ class Guard:
 
     def start_recorder(self):
         if self.task.record and self.folder.is_dir():
-            self.recorder = Recorder(self.task, self.folder, self.trouble)
+            self.recorder = Recorder(self.task, self.folder, self.trouble, self.workers.pids)
             self.recorder.start()
 
     # ---- while it runs ----

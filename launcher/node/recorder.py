@@ -10,7 +10,7 @@ import time
 
 from launcher.node import counters
 from launcher.node.disks import DiskRecorder
-from launcher.node.processes import die_with_parent
+from launcher.node.processes import descendants, die_with_parent
 
 GPU_QUERY = "index,utilization.gpu,memory.used,temperature.gpu,power.draw,clocks.sm"
 
@@ -151,16 +151,109 @@ class GpuRecorder:
             self.process.wait()
 
 
-class Recorder:
-    """All recorders. A failure of one goes to `trouble(what, message)` and stops no other."""
+THINNED = 10000  # lines: after so many only every second sample is written, then every fourth, ...
+LOOKED_FOR = 10  # samples between two searches for a rank's other processes
+MOST_THREADS = 512  # of a rank that are read
 
-    def __init__(self, task, folder, trouble):
+
+class Schedule:
+    """Seconds that the threads of a process and of its descendants `ran`, and `waited` for a
+    processor, since they began. What a thread had that has ended stays in the sums."""
+
+    def __init__(self, pid):
+        self.pid, self.pids, self.looks = pid, [pid], 0
+        self.ran = self.waited = 0.0
+        self.threads = {}
+
+    def look(self):
+        """Add what has come since the last look."""
+        if self.looks % LOOKED_FOR == 0:
+            self.pids = [self.pid, *descendants(self.pid)]
+        self.looks += 1
+        now = {}
+        for pid in self.pids:
+            for thread in threads_of(pid)[: MOST_THREADS - len(now)]:
+                text = text_of(str(thread / "schedstat"))
+                if text:
+                    now[thread] = counters.schedule(text)
+        for thread, (ran, waited) in now.items():
+            before = self.threads.get(thread, (0.0, 0.0))
+            self.ran += max(0.0, ran - before[0])
+            self.waited += max(0.0, waited - before[1])
+        self.threads = now
+
+
+def threads_of(pid):
+    """The folders of a process's threads; none of one that has ended."""
+    try:
+        return list(pathlib.Path("/proc/{}/task".format(pid)).iterdir())
+    except OSError:
+        return []
+
+
+class MachineRecorder:
+    """machine.jsonl. `workers()` gives the pid of each rank that lives. `latest`: the newest line,
+    for whoever sends it on."""
+
+    def __init__(self, folder, attempt, workers):
+        self.file, self.attempt, self.workers = (
+            JsonLines(folder / "machine.jsonl"),
+            attempt,
+            workers,
+        )
+        self.latest, self.schedules = None, {}
+        self.lines, self.seen, self.every = 0, 0, 1  # of how many samples one is written
+
+    def start(self):
+        """The first line."""
+        self.sample()
+
+    def sample(self):
+        """One line; a run of months writes one in so many (THINNED). Raises OSError."""
+        line = {"attempt": self.attempt, "mono": time.monotonic()}
+        line.update(counters.processors(text_of("/proc/stat")))
+        line.update(counters.memory(text_of("/proc/meminfo"), text_of("/proc/vmstat")))
+        for what in ("cpu", "memory", "io"):
+            line["pressure_" + what] = counters.pressure(text_of("/proc/pressure/" + what))
+        line["ranks"] = self.ranks()
+        self.latest = line
+        if self.seen % self.every == 0:
+            self.file.append(line)
+            self.lines += 1
+            if self.lines % THINNED == 0:
+                self.every *= 2
+        self.seen += 1
+
+    def ranks(self):
+        """The Schedule of each rank that lives, its loaders' processes included."""
+        pids = self.workers()
+        self.schedules = {rank: self.schedules.get(rank) or Schedule(pids[rank]) for rank in pids}
+        found = {}
+        for rank, schedule in self.schedules.items():
+            schedule.look()
+            ran, waited = round(schedule.ran, 3), round(schedule.waited, 3)
+            found[str(rank)] = {"ran": ran, "waited": waited}
+        return found
+
+    def stop(self):
+        """The last line."""
+        self.every = 1
+        self.sample()
+
+
+class Recorder:
+    """All recorders. A failure of one goes to `trouble(what, message)` and stops no other.
+    `workers()` gives the pid of each rank that lives."""
+
+    def __init__(self, task, folder, trouble, workers=dict):
         self.trouble = trouble
+        self.machine = MachineRecorder(folder, task.attempt, workers)
         self.parts = [
             ("disk recorder", DiskRecorder(folder, task.attempt, task.data)),
             ("network recorder", NetworkRecorder(folder, task.attempt, task.interface)),
             ("mount recorder", MountRecorder(folder, task.attempt)),
             ("GPU recorder", GpuRecorder(folder, task.attempt)),
+            ("machine recorder", self.machine),
         ]
 
     def each(self, verb):

@@ -104,6 +104,10 @@ class Workers:
         """The workers that are alive."""
         return [worker for worker in self.members if worker.running]
 
+    def pids(self):
+        """The pid of each rank that is alive."""
+        return {worker.rank: worker.pid for worker in self.running()}
+
 
 def exception_in(tail):
     """The last line of the last traceback in the end of a stderr, or None."""

@@ -26,10 +26,12 @@ def test_every_field_of_a_line_is_on_its_page(kind):
     assert {"kind", "attempt", kind, *LINES[kind]} <= PAGE["rank<k>.steps.jsonl"]
 
 
-@pytest.mark.parametrize("name", ["net.jsonl", "gpu.jsonl", "mounts.jsonl", "summary.json"])
+@pytest.mark.parametrize(
+    "name", ["net.jsonl", "gpu.jsonl", "mounts.jsonl", "machine.jsonl", "summary.json"]
+)
 def test_the_page_has_no_field_that_the_schema_lacks(name):
     words = {"eth0", "nfs4", "cifs", "finished", "failed", "stopped", "running"}
-    inner = {"resumed_samples", "reason", "command"}
+    inner = {"resumed_samples", "reason", "command", "ran", "waited"}
     assert PAGE[name] - words - inner <= set(FILES[name])
 
 

@@ -25,7 +25,7 @@ from launcher.watch import attempts, guards
 from launcher.watch.attempts import Attempts, write_json
 from launcher.watch.failures import Failure
 from launcher.watch.watch import Outcome
-from report import devices, disk, network, records
+from report import devices, disk, machines, network, records
 from report.files import number, read_lines, text
 from tests.unit.launcher.guard_client import Client, workers
 from tests.unit.launcher.launcher_values import CODE, SETTINGS, build, facts, host
@@ -149,6 +149,13 @@ def shares(made):
     (line,) = lines(made.scratch / "mounts.jsonl")
     known = {"attempt": number, "mono": number, "mount": text, "type": text, "read_bytes": number}
     return lost(known, line)
+
+
+def loads(made):
+    path = made.folder / "nodes/node1/machine.jsonl"
+    missing = {name for line in lines(path) for name in lost(machines.SAMPLE, line)}
+    of_rank = [machines.schedule(line["ranks"]) for line in lines(path)]
+    return missing | (set() if any("0" in found for found in of_rank) else {"ranks"})
 
 
 def starts(made):
@@ -299,6 +306,7 @@ CASES = [
     ("launcher/node/counters.py, disks", "report/disk.py", rates),
     ("launcher/node/counters.py, cards", "report/devices.py", cards),
     ("launcher/node/recorder.py, mounts.jsonl", "report/disk.py", shares),
+    ("launcher/node/recorder.py, machine.jsonl", "report/machines.py", loads),
     ("trainer/banner.py", "report/records.py", starts),
     ("trainer/train.py, steps", "report/records.py", trained),
     ("trainer/train.py, evaluations", "report/records.py", evaluated),

@@ -123,6 +123,51 @@ def test_disk_rates_are_those_of_iostat():
     }
 
 
+STAT = """\
+cpu  10132 153 290696 3084719 46828 200 25195 400 175628 0
+cpu0 5066 100 145348 1542359 23414 100 12597 200 87814 0
+cpu1 5066 53 145348 1542360 23414 100 12598 200 87814 0
+intr 1462898 23 0 0
+ctxt 2990
+"""
+MEMINFO = """\
+MemTotal:         375212 kB
+MemFree:            5844 kB
+MemAvailable:      11204 kB
+SwapTotal:        524284 kB
+SwapFree:         301040 kB
+HugePages_Total:       0
+"""
+VMSTAT = "nr_free_pages 1461\npswpin 51234\npswpout 98120\npgmajfault 90\n"
+PRESSURE = """\
+some avg10=97.54 avg60=90.92 avg300=53.04 total=249511522
+full avg10=0.00 avg60=0.00 avg300=0.00 total=7
+"""
+
+
+def test_processors_memory_swap_and_pressure(monkeypatch):
+    monkeypatch.setattr(counters, "TICK", 0.01)
+    monkeypatch.setattr(counters, "PAGE", 4096)
+    assert counters.processors(STAT) == {
+        "cores": 2,
+        "cpu_busy": 3263.76,
+        "cpu_iowait": 468.28,
+        "cpu_steal": 4.0,
+    }
+    assert counters.memory(MEMINFO, VMSTAT) == {
+        "memory_total": 375212 * 1024,
+        "memory_available": 11204 * 1024,
+        "swap_total": 524284 * 1024,
+        "swap_free": 301040 * 1024,
+        "swapped_in": 51234 * 4096,
+        "swapped_out": 98120 * 4096,
+    }
+    assert counters.memory(MEMINFO, "")["swapped_in"] == 0  # a kernel without swap
+    assert counters.pressure(PRESSURE) == 249.511522
+    assert counters.pressure("") is None
+    assert counters.schedule("208381000000 124015000 2\n") == (208.381, 0.124015)
+
+
 def test_gpu_lines():
     line = counters.gpu("1, 97, 10842, 74, 249.81, 1905", 5.5)
     assert line == {

@@ -40,6 +40,8 @@ class RunBuilder:
         self.disk = settings.get("disk", {"rkB/s": 900.0, "util": 3.0, "r_await": 0.8})
         self.mounts = settings.get("mounts", 0.0)
         self.gpu = settings.get("gpu", False)
+        # What a second adds to the counters of a machine, or its state; of one host, by name.
+        self.machine, self.machines = settings.get("machine", {}), settings.get("machines", {})
         self.versions, self.options = settings.get("versions", {}), settings.get("options", {})
         self.cpu = settings.get("cpu", "Intel(R) Core(TM) i7-8700 CPU @ 3.20GHz")
         self.data = settings.get("data", "imagenet")
@@ -69,6 +71,7 @@ class RunBuilder:
             self.write_exit(rank, host)
             self.write_iostat(host)
             self.write_net(host)
+            self.write_machine(rank, host)
         return self.folder
 
     def plan_nodes(self):
@@ -319,6 +322,34 @@ class RunBuilder:
             self.append(f"nodes/{host}/gpu.jsonl", gpu)
         if self.mounts:
             self.append(f"nodes/{host}/mounts.jsonl", mounts)
+
+    def write_machine(self, rank, host):
+        """Every second the same: four of eight processors busy, three of them with this rank."""
+        usual = {"busy": 4.0, "ran": 3.0, "waited": 0.1, "in": 0.0, "out": 0.0, "pressure": 0.0}
+        usual["available"] = 20 << 30
+        of = {**usual, **self.machine, **self.machines.get(host, {})}
+        lines = [
+            {
+                "attempt": self.attempt,
+                "mono": GUARD + second,
+                "cores": 8,
+                "cpu_busy": of["busy"] * second,
+                "cpu_iowait": 0.0,
+                "cpu_steal": 0.0,
+                "memory_total": 32 << 30,
+                "memory_available": of["available"],
+                "swap_total": 8 << 30,
+                "swap_free": 4 << 30,
+                "swapped_in": int(of["in"] * second),
+                "swapped_out": int(of["out"] * second),
+                "pressure_cpu": 0.2 * second,
+                "pressure_memory": of["pressure"] * second,
+                "pressure_io": 0.0,
+                "ranks": {str(rank): {"ran": of["ran"] * second, "waited": of["waited"] * second}},
+            }
+            for second in range(int(self.wall) + 1)
+        ]
+        self.append(f"nodes/{host}/machine.jsonl", lines)
 
     def dump(self, name, value):
         path = self.folder / name

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 FILES = (
     "plan.json", "attempts.json", "nodes/node1/exit.json", "nodes/node1/iostat.json",
     "nodes/node1/net.jsonl", "nodes/node1/gpu.jsonl", "nodes/node1/mounts.jsonl",
-    "nodes/node1/rank0.steps.jsonl",
+    "nodes/node1/machine.jsonl", "nodes/node1/rank0.steps.jsonl",
 )  # fmt: skip
 
 
@@ -50,7 +50,9 @@ def lone_surrogate(path):
 
 
 @pytest.mark.parametrize("odd", [fifo, zero, deep, bare_list, lone_surrogate])
-@pytest.mark.parametrize("name", ["iostat.json", "net.jsonl", "exit.json", "rank0.steps.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["iostat.json", "net.jsonl", "machine.jsonl", "exit.json", "rank0.steps.jsonl"]
+)
 def test_an_odd_file_of_a_node_does_not_end_the_report(tmp_path, odd, name):
     run = RunBuilder(tmp_path / "run").write()
     path = run / "nodes/node1" / name
@@ -299,7 +301,7 @@ def cards(run):
 
 def samples(run):
     line = {"attempt": 1, "mono": 108.0, "interface": "eth0", "tx_bytes": 1, "mount": "/d"}
-    for name in ("net", "gpu", "mounts"):
+    for name in ("net", "gpu", "mounts", "machine"):
         lines_of(run / f"nodes/node1/{name}.jsonl", line, 12)
 
 

@@ -13,6 +13,7 @@ from report.text import render_text
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
 
 TITLES = {"disks": "DISKS", "networks": "NETWORK", "gpus": "GPUS", "memory": "MEMORY"}
+TITLES["machines"] = "MACHINES"
 
 
 class Cells(HTMLParser):

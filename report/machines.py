@@ -1,0 +1,156 @@
+"""What processors, memory and swap did while the training loop ran, from machine.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from report.files import MOST_RANKS, Entry, count, number, only
+from report.network import grown, machines_shared
+from report.records import Fields, Run, positive
+from report.windows import Points, Series, Window, loop_windows, within
+
+
+@dataclass(frozen=True)
+class MachineUse:
+    """One machine during the loop of one attempt. Shares are of the time, or of all processors, and
+    at most 1; None: the kernel does not say, or it is not known which process is whose."""
+
+    host: str
+    attempt: int
+    cores: int
+    busy: float  # share of the processors
+    ranks_busy: float | None  # that of this run's own processes
+    # Of the time in which this run's threads wanted a processor, the share in which they had none.
+    queued: float | None
+    memory_total: float  # bytes
+    memory_least: float  # bytes that were available at the least
+    swapped_in: float  # bytes per second, mean
+    swapped_out: float
+    memory_pressure: float | None  # share of the time in which some process waited for memory
+    # Name of a figure -> (seconds since the loop began, value)
+    series: Mapping[str, Points] = field(default_factory=dict)
+
+    @property
+    def memory_used(self) -> float:
+        """The most that was taken, as a share."""
+        return 1 - self.memory_least / self.memory_total if self.memory_total else 0.0
+
+    @property
+    def others_busy(self) -> float | None:
+        """The share of the processors that other programs kept busy."""
+        return None if self.ranks_busy is None else max(0.0, self.busy - self.ranks_busy)
+
+
+COUNTERS = ("cpu_busy", "swapped_in", "swapped_out", "pressure_cpu", "pressure_memory")
+STATES = ("memory_total", "memory_available")
+SAMPLE: Fields = {
+    **dict.fromkeys(COUNTERS, number),
+    **dict.fromkeys(STATES, positive),
+    "cores": count,
+}
+RANK: Fields = {"ran": number, "waited": number}
+FIGURES = ("cpu", "memory", "swap", "pressure", "queued")
+
+
+def machine_use(run: Run) -> list[MachineUse]:
+    """One MachineUse per host and attempt with at least two samples within its loop."""
+    windows, sharing = loop_windows(run), machines_shared(run)
+    found = []
+    for host, path in run.machines.items():
+        seen: dict[int, Seen] = {}
+        for window, mono, line in within(path, windows.get(host, [])):
+            sample = only(SAMPLE, line)
+            sample["schedule"] = schedule(line.get("ranks"))
+            if window.attempt not in seen:
+                seen[window.attempt] = Seen(window, mono, sample)
+            else:
+                seen[window.attempt].add(mono, sample)
+        alone = sharing.get(host, 1) == 1
+        uses = (seen[attempt].use(host, alone) for attempt in sorted(seen))
+        found += [use for use in uses if use is not None]
+    return found
+
+
+def schedule(ranks: object) -> dict[str, Entry]:
+    """Rank -> the seconds that it ran and waited for a processor."""
+    named = list(ranks.items())[:MOST_RANKS] if isinstance(ranks, dict) else []
+    found = {name: only(RANK, one) for name, one in named if isinstance(one, dict)}
+    return {name: one for name, one in found.items() if len(one) == len(RANK)}
+
+
+@dataclass
+class Seen:
+    """One machine's samples in one loop, folded: what grew between each two of them."""
+
+    window: Window
+    ended: float
+    last: Entry
+    seconds: float = 0.0
+    sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0.0))
+    said: set[str] = field(default_factory=set)  # the counters that were there
+    ran: float = 0.0
+    waited: float = 0.0
+    ranks_seen: bool = False
+    least: float | None = None  # bytes of memory
+    series: dict[str, Series] = field(default_factory=lambda: {n: Series() for n in FIGURES})
+
+    def add(self, mono: float, sample: Entry) -> None:
+        since, length = mono - self.window.start, mono - self.ended
+        if length <= 0:
+            return
+        grew = {name: grown(self.last, sample, name) for name in COUNTERS}
+        self.said |= {name for name in COUNTERS if name in sample}
+        for name, value in grew.items():
+            self.sums[name] += value
+        self.seconds += length
+        ran, waited = self.scheduled(sample)
+        self.ran, self.waited = self.ran + ran, self.waited + waited
+        cores, total = sample.get("cores", 1), sample.get("memory_total")
+        self.series["cpu"].add(since, 100 * min(1.0, grew["cpu_busy"] / length / cores))
+        moved = grew["swapped_in"] + grew["swapped_out"]
+        self.series["swap"].add(since, moved / length / 1e6)
+        if "pressure_memory" in sample:
+            self.series["pressure"].add(since, 100 * min(1.0, grew["pressure_memory"] / length))
+        if ran + waited > 0:
+            self.series["queued"].add(since, 100 * waited / (ran + waited))
+        available = sample.get("memory_available")
+        if total and available is not None:
+            self.least = available if self.least is None else min(self.least, available)
+            self.series["memory"].add(since, 100 * (1 - min(1.0, available / total)))
+        self.ended, self.last = mono, sample
+
+    def scheduled(self, sample: Entry) -> tuple[float, float]:
+        """What all ranks ran and waited since the last sample; of one that was not there, nothing:
+        its threads may be older than the loop."""
+        before, now = self.last["schedule"], sample["schedule"]
+        known = [(before[rank], now[rank]) for rank in now if rank in before]
+        self.ranks_seen |= bool(known)
+        ran, waited = (sum(grown(a, b, key) for a, b in known) for key in ("ran", "waited"))
+        return ran, waited
+
+    def use(self, host: str, alone: bool) -> MachineUse | None:
+        """`alone`: no other of the run's nodes is on this machine."""
+        if self.seconds <= 0:
+            return None
+        cores = self.last.get("cores", 1)
+        wanted = self.ran + self.waited
+        part = self.seconds * cores
+        pressed = "pressure_memory" in self.said
+        total = self.last.get("memory_total") or 0.0
+        return MachineUse(
+            host=host,
+            attempt=self.window.attempt,
+            cores=cores,
+            busy=min(1.0, self.sums["cpu_busy"] / part),
+            ranks_busy=min(1.0, self.ran / part) if self.ranks_seen and alone else None,
+            queued=self.waited / wanted if self.ranks_seen and wanted > 0 else None,
+            memory_total=total,
+            memory_least=total if self.least is None else self.least,
+            swapped_in=self.sums["swapped_in"] / self.seconds,
+            swapped_out=self.sums["swapped_out"] / self.seconds,
+            memory_pressure=(
+                min(1.0, self.sums["pressure_memory"] / self.seconds) if pressed else None
+            ),
+            series={name: one.points for name, one in self.series.items()},
+        )
