@@ -39,16 +39,20 @@ def _endless(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
+FLUSH = 1.0  # seconds: at most so much of its steps does a killed rank leave untold, and one step
+
+
 class Lines:
     """`nodes/<host>/rank<k>.steps.jsonl` below --output; see docs/run-directory.md.
 
-    Each line is held with its lap until `flush`, because on CUDA a lap can be read only once the
-    device has passed its end.
+    Each line is held with its lap until `flush` or `keep_up`, because on CUDA a lap can be read
+    only once the device has passed its end.
     """
 
     def __init__(self, options: Options, world: World, clock: Clock) -> None:
         self._clock = clock
         self._waiting: List[Tuple[Dict[str, Any], Optional[Lap]]] = []
+        self._flushed = time.monotonic()
         name = f"nodes/{world.host}/rank{world.rank}.steps.jsonl"
         self._file = _opened(options, name, "a") if options.output else None
 
@@ -66,8 +70,26 @@ class Lines:
         # After a failure the device may hang in a collective whose peers are gone.
         self.flush(patience=1.0 if fields["status"] == "failed" else None)
 
+    def keep_up(self) -> None:
+        """Write, once in FLUSH seconds, the lines whose end the device has passed; waits for
+        none."""
+        if time.monotonic() - self._flushed < FLUSH:
+            return
+        passed = 0
+        while passed < len(self._waiting):
+            lap = self._waiting[passed][1]
+            if lap is not None and not self._clock.passed(lap):
+                break
+            passed += 1
+        self._write(passed)
+
     def flush(self, patience: Optional[float] = None) -> None:
-        for line, lap in self._waiting:
+        """Write all lines, after waiting for the device, `patience` seconds at most."""
+        self._write(len(self._waiting), patience)
+
+    def _write(self, count: int, patience: Optional[float] = None) -> None:
+        """Write the first `count` of the lines that wait."""
+        for line, lap in self._waiting[:count]:
             if lap is not None:
                 spent = self._clock.read(lap, patience)
                 if not spent and patience:
@@ -75,9 +97,10 @@ class Lines:
                 line["seconds"] = {name: round(value, 7) for name, value in spent.items() if value}
             if self._file is not None:
                 self._file.write(json.dumps(line, allow_nan=False) + "\n")
-        self._waiting.clear()
+        del self._waiting[:count]
         if self._file is not None:
             self._file.flush()
+        self._flushed = time.monotonic()
 
 
 class SampleLog:

@@ -2,7 +2,8 @@
 
 The categories therefore add up by construction, and none is a remainder. On CUDA, each switch
 records an event on the current stream, which takes microseconds and no synchronisation; events are
-read at log points. Between two log points, the device's timeline is as long as the host's.
+read at log points, or once the device has passed them. Between two log points, the device's timeline
+is as long as the host's.
 """
 
 import contextlib
@@ -57,6 +58,10 @@ class Clock:
         self._categories, self._marks = [done.categories[-1]], [now]
         return done
 
+    def passed(self, lap: Lap) -> bool:
+        """Whether the device has passed the lap's end, so that `read` would not wait for it."""
+        return not self._cuda or bool(lap.marks[-1].query())
+
     def read(self, lap: Lap, patience: Optional[float] = None) -> Dict[str, float]:
         """Seconds per category. On CUDA this waits until the device has passed the lap's end;
         {} where that takes longer than `patience` seconds."""
@@ -64,7 +69,7 @@ class Clock:
             lap.marks[-1].synchronize()
         elif self._cuda:
             until = time.monotonic() + float(patience or 0)
-            while not lap.marks[-1].query():
+            while not self.passed(lap):
                 if time.monotonic() > until:
                     return {}
                 time.sleep(0.01)

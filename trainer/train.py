@@ -133,6 +133,7 @@ class Run:
             self.clock.enter("data")
         self.clock.enter("other")
         self._read_tallies()
+        self.lines.flush()  # what follows, an evaluation, may take long
         at.epoch, at.sample = at.epoch + 1, 0
         return True
 
@@ -164,9 +165,11 @@ class Run:
         self.lines.add("step", step=at.step, epoch=at.epoch, samples=samples, **warming, **loss)
         if log_point:
             self.lines.flush()
-        elif self.screen.due():
-            # The tallies are not reset: the lines must not depend on how fast this machine is.
-            self._show_tallies()
+        else:
+            self.lines.keep_up()
+            if self.screen.due():
+                # The tallies are not reset: the lines must not depend on how fast this machine is.
+                self._show_tallies()
 
     def _warms(self, exact: bool) -> bool:
         """Whether a step summed exactly for a strategy that had not begun yet; says when it does

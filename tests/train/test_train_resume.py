@@ -1,5 +1,6 @@
 """Stopped anywhere, by anything, a run ends with the weights of a run that was never stopped."""
 
+import json
 import os
 import random
 import signal
@@ -73,6 +74,31 @@ def test_twenty_kills_change_no_bit(images, undisturbed, tmp_path):
     assert kills == 20
     assert run_ranks(NODES, trainer, *argv(images, tmp_path), quiet=True) == [0, 0, 0]
     same(state(tmp_path), undisturbed)
+
+
+def test_a_kill_leaves_less_than_two_seconds_of_steps_untold(tmp_path):
+    """Between log points, in an epoch of hundreds of steps, whenever it comes."""
+    chance, images = random.Random(2), make_images(tmp_path / "images", per_class=1500)
+    for attempt in range(1, 4):
+        more = ("--log_every", 10**6, "--checkpoint_every", 10**6, "--epochs", 10**4)
+        env = {"TANDEM_ATTEMPT": attempt}
+        started = start_ranks(NODES, trainer, *argv(images, tmp_path, *more), env=env, quiet=True)
+        wait_for_steps(tmp_path, steps_done(tmp_path) + 1, started)
+        time.sleep(chance.uniform(0, 2))
+        killed = time.monotonic()
+        end(started, signal.SIGKILL)
+        for rank in range(3):
+            path = tmp_path / f"nodes/node{rank + 1}/rank{rank}.steps.jsonl"
+            (start, *lines) = [
+                line for line in map(whole_line, path.open()) if line.get("attempt") == attempt
+            ]
+            took = [sum(line["seconds"].values()) for line in lines]
+            assert killed - start["mono"] - sum(took) < 2 + max(took)
+
+
+def whole_line(text):
+    """A line of a file; {} of one that was cut."""
+    return json.loads(text) if text.endswith("\n") else {}
 
 
 def test_one_rank_told_to_stop_stops_all_at_one_step(images, undisturbed, tmp_path):

@@ -1,0 +1,71 @@
+"""rank<k>.steps.jsonl: lines by time, and none that would make the host wait for its device."""
+
+import json
+import types
+
+import pytest
+
+from contract.options import Options
+from trainer import logs
+from trainer.timing import Lap
+from trainer.world import World
+
+
+class Device:
+    """A stand-in for a GPU's clock: a lap can be read once the device has passed its end."""
+
+    def __init__(self):
+        self.done, self.laps, self.waits = 0, 0, 0
+
+    def lap(self):
+        self.laps += 1
+        return Lap(["forward"], [self.laps])
+
+    def passed(self, lap):
+        return lap.marks[0] <= self.done
+
+    def read(self, lap, patience=None):
+        self.waits += not self.passed(lap)
+        return {"forward": 0.25}
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    now = types.SimpleNamespace(seconds=50.0)
+    monkeypatch.setattr(logs.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setenv("TANDEM_NODE", "node1")
+    device = Device()
+    lines = logs.Lines(Options(output=str(tmp_path)), World(host="node1"), device)
+
+    def written():
+        text = (tmp_path / "nodes/node1/rank0.steps.jsonl").read_text()
+        return [json.loads(line)["step"] for line in text.splitlines()]
+
+    return lines, device, now, written
+
+
+def test_once_a_second_what_the_device_has_passed_is_written_without_a_wait(made):
+    lines, device, now, written = made
+    for step in range(1, 9):
+        lines.add("step", step=step)
+        device.done = step - 3
+        now.seconds += 0.25
+        lines.keep_up()
+    assert written() == [1, 2, 3, 4, 5]
+    lines.keep_up()
+    assert (written(), device.waits) == ([1, 2, 3, 4, 5], 0)
+    lines.flush()
+    assert written() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert device.waits == 3
+
+
+def test_not_at_every_step(made):
+    lines, device, now, written = made
+    device.done = 99
+    seen = []
+    for step in range(1, 13):
+        lines.add("step", step=step)
+        now.seconds += 0.25
+        lines.keep_up()
+        seen.append(len(written()))
+    assert seen == [0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12]
