@@ -56,9 +56,19 @@ class Made(NamedTuple):
     scratch: Path
 
 
+class Listener(Client):
+    """Keeps all that the guard sends as it came."""
+
+    sent = b""
+
+    def take(self, data):
+        self.sent += data
+        super().take(data)
+
+
 def guarded(output, argv, **task):
     """All that a guard sends of such an attempt."""
-    guard = Client()
+    guard = Listener()
     try:
         guard.start(output, argv, **task)
         guard.wait_for("exit", seconds=120)

@@ -56,12 +56,12 @@ class Client:
                 return False
         data = os.read(self.process.stdout.fileno(), 1 << 20)
         self.ended = self.ended or not data
-        self.buffer += data
-        self.parse()
+        self.take(data)
         return bool(data)
 
-    def parse(self):
-        """Moves complete frames from the buffer to `frames`."""
+    def take(self, data):
+        """Moves complete frames to `frames`."""
+        self.buffer += data
         while b"\n" in self.buffer:
             line, _, rest = self.buffer.partition(b"\n")
             frame = json.loads(line)
