@@ -66,6 +66,11 @@ FILES = {
         "swap_free": int, "swapped_in": int, "swapped_out": int, "pressure_cpu": MAYBE,
         "pressure_memory": MAYBE, "pressure_io": MAYBE, "ranks": dict,
     },
+    "digest.jsonl": {
+        "attempt": int, "unix": NUMBER, "mono": MAYBE, "world_size": int, "ranks": dict,
+        "least": dict, "machine": dict, "sums": dict,
+    },
+    "digest.jsonl start": {"attempt": int, "unix": NUMBER, "rank": int, "start": dict},
     "summary.json": {
         "status": str, "nodes": int, "world_size": int, "attempts": list,
         "first_cause": (dict, NULL), "best_top1": MAYBE, "final_top1": MAYBE, "epochs": int,
@@ -153,6 +158,8 @@ def json_lines(path):
 
 def schema_of_line(name, line):
     """The fields of a line of the file `name`."""
+    if name == "digest.jsonl" and "start" in line:
+        return FILES["digest.jsonl start"]
     if not name.endswith(".steps.jsonl"):
         return FILES[name]
     return {"kind": str, "attempt": int, **LINES.get(line.get("kind"), {"kind": NULL})}

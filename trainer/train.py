@@ -203,10 +203,10 @@ class Run:
             self.losses.add(self.position.epoch + 1, step, step_loss)
         # A request like any other: the ranks agree on where to stop, and there on why.
         self.stop.requested |= self.losses.lost
-        loss = sum(step_loss for step_loss, _ in rows)
+        loss, hits = (sum(column) for column in zip(*rows))
         self.tallies, self.tallied = [], 0
         self.epoch_loss = [self.epoch_loss[0] + loss, self.epoch_loss[1] + count]
-        return {"loss": loss / count}
+        return {"loss": loss / count, "top1": hits / count}
 
     def _show_tallies(self) -> List[Tuple[float, float]]:
         """Give the screen what the device has summed up so far; returns the sums of loss and hits

@@ -148,6 +148,17 @@ def cifs_read_bytes(stats):
     return found
 
 
+def shares_read(mounts, text_of):
+    """Bytes read from all of the mounts that `shares` found; `text_of` reads a file of /proc."""
+    nfs = nfs_read_bytes(text_of("/proc/self/mountstats"))
+    cifs = cifs_read_bytes(text_of("/proc/fs/cifs/Stats"))
+    read = [
+        cifs.get(share_of(source)) if kind == "cifs" else nfs.get(point)
+        for point, (source, kind) in mounts.items()
+    ]
+    return sum(filter(None, read))
+
+
 def share_of(source):
     """//server/share of a mount's source (which may be a folder below), for cifs_read_bytes."""
     return "/".join(source.lower().split("/")[:4])

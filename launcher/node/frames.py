@@ -30,7 +30,7 @@ class FrameWriter:
         head["seq"], head["mono"] = self.seq, round(time.monotonic(), 6)
         self.seq += 1
         if not self.broken:
-            frame = json.dumps(head).encode() + b"\n" + payload
+            frame = json.dumps(head, separators=(",", ":")).encode() + b"\n" + payload
             self.pending.append(frame)
             self.size += len(frame)
             self.flush()

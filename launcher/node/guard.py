@@ -13,6 +13,7 @@ import tempfile
 import time
 
 from launcher.node import exit_record, machine_lock, wardens
+from launcher.node.digest import Digest
 from launcher.node.launch import start_launch
 from launcher.node.link import Link
 from launcher.node.machine import cause_of, disk_free, identity
@@ -20,6 +21,7 @@ from launcher.node.output import Output
 from launcher.node.processes import become_subreaper, end_descendants, reap
 from launcher.node.recorder import Recorder
 from launcher.node.task import DEFAULTS, BadTask, read_task
+from launcher.node.vitals import Vitals
 from launcher.node.workers import Workers, describe
 
 PROTOCOL = 1
@@ -45,13 +47,13 @@ class Guard:
         self.frames = self.link.frames
         self.way, self.why = way, why
         self.task, self.workers, self.recorder, self.launch = None, None, None, None
-        self.output, self.marks = None, []
+        self.output, self.digest, self.marks = None, None, []
         self.launch_status, self.reason, self.message = None, None, None
         self.folder, self.scratch = None, None
         self.troubles, self.signals = set(), set()
         self.mono_start = time.monotonic()
         self.stage, self.kill_at = Stage.WAITING, None
-        self.next_beat = self.next_sample = self.mono_start
+        self.next_beat = self.next_sample = self.next_digest = self.mono_start
         self.selector = selectors.DefaultSelector()
 
     # ---- the loop ----
@@ -101,6 +103,8 @@ class Guard:
             due.append(self.output.next_poll)
         if self.task is not None and self.task.record:
             due.append(self.next_sample)
+        if self.digest is not None:
+            due.append(self.next_digest)
         left = [moment - time.monotonic() for moment in due if moment is not None]
         return max(0.0, min([self.link.left(), *left]))
 
@@ -168,6 +172,9 @@ class Guard:
         if self.recorder is not None and now >= self.next_sample:
             self.recorder.sample()
             self.next_sample = max(self.next_sample + SAMPLE, now)
+        if self.digest is not None and now >= self.next_digest:
+            self.tell()
+            self.next_digest = max(self.next_digest + self.task.digest, now)
         if self.kill_at is not None and now >= self.kill_at:
             self.end(self.reason)
 
@@ -186,6 +193,7 @@ class Guard:
             self.scratch = tempfile.mkdtemp(prefix="tandem-")
             self.launch = start_launch(self.task, self.workers, self.mono_start, self.scratch)
             self.start_recorder()  # takes a moment, in which launch starts already
+            self.start_digest()
         except machine_lock.InUse as error:
             self.end("busy", str(error))
             return
@@ -194,6 +202,7 @@ class Guard:
             return
         self.stage = Stage.RUNNING
         self.next_sample = time.monotonic() + SAMPLE
+        self.next_digest = time.monotonic() + self.task.digest
         self.output.poll()
         self.frames.send("started", pid=self.launch.pid, mono_start=self.mono_start)
 
@@ -215,7 +224,21 @@ class Guard:
             self.recorder = Recorder(self.task, self.folder, self.trouble, self.workers.pids)
             self.recorder.start()
 
+    def start_digest(self):
+        if self.task.digest > 0:
+            gpus = self.recorder.gpus.latest if self.recorder is not None else {}
+            vitals = Vitals(self.task.interface, self.task.data, gpus.values)
+            self.digest = Digest(self.task, self.folder, vitals)
+
     # ---- while it runs ----
+
+    def tell(self):
+        """A digest. Where the reader is behind it waits: the next one tells of this second, too."""
+        if not self.frames.full:
+            try:
+                self.digest.send(self.frames)
+            except (OSError, ValueError, KeyError, IndexError) as error:
+                self.trouble("digest", "{}: {}".format(type(error).__name__, error))
 
     def beat(self):
         running = [worker.rank for worker in self.workers.running()] if self.workers else []

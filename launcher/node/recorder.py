@@ -11,16 +11,9 @@ import time
 from launcher.node import counters
 from launcher.node.disks import DiskRecorder
 from launcher.node.processes import descendants, die_with_parent
+from launcher.node.vitals import default_card, text_of
 
 GPU_QUERY = "index,utilization.gpu,memory.used,temperature.gpu,power.draw,clocks.sm"
-
-
-def text_of(path):
-    """A /proc file, or "" where this kernel has no such file."""
-    try:
-        return pathlib.Path(path).read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 class JsonLines:
@@ -54,9 +47,7 @@ class NetworkRecorder:
 
     def start(self):
         """Write the first line. Without an interface from the task, take the default route's."""
-        if not self.interface:
-            routes = text_of("/proc/net/route"), text_of("/proc/net/ipv6_route")
-            self.interface = counters.default_interface(*routes) or "lo"
+        self.interface = self.interface or default_card()
         self.sample()
 
     def sample(self):
@@ -113,6 +104,7 @@ class GpuRecorder:
     def __init__(self, folder, attempt):
         self.file, self.attempt = JsonLines(folder / "gpu.jsonl"), attempt
         self.process, self.partial = None, ""
+        self.latest = {}  # index: the last sample
 
     def start(self):
         """One nvidia-smi for the whole attempt: starting it takes a second or more."""
@@ -141,6 +133,7 @@ class GpuRecorder:
         for line in lines:
             found = counters.gpu(line, time.monotonic())
             if found is not None:
+                self.latest[found["index"]] = found
                 self.file.append(dict({"attempt": self.attempt}, **found))
 
     def stop(self):
@@ -247,12 +240,13 @@ class Recorder:
 
     def __init__(self, task, folder, trouble, workers=dict):
         self.trouble = trouble
+        self.gpus = GpuRecorder(folder, task.attempt)
         self.machine = MachineRecorder(folder, task.attempt, workers)
         self.parts = [
             ("disk recorder", DiskRecorder(folder, task.attempt, task.data)),
             ("network recorder", NetworkRecorder(folder, task.attempt, task.interface)),
             ("mount recorder", MountRecorder(folder, task.attempt)),
-            ("GPU recorder", GpuRecorder(folder, task.attempt)),
+            ("GPU recorder", self.gpus),
             ("machine recorder", self.machine),
         ]
 

@@ -12,15 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from contract import validate
+from contract.digests import MACHINE, ROW
 from contract.validate import Each, Invalid, Match, One
 from launcher.machines import engine, probe
 from launcher.machines.engine import Host, MachineError, Node, Process
+from launcher.node import digest
 from launcher.node.machine import who
 from launcher.plan import code, models
 from launcher.plan.plan import NodePlan, Plan
 from launcher.plan.preflight import OpenMachines
 
 LEASE = 16.0
+DIGEST_EVERY = 1.0  # seconds
 LARGEST = 1 << 20  # bytes of a frame without its raw bytes, and of these; our guard splits
 GREETING = 1 << 20  # bytes before hello: a .bashrc that prints more never gets to a guard
 KEPT = 4096  # bytes kept of what is not a frame, for the person who asks why
@@ -28,7 +31,8 @@ REASONS = ("finished", "failed", "stopped", "killed", "busy", "lease", "eof", "g
 SIGNAL = (Match(r"SIG[A-Z0-9+-]{1,20}|signal \d{1,3}"), None)
 PROCESSES = [{"pid": int, "command": str}]
 # What our guard sends once at most: these, and for each of its ranks the two with a rank.
-ONCE = ("hello", "started", "worker", "worker_exit", "exit")
+ONCE = ("hello", "started", "worker", "begun", "worker_exit", "exit")
+BEGUN = 1 << 16  # bytes of a rank's start line
 
 
 def sync_code(plan: Plan, machines: OpenMachines, say: Callable[[str], None]) -> None:
@@ -93,6 +97,7 @@ def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
         "output": node.output,
         "data": node.data,
         "lease": LEASE,
+        "digest": DIGEST_EVERY,
         "interface": node.interface,
         "holder": f"{who()[0]}@{socket.gethostname()}",
         "shared": plan.options.force,
@@ -102,10 +107,10 @@ def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
 class Guarded:
     """One node's guard as the control machine sees it."""
 
-    def __init__(self, node: NodePlan, process: Process, now: float):
+    def __init__(self, node: NodePlan, process: Process, now: float, run: str):
         self.node = node
         self.process = process
-        self.frames = Frames(node.ranks)
+        self.frames = Frames(node.ranks, run)
         self.heard = now
         self.exit: dict[str, Any] | None = None
         self.ended = False  # its stream has ended, or it was given up
@@ -135,9 +140,9 @@ class Guarded:
                 del self._pending[:taken]
 
 
-def shapes(ranks: tuple[int, ...]) -> dict[str, dict[str, Any]]:
-    """What the fields of each frame may be, from a node that has these ranks."""
-    rank = One(frozenset(ranks))
+def shapes(ranks: tuple[int, ...], run: str) -> dict[str, dict[str, Any]]:
+    """What the fields of each frame may be, from a node that has these ranks of this run."""
+    rank, own = One(frozenset(ranks)), One((run,))
     code = (One(range(256)), None)
     worker = {"exit_code": code, "signal": SIGNAL, "exception": (str, None)}
     return {
@@ -149,6 +154,8 @@ def shapes(ranks: tuple[int, ...]) -> dict[str, dict[str, Any]]:
             "stream": One(("stdout", "stderr")),
             "bytes": One(range(1, LARGEST + 1)),
         },
+        "begun": {"rank": rank, "run": own, "bytes": One(range(1, BEGUN + 1))},
+        "digest": {"run": own, "ranks": [{"rank": rank, **ROW}], "machine": MACHINE, "mono": float},
         "beat": {"unix": float, "running": [rank], "disk_free": (int, None)},
         "worker_exit": {"rank": rank, "first": bool, **worker},
         "trouble": {"what": str, "message": str},
@@ -172,8 +179,9 @@ class Frames:
     A frame that our guard never sends raises Invalid: the rest of the stream means nothing.
     """
 
-    def __init__(self, ranks: tuple[int, ...]):
-        self._shapes = shapes(ranks)
+    def __init__(self, ranks: tuple[int, ...], run: str):
+        self._shapes = shapes(ranks, run)
+        self._most = digest.LARGEST * len(ranks)  # bytes of a digest
         # What came before hello: a .bashrc's greeting, or why there is no guard.
         self.said_before = b""
         self._before = 0  # bytes of it
@@ -206,7 +214,7 @@ class Frames:
             found = self._frame(line)
             if found is None:
                 self._keep(line + b"\n")
-            elif found["type"] == "log":
+            elif "bytes" in found:
                 self._waiting = found
             else:
                 return found, b""
@@ -239,6 +247,8 @@ class Frames:
             return None
         if not isinstance(kind, str) or kind not in self._shapes:
             raise Invalid(f"a frame of type {reprlib.repr(kind)}")
+        if kind == "digest" and len(line) > self._most:
+            raise Invalid(f"a digest of {len(line)} bytes, of which {self._most} are allowed")
         frame = {"type": kind, **validate.check(found, self._shapes[kind], f"{kind} frame")}
         self._greeted = True
         self._count(frame)

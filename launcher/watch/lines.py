@@ -160,7 +160,7 @@ class RunLogs:
         limit: int = Sizes.log * MIB,
         shown: bool = True,
     ):
-        self._folder, self._shown = folder, shown
+        self.folder, self._shown = folder, shown
         self._limit = limit
         self._reported = ""  # what was last said about the disk
         self.terminal = terminal
@@ -174,7 +174,7 @@ class RunLogs:
         if (host, rank) not in self._logs:
             name = "launch.log" if rank is None else f"rank{rank}.log"
             self._logs[host, rank] = RankLog(
-                SpooledLog(self._folder / "nodes" / host / name, self._limit, self.terminal.spool),
+                SpooledLog(self.folder / "nodes" / host / name, self._limit, self.terminal.spool),
                 f"[{host} {rank:>{self._width}}]" if rank is not None else f"[{host}]",
                 self.terminal if self._shown and rank is not None else None,
                 live_bar=rank == 0,
@@ -188,7 +188,7 @@ class RunLogs:
         if state == self._reported:
             return
         self._reported = state
-        logs = f"lines of the logs in {self._folder}"
+        logs = f"lines of the logs in {self.folder}"
         states = {
             "lost": f"is full or takes nothing: {logs} are left out; the run goes on: make room",
             "late": f"takes nothing: {logs} wait in memory; the run goes on",

@@ -14,6 +14,7 @@ from launcher.machines.engine import Process
 from launcher.plan.plan import Plan
 from launcher.stopper import Stopper, wakeup
 from launcher.terminal import WaitNotice
+from launcher.watch.digests import Digests
 from launcher.watch.failures import Failure, first_of
 from launcher.watch.guards import LEASE, Guarded, task
 from launcher.watch.lines import RunLogs
@@ -104,7 +105,8 @@ class Watch:
         self._say = logs.terminal.say
         self._stopper = stopper
         self._begin = self._end = now
-        self._guards = {n.host: Guarded(n, processes[n.host], now) for n in plan.nodes}
+        self._guards = {n.host: Guarded(n, processes[n.host], now, plan.run) for n in plan.nodes}
+        self._digests = Digests(plan, logs.folder, logs.terminal.spool)
         self._pauses = Pauses()
         self._failures: list[Failure] = []
         self._stage, self._since = Stage.RUNNING, now
@@ -136,12 +138,14 @@ class Watch:
                 if now >= renew_at:
                     renew_at = now + RENEW_EVERY
                     self._logs.report_disk()
+                    self._digests.write()
                     if self._notice:
                         begun, size = len(self._begun), self._plan.world_size
                         self._notice.update(f"{begun} of {size} processes run")
                     for guard in self._active():
                         guard.renew()
                 self._decide(now, selector)
+            self._digests.write()
         return self._outcome()
 
     def _notice_pause(self) -> None:
@@ -204,6 +208,10 @@ class Watch:
             self._logs.feed(host, frame["rank"], frame["stream"], payload)
             if frame["rank"] is not None:
                 self._notice = None
+        elif kind == "digest":
+            self._digests.take(host, frame)
+        elif kind == "begun":
+            self._digests.begun(host, frame["rank"], payload)
         elif kind == "worker":
             self._begun.add((host, frame["rank"]))
         elif kind == "worker_exit":

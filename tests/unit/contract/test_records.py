@@ -84,7 +84,7 @@ def made(tmp_path_factory):
     subprocess.run([sys.executable, ROOT / "examples/digits.py", data], check=True)
     script = TRAINER.format(root=str(ROOT), data=str(data), output=str(folder), model=MODEL)
     env = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "1"}
-    kept = {"record": True, "interface": "lo", "data": str(data)}
+    kept = {"record": True, "interface": "lo", "data": str(data), "digest": 0.2}
     frames = guarded(folder, workers(script), env=env, **kept)
     left = {"record": True, "interface": "none0"}
     failed = guarded(scratch / "failed", workers("raise SystemExit(3)"), **left)
@@ -111,8 +111,8 @@ def steps(made, kind):
 def frames(made):
     seen = set()
     for sent in (made.frames, made.failed):
-        seen |= {frame["type"] for frame, _ in guards.Frames((0,)).feed(sent)}
-    return guards.shapes((0,)).keys() - seen
+        seen |= {frame["type"] for frame, _ in guards.Frames((0,), "r").feed(sent)}
+    return guards.shapes((0,), "r").keys() - seen
 
 
 def exits(made):

@@ -15,7 +15,7 @@ WIRE = b"welcome to node1\n" + HELLO + LOG + PAYLOAD + BEAT
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 1000])
 def test_frames_do_not_depend_on_the_pieces(size):
-    frames = Frames((0,))
+    frames = Frames((0,), "r")
     found = []
     for start in range(0, len(WIRE), size):
         found += frames.feed(WIRE[start : start + size])
@@ -28,6 +28,6 @@ def test_frames_do_not_depend_on_the_pieces(size):
 
 
 def test_what_came_instead_of_a_guard_is_kept():
-    frames = Frames((0,))
+    frames = Frames((0,), "r")
     assert list(frames.feed(b"bash: /usr/bin/python3: No such file")) == []
     assert "No such file" in frames.rest()

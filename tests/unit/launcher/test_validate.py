@@ -41,6 +41,17 @@ GOOD = (
     {"type": "log", "rank": 3, "stream": "stdout", "bytes": 3},
     {"type": "log", "rank": None, "stream": "stderr", "bytes": 3},
     {"type": "beat", "unix": 1.0, "running": [2, 3], "disk_free": None},
+    {"type": "begun", "rank": 2, "run": "r", "bytes": 3},
+    {
+        "type": "digest",
+        "run": "r",
+        "mono": 1.5,
+        "ranks": [
+            {"rank": 2, "phase": "steady", "step": 7, "epoch": 0, "steps": 2, "samples": 64},
+            {"rank": 3, "beside": [0, 5], "evaluated": {"epoch": 0, "top1": 0.5}, "loss": 0.25},
+        ],
+        "machine": {"cpu": 50.0, "disk": [5.0, 7, 8], "gpus": [[0, 99.0, 5, None, None, None]]},
+    },
     {"type": "worker_exit", "rank": 3, "first": True, **WORKER},
     {"type": "trouble", "what": "disk", "message": "full"},
     {
@@ -74,12 +85,12 @@ NESTED = "[" * 600 + '"\\ud800"' + "]" * 600
 
 def wire(*frames):
     lines = [json.dumps(frame).encode() + b"\n" for frame in frames]
-    payloads = [b"abc" if frame.get("type") == "log" else b"" for frame in frames]
+    payloads = [b"abc" if "bytes" in frame else b"" for frame in frames]
     return b"".join(line + payload for line, payload in zip(lines, payloads))
 
 
 def read(data, size=1 << 16):
-    frames, found = Frames(RANKS), []
+    frames, found = Frames(RANKS, "r"), []
     for start in range(0, len(data), size):
         found += frames.feed(data[start : start + size])
     return found
@@ -288,7 +299,7 @@ def test_an_odd_frame_is_true_or_refused(frame):
     with contextlib.suppress(Invalid):
         for taken, _ in read(text):
             json.dumps(taken).encode()
-            assert taken["type"] == "hello" or taken.keys() <= shapes(RANKS)[
+            assert taken["type"] == "hello" or taken.keys() <= shapes(RANKS, "r")[
                 taken["type"]
             ].keys() | {"type"}
 
@@ -481,7 +492,7 @@ def test_a_line_of_known_hosts_made_of_its_parts(line, name):
 @example([wire(HELLO), wire(GOOD[2])], 9)
 @example([wire(HELLO), wire(GOOD[-1]), wire(GOOD[4])], 99)
 def test_frames_in_any_order_are_read_or_refused(sent, size):
-    frames = Frames(RANKS)
+    frames = Frames(RANKS, "r")
     data = b"".join(sent)
     with contextlib.suppress(Invalid):
         for start in range(0, len(data), size):
