@@ -1,10 +1,18 @@
-"""The names of runs, and of the file that predicts the next one."""
+"""The names of runs, and what `make plan` predicted of the next one: its file, and the rule by
+which that holds for a run.
+
+The report writes the file, and the launcher reads it before a run: to warn of one that is slower
+than one machine, for SYNC=auto, and to show the prediction beside what came true.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import time
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 # Of what a run records (docs/run-directory.md). It grows where runs of before could not be compared
 # with runs of after: where a record lacks a setting, or means something else by it.
@@ -34,3 +42,94 @@ def may_be_of(run: str, model: str) -> bool:
 
 def prediction_path(runs: Path, model: str, nodes: int) -> Path:
     return runs / f"plan-{in_names(model)}-{nodes}n.json"
+
+
+DAYS = 7  # what was measured is used for so long
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a step's time depends on. In a question None, or precision `auto`, stands for any."""
+
+    model: str
+    batch: int | None = None  # images per node and step
+    image_size: int | None = None
+    precision: str | None = None
+    machines: tuple[str, ...] = ()  # the names in the inventory, node 0 first
+
+
+def holds(measured: Setting, asked: Setting, nodes: int) -> bool:
+    """Whether what was measured serves a run on `nodes` machines. What was measured of machines by
+    themselves (`measured.machines`) holds for these alone; a run's mean step serves any."""
+    return (
+        measured.model == asked.model
+        and asked.batch in (None, measured.batch)
+        and asked.image_size in (None, measured.image_size)
+        and asked.precision in (None, "auto", measured.precision)
+        and (not measured.machines or measured.machines[:nodes] == asked.machines[:nodes])
+    )
+
+
+def is_fresh(unix: float) -> bool:
+    return time.time() - unix <= DAYS * 86400
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """`speeds`: images/s of all machines together by (strategy, number of machines); one machine is
+    equally fast with each strategy, and its row has the exact one's name."""
+
+    made_unix: float
+    speeds: dict[tuple[str, int], float]
+
+    def speed(self, sync: str, nodes: int) -> float | None:
+        """None where nothing was predicted of so many machines with this strategy."""
+        if nodes == 1:
+            return next((speed for (_, count), speed in self.speeds.items() if count == 1), None)
+        return self.speeds.get((sync, nodes))
+
+
+def prediction_text(
+    measured: Setting,
+    nodes: int,
+    measured_unix: float | None,
+    rows: list[dict[str, Any]],
+    **more: Any,
+) -> str:
+    """The file. `measured_unix`: when the machines were measured by themselves; None where a run
+    was measured, whose prediction counts from now. `rows` have `nodes`, `sync` and
+    `images_per_second`; `more` is for people, and `read_prediction` does not heed it."""
+    made = time.time()
+    since = {"made_unix": made, "measured_unix": measured_unix or made}
+    document = {**asdict(measured), "nodes": nodes, **since, **more, "rows": rows}
+    return json.dumps(document, indent=1)
+
+
+def read_prediction(runs: Path, asked: Setting, nodes: int) -> Prediction | None:
+    """The prediction of such a run; None where there is none that holds for it."""
+    path = prediction_path(runs, asked.model, nodes)
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        measured = Setting(
+            model=told["model"],
+            batch=told["batch"],
+            image_size=told["image_size"],
+            precision=told["precision"],
+            machines=tuple(told["machines"]),
+        )
+        if not (holds(measured, asked, nodes) and is_fresh(float(told["measured_unix"]))):
+            return None
+        speeds = {
+            (str(row["sync"]), int(row["nodes"])): _positive(row["images_per_second"])
+            for row in told["rows"]
+        }
+        return Prediction(_positive(told["made_unix"]), speeds)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        return None
+
+
+def _positive(value: object) -> float:
+    """Raises ValueError for what is no number of a prediction: infinity and NaN, too."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e18:
+        raise ValueError("no number")
+    return float(value)

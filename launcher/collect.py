@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import UserError
-from launcher.logs import MIB, Sizes
-from launcher.machines.connection import Late, pieces, talk
-from launcher.machines.engine import Node, Process
+from launcher.background import MIB, Sizes
+from launcher.machines.engine import Late, Node, Process, pieces, talk
 from launcher.plan.plan import NodePlan
 
 CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")

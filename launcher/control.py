@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from contract import defaults
 from contract.errors import UserError
 from contract.text import clean
-from launcher import folders, logs, terminal
+from launcher import background, folders, terminal
 from launcher.folders import relative
 from launcher.machines.inventory import CHECKOUT
 
@@ -154,7 +154,7 @@ def attach(name: str) -> int:
 def follow(folder: Path, begin: int) -> None:
     """Copy controller.log from byte `begin` to stdout while its controller lives."""
     log = folder / "controller.log"
-    for older in logs.parts(log)[:-1] if begin == 0 else []:
+    for older in background.parts(log)[:-1] if begin == 0 else []:
         sys.stdout.buffer.write(older.read_bytes())
     file = None
     try:

@@ -16,21 +16,19 @@ from typing import Any
 from contract.errors import UserError
 from contract.text import counted
 from launcher import collect, folders
+from launcher.background import Sizes
 from launcher.folders import relative
-from launcher.logs import Sizes
 from launcher.machines import inventory
 from launcher.machines.engine import Busy, Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.machines.probe import Facts
-from launcher.messages import leftovers, not_copied
 from launcher.options import Options, trainer_settings
 from launcher.plan.checks import ReadyRun, check_machines, make_plan, new_id, select
 from launcher.plan.plan import Plan
 from launcher.plan.preflight import BUSY_REMEDY
 from launcher.run import in_turn, watched
-from launcher.stopper import Stopper
-from launcher.terminal import Terminal, waiting
-from launcher.watch.attempts import Attempts, write_json
+from launcher.terminal import Stopper, Terminal, waiting
+from launcher.watch.attempts import Attempts, leftovers, not_copied, write_json
 from launcher.watch.failures import READ_BELOW, Failure, explained
 from launcher.watch.guards import sync_code
 from launcher.watch.lines import RunLogs

@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 from contract.errors import BAD_INPUT, UserError
 from contract.text import clean, counted
 from launcher import collect, folders
+from launcher.background import MIB, Sizes
 from launcher.folders import relative
-from launcher.logs import MIB, Sizes
 from launcher.machines.engine import Busy, MachineError
 from launcher.machines.inventory import CHECKOUT
-from launcher.messages import describe, exit_code, how_to_resume, leftovers, not_copied
 from launcher.options import STORED, WORD, Options, resumed
 from launcher.plan import checks, preflight
 from launcher.plan import plan as planning
@@ -31,10 +30,18 @@ from launcher.plan.checks import (
 )
 from launcher.plan.plan import NodePlan, Plan
 from launcher.plan.preflight import BUSY_REMEDY, OpenMachines
-from launcher.stopper import Stopper
-from launcher.terminal import Terminal, keep_machines, waiting
+from launcher.terminal import Stopper, Terminal, keep_machines, waiting
 from launcher.watch import attempts
-from launcher.watch.attempts import RECORDED, Attempts, write_json
+from launcher.watch.attempts import (
+    RECORDED,
+    Attempts,
+    describe,
+    exit_code,
+    how_to_resume,
+    leftovers,
+    not_copied,
+    write_json,
+)
 from launcher.watch.failures import Failure
 from launcher.watch.guards import start_guards, sync_code
 from launcher.watch.lines import RunLogs

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from contract import predictions, runs
+from contract import runs
 from contract.errors import UserError
 from report.cli import NothingMeasured
 from report.files import Entry, dicts, number, read_object
@@ -80,11 +80,11 @@ def folders(root: Path, model: str) -> Iterator[Path]:
 
 
 def fits(basis: Basis, options: argparse.Namespace) -> bool:
-    asked = predictions.Setting(
+    asked = runs.Setting(
         options.model, options.batch, options.image_size, options.precision, options.machines
     )
-    fresh = not basis.machines or predictions.is_fresh(basis.unix)
-    return fresh and predictions.holds(basis.setting, asked, options.nodes)
+    fresh = not basis.machines or runs.is_fresh(basis.unix)
+    return fresh and runs.holds(basis.setting, asked, options.nodes)
 
 
 def read_basis(folder: Path) -> Basis | None:

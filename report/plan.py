@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from contract import defaults, predictions, strategies
+from contract import defaults, runs, strategies
 from contract.errors import UserError
 from contract.runs import prediction_path
 from contract.strategies import WARMUP_EPOCHS, Phases, Strategy
@@ -178,7 +178,7 @@ def write_plan(
     path: Path, nodes: int, asked: Row, basis: Basis, rate: float, rows: list[Row]
 ) -> None:
     """`images_per_second` is that of the asked number of nodes and strategy."""
-    text = predictions.text(
+    text = runs.prediction_text(
         basis.setting,
         nodes,
         basis.unix if basis.machines else None,

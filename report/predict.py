@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from contract import predictions, prices, strategies
+from contract import prices, runs, strategies
 from contract.strategies import EXACT, Phases, Strategy
 from contract.text import counted
 from report.layout import three_digits
@@ -41,10 +41,8 @@ class Basis:
     rates: tuple[float, ...] = ()
 
     @property
-    def setting(self) -> predictions.Setting:
-        return predictions.Setting(
-            self.model, self.batch, self.image_size, self.precision, self.machines
-        )
+    def setting(self) -> runs.Setting:
+        return runs.Setting(self.model, self.batch, self.image_size, self.precision, self.machines)
 
     def step_of(self, nodes: int) -> Step:
         return self.steps[min(nodes, len(self.steps)) - 1]

@@ -26,7 +26,7 @@ READERS = {
     },
     "facts": {
         "launcher/machines/probe.py": ("read_facts", "shape", "_read_pairs"),
-        "launcher/machines/known_hosts.py": ("read", "Line.means", "_like"),
+        "launcher/machines/engines/ssh.py": ("read_known_hosts", "KnownHost.means", "_like"),
         "ansible/planning/border.py": ("*",),
         "ansible/planning/health.py": ("health", "_dict", "_text", "_number", "_counts", "_gpus"),
     },
@@ -49,12 +49,12 @@ READERS = {
         "launcher/folders.py": ("recorded",),
         "launcher/run.py": ("resume",),
         "launcher/watch/attempts.py": ("Attempts.__init__", "Attempts.close_broken"),
-        "contract/predictions.py": ("read", "holds", "is_fresh"),
+        "contract/runs.py": ("read_prediction", "holds", "is_fresh"),
     },
     "inventories": {
         "launcher/machines/inventory.py": ("parse", "members", "Variables.*", "_host*", "numeric"),
         "ansible/bootstrap.py": ("machine_of",),
-        "contract/names.py": ("*",),
+        "contract/machines.py": ("*",),
     },
     "verbs": {"tools/verbs.py": ("check", "value_of", "_path", "options", "_not_taken")},
     "recipes": {"contract/command_line.py": ("parse", "read_config", "_underscored", "_unknown")},

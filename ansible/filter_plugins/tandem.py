@@ -14,7 +14,7 @@ from ansible.module_utils.parsing.convert_bool import boolean
 # where planning/, contract/ and launcher/ are. At the end of the list, where they hide no module.
 sys.path += map(str, Path(__file__).resolve().parents[1:3])
 
-from contract import clock as contract_clock
+from contract.machines import CLOCK_TOLERANCE
 from planning import (
     accept,
     accept_gpu,
@@ -49,7 +49,7 @@ def offline_hosts(hostvars, hosts):
 
 def findings(facts, question):
     """See planning/preflight.py; clocks may differ by as much as in a run."""
-    return preflight.findings(facts, {**question, "clock_tolerance": contract_clock.TOLERANCE})
+    return preflight.findings(facts, {**question, "clock_tolerance": CLOCK_TOLERANCE})
 
 
 def python_of(stack, machine, manager):

@@ -15,7 +15,7 @@ from ansible import context
 # As in filter_plugins/tandem.py: Ansible loads this file by its path.
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from contract import names
+from contract import machines
 
 DOCUMENTATION = """
     name: names
@@ -38,7 +38,7 @@ class VarsModule(BaseVarsPlugin):
         typed = all("," in source for source in sources)  # `-i localhost,` has no groups
         for entity in entities:
             of_group = isinstance(entity, Group)
-            wrong = group_fault(entity, typed) if of_group else names.fault(entity.name)
+            wrong = group_fault(entity, typed) if of_group else machines.fault(entity.name)
             if wrong:
                 raise AnsibleError(f"the inventory {' '.join(sources)} {wrong}")
         return {}
@@ -49,5 +49,5 @@ def group_fault(group, typed):
     it is of use, or the group is not the first."""
     if group.name != "all" or typed:
         return ""
-    clusters = [one for one in group.get_descendants() if one.name == names.GROUP]
-    return "" if any(one.get_hosts() for one in clusters) else names.NOBODY
+    clusters = [one for one in group.get_descendants() if one.name == machines.GROUP]
+    return "" if any(one.get_hosts() for one in clusters) else machines.NOBODY

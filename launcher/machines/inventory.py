@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contract import names as machine_names
+from contract import machines
 from contract.errors import UserError
-from contract.names import GROUP
+from contract.machines import GROUP
 from launcher.machines import engine
 from launcher.machines.engine import Host
 
@@ -82,8 +82,8 @@ def read(inventory: Path) -> dict[str, Any]:
     document = json.loads(done.stdout)
     names = members(document)
     if not names:
-        raise Unusable(f"the inventory {inventory} {machine_names.NOBODY}")
-    for wrong in filter(None, map(machine_names.fault, names)):
+        raise Unusable(f"the inventory {inventory} {machines.NOBODY}")
+    for wrong in filter(None, map(machines.fault, names)):
         raise Unusable(f"the inventory {inventory} {wrong}")
     return document
 

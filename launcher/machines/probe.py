@@ -1,21 +1,76 @@
-"""Asks all machines at once for the facts that a plan needs, and which others each reaches."""
+"""Asks all machines at once for the facts that a plan needs, and which others each reaches.
+
+What asks there is one text for `python -`, since a machine may not have the code yet: a module of
+ours with all that it imports.
+"""
 
 from __future__ import annotations
 
+import ast
+import threading
 import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from contract import levels, validate
 from contract.errors import UserError
 from contract.validate import NATURAL, Each, Invalid, Match, One, Row
-from launcher.machines import source_bundle
-from launcher.machines.connection import LARGEST, Late, pieces, talk
-from launcher.machines.engine import Host, MachineError, Node, Process
-from launcher.machines.inventory import MOST_GPUS
-from launcher.machines.source_bundle import MARK
+from launcher.machines.engine import LARGEST, Host, Late, MachineError, Node, Process, pieces, talk
+from launcher.machines.inventory import CHECKOUT, MOST_GPUS
+
+MARK = "tandem-answer "  # before what such a program answers: a .bashrc may print, too
+# Python 3.11's ast.parse raises SystemError now and then where several threads call it at once.
+PARSING = threading.Lock()
+# Each module is made from its source; its packages are empty and know their modules by name.
+LOADER = """
+import sys, types
+def _load(name, source):
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__path__ = []
+    package, _, last = name.rpartition(".")
+    if package:
+        if package not in sys.modules:
+            _load(package, "")
+        setattr(sys.modules[package], last, module)
+    exec(compile(source, name, "exec"), module.__dict__)
+"""
+
+
+def program(module: str, call: str) -> str:
+    """A Python program that loads a module of the checkout, and those that it imports, and then
+    evaluates `call` in it. Beside each other they may import the standard library."""
+    lines = [LOADER]
+    for name in with_imports(module):
+        lines.append(f"_load({name!r}, {_path(name).read_text(encoding='utf-8')!r})")
+    return "\n".join([*lines, f"sys.modules[{module!r}].{call}", ""])
+
+
+def with_imports(module: str) -> list[str]:
+    """A module of the checkout after those that it imports, they after theirs, and so on."""
+    order: dict[str, None] = {}
+
+    def visit(name: str) -> None:
+        for node in ast.walk(ast.parse(_path(name).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                inner = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            else:
+                inner = [alias.name for alias in getattr(node, "names", ())]
+            for other in inner:
+                if other not in order and _path(other).is_file():
+                    visit(other)
+        order[name] = None
+
+    with PARSING:
+        visit(module)
+    return list(order)
+
+
+def _path(name: str) -> Path:
+    return CHECKOUT / f"{name.replace('.', '/')}.py"
+
 
 FIRST_PORT = 29500
 PORTS = 32
@@ -129,9 +184,7 @@ def ask_all(
 def _ask(node: Node, task: dict[str, Any]) -> Facts | str:
     host = node.host
     asked_for = {**task, "cpu_flags": levels.BF16_FLAGS}
-    source = source_bundle.program(
-        "launcher.machines.probes.machine", f"main({asked_for!r}, {MARK!r})"
-    )
+    source = program("launcher.machines.probes.machine", f"main({asked_for!r}, {MARK!r})")
     asked = time.time()
     try:
         process = node.start([host.env_python, "-IB", "-"])
@@ -172,7 +225,7 @@ def read_facts(line: str, task: dict[str, Any]) -> dict[str, Any]:
 
 def code_sha256(node: Node, python: str, folder: str) -> str | None:
     """The hash of the tree that a machine holds in `folder`, None where it cannot be found out."""
-    source = source_bundle.program("launcher.node.tree", f"show({MARK!r}, {folder!r})")
+    source = program("launcher.node.machine", f"show({MARK!r}, {folder!r})")
     try:
         process = node.start([python, "-IB", "-"])
         output, _, _ = talk(process, source.encode(), SECONDS)
@@ -205,7 +258,7 @@ def check_ways(hosts: list[Host], nodes: dict[str, Node], facts: dict[str, Facts
         host = hosts[index]
         peers = [[hosts[n].address, ports[n]] for n in peers_of(index, len(hosts))]
         call = f"main({host.address!r}, {ports[index]}, {peers!r}, {MARK!r})"
-        source = source_bundle.program("launcher.machines.probes.reach", call)
+        source = program("launcher.machines.probes.reach", call)
         return nodes[host.name].start([host.env_python, "-IB", "-c", source])
 
     names = {host.address: host.name for host in hosts}

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from contract import predictions, prices, strategies
+from contract import prices, runs, strategies
 from contract.errors import UserError
 from contract.options import Options as TrainerOptions
 from contract.runs import run_id
 from contract.text import counted
 from launcher import folders
-from launcher.logs import Sizes
+from launcher.background import Sizes
 from launcher.machines import inventory
 from launcher.machines.engine import Host
 from launcher.options import Options, trainer_settings
@@ -188,17 +188,17 @@ def make_plan(checked: ReadyRun, machines: OpenMachines, **details: Any) -> Plan
     )
 
 
-def prediction(settings: TrainerOptions, hosts: list[Host]) -> predictions.Prediction | None:
+def prediction(settings: TrainerOptions, hosts: list[Host]) -> runs.Prediction | None:
     """What `make plan` predicted for such a run on these machines, if it was asked: images/s over
     the whole run, its warm-up included."""
-    asked = predictions.Setting(
+    asked = runs.Setting(
         settings.model,
         settings.per_node_batch_size,
         settings.image_size,
         settings.precision,
         tuple(host.name for host in hosts),
     )
-    found = predictions.read(folders.RUNS, asked, len(hosts))
+    found = runs.read_prediction(folders.RUNS, asked, len(hosts))
     return found and replace(found, speeds=over_a_run(found.speeds, settings))
 
 

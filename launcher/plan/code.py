@@ -21,10 +21,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from contract.errors import UserError
-from launcher.machines.connection import talk
-from launcher.machines.engine import MachineError, Node
+from launcher.machines.engine import MachineError, Node, talk
 from launcher.machines.inventory import CHECKOUT
-from launcher.node.tree import tree_sha256
+from launcher.node.machine import tree_sha256
 
 TRIES = 3
 SECONDS = 60.0

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from contract import clock
 from contract.errors import UserError
+from contract.machines import CLOCK_TOLERANCE
 from contract.options import Options as TrainerOptions
 from contract.split import refuse_batch
 from contract.text import counted
 from launcher import folders
-from launcher.machines import connection, inventory, probe
+from launcher.machines import engine, inventory, probe
 from launcher.machines.engine import Host, Node
 from launcher.machines.probe import Facts
 from launcher.options import Options, in_words_of_make
@@ -39,7 +39,7 @@ class OpenMachines:
     facts: dict[str, Facts]
 
     def close(self) -> None:
-        connection.close_all(self.nodes)
+        engine.close_all(self.nodes)
 
 
 def inspect(
@@ -50,7 +50,7 @@ def inspect(
     With `without_missing`, machines that do not answer are left out instead.
     """
     check_master(hosts)
-    nodes, failures = connection.open_all(hosts)
+    nodes, failures = engine.open_all(hosts)
     try:
         if failures and not without_missing:
             raise UserError(*unreached(hosts, failures))
@@ -62,7 +62,7 @@ def inspect(
         present = [host for host in present if host.name in facts]
         return OpenMachines(present, nodes, facts)
     except BaseException:
-        connection.close_all(nodes)
+        engine.close_all(nodes)
         raise
 
 
@@ -368,7 +368,7 @@ def _state(host: Host, facts: Facts) -> list[Problem]:
                 fatal=facts.disk_free < DISK_FULL,
             )
         )
-    if abs(facts.skew) > clock.TOLERANCE:
+    if abs(facts.skew) > CLOCK_TOLERANCE:
         way = "ahead of" if facts.skew > 0 else "behind"
         problems.append(
             Problem(

@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 
 from contract.text import clean
-from launcher.logs import MIB, Sizes, SpooledLog
+from launcher.background import MIB, Sizes, SpooledLog
 from launcher.terminal import Terminal
 
 LAST_LINES = 20

@@ -12,8 +12,7 @@ from typing import Any
 from contract.validate import Invalid
 from launcher.machines.engine import Process
 from launcher.plan.plan import Plan
-from launcher.stopper import Stopper, wakeup
-from launcher.terminal import WaitNotice
+from launcher.terminal import Stopper, WaitNotice, wakeup
 from launcher.watch.digests import Digests
 from launcher.watch.failures import Failure, first_of
 from launcher.watch.guards import LEASE, Guarded, task

@@ -15,12 +15,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from launcher.machines import connection
+from launcher.machines import engine
 from launcher.machines.engine import Host
 from launcher.options import Options
 from launcher.plan.plan import NodePlan, Plan
-from launcher.stopper import Stopper
-from launcher.terminal import Terminal
+from launcher.terminal import Stopper, Terminal
 from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
 
@@ -71,7 +70,7 @@ def cpu():
 def main(count, first, user):
     hosts = [host(index, first, user) for index in range(count)]
     begin = time.monotonic()
-    nodes, failures = connection.open_all(hosts)
+    nodes, failures = engine.open_all(hosts)
     assert not failures, next(iter(failures.values()))
     connected = time.monotonic()
     with ThreadPoolExecutor(max_workers=64) as pool:
@@ -84,7 +83,7 @@ def main(count, first, user):
         outcome = Watch(plan(hosts), processes, logs, Stopper()).run()
         idle = 100 * (cpu() - before) / (time.monotonic() - now)
         logs.close()
-    connection.close_all(nodes)
+    engine.close_all(nodes)
     assert outcome.status == "finished", outcome
     print(json.dumps({"connect": connected - begin, "start": running - connected, "idle": idle}))
 

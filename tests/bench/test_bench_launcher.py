@@ -15,8 +15,7 @@ import pytest
 from launcher.machines.engines.local import LocalProcess
 from launcher.options import Options
 from launcher.plan.plan import NodePlan, Plan
-from launcher.stopper import Stopper
-from launcher.terminal import Terminal
+from launcher.terminal import Stopper, Terminal
 from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
 

@@ -12,12 +12,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from launcher.machines import connection
+from launcher.machines import engine
 from launcher.machines.engine import Host
 from launcher.options import Options
 from launcher.plan.plan import NodePlan, Plan
-from launcher.stopper import Stopper
-from launcher.terminal import Terminal
+from launcher.terminal import Stopper, Terminal
 from launcher.watch.failures import explained
 from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
@@ -84,7 +83,7 @@ def plan_of(parts):
 def main(count, mark):
     hosts = [machine(number) for number in range(1, count + 1)]
     plan = plan_of([part(host, rank, mark) for rank, host in enumerate(hosts)])
-    nodes, failures = connection.open_all(hosts)
+    nodes, failures = engine.open_all(hosts)
     assert not failures, failures
     argv = ["/usr/bin/python3", "-IB", "tandem/code/launcher/node", "watched-1"]
     with tempfile.TemporaryDirectory() as folder, Stopper().listening() as stopper:

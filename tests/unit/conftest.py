@@ -13,7 +13,6 @@ PROCESSES = {
     "ansible/test_provision_site.py",
     "ansible/test_share_secret.py",
     "contract/test_older_run.py",
-    "launcher/test_connection.py",
     "launcher/test_engine.py",
     "launcher/test_guard_ends.py",
     "launcher/test_guard_recorders.py",

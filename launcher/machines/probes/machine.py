@@ -20,7 +20,7 @@ import time
 
 from contract import layout
 from contract.card import route
-from launcher.node.tree import tree_sha256
+from launcher.node.machine import tree_sha256
 
 MOST_RUNS = 100  # that are told
 SECONDS = 20  # for one command: the control machine waits 30 in all

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from contract import clock as clock_of_rooms
+from contract.machines import CLOCK_TOLERANCE
 from planning import clock, preflight
 from tests.unit.ansible.provision_machines import QUESTION, ROOT, machine
 
@@ -114,10 +114,10 @@ def test_whose_fault_it_is_that_a_machine_does_not_follow(tmp_path):
 
 
 def test_a_clock_is_wrong_for_make_check_where_it_is_wrong_for_a_run():
-    tolerance = clock_of_rooms.TOLERANCE
+    tolerance = CLOCK_TOLERANCE
     for off, wrong in ((tolerance - 0.5, False), (tolerance + 1.5, True)):
         facts = machine(clock=QUESTION["clock"][1] + off)
         found = preflight.findings(facts, QUESTION)
         assert [finding["fault"] for finding in found] == ["clock"] * wrong
     source = (ROOT / "launcher/plan/preflight.py").read_text()
-    assert "abs(facts.skew) > clock.TOLERANCE" in source
+    assert "abs(facts.skew) > CLOCK_TOLERANCE" in source

@@ -1,6 +1,6 @@
 """What one room writes, as another reads it: each record by its real writer, taken by its reader.
 
-Predictions have test_predictions.py, runs of an older writer test_older_run.py, measured links
+Predictions have test_runs.py, runs of an older writer test_older_run.py, measured links
 tests/unit/launcher/test_measure.py, and what machines find of one another test_mesh.py there.
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from launcher import collect, folders, run
-from launcher.logs import Sizes
+from launcher.background import Sizes
 from launcher.machines import probe
 from launcher.node import counters, recorder
 from launcher.node.task import Task, read_task

@@ -4,8 +4,7 @@ import io
 import sys
 
 from launcher.machines.engines.local import LocalProcess
-from launcher.stopper import Stopper
-from launcher.terminal import Terminal
+from launcher.terminal import Stopper, Terminal
 from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
 from tests.unit.launcher.launcher_values import build, facts, host

@@ -12,7 +12,7 @@ import pytest
 
 from contract.errors import UserError
 from launcher import collect
-from launcher.logs import MIB, Sizes
+from launcher.background import MIB, Sizes
 from launcher.machines.engines.local import LocalNode, LocalProcess
 from launcher.terminal import Terminal
 from launcher.watch.lines import RunLogs

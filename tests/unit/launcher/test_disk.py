@@ -8,8 +8,8 @@ import pytest
 
 from contract.errors import UNWRITTEN, UserError
 from launcher import folders
-from launcher.messages import exit_code, not_copied
 from launcher.watch import attempts
+from launcher.watch.attempts import exit_code, not_copied
 from launcher.watch.failures import Failure
 from launcher.watch.watch import Outcome
 from tests.unit.launcher.launcher_values import build, facts, host

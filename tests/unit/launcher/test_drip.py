@@ -8,11 +8,10 @@ import time
 
 import pytest
 
-from launcher.logs import MIB
-from launcher.machines import connection
-from launcher.machines.connection import Late, pieces
-from launcher.stopper import Stopper
-from launcher.terminal import Terminal
+from launcher.background import MIB
+from launcher.machines import engine
+from launcher.machines.engine import Late, pieces
+from launcher.terminal import Stopper, Terminal
 from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
 from tests.unit.launcher.launcher_values import build, facts, host
@@ -116,8 +115,8 @@ class Dripping:
 
     def __init__(self, monkeypatch, every, size=1):
         self.now, self.every, self.data = 0.0, every, b"x" * size
-        monkeypatch.setattr(connection.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(connection, "DefaultSelector", lambda: self)
+        monkeypatch.setattr(engine.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(engine, "DefaultSelector", lambda: self)
 
     def read(self):
         return self.data

@@ -1,6 +1,8 @@
-"""Ways to machines: a new one is one new file, and all of the launcher works through it."""
+"""Ways to machines: a new one is one new file, and all of the launcher works through it; and
+connections to many."""
 
 import io
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,15 +11,14 @@ import pytest
 
 from contract.errors import UserError
 from launcher import collect
-from launcher.logs import Sizes
-from launcher.machines import connection, engine, engines, inventory, probe
-from launcher.machines.connection import Late, pieces, talk
+from launcher.background import Sizes
+from launcher.machines import engine, engines, inventory, probe
+from launcher.machines.engine import Late, pieces, talk
 from launcher.machines.engines.local import LocalProcess
 from launcher.options import Options
 from launcher.plan import code
 from launcher.plan.preflight import OpenMachines
-from launcher.stopper import Stopper
-from launcher.terminal import Terminal
+from launcher.terminal import Stopper, Terminal
 from launcher.watch import guards
 from launcher.watch.attempts import Attempts
 from launcher.watch.lines import RunLogs
@@ -76,7 +77,7 @@ def wrapped(tmp_path, monkeypatch):
     }
     document = {"cluster": {"hosts": list(variables)}, "_meta": {"hostvars": variables}}
     hosts = inventory.parse(document, tmp_path / "inventory.ini")
-    nodes, failures = connection.open_all(hosts)
+    nodes, failures = engine.open_all(hosts)
     assert failures == {}
     return hosts, nodes
 
@@ -152,3 +153,43 @@ def test_silence_is_counted_from_the_beginning_or_from_the_last_piece():
     with pytest.raises(Late):
         list(pieces(python(script), 1.0))
     assert b"".join(pieces(python(script), 1.5, renewed=True)) == b"\n" * 4
+
+
+MANY = """
+import os, resource, sys
+from launcher.machines import engine
+from contract.errors import UserError
+from tests.unit.launcher.launcher_values import host
+soft, hard = map(int, sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+try:
+    nodes, _ = engine.open_all([host(n, connection="local") for n in range(1, 301)])
+except UserError as error:
+    sys.exit(str(error))
+processes = [node.start(["cat"]) for node in nodes.values()]
+print(len(processes))
+for process in processes:
+    process.close()
+"""
+
+
+@pytest.fixture
+def many():
+    """many(soft, hard) -> 300 machines with so many open files allowed."""
+
+    def connect(soft, hard):
+        argv = [sys.executable, "-c", MANY, str(soft), str(hard)]
+        return subprocess.run(argv, cwd=inventory.CHECKOUT, capture_output=True, text=True)
+
+    return connect
+
+
+def test_three_hundred_machines_fit_where_a_shell_allows_few_open_files(many):
+    done = many(256, 4096)
+    assert (done.returncode, done.stdout) == (0, "300\n"), done.stderr
+
+
+def test_a_machine_that_allows_too_few_is_told(many):
+    done = many(256, 512)
+    assert done.returncode == 1
+    assert "300 machines need about 2528 open files, and this machine allows 512" in done.stderr

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from contract.errors import DIVERGED
-from launcher.messages import exit_code, how_to_resume
 from launcher.watch import attempts, failures
+from launcher.watch.attempts import exit_code, how_to_resume
 from launcher.watch.failures import PEER_LOST, Failure, document, first_of
 from launcher.watch.watch import Outcome
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from contract import names
+from contract import machines
 from contract.errors import UserError
 from launcher import cli
 from launcher.machines import inventory
@@ -206,7 +206,7 @@ def test_a_variable_out_of_its_range_is_named(variables, words):
 @example("node1", {**HOST, "node_dir": "{{ x }}"})
 @example("node1", {**HOST, "ansible_connection": "winrm"})
 @given(
-    st.from_regex(names.NAME, fullmatch=True),
+    st.from_regex(machines.NAME, fullmatch=True),
     fuzz.odd(HOST, ("local", "0,1", "a\0b", "{{ x }}", "-1", 65536, {"B": "\0"}, "fe80::1")),
 )
 def test_odd_variables_are_a_host_or_a_sentence(name, variables):
@@ -226,7 +226,7 @@ def test_odd_variables_are_a_host_or_a_sentence(name, variables):
 @fuzz.many(200)
 @given(st.text(max_size=9) | st.sampled_from(["../x", ".ssh", "a/b", "", "fe80::1", "x" * 999]))
 def test_any_name_is_a_machines_or_is_refused(name):
-    wrong = names.fault(name)
+    wrong = machines.fault(name)
     if wrong:
         assert wrong.isprintable() and len(wrong) < 1200
     else:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.messages import leftovers
+from launcher.watch.attempts import leftovers
 from launcher.watch.watch import Outcome
 from tests.unit.launcher.scripted_guards import watch
 

@@ -14,7 +14,7 @@ import pytest
 
 from contract.errors import UserError
 from contract.options import Options
-from launcher.machines import probe, source_bundle
+from launcher.machines import probe
 from launcher.machines.probes import machine
 from launcher.node import machine_lock
 from tests.unit.launcher.launcher_values import host
@@ -114,7 +114,7 @@ def test_names_that_are_no_utf8_do_not_end_the_probe(ask, tmp_path):
 
 
 def test_what_is_sent_needs_nothing_that_a_bare_python_lacks():
-    asked = source_bundle.program(
+    asked = probe.program(
         "launcher.machines.probes.machine", "json.dump([*sys.modules], sys.stdout)"
     )
     argv = [sys.executable, "-ISc", asked]
@@ -164,7 +164,7 @@ def test_threads_that_send_programs_parse_one_after_the_other(monkeypatch):
         inside.pop()
         return parse(*words)
 
-    monkeypatch.setattr(source_bundle.ast, "parse", slowly)
+    monkeypatch.setattr(probe.ast, "parse", slowly)
     with ThreadPoolExecutor(4) as pool:
-        programs = set(pool.map(lambda _: source_bundle.program("launcher.node.tree", ""), [0] * 8))
+        programs = set(pool.map(lambda _: probe.program("launcher.node.machine", ""), [0] * 8))
     assert max(most) == 1 and len(programs) == 1

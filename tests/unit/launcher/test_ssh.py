@@ -13,7 +13,6 @@ import paramiko
 import pytest
 from fabric import Config
 
-from launcher.machines import known_hosts
 from launcher.machines.engines import ssh
 from launcher.machines.engines.ssh import StrictConnection
 from tests.unit.ansible.provision_machines import load
@@ -84,11 +83,11 @@ def confirmed(tmp_path, monkeypatch):
 
     def read(data, name=ADDRESS):
         (tmp_path / "known_hosts").write_bytes(data)
-        monkeypatch.setattr(known_hosts, "FILES", (tmp_path / "known_hosts",))
-        known_hosts.lines.cache_clear()
+        monkeypatch.setattr(ssh, "KNOWN_HOSTS", (tmp_path / "known_hosts",))
+        ssh.known_hosts.cache_clear()
         client = paramiko.SSHClient()
-        known_hosts.confirm(client, name)
-        known_hosts.lines.cache_clear()
+        ssh.confirm(client, name)
+        ssh.known_hosts.cache_clear()
         return client
 
     return read
@@ -130,7 +129,7 @@ def test_an_authoritys_key_is_no_machines_key(confirmed, keys):
 def test_a_revoked_key_is_refused_and_that_is_said(confirmed, keys, names):
     client = confirmed(line(keys[0]) + line(keys[0], names, "@revoked "))
     assert believed(client) == set()
-    with pytest.raises(known_hosts.Revoked) as refused:
+    with pytest.raises(ssh.Revoked) as refused:
         client._policy.missing_host_key(client, ADDRESS, keys[0])
     assert "@revoked in your known_hosts" in ssh.connection_error(host(7), refused.value)
 

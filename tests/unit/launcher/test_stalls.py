@@ -14,8 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher import logs
-from launcher.logs import MIB, RotatingLog
+from launcher import background
+from launcher.background import MIB, RotatingLog
 from launcher.plan import preflight
 from launcher.terminal import Terminal
 from launcher.watch import attempts, lines
@@ -132,7 +132,7 @@ def test_a_paused_controller_explains_what_follows():
 
 def test_ctrl_z_is_refused():
     script = (
-        "import os, signal\nfrom launcher.stopper import Stopper\nstopper = Stopper()\n"
+        "import os, signal\nfrom launcher.terminal import Stopper\nstopper = Stopper()\n"
         "with stopper.listening():\n"
         "    os.kill(os.getpid(), signal.SIGTSTP)\n"
         "    print(stopper.suspended, signal.getsignal(signal.SIGTTOU) is signal.SIG_IGN)\n"
@@ -257,7 +257,7 @@ def test_a_log_that_cannot_be_rotated_grows_on_and_keeps_its_file(tmp_path, monk
 
 def test_logs_leave_room_for_what_matters(tmp_path, monkeypatch):
     log = RotatingLog(tmp_path / "log", MIB)
-    monkeypatch.setattr("launcher.logs.RESERVE", 1 << 62)
+    monkeypatch.setattr("launcher.background.RESERVE", 1 << 62)
     log._checked = 0.0
     log.write(["x"])
     assert log.lost == 1 and not (tmp_path / "log").exists()
@@ -269,7 +269,7 @@ def test_a_log_keeps_its_beginning_and_its_end(tmp_path):
     for start in range(0, len(lines), 50):
         log.write(lines[start : start + 50])
     log.close()
-    files = logs.parts(tmp_path / "rank0.log")
+    files = background.parts(tmp_path / "rank0.log")
     assert sum(path.stat().st_size for path in files) <= (64 << 10) + 5 * 600
     assert files[0].name == "rank0.log.first" and files[-1].name == "rank0.log"
     first = files[0].read_text().splitlines()

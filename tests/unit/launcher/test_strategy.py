@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from contract import predictions, prices
+from contract import prices, runs
 from contract.runs import prediction_path
 from launcher import folders, run
 from launcher.machines import inventory
@@ -68,9 +68,9 @@ def ready(monkeypatch, tmp_path):
     def make(speeds, **options):
         rows = [{"nodes": 2, "sync": spec, "images_per_second": v} for spec, v in speeds.items()]
         alone = {"nodes": 1, "sync": "allreduce", "images_per_second": 50}
-        measured = predictions.Setting("resnet18", 32, 224, "fp32")
+        measured = runs.Setting("resnet18", 32, 224, "fp32")
         if speeds:
-            told = predictions.text(measured, 2, None, [alone, *rows])
+            told = runs.prediction_text(measured, 2, None, [alone, *rows])
             prediction_path(tmp_path, "resnet18", 2).write_text(told)
         said = io.StringIO()
         return checks.check_machines(Options.of(options), Terminal(said)), said

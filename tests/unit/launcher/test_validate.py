@@ -17,8 +17,9 @@ from contract.errors import UserError
 from contract.text import clean
 from contract.validate import Invalid
 from launcher import collect, measure
-from launcher.logs import Sizes
-from launcher.machines import known_hosts, probe
+from launcher.background import Sizes
+from launcher.machines import probe
+from launcher.machines.engines import ssh
 from launcher.machines.probe import Facts
 from launcher.options import Options
 from launcher.plan import preflight
@@ -393,7 +394,7 @@ def test_any_output_of_a_rank_is_shown_clean(tmp_path_factory, pieces):
 @many
 @given(st.binary(max_size=200))
 def test_no_line_of_known_hosts_hides_a_confirmed_key(data):
-    found = known_hosts.read(data + b"\n" + KNOWN + b"\n" + data)
+    found = ssh.read_known_hosts(data + b"\n" + KNOWN + b"\n" + data)
     (line,) = [line for line in found if line.means("192.0.2.7") and not line.revoked]
     assert line.entry.to_line().encode().split() == KNOWN.split()
 
@@ -477,7 +478,7 @@ WORDS = (
 @example(b"node*,!node2 ssh-ed25519 " + KEY, "node1")
 @example(b"|1|a|b ssh-ed25519 " + KEY, "node1")
 def test_a_line_of_known_hosts_made_of_its_parts(line, name):
-    for found in known_hosts.read(line):
+    for found in ssh.read_known_hosts(line):
         assert found.entry.key is not None
         assert found.means(name) in (True, False)
 

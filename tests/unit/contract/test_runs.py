@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given
 
-from contract import predictions
 from contract.errors import UserError
 from contract.options import Options as TrainerOptions
-from contract.runs import may_be_of, prediction_path, run_id
+from contract.runs import Setting, may_be_of, prediction_path, prediction_text, run_id
 from launcher import folders
 from launcher.plan import checks
 from report.__main__ import main
@@ -62,12 +61,12 @@ def test_it_is_no_prediction_of_another_run(runs, capsys, other):
 
 
 def test_what_was_measured_of_machines_by_themselves_holds_for_them_and_for_a_week(runs):
-    measured = predictions.Setting("resnet50", 32, 224, "fp32", ("node1", "node2", "node3"))
+    measured = Setting("resnet50", 32, 224, "fp32", ("node1", "node2", "node3"))
     rows = [{"nodes": 1, "sync": "allreduce", "images_per_second": 9.0}]
     path = prediction_path(runs, "resnet50", 2)
 
     def read(unix, hosts):
-        path.write_text(predictions.text(measured, 2, unix, rows))
+        path.write_text(prediction_text(measured, 2, unix, rows))
         return checks.prediction(ASKED, hosts)
 
     now = time.time()
@@ -120,12 +119,12 @@ def test_a_run_is_found_by_its_model(tmp_path, capsys, model, name):
     assert f"In {name} a step" in " ".join(capsys.readouterr().out.split())
 
 
-MEASURED = predictions.Setting("resnet50", 32, 224, "fp32")
+MEASURED = Setting("resnet50", 32, 224, "fp32")
 SLOW, FAST = (
     {"nodes": n, "sync": sync, "images_per_second": 9.0}
     for n, sync in ((1, "allreduce"), (2, "ef:4"))
 )
-DOCUMENT = json.loads(predictions.text(MEASURED, 2, time.time(), [SLOW, FAST]))
+DOCUMENT = json.loads(prediction_text(MEASURED, 2, time.time(), [SLOW, FAST]))
 
 
 @fuzz.many(200)

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from launcher.stopper import SIGNALS, Stopper
+from launcher.terminal import SIGNALS, Stopper
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,13 @@
-"""How machines may be called, and which group they are in, in every list of them that is read."""
+"""What holds of every machine: how it may be called, which group of an inventory it is in, and how
+far its clock may be from the control machine's."""
 
 import re
 
 GROUP = "cluster"
 NOBODY = f"has no hosts in group [{GROUP}]: list your machines there."  # the end of a sentence
 NAME = re.compile(r"[\w:][\w.:-]{0,200}")
+# Seconds. What `make check` calls wrong, a run warns of, too.
+CLOCK_TOLERANCE = 5.0
 
 
 def fault(name: str) -> str:
