@@ -26,7 +26,6 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
 from contract import interrupts
-from planning import errors
 from tools import verbs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -351,5 +350,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    interrupts.heard()
-    sys.exit(errors.ended(main))
+    sys.exit(interrupts.ended(main))

@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
 from bundling import debs, fetch, installers, manifest, wheels
 from bundling.manifest import BundleError
-from planning import errors
+from contract import interrupts
 
 BUNDLE = Path(__file__).resolve().parents[1] / "bundle"
 ROOMS = {wheels.Wheels: wheels, debs.Debs: debs, installers.Installers: installers}
@@ -91,4 +91,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(errors.ended(main))
+    sys.exit(interrupts.ended(main))

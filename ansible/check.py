@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
 from contract import interrupts
-from planning import errors, health, preflight
+from planning import health, preflight
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAYBOOK = ROOT / "ansible" / "playbooks" / "check.yml"
@@ -153,5 +153,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    interrupts.heard()
-    sys.exit(errors.ended(main))
+    sys.exit(interrupts.ended(main))

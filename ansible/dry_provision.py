@@ -22,8 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
 from contract import interrupts
 from contract.validate import One
-from planning import border, driver, errors, stacks, toolkit
-from planning.errors import PlanError
+from planning import PlanError, border, driver, stacks, toolkit
 from planning.faults import machine
 
 ANSIBLE = Path(__file__).resolve().parent
@@ -339,5 +338,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    interrupts.heard()
-    sys.exit(errors.ended(main))
+    sys.exit(interrupts.ended(main))

@@ -18,7 +18,6 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
 from contract import interrupts
-from planning import errors
 
 RECORDS = Path(__file__).resolve().parents[1] / ".tandem" / "wake"
 PORT = 9  # discard: a service there, if any, ignores what it receives
@@ -158,5 +157,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    interrupts.heard()
-    sys.exit(errors.ended(main))
+    sys.exit(interrupts.ended(main))

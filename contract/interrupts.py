@@ -1,12 +1,14 @@
 """Ctrl-C while a program still imports: it ends by the signal, without Python's traceback.
 
-A program imports this before its other modules, and calls `heard` as its main begins. Where SIGINT
-is ignored (a shell's background job), it stays ignored.
+A program imports this before its other modules, and calls `heard` as its main begins, or runs its
+main by `ended`. Where SIGINT is ignored (a shell's background job), it stays ignored.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
+from collections.abc import Callable
 
 _handler = signal.getsignal(signal.SIGINT)
 if _handler is signal.default_int_handler:
@@ -16,3 +18,13 @@ if _handler is signal.default_int_handler:
 def heard() -> None:
     """From here on Ctrl-C is KeyboardInterrupt again."""
     signal.signal(signal.SIGINT, _handler)
+
+
+def ended(main: Callable[[], int]) -> int:
+    """The exit code of a program's main(); Ctrl-C is no defect, so it gets a sentence."""
+    heard()
+    try:
+        return main()
+    except KeyboardInterrupt:
+        print("\ntandem: interrupted; the same command can be typed again", file=sys.stderr)
+        return 128 + signal.SIGINT  # as a shell reports it

@@ -17,6 +17,7 @@ from typing import Any
 # Of what a run records (docs/run-directory.md). It grows where runs of before could not be compared
 # with runs of after: where a record lacks a setting, or means something else by it.
 RECORD = 2
+MEASURED = "measured"  # the folder below runs/ that holds what was measured without a run
 
 
 def short(model: str) -> str:

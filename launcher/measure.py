@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import UserError
+from contract.runs import MEASURED
 from contract.text import counted
 from launcher import collect, folders
 from launcher.background import Sizes
@@ -112,7 +113,7 @@ class Measurement:
     def __init__(self, checked: ReadyRun, terminal: Terminal):
         self.machines, self.terminal = checked.machines, terminal
         name = new_id(checked)
-        self.folder = folders.RUNS / "measured" / name
+        self.folder = folders.RUNS / MEASURED / name
         words = (*checked.options.trainer, "--trial", str(SECONDS))
         options = dataclasses.replace(checked.options, trainer=words)
         tables = timetables(self.machines.hosts, self.machines.facts)
@@ -120,7 +121,7 @@ class Measurement:
             dataclasses.replace(checked, options=options),
             self.machines,
             run=name,
-            apart=True,
+            independent=True,
             timetables=tables,
         )
         self.linked = bool(tables)

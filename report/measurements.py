@@ -21,8 +21,6 @@ from report.published_speeds import BATCH, images_per_second, paper_step
 from report.records import RankRecord, Run, read_run
 from tools import verbs
 
-MEASURED = "measured"  # the folder below runs/ that holds what was measured without a run
-
 
 def on_paper(gpu: str, model: str, precision: str | None) -> Basis:
     """A machine that nobody measured. Raises UserError where nothing says how fast it is."""
@@ -72,7 +70,7 @@ def asked(options: argparse.Namespace) -> str:
 
 def folders(root: Path, model: str) -> Iterator[Path]:
     """The folders of runs and measurements of a model of this name, the newest first."""
-    places = [place for place in (root, root / MEASURED) if place.is_dir()]
+    places = [place for place in (root, root / runs.MEASURED) if place.is_dir()]
     found = [path for place in places for path in place.iterdir()]
     for path in sorted(found, key=lambda path: path.name, reverse=True):
         if runs.may_be_of(path.name, model) and path.is_dir():
@@ -90,7 +88,8 @@ def fits(basis: Basis, options: argparse.Namespace) -> bool:
 def read_basis(folder: Path) -> Basis | None:
     """None when nothing there measured a step, or its gradients' size is unknown."""
     run = read_run(folder)
-    return read_measured(run) if run.plan.get("apart") else read_trained(run)
+    measured = folder.resolve().parent.name == runs.MEASURED
+    return read_measured(run) if measured else read_trained(run)
 
 
 def read_trained(run: Run) -> Basis | None:

@@ -66,10 +66,6 @@ def matrices(value: object) -> list[list[int]] | None:
 Fields = Mapping[str, Callable[..., Any]]
 
 
-def flag(value: object) -> bool | None:
-    return value if isinstance(value, bool) else None
-
-
 def instructions(value: object) -> Entry | None:
     return only({"onednn_limit": text}, value) if isinstance(value, dict) else None
 
@@ -150,7 +146,7 @@ def natural_number(value: object) -> int | None:
 PLAN: Fields = {
     **dict.fromkeys(("run", "model", "data", "sync", "precision", "precision_why"), text),
     **dict.fromkeys(("tandem", "git_revision", "git_diff", "code_sha256"), text),
-    **{"apart": flag, "epochs": count, "world_size": count, "created_unix": number},
+    **{"epochs": count, "world_size": count, "created_unix": number},
     **{"nodes": nodes, "options": options, "predicted": predicted},
 }
 CAUSE: Fields = {

@@ -18,7 +18,7 @@ TEXT = (str, NULL)
 FILES = {
     "plan.json": {
         "run": str, "created_unix": NUMBER, "tandem": str, "model": str, "data": str, "epochs": int,
-        "sync": str, "precision": str, "precision_why": str, "sync_why": str, "apart": bool,
+        "sync": str, "precision": str, "precision_why": str, "sync_why": str,
         "world_size": int,
         "master_addr": str, "master_port": int,
         "code_sha256": str, "git_revision": TEXT, "git_diff": str, "nodes": list,

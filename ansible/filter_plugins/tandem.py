@@ -16,6 +16,7 @@ sys.path += map(str, Path(__file__).resolve().parents[1:3])
 
 from contract.machines import CLOCK_TOLERANCE
 from planning import (
+    PlanError,
     accept,
     accept_gpu,
     boot,
@@ -38,7 +39,6 @@ from planning import (
     toolkit,
     wake,
 )
-from planning.errors import PlanError
 from planning.faults import network as network_faults
 
 

@@ -3,3 +3,7 @@
 No file here reads a machine, changes one, or imports Ansible. Roles call these functions through
 ansible/filter_plugins/tandem.py, `make dry-provision` and the tests call them directly.
 """
+
+
+class PlanError(ValueError):
+    """Settings that these machines cannot have; the message says why and what is nearest."""

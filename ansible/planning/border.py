@@ -11,7 +11,7 @@ from typing import Any
 
 from contract.validate import Each, Invalid, Match, Row, check, parse
 
-from .errors import PlanError
+from . import PlanError
 
 TEXT = 1 << 22  # characters of what one program prints
 LONE = re.compile("[\ud800-\udfff]")  # halves of surrogates, which no file could hold

@@ -8,10 +8,9 @@ import dataclasses
 import re
 from typing import Any
 
+from . import PlanError, driver_result, stacks
 from . import driver_candidates as offers
-from . import driver_result, stacks
 from . import packages as apt
-from .errors import PlanError
 
 ADD_SOURCES = (
     "add the components contrib and non-free (Debian) or restricted and multiverse (Ubuntu) to "

@@ -2,7 +2,7 @@
 
 import math
 
-from .errors import PlanError
+from . import PlanError
 
 # The query for `nvidia-smi --query-gpu=... --format=csv,noheader,nounits`: one line per card.
 QUERY = "name,power.min_limit,power.max_limit,power.limit,persistence_mode"

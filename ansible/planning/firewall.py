@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from . import border
-from .errors import PlanError
+from . import PlanError, border
 
 # The bridges of Docker, libvirt, LXD, Incus, LXC, Podman and CNI.
 GUESTS_BRIDGE = re.compile(

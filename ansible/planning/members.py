@@ -7,7 +7,7 @@ import base64
 import binascii
 import re
 
-from .errors import PlanError
+from . import PlanError
 
 HOSTS_BEGIN = "# BEGIN tandem: the members of the cluster"
 HOSTS_END = "# END tandem"

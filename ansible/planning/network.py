@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from . import border
+from . import PlanError, border
 from . import network_ifupdown as ifupdown
 from . import network_netplan as netplan
 from . import network_networkd as networkd
 from . import network_nm as nm
 from . import preserved_settings as kept
-from .errors import PlanError
 
 # The facts that programs print.
 PRINTED = ("nmcli", "connection", "networkctl", "card_dns", "card_search", "resolv", "card_ip4",

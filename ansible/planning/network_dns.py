@@ -10,7 +10,7 @@ import ipaddress
 import re
 from typing import Any
 
-from .errors import PlanError
+from . import PlanError
 
 RESOLVED = ("127.0.0.53", "127.0.0.54")  # systemd-resolved's own, of which resolvectl speaks
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Any
 
-from . import border
-from .errors import PlanError
+from . import PlanError, border
 
 ROUTE_KINDS = ("unicast", "local", "broadcast", "multicast", "throw", "unreachable", "prohibit",
                "blackhole", "nat", "anycast")  # fmt: skip

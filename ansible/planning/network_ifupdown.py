@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from . import PlanError
 from . import preserved_settings as kept
-from .errors import PlanError
 
 INTERFACES = "/etc/network/interfaces"
 

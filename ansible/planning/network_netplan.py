@@ -6,9 +6,9 @@ from typing import Any
 
 import yaml
 
+from . import PlanError
 from . import network_networkd as networkd
 from . import preserved_settings as kept
-from .errors import PlanError
 
 NETPLAN = "/etc/netplan/90-tandem.yaml"
 LONGEST = 1 << 18  # characters of one file, which Python reads slowly

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from . import PlanError
 from . import preserved_settings as kept
-from .errors import PlanError
 
 # '-' sorts before every digit and letter: networkd finds this file first.
 WHOLE = "/etc/systemd/network/0-tandem-{}.network"

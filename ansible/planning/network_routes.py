@@ -6,7 +6,7 @@ import ipaddress
 import re
 from typing import Any
 
-from .errors import PlanError
+from . import PlanError
 from .network_dns import lease_options
 from .network_facts import routes
 

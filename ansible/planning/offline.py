@@ -4,8 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from . import border, stacks
-from .errors import PlanError
+from . import PlanError, border, stacks
 
 ANSIBLE = Path(__file__).resolve().parents[1]
 

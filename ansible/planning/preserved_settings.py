@@ -9,7 +9,7 @@ import ipaddress
 import re
 from typing import Any
 
-from .errors import PlanError
+from . import PlanError
 from .network_dns import ipv4, name_servers, refuse_lost
 from .network_facts import routes
 from .network_routes import dhcp_routes

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from . import border
-from .errors import PlanError
+from . import PlanError, border
 
 NTFS = {"fuseblk", "ntfs", "ntfs3"}
 # The kernel's NFS server needs file handles that outlive a restart; these give none.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import yaml
 
-from .errors import PlanError
+from . import PlanError
 
 NVIDIA = "10de"
 # Packages without which there is no driver by packages, and those by which an archive offers one.

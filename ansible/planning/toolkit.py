@@ -8,9 +8,8 @@ import dataclasses
 import re
 from typing import Any
 
+from . import PlanError, stacks
 from . import driver_candidates as offers
-from . import stacks
-from .errors import PlanError
 
 LINK = "/usr/local/cuda"
 COMPILER = re.compile(r"g\+\+-(\d+)$")

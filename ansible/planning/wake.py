@@ -3,7 +3,7 @@
 import json
 import re
 
-from .errors import PlanError
+from . import PlanError
 
 # A card's own address: the lowest bit of the first byte is set in those of groups.
 MAC = re.compile(r"[0-9a-f][02468ace](:[0-9a-f]{2}){5}")

@@ -55,7 +55,7 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """One attempt of a run; `apart`: each machine is a run of its own, to be measured."""
+    """One attempt of a run, or of a measurement, in which each machine is a run of its own."""
 
     run: str
     attempt: int
@@ -76,7 +76,6 @@ class Plan:
     nodes: tuple[NodePlan, ...]
     precision_why: str = AS_ASKED
     sync_why: str = AS_ASKED
-    apart: bool = False
     predicted: dict[str, Any] | None = None
 
     def document(self) -> dict[str, Any]:
@@ -126,8 +125,8 @@ class Request:
 
     Both `why`s are a clause on what was decided before (None: say it now). `bar` is the width of
     the control terminal, 0 where there is none; `predicted` is what `make plan` said;
-    `instruction_limits` go into each rank's environment. `apart`: each machine is a world of its
-    own, and `timetables` (measure.py) say how it measures its links beforehand.
+    `instruction_limits` go into each rank's environment. `independent`: each machine is a world
+    of its own, and `timetables` (measure.py) say how it measures its links beforehand.
     """
 
     run: str
@@ -140,7 +139,7 @@ class Request:
     predicted: dict[str, Any] | None = None
     precision_why: str | None = None
     sync_why: str = AS_ASKED
-    apart: bool = False
+    independent: bool = False
     timetables: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
@@ -176,7 +175,7 @@ def build(
     check_master(hosts)
     check_batch([host.name for host in hosts], counts, settings.per_node_batch_size)
     port = choose_port(facts[hosts[0].name], options.port, set(request.used_ports))
-    own_ports = _own_ports(hosts, facts) if request.apart else {}
+    own_ports = _own_ports(hosts, facts) if request.independent else {}
     own = models.folder(settings.model) is not None
     shared = Shared(request, options, hosts[0].address, port, counts, parts, own_ports, own)
     return Plan(
@@ -199,7 +198,6 @@ def build(
         git_diff=code.git_diff,
         options=options,
         nodes=tuple(_nodes(hosts, facts, shared)),
-        apart=request.apart,
         predicted=request.predicted,
     )
 

@@ -1,9 +1,8 @@
 """Graphics cards, their driver, and what the Python environment needs."""
 
+from .. import PlanError, stacks, toolkit
 from .. import driver as drivers
 from .. import driver_candidates as offers
-from .. import stacks, toolkit
-from ..errors import PlanError
 
 # Days after which a held kernel is a finding.
 LONG_HELD = 90

@@ -5,8 +5,7 @@ import re
 import jinja2
 import pytest
 
-from planning import driver_power
-from planning.errors import PlanError
+from planning import PlanError, driver_power
 from tests.unit.ansible.provision_machines import ROOT
 
 CARDS = (

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from planning import (
+    PlanError,
     accept,
     accept_gpu,
     border,
@@ -32,7 +33,6 @@ from planning import (
     toolkit,
     wake,
 )
-from planning.errors import PlanError
 from planning.faults import network as network_faults
 from tests.unit.ansible import driver_machines, test_network_plan, test_share_filters
 from tests.unit.ansible.provision_machines import HEALTHY, QUESTION, ROOT, TABLE, load

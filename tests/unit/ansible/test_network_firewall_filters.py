@@ -2,8 +2,7 @@
 
 import pytest
 
-from planning import firewall
-from planning.errors import PlanError
+from planning import PlanError, firewall
 
 
 def _chains(*chains):

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planning import network
+from planning import PlanError, network
 from planning import network_facts as facts_of
-from planning.errors import PlanError
 
 ADD = {"mode": "add", "address": "192.168.56.111/24", "gateway": "", "dns": []}
 REPLACE = {

@@ -10,8 +10,8 @@ import types
 import pytest
 import yaml
 
+from planning import PlanError
 from planning import wake as planned
-from planning.errors import PlanError
 from tests.unit.ansible.provision_machines import ROOT, load, machine
 
 wake = load("ansible/wake.py")

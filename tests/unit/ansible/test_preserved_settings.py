@@ -3,8 +3,7 @@
 import pytest
 import yaml
 
-from planning import network, network_netplan, network_nm, preserved_settings
-from planning.errors import PlanError
+from planning import PlanError, network, network_netplan, network_nm, preserved_settings
 
 REPLACE = {"mode": "replace", "address": "192.168.56.111/24", "gateway": "", "dns": []}
 ADD = {**REPLACE, "mode": "add"}

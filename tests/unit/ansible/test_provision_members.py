@@ -4,8 +4,7 @@ import base64
 
 import pytest
 
-from planning import members
-from planning.errors import PlanError
+from planning import PlanError, members
 
 ADDRESSES = {"node1": "192.168.56.111", "node2": "192.168.56.112"}
 DEBIAN = """127.0.0.1\tlocalhost

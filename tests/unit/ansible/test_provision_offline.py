@@ -2,8 +2,7 @@
 
 import pytest
 
-from planning import offline
-from planning.errors import PlanError
+from planning import PlanError, offline
 from tests.unit.ansible.provision_machines import load
 
 filters = load("ansible/filter_plugins/tandem.py")

@@ -8,8 +8,7 @@ import subprocess
 import pytest
 import yaml
 
-from planning import stacks
-from planning.errors import PlanError
+from planning import PlanError, stacks
 from tests.unit.ansible.provision_machines import RELEASES, ROOT, TABLE, machine
 
 # PCI device numbers (pci.ids) of common cards.

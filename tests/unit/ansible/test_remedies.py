@@ -8,8 +8,7 @@ import re
 import pytest
 import yaml
 
-from planning import driver, stacks
-from planning.errors import PlanError
+from planning import PlanError, driver, stacks
 from tests.unit.ansible.driver_machines import WANTED
 from tests.unit.ansible.provision_machines import ROOT, TABLE
 from tests.unit.tools.test_verbs import verbs

@@ -6,8 +6,7 @@ import subprocess
 
 import pytest
 
-from planning import share
-from planning.errors import PlanError
+from planning import PlanError, share
 
 MACHINE = {
     "kernel": "6.1.0-25-amd64",

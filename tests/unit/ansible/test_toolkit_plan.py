@@ -6,7 +6,7 @@ import re
 import pytest
 import yaml
 
-from planning.errors import PlanError
+from planning import PlanError
 from tests.unit.ansible.driver_machines import facts
 from tests.unit.ansible.provision_machines import ROOT, TABLE, load, machine
 

@@ -29,7 +29,6 @@ sys.meta_path.insert(0, Finder())
         (["ansible/check.py"], "planning.health"),
         (["ansible/bootstrap.py"], "tools.verbs"),
         (["ansible/dry_provision.py"], "planning.stacks"),
-        (["ansible/wake.py"], "planning.errors"),
     ],
 )
 def test_ctrl_c_while_a_program_imports_is_no_traceback(tmp_path, program, module):

@@ -177,8 +177,8 @@ def test_machines_that_are_measured_are_worlds_of_their_own():
     hosts = [host(1), host(2)]
     found = [facts(1, gpus=gpus(2)), facts(2, gpus=gpus(1))]
     tables = {"node1": {"token": "t"}, "node2": {"token": "t"}}
-    made = build(hosts, found, Options(data=""), apart=True, timetables=tables)
-    assert made.apart and [node.ranks for node in made.nodes] == [(0, 1), (0,)]
+    made = build(hosts, found, Options(data=""), independent=True, timetables=tables)
+    assert [node.ranks for node in made.nodes] == [(0, 1), (0,)]
     for node, count in zip(made.nodes, (2, 1)):
         assert node.argv[1:3] == ("-m", "launcher.node.links")
         assert node.argv[3] == f"{node.output}/nodes/{node.host}/links.json"

@@ -108,7 +108,6 @@ class RunBuilder:
                 "precision": "fp32",
                 "precision_why": "as asked",
                 "sync_why": "as asked",
-                "apart": False,
                 "world_size": len(self.hosts),
                 "master_addr": "192.168.56.111",
                 "master_port": 29500,

@@ -29,7 +29,7 @@ class Measured(RunBuilder):
     def write(self):
         super().write()
         path = self.folder / "plan.json"
-        told = {**json.loads(path.read_text()), "apart": True, "data": self.data}
+        told = {**json.loads(path.read_text()), "data": self.data}
         path.write_text(json.dumps({**told, "created_unix": self.made}))
         for index, host in enumerate(self.hosts if self.links else ()):
             (self.folder / f"nodes/{host}/rank{index}.steps.jsonl").rename(
