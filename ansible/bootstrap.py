@@ -146,7 +146,7 @@ def trusted_lines(machine):
     return [line.split()[1:3] for line in done.stdout.splitlines() if not line.startswith("#")]
 
 
-def settle_host_key(machine, key, expected, ask=input):
+def trust_host_key(machine, key, expected, ask=input):
     """Trusts the machine's host key once it is confirmed to be its own. Raises BootstrapError.
 
     `key`: the result of `scan`. `expected`: {machine's name: fingerprint}; None asks a person.
@@ -223,9 +223,11 @@ def logins(chosen, login, ask):
     found, before = {}, None
     for machine in chosen:
         print(f"{machine.name}: trying to log in without a password", flush=True)
-        free = [user for user in (machine.provisions, login) if needs_no_password(machine, user)]
-        if free:
-            found[machine.name] = (free[0], "")
+        passwordless = [
+            user for user in (machine.provisions, login) if needs_no_password(machine, user)
+        ]
+        if passwordless:
+            found[machine.name] = (passwordless[0], "")
             continue
         same = f" (Enter: the same as on {before})" if before else ""
         try:
@@ -296,19 +298,19 @@ def run_playbook(chosen, users, args):
         return subprocess.run(argv, cwd=ROOT, env=environment).returncode
 
 
-def settle_all(found, expected):
+def trust_all(found, expected):
     """(machines whose host key is trusted now, sentences about the others)."""
     print("Asking all machines for their host keys, which takes 10 s if one is off.", flush=True)
     with ThreadPoolExecutor(len(found)) as pool:
         keys = list(pool.map(scan, found))
-    settled, sentences = [], []
+    trusted, sentences = [], []
     for machine, key in zip(found, keys, strict=True):
         try:
-            settle_host_key(machine, key, expected)
-            settled.append(machine)
+            trust_host_key(machine, key, expected)
+            trusted.append(machine)
         except BootstrapError as error:
             sentences.append(str(error))
-    return settled, sentences
+    return trusted, sentences
 
 
 def complain(text):
@@ -338,12 +340,12 @@ def main(argv=None):
     try:
         found = machines(args.inventory, args.limit)
         expected, ask = fingerprints(args.fingerprints), asked_or_read(args.password_file)
-        settled, sentences = settle_all(found, expected)
-        users = logins(settled, args.login, ask)
+        trusted, sentences = trust_all(found, expected)
+        users = logins(trusted, args.login, ask)
     except BootstrapError as error:
         complain(f"tandem: {error}")
         return 2
-    code = run_playbook(settled, users, args) if settled else 0
+    code = run_playbook(trusted, users, args) if trusted else 0
     for sentence in sentences:
         complain(f"NOT LET IN: {sentence}")
     return code or (1 if sentences else 0)

@@ -20,14 +20,14 @@ RECORD = 2
 MEASURED = "measured"  # the folder below runs/ that holds what was measured without a run
 
 
-def short(model: str) -> str:
+def short_name(model: str) -> str:
     """A model's name in the names of recipes; for your own model, the function's."""
     return model.rpartition(":")[2]
 
 
 def in_names(model: str) -> str:
     """A model's name in the names of runs and files: letters, digits, - and _ of ASCII."""
-    return re.sub(r"[^A-Za-z0-9_]+", "-", short(model))
+    return re.sub(r"[^A-Za-z0-9_]+", "-", short_name(model))
 
 
 def run_id(model: str, nodes: int, unix: float) -> str:

@@ -135,6 +135,6 @@ def step_shape(sizes: Sequence[int], rank: int, parts: int, sync_bn: bool) -> St
     if not sync_bn:
         return StepShape(micro_batches(sizes[rank], parts), sizes[rank] < SMALLEST)
     if min(sizes) == 0:
-        return StepShape(micro_batches(sizes[rank], parts), True)
+        return StepShape(micro_batches(sizes[rank], parts), running_statistics=True)
     parts = min(len(micro_batches(size, parts)) for size in sizes)
     return StepShape(micro_batches(sizes[rank], parts), sum(sizes) < SMALLEST)

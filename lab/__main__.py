@@ -172,7 +172,7 @@ def on_machine(lab: Lab, machine: Node, verb: str, command: list[str]) -> None:
     if verb == "ssh":
         control.execute(lab, "control", control.ssh(lab, machine, command))
     elif verb == "cut":
-        network.plug(lab, machine, False)
+        network.plug(lab, machine, on=False)
     else:
         VERBS[verb](lab, machine)
 

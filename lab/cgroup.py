@@ -52,7 +52,7 @@ def frozen(group: Path) -> bool:
     return _event(group, "frozen")
 
 
-def freeze(group: Path, on: bool) -> None:
+def freeze(group: Path, *, on: bool) -> None:
     (group / "cgroup.freeze").write_text("1" if on else "0")
 
 

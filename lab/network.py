@@ -72,7 +72,7 @@ def carry_out(commands: Sequence[str]) -> None:
         run(command.split())
 
 
-def plug(lab: Lab, node: Node, on: bool) -> None:
+def plug(lab: Lab, node: Node, *, on: bool) -> None:
     carry_out([f"ip -n {lab.netns('control')} link set {node.port} {'up' if on else 'down'}"])
 
 

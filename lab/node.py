@@ -55,7 +55,7 @@ def boot(lab: Lab, node: Node) -> subprocess.Popen[bytes]:
     """Switches `node` on and returns at once; the process lives as long as the node has power."""
     group = cgroup.of(lab.name, node.name)
     group.mkdir(parents=True, exist_ok=True)
-    cgroup.freeze(group, False)
+    cgroup.freeze(group, on=False)
     with node.console.open("ab") as console:
         return subprocess.Popen(
             vm.power(lab, node, group) if lab.vm else power(lab, node, group),
@@ -91,22 +91,22 @@ def _with_console(node: Node, trouble: str) -> str:
 
 def power_off(lab: Lab, node: Node) -> None:
     """Cuts the power. The cable goes first, so that no peer gets a closing packet."""
-    network.plug(lab, node, False)
+    network.plug(lab, node, on=False)
     cgroup.kill(cgroup.of(lab.name, node.name))
 
 
 def freeze(lab: Lab, node: Node) -> None:
     if not running(lab, node):
         raise LabError(f"{node.name} is off: a machine without power cannot be frozen")
-    cgroup.freeze(cgroup.of(lab.name, node.name), True)
+    cgroup.freeze(cgroup.of(lab.name, node.name), on=True)
 
 
 def mend(lab: Lab, node: Node) -> None:
     """Thaws `node` and plugs it in, or switches it on, with its disk as it was left."""
     group = cgroup.of(lab.name, node.name)
-    network.plug(lab, node, True)
+    network.plug(lab, node, on=True)
     if running(lab, node):
-        cgroup.freeze(group, False)
+        cgroup.freeze(group, on=False)
     else:
         wait_for_ssh(lab, {node: boot(lab, node)})
 

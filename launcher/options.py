@@ -14,7 +14,7 @@ from contract import command_line, defaults
 from contract.errors import UserError
 from contract.options import ENTRIES, VARIABLES
 from contract.options import Options as TrainerOptions
-from contract.runs import short
+from contract.runs import short_name
 from contract.strategies import AUTO, EXACT, instead_of
 from contract.validate import LARGEST, NATURAL, Match, Maybe, One
 from launcher.machines.inventory import CHECKOUT
@@ -60,7 +60,7 @@ class Options:
         """Arguments of the trainer, except its folders: the same on each node. Raises UserError."""
         files, words = _split_config(self.trainer)
         model = self.model or defaults.MODEL_OF_DATA
-        own = CHECKOUT / f"recipes/{short(model)}-{self.data}.yaml"
+        own = CHECKOUT / f"recipes/{short_name(model)}-{self.data}.yaml"
         if not files and "/" not in self.data and own.exists():
             files = [own]
         with _trainers_words():

@@ -60,7 +60,7 @@ def figures(found: Comparison) -> dict[str, object]:
         "same_task": not found.other_task,
         "settings": {one.name: by_label(one.values) for one in found.settings},
         "machines": {one.name: by_label(one.values) for one in found.machines},
-        "runs": [of_side(side) for side in found.sides],
+        "runs": [side_figures(side) for side in found.sides],
     }
 
 
@@ -68,7 +68,7 @@ def by_label(values: list[tuple[str, list[str]]]) -> dict[str, str]:
     return {label: value for value, labels in values for label in labels}
 
 
-def of_side(side: Side) -> dict[str, object]:
+def side_figures(side: Side) -> dict[str, object]:
     parts = ("seconds", *(name for name, _, _ in compare_text.PARTS))
     return {
         "label": side.label,

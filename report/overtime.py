@@ -35,7 +35,11 @@ class Recorded:
 
 def recorded(analysis: Analysis) -> list[Recorded]:
     """The charts of which there is something: a line needs two points."""
-    found = [*steps_sentences(analysis), *of_machines(analysis), *of_gpus(analysis.gpus, analysis)]
+    found = [
+        *step_charts(analysis),
+        *machine_charts(analysis),
+        *gpu_charts(analysis.gpus, analysis),
+    ]
     kept = []
     for one in found:
         lines = {name: points for name, points in one.lines.items() if len(points) > 1}
@@ -44,7 +48,7 @@ def recorded(analysis: Analysis) -> list[Recorded]:
     return kept
 
 
-def steps_sentences(analysis: Analysis) -> list[Recorded]:
+def step_charts(analysis: Analysis) -> list[Recorded]:
     line, spans = analysis.line, analysis.spans
     speed = [(point.seconds, point.images_per_second) for point in line]
     images = [(point.seconds, 100 * point.data_share) for point in line]
@@ -77,7 +81,7 @@ def first_per_host(uses: list[Use]) -> list[Use]:
     return list(found.values())
 
 
-def of_machines(analysis: Analysis) -> list[Recorded]:
+def machine_charts(analysis: Analysis) -> list[Recorded]:
     cards = first_per_host(uses_in_attempt(analysis.step, analysis.networks))
     disks = first_per_host(uses_in_attempt(analysis.step, analysis.disks))
     sent = {use.host: [(at, rate / 1e6) for at, rate in use.series] for use in cards}
@@ -106,7 +110,7 @@ QUEUED = "Of the time in which this run's threads wanted one."
 RESIDENT = "A GPU that waits for gradients reads 100 %, too: no evidence."
 
 
-def of_gpus(gpus: list[GpuUse], analysis: Analysis) -> list[Recorded]:
+def gpu_charts(gpus: list[GpuUse], analysis: Analysis) -> list[Recorded]:
     attempt = analysis.step.attempt if analysis.step else None
     cards = [use for use in gpus if use.attempt == attempt]
     several = len({use.host for use in cards}) < len(cards)

@@ -51,7 +51,7 @@ def plan(stack, wanted, bundle, table=None):
         entries[stack] = [_driver(row["driver"], str(wanted["driver_version"]), table["drivers"])]
     if row.get("toolkit") and _is_wanted(wanted["toolkit"], row.get("toolkit_default")):
         entries[f"toolkit-{row['toolkit']}"] = table["toolkits"][row["toolkit"]]
-    if row.get("apex") and _is_wanted(wanted["apex"], True):
+    if row.get("apex") and _is_wanted(wanted["apex"], default=True):
         entries[f"apex-{row['apex']}"] = [table["apex"][row["apex"]]]
     return [
         Installers(tuple(_installer(entry) for entry in listed), bundle / "installers" / name)

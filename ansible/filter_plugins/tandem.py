@@ -94,7 +94,7 @@ FILTERS = {
     "gpu_table": accept_gpu.gpu_table,
     "health": health.health,
     "health_findings": health.findings,
-    "hindering": preflight.hindering,
+    "blocking": preflight.blocking,
     "hosts_file": members.hosts_file,
     "interface_of": network_facts.interface_of,
     "known_hosts_file": members.known_hosts_file,

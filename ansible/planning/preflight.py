@@ -54,7 +54,7 @@ def problems(found):
     return [finding for finding in found if finding["fault"] not in NOTES]
 
 
-def hindering(found):
+def blocking(found):
     """Those of `found` that keep site.yml from going on with the machine."""
     return [finding for finding in found if finding["fault"] in BLOCKING]
 

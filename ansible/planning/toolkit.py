@@ -113,14 +113,16 @@ def found_toolkit(machine, stack, wanted, table):
     if not places or _word("toolkit", wanted["toolkit"]) == "false":
         return None
     if not _has_toolkit(machine, stack, wanted, table):
-        return Found(places[0], False, "left alone: nothing is built with it")
+        return Found(places[0], used=False, reason="left alone: nothing is built with it")
     for folder in places:
         version = machine["toolkits"][folder]
         if version and version.split(".")[:2] == name.split("."):
-            return Found(folder, True, f"CUDA {version} is there, and used as it is")
+            return Found(folder, used=True, reason=f"CUDA {version} is there, and used as it is")
     said = machine["toolkits"][places[0]]
     said = f"says {said}, not {name}" if said else "gives no answer"
-    return Found(places[0], False, f"left alone: it is not Tandem's, and its nvcc {said}")
+    return Found(
+        places[0], used=False, reason=f"left alone: it is not Tandem's, and its nvcc {said}"
+    )
 
 
 def _is_used(found):

@@ -183,14 +183,16 @@ def _part(host: Host, facts: Facts, visible: tuple[str, ...], parallel: str) -> 
     if not visible:
         limit = {LIMIT: os.environ[LIMIT]} if LIMIT in os.environ else {}
         bf16 = levels.cpu_has_bf16(facts.cpu_flags, {**limit, **host.env})
-        return NodeDevices((), (Device(host.name, "cpu", "", 0, bf16, version, cuda),), 1)
+        return NodeDevices(
+            (), (Device(host.name, "cpu", name="", bf16=bf16, torch=version, cuda=cuda),), 1
+        )
     devices = []
     for entry in visible:
         number = _index(entry, facts)
         # MIG instances are parts of cards that are equal in what counts here.
         card = facts.gpus["cards"][number or 0]
         name = "".join(filter(str.isprintable, card["name"]))[:60]
-        devices.append(Device(host.name, "cuda", name, _sm(card), False, version, cuda))
+        devices.append(Device(host.name, "cuda", name, _sm(card), torch=version, cuda=cuda))
     return NodeDevices(visible, tuple(devices), len(devices) if parallel == "ddp" else 1)
 
 

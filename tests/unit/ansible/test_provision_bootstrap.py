@@ -30,7 +30,7 @@ def handed(monkeypatch, tmp_path):
     (tmp_path / "password").write_text("pass word \n")
     monkeypatch.setattr(bootstrap.subprocess, "run", run)
     monkeypatch.setattr(bootstrap, "machines", lambda *_: [PC])
-    monkeypatch.setattr(bootstrap, "settle_all", lambda found, _: (found, []))
+    monkeypatch.setattr(bootstrap, "trust_all", lambda found, _: (found, []))
     monkeypatch.setattr(bootstrap, "control_key", lambda: "ssh-ed25519 KEY")
     monkeypatch.setattr(bootstrap, "needs_no_password", lambda *_: False)
     seen["words"] = ["--login", "anna", "--password-file", str(tmp_path / "password")]
@@ -141,8 +141,8 @@ def test_all_machines_are_asked_for_their_keys_at_once(monkeypatch, capsys):
     pcs = [bootstrap.Machine(f"pc{n}", f"192.0.2.{n}", 22, "a", "t") for n in range(1, 6)]
     together = threading.Barrier(len(pcs), timeout=30)
     monkeypatch.setattr(bootstrap, "scan", lambda _: None if together.wait() >= 0 else ())
-    settled, sentences = bootstrap.settle_all(pcs, None)
-    assert settled == [] and len(sentences) == 5
+    trusted, sentences = bootstrap.trust_all(pcs, None)
+    assert trusted == [] and len(sentences) == 5
     assert "Asking all machines for their host keys" in capsys.readouterr().out
 
 
@@ -152,7 +152,7 @@ def test_a_name_that_is_unknown_is_not_a_machine_without_sshd(monkeypatch):
     unknown = "no such host as '{0.address}'".format
     told = {typo: unknown(typo), dots: unknown(dots), PC: "apt install openssh"}
     for machine, said in told.items():
-        _, (sentence,) = bootstrap.settle_all([machine], None)
+        _, (sentence,) = bootstrap.trust_all([machine], None)
         assert said in sentence and ("apt" in sentence) == (machine is PC)
 
 
@@ -163,7 +163,7 @@ def test_a_key_that_nobody_can_compare_is_named(monkeypatch):
     key = bootstrap.HostKey("192.0.2.1 ssh-ed25519 KEY", "SHA256:x")
     monkeypatch.setattr(bootstrap, "trusted_lines", lambda _: [])
     with pytest.raises(bootstrap.BootstrapError, match="give --fingerprints"):
-        bootstrap.settle_host_key(PC, key, None, ask)
+        bootstrap.trust_host_key(PC, key, None, ask)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_a_file_that_is_no_such_file_changes_nothing(
     path = tmp_path / "given"
     if text is not None:
         path.write_text(text)
-    monkeypatch.setattr(bootstrap, "settle_all", None)  # not reached
+    monkeypatch.setattr(bootstrap, "trust_all", None)  # not reached
     assert bootstrap.main([option, str(path)]) == 2
     assert said in capsys.readouterr().err and "argv" not in handed
 

@@ -131,7 +131,7 @@ def test_packages_that_apt_calls_broken_stop_a_machine_before_anything_is_change
     for made in (machine(), machine("debian12", ["1e07"], driver=None, driver_library=None)):
         whole = {finding["fault"] for finding in found(made)}
         findings = [one for one in found({**made, "broken": why}) if one["fault"] not in whole]
-        assert [one["fault"] for one in findings] == ["dpkg"] and preflight.hindering(findings)
+        assert [one["fault"] for one in findings] == ["dpkg"] and preflight.blocking(findings)
         assert why in findings[0]["cause"] and "apt --fix-broken" in findings[0]["remedy"]
     left = machine("debian12", ["1e07"], broken=why, pending=True)  # by role driver, which goes on
     assert "dpkg" not in [one["fault"] for one in found(left)]
@@ -156,7 +156,7 @@ def test_a_release_that_is_not_listed_is_refused_with_what_to_install(
     distribution, version, cause, remedy
 ):
     (finding,) = found({**machine(), "distribution": distribution, "release": version})
-    assert finding["fault"] == "release" and preflight.hindering([finding])
+    assert finding["fault"] == "release" and preflight.blocking([finding])
     assert cause in finding["cause"]
     assert finding["remedy"].startswith(remedy) and KNOWN in finding["remedy"]
 
@@ -259,13 +259,13 @@ def test_apt_itself_says_which_source_is_dead(tmp_path, monkeypatch):
 
 def test_a_user_that_trains_and_provisions_is_no_problem_but_to_be_known():
     (note,) = found(machine(), users={**QUESTION["users"], "provisions": "tandem"})
-    assert preflight.problems([note]) == preflight.hindering([note]) == []
+    assert preflight.problems([note]) == preflight.blocking([note]) == []
     assert "make bootstrap LOGIN=tandem" in note["remedy"]
 
 
 def test_a_machine_without_the_user_that_trains_is_not_provisioned():
     missing = found(machine(), users={**QUESTION["users"], "there": False})
-    assert preflight.hindering(missing) == preflight.problems(missing) == missing
+    assert preflight.blocking(missing) == preflight.problems(missing) == missing
     assert "no user tandem" in missing[0]["cause"]
 
 
@@ -279,7 +279,7 @@ def test_what_the_roles_install_hinders_nobody_and_is_asked_of_nobody():
     """A fresh Ubuntu has no python3-venv, a fresh Debian no rsync."""
     for finding in found(machine(rsync=False, python_venv=False)):
         assert "make provision installs" in finding["remedy"] and "sudo" not in finding["remedy"]
-        assert preflight.hindering([finding]) == []
+        assert preflight.blocking([finding]) == []
     wanted = {}
     for role, file in (("base", "main"), ("python_env", "venv")):
         folder = ROOT / "ansible/roles" / role
@@ -445,14 +445,14 @@ def test_a_machine_that_is_set_aside_comes_with_a_remedy():
 
 def test_a_full_disk_hinders_and_a_slow_cable_does_not():
     slow, full = machine(**link(speed=100)), machine(**disks(free=1e9))
-    assert preflight.hindering(found(slow)) == []
-    assert [row["fault"] for row in preflight.hindering(found(full))] == ["disk_full"]
+    assert preflight.blocking(found(slow)) == []
+    assert [row["fault"] for row in preflight.blocking(found(full))] == ["disk_full"]
 
 
 def test_a_package_manager_that_is_at_work_is_waited_for():
     busy = machine(apt_lock={"pid": 7, "command": "unattended-upgr"})
     (finding,) = found(busy)
-    assert preflight.hindering([finding]) == []
+    assert preflight.blocking([finding]) == []
     assert finding["remedy"].startswith("nothing: make provision waits")
 
 
