@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from contract.errors import UserError
@@ -33,6 +33,10 @@ ATTEMPTS = {
             **{"resumed_samples": 0, "first_cause": {"message": "it fell"}},
         }
     ],
+}
+STOPPED = {
+    "status": "stopped",
+    "attempts": [{**ATTEMPTS["attempts"][0], "status": "stopped", "wall_seconds": 9.5}],
 }
 PLAN["options"]["sync"] = "auto"
 FILES = {"plan.json": PLAN, "attempts.json": ATTEMPTS}
@@ -121,6 +125,7 @@ def test_an_odd_file_of_a_run_is_refused_or_goes_on(resumed, name):
     ends = {str: 0, folders: 0}
 
     @fuzz.many(150)
+    @example(STOPPED if name == "attempts.json" else PLAN)
     @given(fuzz.odd(FILES[name], ODD))
     def each_odd(document):
         told = resumed(written({**FILES, name: document}))

@@ -4,6 +4,7 @@ and memory, and nothing of them reaches the terminal but printable text."""
 import contextlib
 import io
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from report import records
+from report import files, records
 from report.__main__ import main
 from tests.fuzz import damaged, many, odd
 from tests.unit.report.report_runs import RunBuilder
@@ -109,30 +110,40 @@ def reported(run):
     return said
 
 
+@contextlib.contextmanager
+def borrowed(path):
+    """(bytes, JSON documents by line) of a file that is as it was afterwards."""
+    good = path.read_bytes()
+    try:
+        yield good, [json.loads(line) for line in good.splitlines()]
+    finally:
+        path.write_bytes(good)
+
+
+def write_lines(path, documents):
+    path.write_text("\n".join(map(json.dumps, documents)))
+
+
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("name", FILES)
 def test_a_report_is_made_whatever_a_file_holds(whole, name):
     path = whole / name
-    good = path.read_bytes()
-    documents = [json.loads(line) for line in good.splitlines()]
+    with borrowed(path) as (good, documents):
 
-    @many(40)
-    @given(odd(documents))
-    def each_odd(made):
-        path.write_text("\n".join(map(json.dumps, made)))
-        reported(whole)
+        @many(40)
+        @given(odd(documents))
+        def each_odd(made):
+            write_lines(path, made)
+            reported(whole)
 
-    @many(30)
-    @given(damaged(good))
-    def each_damaged(content):
-        path.write_bytes(content)
-        reported(whole)
+        @many(30)
+        @given(damaged(good))
+        def each_damaged(content):
+            path.write_bytes(content)
+            reported(whole)
 
-    try:
         each_odd()
         each_damaged()
-    finally:
-        path.write_bytes(good)
 
 
 def missing(path):
@@ -172,19 +183,23 @@ SPOILED = (missing, huge, no_text, a_folder, a_link, a_pipe, another_rank, deep)
 
 
 @many(30)
-@example({"plan.json": missing, "attempts.json": missing}, 5)
-@example({"nodes/node1/rank0.steps.jsonl": missing, "plan.json": missing}, 8)
+@example({"plan.json": missing, "attempts.json": missing}, "nodes", 8)
+@example({"nodes/node1/rank0.steps.jsonl": missing, "plan.json": missing}, None, 8)
+@example({}, ".", 8)
+@example({}, None, 1)
 @given(
     st.dictionaries(st.sampled_from(FILES), st.sampled_from(SPOILED), min_size=1),
-    st.sampled_from([5, 8, 1 << 20]),
+    st.sampled_from([None, None, "nodes"]),
+    st.sampled_from([1, 8, 1 << 20]),
 )
-def test_a_report_is_made_whatever_kind_its_files_are(whole, tmp_path_factory, kinds, most):
+def test_a_report_is_made_whatever_kind_its_files_are(whole, tmp_path_factory, kinds, gone, most):
+    """`gone`: a folder that is not there; `most`: how many steps and ranks are read."""
     run = tmp_path_factory.mktemp("spoiled") / "run"
     shutil.copytree(whole, run)
     for name, spoil in kinds.items():
         spoil(run / name)
-    if most == 5:
-        shutil.rmtree(run / "nodes")
+    if gone:
+        shutil.rmtree(run / gone)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(records, "MOST_STEPS", most)
         patch.setattr(records, "MOST_RECORDS", most)
@@ -195,41 +210,44 @@ def test_a_report_is_made_whatever_kind_its_files_are(whole, tmp_path_factory, k
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_read_of_an_odd_file_has_its_type(whole, name):
     path = whole / name
-    good = path.read_bytes()
-    documents = [json.loads(line) for line in good.splitlines()]
+    with borrowed(path) as (_, documents):
+        first = documents[0]
+        sevens = [{**first, key: 7} for key in first]
+        if name == "attempts.json":
+            sevens += [{**first, "attempts": [{key: 7}]} for key in first["attempts"][0]]
 
-    @many(200)
-    @given(
-        odd(documents[:2]) | st.sampled_from([[{**documents[0], key: 7}] for key in documents[0]])
-    )
-    def each(made):
-        path.write_text("\n".join(map(json.dumps, made)))
-        found = records.read_run(whole)
-        json.dumps([found.plan, found.attempts, found.status, found.missing], allow_nan=False)
-        assert all(isinstance(host, str) for host in found.hosts)
+        @many(200)
+        @given(odd(documents[:2]) | st.sampled_from([[one] for one in sevens]))
+        def each(made):
+            write_lines(path, made)
+            found = records.read_run(whole)
+            json.dumps([found.plan, found.attempts, found.status, found.missing], allow_nan=False)
+            assert all(isinstance(host, str) for host in found.hosts)
 
-    try:
         each()
-    finally:
-        path.write_bytes(good)
 
 
 @many(60)
 @given(st.data())
 def test_a_plan_is_made_or_refused_whatever_a_run_holds(whole, data):
-    name = data.draw(st.sampled_from(FILES))
-    path = whole / name
-    good = path.read_bytes()
-    made = data.draw(odd([json.loads(line) for line in good.splitlines()]))
-    try:
-        path.write_text("\n".join(map(json.dumps, made)))
+    path = whole / data.draw(st.sampled_from(FILES))
+    with borrowed(path) as (_, documents):
+        write_lines(path, data.draw(odd(documents)))
         out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             code = main(["plan", "--run", str(whole), "--runs", str(whole.parent / "plans")])
         assert code in (0, 2, 3)
         assert all(line.isprintable() for line in out.buffer.getvalue().decode().splitlines())
-    finally:
-        path.write_bytes(good)
+
+
+@pytest.mark.parametrize("value", [1e18, -1e18, 2**63, math.inf, -math.inf, math.nan, True, "1"])
+def test_a_number_that_no_file_of_a_run_has_counts_as_absent(value):
+    assert files.number(value) is None
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.5, 999_999_999_999_999_999, -9.9e17])
+def test_a_number_of_a_run_is_read_as_it_is(value):
+    assert files.number(value) is value
 
 
 @pytest.mark.parametrize(

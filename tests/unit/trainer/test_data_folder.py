@@ -237,7 +237,7 @@ NAMES = (
 )  # fmt: skip
 KINDS = (
     "image", "empty", "no image", "cut", "folder", "empty folder", "circle", "nowhere", "fails",
-    "no file", "to an image", "grey16", "palette", "turned",
+    "no file", "to an image", "grey16", "grey", "palette", "turned", "no EXIF",
 )  # fmt: skip
 
 
@@ -246,7 +246,9 @@ LINKS = {"circle": ".", "nowhere": "nowhere.png", "fails": "/proc/self/mem"}
 DRAWN = {
     "grey16": ("I;16", "PNG", {}),
     "palette": ("P", "PNG", {"transparency": 0}),
+    "grey": ("L", "PNG", {}),
     "turned": ("RGB", "JPEG", {"exif": b"Exif\0\0II*\0\x08\0\0\0\x01"}),
+    "no EXIF": ("RGB", "PNG", {"exif": b"Exif\0\0it says that it is"}),
 }
 
 

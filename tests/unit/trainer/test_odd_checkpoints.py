@@ -107,8 +107,12 @@ def test_a_run_whose_strategy_is_gone_is_told_what_to_take(tried):
 @pytest.mark.hypothesis
 def test_odd_checkpoints_end_in_a_sentence_or_go_on(tried):
     ends = {"resumed": 0, "refused": 0}
+    of_another_size = copy.deepcopy(tried.good)
+    kept = of_another_size["optimizer"]["state"][0]
+    kept.update((name, torch.zeros(7)) for name in kept if name != "step")
 
     @many(200)
+    @example(of_another_size)
     @example({**tried.good, "sample": 9})
     @example({**tried.good, "ema": None})
     @example({})
@@ -297,8 +301,12 @@ def test_weights_that_are_damaged_or_of_another_program(images, tmp_path):
         path.write_bytes(content)
         read()
 
+    diverged = {name: torch.full_like(one, math.nan) for name, one in good["model"].items()
+                if one.is_floating_point()}  # fmt: skip
+
     @many(200)
     @example([1])
+    @example({"model": {**good["model"], **diverged}})
     @given(odd(good, TENSORS) | st.sampled_from((None, "x", 3)))
     def each_odd(state):
         with contextlib.suppress(UnicodeError, OverflowError):
@@ -308,6 +316,9 @@ def test_weights_that_are_damaged_or_of_another_program(images, tmp_path):
     each_damaged()
     each_odd()
     assert min(ends.values()) > 20, ends
+    job.ema = None
+    path.write_bytes(raw)
+    checkpoint.read_weights(job)
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", b"\x80\x02", b"x" * 999, bytes(999)])
