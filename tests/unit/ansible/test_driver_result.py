@@ -102,22 +102,32 @@ def hold(packages, version, transitional=()):
     return after.driver_hold({"packages": packages, "transitional": leads}, version)
 
 
-def test_held_are_the_driver_and_the_kernels_metapackages_and_no_neighbours():
-    held = hold(DEBIAN, "535.261.03")["packages"]
-    assert held == [
-        "libnvidia-ml1",
-        "linux-headers-amd64",
-        "linux-image-amd64",
-        "nvidia-kernel-dkms",
-    ]
-    held = hold(UBUNTU, "580.126.20")["packages"]
-    assert held == [
-        "linux-generic-hwe-22.04",
-        "linux-image-generic-hwe-22.04",
-        "linux-modules-nvidia-580-open-6.8.0-60-generic",
-        "linux-modules-nvidia-580-open-generic-hwe-22.04",
-        "nvidia-driver-580-open",
-    ]
+@pytest.mark.parametrize(
+    ("packages", "version", "held"),
+    [
+        (
+            DEBIAN,
+            "535.261.03",
+            ["libnvidia-ml1", "linux-headers-amd64", "linux-image-amd64", "nvidia-kernel-dkms"],
+        ),
+        (
+            UBUNTU,
+            "580.126.20",
+            [
+                "linux-generic-hwe-22.04",
+                "linux-image-generic-hwe-22.04",
+                "linux-modules-nvidia-580-open-6.8.0-60-generic",
+                "linux-modules-nvidia-580-open-generic-hwe-22.04",
+                "nvidia-driver-580-open",
+            ],
+        ),
+    ],
+    ids=["debian", "ubuntu"],
+)
+def test_held_are_the_driver_and_the_kernels_metapackages_and_no_neighbours(
+    packages, version, held
+):
+    assert hold(packages, version)["packages"] == held
 
 
 def test_a_transitional_package_is_held_too_since_its_next_version_leads_elsewhere():
