@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from contract import prices, strategies
 from report import formulas
+from report.bottleneck import Seen, one_is_slower, parts
 from report.files import Entry, number
 from report.measure import Step, slowest
-from report.verdict import WAIT, parts
+from report.network import slow_link
 
 # Predicted gains below this are within the noise of a measurement.
 WORTH = 1.03
@@ -82,7 +83,7 @@ class Advice:
 NONE = Advice(0.0)
 
 
-def advise(step: Step | None, cause: str, start: Entry) -> Advice:
+def advise(step: Step | None, cause: str, start: Entry, seen: Seen) -> Advice:
     """`start`: a rank's start line."""
     if step is None or step.seconds <= 0:
         return NONE
@@ -90,7 +91,8 @@ def advise(step: Step | None, cause: str, start: Entry) -> Advice:
     found: list[Remedy] = []
     if step.world > 1 and not step.shared_machine:
         found += network_advice(step, now, start)
-        found += fewer_nodes(step, now) + straggler_advice(step, now)
+        found += link_advice(step, now, seen)
+        found += fewer_nodes(step, now) + straggler_advice(step, now, cause)
     found += data_advice(now, cause, start) + checkpoint_advice(now, start)
     worth = [one for one in found if one.predicted > WORTH * now.images_per_second]
     ranked = sorted(worth, key=lambda one: (one.money, -one.predicted))
@@ -99,13 +101,15 @@ def advise(step: Step | None, cause: str, start: Entry) -> Advice:
 
 def situation(step: Step, cause: str) -> Situation:
     late = cause.startswith("data")
+    # Where the images of one machine are late, the others wait for it.
+    of_one = late and step.peers > step.data
     return Situation(
         images=step.images,
         work=step.work - step.data,
         data=0.0 if late else step.data,
         loader=step.seconds if late else 0.0,
         network=step.network,
-        peers=step.peers,
+        peers=0.0 if of_one else step.peers,
         saving=step.checkpoint if parts(step)["checkpoint"] >= SAVING else 0.0,
     )
 
@@ -243,18 +247,40 @@ def nodes_rate(step: Step, now: Situation, nodes: int) -> float:
     return replace(now, images=images, network=waited, peers=0.0).images_per_second
 
 
-def straggler_advice(step: Step, now: Situation) -> list[Remedy]:
-    """Leaving out the machine that the others wait for."""
+def link_advice(step: Step, now: Situation, seen: Seen) -> list[Remedy]:
+    """One slow link as fast as the others."""
+    found = slow_link(seen.networks)
+    if found is None or step.strategy is None:
+        return []
+    host, _, rate = found
+    wait = step.wait(step.strategy, step.nodes, rate)
+    if wait is None:
+        return []
+    change = f"repair the link of {host} (cable, port of the switch, card)"
+    return [remedy(now, change, "network", waiting(min(wait, step.network)))]
+
+
+def straggler_advice(step: Step, now: Situation, cause: str) -> list[Remedy]:
+    """The machine that the others wait for as fast as they are, or left out."""
     last, others = slowest(step)
-    if step.nodes < 3 or step.shared_machine or last.own < (1 + WAIT) * others:
+    if step.shared_machine or not one_is_slower(step):
         return []
+    found: list[Remedy] = []
+    if not cause.startswith("data"):
+        why = "without the other programs" if cause == "cpu_contention" else "repaired or upgraded"
+        change = f"{last.host} {why}: as fast as the others"
+
+        def level(then: Situation) -> Situation:
+            return replace(then, work=others, data=0.0, peers=0.0)
+
+        found.append(remedy(now, change, "peers", level))
     kept = step.world - sum(rank.host == last.host for rank in step.ranks)
-    if kept <= 0:
-        return []
+    if step.nodes < 3 or kept <= 0:
+        return found
     own = max(rank.own for rank in step.ranks if rank.host != last.host)
     images = now.images * kept / step.world
     then = replace(now, images=images, work=own, data=0.0, loader=0.0, peers=0.0)
-    return [Remedy(f"train without {last.host}, or repair it", "", then.images_per_second)]
+    return [*found, Remedy(f"train without {last.host}", "", then.images_per_second)]
 
 
 def data_advice(now: Situation, cause: str, start: Entry) -> list[Remedy]:
@@ -271,6 +297,11 @@ def data_advice(now: Situation, cause: str, start: Entry) -> list[Remedy]:
         args = ("--workers", f"{2 * workers:.0f}") if workers else ()
         change = "twice the loader processes (--workers), if that many cores are idle"
         found.append(remedy(now, change, "data", loading(2), args=args))
+    if cause == "data_disk":
+        change = "an SSD in the place of a hard disk, if that is what it is, and it keeps up"
+        found.append(
+            remedy(now, change, "data", lambda then: replace(then, loader=0.0), money=True)
+        )
     if cause == "data_share":
         change = "images on each machine's own disk instead of the share, if that disk keeps up"
         found.append(remedy(now, change, "data", lambda then: replace(then, loader=0.0)))

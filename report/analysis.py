@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from report.accounting import Accounting, account, attempt_numbers
 from report.advice import NONE, Advice, Remedy, advise
+from report.bottleneck import Seen, bottleneck
 from report.devices import GpuUse, MemoryUse, gpu_use, memory_use
 from report.disk import DiskUse, ShareUse, disk_use, share_use
 from report.files import Entry, dicts, number, open_record
@@ -27,7 +28,7 @@ from report.progress import (
 )
 from report.records import Run, read_run
 from report.rerun import TooShort, own_args, too_short, train_line
-from report.verdict import Verdict, bottleneck, headline_of, verdict
+from report.verdict import Verdict, headline_of, verdict
 
 Use = TypeVar("Use", DiskUse, ShareUse, NetworkUse, MachineUse)
 
@@ -81,10 +82,16 @@ def analyse(folder: Path) -> Analysis:
     accounting = account(run)
     summary = summarise(run, accounting, step, start)
     short = too_short(run, step, summary["epochs"])
-    used = uses_in_attempt(step, disks), uses_in_attempt(step, shares)
-    cause = "none" if short else bottleneck(step, *used)
+    machines = machine_use(run)
+    seen = Seen(
+        uses_in_attempt(step, disks),
+        uses_in_attempt(step, shares),
+        [] if one_machine(run) else uses_in_attempt(step, networks),
+        uses_in_attempt(step, machines),
+    )
+    cause = "none" if short else bottleneck(step, seen)
     summary["bottleneck"] = cause
-    advice = NONE if short else advise(step, cause, start)
+    advice = NONE if short else advise(step, cause, start, seen)
     summary["advice"] = [told(run, one) for one in (*advice.remedies, advice.together) if one]
     summary["predicted"] = predicted_of(run)
     gpus = gpu_use(run)
@@ -95,14 +102,14 @@ def analyse(folder: Path) -> Analysis:
         start=start,
         accounting=accounting,
         step=step,
-        verdict=None if short else verdict(cause, step, *used),
+        verdict=None if short else verdict(cause, step, seen),
         failure=failure,
         too_short=short,
         advice=advice,
         disks=disks,
         shares=shares,
         networks=[] if one_machine(run) else networks,
-        machines=machine_use(run),
+        machines=machines,
         gpus=gpus,
         memory=memory_use(run),
         curve=learning_curve(run),

@@ -1,10 +1,13 @@
-"""What the network cards carried while the training loop ran, from nodes/<host>/net.jsonl."""
+"""What the network cards carried while the training loop ran, and how fast each link was, from
+nodes/<host>/net.jsonl."""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from report.files import Entry, number, only, text
+from report.files import Entry, number, only, text, time_of
 from report.records import Fields, Run, positive
 from report.windows import Series, Window, loop_windows, within
 
@@ -30,6 +33,19 @@ class NetworkUse:
     dropped: int
     shared_by: int
     series: tuple[tuple[float, float], ...] = ()  # (seconds since the loop began, sent a second)
+    # Address of a peer -> own address, bytes sent there, seconds of sending.
+    sent_to: Mapping[str, tuple[str, float, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one machine sent to another during the loop, and how fast: bytes per second while there
+    was something to send and the receiver had room for it."""
+
+    sender: str
+    receiver: str
+    sent: float
+    rate: float
 
 
 def network_use(run: Run) -> list[NetworkUse]:
@@ -50,8 +66,26 @@ def network_use(run: Run) -> list[NetworkUse]:
     return found
 
 
+MOST_PEERS = 256  # of a machine
+PEER: Fields = {"from": text, "sent": number, "busy": time_of}
+
+
+def peers(value: object) -> dict[str, Entry] | None:
+    """Address -> what was sent there."""
+    if not isinstance(value, dict):
+        return None
+    named = list(value.items())[:MOST_PEERS]
+    found = {name: only(PEER, one) for name, one in named if isinstance(one, dict)}
+    return {name: one for name, one in found.items() if len(one) == len(PEER)}
+
+
 COUNTERS = ("rx_bytes", "tx_bytes", "rx_dropped", "tx_dropped", "tcp_retransmits")
-SAMPLE: Fields = {**dict.fromkeys(COUNTERS, number), "interface": text, "speed_mbit": positive}
+SAMPLE: Fields = {
+    **dict.fromkeys(COUNTERS, number),
+    "interface": text,
+    "speed_mbit": positive,
+    "peers": peers,
+}
 
 
 @dataclass
@@ -110,7 +144,48 @@ def one_use(host: str, counted: Counted, shared_by: int) -> NetworkUse | None:
         dropped=int(grown(first, last, "tx_dropped") + grown(first, last, "rx_dropped")),
         shared_by=shared_by,
         series=tuple((at, rate / shared_by) for at, rate in counted.series.points),
+        sent_to=sent_to(first, last),
     )
+
+
+def sent_to(first: Entry, last: Entry) -> dict[str, tuple[str, float, float]]:
+    """What NetworkUse.sent_to says, between two samples."""
+    none: Entry = {"sent": 0.0, "busy": 0.0}
+    before = first.get("peers", {})
+    return {
+        peer: (now["from"], *(grown(before.get(peer, none), now, key) for key in ("sent", "busy")))
+        for peer, now in last.get("peers", {}).items()
+    }
+
+
+LINK_BYTES = 4e6  # of a link that less went over nothing is said
+SLOW_LINK = 0.5  # of the other machines' rate
+
+
+def links(networks: Sequence[NetworkUse]) -> list[Link]:
+    """Those between the machines that said something; addresses are known by what machines send
+    from."""
+    hosts = {own: use.host for use in networks for own, _, _ in use.sent_to.values()}
+    return [
+        Link(use.host, hosts[peer], sent, sent / busy)
+        for use in networks
+        for peer, (_, sent, busy) in use.sent_to.items()
+        if peer in hosts and hosts[peer] != use.host and sent >= LINK_BYTES and busy > 0
+    ]
+
+
+def slow_link(networks: Sequence[NetworkUse]) -> tuple[str, float, float] | None:
+    """(machine, bytes per second, those of the others) where one machine's cable or card is slow:
+    nothing that it sends or gets is fast, and the others are fast among themselves."""
+    best: dict[str, float] = {}
+    for link in links(networks):
+        for host in (link.sender, link.receiver):
+            best[host] = max(best.get(host, 0.0), link.rate)
+    if len(best) < 3:
+        return None
+    host = min(best, key=lambda name: best[name])
+    others = statistics.median(rate for name, rate in best.items() if name != host)
+    return (host, best[host], others) if best[host] < SLOW_LINK * others else None
 
 
 def sent_a_step(counted: Counted, shared_by: int) -> float | None:

@@ -1,77 +1,23 @@
-"""Which part of training holds it up, decided by rules on the measured step and nothing else; then
-in words: one sentence that names it, and the figures behind it.
-
-GPU utilisation is no evidence: it is 100 % while NCCL waits.
-"""
+"""The bottleneck in words: one sentence that names it, the figures behind it, and what to do."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from report import formulas
-from report.disk import DiskUse, ShareUse
+from report.bottleneck import (
+    Seen,
+    data_disk,
+    late_hosts,
+    parts,
+    queued_elsewhere,
+    slowest_by,
+    swapping,
+)
 from report.files import Entry
 from report.layout import link, percent, seconds, size, three_digits
-from report.measure import RankWork, Step, slowest
-
-# A wait is the bottleneck from a quarter of training time: without it the run would be at least a
-# third faster.
-WAIT = 0.25
-# Computing is called the bottleneck when it takes at least half.
-WORK = 0.5
-# A disk with requests outstanding for this fraction of the time is what a late loader waits for.
-DISK_BUSY = 60.0
-# A file share that moves less than this (MB/s) is not where images come from.
-SHARE_READS = 0.5
-
-
-def parts(step: Step) -> dict[str, float]:
-    """The fraction of training time (steps and saving) that each possible bottleneck takes."""
-    total = step.seconds + step.checkpoint
-    seconds = {
-        "data": step.data,
-        "h2d": step.h2d,
-        "compute": step.compute,
-        "network": step.network,
-        "straggler": step.peers,
-        "checkpoint": step.checkpoint,
-    }
-    return {name: value / total if total > 0 else 0.0 for name, value in seconds.items()}
-
-
-def bottleneck(step: Step | None, disks: list[DiskUse], shares: list[ShareUse]) -> str:
-    """The value of `bottleneck` in summary.json.
-
-    It is the largest wait when that takes a quarter of training time; else `compute` when computing
-    takes half; else `none`: no step was measured, or the time is spread over several causes.
-    """
-    if step is None:
-        return "none"
-    fractions = parts(step)
-    compute = fractions.pop("compute")
-    largest = max(fractions, key=lambda part: fractions[part])
-    if fractions[largest] >= WAIT:
-        return data_cause(disks, shares) if largest == "data" else largest
-    return "compute" if compute >= WORK else "none"
-
-
-def data_cause(disks: list[DiskUse], shares: list[ShareUse]) -> str:
-    """Why the loader is late: the file share, a busy disk, else the processors that decode."""
-    disk = data_disk(disks)
-    read = disk.read if disk else 0.0
-    if any(use.read >= SHARE_READS and use.read > read for use in shares):
-        return "data_share"
-    if disk and disk.util >= DISK_BUSY:
-        return "data_disk"
-    return "data_decode"
-
-
-def data_disk(disks: list[DiskUse]) -> DiskUse | None:
-    """The busiest disk that holds the data; where that is unknown, the busiest one read from."""
-    known = [use for use in disks if use.holds_data]
-    read = [use for use in disks if use.holds_data is None and use.read > 0]
-    return max(known or read, key=lambda use: use.util, default=None)
-
+from report.measure import Step, slowest
+from report.network import slow_link
 
 # A headline, and the sentences that give its reasons.
 Finding = tuple[str, list[str]]
@@ -85,7 +31,7 @@ class Verdict:
     because: tuple[str, ...]
 
 
-def verdict(cause: str, step: Step | None, disks: list[DiskUse], shares: list[ShareUse]) -> Verdict:
+def verdict(cause: str, step: Step | None, seen: Seen) -> Verdict:
     """Words for a value of `bottleneck`."""
     if step is None:
         return Verdict(
@@ -93,17 +39,20 @@ def verdict(cause: str, step: Step | None, disks: list[DiskUse], shares: list[Sh
         )
     writers = {
         "network": network,
+        "slow_link": link_of_one,
         "compute": compute,
         "data_disk": disk,
         "data_share": share,
         "data_decode": decode,
         "h2d": h2d,
         "straggler": straggler,
+        "cpu_contention": contention,
+        "memory_pressure": memory,
         "checkpoint": checkpoint,
         "none": spread,
     }
-    headline, because = writers[cause](step, disks, shares)
-    said = (*demo(step), *warm_up(step), *because, *page_cache(cause, step, disks))
+    headline, because = writers[cause](step, seen)
+    said = (*demo(step), *warm_up(step), *because, *page_cache(cause, step, seen))
     return Verdict(headline, said)
 
 
@@ -136,7 +85,7 @@ def warm_up(step: Step) -> list[str]:
     ]
 
 
-def network(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
+def network(step: Step, seen: Seen) -> Finding:
     """Most of the wait is for gradients that even the last rank waits for."""
     what = "Exchanging gradients within the machine" if step.one_machine else "The network"
     waits = part(step, step.network)
@@ -188,7 +137,7 @@ def three_figures(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def compute(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
+def compute(step: Step, seen: Seen) -> Finding:
     """Forward, backward and optimizer dominate: the healthy case."""
     waits = {
         "gradients": step.network,
@@ -207,12 +156,21 @@ def compute(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding
     )
 
 
-def disk(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
+def late(step: Step) -> str:
+    """How long all wait for images, or for a rank that does."""
+    if step.peers <= step.data:
+        return f"{part(step, step.data)} of each step waits for images"
+    last, _ = slowest(step)
+    waits = part(step, step.peers)
+    return f"the others wait {waits} of each step for {last.host}, which waits for images"
+
+
+def disk(step: Step, seen: Seen) -> Finding:
     """A busy disk keeps the loader waiting."""
-    busy = data_disk(disks)
+    busy = data_disk(seen.disks, late_hosts(step))
     assert busy is not None  # without one the cause would be different (bottleneck.data_cause)
     return (
-        f"The disk is the bottleneck: {part(step, step.data)} of each step waits for images.",
+        f"The disk is the bottleneck: {late(step)}.",
         [
             f"{busy.device} on {busy.host} was busy {busy.util:.0f} % of the time, reading "
             f"{three_digits(busy.read)} MB/s at {three_digits(busy.await_ms)} ms a request."
@@ -220,45 +178,49 @@ def disk(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
     )
 
 
-def share(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
+def share(step: Step, seen: Seen) -> Finding:
     """The images come over NFS or SMB, too slowly."""
-    most = max(shares, key=lambda use: use.read)
+    hosts = late_hosts(step)
+    most = max((use for use in seen.shares if use.host in hosts), key=lambda use: use.read)
     return (
-        f"The data share is the bottleneck: {part(step, step.data)} of each step waits for images.",
+        f"The data share is the bottleneck: {late(step)}.",
         [
             f"{most.host} read {three_digits(most.read)} MB/s from {most.mount} ({most.kind}), "
-            f"{three_digits(sum(use.read for use in shares))} MB/s over all machines."
+            f"{three_digits(sum(use.read for use in seen.shares))} MB/s over all machines."
         ],
     )
 
 
-def decode(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
+def decode(step: Step, seen: Seen) -> Finding:
     """The loader is late although nothing that it reads from is busy."""
-    busy = data_disk(disks)
+    busy = data_disk(seen.disks, late_hosts(step))
     idle = (
         f"No disk explains it: {busy.device} on {busy.host}, the busiest, was "
         f"busy {busy.util:.0f} %."
         if busy
         else "No disk explains it: none was read from while training ran."
-        if disks
+        if seen.disks
         else "The disks were not recorded, so a slow disk is not excluded."
     )
     return (
-        f"Decoding images is the bottleneck: {part(step, step.data)} of each step waits "
-        "for the loader.",
+        f"Decoding images is the bottleneck: {late(step)}.",
         [idle, "The processors cannot decode and augment images as fast as training takes them."],
     )
 
 
-def h2d(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
+def h2d(step: Step, seen: Seen) -> Finding:
     """Copies to the device dominate."""
     return (
         f"Copying batches to the device is the bottleneck: {part(step, step.h2d)} of each step.",
-        [f"A batch takes {seconds(step.h2d)}; computing on it {seconds(step.compute)}."],
+        [
+            f"A batch takes {seconds(step.h2d)}; computing on it {seconds(step.compute)}.",
+            "A card in a slot with few lanes copies slowly: `nvidia-smi -q` has its PCIe link, now "
+            "and at most. Another slot costs nothing.",
+        ],
     )
 
 
-def straggler(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
+def straggler(step: Step, seen: Seen) -> Finding:
     """Ranks wait for a slower one, or for each other in turn."""
     last, others = slowest(step)
     waits = part(step, step.peers)
@@ -268,26 +230,74 @@ def straggler(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Findi
             "and no one of them is always last.",
             ["Something takes turns in slowing them: other programs, or ranks that share cores."],
         )
-    why = max(last.seconds, key=lambda name: excess(step, last, name))
     return (
         f"One {'process' if step.shared_machine else 'machine'} holds up the others: they wait "
         f"{waits} of each step for {last.host} (rank {last.rank}).",
         [
             f"{last.host} needs {seconds(last.own)} of its own for a step, the median of the "
-            f"others {seconds(others)}; most of the difference is `{why}`."
+            f"others {seconds(others)}; most of the difference is `{slowest_by(step, last)}`."
         ],
     )
 
 
-def excess(step: Step, last: RankWork, category: str) -> float:
-    """By how much a rank's category exceeds the mean of all; waiting for peers never counts."""
-    if category == "sync_exposed":
-        return float("-inf")
-    mean = sum(rank.seconds.get(category, 0.0) for rank in step.ranks) / len(step.ranks)
-    return last.seconds.get(category, 0.0) - mean
+def contention(step: Step, seen: Seen) -> Finding:
+    """Other programs take the processors of the machine that the others wait for."""
+    last, others = slowest(step)
+    use, elsewhere = seen.machine(last.host), queued_elsewhere(seen, last.host)
+    assert use is not None and use.queued is not None  # bottleneck.contended
+    beside = "" if elsewhere is None else f" ({percent(elsewhere)} on the others)"
+    taken = use.others_busy
+    kept = "" if taken is None else f" Other programs kept {percent(taken)} of them busy."
+    return (
+        f"Other programs take the processors of {last.host}: the others wait "
+        f"{part(step, step.peers)} of each step for it.",
+        [
+            f"{last.host} needs {seconds(last.own)} of its own for a step, the median of the "
+            f"others {seconds(others)}. In {percent(use.queued)} of the time in which this run's "
+            f"threads wanted a processor there, they had none{beside}.{kept}",
+            f"`top` on {last.host} shows them: end them, or start them when nothing trains.",
+        ],
+    )
 
 
-def checkpoint(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
+def memory(step: Step, seen: Seen) -> Finding:
+    """A machine reads back from swap what training needs."""
+    first, *more = swapping(seen)
+    also = f", and so are {', '.join(use.host for use in more)}" if more else ""
+    waits = first.memory_pressure
+    pressed = "" if waits is None else f", and processes waited for memory {percent(waits)} of it"
+    return (
+        f"{first.host} is short of memory{also}: {three_digits(first.swapped_in / 1e6)} MB/s come "
+        "back from its swap while it trains.",
+        [
+            f"Up to {percent(first.memory_used)} of its {size(first.memory_total)} were taken "
+            f"while training ran{pressed}.",
+            "Fewer loader processes (ARGS='--workers 1'), a smaller BATCH, or an end of other "
+            "programs there take less of it; more memory costs money.",
+        ],
+    )
+
+
+def link_of_one(step: Step, seen: Seen) -> Finding:
+    """All wait for gradients because one machine's link is slow."""
+    found = slow_link(seen.networks)
+    assert found is not None  # bottleneck.bottleneck
+    host, rate, others = found
+    there, elsewhere = (link(three_figures(one * 8 / 1e6)) for one in (rate, others))
+    return (
+        f"The link of {host} is the bottleneck: {part(step, step.network)} of each step waits for "
+        "gradients.",
+        [
+            f"What {host} sends and gets moves at {there}; the others reach {elsewhere} among "
+            "themselves.",
+            "Try its cable and its port of the switch first, then its card: `ethtool` on it shows "
+            "the speed that they agreed on.",
+            *traffic(step),
+        ],
+    )
+
+
+def checkpoint(step: Step, seen: Seen) -> Finding:
     """Saving stalls training."""
     return (
         f"Saving checkpoints is the bottleneck: {percent(parts(step)['checkpoint'])} of "
@@ -299,18 +309,18 @@ def checkpoint(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Find
     )
 
 
-def spread(step: Step, disks: list[DiskUse], shares: list[ShareUse]) -> Finding:
+def spread(step: Step, seen: Seen) -> Finding:
     """No part is large enough to be called the bottleneck."""
     fractions = sorted(parts(step).items(), key=lambda item: -item[1])[:3]
     named = ", ".join(f"{name} {percent(value)}" for name, value in fractions)
     return "There is no single bottleneck: the time is spread.", [f"The largest parts: {named}."]
 
 
-def page_cache(cause: str, step: Step, disks: list[DiskUse]) -> list[str]:
+def page_cache(cause: str, step: Step, seen: Seen) -> list[str]:
     """What an idle disk means, since it is often taken for a sign of trouble."""
-    if cause.startswith("data") or not disks:
+    if cause.startswith("data") or not seen.disks:
         return []
-    read = max(use.read for use in disks)
+    read = max(use.read for use in seen.disks)
     if read > 5 or parts(step)["data"] >= 0.1:
         return []
     return [

@@ -52,6 +52,7 @@ FILES = {
     "net.jsonl": {
         "attempt": int, "mono": NUMBER, "interface": str, "rx_bytes": int, "tx_bytes": int,
         "rx_dropped": int, "tx_dropped": int, "tcp_retransmits": int, "speed_mbit": MAYBE,
+        "peers": dict,
     },
     "gpu.jsonl": {
         "attempt": int, "mono": NUMBER, "index": int, "utilization": MAYBE, "memory_used": MAYBE,

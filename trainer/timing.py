@@ -2,8 +2,8 @@
 
 The categories therefore add up by construction, and none is a remainder. On CUDA, each switch
 records an event on the current stream, which takes microseconds and no synchronisation; events are
-read at log points, or once the device has passed them. Between two log points, the device's timeline
-is as long as the host's.
+read at log points, or once the device has passed them. Between two log points, the device's
+timeline is as long as the host's.
 """
 
 import contextlib

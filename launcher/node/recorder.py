@@ -11,6 +11,7 @@ import time
 from launcher.node import counters
 from launcher.node.disks import DiskRecorder
 from launcher.node.processes import descendants, die_with_parent
+from launcher.node.sockets import Peers
 from launcher.node.vitals import default_card, text_of
 
 GPU_QUERY = "index,utilization.gpu,memory.used,temperature.gpu,power.draw,clocks.sm"
@@ -43,7 +44,7 @@ class NetworkRecorder:
 
     def __init__(self, folder, attempt, interface):
         self.file, self.attempt = JsonLines(folder / "net.jsonl"), attempt
-        self.interface = interface
+        self.interface, self.peers = interface, Peers()
 
     def start(self):
         """Write the first line. Without an interface from the task, take the default route's."""
@@ -57,8 +58,15 @@ class NetworkRecorder:
         if found is None:
             raise OSError("there is no network interface {}".format(self.interface))
         line = {"attempt": self.attempt, "mono": time.monotonic(), "interface": self.interface}
-        line.update(found, speed_mbit=self.speed())
+        line.update(found, speed_mbit=self.speed(), peers=self.sent_to())
         self.file.append(line)
+
+    def sent_to(self):
+        """What TCP sent to each peer; {} where the kernel does not tell."""
+        try:
+            return self.peers.look()
+        except OSError:
+            return {}
 
     def speed(self):
         """Mbit/s of the link; None where the card does not say (-1, or an error when down)."""

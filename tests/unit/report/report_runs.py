@@ -40,6 +40,7 @@ class RunBuilder:
         self.disk = settings.get("disk", {"rkB/s": 900.0, "util": 3.0, "r_await": 0.8})
         self.mounts = settings.get("mounts", 0.0)
         self.gpu = settings.get("gpu", False)
+        self.links = settings.get("links", {})
         # What a second adds to the counters of a machine, or its state; of one host, by name.
         self.machine, self.machines = settings.get("machine", {}), settings.get("machines", {})
         self.versions, self.options = settings.get("versions", {}), settings.get("options", {})
@@ -70,7 +71,7 @@ class RunBuilder:
             self.write_rank(rank, host)
             self.write_exit(rank, host)
             self.write_iostat(host)
-            self.write_net(host)
+            self.write_net(rank, host)
             self.write_machine(rank, host)
         return self.folder
 
@@ -270,7 +271,7 @@ class RunBuilder:
         entry = {"attempt": self.attempt, "source": "iostat", "mono_start": GUARD, "interval": 1.0}
         self.dump(f"nodes/{host}/iostat.json", {"attempts": [{**entry, **document}]})
 
-    def write_net(self, host):
+    def write_net(self, rank, host):
         """The counters of a card that sends evenly while the loop runs."""
         steps, warm = self.epochs * self.per_epoch, self.exact * self.exact_seconds
         rate = self.sent * (steps - self.exact) / (self.loop_seconds - warm)
@@ -293,6 +294,7 @@ class RunBuilder:
                     "tx_dropped": 0,
                     "tcp_retransmits": second,
                     "speed_mbit": self.speed_mbit,
+                    "peers": self.peers(rank, since),
                 }
             )
             gpu.append(
@@ -322,6 +324,15 @@ class RunBuilder:
         if self.mounts:
             self.append(f"nodes/{host}/mounts.jsonl", mounts)
 
+    def peers(self, rank, since):
+        """What this machine sent to the next one of the ring; `links`: Mbit/s of a host's link."""
+        after = (rank + 1) % len(self.hosts)
+        ends = (self.hosts[rank], self.hosts[after])
+        sent = self.sent * self.per_epoch * self.epochs * since / self.loop_seconds
+        rate = min(self.links.get(host, 940) for host in ends) * 1e6 / 8
+        own, peer = (f"192.168.56.{111 + place}" for place in (rank, after))
+        return {peer: {"from": own, "sent": int(sent), "busy": sent / rate}}
+
     def write_machine(self, rank, host):
         """Every second the same: four of eight processors busy, three of them with this rank."""
         usual = {"busy": 4.0, "ran": 3.0, "waited": 0.1, "in": 0.0, "out": 0.0, "pressure": 0.0}
@@ -342,7 +353,7 @@ class RunBuilder:
                 "swapped_in": int(of["in"] * second),
                 "swapped_out": int(of["out"] * second),
                 "pressure_cpu": 0.2 * second,
-                "pressure_memory": of["pressure"] * second,
+                "pressure_memory": None if of["pressure"] is None else of["pressure"] * second,
                 "pressure_io": 0.0,
                 "ranks": {str(rank): {"ran": of["ran"] * second, "waited": of["waited"] * second}},
             }
@@ -365,6 +376,12 @@ class RunBuilder:
 # One setting per value of `bottleneck`: what the run would have measured.
 BOTTLENECKS = {
     "network": {"step": {"sync_exposed": 1.2}, "speed_mbit": 1000},
+    "slow_link": {
+        "steps": 40,
+        "step": {"sync_exposed": 12.0},
+        "speed_mbit": 1000,
+        "links": {"node3": 95},
+    },
     "compute": {},
     "data_disk": {
         "step": {"data": 0.3},
@@ -376,6 +393,18 @@ BOTTLENECKS = {
     "straggler": {
         "step": {"sync_exposed": 0.16},
         "by_rank": {2: {"backward": 0.23, "sync_exposed": 0.01}},
+    },
+    "cpu_contention": {
+        "step": {"sync_exposed": 0.16},
+        "by_rank": {2: {"backward": 0.23, "sync_exposed": 0.01}},
+        "machines": {"node3": {"busy": 7.9, "ran": 2.0, "waited": 2.5}},
+    },
+    "memory_pressure": {
+        "step": {"sync_exposed": 0.16},
+        "by_rank": {2: {"backward": 0.23, "sync_exposed": 0.01}},
+        "machines": {
+            "node3": {"in": 6e6, "out": 7e6, "pressure": 0.4, "available": 200 << 20},
+        },
     },
     "checkpoint": {"checkpoint": 12.0},
     "none": {"step": {"data": 0.05, "h2d": 0.05, "sync_exposed": 0.05, "other": 0.05}},

@@ -8,6 +8,7 @@ import pytest
 
 from report.advice import Situation, advise, calibrated, loading, twice_the_batch, waiting
 from report.analysis import analyse
+from report.bottleneck import Seen
 from report.page import render_page
 from report.text import render_text
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
@@ -72,7 +73,7 @@ def test_now_and_gains_are_of_one_model(tmp_path):
     assert said < 0.6 * step.network
     assert calibrated(bounded, said) == pytest.approx(step.network)
     assert calibrated(bounded, said / 2) == pytest.approx(step.network / 2)
-    now = advise(bounded, "network", {}).now
+    now = advise(bounded, "network", {}, Seen()).now
     assert now == pytest.approx(step.images_per_second)
 
 
@@ -90,7 +91,7 @@ def test_a_demo_is_told_as_one_and_nothing_of_it_is_said_about_networks(tmp_path
     assert "processes of one PC" in analysis.verdict.because[0]
     assert analysis.verdict.headline.startswith("One process holds up the others")
     assert analysis.summary["advice"] == []
-    assert advise(analysis.step, "network", {}).remedies == ()
+    assert advise(analysis.step, "network", {}, Seen()).remedies == ()
     page = render_page(analysis)
     assert "processes of one PC" in page
     assert "<h2>Network</h2>" not in page

@@ -13,6 +13,7 @@ from report import formulas, published_speeds
 from report.__main__ import main
 from report.advice import NONE, advise
 from report.analysis import analyse
+from report.bottleneck import Seen
 from tests.bench import link_table
 from tests.unit.report.report_runs import BOTTLENECKS, GRADIENTS, RunBuilder
 
@@ -86,7 +87,7 @@ def test_advice_on_a_slow_link_says_that_one_machine_is_faster(tmp_path, monkeyp
 
 
 def test_nothing_is_advised_without_a_measured_step():
-    assert advise(None, "none", {}) == NONE
+    assert advise(None, "none", {}, Seen()) == NONE
 
 
 def test_no_advice_on_the_network_when_nothing_waits_for_it(tmp_path):

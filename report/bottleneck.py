@@ -1,0 +1,173 @@
+"""Which part of training holds it up, decided by rules on what was measured and nothing else.
+
+GPU utilisation is no evidence: it is 100 % while NCCL waits. Each threshold is explained in
+docs/report.md.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from report.disk import DiskUse, ShareUse
+from report.machines import MachineUse
+from report.measure import OWN_WORK, RankWork, Step, slowest
+from report.network import NetworkUse, slow_link
+
+# A wait is the bottleneck from a quarter of training time: without it the run would be at least a
+# third faster.
+WAIT = 0.25
+# Computing is called the bottleneck when it takes at least half.
+WORK = 0.5
+# A rank that needs so many times what the others need for a step is what they wait for.
+SLOWER = 1.15
+# A disk with requests outstanding for this fraction of the time is what a late loader waits for.
+DISK_BUSY = 60.0
+# A file share that moves less than this (MB/s) is not where images come from.
+SHARE_READS = 0.5
+# Bytes a second that come back from swap, and the share of the time in which processes wait for
+# memory; of a kernel that does not say that, the share of memory that is taken.
+SWAPPED, PRESSED, TAKEN = 0.5e6, 0.1, 0.9
+# A rank is short of processors when its threads have none for this share of the time in which they
+# want one, so many times the share on the other machines, and other programs keep at least this
+# share of the processors busy.
+QUEUED, QUEUED_MORE, OTHERS = 0.25, 2.0, 0.2
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was recorded beside the steps, in the attempt that they are of."""
+
+    disks: Sequence[DiskUse] = ()
+    shares: Sequence[ShareUse] = ()
+    networks: Sequence[NetworkUse] = ()
+    machines: Sequence[MachineUse] = ()
+
+    def machine(self, host: str) -> MachineUse | None:
+        return next((use for use in self.machines if use.host == host), None)
+
+
+def parts(step: Step) -> dict[str, float]:
+    """The fraction of training time (steps and saving) that each possible bottleneck takes."""
+    total = step.seconds + step.checkpoint
+    seconds = {
+        "data": step.data,
+        "h2d": step.h2d,
+        "compute": step.compute,
+        "network": step.network,
+        "straggler": step.peers,
+        "checkpoint": step.checkpoint,
+    }
+    return {name: value / total if total > 0 else 0.0 for name, value in seconds.items()}
+
+
+def bottleneck(step: Step | None, seen: Seen) -> str:
+    """The value of `bottleneck` in summary.json.
+
+    A machine that swaps is it whatever else there is, for swapping slows any part of a step. Else
+    it is the largest wait when that takes a quarter of training time; else a rank that is slower
+    than the others; else `compute` when computing takes half; else `none`: no step was measured, or
+    the time is spread over several causes. What is behind a wait, where it is known, stands for it.
+    """
+    if step is None:
+        return "none"
+    if swapping(seen):
+        return "memory_pressure"
+    fractions = parts(step)
+    compute = fractions.pop("compute")
+    largest = max(fractions, key=lambda part: fractions[part])
+    slower = one_is_slower(step)
+    if fractions[largest] < WAIT:
+        if not slower:
+            return "compute" if compute >= WORK else "none"
+        largest = "straggler"
+    if largest == "data":
+        return data_cause(seen, late_hosts(step))
+    if largest == "straggler" and slower:
+        return straggler_cause(step, seen)
+    if largest == "network" and slow_link(seen.networks):
+        return "slow_link"
+    return largest
+
+
+def one_is_slower(step: Step) -> bool:
+    """Whether the slowest rank needs that much more for a step than the others."""
+    last, others = slowest(step)
+    return last.own > SLOWER * others
+
+
+def swapping(seen: Seen) -> list[MachineUse]:
+    """The machines that are short of memory, the worst first."""
+
+    def short(use: MachineUse) -> bool:
+        if use.memory_pressure is None:
+            return use.memory_used >= TAKEN
+        return use.memory_pressure >= PRESSED
+
+    found = [use for use in seen.machines if use.swapped_in >= SWAPPED and short(use)]
+    return sorted(found, key=lambda use: -use.swapped_in)
+
+
+def late_hosts(step: Step) -> set[str]:
+    """The machines of the ranks that wait longest for images, or half as long as these."""
+    most = max((rank.seconds.get("data", 0.0) for rank in step.ranks), default=0.0)
+    return {rank.host for rank in step.ranks if rank.seconds.get("data", 0.0) >= most / 2}
+
+
+def data_cause(seen: Seen, hosts: set[str]) -> str:
+    """Why the loader is late on these machines: the file share, a busy disk, else the processors
+    that decode."""
+    disk = data_disk(seen.disks, hosts)
+    read = disk.read if disk else 0.0
+    shares = [use for use in seen.shares if use.host in hosts]
+    if any(use.read >= SHARE_READS and use.read > read for use in shares):
+        return "data_share"
+    if disk and disk.util >= DISK_BUSY:
+        return "data_disk"
+    return "data_decode"
+
+
+def data_disk(disks: Sequence[DiskUse], hosts: set[str] | None = None) -> DiskUse | None:
+    """The busiest disk (of `hosts`) that holds the data; where that is unknown, the busiest one
+    read from."""
+    some = [use for use in disks if hosts is None or use.host in hosts]
+    known = [use for use in some if use.holds_data]
+    read = [use for use in some if use.holds_data is None and use.read > 0]
+    return max(known or read, key=lambda use: use.util, default=None)
+
+
+def straggler_cause(step: Step, seen: Seen) -> str:
+    """Why one rank is slower than the others: other programs, its images, or else itself."""
+    last, _ = slowest(step)
+    if contended(seen, last.host):
+        return "cpu_contention"
+    if slowest_by(step, last) == "data":
+        return data_cause(seen, {last.host})
+    return "straggler"
+
+
+def contended(seen: Seen, host: str) -> bool:
+    """Whether other programs take this machine's processors."""
+    use = seen.machine(host)
+    if use is None or use.queued is None or use.queued < QUEUED:
+        return False
+    if use.others_busy is not None and use.others_busy < OTHERS:
+        return False
+    return use.queued >= QUEUED_MORE * (queued_elsewhere(seen, host) or 0.0)
+
+
+def queued_elsewhere(seen: Seen, host: str) -> float | None:
+    """The median over the other machines of the time in which threads had no processor."""
+    others = [one.queued for one in seen.machines if one.host != host and one.queued is not None]
+    return statistics.median(others) if others else None
+
+
+def slowest_by(step: Step, last: RankWork) -> str:
+    """The category by which a rank most exceeds the mean of all; waiting for peers never counts."""
+
+    def excess(category: str) -> float:
+        mean = sum(rank.seconds.get(category, 0.0) for rank in step.ranks) / len(step.ranks)
+        return last.seconds.get(category, 0.0) - mean
+
+    return max(OWN_WORK, key=excess)
