@@ -173,6 +173,11 @@ class Options:
         make="BATCH",
         make_help="images per step and node",
     )
+    balance: Tuple[int, ...] = resumable(
+        (),
+        "of the nodes' images of a step, each node's in proportion to its number, node 0 first; "
+        "default: equal parts",
+    )
     accumulate: int = resumable(1, "split each rank's batch into this many micro-batches", least=1)
     auto_batch: bool = resumable(False, "find the largest micro-batch that fits, by trial")
     nonfinite_steps: int = resumable(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +78,12 @@ def is_fresh(unix: float) -> bool:
 @dataclass(frozen=True)
 class Prediction:
     """`speeds`: images/s of all machines together by (strategy, number of machines); one machine is
-    equally fast with each strategy, and its row has the exact one's name."""
+    equally fast with each strategy, and its row has the exact one's name. `machines`: images/s of
+    each by itself, where that is known."""
 
     made_unix: float
     speeds: dict[tuple[str, int], float]
+    machines: dict[str, float] = field(default_factory=dict)
 
     def speed(self, sync: str, nodes: int) -> float | None:
         """None where nothing was predicted of so many machines with this strategy."""
@@ -95,15 +97,25 @@ def prediction_text(
     nodes: int,
     measured_unix: float | None,
     rows: list[dict[str, Any]],
+    own_speeds: dict[str, float],
     **more: Any,
 ) -> str:
     """The file. `measured_unix`: when the machines were measured by themselves; None where a run
     was measured, whose prediction counts from now. `rows` have `nodes`, `sync` and
-    `images_per_second`; `more` is for people, and `read_prediction` does not heed it."""
+    `images_per_second`; `own_speeds`: images/s of each machine by itself; `more` is for people, and
+    `read_prediction` does not heed it."""
     made = time.time()
     since = {"made_unix": made, "measured_unix": measured_unix or made}
-    document = {**asdict(measured), "nodes": nodes, **since, **more, "rows": rows}
+    known = {"nodes": nodes, "own_speeds": own_speeds, "rows": rows}
+    document = {**asdict(measured), **since, **more, **known}
     return json.dumps(document, indent=1)
+
+
+# What a file of another version, or a damaged one, may raise.
+UNREADABLE = (
+    *(OSError, ValueError, LookupError, TypeError),
+    *(AttributeError, ArithmeticError, RecursionError),
+)
 
 
 def read_prediction(runs: Path, asked: Setting, nodes: int) -> Prediction | None:
@@ -124,8 +136,9 @@ def read_prediction(runs: Path, asked: Setting, nodes: int) -> Prediction | None
             (str(row["sync"]), int(row["nodes"])): _positive(row["images_per_second"])
             for row in told["rows"]
         }
-        return Prediction(_positive(told["made_unix"]), speeds)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        own = {str(name): _positive(speed) for name, speed in told["own_speeds"].items()}
+        return Prediction(_positive(told["made_unix"]), speeds, own)
+    except UNREADABLE:
         return None
 
 

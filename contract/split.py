@@ -17,6 +17,20 @@ from contract.errors import UserError
 SMALLEST = 2
 
 
+# Machines whose speeds differ by less get equal parts: they are not measured much better than that.
+WORTH = 1.10
+SCALE = 1000  # the fastest machine's weight
+
+
+def weights_of(speeds: Sequence[float]) -> Tuple[int, ...]:
+    """Weights of machines that do so many images/s, each by itself; none where they are nearly
+    equally fast."""
+    fastest = max(speeds, default=0.0)
+    if not speeds or fastest <= WORTH * min(speeds):
+        return ()
+    return tuple(max(1, round(SCALE * speed / fastest)) for speed in speeds)
+
+
 def even_parts(count: int, parts: int) -> List[int]:
     """`count` as `parts` sizes that differ by at most one, larger ones first."""
     return [count // parts + (part < count % parts) for part in range(parts)]
@@ -28,20 +42,66 @@ def least_batch(ranks_of_nodes: Sequence[int]) -> int:
     return SMALLEST * max(ranks_of_nodes) if sum(ranks_of_nodes) > 1 else 1
 
 
-def rank_batches(per_node: int, places: Sequence[Tuple[object, int]]) -> Tuple[int, ...]:
-    """Samples per rank and step: each node's batch over its ranks, the remainder to the first ones.
-
-    `places[rank]` is (node, local rank). Raises UserError when a rank would get no sample, or only
-    one where there are several ranks.
+def node_batches(
+    per_node: int, ranks_of_nodes: Sequence[int], weights: Sequence[int] = ()
+) -> List[int]:
+    """Samples per node and step: `per_node` for each, or with `weights`, one a node, as many in all
+    in proportion to these. No node gets fewer than its ranks need; the others share what is left.
+    Raises UserError where a rank would get no sample, or only one where there are several ranks,
+    and for weights that are not one a node, from 1.
     """
-    ranks_of = {node: sum(other == node for other, _ in places) for node, _ in places}
-    least = least_batch(tuple(ranks_of.values()))
+    least = least_batch(ranks_of_nodes)
     if per_node < least:
         raise UserError(
             f"--per_node_batch_size {per_node} leaves a rank with less than {SMALLEST} samples: a "
-            f"node has {max(ranks_of.values())} ranks. Use at least {least}."
+            f"node has {max(ranks_of_nodes)} ranks. Use at least {least}."
         )
-    return tuple(even_parts(per_node, ranks_of[node])[local] for node, local in places)
+    if not weights:
+        return [per_node] * len(ranks_of_nodes)
+    if len(weights) != len(ranks_of_nodes) or min(weights) < 1:
+        raise UserError(
+            f"--balance {','.join(map(str, weights))}: give one number from 1 for each of the "
+            f"{len(ranks_of_nodes)} nodes."
+        )
+    smallest = SMALLEST if sum(ranks_of_nodes) > 1 else 1
+    floors = [smallest * ranks for ranks in ranks_of_nodes]
+    left, sharing = per_node * len(weights), set(range(len(weights)))
+    parts = [0] * len(weights)
+    while True:
+        total = sum(weights[node] for node in sharing)
+        short = {node for node in sharing if left * weights[node] < floors[node] * total}
+        if not short:
+            break
+        for node in short:
+            parts[node] = floors[node]
+        left, sharing = left - sum(floors[node] for node in short), sharing - short
+    rest = sorted(sharing)
+    for node, size in zip(rest, proportional(left, [weights[node] for node in rest])):
+        parts[node] = size
+    return parts
+
+
+def proportional(count: int, weights: Sequence[int]) -> List[int]:
+    """`count` in parts in proportion to `weights`, each rounded up or down. All are integers, so
+    that every machine computes the same."""
+    total, ends, upto = sum(weights), [0], 0
+    for weight in weights:
+        upto += weight
+        # Differences of rounded running sums add up to the whole.
+        ends.append((2 * count * upto + total) // (2 * total))
+    return [end - begin for begin, end in zip(ends, ends[1:])]
+
+
+def rank_batches(
+    per_node: int, places: Sequence[Tuple[object, int]], weights: Sequence[int] = ()
+) -> Tuple[int, ...]:
+    """Samples per rank and step: each node's batch (node_batches) over its ranks, the remainder to
+    the first ones. `places[rank]` is (node, local rank); nodes count from the one of rank 0."""
+    nodes = list(dict.fromkeys(node for node, _ in places))
+    ranks_of = {node: sum(other == node for other, _ in places) for node in nodes}
+    batches = node_batches(per_node, list(ranks_of.values()), weights)
+    parts = {node: even_parts(size, ranks_of[node]) for node, size in zip(nodes, batches)}
+    return tuple(parts[node][local] for node, local in places)
 
 
 def refuse_batch(images: int, per_node: int, nodes: int) -> None:

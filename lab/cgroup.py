@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lab.plan import LabError
 
-KILL_SECONDS = 20
+KILL_SECONDS = 60  # for a kernel that has much to clean up; usually it takes a tenth of one
 
 
 def mount_point() -> Path:

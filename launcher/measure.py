@@ -24,6 +24,7 @@ from launcher.machines.engine import Busy, Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.machines.probe import Facts
 from launcher.options import Options, trainer_settings
+from launcher.plan.balance import OFF
 from launcher.plan.checks import ReadyRun, check_machines, make_plan, new_id, select
 from launcher.plan.plan import Plan
 from launcher.plan.preflight import BUSY_REMEDY
@@ -100,7 +101,8 @@ def show(done: subprocess.CompletedProcess[str], terminal: Terminal) -> int:
 def measure(options: Options, terminal: Terminal) -> Path:
     """Claim the machines, measure, and release them; returns the folder of what was measured.
     Raises UserError."""
-    checked = check_machines(options, terminal)
+    # Each machine trains by itself, with a whole BATCH.
+    checked = check_machines(dataclasses.replace(options, balance=OFF), terminal)
     try:
         return Measurement(checked, terminal).carry_out()
     finally:

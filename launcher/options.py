@@ -34,6 +34,7 @@ class Options:
     variables: dict[str, Any] = dataclasses.field(default_factory=dict)
     max_restarts: int = 0
     min_nodes: int | None = None
+    balance: str = "auto"
     port: int | None = None
     queue: bool = False
     force: bool = False
@@ -107,7 +108,7 @@ STORED: dict[str, object] = {
     **dict.fromkeys(("model", "keep"), (None, WORD)),
     **dict.fromkeys(("nodes", "min_nodes"), COUNT),
     **{"max_restarts": NATURAL, "port": (None, One(range(1 << 16)))},
-    **{"queue": bool, "force": bool, "trainer": [WORD]},
+    **{"balance": Maybe(WORD), "queue": bool, "force": bool, "trainer": [WORD]},
     **{
         name.lower(): Maybe((WORD, NATURAL))
         for name, option in VARIABLES.items()

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from contract.errors import BAD_INPUT, UserError
 from contract.text import clean, counted
+from contract.validate import NATURAL, Each, Maybe
 from launcher import collect, folders
 from launcher.background import MIB, Sizes
 from launcher.folders import relative
@@ -20,6 +21,7 @@ from launcher.machines.inventory import CHECKOUT
 from launcher.options import STORED, WORD, Options, resumed
 from launcher.plan import checks, preflight
 from launcher.plan import plan as planning
+from launcher.plan.balance import Balance
 from launcher.plan.checks import (
     QUEUE_POLL_SECONDS,
     ReadyRun,
@@ -105,7 +107,10 @@ def train_once(options: Options, terminal: Terminal) -> int:
 
 
 # What a run that goes on reads of its plan.json.
-PLANNED: dict[str, object] = {"options": STORED, "precision": WORD, "sync": WORD}
+PLANNED: dict[str, object] = {
+    **{"options": STORED, "precision": WORD, "sync": WORD},
+    **{"balance": Maybe(Each(NATURAL)), "balance_why": Maybe(WORD)},
+}
 
 
 def resume(name: str, changes: dict[str, Any]) -> int:
@@ -121,7 +126,10 @@ def resume(name: str, changes: dict[str, Any]) -> int:
     options = resumed(began, changes)
     keep_machines(options.inventory)
     terminal = Terminal()
-    checked = check_machines(options, terminal, folder.name)
+    # Its parts are the same again, for as long as all its machines have one.
+    began_with = Balance(planned.get("balance") or {}, "as the run began")
+    kept = None if "balance" in changes else began_with
+    checked = check_machines(options, terminal, folder.name, kept)
     try:
         run = Run(checked, folder, terminal)
         attempt = run.attempts.close_broken() + 1

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from contract import prices, strategies
+from contract.split import weights_of
 from report import formulas
 from report.bottleneck import Seen, one_is_slower, parts
 from report.files import Entry, number
-from report.measure import Step, slowest
+from report.measure import Step, own_speeds, slowest
 from report.network import slow_link
 
 # Predicted gains below this are within the noise of a measurement.
@@ -93,6 +94,7 @@ def advise(step: Step | None, cause: str, start: Entry, seen: Seen) -> Advice:
         found += network_advice(step, now, start)
         found += link_advice(step, now, seen)
         found += fewer_nodes(step, now) + straggler_advice(step, now, cause)
+        found += balance_advice(step, now, cause)
     found += data_advice(now, cause, start) + checkpoint_advice(now, start)
     worth = [one for one in found if one.predicted > WORTH * now.images_per_second]
     ranked = sorted(worth, key=lambda one: (one.money, -one.predicted))
@@ -258,6 +260,21 @@ def link_advice(step: Step, now: Situation, seen: Seen) -> list[Remedy]:
         return []
     change = f"repair the link of {host} (cable, port of the switch, card)"
     return [remedy(now, change, "network", waiting(min(wait, step.network)))]
+
+
+def balance_advice(step: Step, now: Situation, cause: str) -> list[Remedy]:
+    """Parts of the images by the machines' speeds, where it is they that differ."""
+    speeds = own_speeds(step)
+    passing = cause == "cpu_contention" or cause.startswith("data")
+    if passing or not len(speeds) == step.nodes > 1 or not weights_of(list(speeds.values())):
+        return []
+    spent = now.images / sum(speeds.values())
+    change = "BALANCE=auto: each machine's images in proportion to its speed in this run"
+
+    def shared(then: Situation) -> Situation:
+        return replace(then, work=spent, data=0.0, loader=0.0, peers=0.0)
+
+    return [remedy(now, change, "peers", shared, words={"BALANCE": "auto"})]
 
 
 def straggler_advice(step: Step, now: Situation, cause: str) -> list[Remedy]:

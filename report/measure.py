@@ -18,11 +18,12 @@ OWN_WORK = ("data", "h2d", "forward", "backward", "optimizer", "other")
 
 @dataclass(frozen=True)
 class RankWork:
-    """Mean seconds per step of one rank, by category."""
+    """Mean seconds per step of one rank, by category, and its images of a step."""
 
     host: str
     rank: int
     seconds: dict[str, float]
+    images: float = 0.0
 
     @property
     def own(self) -> float:
@@ -120,7 +121,8 @@ def measure_step(run: Run, networks: list[NetworkUse]) -> Step | None:
         return None
     later = goes_on(records)
     ranks = tuple(
-        RankWork(record.host, record.rank, steady_seconds(record, later)) for record in records
+        RankWork(record.host, record.rank, steady_seconds(record, later), images_of(record))
+        for record in records
     )
     mean = {
         category: statistics.fmean(rank.seconds.get(category, 0.0) for rank in ranks)
@@ -236,7 +238,25 @@ def least_wait(records: list[RankRecord], later: bool) -> float:
 def images_per_step(records: list[RankRecord], world: int) -> float:
     """Images of all ranks in a mean step; a rank without a file counts as the mean of the
     others."""
-    return world * statistics.fmean(sum(r.steps.samples) / len(r.steps) for r in records)
+    return world * statistics.fmean(map(images_of, records))
+
+
+def images_of(record: RankRecord) -> float:
+    """Of a mean step."""
+    return sum(record.steps.samples) / len(record.steps)
+
+
+def own_speeds(step: Step) -> dict[str, float]:
+    """Images/s of each machine by itself, without any waiting for others: those of its ranks in the
+    time of its slowest one. None for nodes that share a machine."""
+    if step.shared_machine:
+        return {}
+    ranks: dict[str, list[RankWork]] = {}
+    for rank in step.ranks:
+        ranks.setdefault(rank.host, []).append(rank)
+    images = {host: sum(rank.images for rank in own) for host, own in ranks.items()}
+    spent = {host: max(rank.own for rank in own) for host, own in ranks.items()}
+    return {host: images[host] / spent[host] for host in ranks if images[host] and spent[host]}
 
 
 def real_rate(step: Step, used: list[NetworkUse]) -> float | None:

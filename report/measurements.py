@@ -10,10 +10,11 @@ from pathlib import Path
 
 from contract import runs
 from contract.errors import UserError
+from contract.split import node_batches, weights_of
 from report.cli import NothingMeasured
 from report.files import Entry, dicts, number, read_object
 from report.layout import link, millions, seconds, size
-from report.measure import Step, measure_step
+from report.measure import Step, measure_step, own_speeds
 from report.network import network_use
 from report.predict import Basis
 from report.progress import learning_curve
@@ -101,7 +102,8 @@ def read_trained(run: Run) -> Basis | None:
     evaluated = max(1, len(learning_curve(run)))
     spent = sum(record.seconds.get("evaluate", 0.0) for record in records) / len(records)
     name = run.folder.resolve().name
-    return basis_of(run, name, (step,), spent / evaluated, run_sentences(name, step))
+    basis = basis_of(run, name, (step,), spent / evaluated, run_sentences(name, step))
+    return replace(basis, own_speeds=own_speeds(step))
 
 
 def basis_of(
@@ -138,7 +140,8 @@ def node_batch(start: Entry, step: Step) -> int:
 
 
 def read_measured(run: Run) -> Basis | None:
-    """Each machine was a run of its own; for n machines, the slowest of the first n counts."""
+    """Each machine was a run of its own. For n machines the slowest of the first n counts, or the
+    step that all of these do in parts by their speeds."""
     nodes = dicts(run.plan.get("nodes"))
     hosts = tuple(str(node.get("host")) for node in nodes)
     shared = sum(node.get("connection") == "local" for node in nodes) > 1
@@ -147,19 +150,64 @@ def read_measured(run: Run) -> Basis | None:
     if run.status != "finished" or not known or len(known) < len(hosts):
         return None
     known = [replace(step, shared_machine=shared) for step in known]
-    slowest = [max(known[:n], key=lambda step: step.work) for n in range(1, len(known) + 1)]
+    steps = tuple(in_parts(known[:n]) for n in range(1, len(known) + 1))
     unix = number(run.plan.get("created_unix")) or 0.0
     pairs, ring = read_links(run, hosts)
     start: Entry = run.ranks[0].start
     data, parameters = bool(run.plan.get("data")), number(start.get("parameters")) or 0.0
-    about = (*steps_sentences(hosts, known, unix, data, parameters), *links_sentences(pairs, ring))
+    about = (
+        *steps_sentences(hosts, known, unix, data, parameters),
+        *(() if shared else parts_sentences(hosts, known)),
+        *links_sentences(pairs, ring),
+    )
     forward = known[0].data + known[0].h2d + known[0].forward
     evaluate = (number(start.get("eval_images")) or 0.0) / known[0].images * forward
     name = run.folder.resolve().name
-    basis = basis_of(run, name, tuple(slowest), evaluate, (*about, SHARED) if shared else about)
+    basis = basis_of(run, name, steps, evaluate, (*about, SHARED) if shared else about)
     images = basis.train_images if data else None
     rates = link_rates(pairs, ring)
-    return replace(basis, machines=hosts, unix=unix, rates=rates, train_images=images)
+    speeds = {} if shared else dict(zip(hosts, map(speed_of, known)))
+    return replace(
+        basis, machines=hosts, unix=unix, rates=rates, train_images=images, own_speeds=speeds
+    )
+
+
+def speed_of(step: Step) -> float:
+    """Images/s of one machine that was measured by itself."""
+    return step.images / step.work
+
+
+def in_parts(steps: list[Step]) -> Step:
+    """The step of these machines together, each of which was measured with a whole batch: that of
+    the slowest, or where they differ enough (BALANCE=auto), as long as it takes with parts in
+    proportion to their speeds. (A part's loading and computing is taken to last as long as its
+    images are many; the optimizer takes as long as ever.)"""
+    slowest = max(steps, key=lambda step: step.work)
+    if slowest.shared_machine or not weights_of(list(map(speed_of, steps))):
+        return slowest
+    part = len(steps) * slowest.images / sum(map(speed_of, steps)) / slowest.work
+    return replace(
+        slowest,
+        data=part * slowest.data,
+        h2d=part * slowest.h2d,
+        forward=part * slowest.forward,
+        backward=part * slowest.backward,
+        other=part * slowest.other,
+    )
+
+
+def parts_sentences(hosts: tuple[str, ...], steps: list[Step]) -> tuple[str, ...]:
+    """Which machine gets how many images, where they differ enough for unequal parts."""
+    weights = weights_of(list(map(speed_of, steps)))
+    if not weights:
+        return ()
+    parts = node_batches(round(steps[0].images), [step.world for step in steps], weights)
+    named = ", ".join(f"{host} {part}" for host, part in zip(hosts, parts))
+    equal, unequal = max(step.work for step in steps), in_parts(steps).work
+    return (
+        f"In parts by their speeds (BALANCE=auto) the images of a step are {named}: a step of all "
+        f"takes {seconds(unequal)} without the network, and with equal parts {seconds(equal)}.",
+    )
 
 
 def records_of_host(run: Run, host: str) -> list[RankRecord]:

@@ -17,7 +17,7 @@ from report.overtime import Recorded, first_per_host, recorded
 from report.progress import POINTS
 from report.records import CATEGORIES
 from report.rerun import train_line
-from report.text import QUEUED, WORDS, setup
+from report.text import QUEUED, WORDS, setup, unequal_parts
 from report.windows import thin
 
 MOST_RANKS = 16  # rows of a chart
@@ -32,6 +32,7 @@ def render_page(analysis: Analysis) -> str:
         summary=analysis.summary,
         start=analysis.start,
         step=analysis.step,
+        unequal_parts=unequal_parts(analysis.step) if analysis.step else "",
         name=analysis.run.folder.resolve().name,
         setup=" · ".join(setup(analysis)),
         tiles=tiles(analysis),

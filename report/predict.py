@@ -7,7 +7,7 @@ changes only the wait for the network (formulas.py). What was not measured is no
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from contract import prices, runs, strategies
 from contract.strategies import EXACT, Phases, Strategy
@@ -39,6 +39,7 @@ class Basis:
     machines: tuple[str, ...] = ()  # those measured by themselves, without a run
     unix: float = 0.0  # when they were measured
     rates: tuple[float, ...] = ()
+    own_speeds: dict[str, float] = field(default_factory=dict)  # images/s of each machine by itself
 
     @property
     def setting(self) -> runs.Setting:

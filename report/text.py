@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contract.split import WORTH
 from contract.text import counted
 from report import layout, tables
 from report.analysis import Analysis
 from report.files import number
 from report.layout import millions, printed, seconds, three_digits, wrap
-from report.measure import slowest
+from report.measure import Step, own_speeds, slowest
 from report.records import CATEGORIES
 
 BAR = 30
@@ -215,7 +216,24 @@ def rank_section(analysis: Analysis) -> list[str]:
     last, others = slowest(step)
     if others > 0 and last.own > 1.1 * others:
         lines += wrap(f"{last.host} needs {last.own / others:.2f} times what the others need.")
-    return lines
+    return lines + wrap(unequal_parts(step))
+
+
+def unequal_parts(step: Step) -> str:
+    """What unequal parts of a step's images brought; empty where they were equal."""
+    parts: dict[str, float] = {}
+    for rank in step.ranks:
+        parts[rank.host] = parts.get(rank.host, 0.0) + rank.images
+    speeds = own_speeds(step)
+    if len(speeds) < 2 or max(parts.values()) <= WORTH * min(parts.values()):
+        return ""
+    named = ", ".join(f"{host} {round(images)}" for host, images in parts.items())
+    spent = max(parts[host] / speed for host, speed in speeds.items())
+    equal = sum(parts.values()) / len(parts) / min(speeds.values())
+    return (
+        f"Images of a step (BALANCE): {named}. The slowest machine's took {seconds(spent)}; with "
+        f"equal parts it would have taken {seconds(equal)}."
+    )
 
 
 def curve_section(analysis: Analysis) -> list[str]:

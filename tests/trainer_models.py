@@ -23,6 +23,13 @@ def normed(num_classes):
     )  # fmt: skip
 
 
+def normed_alone(num_classes):
+    """Without dropout, whose draws are a rank's own."""
+    return nn.Sequential(
+        *(layer for layer in normed(num_classes) if not isinstance(layer, nn.Dropout))
+    )
+
+
 class _OutOfMemory(nn.Module):
     """Runs out of memory at forwards of more than `limit` samples, as a small device would."""
 

@@ -81,7 +81,8 @@ def sentences(job: Job, cost: Cost) -> str:
         why = f" ({job.precision.why})" if job.precision.why else ""
         level += f" by {job.precision.backend}{why}"
     level += ", channels last" if options.channels_last else ""
-    parts = f" in {job.micro_batches} micro-batches" if job.micro_batches > 1 else ""
+    parts = f" ({' + '.join(map(str, world.batches))})" if options.balance else ""
+    parts += f" in {job.micro_batches} micro-batches" if job.micro_batches > 1 else ""
     if world.size > 1 and strategy_of(options, world) != options.sync:
         parts += f"\n--sync {options.sync} is between machines: on this one sums are exact"
     if world.size > 1:

@@ -14,12 +14,14 @@ from .step import blank_pass, resting, unchanged
 
 
 def agree_micro_batches(job: Job) -> None:
-    """With --auto_batch, the fewest micro-batches that fit, the same on all ranks. Collective.
+    """With --auto_batch, the fewest micro-batches that fit, the same on all ranks. Collective. On
+    GPUs with --balance, too: a machine may have more images than the batch that was asked for.
 
     A trial pass contains none of training's own collectives, since a rank that runs out of memory
     would never reach them: batch normalisation over ranks is switched off meanwhile.
     """
-    if not job.options.auto_batch:
+    unequal = bool(job.options.balance) and job.world.device.type == "cuda"
+    if not job.options.auto_batch and not unequal:
         return
     count = job.world.batches[job.world.rank]
     parts = job.micro_batches

@@ -172,7 +172,7 @@ def start(options: Options) -> World:
         node_rank=nodes[here.rank],
         nodes=nodes,
         local_size=nodes.count(nodes[here.rank]),
-        batches=rank_batches(options.per_node_batch_size, places),
+        batches=rank_batches(options.per_node_batch_size, places, options.balance),
     )
 
 

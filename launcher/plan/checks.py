@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,9 @@ from launcher.background import Sizes
 from launcher.machines import inventory
 from launcher.machines.engine import Host
 from launcher.options import Options, trainer_settings
+from launcher.plan import balance as balancing
 from launcher.plan import code, devices, models, plan, preflight
+from launcher.plan.balance import Balance
 from launcher.plan.plan import AS_ASKED, Plan
 from launcher.plan.preflight import OpenMachines, Requirements
 from launcher.terminal import Terminal, WaitNotice, waiting
@@ -48,16 +50,21 @@ class ReadyRun:
     asked: Requirements
     precision_why: str | None = None
     sync_why: str = AS_ASKED
+    balance: Balance = field(default_factory=Balance)
 
 
-def check_machines(options: Options, terminal: Terminal, run: str | None = None) -> ReadyRun:
-    """Check everything and change nothing; `run` is the one to continue. Raises UserError."""
+def check_machines(
+    options: Options, terminal: Terminal, run: str | None = None, kept: Balance | None = None
+) -> ReadyRun:
+    """Check everything and change nothing; `run` is the one to continue, and `kept` its parts,
+    unless others are asked for. Raises UserError."""
     automatic = asks_auto(options)
     options = options.with_sync(strategies.EXACT) if automatic else options
     settings = trainer_settings(options)
     Sizes.of(options.keep)  # said before anything is asked
     hosts = select(inventory.load(Path(options.inventory)), options)
     check_minimum(options, hosts)
+    balancing.check(options.balance, len(hosts))
     with waiting(terminal, "building the model here once"):
         notes = models.try_out(settings, ranks_share=len(hosts) > 1)
     for note in notes:
@@ -79,15 +86,30 @@ def check_machines(options: Options, terminal: Terminal, run: str | None = None)
         if not busy:
             for text in passed:
                 terminal.say(text)
-            settings, why = decide_precision(machines, asked, terminal)
-            sync_why = AS_ASKED
-            if automatic:
-                settings, sync_why = decide_sync(settings, hosts, terminal)
-                options = options.with_sync(settings.sync)
-            asked = replace(asked, options=options, settings=settings, begun=True)
-            return ReadyRun(options, settings, hosts, machines, asked, why, sync_why)
+            return decide(asked, machines, automatic, kept, terminal)
         machines.close()
         reported = _wait(busy[0].text, reported, queueing, terminal)
+
+
+def decide(
+    asked: Requirements,
+    machines: OpenMachines,
+    automatic: bool,
+    kept: Balance | None,
+    terminal: Terminal,
+) -> ReadyRun:
+    """What is left open until the machines are known, once for the run: its precision, its strategy
+    where that is `automatic`, and the parts of its machines. Raises UserError."""
+    options, hosts, sync_why = asked.options, machines.hosts, AS_ASKED
+    settings, why = decide_precision(machines, asked, terminal)
+    if automatic:
+        settings, sync_why = decide_sync(settings, hosts, terminal)
+        options = options.with_sync(settings.sync)
+    balance = kept
+    if balance is None or (balance.weights and not balance.of(hosts)):
+        balance = decide_balance(options, settings, machines, terminal)
+    asked = replace(asked, options=options, settings=settings, begun=True)
+    return ReadyRun(options, settings, hosts, machines, asked, why, sync_why, balance)
 
 
 def check_minimum(options: Options, hosts: list[Host]) -> None:
@@ -131,12 +153,42 @@ def decide_sync(
     settings: TrainerOptions, hosts: list[Host], terminal: Terminal
 ) -> tuple[TrainerOptions, str]:
     """The same with the strategy that `auto` becomes, and why."""
-    nodes = len(hosts)
-    if nodes > 1 and prediction(settings, hosts) is None:
-        # From an earlier run of the model, or from what `make plan` measured; without either, the
-        # choice says so.
+    nodes, size = len(hosts), settings.image_size
+    found = foreseen(settings, hosts)
+    measure = verbs.line(
+        "plan",
+        NODES=nodes,
+        MODEL=settings.model,
+        BATCH=settings.per_node_batch_size,
+        PRECISION=settings.precision,
+        ARGS=f"--image_size {size}" if size else None,
+    )
+    choice = choose_sync(found.speeds if found else {}, nodes, measure)
+    terminal.say(f"sync {choice.sync}: {choice.why}")
+    return replace(settings, sync=choice.sync), choice.why
+
+
+def decide_balance(
+    options: Options, settings: TrainerOptions, machines: OpenMachines, terminal: Terminal
+) -> Balance:
+    """How a step's images are divided, said where the parts differ. Raises UserError."""
+    hosts, facts = machines.hosts, machines.facts
+    alone = len({facts[host.name].machine for host in hosts}) == len(hosts)
+    found = foreseen(settings, hosts) if options.balance == balancing.AUTO and alone else None
+    balance = balancing.decide(options.balance, hosts, facts, found.machines if found else {})
+    ranks = [part.processes for part in devices.assign(hosts, facts, settings).values()]
+    line = balancing.told(balance, hosts, ranks, settings.per_node_batch_size)
+    if line:
+        terminal.say(line)
+    return balance
+
+
+def foreseen(settings: TrainerOptions, hosts: list[Host]) -> runs.Prediction | None:
+    """The same as `prediction`; where there is none, the report first makes one, of an earlier run
+    of the model or of what `make plan` measured, if there is either."""
+    if len(hosts) > 1 and prediction(settings, hosts) is None:
         asked = {
-            "--nodes": nodes,
+            "--nodes": len(hosts),
             "--model": settings.model,
             "--batch": settings.per_node_batch_size,
             "--precision": settings.precision,
@@ -151,19 +203,7 @@ def decide_sync(
             capture_output=True,
             check=False,
         )
-    found = prediction(settings, hosts)
-    size = settings.image_size
-    measure = verbs.line(
-        "plan",
-        NODES=nodes,
-        MODEL=settings.model,
-        BATCH=settings.per_node_batch_size,
-        PRECISION=settings.precision,
-        ARGS=f"--image_size {size}" if size else None,
-    )
-    choice = choose_sync(found.speeds if found else {}, nodes, measure)
-    terminal.say(f"sync {choice.sync}: {choice.why}")
-    return replace(settings, sync=choice.sync), choice.why
+    return prediction(settings, hosts)
 
 
 def make_plan(checked: ReadyRun, machines: OpenMachines, **details: Any) -> Plan:
@@ -175,6 +215,7 @@ def make_plan(checked: ReadyRun, machines: OpenMachines, **details: Any) -> Plan
         predicted=foreseen,
         precision_why=checked.precision_why,
         sync_why=checked.sync_why,
+        balance=checked.balance,
         instruction_limits=limits,
         **details,
     )

@@ -25,6 +25,7 @@ from launcher.machines.probe import FIRST_PORT, PORTS, Facts
 from launcher.node.machine import PATH
 from launcher.options import Options, without
 from launcher.plan import devices, models
+from launcher.plan.balance import OFF, Balance
 from launcher.plan.code import OWN, Code
 from launcher.plan.devices import NodeDevices
 
@@ -55,7 +56,8 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """One attempt of a run, or of a measurement, in which each machine is a run of its own."""
+    """One attempt of a run, or of a measurement, in which each machine is a run of its own.
+    `balance`: each machine's weight, where a step's images are not divided equally."""
 
     run: str
     attempt: int
@@ -76,6 +78,8 @@ class Plan:
     nodes: tuple[NodePlan, ...]
     precision_why: str = AS_ASKED
     sync_why: str = AS_ASKED
+    balance: dict[str, int] = field(default_factory=dict)
+    balance_why: str = Balance.why
     predicted: dict[str, Any] | None = None
 
     def document(self) -> dict[str, Any]:
@@ -96,6 +100,7 @@ def render(plan: Plan) -> str:
         f"code {plan.code_sha256[:12]}",
         f"precision {plan.precision}: {plan.precision_why}",
         f"sync {plan.sync}: {plan.sync_why}",
+        f"balance {balance(plan)}: {plan.balance_why}",
     ]
     for node in plan.nodes:
         where = (
@@ -110,6 +115,11 @@ def render(plan: Plan) -> str:
         ]
         lines.append(shell_line(node))
     return "\n".join(lines)
+
+
+def balance(plan: Plan) -> str:
+    """The weights of its machines, as BALANCE= takes them; `off` for equal parts."""
+    return ":".join(map(str, plan.balance.values())) or OFF
 
 
 def shell_line(node: NodePlan) -> str:
@@ -139,6 +149,7 @@ class Request:
     predicted: dict[str, Any] | None = None
     precision_why: str | None = None
     sync_why: str = AS_ASKED
+    balance: Balance = field(default_factory=Balance)
     independent: bool = False
     timetables: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -155,6 +166,7 @@ class Shared:
     ranks_per_node: tuple[int, ...]
     parts: dict[str, NodeDevices]
     own_ports: dict[str, int]
+    weights: tuple[int, ...]  # of the nodes; none for equal parts
     own_model: bool  # in a folder that is sent beside the checkout's own
 
 
@@ -177,7 +189,9 @@ def build(
     port = choose_port(facts[hosts[0].name], options.port, set(request.used_ports))
     own_ports = _own_ports(hosts, facts) if request.independent else {}
     own = models.folder(settings.model) is not None
-    shared = Shared(request, options, hosts[0].address, port, counts, parts, own_ports, own)
+    weights = () if request.independent else request.balance.of(hosts)
+    address = hosts[0].address
+    shared = Shared(request, options, address, port, counts, parts, own_ports, weights, own)
     return Plan(
         run=request.run,
         attempt=request.attempt,
@@ -198,6 +212,8 @@ def build(
         git_diff=code.git_diff,
         options=options,
         nodes=tuple(_nodes(hosts, facts, shared)),
+        balance={host.name: weight for host, weight in zip(hosts, weights)},
+        balance_why=request.balance.why,
         predicted=request.predicted,
     )
 
@@ -303,7 +319,9 @@ def _trainer(data: str, output: str, shared: Shared, part: NodeDevices) -> list[
     resume = ["--resume", "auto"] if shared.request.attempt > 1 else []
     folders = [*(["--data", data] if data else []), "--output", output]
     asked = without("--device", shared.options.trainer_args())
-    return ["-m", "trainer", *folders, *asked, "--device", part.kind, *resume]
+    weights = ",".join(map(str, shared.weights))
+    parts = ["--balance", weights] if weights else []
+    return ["-m", "trainer", *folders, *asked, "--device", part.kind, *parts, *resume]
 
 
 def check_batch(names: Sequence[str], counts: Sequence[int], per_node: int) -> None:

@@ -19,6 +19,7 @@ PAIRS = itertools.count(1)
 # Files of several minutes each, beyond what `make test` may take: `make test-long` runs them.
 LONG = {
     "test_accept.py",
+    "test_balance.py",
     "test_chaos_trainer.py",
     "test_guard_orphans.py",
     "test_hostile_node.py",

@@ -414,13 +414,13 @@ def test_the_plan_carries_what_was_predicted(tmp_path, monkeypatch):
         {"nodes": 4, "sync": "allreduce", "images_per_second": 80.0},
         {"nodes": 4, "sync": "bf16", "images_per_second": 150.5},
     ]
-    file.write_text(runs.prediction_text(measured, 4, None, rows))
+    file.write_text(runs.prediction_text(measured, 4, None, rows, {}))
     told = checks.predicted(asked, hosts)
     assert told == {"images_per_second": 150.5, "made_unix": pytest.approx(time.time(), abs=60)}
     assert checks.predicted(replace(asked, sync="fp16"), hosts) is None
     assert checks.slower_than_one(asked, hosts) is None
     other = [*rows[:1], {**rows[2], "sync": "ef:2"}, rows[1]]
-    file.write_text(runs.prediction_text(measured, 4, None, other))
+    file.write_text(runs.prediction_text(measured, 4, None, other, {}))
     said = checks.slower_than_one(replace(asked, sync="allreduce"), hosts)
     assert "4 machines with SYNC=allreduce are slower than one alone, 80 against 99" in said
     assert "SYNC=ef:2 would give 150" in said

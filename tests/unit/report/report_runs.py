@@ -29,6 +29,7 @@ class RunBuilder:
         self.step = {**STEP, **(step or {})}
         self.by_rank = by_rank or {}
         self.batch = settings.get("batch", 32)
+        self.parts = settings.get("parts", [])  # images of a step, by rank
         self.sync = settings.get("sync", "allreduce")
         self.bucket_mb = settings.get("bucket_mb", 25)
         self.model = settings.get("model", "resnet50")
@@ -194,7 +195,7 @@ class RunBuilder:
                         "attempt": self.attempt,
                         "step": step,
                         "epoch": epoch,
-                        "samples": self.batch,
+                        "samples": self.parts[rank] if self.parts else self.batch,
                         **({"exact": True} if step <= self.exact else {}),
                         "seconds": {**seconds, **(self.exact_step if step <= self.exact else {})},
                     }

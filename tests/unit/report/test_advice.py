@@ -86,6 +86,15 @@ def test_a_step_waits_for_the_slower_of_loader_and_all_else():
     assert twice_the_batch(NOW).images_per_second == pytest.approx(200 / 1.12)
 
 
+def test_unlike_machines_are_told_what_parts_by_their_speeds_would_bring(tmp_path):
+    analysis = advised(tmp_path, **BOTTLENECKS["straggler"])
+    (balance,) = [item for item in analysis.summary["advice"] if "BALANCE" in item["change"]]
+    assert typed(balance)["BALANCE"] == "auto"
+    # Three machines need 0.128 s for 32 images and one 0.278 s; 10 ms are the network's.
+    alone = 128 / (3 * 32 / 0.128 + 32 / 0.278)
+    assert balance["predicted_images_per_second"] == pytest.approx(128 / (alone + 0.01), rel=0.02)
+
+
 def test_a_demo_is_told_as_one_and_nothing_of_it_is_said_about_networks(tmp_path):
     analysis = advised(tmp_path, connection="local", **BOTTLENECKS["straggler"])
     assert "processes of one PC" in analysis.verdict.because[0]
@@ -95,3 +104,14 @@ def test_a_demo_is_told_as_one_and_nothing_of_it_is_said_about_networks(tmp_path
     page = render_page(analysis)
     assert "processes of one PC" in page
     assert "<h2>Network</h2>" not in page
+
+
+def test_a_report_says_what_unequal_parts_brought(tmp_path):
+    """Of 128 images the slow machine got 16."""
+    run = RunBuilder(tmp_path / "run", parts=[38, 38, 16, 36], **BOTTLENECKS["compute"]).write()
+    analysis = analyse(run)
+    text = " ".join(render_text(analysis).split())
+    said = "Images of a step (BALANCE): node1 38, node2 38, node3 16, node4 36."
+    assert said in text and said in render_page(analysis)
+    # Each took 0.128 s for its own; node3 would have taken twice as long for 32.
+    assert "slowest machine's took 0.13 s; with equal parts it would have taken 0.26 s" in text

@@ -1,5 +1,6 @@
 """Options, places and batch sizes: what is decided before anything runs."""
 
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,15 @@ import torch
 from contract.command_line import parse, parser
 from contract.errors import UserError
 from contract.options import ENTRIES, Options
-from contract.split import SMALLEST, even_parts, micro_batches, rank_batches, step_shape
+from contract.split import (
+    SMALLEST,
+    even_parts,
+    least_batch,
+    micro_batches,
+    node_batches,
+    rank_batches,
+    step_shape,
+)
 from trainer.parallel import balanced_sizes, check
 from trainer.place import place
 from trainer.world import World
@@ -152,6 +161,30 @@ def test_a_node_splits_its_batch_over_its_ranks():
     with pytest.raises(UserError, match="at least 6"):
         rank_batches(5, places)
     assert rank_batches(1, [(0, 0)]) == (1,)
+
+
+def test_nodes_share_a_batch_by_their_weights():
+    assert node_batches(64, [1, 1, 1, 1], [3, 2, 2, 1]) == [96, 64, 64, 32]
+    assert node_batches(32, [1, 1, 1]) == [32, 32, 32]
+    assert node_batches(4, [1, 1], [100, 1]) == [6, 2]  # a rank needs two
+    assert node_batches(8, [4, 1], [1, 1000]) == [8, 8]
+    assert node_batches(1, [1], [7]) == [1]
+    places = [(0, 0), (1, 0), (1, 1)]
+    assert rank_batches(16, places, [1, 3]) == (8, 12, 12)
+    for wrong in ([1], [1, 0], [1, 1, 1]):
+        with pytest.raises(UserError, match="one number from 1 for each of the 2 nodes"):
+            node_batches(8, [1, 1], wrong)
+
+
+def test_no_image_is_lost_or_doubled_by_any_weights():
+    chance = random.Random(1)
+    for _ in range(2000):
+        ranks = chance.choices([1, 1, 2, 4], k=chance.randint(1, 6))
+        each = chance.randint(least_batch(ranks), 200)
+        weights = [chance.randint(1, 1000) for _ in ranks]
+        parts = node_batches(each, ranks, weights)
+        assert sum(parts) == each * len(ranks)
+        assert len(ranks) == 1 or all(part >= 2 * own for part, own in zip(parts, ranks))
 
 
 def test_micro_batches_split_and_never_enlarge():

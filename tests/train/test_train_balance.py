@@ -1,0 +1,91 @@
+"""Unequal parts (--balance): what is learned, and that they are kept."""
+
+import shutil
+import signal
+
+import pytest
+import torch
+
+from tests.trainer_ranks import (
+    end,
+    make_images,
+    run_ranks,
+    start_ranks,
+    steps_done,
+    trainer,
+    wait_for_steps,
+)
+from trainer.compat import load_tensors
+
+NODES = [1, 1, 1]
+ARGV = [
+    "--augment", "shift", "--epochs", 6, "--checkpoint_every", 3, "--log_every", 1, "--workers", 0,
+    "--evaluate_every", 6, "--resume", "auto",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return make_images(tmp_path_factory.mktemp("images"), per_class=41)
+
+
+def argv(images, output, model, *more):
+    return [
+        "--data",
+        images,
+        "--output",
+        output,
+        "--model",
+        f"tests.trainer_models:{model}",
+        *ARGV,
+        *more,
+    ]
+
+
+def state(output):
+    newest = sorted((output / "checkpoints/node1").glob("step-*.pt"))[-1]
+    with newest.open("rb") as file:
+        return load_tensors(file)
+
+
+def test_unequal_parts_learn_what_one_process_does(images, tmp_path):
+    same = ("--precision", "fp64", "--sync_bn")
+    one = argv(images, tmp_path / "one", "normed_alone", *same, "--per_node_batch_size", 24)
+    run_ranks([1], trainer, *one, quiet=True)
+    more = (*same, "--per_node_batch_size", 8, "--balance", "5,2,1")
+    assert (
+        run_ranks(
+            NODES, trainer, *argv(images, tmp_path / "three", "normed_alone", *more), quiet=True
+        )
+        == [0] * 3
+    )
+    ours, alone = state(tmp_path / "three"), state(tmp_path / "one")
+    assert ours["step"] == alone["step"]
+    for name, tensor in alone["model"].items():
+        torch.testing.assert_close(ours["model"][name], tensor, rtol=0, atol=1e-9)
+
+
+def test_parts_that_change_and_a_kill_leave_the_same_bits(images, tmp_path):
+    """Parts change where a run goes on; from there on a kill changes no bit."""
+    begun, other = tmp_path / "begun", tmp_path / "other"
+    options = ("--precision", "fp32", "--mixup", 0.2, "--accumulate", 2, "--per_node_batch_size", 8)
+    first = start_ranks(
+        NODES, trainer, *argv(images, begun, "normed", *options, "--balance", "5,2,1"), quiet=True
+    )
+    wait_for_steps(begun, 9, first)
+    end(first, signal.SIGKILL)
+    shutil.copytree(begun, other)
+    changed = (*options, "--balance", "2,3,3")
+    assert (
+        run_ranks(NODES, trainer, *argv(images, begun, "normed", *changed), quiet=True) == [0] * 3
+    )
+    second = start_ranks(NODES, trainer, *argv(images, other, "normed", *changed), quiet=True)
+    wait_for_steps(other, steps_done(other) + 8, second)
+    assert any(child.is_alive() for child, _ in second)
+    end(second, signal.SIGKILL)
+    assert (
+        run_ranks(NODES, trainer, *argv(images, other, "normed", *changed), quiet=True) == [0] * 3
+    )
+    ours, theirs = state(begun), state(other)
+    assert ours["step"] == theirs["step"]
+    assert all(torch.equal(ours["model"][name], theirs["model"][name]) for name in ours["model"])

@@ -1,0 +1,137 @@
+"""BALANCE=: what it becomes, that it reaches the trainers, and that a run keeps it."""
+
+import io
+import json
+
+import pytest
+
+from contract import runs
+from contract.errors import UserError
+from contract.runs import prediction_path
+from launcher import folders
+from launcher.machines import inventory
+from launcher.options import Options
+from launcher.plan import checks, plan, preflight
+from launcher.plan.balance import Balance, decide
+from launcher.plan.preflight import OpenMachines
+from launcher.terminal import Terminal
+from tests.unit.launcher.launcher_values import facts, host
+
+HOSTS = [host(1), host(2), host(3)]
+FACTS = {one.name: facts(number) for number, one in enumerate(HOSTS, 1)}
+SPEEDS = {"node1": 100.0, "node2": 50.0, "node3": 99.0}
+
+
+def test_parts_are_in_proportion_to_speeds():
+    found = decide("auto", HOSTS, FACTS, SPEEDS)
+    assert found.of(HOSTS) == (1000, 500, 990)
+    assert found.why == "by make plan node1 is 2.0 x as fast as node2 by itself"
+    assert found.of(HOSTS[1:]) == (500, 990)  # as after a restart without one
+    assert found.of(HOSTS[:1]) == ()
+
+
+@pytest.mark.parametrize(
+    ("speeds", "one_machine", "why"),
+    [
+        ({**SPEEDS, "node2": 91.0}, False, "the machines differ by 10%"),
+        ({"node1": 100.0, "node3": 9.0}, False, "has not measured node2"),
+        ({}, False, "has not measured node1, node2, node3"),
+        (SPEEDS, True, "nodes of one machine"),
+    ],
+)
+def test_parts_are_equal_where_speeds_are_or_are_not_known(speeds, one_machine, why):
+    shared = {name: facts(1, machine="one") for name in FACTS}
+    found = decide("auto", HOSTS, shared if one_machine else FACTS, speeds)
+    assert found.of(HOSTS) == () and why in found.why
+
+
+def test_parts_by_hand_and_none():
+    assert decide("3:2:1", HOSTS, FACTS, SPEEDS).of(HOSTS) == (3, 2, 1)
+    assert decide("off", HOSTS, FACTS, SPEEDS).of(HOSTS) == ()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("3:2", "has 2 numbers, and the run has 3 machines"),
+        ("3:2:0", "numbers from 1"),
+        ("3:2:9000000", "numbers from 1 to 1,000,000"),
+        ("3:2:-1", "give auto, off, or a number for each machine"),
+        ("3,2,1", "give auto, off, or a number"),
+        ("³:2:1", "give auto, off, or a number"),
+        ("fast", "give auto, off, or a number"),
+        ("", "give auto, off, or a number"),
+    ],
+)
+def test_what_is_no_division_is_refused_by_its_name(asked, said):
+    with pytest.raises(UserError, match=said) as caught:
+        decide(asked, HOSTS, FACTS, SPEEDS)
+    assert f"BALANCE={asked}" in str(caught.value)
+
+
+@pytest.fixture
+def ready(monkeypatch, tmp_path):
+    """ready(**options) -> (what is prepared, what was said), on three machines whose speeds `make
+    plan` knows."""
+    setting = runs.Setting("resnet18", 32, 224, "fp32", tuple(FACTS))
+    row = {"nodes": 1, "sync": "allreduce", "images_per_second": 100.0}
+    text = runs.prediction_text(setting, 3, None, [row], SPEEDS)
+    prediction_path(tmp_path, "resnet18", 3).write_text(text)
+    monkeypatch.setattr(folders, "RUNS", tmp_path)
+    monkeypatch.setattr(inventory, "load", lambda _path: HOSTS)
+    monkeypatch.setattr(preflight, "inspect", lambda hosts, _: OpenMachines(hosts, {}, FACTS))
+    monkeypatch.setattr(preflight.probe, "check_ways", lambda *_: [])
+
+    def make(kept=None, **options):
+        said = io.StringIO()
+        options = Options.of({"precision": "fp32", **options})
+        checked = checks.check_machines(options, Terminal(said), kept=kept)
+        checked.machines.close()
+        return checked, said.getvalue()
+
+    return make
+
+
+def weights(made):
+    return [
+        node.argv[node.argv.index("--balance") + 1] if "--balance" in node.argv else None
+        for node in made.nodes
+    ]
+
+
+def test_every_rank_is_told_the_same_parts_and_so_is_the_user(ready):
+    checked, said = ready()
+    made = checks.make_plan(checked, checked.machines, run="r")
+    assert weights(made) == ["1000,500,990"] * 3
+    assert "images a step: node1 39, node2 19, node3 38: by make plan node1 is 2.0 x" in " ".join(
+        said.replace("tandem: ", " ").split()
+    )
+    assert "balance 1000:500:990: by make plan" in plan.render(made)
+    assert json.loads(json.dumps(made.document()))["balance"] == dict(zip(FACTS, (1000, 500, 990)))
+
+
+def test_without_one_machine_the_others_keep_their_weights(ready):
+    checked, _ = ready()
+    left = OpenMachines(HOSTS[1:], {}, FACTS)
+    assert weights(checks.make_plan(checked, left, run="r", attempt=2)) == ["500,990"] * 2
+
+
+def test_a_measurement_trains_on_whole_batches(ready):
+    checked, _ = ready()
+    made = checks.make_plan(checked, checked.machines, run="r", independent=True)
+    assert weights(made) == [None] * 3 and made.balance == {}
+
+
+def test_equal_parts_are_said_to_nobody(ready):
+    checked, said = ready(balance="off")
+    made = checks.make_plan(checked, checked.machines, run="r")
+    assert weights(made) == [None] * 3 and "images a step" not in said
+
+
+def test_a_run_that_goes_on_has_the_parts_that_it_began_with(ready):
+    kept = Balance({"node1": 1, "node2": 1, "node3": 7}, "as the run began")
+    checked, _ = ready(kept=kept)
+    assert checked.balance is kept
+    assert not ready(kept=Balance())[0].balance.weights  # equal ones, too
+    missing = Balance({"node1": 1, "node2": 7}, "as the run began")
+    assert ready(kept=missing)[0].balance.of(HOSTS) == (1000, 500, 990)
