@@ -205,6 +205,7 @@ class Sizes:
     # Any other record of a node. 90 epochs of ImageNet over 1 Gbit/s take a week, in which a disk
     # makes 390 bytes a second (iostat.json), a network card 190 and a GPU 150.
     other: int = 1024
+    output: int = 4096  # all that a script wrote into its OUTPUT= folders on one machine
 
     @classmethod
     def of(cls, text: str | None) -> Sizes:

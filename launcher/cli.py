@@ -93,6 +93,8 @@ def _changes(given: argparse.Namespace) -> dict[str, Any]:
 def _new(given: argparse.Namespace) -> Options:
     """The options of a new run. A recipe, or a word after `--`, may name the model instead."""
     values = _changes(given)
+    if getattr(given, "script", None):
+        return Options.of({**values, "data": ""})
     if _names_no_model(given):
         values["model"] = defaults.model(given.model, given.data)
     return Options.of(values)
@@ -118,6 +120,12 @@ def _parse(argv: list[str]) -> argparse.Namespace:
             f"{given.trainer[0]!r} is no option: options of the trainer come after `--`."
         )
     given.trainer = argv[cut + 1 :]
+    if hasattr(given, "script"):
+        from launcher.plan import script
+
+        script.check_together(vars(given))
+        if given.script:
+            given.script, given.folder = script.by_path(given.script, given.folder)
     if given.model:
         from launcher.plan import models
 
@@ -156,7 +164,7 @@ def _train(given: argparse.Namespace, argv: list[str]) -> int:
     from launcher import run
 
     options = _new(given)
-    if asks_for_help(options):
+    if not options.script and asks_for_help(options):
         return trainer_help()
     if given.verb == "slurm":
         from launcher import slurm

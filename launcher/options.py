@@ -25,13 +25,18 @@ class Options:
     """The options of `python -m launcher train`; None means the tools' own default. `data` is empty
     where the run trains on noise (measure.py). `variables` has what was given of the trainer's
     other options that are variables of make, by these names in lower case: epochs, batch ...; and
-    `trainer` the words after `--`."""
+    `trainer` the words after `--`. With a `script` these are the script's, and what else concerns
+    the trainer is empty (launcher/plan/script.py)."""
 
     inventory: str = defaults.INVENTORY
     nodes: int | None = None
     model: str | None = None
     data: str = defaults.DATA
     variables: dict[str, Any] = dataclasses.field(default_factory=dict)
+    script: str | None = None
+    folder: str | None = None
+    output: str | None = None
+    resume_args: str | None = None
     max_restarts: int = 0
     min_nodes: int | None = None
     balance: str = "auto"
@@ -106,6 +111,7 @@ WORD, COUNT = Match("[^\0-\x1f\x7f-\x9f\ud800-\udfff]*"), (None, One(range(1, LA
 STORED: dict[str, object] = {
     **dict.fromkeys(("inventory", "data"), WORD),
     **dict.fromkeys(("model", "keep"), (None, WORD)),
+    **dict.fromkeys(("script", "folder", "output", "resume_args"), Maybe(WORD)),
     **dict.fromkeys(("nodes", "min_nodes"), COUNT),
     **{"max_restarts": NATURAL, "port": (None, One(range(1 << 16)))},
     **{"balance": Maybe(WORD), "queue": bool, "force": bool, "trainer": [WORD]},
@@ -220,5 +226,30 @@ def resumed(began: Options, changes: dict[str, Any]) -> Options:
             f"the run goes on as it began: leave out {' and '.join(said)}, or start a new run. A "
             "run that is resumed may have other machines (NODES, MIN_NODES, INVENTORY), another "
             "MAX_RESTARTS or KEEP, and ARGS that do not change what is learned (docs/launcher.md)."
+        )
+    return options
+
+
+# What may be another when a script's run goes on.
+RESUMABLE = (
+    *("inventory", "nodes", "min_nodes", "max_restarts", "port", "queue", "force", "keep"),
+    *("resume_args", "output"),
+)
+
+
+def script_resumed(began: Options, changes: dict[str, Any]) -> Options:
+    """The same of a script's run. Raises UserError."""
+    wrong = [name for name, value in changes.items() if name not in RESUMABLE and value]
+    if wrong:
+        words = {"trainer": "ARGS"}
+        raise UserError(
+            f"the run goes on as it began: leave out {words.get(wrong[0], wrong[0].upper())}, or "
+            "start a new run."
+        )
+    options = Options.of({**began.flat(), **changes})
+    if not options.resume_args:
+        raise UserError(
+            "how the script goes on was not said: give RESUME_ARGS=, like RESUME_ARGS='--resume "
+            "{last}' (docs/own-script.md)."
         )
     return options

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 from contract.errors import BAD_INPUT, UserError
 from contract.text import clean, counted
 from contract.validate import NATURAL, Each, Maybe
-from launcher import collect, folders
+from launcher import collect, folders, outputs
 from launcher.background import MIB, Sizes
 from launcher.folders import relative
 from launcher.machines.engine import Busy, MachineError
 from launcher.machines.inventory import CHECKOUT
-from launcher.options import STORED, WORD, Options, resumed
+from launcher.options import STORED, WORD, Options, resumed, script_resumed
 from launcher.plan import checks, preflight
 from launcher.plan import plan as planning
 from launcher.plan.balance import Balance
@@ -32,6 +32,7 @@ from launcher.plan.checks import (
 )
 from launcher.plan.plan import NodePlan, Plan
 from launcher.plan.preflight import BUSY_REMEDY, OpenMachines
+from launcher.plan.script import LAST, Script
 from launcher.terminal import Stopper, Terminal, keep_machines, waiting
 from launcher.watch import attempts
 from launcher.watch.attempts import (
@@ -42,6 +43,7 @@ from launcher.watch.attempts import (
     how_to_resume,
     leftovers,
     not_copied,
+    script_is_over,
     write_json,
 )
 from launcher.watch.failures import Failure
@@ -108,8 +110,8 @@ def train_once(options: Options, terminal: Terminal) -> int:
 
 # What a run that goes on reads of its plan.json.
 PLANNED: dict[str, object] = {
-    **{"options": STORED, "precision": WORD, "sync": WORD},
-    **{"balance": Maybe(Each(NATURAL)), "balance_why": Maybe(WORD)},
+    **{"options": STORED, "balance": Maybe(Each(NATURAL)), "balance_why": Maybe(WORD)},
+    **dict.fromkeys(("precision", "sync"), Maybe(WORD)),
 }
 
 
@@ -120,10 +122,13 @@ def resume(name: str, changes: dict[str, Any]) -> int:
     if (folder / "attempts.json").exists():  # else its controller ended before the first attempt
         folders.recorded(folder / "attempts.json", RECORDED)
     began = Options.of({name: planned["options"].get(name) for name in STORED})
-    began = began.with_precision(planned["precision"])
-    if checks.asks_auto(began):
-        began = began.with_sync(planned["sync"])
-    options = resumed(began, changes)
+    if began.script:
+        options = script_resumed(began, changes)
+    else:
+        began = began.with_precision(planned["precision"])
+        if checks.asks_auto(began):
+            began = began.with_sync(planned["sync"])
+        options = resumed(began, changes)
     keep_machines(options.inventory)
     terminal = Terminal()
     # Its parts are the same again, for as long as all its machines have one.
@@ -133,9 +138,11 @@ def resume(name: str, changes: dict[str, Any]) -> int:
     try:
         run = Run(checked, folder, terminal)
         attempt = run.attempts.close_broken() + 1
+        last = run.last_checkpoint() if run.script else None
         plan = make_plan(
             checked,
             checked.machines,
+            last=last,
             run=folder.name,
             attempt=attempt,
             used_ports=run.attempts.ports,
@@ -171,11 +178,13 @@ class Run:
         # Of a run that is resumed.
         self.before, self.earlier = self.attempts.status, len(self.attempts.list)
         self.parts: dict[str, NodePlan] = {}  # of every machine that ever took part
-        self.log_limit = Sizes.of(checked.options.keep).log * MIB
+        self.sizes = Sizes.of(checked.options.keep)
+        settings = checked.settings
+        self.script = settings if isinstance(settings, Script) else None
         self._lock = folders.lock(folder)
 
     def carry_out(self, plan: Plan, reason: str) -> int:
-        self.terminal.keep_in(self.folder / "controller.log", self.log_limit)
+        self.terminal.keep_in(self.folder / "controller.log", self.sizes.log * MIB)
         folders.point_latest(self.folder)
         with Stopper().listening() as stopper:
             outcome = self._attempts(plan, reason, stopper)
@@ -200,7 +209,9 @@ class Run:
             self.terminal.say(self.attempts.problem)
             whole = False
         if outcome.status != "finished":
-            self.terminal.say(how_to_resume(self.folder.name, saved, outcome.cause))
+            over = self.script is not None and not self.script.resume
+            resume = how_to_resume(self.folder.name, saved, outcome.cause)
+            self.terminal.say(script_is_over() if over else resume)
         self.terminal.drain()
         return exit_code(outcome, whole)
 
@@ -258,15 +269,39 @@ class Run:
         with waiting(self.terminal, "finding out which machines answer"):
             checked = self.checked
             self.machines = attempts.survivors(checked.hosts, checked.asked, limits, stopper)
+        last = self.last_checkpoint() if self.script else None
         return make_plan(
             self.checked,
             self.machines,
+            last=last,
             run=old.run,
             attempt=old.attempt + 1,
             used_ports=self.attempts.ports,
             bar=self.terminal.columns,
             extra_env=limits.environment(),
         )
+
+    def last_checkpoint(self) -> str | None:
+        """What the script goes on from in the next attempt, on every machine of it; None where it
+        begins anew. Raises UserError."""
+        assert self.script is not None
+        if not any(LAST in word for word in self.script.resume):
+            return ""
+        before = self.attempts.list[-1]["nodes"] if self.attempts.list else []
+        hosts = sorted(self.machines.hosts, key=lambda host: host.name not in before)
+        facts, run = self.machines.facts, self.folder.name
+        there = {h.name: f"{facts[h.name].absolute(h.node_dir)}/runs/{run}" for h in hosts}
+        with waiting(self.terminal, "giving the newest checkpoint to all machines"):
+            held = outputs.newest(self.machines.nodes, there, self.script.outputs)
+            room = max(0, folders.disk_free() - collect.DISK_LEFT)
+            try:
+                name = outputs.spread(held, self.machines.nodes, there, self.folder, room)
+            except collect.Unwritable as error:
+                raise UserError(not_copied(self.folder, error)) from None
+        names = ", ".join(self.script.outputs)
+        nothing = f"no checkpoint was found in {names}: the script begins anew"
+        self.terminal.say(f"the script goes on from {name}" if name else nothing)
+        return name
 
     def _attempt(self, plan: Plan, reason: str, stopper: Stopper) -> Outcome:
         if self.attempts.list:
@@ -280,7 +315,7 @@ class Run:
             f"{counted(plan.world_size, 'process')}"
         )
         self.attempts.begin(plan, reason, time.time())
-        logs = RunLogs(self.folder, self.terminal, plan.world_size, self.log_limit)
+        logs = RunLogs(self.folder, self.terminal, plan.world_size, self.sizes.log * MIB)
         outcome = watched(plan, self.machines, logs, stopper)
         self.attempts.end(outcome)
         return outcome
@@ -310,21 +345,25 @@ class Run:
         machine's disk took all that arrived."""
         here = [host.name for host in self.machines.hosts]
         parts = [self.parts[name] for name in here if name in self.parts]
-        sizes = Sizes.of(self.checked.options.keep)
         nodes, attempts, whole = self.machines.nodes, self.attempts.list, True
         with waiting(self.terminal, "copying records and checkpoints to this machine"):
-            held = collect.checkpoints(nodes, parts)
+            held = {} if self.script else collect.checkpoints(nodes, parts)
             try:
-                said = collect.records(nodes, parts, attempts, self.folder, sizes)
-                paths, more = collect.best_and_last(held, nodes, parts, self.folder)
-                said += [*more, *(f"checkpoint {relative(path)}" for path in paths)]
+                said = collect.records(nodes, parts, attempts, self.folder, self.sizes)
+                if self.script:
+                    there = {part.host: part.output for part in parts}
+                    names, most = self.script.outputs, self.sizes.output * MIB
+                    said += outputs.bring(nodes, there, names, self.folder, most)
+                else:
+                    paths, more = collect.best_and_last(held, nodes, parts, self.folder)
+                    said += [*more, *(f"checkpoint {relative(path)}" for path in paths)]
             except collect.Unwritable as error:
                 said, whole = [not_copied(self.folder, error)], False
         self.attempts.read_resumed(self.folder)
         for line in said:
             self.terminal.say(line)
         saved = any(map(collect.newest, held.values())) or self.attempts.saved(self.folder)
-        return saved, whole
+        return saved or self.script is not None, whole
 
 
 REPORT = (sys.executable, "-m", "report")

@@ -127,7 +127,7 @@ def refuse(host: Host, options: Options, settings: TrainerOptions, nodes: int) -
     machines = preflight.inspect([here], asked)
     machines.close()
     facts = machines.facts[here.name]
-    problems = [*preflight.model(machines, asked), *data_problems(here, facts)]
+    problems = [*preflight.model(machines, settings.model), *data_problems(here, facts)]
     if problems:
         raise UserError(*(problem.text for problem in problems))
     there = machines_of_slurm()

@@ -28,7 +28,7 @@ from report.progress import (
 )
 from report.records import Run, read_run
 from report.rerun import TooShort, own_args, too_short, train_line
-from report.verdict import Verdict, headline_of, verdict
+from report.verdict import UNTIMED, Verdict, headline_of, verdict
 
 Use = TypeVar("Use", DiskUse, ShareUse, NetworkUse, MachineUse)
 
@@ -102,7 +102,7 @@ def analyse(folder: Path) -> Analysis:
         start=start,
         accounting=accounting,
         step=step,
-        verdict=None if short else verdict(cause, step, seen),
+        verdict=UNTIMED if run.untimed else None if short else verdict(cause, step, seen),
         failure=failure,
         too_short=short,
         advice=advice,

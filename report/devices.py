@@ -104,13 +104,26 @@ class MemoryUse:
 
 
 def memory_use(run: Run) -> list[MemoryUse]:
-    """The machines of the last attempt whose ranks wrote an `end` line."""
+    """The machines of the last attempt whose ranks wrote an `end` line; of a script whose steps
+    nobody timed all, by what its processes had of the machine's memory."""
+    if run.untimed:
+        return _of_script(run)
     last = max((record.attempt for record in run.ranks), default=0)
     ended: dict[str, list[RankRecord]] = {}
     for record in run.ranks:
         if record.attempt == last and record.end:
             ended.setdefault(record.host, []).append(record)
     return [_of_machine(host, records) for host, records in ended.items()]
+
+
+def _of_script(run: Run) -> list[MemoryUse]:
+    last = max((attempt for _, attempt in run.exits), default=0)
+    ended = {host: entry for (host, which), entry in run.exits.items() if which == last}
+    return [
+        MemoryUse(host, "host", len(entry["ranks"]), max(peaks), None)
+        for host, entry in ended.items()
+        if (peaks := entry.get("peak_memory_bytes"))
+    ]
 
 
 def _of_machine(host: str, records: list[RankRecord]) -> MemoryUse:

@@ -70,7 +70,7 @@ def tiles(analysis: Analysis) -> list[tuple[str, str]]:
 def time_parts(analysis: Analysis) -> list[tuple[str, float, float]]:
     """(category, seconds, fraction of wall time), the gap last, for the legend."""
     accounting = analysis.accounting
-    if accounting.wall <= 0:
+    if accounting.wall <= 0 or analysis.run.untimed:
         return []
     parts = [(name, accounting.seconds[name]) for name in CATEGORIES]
     parts = [part for part in parts if part[1] > 0]
@@ -108,7 +108,7 @@ def over_time(
 def time_chart(analysis: Analysis) -> str:
     """All categories and the gap: the mean over ranks, then each rank of the last attempt."""
     accounting = analysis.accounting
-    if accounting.wall <= 0:
+    if accounting.wall <= 0 or analysis.run.untimed:
         return ""
     rows = [("all", [*accounting.seconds.items(), ("gap", accounting.gap)])]
     newest = max((time.attempt for time in accounting.ranks), default=None)

@@ -131,6 +131,12 @@ def cause(value: object) -> Entry | None:
     return only(CAUSE, value) if isinstance(value, dict) else None
 
 
+def script(value: object) -> Entry | None:
+    """What ran in the place of the trainer."""
+    fields = {"words": texts, "arguments": texts, "folder": text}
+    return only(fields, value) if isinstance(value, dict) else None
+
+
 def positive(value: object) -> float | None:
     found = number(value)
     return found if found is not None and found > 0 else None
@@ -141,13 +147,19 @@ def natural_number(value: object) -> int | None:
     return int(found) if found is not None and found >= 0 else None
 
 
+def peaks(value: object) -> list[float] | None:
+    """The bytes that each rank had at most."""
+    every = list(value.values())[:MOST_RANKS] if isinstance(value, dict) else []
+    return [found for one in every if (found := number(one)) is not None]
+
+
 # Of each file the fields that the report reads: others are not kept, and what is of another kind
 # counts as absent. What is read behind this has its type.
 PLAN: Fields = {
     **dict.fromkeys(("run", "model", "data", "sync", "precision", "precision_why"), text),
     **dict.fromkeys(("tandem", "git_revision", "git_diff", "code_sha256"), text),
     **{"epochs": count, "world_size": count, "created_unix": number},
-    **{"nodes": nodes, "options": options, "predicted": predicted},
+    **{"nodes": nodes, "options": options, "predicted": predicted, "script": script},
 }
 CAUSE: Fields = {
     **dict.fromkeys(("host", "signal", "exception", "message", "remedy"), text),
@@ -172,7 +184,7 @@ START: Fields = {
 }
 END: Fields = {"mono": time_of, "status": text, "peak_memory_bytes": number, "bad_images": number}
 EVALUATION: Fields = dict.fromkeys(("epoch", "top1", "top5", "loss", "train_loss"), number)
-EXIT: Fields = {"mono_start": time_of, "mono_end": time_of}
+EXIT: Fields = {"mono_start": time_of, "mono_end": time_of, "peak_memory_bytes": peaks}
 
 
 @dataclass
@@ -230,6 +242,11 @@ class Run:
     missing: list[str]  # sentences
 
     @property
+    def untimed(self) -> bool:
+        """Whether it is a script that timed no steps."""
+        return bool(self.plan.get("script")) and not self.ranks
+
+    @property
     def hosts(self) -> list[str]:
         """All hosts that were planned or left a trace, by node rank where it is known."""
         planned = [node["host"] for node in self.plan.get("nodes", []) if "host" in node]
@@ -268,7 +285,7 @@ def read_run(folder: Path) -> Run:
         plan=only(PLAN, plan),
         attempts=clean_attempts(ended),
         status=text(ended.get("status")),
-        ranks=read_ranks(of_nodes, missing),
+        ranks=read_ranks(of_nodes, missing, "script" not in only(PLAN, plan)),
         exits=read_exits(of_nodes),
         iostat=by_name(of_nodes, "iostat.json"),
         net=by_name(of_nodes, "net.jsonl"),
@@ -297,8 +314,9 @@ def read_exits(of_nodes: Path) -> dict[tuple[str, int], Entry]:
     return found
 
 
-def read_ranks(of_nodes: Path, missing: list[str]) -> list[RankRecord]:
-    """One RankRecord for each rank and attempt that left lines, ordered by attempt and rank."""
+def read_ranks(of_nodes: Path, missing: list[str], timed: bool = True) -> list[RankRecord]:
+    """One RankRecord for each rank and attempt that left lines, ordered by attempt and rank.
+    `timed`: whether every run of this kind leaves some."""
     records: dict[tuple[int, int, str], RankRecord] = {}
     paths = found_in(of_nodes, "rank*.steps.jsonl")
     most = MOST_STEPS // max(1, len(paths))
@@ -325,7 +343,7 @@ def read_ranks(of_nodes: Path, missing: list[str]) -> list[RankRecord]:
                 f"{host}, rank {rank}: the mean step and the charts are of its first {most:,} "
                 "steps; the times of all of them are counted."
             )
-    if not records:
+    if timed and not records:
         missing.append("No rank wrote its timings (nodes/<host>/rank<k>.steps.jsonl).")
     return [records[key] for key in sorted(records)]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from contract.split import WORTH
 from contract.text import counted
 from report import layout, tables
@@ -84,7 +86,7 @@ def verdict_section(analysis: Analysis) -> list[str]:
         lines += wrap(f"Remedy: {cause['remedy']}") if cause.get("remedy") else []
         for line in cause.get("last_lines") or []:
             lines += wrap(str(line), "    |   ", "    | ")
-    if analysis.failure and analysis.step is None:
+    if analysis.failure and analysis.step is None and not analysis.run.untimed:
         return lines
     if analysis.too_short:
         lines += wrap(analysis.too_short.headline)
@@ -101,7 +103,7 @@ def verdict_section(analysis: Analysis) -> list[str]:
 def time_section(analysis: Analysis) -> list[str]:
     """Bars of the categories and the gap, as parts of the wall time."""
     accounting = analysis.accounting
-    if accounting.wall <= 0:
+    if accounting.wall <= 0 or analysis.run.untimed:
         return []
     lines = [f"WHERE THE TIME WENT  (mean over ranks; wall time {seconds(accounting.wall)})"]
     parts = [(name, accounting.seconds[name]) for name in CATEGORIES]
@@ -300,7 +302,7 @@ def setup(analysis: Analysis) -> list[str]:
     """Model, machines, batch and what else decides how fast a step is, as far as it is known."""
     summary, start = analysis.summary, analysis.start
     words = [
-        str(start.get("model") or analysis.run.plan.get("model") or "unknown model"),
+        program(analysis),
         f"{counted(summary['nodes'], 'node')} ({counted(summary['world_size'], 'rank')})",
     ]
     parameters, micro_batches = (number(start.get(key)) for key in ("parameters", "accumulate"))
@@ -311,10 +313,19 @@ def setup(analysis: Analysis) -> list[str]:
         parts = f" in {micro_batches:.0f} micro-batches" if several else ""
         words.append(f"batch {start['global_batch']}{parts}")
     words += [str(start["precision"])] if start.get("precision") else []
-    words.append(f"sync {summary['sync'] or 'unknown'}")
+    if summary["sync"] or not analysis.run.plan.get("script"):
+        words.append(f"sync {summary['sync'] or 'unknown'}")
     words += [str(start["device"])] if start.get("device") else []
     words += [f"torch {start['torch']}"] if start.get("torch") else []
     return words + instructions(start.get("instructions"))
+
+
+def program(analysis: Analysis) -> str:
+    """The model, or the script with its arguments."""
+    script = analysis.run.plan.get("script")
+    if script:
+        return shlex.join([*script.get("words", ()), *script.get("arguments", ())])
+    return str(analysis.start.get("model") or analysis.run.plan.get("model") or "unknown model")
 
 
 def instructions(value: object) -> list[str]:

@@ -56,6 +56,15 @@ def verdict(cause: str, step: Step | None, seen: Seen) -> Verdict:
     return Verdict(headline, said)
 
 
+UNTIMED = Verdict(
+    "This is a script of your own, and nobody timed its steps: nothing is said of its speed.",
+    (
+        "Two lines in it time them (`from tandem.timings import timed, step`), and the report then "
+        "says where the time went: docs/own-script.md.",
+    ),
+)
+
+
 def demo(step: Step) -> list[str]:
     """What machines that are none are good for."""
     if not step.shared_machine:

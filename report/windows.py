@@ -36,8 +36,13 @@ class Window:
 
 
 def loop_windows(run: Run) -> dict[str, list[Window]]:
-    """Host -> its windows. A rank without an end is taken to have ended with its last line."""
+    """Host -> its windows. A rank without an end is taken to have ended with its last line. A
+    script whose steps nobody timed has the time of its guard."""
     found: dict[str, list[Window]] = {}
+    for (host, attempt), entry in run.exits.items() if run.untimed else ():
+        began, left = entry.get("mono_start"), entry.get("mono_end")
+        if began is not None and left is not None and left > began:
+            found.setdefault(host, []).append(Window(attempt, began, left, 0))
     for record in run.ranks:
         start = time_of(record.start.get("mono"))
         if start is None or any(w.attempt == record.attempt for w in found.get(record.host, [])):

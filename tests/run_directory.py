@@ -17,12 +17,13 @@ TEXT = (str, NULL)
 
 FILES = {
     "plan.json": {
-        "run": str, "created_unix": NUMBER, "tandem": str, "model": str, "data": str, "epochs": int,
-        "sync": str, "precision": str, "precision_why": str, "sync_why": str,
+        "run": str, "created_unix": NUMBER, "tandem": str, "model": TEXT, "data": str,
+        "epochs": (int, NULL), "sync": TEXT, "precision": TEXT, "precision_why": str,
+        "sync_why": str,
         "world_size": int,
         "master_addr": str, "master_port": int,
         "code_sha256": str, "git_revision": TEXT, "git_diff": str, "nodes": list,
-        "predicted": (dict, NULL),
+        "predicted": (dict, NULL), "script": (dict, NULL),
     },
     "plan.json nodes": {
         "host": str, "node_rank": int, "ranks": list, "connection": str, "address": TEXT,
@@ -43,7 +44,7 @@ FILES = {
     "exit.json": {"host": str, "attempts": list},
     "exit.json attempts": {
         "attempt": int, "mono_start": NUMBER, "mono_end": MAYBE, "exit_code": (int, NULL),
-        "signal": (str, int, NULL), "workers": dict,
+        "signal": (str, int, NULL), "workers": dict, "peak_memory_bytes": dict,
     },
     "iostat.json": {"attempts": list},
     "iostat.json attempts": {

@@ -55,7 +55,9 @@ class Verb(NamedTuple):
 
 INVENTORY = Variable("INVENTORY", "--inventory", "the list of machines (default: inventory.ini)")
 NODES = Variable("NODES", "--nodes", "the first N machines (default: all)", "number")
-ARGS = Variable("ARGS", "--", "any option of `.venv/bin/python -m trainer --help`", "words")
+ARGS = Variable(
+    "ARGS", "--", "any option of `.venv/bin/python -m trainer --help`; those of SCRIPT", "words"
+)
 RUN = Variable("RUN", "", "its name or path (default: the newest)", "run")
 LIMIT = Variable("LIMIT", "--limit", "only these machines: pc3, or pc1,pc2")
 ASK_SUDO = Variable("ASK_SUDO", "--ask-become-pass", "1: ask for sudo's password once", "switch")
@@ -107,11 +109,19 @@ START = (
     Variable("PORT", "--port", "of the rendezvous on node 0 (default: a free one)", "number"),
     QUEUE,
     FORCE,
-    Variable("KEEP", "--keep", "MiB a file may keep: log=256,steps=1024,samples=4096,other=64"),
+    Variable("KEEP", "--keep", "MiB a file may keep: log=256,steps=1024,output=4096 ..."),
 )
 RESUME = Variable("RESUME", "--resume", "a run to continue, as it began (docs/launcher.md)")
 
 DEVICES = ("cuda", "cpu")
+
+# A script of one's own, in the place of the trainer (docs/own-script.md).
+SCRIPT = (
+    Variable("SCRIPT", "--script", 'your own: path/train.py, or "-m package.train" in FOLDER'),
+    Variable("FOLDER", "--folder", "what is sent of it (default: its checkout, or folder)", "path"),
+    Variable("OUTPUT", "--output", "folders that it writes, which are brought here at the end"),
+    Variable("RESUME_ARGS", "--resume-args", "how it goes on, like '--resume {last}'"),
+)
 
 # In the order of `make help`; None starts a new paragraph.
 VERBS = {
@@ -229,11 +239,12 @@ VERBS = {
     ),
     "train": Verb(
         "start a run",
-        (*WHAT, RESUME, *START, ARGS),
+        (*WHAT, RESUME, *SCRIPT, *START, ARGS),
         "make train NODES=4 MODEL=resnet50 DATA=imagenet EPOCHS=90 BATCH=64",
     ),
     "dry-run": Verb(
-        "print exactly what `make train` would run on each machine", (*WHAT, *START, ARGS)
+        "print exactly what `make train` would run on each machine",
+        (*WHAT, *SCRIPT, *START, ARGS),
     ),
     "slurm": Verb("write the same run as a batch script for a Slurm cluster", (*WHAT, ARGS)),
     "status": Verb("say how far a run is", (RUN,)),

@@ -202,7 +202,7 @@ class Late(Exception):
 
 
 def pieces(
-    process: Process, seconds: float, data: bytes = b"", renewed: int = 0
+    process: Process, seconds: float, data: bytes | memoryview = b"", renewed: int = 0
 ) -> Iterator[bytes]:
     """What a command prints, until its end, while it is given its whole input.
 
@@ -244,7 +244,9 @@ def _give(process: Process, data: memoryview) -> memoryview:
     return data
 
 
-def talk(process: Process, data: bytes, seconds: float) -> tuple[bytes, str, int | None]:
+def talk(
+    process: Process, data: bytes | memoryview, seconds: float
+) -> tuple[bytes, str, int | None]:
     """Give a command its whole input; return its output, its stderr and its exit status.
 
     The status is None when it did not end in time. Raises UserError when it prints too much.

@@ -18,13 +18,14 @@ def entry(mono_start, launch_status, workers):
     }
 
 
-def write(folder, task, fresh):
-    """Add an entry to exit.json, where there is a folder for it. Raises OSError."""
+def write(folder, task, fresh, peaks):
+    """Add an entry to exit.json, where there is a folder for it; `peaks` is the memory that each
+    worker had at most. Raises OSError."""
     if folder is None or not folder.is_dir():
         return
     path = folder / "exit.json"
     others = [old for old in read_attempts(path) if old.get("attempt") != task.attempt]
-    mine = dict({"attempt": task.attempt}, **fresh)
+    mine = dict({"attempt": task.attempt}, **fresh, peak_memory_bytes=peaks)
     write_json(path, {"host": task.host, "attempts": [*others, mine]})
 
 

@@ -299,7 +299,8 @@ class Guard:
         members = self.workers.members if self.workers is not None else []
         entry = exit_record.entry(self.mono_start, self.launch_status, members)
         try:
-            exit_record.write(self.folder, self.task, entry)
+            peaks = {str(worker.rank): worker.peak for worker in members}
+            exit_record.write(self.folder, self.task, entry, peaks)
         except OSError as error:
             self.trouble("exit.json", cause_of(error))
         if left:

@@ -42,7 +42,16 @@ def report(control, **fields):
         return
 
 
-def start_worker(python, arguments):
+def arguments(given, option, local_rank):
+    """Python's arguments, with the option by which a script of the user's wants its local rank
+    where torch.distributed.launch would put it: newer ones spell it in another way."""
+    if not option:
+        return given
+    place = given.index("-m") + 2 if "-m" in given[:2] else given.index("-u") + 2
+    return [*given[:place], "{}={}".format(option, local_rank), *given[place:]]
+
+
+def start_worker(argv):
     """Fork the worker; signals are blocked until their handlers are set. Returns the worker's
     pid."""
     supervisor = os.getpid()
@@ -53,9 +62,9 @@ def start_worker(python, arguments):
         os.setsid()  # launch may signal the supervisor's group; the supervisor passes it on, once
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
         try:
-            os.execvp(python, [python, *arguments])  # noqa: S606 (the very process)
+            os.execvp(argv[0], argv)  # noqa: S606 (the very process)
         except OSError as error:
-            os.write(2, "{}: {}\n".format(python, error.strerror).encode())
+            os.write(2, "{}: {}\n".format(argv[0], error.strerror).encode())
             os._exit(127)
     for number in FORWARDED:
         signal.signal(number, lambda received, _frame: os.kill(pid, received))
@@ -81,16 +90,20 @@ def main():
     guard, control_fd, *streams = os.environ.pop("TANDEM_GUARD_PIPES").split(":")
     local_rank = int(os.environ["LOCAL_RANK"])
     python = os.environ.pop("TANDEM_WORKER_PYTHON")
+    option = os.environ.pop("TANDEM_LOCAL_RANK", None)
     for name in ("PYTHON_EXEC", "TANDEM_GUARD_PYTHON"):
         del os.environ[name]
     for target, number in zip((1, 2), streams[local_rank].split(",")):
         os.dup2(open_pipe(guard, number), target)
     control = open_pipe(guard, control_fd)
-    pid = start_worker(python, sys.argv[1:])
+    pid = start_worker([python, *arguments(sys.argv[1:], option, local_rank)])
     report(control, event="start", local_rank=local_rank, pid=pid)
-    _, status = os.waitpid(pid, 0)
+    _, status, used = os.wait4(pid, 0)
     exception = exception_of(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
-    report(control, event="exit", local_rank=local_rank, status=status, exception=exception)
+    peak = used.ru_maxrss << 10
+    report(
+        control, event="exit", local_rank=local_rank, status=status, exception=exception, peak=peak
+    )
     end_like(status)
 
 

@@ -44,10 +44,12 @@ def enlarge(fd):
 
 
 class Worker:
-    """One rank: `pid` None until it starts, `status` None until it ends."""
+    """One rank: `pid` None until it starts, `status` None until it ends; `peak` is the memory that
+    it had at most, in bytes."""
 
     def __init__(self, rank):
         self.rank, self.pid, self.status, self.exception = rank, None, None, None
+        self.peak = None
         self.first = False
 
     @property
@@ -91,6 +93,7 @@ class Workers:
                 worker.pid = line["pid"]
             else:
                 worker.status, worker.exception = line["status"], line["exception"]
+                worker.peak = line["peak"]
             found.append((line["event"], worker))
         return found
 

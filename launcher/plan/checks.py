@@ -25,6 +25,8 @@ from launcher.plan import code, devices, models, plan, preflight
 from launcher.plan.balance import Balance
 from launcher.plan.plan import AS_ASKED, Plan
 from launcher.plan.preflight import OpenMachines, Requirements
+from launcher.plan.script import Script
+from launcher.plan.script import read as read_script
 from launcher.terminal import Terminal, WaitNotice, waiting
 from tools import verbs
 
@@ -44,7 +46,7 @@ class ReadyRun:
     """Everything that was asked and found out before anything is started."""
 
     options: Options
-    settings: TrainerOptions
+    settings: TrainerOptions | Script
     hosts: list[Host]
     machines: OpenMachines
     asked: Requirements
@@ -58,18 +60,37 @@ def check_machines(
 ) -> ReadyRun:
     """Check everything and change nothing; `run` is the one to continue, and `kept` its parts,
     unless others are asked for. Raises UserError."""
+    Sizes.of(options.keep)  # said before anything is asked
+    if options.script:
+        hosts = _hosts(options)
+        asked = Requirements(options, read_script(options), run)
+        machines = _fit(hosts, asked, terminal)
+        return ReadyRun(options, asked.settings, hosts, machines, asked)
     automatic = asks_auto(options)
     options = options.with_sync(strategies.EXACT) if automatic else options
     settings = trainer_settings(options)
-    Sizes.of(options.keep)  # said before anything is asked
-    hosts = select(inventory.load(Path(options.inventory)), options)
-    check_minimum(options, hosts)
+    hosts = _hosts(options)
     balancing.check(options.balance, len(hosts))
     with waiting(terminal, "building the model here once"):
         notes = models.try_out(settings, ranks_share=len(hosts) > 1)
     for note in notes:
         terminal.say(note)
     asked = Requirements(options, settings, run, begun=run is not None)
+    machines = _fit(hosts, asked, terminal)
+    return decide(asked, machines, automatic, kept, terminal)
+
+
+def _hosts(options: Options) -> list[Host]:
+    """The machines of the run. Raises UserError."""
+    hosts = select(inventory.load(Path(options.inventory)), options)
+    check_minimum(options, hosts)
+    return hosts
+
+
+def _fit(hosts: list[Host], asked: Requirements, terminal: Terminal) -> OpenMachines:
+    """Connections to these machines, once nothing is wrong with them; with QUEUE=1 those that are
+    busy are waited for. Raises UserError."""
+    options = asked.options
     reported, queueing = None, WaitNotice(terminal, "waiting for machines that are busy")
     while True:
         with waiting(terminal, f"asking {counted(len(hosts), 'machine')} what is there"):
@@ -86,7 +107,7 @@ def check_machines(
         if not busy:
             for text in passed:
                 terminal.say(text)
-            return decide(asked, machines, automatic, kept, terminal)
+            return machines
         machines.close()
         reported = _wait(busy[0].text, reported, queueing, terminal)
 
@@ -101,7 +122,8 @@ def decide(
     """What is left open until the machines are known, once for the run: its precision, its strategy
     where that is `automatic`, and the parts of its machines. Raises UserError."""
     options, hosts, sync_why = asked.options, machines.hosts, AS_ASKED
-    settings, why = decide_precision(machines, asked, terminal)
+    assert isinstance(asked.settings, TrainerOptions)
+    settings, why = decide_precision(machines, asked.settings, asked.begun, terminal)
     if automatic:
         settings, sync_why = decide_sync(settings, hosts, terminal)
         options = options.with_sync(settings.sync)
@@ -118,6 +140,12 @@ def check_minimum(options: Options, hosts: list[Host]) -> None:
         raise UserError(
             f"MAX_RESTARTS={options.max_restarts}: give the number of attempts after the first "
             "one, 0 or more."
+        )
+    if options.script and options.max_restarts and not options.resume_args:
+        raise UserError(
+            f"MAX_RESTARTS={options.max_restarts}: another attempt would begin anew, for how the "
+            "script goes on was not said: give RESUME_ARGS=, like RESUME_ARGS='--resume {last}' "
+            "(docs/own-script.md)."
         )
     if options.min_nodes is not None and not 1 <= options.min_nodes <= len(hosts):
         raise UserError(
@@ -136,14 +164,14 @@ def _wait(busy: str, reported: str | None, notice: WaitNotice, terminal: Termina
 
 
 def decide_precision(
-    machines: OpenMachines, asked: Requirements, terminal: Terminal
+    machines: OpenMachines, settings: TrainerOptions, begun: bool, terminal: Terminal
 ) -> tuple[TrainerOptions, str]:
     """The trainer's options with the device and the precision that are decided once for the run,
     and why it is this precision. Raises UserError."""
-    hosts, facts, settings = machines.hosts, machines.facts, asked.settings
+    hosts, facts = machines.hosts, machines.facts
     parts = devices.assign(hosts, facts, settings)
-    level = devices.precision(parts, hosts, facts, settings, asked.begun)
-    why = "as the run began" if asked.begun and level.why == "as asked" else level.why
+    level = devices.precision(parts, hosts, facts, settings, begun)
+    why = "as the run began" if begun and level.why == "as asked" else level.why
     terminal.say(f"precision {level.name}: {why}")
     kind = parts[hosts[0].name].kind
     return replace(settings, device=kind, precision=level.name), why
@@ -208,7 +236,12 @@ def foreseen(settings: TrainerOptions, hosts: list[Host]) -> runs.Prediction | N
 
 def make_plan(checked: ReadyRun, machines: OpenMachines, **details: Any) -> Plan:
     """The plan of an attempt on these machines; `details` are plan.Request's. Raises UserError."""
-    foreseen = predicted(checked.settings, machines.hosts)
+    settings = checked.settings
+    if isinstance(settings, Script):
+        foreseen, sent = None, code.current(settings.folder)
+    else:
+        foreseen = predicted(settings, machines.hosts)
+        sent = code.current(models.folder(settings.model))
     limits = instruction_limits()
     request = plan.Request(
         unix=time.time(),
@@ -223,8 +256,8 @@ def make_plan(checked: ReadyRun, machines: OpenMachines, **details: Any) -> Plan
         machines.hosts,
         machines.facts,
         checked.options,
-        checked.settings,
-        code.current(models.folder(checked.settings.model)),
+        settings,
+        sent,
         request,
     )
 
@@ -266,8 +299,10 @@ def predicted(settings: TrainerOptions, hosts: list[Host]) -> dict[str, Any] | N
     return {"images_per_second": round(speed, 2), "made_unix": found.made_unix}
 
 
-def warnings(settings: TrainerOptions, hosts: list[Host]) -> list[str]:
+def warnings(settings: TrainerOptions | Script, hosts: list[Host]) -> list[str]:
     """Sentences on a run that begins nevertheless."""
+    if isinstance(settings, Script):
+        return []
     strategy = strategies.parse(settings.sync)
     warm_up = settings.phases.all_warm_up(strategy) if len(hosts) > 1 else None
     return [told for told in (warm_up, slower_than_one(settings, hosts)) if told]
@@ -293,7 +328,9 @@ def slower_than_one(settings: TrainerOptions, hosts: list[Host]) -> str | None:
 
 
 def new_id(checked: ReadyRun) -> str:
-    return run_id(checked.settings.model, len(checked.hosts), time.time())
+    settings = checked.settings
+    name = settings.name if isinstance(settings, Script) else settings.model
+    return run_id(name, len(checked.hosts), time.time())
 
 
 NEARLY = 1.05  # an exact run that is up to this much slower than the fastest is still preferred

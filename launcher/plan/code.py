@@ -1,5 +1,6 @@
 """The code that goes to the nodes: the tracked files of a few folders of the checkout and, for a
-model of one's own that lies elsewhere, of the folder that it is in, compared by SHA-256.
+script or a model of one's own that lies elsewhere, of the folder that it is in, compared by
+SHA-256.
 
 It is copied once, when it is first asked for. That copy is hashed, recorded and sent, so changes to
 the checkout while a run waits or starts again do not become part of the run.
@@ -14,10 +15,12 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 from contract.errors import UserError
@@ -34,8 +37,9 @@ UNPACK = (
 )
 FOLDERS = ("trainer", "contract", "launcher/__init__.py", "launcher/node", "recipes", "examples")
 OWN = "own"  # where another folder goes in the tree
+LIBRARY = "library"  # where a script finds what it may import of ours
 # Files and bytes of another folder: who names a file of the home folder does not mean all of it.
-MOST_FILES, MOST_BYTES = 1000, 64 << 20
+MOST_FILES, MOST_BYTES = 4000, 64 << 20
 
 
 @dataclass(frozen=True)
@@ -68,9 +72,11 @@ class Source:
             names = [name for part in self.parts for name in _files(self.root, part)]
         else:
             names = [name for name in listed.split("\0") if name]
-        kept = sorted(name for name in set(names) if self._goes(name))
-        if self.into:
-            self._check_size(kept)
+        if not self.into:
+            return sorted(name for name in set(names) if self._goes(name))
+        # Of a folder with a million files no more are looked at than are too many.
+        kept = sorted(islice(filter(self._goes, dict.fromkeys(names)), MOST_FILES + 1))
+        self._check_size(kept)
         return kept
 
     def _goes(self, name: str) -> bool:
@@ -83,12 +89,16 @@ class Source:
         return text and not hidden and not linked and (self.root / path).is_file()
 
     def _check_size(self, names: list[str]) -> None:
-        size = sum((self.root / name).stat().st_size for name in names[: MOST_FILES + 1])
-        if len(names) > MOST_FILES or size > MOST_BYTES:
+        sizes: Counter[str] = Counter()
+        for name in names:
+            sizes[name.partition("/")[0]] += (self.root / name).stat().st_size
+        if len(names) > MOST_FILES or sum(sizes.values()) > MOST_BYTES:
+            largest, size = sizes.most_common(1)[0]
             raise UserError(
                 f"{self.root} would go to the machines, and has more than {MOST_FILES} files or "
-                f"{MOST_BYTES >> 20} MiB: put the model, and the modules that it imports, into a "
-                "folder of their own."
+                f"{MOST_BYTES >> 20} MiB ({largest} has {size >> 20}): what is no code let git "
+                "ignore or put elsewhere, or give a folder that has the code alone (FOLDER=, or "
+                "the one of MODEL)."
             )
 
 
@@ -111,7 +121,8 @@ def _snapshot(sources: list[Source]) -> Code:
     """A copy of the files that did not change meanwhile. Raises UserError, OSError."""
     tree = _scratch()
     for _ in range(TRIES):
-        copied = [[n for n in s.names() if _copied(s, n, tree)] for s in sources]
+        named = [source.names() for source in sources]  # all, before any file is read
+        copied = [[n for n in some if _copied(s, n, tree)] for s, some in zip(sources, named)]
         names = [f"{s.into}/{name}".lstrip("/") for s, own in zip(sources, copied) for name in own]
         revision = _git(CHECKOUT, "rev-parse", "HEAD")
         diff = _git(CHECKOUT, "diff", "HEAD", "--", *FOLDERS) or ""

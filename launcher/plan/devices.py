@@ -18,6 +18,7 @@ from contract.options import Options as TrainerOptions
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.machines.probe import Facts
+from launcher.plan.script import Script
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LIMIT = "ONEDNN_MAX_CPU_ISA"
@@ -50,10 +51,10 @@ def wants_gpus(host: Host, device: str) -> bool:
 
 
 def assign(
-    hosts: list[Host], facts: dict[str, Facts], settings: TrainerOptions
+    hosts: list[Host], facts: dict[str, Facts], settings: TrainerOptions | Script
 ) -> dict[str, NodeDevices]:
     """Each host's part. Nodes on one machine share its GPUs; if there are more nodes than
-    GPUs, all of them compute on the CPU. `settings` are the trainer's. Raises UserError."""
+    GPUs, all of them compute on the CPU. Raises UserError."""
     device = settings.device
     machines: dict[tuple[str, ...], list[Host]] = {}
     for host in hosts:

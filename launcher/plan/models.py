@@ -18,6 +18,7 @@ from contract.options import Options as TrainerOptions
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.machines.probe import Facts
+from launcher.plan import imports
 from launcher.plan.code import OWN
 
 TRY_SECONDS = 120.0
@@ -97,42 +98,18 @@ def _in_words_of_make(text: str) -> str:
     return re.sub(r"(?<!\S)(--\w+)", r"ARGS=\1", said)
 
 
-def imports(name: str) -> list[str]:
+def packages(name: str) -> list[str]:
     """The packages that the files of one's own model import as they are loaded, without the
     standard library and what is sent along."""
     path, _, _ = name.rpartition(":")
     here = folder(name) or CHECKOUT
-    left = [here / (Path(path).name if is_path(name) else f"{path.replace('.', '/')}.py")]
-    seen, found = set[Path](), set[str]()
-    while left:
-        file = left.pop()
-        if file in seen or not file.is_file():
-            continue
-        seen.add(file)
-        with contextlib.suppress(SyntaxError, OSError, ValueError):
-            for module in _imported(file):
-                beside = here / module.replace(".", "/")
-                left += [beside.with_suffix(".py"), beside / "__init__.py"]
-                top = module.partition(".")[0]
-                if not (here / top).is_dir() and not (here / f"{top}.py").is_file():
-                    found.add(top)
-    return sorted(found - sys.stdlib_module_names - {"trainer", "contract", "examples"})
-
-
-def _imported(file: Path) -> list[str]:
-    """The modules that a file imports in any case: what it tries to import may be missing."""
-    found = []
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.append(node.module)
-    return found
+    file = here / (Path(path).name if is_path(name) else f"{path.replace('.', '/')}.py")
+    return sorted(imports.of(file, [here]).packages - {"trainer", "contract", "examples"})
 
 
 def lacking(name: str, host: Host, facts: Facts) -> str | None:
     """A sentence where a machine's environment lacks what one's own model imports."""
-    missing = [package for package in imports(name) if not facts.packages.get(package)]
+    missing = [package for package in packages(name) if not facts.packages.get(package)]
     if not missing:
         return None
     return (

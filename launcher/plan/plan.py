@@ -12,10 +12,12 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from contract import split
 from contract.errors import UserError
+from contract.levels import Level
 from contract.options import Options as TrainerOptions
 from contract.text import counted
 from launcher import __version__
@@ -26,8 +28,9 @@ from launcher.node.machine import PATH
 from launcher.options import Options, without
 from launcher.plan import devices, models
 from launcher.plan.balance import OFF, Balance
-from launcher.plan.code import OWN, Code
+from launcher.plan.code import LIBRARY, OWN, Code
 from launcher.plan.devices import NodeDevices
+from launcher.plan.script import WORK, Script
 
 AS_ASKED = "as asked"  # why a precision or a strategy was taken
 # Older agents check on their workers every 5 s.
@@ -57,17 +60,18 @@ class NodePlan:
 @dataclass(frozen=True)
 class Plan:
     """One attempt of a run, or of a measurement, in which each machine is a run of its own.
-    `balance`: each machine's weight, where a step's images are not divided equally."""
+    `balance`: each machine's weight, where a step's images are not divided equally. Of a `script`
+    (Script.document) nothing is known of what concerns the trainer."""
 
     run: str
     attempt: int
     created_unix: float
     tandem: str
-    model: str
+    model: str | None
     data: str
-    epochs: int
-    sync: str
-    precision: str
+    epochs: int | None
+    sync: str | None
+    precision: str | None
     world_size: int
     master_addr: str
     master_port: int
@@ -81,6 +85,7 @@ class Plan:
     balance: dict[str, int] = field(default_factory=dict)
     balance_why: str = Balance.why
     predicted: dict[str, Any] | None = None
+    script: dict[str, Any] | None = None
 
     def document(self) -> dict[str, Any]:
         return {**asdict(self), "options": self.options.flat()}
@@ -90,6 +95,11 @@ class Plan:
         """The attempt's name on the nodes, of letters, digits, - and _."""
         return f"{self.run}-{self.attempt}"
 
+    @property
+    def own_folder(self) -> Path | None:
+        """What is sent beside the checkout's own code."""
+        return Path(self.script["folder"]) if self.script else models.folder(self.model or "")
+
 
 def render(plan: Plan) -> str:
     """The plan as shell lines, one block per node, exactly as it is sent."""
@@ -98,10 +108,13 @@ def render(plan: Plan) -> str:
         f"{counted(plan.world_size, 'process')}, "
         f"master {plan.master_addr} port {plan.master_port}",
         f"code {plan.code_sha256[:12]}",
-        f"precision {plan.precision}: {plan.precision_why}",
-        f"sync {plan.sync}: {plan.sync_why}",
-        f"balance {balance(plan)}: {plan.balance_why}",
     ]
+    if plan.script:
+        lines += script_lines(plan.script)
+    else:
+        lines.append(f"precision {plan.precision}: {plan.precision_why}")
+        lines.append(f"sync {plan.sync}: {plan.sync_why}")
+        lines.append(f"balance {balance(plan)}: {plan.balance_why}")
     for node in plan.nodes:
         where = (
             "this machine"
@@ -122,6 +135,12 @@ def balance(plan: Plan) -> str:
     return ":".join(map(str, plan.balance.values())) or OFF
 
 
+def script_lines(script: dict[str, Any]) -> list[str]:
+    """What is sent, and what comes back."""
+    back = ", ".join(script["outputs"]) or "nothing but records: OUTPUT= names folders"
+    return [f"script {shlex.join(script['words'])}, with {script['folder']}", f"comes back: {back}"]
+
+
 def shell_line(node: NodePlan) -> str:
     """`cd CWD && env NAME=value ... argv`, quoted for a POSIX shell."""
     variables = [f"{name}={value}" for name, value in sorted(node.env.items())]
@@ -136,7 +155,8 @@ class Request:
     Both `why`s are a clause on what was decided before (None: say it now). `bar` is the width of
     the control terminal, 0 where there is none; `predicted` is what `make plan` said;
     `instruction_limits` go into each rank's environment. `independent`: each machine is a world
-    of its own, and `timetables` (measure.py) say how it measures its links beforehand.
+    of its own, and `timetables` (measure.py) say how it measures its links beforehand. `last` is
+    the newest checkpoint of a script, below its folder.
     """
 
     run: str
@@ -152,6 +172,7 @@ class Request:
     balance: Balance = field(default_factory=Balance)
     independent: bool = False
     timetables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    last: str | None = None
 
 
 @dataclass(frozen=True)
@@ -167,42 +188,39 @@ class Shared:
     parts: dict[str, NodeDevices]
     own_ports: dict[str, int]
     weights: tuple[int, ...]  # of the nodes; none for equal parts
-    own_model: bool  # in a folder that is sent beside the checkout's own
+    settings: TrainerOptions | Script
 
 
 def build(
     hosts: list[Host],
     facts: dict[str, Facts],
     options: Options,
-    settings: TrainerOptions,
+    settings: TrainerOptions | Script,
     code: Code,
     request: Request,
 ) -> Plan:
-    """The plan of one attempt; `settings` is what the trainer makes of the options. Raises
-    UserError."""
+    """The plan of one attempt; `settings` is what the trainer makes of the options, or the script
+    in its place. Raises UserError."""
     parts = devices.assign(hosts, facts, settings)
-    level = devices.precision(parts, hosts, facts, settings, request.attempt > 1)
-    options = options.with_precision(level.name)
     counts = tuple(parts[host.name].processes for host in hosts)
     check_master(hosts)
-    check_batch([host.name for host in hosts], counts, settings.per_node_batch_size)
+    if isinstance(settings, Script):
+        known = _of_script(settings)
+    else:
+        level = devices.precision(parts, hosts, facts, settings, request.attempt > 1)
+        options = options.with_precision(level.name)
+        check_batch([host.name for host in hosts], counts, settings.per_node_batch_size)
+        known = _of_trainer(settings, level, request)
     port = choose_port(facts[hosts[0].name], options.port, set(request.used_ports))
     own_ports = _own_ports(hosts, facts) if request.independent else {}
-    own = models.folder(settings.model) is not None
     weights = () if request.independent else request.balance.of(hosts)
     address = hosts[0].address
-    shared = Shared(request, options, address, port, counts, parts, own_ports, weights, own)
+    shared = Shared(request, options, address, port, counts, parts, own_ports, weights, settings)
     return Plan(
         run=request.run,
         attempt=request.attempt,
         created_unix=request.unix,
         tandem=__version__,
-        model=settings.model,
-        epochs=settings.epochs,
-        sync=settings.sync,
-        precision=level.name,
-        precision_why=request.precision_why or level.why,
-        sync_why=request.sync_why,
         data=options.data,
         world_size=sum(counts),
         master_addr=shared.master_addr,
@@ -215,7 +233,24 @@ def build(
         balance={host.name: weight for host, weight in zip(hosts, weights)},
         balance_why=request.balance.why,
         predicted=request.predicted,
+        **known,
     )
+
+
+def _of_trainer(settings: TrainerOptions, level: Level, request: Request) -> dict[str, Any]:
+    """The fields of a Plan that concern the trainer."""
+    return {
+        "model": settings.model,
+        "epochs": settings.epochs,
+        "sync": settings.sync,
+        "sync_why": request.sync_why,
+        "precision": level.name,
+        "precision_why": request.precision_why or level.why,
+    }
+
+
+def _of_script(script: Script) -> dict[str, Any]:
+    return {**dict.fromkeys(("model", "epochs", "sync", "precision")), "script": script.document()}
 
 
 def _own_ports(hosts: list[Host], facts: dict[str, Facts]) -> dict[str, int]:
@@ -246,15 +281,22 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
     card = interface(host, fact)
     env = environment(card, max(1, fact.cores // on_machine), host.cuda_home)
     request = shared.request
-    if shared.own_model:
+    if isinstance(shared.settings, TrainerOptions) and models.folder(shared.settings.model):
         env["TANDEM_MODEL_FOLDER"] = OWN
     env.update({**request.instruction_limits, **request.extra_env, **host.env})
     env.update(part.environment(host.env))
-    links = []
+    before = []
     if host.name in request.timetables:
         env["TANDEM_LINKS"] = json.dumps(request.timetables[host.name])
         figures = f"{output}/nodes/{host.name}/links.json"
-        links = [host.env_python, "-m", "launcher.node.links", figures]
+        before = [host.env_python, "-m", "launcher.node.links", figures]
+    if isinstance(shared.settings, Script):
+        work = f"{output}/{WORK}/{host.name}"
+        paths = [work, f"{folder}/code/{LIBRARY}", env.get("PYTHONPATH", "")]
+        env.update(shared.settings.environment(), TANDEM_OUTPUT=output)
+        env["PYTHONPATH"] = ":".join(filter(None, paths))
+        sent = f"{folder}/code/{OWN}"
+        before = [host.env_python, "-m", "launcher.node.script", sent, work]
     if request.bar and rank == 0:
         # tqdm takes the width from these two when it writes into a pipe.
         # One column stays free, since a terminal may wrap a line that fills it.
@@ -271,7 +313,7 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
         port=host.port,
         user=host.user,
         interface=card,
-        argv=(*links, *_launch(rank, host, shared), *_trainer(data, output, shared, part)),
+        argv=(*before, *_launch(rank, host, shared), *_program(data, output, shared, part)),
         env=env,
         cwd=f"{folder}/code",
         output=output,
@@ -315,7 +357,10 @@ def _launch(rank: int, host: Host, shared: Shared) -> list[str]:
     return [host.env_python, *launch.arguments()]
 
 
-def _trainer(data: str, output: str, shared: Shared, part: NodeDevices) -> list[str]:
+def _program(data: str, output: str, shared: Shared, part: NodeDevices) -> list[str]:
+    """What launch starts, with its arguments."""
+    if isinstance(shared.settings, Script):
+        return ["--use_env", *shared.settings.argv(shared.request.last)]
     resume = ["--resume", "auto"] if shared.request.attempt > 1 else []
     folders = [*(["--data", data] if data else []), "--output", output]
     asked = without("--device", shared.options.trainer_args())

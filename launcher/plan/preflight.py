@@ -18,6 +18,7 @@ from launcher.machines.probe import Facts
 from launcher.options import Options, in_words_of_make
 from launcher.plan import code, devices, models
 from launcher.plan.plan import candidate_ports, check_master
+from launcher.plan.script import Script
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Requirements:
     """What the machines must be able to do. `run` is the run to resume, None for a new one."""
 
     options: Options
-    settings: TrainerOptions
+    settings: TrainerOptions | Script
     run: str | None = None
     begun: bool = False  # the precision in `settings` is the one that the run began with
 
@@ -81,10 +82,7 @@ def unreached(hosts: list[Host], failures: dict[str, str]) -> list[str]:
 
 
 def _task(host: Host, hosts: list[Host], asked: Requirements) -> dict[str, Any]:
-    options, model = asked.options, asked.settings.model
-    packages = models.imports(model)
-    if ":" in model and not models.is_path(model):
-        packages.append(model.partition(".")[0])
+    options = asked.options
     peers = [other.address for other in hosts if other.name != host.name] or [host.address]
     return {
         "peers": list(dict.fromkeys(peers)),
@@ -92,11 +90,27 @@ def _task(host: Host, hosts: list[Host], asked: Requirements) -> dict[str, Any]:
         "node_dir": host.node_dir,
         "guard_python": host.engine.guard_python,
         # One machine is enough: a torchvision that differs between machines is reported.
-        "models": models.rule(model) if host is hosts[0] else None,
-        "packages": [*packages, *(["tensorboard"] if asked.settings.tensorboard else [])],
+        "models": _rule(asked) if host is hosts[0] else None,
+        "packages": _packages(asked),
         "paths": [f"{host.cuda_home}/bin"] if host.cuda_home else [],
         "data": host.data_path(options.data),
     }
+
+
+def _rule(asked: Requirements) -> str | None:
+    return None if isinstance(asked.settings, Script) else models.rule(asked.settings.model)
+
+
+def _packages(asked: Requirements) -> list[str]:
+    """What is to be imported in the machine's environment, which is asked for it."""
+    settings = asked.settings
+    if isinstance(settings, Script):
+        return [*settings.imports]
+    model = settings.model
+    packages = models.packages(model)
+    if ":" in model and not models.is_path(model):
+        packages.append(model.partition(".")[0])
+    return [*packages, *(["tensorboard"] if settings.tensorboard else [])]
 
 
 def check(machines: OpenMachines, asked: Requirements) -> list[Problem]:
@@ -111,13 +125,13 @@ def check(machines: OpenMachines, asked: Requirements) -> list[Problem]:
         on_gpus = wants and (gets or bool(facts.gpus["error"]))
         found += [(host, one) for one in machine_problems(host, facts, asked.run, on_gpus)]
     problems += together(found)
-    problems += model(machines, asked)
-    problems += _packages(machines, asked)
     problems += _equal_versions(machines)
-    problems += _equal_data(machines)
-    problems += _batch(machines, asked)
-    if not any(problem.fatal for problem in problems):
-        problems += _precision(parts, machines, asked)
+    if isinstance(asked.settings, Script):
+        problems += _imports(machines, asked.settings)
+    else:
+        problems += _of_trainer(machines, asked.settings, asked)
+        if not any(problem.fatal for problem in problems):
+            problems += _precision(parts, machines, asked.settings, asked.begun)
     if not problems and len(machines.hosts) > 1:
         met = probe.check_ways(machines.hosts, machines.nodes, machines.facts)
         problems += [Problem(text) for text in met]
@@ -134,30 +148,57 @@ def _parts(
         return {}, [Problem(text) for text in error.problems]
 
 
-def _precision(parts: dict[str, Any], machines: OpenMachines, asked: Requirements) -> list[Problem]:
+def _imports(machines: OpenMachines, script: Script) -> list[Problem]:
+    """What the script imports, and a machine's environment lacks."""
+    found = []
+    for host in machines.hosts:
+        there = machines.facts[host.name].packages
+        if missing := [name for name in script.imports if not there.get(name)]:
+            text = (
+                f"{host.label()}: SCRIPT={script.words[-1]} imports {', '.join(missing)}, missing "
+                f"in the environment there: `{host.env_python} -m pip install "
+                f"{' '.join(missing)}` (some packages have another name than what they are "
+                "imported by)."
+            )
+            found.append((host, Problem(text)))
+    return together(found)
+
+
+def _of_trainer(
+    machines: OpenMachines, settings: TrainerOptions, asked: Requirements
+) -> list[Problem]:
+    """What the trainer would refuse."""
+    found = [*model(machines, settings.model), *_tensorboard(machines, settings)]
+    return [*found, *_equal_data(machines), *_batch(machines, settings, asked.options.trainer)]
+
+
+def _precision(
+    parts: dict[str, Any], machines: OpenMachines, settings: TrainerOptions, begun: bool
+) -> list[Problem]:
     try:
-        devices.precision(parts, machines.hosts, machines.facts, asked.settings, asked.begun)
+        devices.precision(parts, machines.hosts, machines.facts, settings, begun)
     except UserError as error:
         return [Problem(text) for text in error.problems]
     return []
 
 
-def _batch(machines: OpenMachines, asked: Requirements) -> list[Problem]:
+def _batch(
+    machines: OpenMachines, settings: TrainerOptions, typed: tuple[str, ...]
+) -> list[Problem]:
     """The first machine's data count: others that differ are reported."""
     facts = machines.facts[machines.hosts[0].name] if machines.hosts else None
     listing = facts.data["splits"].get("train") if facts else None
     if not listing:
         return []
-    batch, typed = asked.settings.per_node_batch_size, asked.options.trainer
     try:
-        refuse_batch(listing["images"], batch, len(machines.hosts))
+        refuse_batch(listing["images"], settings.per_node_batch_size, len(machines.hosts))
     except UserError as error:
         return [Problem(in_words_of_make(str(error), typed))]
     return []
 
 
-def _packages(machines: OpenMachines, asked: Requirements) -> list[Problem]:
-    if not asked.settings.tensorboard:
+def _tensorboard(machines: OpenMachines, settings: TrainerOptions) -> list[Problem]:
+    if not settings.tensorboard:
         return []
     lacking = [h for h in machines.hosts if not machines.facts[h.name].packages["tensorboard"]]
     said = (
@@ -167,12 +208,12 @@ def _packages(machines: OpenMachines, asked: Requirements) -> list[Problem]:
     return together([(h, Problem(said.format(h.label(), h.env_python))) for h in lacking])
 
 
-def model(machines: OpenMachines, asked: Requirements) -> list[Problem]:
+def model(machines: OpenMachines, name: str) -> list[Problem]:
     """Asks one machine alone for the name, since all have the same torchvision, or the difference
     is reported; and all for what one's own model imports."""
     if not machines.hosts:
         return []
-    host, name = machines.hosts[0], asked.settings.model
+    host = machines.hosts[0]
     sent = code.current(models.folder(name)).names
     refusal = models.problem(name, host, machines.facts[host.name], sent)
     if refusal:

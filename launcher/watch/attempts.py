@@ -304,8 +304,15 @@ def exit_code(outcome: Outcome, whole: bool = True) -> int:
     return failures.exit_code(outcome.cause) if outcome.cause else 1
 
 
+def script_is_over() -> str:
+    return (
+        "this run cannot be continued: how its script goes on was not said (RESUME_ARGS=, "
+        "docs/own-script.md); start it again as a new run"
+    )
+
+
 def how_to_resume(run: str, saved: bool, cause: Failure | None) -> str:
-    """What to type after a run that did not finish."""
+    """What to type after a run that did not finish; `saved` is whether it can go on."""
     if not saved:
         return (
             "this run cannot be continued, since it ended before its first checkpoint: start it "

@@ -51,7 +51,8 @@ class Failure:
 
     `source`: worker (a rank failed), launch (launch failed), gone (the machine, or the connection
     to it), guard (its guard was killed, or sends what no guard does), busy (another run has the
-    machine), paused (the control machine did not run, so the lease ended).
+    machine), paused (the control machine did not run, so the lease ended). `script`: the ranks run
+    a script of the user's, whose exit codes and options are not the trainer's.
     """
 
     host: str
@@ -65,6 +66,7 @@ class Failure:
     message: str | None = None
     last_lines: tuple[str, ...] = ()
     first_on_node: bool = True
+    script: bool = False
 
     @cached_property
     def text(self) -> str:
@@ -144,6 +146,7 @@ class FailureKind:
     rank: Rank | None = None
     sentence: str | None = None
     remedy: str | None = None  # goes with the sentence
+    script: str | None = None  # the remedy in a script of the user's, where it is another
     restart: Restart | None = None
     reason: str | None = None  # why there is another attempt
     exit_code: int | None = None  # of the run; where no kind says, it is the process's own
@@ -156,7 +159,13 @@ def _from(source: str) -> Callable[[Failure], bool]:
 
 
 def _exits(code: int, source: str | None = None) -> Callable[[Failure], bool]:
-    return lambda failure: failure.exit_code == code and source in (None, failure.source)
+    """Whether it is this exit code of the trainer."""
+
+    def fits(failure: Failure) -> bool:
+        own = failure.exit_code == code and not failure.script
+        return own and source in (None, failure.source)
+
+    return fits
 
 
 def _ended_by(name: str, source: str | None = None) -> Callable[[Failure], bool]:
@@ -177,7 +186,7 @@ def _lost_its_peer(failure: Failure) -> bool:
     aborted = failure.signal == "SIGABRT"
     if failure.source != "worker":
         return False
-    if failure.exit_code == STOPPED:
+    if failure.exit_code == STOPPED and not failure.script:
         return True
     lines = [line[:JUDGED] for line in failure.last_lines]
     if failure.signal is None or aborted:
@@ -218,10 +227,11 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         sentence="{who}: its disk is full",
         remedy="make room where node_dir lies (old runs: <node_dir>/runs), then continue with "
         "`make train RESUME=latest`",
+        script="make room where node_dir lies (old runs: <node_dir>/runs), then start it again",
         restart=Restart.HELPS,
     ),
     *(
-        FailureKind(_says(one.pattern), None, f"{{who}}: {one.meaning}", one.remedy)
+        FailureKind(_says(one.pattern), None, f"{{who}}: {one.meaning}", one.remedy, one.script)
         for one in KNOWN_ERRORS
     ),
     *(kind for name, told in SIGNALS.items() for kind in _by_signal(name, *told)),
@@ -242,6 +252,8 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         sentence="{message}, so {host} heard nothing from it and stopped its part",
         remedy="do not stop or suspend the control machine during a run (with DETACH=1 it needs no "
         "terminal); `make train RESUME=latest` continues the run",
+        script="do not stop or suspend the control machine during a run (with DETACH=1 it needs no "
+        "terminal)",
         reason="{message}",
         exit_code=1,
     ),
@@ -249,6 +261,8 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         _from("gone"),
         sentence="{host} is gone{and_message}",
         remedy="check that it is switched on and plugged in; MAX_RESTARTS=3 continues without it",
+        script="check that it is switched on and plugged in; with RESUME_ARGS= and MAX_RESTARTS=3 "
+        "a run goes on without it",
         reason="{host} gone: {message}",
         exit_code=1,
     ),
@@ -257,6 +271,8 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         rank=Rank.GUARD,
         sentence="{host} lost its guard{and_message}",
         remedy="find out who killed or changed it; MAX_RESTARTS=3 starts the run again",
+        script="find out who killed or changed it; with RESUME_ARGS= and MAX_RESTARTS=3 a run "
+        "starts again",
         exit_code=1,
     ),
     FailureKind(_from("launch"), sentence=LAUNCHED, remedy=READ_BELOW),
@@ -332,7 +348,8 @@ def explained(failure: Failure) -> tuple[str, str]:
     for kind in FAILURE_KINDS:
         if kind.sentence is not None and kind.fits(failure):
             try:
-                return kind.sentence.format_map(words), verbs.keeping(kind.remedy or READ_BELOW)
+                remedy = (failure.script and kind.script) or kind.remedy or READ_BELOW
+                return kind.sentence.format_map(words), verbs.keeping(remedy)
             except KeyError:  # a word that is not known
                 continue
     raise AssertionError("the last kind fits every failure")

@@ -18,7 +18,7 @@ from launcher.machines import engine, probe
 from launcher.machines.engine import Host, MachineError, Node, Process
 from launcher.node import digest
 from launcher.node.machine import who
-from launcher.plan import code, models
+from launcher.plan import code
 from launcher.plan.plan import NodePlan, Plan
 from launcher.plan.preflight import OpenMachines
 
@@ -38,7 +38,7 @@ BEGUN = 1 << 16  # bytes of a rank's start line
 def sync_code(plan: Plan, machines: OpenMachines, say: Callable[[str], None]) -> None:
     """Send the code to machines whose tree differs, and check that it arrived. Raises
     MachineError."""
-    now = code.current(models.folder(plan.model))
+    now = code.current(plan.own_folder)
     stale = [h for h in machines.hosts if machines.facts[h.name].code_sha256 != now.sha256]
     if stale:
         say(f"code {now.sha256[:12]} goes to {', '.join(host.name for host in stale)}")

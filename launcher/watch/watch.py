@@ -259,8 +259,10 @@ class Watch:
         )
 
     def _failure(self, host: str, source: str, **fields: Any) -> Failure:
-        order = len(self._failures)
-        return Failure(host=host, source=source, order=order, seconds=self._seconds(), **fields)
+        order, script = len(self._failures), self._plan.script is not None
+        return Failure(
+            host=host, source=source, order=order, seconds=self._seconds(), script=script, **fields
+        )
 
     def _seconds(self) -> float:
         return time.monotonic() - self._begin
@@ -320,7 +322,8 @@ class Watch:
     def _enter(self, stage: Stage, now: float, selector: selectors.BaseSelector) -> None:
         self._stage, self._since = stage, now
         if stage is Stage.STOPPING:
-            self._say("stopping: the workers save and exit (press again to kill them at once)")
+            what = f"have {STOP_GRACE} s to end" if self._plan.script else "save and exit"
+            self._say(f"stopping: the workers {what} (press again to kill them at once)")
         for guard in self._active():
             if stage is Stage.STOPPING:
                 guard.send({"type": "stop", "grace": STOP_GRACE})

@@ -238,7 +238,8 @@ def planned(made):
     options = read.plan["options"].items()
     gone = {name for name, value in options if tuple_of(asked[name]) != tuple_of(value)}
     without = {"nodes"} if [len(node["ranks"]) for node in read.plan["nodes"]] != [1, 1] else set()
-    return {*lost(records.PLAN, read.plan), *parts, *gone, *without}
+    trainers = {"script": None, **read.plan}  # of the trainer's run there is none
+    return {*lost(records.PLAN, trainers), *parts, *gone, *without}
 
 
 def resumed(made):

@@ -138,5 +138,5 @@ def test_a_folder_that_holds_more_than_a_model_is_not_sent(checkout, mine, what,
     else:
         with (mine / "film.mp4").open("wb") as film:
             film.truncate(code.MOST_BYTES)
-    with pytest.raises(UserError, match="into a folder of their own"):
+    with pytest.raises(UserError, match="or give a folder that has the code alone"):
         code.current(mine)

@@ -24,6 +24,7 @@ def test_a_run_that_ends_well_is_told_frame_by_frame(guards, tmp_path):
     saved = json.loads((tmp_path / "nodes/node1/exit.json").read_text())
     assert saved["host"] == "node1"
     assert saved["attempts"][0]["workers"] == end["workers"]
+    assert saved["attempts"][0]["peak_memory_bytes"]["0"] > 1 << 20
     assert saved["attempts"][0]["mono_end"] == end["mono_end"] > end["mono_start"]
 
 

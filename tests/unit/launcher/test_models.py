@@ -150,9 +150,9 @@ def test_a_path_that_leads_to_no_model_is_refused_before_anything_else(
 
 def test_what_a_model_imports_is_asked_of_every_machine(mine):
     name = f"{mine}/net.py:build"
-    assert models.imports(name) == ["numpy", "timm", "torch"]
-    assert models.imports("examples.own_backbone:small_resnet18") == ["torch", "torchvision"]
-    assert models.imports("resnet50") == models.imports("timm.models:resnet50") == []
+    assert models.packages(name) == ["numpy", "timm", "torch"]
+    assert models.packages("examples.own_backbone:small_resnet18") == ["torch", "torchvision"]
+    assert models.packages("resnet50") == models.packages("timm.models:resnet50") == []
     has = {"numpy": True, "torch": True}
     assert models.lacking(name, host(1), facts(1, packages={**has, "timm": True})) is None
     told = models.lacking(name, host(1), facts(1, packages={**has, "timm": False}))
@@ -165,7 +165,7 @@ def test_a_package_that_all_machines_lack_is_said_once(mine):
     hosts = [host(1), host(2)]
     lacks = {one.name: facts(n, packages={}) for n, one in enumerate(hosts, 1)}
     machines = SimpleNamespace(hosts=hosts, facts=lacks)
-    (problem,) = preflight.model(machines, asked)
+    (problem,) = preflight.model(machines, asked.settings.model)
     assert problem.text.startswith(f"{hosts[0].label()}, {hosts[1].label()}: MODEL=")
 
 

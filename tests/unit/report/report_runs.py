@@ -118,6 +118,7 @@ class RunBuilder:
                 "git_diff": "",
                 "nodes": self.plan_nodes(),
                 "predicted": None,
+                "script": None,
             },
         )
         entry = {
@@ -251,6 +252,7 @@ class RunBuilder:
             "exit_code": 0,
             "signal": None,
             "workers": {str(rank): {"exit_code": 0, "signal": None, "exception": None}},
+            "peak_memory_bytes": {str(rank): 2e9},
         }
         document = {"host": host, "attempts": [{**entry, **changes}]}
         self.dump(f"nodes/{host}/exit.json", document)

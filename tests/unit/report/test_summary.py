@@ -8,8 +8,9 @@ import pytest
 
 from report.__main__ import main
 from report.analysis import analyse
+from report.page import render_page
 from report.records import CATEGORIES
-from report.text import heading_section
+from report.text import heading_section, render_text
 from tests.unit.report.report_runs import BOTTLENECKS, GUARD, START, STEP, RunBuilder
 
 FIELDS = {
@@ -284,3 +285,28 @@ def test_advice_counts_the_warm_up_of_a_run_as_long(tmp_path):
     )
     exact = sum({**STEP, **BOTTLENECKS["network"]["step"]}.values())
     assert 128 / exact < sync["predicted_images_per_second"] < 2 * 128 / exact
+
+
+def test_a_script_that_timed_no_steps_has_its_machines_and_a_sentence(tmp_path):
+    run = RunBuilder(tmp_path / "run", gpu=True, mounts=1.0).write()
+    for path in run.glob("nodes/*/*.steps.jsonl"):
+        path.unlink()
+    plan = json.loads((run / "plan.json").read_text())
+    script = {"words": ["train.py"], "arguments": ["--lr", "0.1 2"], "folder": "/p", "outputs": []}
+    none = dict.fromkeys(("model", "epochs", "sync", "precision"))
+    (run / "plan.json").write_text(json.dumps({**plan, **none, "script": script}))
+    analysis = analyse(run)
+    assert {use.host for use in analysis.networks} == {use.host for use in analysis.disks}
+    assert len(analysis.networks) == len(analysis.memory) == 4
+    assert analysis.memory[0].peak_memory == 2e9
+    assert not analysis.notes and not analysis.advice.remedies
+    told = render_text(analysis)
+    assert "  train.py --lr '0.1 2', 4 nodes (4 ranks)\n" in told
+    assert "nobody timed its steps" in told and "docs/own-script.md" in told
+    assert "WHERE THE TIME WENT" not in told and "images/s" not in told
+    assert max(map(len, told.splitlines())) <= 80
+    page = render_page(analysis)
+    assert "nobody timed its steps" in page and "Where the time went" not in page
+    for path in run.glob("nodes/*/exit.json"):
+        path.unlink()
+    assert analyse(run).memory == []

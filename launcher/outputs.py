@@ -1,0 +1,185 @@
+"""What a script of the user's wrote into its OUTPUT= folders: brought here at the end, and the
+newest checkpoint given to every machine of the next attempt.
+
+Here the names come from the machines, too. So they are checked as what they send is (collect.py):
+a name leads nowhere but below the machine's own part of the run's folder, and files have a number
+and a size together that no machine can exceed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from contract.errors import UserError
+from contract.text import counted
+from launcher.collect import LEAST, SECONDS, Lost, NotHere, move_in, receive, staging
+from launcher.machines.engine import Node, talk
+from launcher.plan.script import WORK
+
+MOST_FILES = 2000  # of a machine
+DEEPEST = 16  # folders
+LIST = (
+    'cd "$1" 2>/dev/null || exit 0; shift; for one; do test ! -d "./$one" || '
+    'find "./$one" -type f -printf "%T@ %s %P\\t$one\\0"; done'
+)
+WRITTEN = re.compile(r"(\d{1,12})\.?\d* (\d{1,15}) ([^\t]+)\t([^\t]+)")
+PUT = 'mkdir -p "$(dirname "$1")" && cat > "$1.part" && mv "$1.part" "$1"'
+CHECKPOINTS = (".pt", ".pth", ".ckpt", ".tar", ".safetensors")
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file: its name below the folder that the script ran in, and by its machine's word its size
+    and when it was written."""
+
+    name: str
+    size: int
+    unix: int
+
+
+def listing(node: Node, there: str, folders: tuple[str, ...]) -> list[Written]:
+    """The files in these folders, the newest first; `there` is the machine's folder of the run.
+    Raises NotHere."""
+    argv = ["sh", "-c", LIST, "sh", f"{there}/{WORK}/{node.host.name}", *folders]
+    try:
+        said, _, status = talk(node.start(argv), b"", SECONDS)
+    except (OSError, UserError) as error:
+        raise Lost(str(error).rstrip(".")) from None
+    if status != 0:
+        raise NotHere("the machine did not list them")
+    found = [one for word in said.split(b"\0") if (one := _read(word, folders))]
+    named = {one.name for one in found}
+    # No file can be a folder, too, however it is called.
+    real = [one for one in found if not named & set(map(str, PurePosixPath(one.name).parents))]
+    return sorted({one.name: one for one in real}.values(), key=lambda one: -one.unix)
+
+
+def _read(word: bytes, folders: tuple[str, ...]) -> Written | None:
+    """A file of the listing; None for a name that no path is made of here."""
+    match = WRITTEN.fullmatch(word.decode(errors="replace"))
+    if match is None or match[4] not in folders or not match[3].isprintable():
+        return None
+    parts = match[3].split("/")
+    odd = any(part in ("", ".", "..") or len(part.encode()) > 200 for part in parts)
+    if odd or len(parts) > DEEPEST or "\ufffd" in match[3]:
+        return None
+    return Written(f"{match[4]}/{match[3]}", int(match[2]), int(match[1]))
+
+
+def bring(
+    nodes: dict[str, Node],
+    there: dict[str, str],
+    folders: tuple[str, ...],
+    folder: Path,
+    limit: int,
+) -> list[str]:
+    """Bring these folders of every machine into the run's `folder`, up to `limit` bytes of each
+    machine, the newest files first; `there` are the machines' folders of the run. Returns sentences
+    on what came and what did not. Raises Unwritable."""
+    if not folders:
+        return []
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        told = pool.map(lambda h: _bring_all(nodes[h], there[h], folders, folder, limit), there)
+        return [line for some in told for line in some]
+
+
+def _bring_all(
+    node: Node, there: str, folders: tuple[str, ...], folder: Path, limit: int
+) -> list[str]:
+    host = node.host.name
+    try:
+        files = listing(node, there, folders)
+    except NotHere as error:
+        return [f"{host}: what is in {', '.join(folders)} was not collected: {error}."]
+    came, left, problems = 0, limit, []
+    for file in files[:MOST_FILES]:
+        name = f"{WORK}/{host}/{file.name}"
+        try:
+            left -= _bring(node, f"{there}/{name}", folder, name, left)
+            came += 1
+        except Lost as error:
+            problems.append(f"{host}: {name} and what follows it did not come: {error}.")
+            break
+        except NotHere as error:
+            problems.append(f"{host}: {name} was not collected: {error}.")
+    said = [f"{host}: {counted(came, 'file')} in {WORK}/{host}"] if came else []
+    if len(files) > MOST_FILES:
+        said.append(
+            f"{host}: {len(files) - MOST_FILES} older files stay there, in {there}/{WORK}/{host}: "
+            f"a run brings {MOST_FILES} of a machine."
+        )
+    return [*said, *problems]
+
+
+def _bring(node: Node, source: str, folder: Path, name: str, limit: int) -> int:
+    """One file; returns its size. Raises NotHere, Unwritable."""
+    with staging(folder) as scratch:
+        size = receive(node, source, scratch / "file", limit)
+        if size is None:
+            raise NotHere("it is gone")
+        if size > limit:
+            raise NotHere(
+                f"with it this machine's files would have more than their limit (KEEP=output=... "
+                f"allows more): it is {source} there"
+            )
+        move_in(scratch / "file", folder / name)
+    return size
+
+
+def newest(
+    nodes: dict[str, Node], there: dict[str, str], folders: tuple[str, ...]
+) -> list[tuple[str, Written]]:
+    """Each machine's newest checkpoint, in the order of `there`: clocks of machines are not
+    compared."""
+    found = []
+    for host, folder in there.items():
+        try:
+            files = listing(nodes[host], folder, folders)
+        except NotHere:
+            continue
+        kept = [one for one in files if one.name.endswith(CHECKPOINTS)]
+        found += [(host, kept[0])] if kept else []
+    return found
+
+
+def spread(
+    held: list[tuple[str, Written]],
+    nodes: dict[str, Node],
+    there: dict[str, str],
+    folder: Path,
+    room: int,
+) -> str | None:
+    """Give the first checkpoint of `held` that arrives here to all machines. Returns its name, None
+    where none arrived. Raises UserError, Unwritable."""
+    for source, file in held:
+        with staging(folder) as scratch:
+            fresh = scratch / "file"
+            name = f"{there[source]}/{WORK}/{source}/{file.name}"
+            try:
+                size = receive(nodes[source], name, fresh, room)
+            except NotHere:
+                continue
+            if not size or size > room:
+                continue
+            for host, own in there.items():
+                if host != source:
+                    _put(nodes[host], fresh, size, f"{own}/{WORK}/{host}/{file.name}")
+            return file.name
+    return None
+
+
+def _put(node: Node, source: Path, size: int, target: str) -> None:
+    """Write a file to a machine. Raises UserError."""
+    with source.open("rb") as file:
+        contents = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    process = node.start(["sh", "-c", PUT, "sh", target])
+    _, said, status = talk(process, contents, SECONDS * (1 + size // LEAST))
+    if status != 0:
+        raise UserError(
+            f"{node.host.label()}: the checkpoint could not be written to {target}: "
+            f"{said or 'it took too long'}: make room there."
+        )

@@ -1,0 +1,192 @@
+"""A script of the user's own in the place of the trainer: what is sent of it, how its processes are
+started, and what is refused of it before any machine is asked."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
+
+from contract.errors import UserError
+from contract.options import VARIABLES
+from launcher.machines.inventory import CHECKOUT
+from launcher.options import Options
+from launcher.plan import code, imports
+
+WORK = "work"  # of a run, on a machine and here: what the script runs in, by machine
+LAST = "{last}"  # in RESUME_ARGS: the newest checkpoint in OUTPUT
+# The trainer's variables of make, which have no meaning for a script.
+TRAINERS = (*(name.lower() for name in VARIABLES), "balance")
+COMPANIONS = ("folder", "output", "resume_args")
+MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+# A parser's declaration of the option by which torch.distributed.launch gave the local rank.
+LOCAL_RANK = re.compile(r"""add_argument\([^)]*?["'](--local[-_]rank)["']""")
+
+
+@dataclass(frozen=True)
+class Script:
+    """What SCRIPT= and its companions ask for. `words` are what launch starts, a file below
+    `folder` or -m and a module; `local_rank` is the option by which the script wants its local
+    rank, as it spells it; `imports` are the packages that it loads in any case, by the names that
+    they are imported by."""
+
+    words: tuple[str, ...]
+    folder: Path
+    arguments: tuple[str, ...]
+    outputs: tuple[str, ...]
+    resume: tuple[str, ...]
+    local_rank: str | None
+    imports: tuple[str, ...]
+    # One process for each GPU, or for each machine without one.
+    device: ClassVar[str] = "auto"
+    parallel: ClassVar[str] = "ddp"
+
+    @property
+    def name(self) -> str:
+        """In the names of runs: train for tools/train.py and for package.train."""
+        last = self.words[-1]
+        return last.rpartition(".")[2] if len(self.words) > 1 else PurePosixPath(last).stem
+
+    def argv(self, last: str | None) -> list[str]:
+        """What follows launch's own arguments. `last` is the checkpoint that an attempt goes on
+        from, None in one that begins anew."""
+        resume = [word.replace(LAST, last) for word in self.resume] if last is not None else []
+        return [*self.words, *self.arguments, *resume]
+
+    def environment(self) -> dict[str, str]:
+        """By this option a process is told its local rank (launcher/node/supervisor.py)."""
+        return {"TANDEM_LOCAL_RANK": self.local_rank} if self.local_rank else {}
+
+    def document(self) -> dict[str, Any]:
+        """As plan.json has it."""
+        return {
+            "words": list(self.words),
+            "folder": str(self.folder),
+            "arguments": list(self.arguments),
+            "outputs": list(self.outputs),
+        }
+
+
+def check_together(given: Mapping[str, Any]) -> None:
+    """Raises UserError for variables that have no meaning together; `given` has those that were
+    typed, by their names in lower case."""
+    there = {name for name, value in given.items() if value not in (None, [], ())}
+    if "script" in there:
+        wrong = [name.upper() for name in TRAINERS if name in there]
+        if wrong:
+            raise UserError(
+                f"{', '.join(wrong)}: of our trainer, and SCRIPT= starts yours: give its own "
+                "options as ARGS=."
+            )
+    elif "resume" not in there:
+        wrong = [name.upper() for name in COMPANIONS if name in there]
+        if wrong:
+            raise UserError(f"{wrong[0]}: it concerns a script of yours: give SCRIPT=, too.")
+
+
+def by_path(script: str, folder: str | None) -> tuple[str, str]:
+    """SCRIPT and FOLDER as a run records them, with absolute paths. Raises UserError."""
+    words = _words(script)
+    if len(words) == 2:
+        root = Path(folder or ".").expanduser().resolve()
+        return f"-m {words[1]}", str(root if folder else _checkout_of(root) or root)
+    file = Path(words[0]).expanduser().resolve()
+    if not file.is_file():
+        raise UserError(f"SCRIPT={script}: there is no file {file}.")
+    root = _checkout_of(file.parent) or file.parent
+    root = Path(folder).expanduser().resolve() if folder else root
+    if not file.is_relative_to(root):
+        raise UserError(f"FOLDER={folder}: SCRIPT={script} is not in it.")
+    return str(file), str(root)
+
+
+def _words(script: str) -> list[str]:
+    try:
+        words = shlex.split(script)
+    except ValueError:
+        words = []
+    if len(words) == 2 and words[0] == "-m" and MODULE.fullmatch(words[1]):
+        return words
+    if len(words) != 1 or words[0].startswith("-"):
+        raise UserError(
+            f'SCRIPT={script}: give one file, like SCRIPT=path/train.py, or SCRIPT="-m '
+            'package.train"; its options are ARGS="--lr 0.1".'
+        )
+    return words
+
+
+def _checkout_of(folder: Path) -> Path | None:
+    """The git checkout that a folder is in, but for Tandem's own."""
+    root = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
+    return None if root in (None, CHECKOUT) else root
+
+
+def read(options: Options) -> Script:
+    """The script of a run; what is sent of it is copied at the same time. Raises UserError."""
+    assert options.script is not None and options.folder is not None
+    root, typed = Path(options.folder), _words(options.script)
+    if not root.is_dir():
+        raise UserError(f"FOLDER={root}: there is no such folder.")
+    file = _file(root, typed)
+    found = imports.of(file, [file.parent, root] if len(typed) == 1 else [root])
+    sent = code.current(root)
+    inside = file.relative_to(root).as_posix()
+    if f"{code.OWN}/{inside}" not in sent.names:
+        raise UserError(
+            f"SCRIPT={options.script}: {inside} is not sent, since git ignores it, a part of its "
+            "name begins with a dot, or it is a link."
+        )
+    outputs, resume = _outputs(options.output), _split("RESUME_ARGS", options.resume_args)
+    if any(LAST in word for word in resume) and not outputs:
+        raise UserError(
+            f"RESUME_ARGS={options.resume_args}: {LAST} is the newest checkpoint in OUTPUT: give "
+            "OUTPUT=, the folder that the script saves in."
+        )
+    declared = [LOCAL_RANK.search(text) for text in found.texts]
+    return Script(
+        words=(inside,) if len(typed) == 1 else tuple(typed),
+        folder=root,
+        arguments=options.trainer,
+        outputs=outputs,
+        resume=resume,
+        local_rank=next((match[1] for match in declared if match), None),
+        imports=tuple(sorted(found.packages - {"tandem"})),
+    )
+
+
+def _file(root: Path, typed: list[str]) -> Path:
+    """The file that is run. Raises UserError."""
+    if len(typed) == 1:
+        return Path(typed[0])
+    stem = root / typed[1].replace(".", "/")
+    file = next((f for f in (stem.with_suffix(".py"), stem / "__main__.py") if f.is_file()), None)
+    if file is None:
+        raise UserError(
+            f'SCRIPT="-m {typed[1]}": {root} has no such module: name the folder that '
+            f"{typed[1].partition('.')[0]} is in by FOLDER=."
+        )
+    return file
+
+
+def _split(name: str, text: str | None) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text or ""))
+    except ValueError:
+        raise UserError(f"{name}={text}: a quote is not closed.") from None
+
+
+def _outputs(text: str | None) -> tuple[str, ...]:
+    """Folders below the one that the script runs in. Raises UserError."""
+    found = []
+    for word in _split("OUTPUT", text):
+        path = PurePosixPath(word)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise UserError(
+                f"OUTPUT={text}: {word} is not below the folder that the script runs in: let it "
+                "write there, and give the folder's name, like OUTPUT=checkpoints."
+            )
+        found.append(str(path))
+    return tuple(found)

@@ -1,0 +1,147 @@
+"""What a script wrote into its OUTPUT= folders, as a machine lists and sends it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from contract.errors import UserError
+from launcher import outputs
+from launcher.machines.engines.local import LocalNode
+from tests.unit.launcher.launcher_values import host
+
+HOSTS = {n: host(n, connection="local", address="127.0.0.1") for n in (1, 2)}
+
+
+@pytest.fixture
+def nodes():
+    return {one.name: LocalNode(one) for one in HOSTS.values()}
+
+
+@pytest.fixture
+def there(tmp_path):
+    """The run's folder on each of two machines."""
+    made = {}
+    for one in HOSTS.values():
+        (tmp_path / one.name / "work" / one.name / "out").mkdir(parents=True)
+        made[one.name] = str(tmp_path / one.name)
+    return made
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def wrote(there, name, path, text="x", at=0):
+    file = Path(there[name], "work", name, path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    os.utime(file, (at, at))
+
+
+def here(run):
+    return sorted(str(path.relative_to(run)) for path in run.rglob("*") if not path.is_dir())
+
+
+def test_the_folders_that_were_named_come_from_every_machine(nodes, there, run):
+    wrote(there, "node1", "out/deep/a.txt", "one")
+    wrote(there, "node2", "out/a name with spaces.txt", "two")
+    wrote(there, "node2", "secret.txt")
+    said = outputs.bring(nodes, there, ("out", "missing"), run, 1 << 20)
+    assert here(run) == ["work/node1/out/deep/a.txt", "work/node2/out/a name with spaces.txt"]
+    assert (run / "work/node1/out/deep/a.txt").read_text() == "one"
+    assert said == ["node1: 1 file in work/node1", "node2: 1 file in work/node2"]
+
+
+def test_a_machine_brings_so_many_bytes_the_newest_first(nodes, there, run):
+    wrote(there, "node1", "out/old.pt", "o" * 600, at=1)
+    wrote(there, "node1", "out/new.pt", "n" * 600, at=2)
+    said = outputs.bring(nodes, there, ("out",), run, 1000)
+    assert here(run) == ["work/node1/out/new.pt"]
+    assert any("out/old.pt was not collected: with it this machine's files" in one for one in said)
+
+
+def test_links_do_not_come(nodes, there, run, tmp_path):
+    (tmp_path / "key").write_text("secret")
+    out = Path(there["node1"], "work/node1/out")
+    (out / "linked").symlink_to(tmp_path / "key")
+    (out / "folder").symlink_to(tmp_path)
+    assert outputs.bring(nodes, there, ("out",), run, 1000) == []
+    assert here(run) == []
+
+
+class Lists(LocalNode):
+    """A machine that answers a listing with these names."""
+
+    names = ()
+
+    def start(self, argv):
+        if "find" in argv[2]:
+            text = "\\000".join(f"5.0 1 {name}\\tout" for name in self.names)
+            return super().start(["printf", text])
+        return super().start(argv)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x", "/etc/passwd", "a/../../x", "", "a\x1b[2J", "a/./b", "/".join("a" * 40)]
+)
+def test_a_name_that_leads_elsewhere_is_no_file(nodes, there, run, name):
+    liar = Lists(HOSTS[1])
+    liar.names = (name.replace("\x1b", "\\033"), "good.txt")
+    wrote(there, "node1", "out/good.txt")
+    outputs.bring({**nodes, "node1": liar}, there, ("out",), run, 1000)
+    assert here(run) == ["work/node1/out/good.txt"]
+
+
+def test_a_file_that_claims_to_be_a_folder_ends_nothing(nodes, there, run):
+    liar = Lists(HOSTS[1])
+    liar.names = ("a", "a/b", "good.txt")
+    for name in ("out/a/b", "out/good.txt"):
+        wrote(there, "node1", name)
+    outputs.bring({**nodes, "node1": liar}, there, ("out",), run, 1000)
+    assert here(run) == ["work/node1/out/good.txt"]
+
+
+def test_more_files_than_a_run_takes_are_counted(nodes, there, run, monkeypatch):
+    monkeypatch.setattr(outputs, "MOST_FILES", 2)
+    for number in range(4):
+        wrote(there, "node1", f"out/{number}", at=number)
+    told = outputs.bring(nodes, there, ("out",), run, 1000)
+    assert here(run) == ["work/node1/out/2", "work/node1/out/3"]
+    assert any("2 older files stay there" in one for one in told)
+
+
+def test_every_machine_has_the_newest_checkpoint_before_the_next_attempt(nodes, there, run):
+    wrote(there, "node1", "out/1.pt", "old", at=1)
+    wrote(there, "node1", "out/2.pt", "new", at=2)
+    wrote(there, "node1", "out/log.txt", at=3)
+    wrote(there, "node2", "out/9.pt", "another clock", at=9)
+    held = outputs.newest(nodes, there, ("out",))
+    assert [(name, file.name) for name, file in held] == [
+        ("node1", "out/2.pt"),
+        ("node2", "out/9.pt"),
+    ]
+    assert outputs.spread(held, nodes, there, run, 1000) == "out/2.pt"
+    assert Path(there["node2"], "work/node2/out/2.pt").read_text() == "new"
+    assert here(run) == []  # nothing half-done is left here
+
+
+def test_a_checkpoint_that_does_not_come_is_passed_over(nodes, there, run):
+    wrote(there, "node1", "out/2.pt", "too large")
+    wrote(there, "node2", "out/1.pt", "fits")
+    held = outputs.newest(nodes, there, ("out",))
+    assert outputs.spread(held, nodes, there, run, 5) == "out/1.pt"
+    assert outputs.spread(held, nodes, there, run, 2) is None
+    assert outputs.spread([], nodes, there, run, 100) is None
+
+
+def test_a_machine_that_cannot_take_it_is_named(nodes, there, run):
+    wrote(there, "node1", "out/2.pt", "new")
+    out = Path(there["node2"], "work/node2/out")
+    out.rmdir()
+    out.symlink_to("/proc/nowhere")
+    held = outputs.newest(nodes, there, ("out",))
+    with pytest.raises(UserError, match="node2: the checkpoint could not be written to "):
+        outputs.spread(held, nodes, there, run, 1000)

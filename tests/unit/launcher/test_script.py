@@ -1,0 +1,286 @@
+"""A script of the user's own: what is refused, what is sent, and how its processes are started."""
+
+import io
+import json
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from contract.errors import OUT_OF_MEMORY, STOPPED, UserError
+from launcher import cli, options
+from launcher.machines import inventory
+from launcher.node import script as own_folder
+from launcher.node import supervisor
+from launcher.options import Options
+from launcher.plan import checks, code, plan, preflight, script
+from launcher.plan.preflight import OpenMachines
+from launcher.terminal import Terminal
+from launcher.watch import failures
+from tests.unit.launcher.launcher_values import CODE, facts, gpus, host
+
+SOURCE = """
+import argparse, os
+import torch, pandas
+import contract, helpers
+try:
+    import wandb
+except ImportError:
+    wandb = None
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A folder with a script, and modules of its own beside it."""
+    folder = tmp_path / "project"
+    (folder / "package").mkdir(parents=True)
+    (folder / "train.py").write_text(SOURCE)
+    (folder / "contract.py").write_text("")
+    (folder / "helpers.py").write_text("import yaml\n")
+    (folder / "package/__init__.py").write_text("")
+    (folder / "package/train.py").write_text("import torch\nimport package.parts\n")
+    (folder / "package/parts.py").write_text("import scipy\n")
+    code.current.cache_clear()
+    yield folder
+    code.current.cache_clear()
+
+
+def asked(folder, name="train.py", **more):
+    typed = name if name.startswith("-m") else str(folder / name)
+    own, sent = script.by_path(typed, str(folder))
+    return Options(script=own, folder=sent, data="", **more)
+
+
+def read(folder, name="train.py", **more):
+    return script.read(asked(folder, name, **more))
+
+
+def planned(found, hosts=None, cards=0, **request):
+    hosts = hosts or (host(1), host(2))
+    known = {one.name: facts(n, gpus=gpus(cards)) for n, one in enumerate(hosts, 1)}
+    made = plan.Request(**{"run": "r", "unix": 0.0, **request})
+    return plan.build(list(hosts), known, Options(data=""), found, CODE, made)
+
+
+def test_its_folder_is_its_git_checkout_else_the_one_it_lies_in(project):
+    tool = project / "tools/train.py"
+    tool.parent.mkdir()
+    tool.write_text("")
+    assert script.by_path(str(tool), None) == (str(tool), str(tool.parent))
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    assert script.by_path(str(tool), None) == (str(tool), str(project))
+    assert script.by_path(str(tool), str(tool.parent)) == (str(tool), str(tool.parent))
+    ours = inventory.CHECKOUT / "examples/own_script/train.py"
+    assert script.by_path(str(ours), None)[1] == str(ours.parent)  # not all of Tandem
+    assert script.by_path("-m package.train", str(project)) == ("-m package.train", str(project))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--script", "nowhere.py"], "there is no file"),
+        (["--script", "train.py --lr 0.1"], 'its options are ARGS="--lr 0.1"'),
+        (["--script", "-m a/b"], "give one file"),
+        (["--script", "train.py", "--folder", "package"], "SCRIPT=train.py is not in it"),
+        (["--script", "train.py", "--model", "resnet50", "--batch", "32"], "MODEL, BATCH: of our"),
+        (["--script", "train.py", "--data", "digits"], "DATA: of our trainer"),
+        (["--output", "out"], "OUTPUT: it concerns a script of yours"),
+        (["--script=-m package.train", "--folder", "package"], "has no such module: name the fold"),
+        (["--script", "train.py", "--output", "../other"], "is not below the folder"),
+        (["--script", "train.py", "--output", "/etc"], "is not below the folder"),
+        (["--script", "train.py", "--resume-args", "--r {last}"], "give OUTPUT="),
+        (["--script", "train.py", "--resume-args", "'"], "a quote is not closed"),
+        (["--script", "train.py", "--max-restarts", "2"], "RESUME_ARGS='--resume {last}'"),
+        (["--script", ".hidden.py"], "is not sent"),
+        (["--script", "train.py", "--folder", "/nowhere"], "is not in it"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_any_machine_is_asked(
+    project, monkeypatch, capsys, words, said
+):
+    def ask(*_):
+        raise AssertionError("a machine was asked")
+
+    (project / ".hidden.py").write_text("")
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(inventory, "load", lambda _path: [host(1)])
+    monkeypatch.setattr(preflight, "inspect", ask)
+    assert cli.main(["dry-run", *words]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert "Traceback" not in told
+
+
+def test_the_processes_are_started_as_torchrun_starts_them(project):
+    found = read(project, trainer=("--lr", "0.1 2"))
+    made = planned(found, cards=2)
+    assert (made.world_size, made.model, made.sync, made.precision) == (4, None, None, None)
+    node = made.nodes[1]
+    work = f"{node.output}/work/node2"
+    assert node.argv[:5] == (
+        *(node.argv[0], "-m", "launcher.node.script"),
+        *(f"{node.cwd}/own", work),
+    )
+    assert node.argv[-4:] == ("--use_env", "train.py", "--lr", "0.1 2")
+    assert "--nproc_per_node=2" in node.argv
+    assert "--master_addr=192.0.2.1" in node.argv
+    assert node.env["PYTHONPATH"] == f"{work}:{node.cwd}/library"
+    assert "TANDEM_LOCAL_RANK" not in node.env
+    told = plan.render(made)
+    assert f"script train.py, with {project}" in told
+    assert "precision" not in told
+
+
+def test_a_module_starts_as_a_module(project):
+    found = read(project, "-m package.train")
+    assert planned(found).nodes[0].argv[-3:] == ("--use_env", "-m", "package.train")
+    assert found.imports == ("scipy", "torch")
+    assert found.name == "train"
+
+
+def test_run_env_keeps_its_own_search_path(project):
+    hosts = (host(1, env={"PYTHONPATH": "/opt/more"}),)
+    assert planned(read(project), hosts).nodes[0].env["PYTHONPATH"].endswith("/library:/opt/more")
+
+
+@pytest.mark.parametrize("spelled", ["--local_rank", "--local-rank"])
+def test_the_local_rank_is_given_where_the_parser_has_it_as_it_spells_it(project, spelled):
+    (project / "helpers.py").write_text(f'p.add_argument("{spelled}", type=int, default=-1)\n')
+    assert planned(read(project)).nodes[0].env["TANDEM_LOCAL_RANK"] == spelled
+    given = ["-u", "train.py", "--lr", "1"]
+    assert supervisor.arguments(given, spelled, 3) == [*given[:2], f"{spelled}=3", *given[2:]]
+    given = ["-u", "-m", "package.train", "--lr", "1"]
+    assert supervisor.arguments(given, spelled, 0) == [*given[:3], f"{spelled}=0", *given[3:]]
+    assert supervisor.arguments(given, None, 0) == given
+
+
+def test_what_it_imports_is_asked_of_every_machine_and_named(project):
+    found = read(project)
+    assert found.imports == ("pandas", "torch", "yaml")  # neither its own modules nor wandb
+    hosts = [host(1), host(2)]
+    needs = preflight.Requirements(asked(project), found)
+    assert preflight._task(hosts[0], hosts, needs)["packages"] == ["pandas", "torch", "yaml"]
+    there = facts(1, packages=dict.fromkeys(found.imports, True))
+    lacks = facts(2, packages={"torch": True, "pandas": False, "yaml": True})
+    machines = OpenMachines(hosts, {}, {"node1": there, "node2": lacks})
+    (problem,) = preflight._imports(machines, found)
+    assert problem.text.startswith("node2 (192.0.2.2): SCRIPT=train.py imports pandas, missing")
+    assert problem.fatal
+
+
+def test_a_later_attempt_goes_on_by_the_scripts_own_way(project):
+    more = {"output": "out", "resume_args": "--resume {last} --quiet", "trainer": ("--lr", "1")}
+    found = read(project, **more)
+    assert planned(found).nodes[0].argv[-3:] == ("train.py", "--lr", "1")
+    later = planned(found, attempt=2, last="out/step 3.pt").nodes[0].argv
+    assert later[-5:] == ("--lr", "1", "--resume", "out/step 3.pt", "--quiet")
+    assert planned(found, attempt=2, last=None).nodes[0].argv[-2:] == ("--lr", "1")
+
+
+def test_a_run_that_goes_on_is_the_same_script(project):
+    began = asked(project, output="out", resume_args="--resume {last}")
+    assert options.script_resumed(began, {"nodes": 1}).nodes == 1
+    for changes, name in (({"trainer": ["--lr"]}, "ARGS"), ({"script": "b.py"}, "SCRIPT")):
+        with pytest.raises(UserError, match=f"leave out {name}"):
+            options.script_resumed(began, changes)
+    without = replace(began, resume_args=None)
+    with pytest.raises(UserError, match="give RESUME_ARGS="):
+        options.script_resumed(without, {})
+    assert options.script_resumed(without, {"resume_args": "--again"}).resume_args == "--again"
+    assert Options.of(began.flat()) == began
+
+
+def test_each_run_has_its_own_copy_which_keeps_what_it_wrote(tmp_path):
+    sent, work = tmp_path / "own", tmp_path / "runs/r/work/node1"
+    (sent / "parts").mkdir(parents=True)
+    (sent / "parts/a.py").write_text("1")
+    own_folder.copy(sent, work)
+    (work / "out").mkdir()
+    (work / "out/last.pt").write_text("saved")
+    (sent / "parts/a.py").write_text("2")
+    own_folder.copy(sent, work)
+    assert (work / "parts/a.py").read_text() == "2"
+    assert (work / "out/last.pt").read_text() == "saved"
+    argv = [sys.executable, "-m", "launcher.node.script", str(sent), str(work)]
+    show = [sys.executable, "-c", "import os; print(os.getcwd())"]
+    done = subprocess.run([*argv, *show], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{work}\n"
+
+
+def test_a_folder_of_30_gb_is_refused_before_anything_is_read(project, monkeypatch):
+    (project / "data").mkdir()
+    for number in range(30):
+        with (project / f"data/{number}.bin").open("wb") as file:
+            file.truncate(1 << 30)
+    monkeypatch.setattr(code.shutil, "copy2", lambda *_: pytest.fail("a file was read"))
+    with pytest.raises(UserError, match=r"64 MiB \(data has 30720\): what is no code let git ign"):
+        read(project)
+
+
+def failed(**fields):
+    return failures.Failure(host="node1", source="worker", order=0, rank=0, **fields)
+
+
+def test_exit_codes_of_a_script_are_not_the_trainers():
+    for number in (OUT_OF_MEMORY, STOPPED):
+        own = failed(exit_code=number, script=True)
+        assert failures.restart(own) is failures.Restart.HELPS
+        assert not own.peer_lost
+        assert failures.exit_code(own) == number
+    assert failures.restart(failed(exit_code=OUT_OF_MEMORY)) is failures.Restart.IN_SMALLER_PIECES
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("RuntimeError: CUDA out of memory", "give the script a smaller batch"),
+        ("OSError: [Errno 98] Address already in use", "take MASTER_PORT from its environment"),
+        ("NCCL: ncclInvalidUsage", "torch.cuda.set_device"),
+    ],
+)
+def test_remedies_of_a_script_name_no_option_of_the_trainer(line, remedy):
+    own = failed(exit_code=1, script=True, exception=line)
+    assert remedy in failures.explained(own)[1]
+    assert failures.explained(own)[1] != failures.explained(replace(own, script=False))[1]
+
+
+def test_no_remedy_of_a_script_is_an_option_of_the_trainer():
+    known = [kind.script or kind.remedy or "" for kind in failures.FAILURE_KINDS]
+    trainers = {"start a new run with what is suggested", "start a new run with a smaller", "when "}
+    shown = [text for text in known if not text.startswith(tuple(trainers))]
+    assert not [text for text in shown if "ARGS='" in text or "BATCH" in text]
+
+
+def test_the_machines_are_checked_and_nothing_is_said_of_precision(project, monkeypatch):
+    hosts = [host(1), host(2)]
+    found = {h.name: facts(n, packages=dict.fromkeys(("torch", "pandas", "yaml"), True))
+             for n, h in enumerate(hosts, 1)}  # fmt: skip
+    monkeypatch.setattr(inventory, "load", lambda _path: hosts)
+    monkeypatch.setattr(preflight, "inspect", lambda *_: OpenMachines(hosts, {}, found))
+    monkeypatch.setattr(preflight.probe, "check_ways", lambda *_: [])
+    said = io.StringIO()
+    ready = checks.check_machines(asked(project), Terminal(said))
+    assert "precision" not in said.getvalue()
+    assert checks.new_id(ready).endswith("Z-train-2n")
+    made = checks.make_plan(ready, ready.machines, run="r")
+    assert made.own_folder == project
+    assert json.loads(json.dumps(made.document()))["script"]["words"] == ["train.py"]
+
+
+def test_its_command_can_be_typed_again(project):
+    from report.rerun import train_line
+
+    run = SimpleNamespace(
+        plan={"options": {**asked(project, trainer=("--lr", "1")).flat()}, "nodes": [1, 2]},
+        hosts=[],
+    )
+    typed = shlex.split(train_line(run))
+    assert f"SCRIPT={project}/train.py" in typed
+    assert "ARGS=--lr 1" in typed
+    assert not [word for word in typed if word.startswith(("MODEL", "DATA"))]
