@@ -4,7 +4,6 @@ lines of nodes/<host>/digest.jsonl, in which the launcher keeps these for status
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from collections.abc import Iterator
@@ -77,8 +76,13 @@ RANK: dict[str, object] = {
 }
 LINE: dict[str, object] = {
     **{"attempt": NATURAL, "unix": float, "mono": float, "world_size": NATURAL},
-    **{"ranks": Each(RANK), "machine": LEVELS, "sums": dict.fromkeys(SUMS, Maybe(float))},
+    **{
+        "ranks": Each(RANK),
+        "machine": {**LEVELS, "disk_free": Maybe(int)},
+        "sums": dict.fromkeys(SUMS, Maybe(float)),
+    },
     "least": dict.fromkeys(("exact", "steady"), Row((NATURAL, float))),
+    "evaluated": Maybe([{**EVALUATED, "rank": NATURAL}]),
 }
 WINDOW = 4096  # steps of which not all ranks have told yet
 
@@ -201,7 +205,8 @@ class RunSums:
     least: dict[str, tuple[int, float]] = field(default_factory=dict)
 
     def copy(self) -> RunSums:
-        return copy.deepcopy(self)
+        """The same, whatever is added to this one."""
+        return self.since(RunSums(self.attempt, self.world))
 
     def since(self, before: RunSums) -> RunSums:
         """What all ranks did after `before`; a rank that was not there then did all of it."""

@@ -27,7 +27,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 # The verbs of make that this program carries out.
-VERBS = ("plan", "train", "dry-run", "slurm", "status", "attach", "stop", "runs")
+VERBS = ("plan", "train", "dry-run", "slurm", "status", "top", "attach", "stop", "runs")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -150,7 +150,15 @@ def _carry_out(given: argparse.Namespace, argv: list[str]) -> int:
         terminal.keep_machines(given.inventory or defaults.INVENTORY)
     if given.verb == "inventory":
         return inventory.refuse(Path(given.inventory), given.limit)
-    if given.verb in ("runs", "status", "stop", "attach"):
+    if given.verb == "status":
+        from launcher import status
+
+        return status.status(given.run, bool(given.json))
+    if given.verb == "top":
+        from launcher import top
+
+        return top.top(given.run, given.inventory or defaults.INVENTORY)
+    if given.verb in ("runs", "stop", "attach"):
         from launcher import control
 
         verb = getattr(control, given.verb)

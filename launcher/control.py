@@ -1,5 +1,4 @@
-"""The verbs for a run that is under way, or over: runs, status, stop, attach, and starting
-detached.
+"""The verbs for a run that is under way, or over: runs, stop, attach, and starting detached.
 
 A run's controller is the process that holds the lock on its controller.pid; what it printed is in
 controller.log. There is no other state, so none can be stale.
@@ -20,7 +19,6 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from contract import defaults
 from contract.errors import UserError
 from contract.text import clean
 from launcher import background, folders, terminal
@@ -86,37 +84,6 @@ def runs() -> int:
 def say(text: str) -> None:
     """Print names and words that a run's files hold; its folder may be somebody else's."""
     print(clean(text))
-
-
-def status(name: str) -> int:
-    """One run: its state, its attempts, the last line of each rank."""
-    folder = folders.find(name)
-    pid = controller(folder)
-    say(f"run {folder.name}: {state(folder)}" + (f", carried out by process {pid}" if pid else ""))
-    if state(folder) == "abandoned":
-        terminal.show(f"its controller died; `make train RESUME={folder.name}` goes on", sys.stdout)
-    if pid is None:
-        options = read(folder / "plan.json").get("options")
-        asked = options if isinstance(options, dict) else {}
-        terminal.keep_machines(str(asked.get("inventory", defaults.INVENTORY)))
-        how = "between runs `make check` shows how the machines are: temperatures, disks, errors"
-        terminal.show(how, sys.stdout)
-    with contextlib.suppress(KeyError, TypeError):  # what a broken file does not contain
-        for attempt in read(folder / "attempts.json")["attempts"]:
-            nodes = ", ".join(attempt["nodes"])
-            said = f"{attempt['attempt']}, {attempt['status']}: {nodes}: {attempt['reason']}"
-            say(f"  attempt {said}")
-            if attempt["first_cause"]:
-                say(f"    {attempt['first_cause']['message']}")
-    logs = folder.glob("nodes/*/rank*.log")
-    for path in sorted(logs, key=lambda log: (len(log.stem), log.stem)):  # rank 9, then 10
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-            text = file.read().decode(errors="replace")
-        lines = [line for line in text.splitlines() if line.strip()]
-        if lines:
-            say(f"  [{path.parent.name} {path.stem[4:]}] {clean(lines[-1])[:100]}")
-    return 0
 
 
 def stop(name: str) -> int:

@@ -60,6 +60,7 @@ ARGS = Variable(
 )
 RUN = Variable("RUN", "", "its name or path (default: the newest)", "run")
 LIMIT = Variable("LIMIT", "--limit", "only these machines: pc3, or pc1,pc2")
+JSON = Variable("JSON", "--json", "1: for scripts", "switch")
 ASK_SUDO = Variable("ASK_SUDO", "--ask-become-pass", "1: ask for sudo's password once", "switch")
 STOP_DISPLAY = Variable(
     "STOP_DISPLAY",
@@ -146,7 +147,7 @@ VERBS = {
     ),
     "check": Verb(
         "report how machines are and what is wrong; changes nothing",
-        (INVENTORY, Variable("JSON", "--json", "1: for scripts", "switch"), ASK_SUDO, CORE),
+        (INVENTORY, JSON, ASK_SUDO, CORE),
     ),
     "dry-provision": Verb(
         "print what `make provision` would install where",
@@ -247,7 +248,11 @@ VERBS = {
         (*WHAT, *SCRIPT, *START, ARGS),
     ),
     "slurm": Verb("write the same run as a batch script for a Slurm cluster", (*WHAT, ARGS)),
-    "status": Verb("say how far a run is", (RUN,)),
+    "status": Verb("say how far a run is, what holds it up, how its machines are", (RUN, JSON)),
+    "top": Verb(
+        "the same on a live screen; between runs, how the machines are",
+        (INVENTORY, Variable("RUN", "--run", "a run (default: the one under way, if any)")),
+    ),
     "attach": Verb("show a run that is under way", (RUN,)),
     "stop": Verb("end a run; its workers save a checkpoint first", (RUN,)),
     "runs": Verb("list all runs, newest first"),

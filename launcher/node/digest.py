@@ -21,7 +21,9 @@ CATEGORIES = (
 TICK = 1e-4  # seconds: the unit of all times in a digest
 LARGEST = 500  # bytes of a digest for each rank
 HEAD = 80  # of them for type, seq and mono
-WAITS = 20  # waits of single steps in a digest; where there are more steps, of several together
+WAITS = (
+    40  # waits of single steps in a digest, where there is room; of more steps, of several together
+)
 CHUNK = 1 << 18  # bytes of a file that are read at once: more than a thousand steps
 LINE = 1 << 16  # bytes; a longer line is left out
 EVALUATED = ("epoch", "top1", "top5", "loss", "train_loss")

@@ -226,7 +226,7 @@ class Guard:
 
     def start_digest(self):
         if self.task.digest > 0:
-            gpus = self.recorder.gpus.latest if self.recorder is not None else {}
+            gpus = self.recorder.gpus.cards.latest if self.recorder is not None else {}
             vitals = Vitals(self.task.interface, self.task.data, gpus.values)
             self.digest = Digest(self.task, self.folder, vitals)
 

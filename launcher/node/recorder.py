@@ -3,18 +3,14 @@
 import json
 import os
 import pathlib
-import shutil
-import signal
-import subprocess
 import time
 
 from launcher.node import counters
 from launcher.node.disks import DiskRecorder
-from launcher.node.processes import descendants, die_with_parent
+from launcher.node.gpus import Gpus
+from launcher.node.processes import descendants
 from launcher.node.sockets import Peers
 from launcher.node.vitals import default_card, text_of
-
-GPU_QUERY = "index,utilization.gpu,memory.used,temperature.gpu,power.draw,clocks.sm"
 
 
 class JsonLines:
@@ -111,45 +107,24 @@ class GpuRecorder:
 
     def __init__(self, folder, attempt):
         self.file, self.attempt = JsonLines(folder / "gpu.jsonl"), attempt
-        self.process, self.partial = None, ""
-        self.latest = {}  # index: the last sample
+        self.cards = Gpus()
+
+    @property
+    def process(self):
+        return self.cards.process
 
     def start(self):
-        """One nvidia-smi for the whole attempt: starting it takes a second or more."""
-        tool = shutil.which("nvidia-smi")
-        if tool is None:
-            return
-        guard = os.getpid()
-        self.process = subprocess.Popen(
-            [tool, "--query-gpu=" + GPU_QUERY, "--format=csv,noheader,nounits", "--loop=1"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            preexec_fn=lambda: die_with_parent(signal.SIGKILL, guard),
-        )
-        os.set_blocking(self.process.stdout.fileno(), False)
+        self.cards.start()
 
     def sample(self):
         """Lines for what nvidia-smi has printed since. Raises OSError."""
-        if self.process is None:
-            return
-        try:
-            self.partial += os.read(self.process.stdout.fileno(), 1 << 16).decode(errors="replace")
-        except BlockingIOError:
-            return
-        *lines, self.partial = self.partial.split("\n")
-        for line in lines:
-            found = counters.gpu(line, time.monotonic())
-            if found is not None:
-                self.latest[found["index"]] = found
-                self.file.append(dict({"attempt": self.attempt}, **found))
+        for found in self.cards.read():
+            self.file.append(dict({"attempt": self.attempt}, **found))
 
     def stop(self):
         """The last lines; then nvidia-smi ends."""
-        if self.process is not None:
-            self.sample()
-            self.process.kill()
-            self.process.wait()
+        self.sample()
+        self.cards.stop()
 
 
 THINNED = 10000  # lines: after so many only every second sample is written, then every fourth, ...

@@ -1,11 +1,13 @@
 """How this machine is now: processors, memory, swap, disk, network card, shares, GPUs, temperature.
 What is counted is told as what has come since it was read the last time."""
 
+import json
 import pathlib
 import time
 
 from launcher.node import counters
 from launcher.node.disks import disk_of, read_disks
+from launcher.node.gpus import Gpus
 
 # Sensors of processors, as their drivers call themselves in /sys/class/hwmon.
 PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
@@ -114,3 +116,17 @@ def gpu_row(sample):
     """[index, percent, bytes, degrees, watts, MHz]"""
     names = ("index", "utilization", "memory_used", "temperature", "power", "clock_sm")
     return [sample[name] for name in names]
+
+
+def stream():
+    """Print this machine's figures once a second, until nobody reads them."""
+    gpus = Gpus()
+    gpus.start()
+    vitals = Vitals(gpus=gpus.latest.values)
+    try:
+        while True:
+            time.sleep(1.0)
+            gpus.read()
+            print(json.dumps(vitals.read(), separators=(",", ":")), flush=True)
+    except OSError:
+        gpus.stop()

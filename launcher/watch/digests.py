@@ -82,6 +82,7 @@ class Machine:
         self.ranks: set[int] = set()
         self.levels: dict[str, Any] = {}
         self.sums: dict[str, float] = {}
+        self.disk_free: int | None = None
         self.mono: float | None = None
         self.evaluated: list[dict[str, Any]] = []
         self.changed = False
@@ -127,6 +128,10 @@ class Digests:
         machine.levels = {name: frame["machine"][name] for name in digests.LEVELS}
         machine.changed = True
 
+    def free(self, host: str, disk: int | None) -> None:
+        """Bytes that may still be written on a machine, as its guard's beat says."""
+        self._machines[host].disk_free = disk
+
     def write(self) -> None:
         """Keep what is new, a line a machine: to be called once a second, however many digests a
         machine sends."""
@@ -138,7 +143,8 @@ class Digests:
 
     def _line(self, machine: Machine) -> dict[str, Any]:
         ranks = {str(rank): self.sums.ranks[rank].document() for rank in sorted(machine.ranks)}
-        levels = {name: one for name, one in machine.levels.items() if one is not None}
+        known = {**machine.levels, "disk_free": machine.disk_free}
+        levels = {name: one for name, one in known.items() if one is not None}
         sums = {name: round(one, 4) for name, one in machine.sums.items()}
         line = {
             **{"attempt": self.sums.attempt, "unix": round(time.time(), 3), "mono": machine.mono},

@@ -17,6 +17,7 @@ from launcher.watch.digests import Digests
 from launcher.watch.failures import Failure, first_of
 from launcher.watch.guards import LEASE, Guarded, task
 from launcher.watch.lines import RunLogs
+from launcher.watch.ruling import Ruling
 
 RENEW_EVERY = 1.0
 # A stall of 8 s makes TCP silent for up to 12.6 s (docs/guard-protocol.md); a frozen machine has to
@@ -106,6 +107,7 @@ class Watch:
         self._begin = self._end = now
         self._guards = {n.host: Guarded(n, processes[n.host], now, plan.run) for n in plan.nodes}
         self._digests = Digests(plan, logs.folder, logs.terminal.spool)
+        self._ruling = Ruling(self._say)
         self._pauses = Pauses()
         self._failures: list[Failure] = []
         self._stage, self._since = Stage.RUNNING, now
@@ -138,6 +140,7 @@ class Watch:
                     renew_at = now + RENEW_EVERY
                     self._logs.report_disk()
                     self._digests.write()
+                    self._ruling.look(now, self._digests.sums)
                     if self._notice:
                         begun, size = len(self._begun), self._plan.world_size
                         self._notice.update(f"{begun} of {size} processes run")
@@ -203,7 +206,9 @@ class Watch:
     def _take(self, guard: Guarded, frame: dict[str, Any], payload: bytes) -> None:
         kind = frame["type"]
         host = guard.node.host
-        if kind == "log":
+        if kind == "beat":
+            self._digests.free(host, frame["disk_free"])
+        elif kind == "log":
             self._logs.feed(host, frame["rank"], frame["stream"], payload)
             if frame["rank"] is not None:
                 self._notice = None

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from contract.errors import UserError
-from launcher import control, folders
+from launcher import control, folders, status
 from launcher.watch import attempts
 
 
@@ -35,7 +35,7 @@ def test_one_broken_file_does_not_hide_the_other_runs(run, capsys, broken):
     _, newest, oldest = capsys.readouterr().out.splitlines()
     assert newest.split()[1:3] == ["abandoned", "?"]
     assert oldest.split()[1:3] == ["finished", "2"]
-    assert control.status("20260102T000000Z-resnet18-4n") == 0
+    assert status.status("20260102T000000Z-resnet18-4n") == 0
 
 
 ODD = "\x1b]0;title\x07\ud800"
@@ -51,13 +51,13 @@ def test_what_a_run_s_files_hold_tells_the_terminal_nothing(run, capsys, value):
     plan = json.dumps({"nodes": value, "options": value})
     folder = run(f"20260101T000000Z-{ODD[:-1]}-2n", plan, json.dumps(told))
     (folder / "summary.json").write_text(json.dumps({"final_top1": value}))
-    assert control.runs() == control.status(folder.name) == 0
+    assert control.runs() == status.status(folder.name) == 0
     assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
 
 
 def test_files_nested_without_end_are_broken_ones(run):
     folder = run("20260101T000000Z-resnet18-2n", "[" * 200_000, "[" * 200_000)
-    assert control.runs() == control.status(folder.name) == 0
+    assert control.runs() == status.status(folder.name) == 0
 
 
 def test_a_controller_on_another_machine_is_not_killed_here(run, monkeypatch):
@@ -87,12 +87,13 @@ def test_status_shows_attempts_causes_and_the_last_line_of_each_rank(run, capsys
         path = folder / f"nodes/node{rank}/rank{rank}.log"
         path.parent.mkdir(parents=True)
         path.write_text(text)
-    assert control.status(folder.name) == 0
+    assert status.status(folder.name) == 0
     said = capsys.readouterr().out
-    assert said.startswith(f"run {folder.name}: failed\ntandem: between runs `make check` shows")
+    assert said.startswith(f"run {folder.name}: failed\n  attempt 1, failed")
     assert "attempt 1, failed: node1, node2: first attempt" in said
     assert "node2 ran" in said and "\x1b" not in said
-    assert said.splitlines()[-2:] == ["  [node9 9] nine", "  [node10 10] ten"]
+    assert said.splitlines()[-3:-1] == ["  [node9 9] nine", "  [node10 10] ten"]
+    assert said.splitlines()[-1].startswith("tandem: between runs `make top` and `make check`")
 
 
 def test_a_run_that_is_over_is_not_stopped(run):

@@ -157,7 +157,7 @@ def test_the_older_ansible_runs_what_talks_to_machines(checkout):
         (["train", "nodes=1"], "there is no variable nodes: did you mean NODES?"),
         (
             ["status", "NODES=2"],
-            "make status does not take NODES; it takes RUN (make help status).",
+            "make status does not take NODES; it takes RUN JSON (make help status).",
         ),
         (["train", "LR=0.1"], "LR=0.1 is an option of the trainer: ARGS='--lr 0.1'"),
         (["train", "GPUS=2"], "GPUS=2: how many GPUs of a machine take part is said in the inv"),

@@ -1,0 +1,53 @@
+"""What nvidia-smi says of this machine's GPUs, once a second."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+
+from launcher.node import counters
+from launcher.node.processes import die_with_parent
+
+QUERY = "index,utilization.gpu,memory.used,temperature.gpu,power.draw,clocks.sm"
+
+
+class Gpus:
+    """`latest` has the last sample of each card, by its index."""
+
+    def __init__(self):
+        self.process, self.partial, self.latest = None, "", {}
+
+    def start(self):
+        """One nvidia-smi for as long as it is wanted: starting it takes a second or more."""
+        tool = shutil.which("nvidia-smi")
+        if tool is None:
+            return
+        parent = os.getpid()
+        self.process = subprocess.Popen(
+            [tool, "--query-gpu=" + QUERY, "--format=csv,noheader,nounits", "--loop=1"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=lambda: die_with_parent(signal.SIGKILL, parent),
+        )
+        os.set_blocking(self.process.stdout.fileno(), False)
+
+    def read(self):
+        """The samples since the last look, as gpu.jsonl has them."""
+        if self.process is None:
+            return []
+        try:
+            self.partial += os.read(self.process.stdout.fileno(), 1 << 16).decode(errors="replace")
+        except BlockingIOError:
+            return []
+        *lines, self.partial = self.partial.split("\n")
+        found = [counters.gpu(line, time.monotonic()) for line in lines]
+        samples = [one for one in found if one is not None]
+        self.latest.update((one["index"], one) for one in samples)
+        return samples
+
+    def stop(self):
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()

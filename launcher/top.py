@@ -1,0 +1,258 @@
+"""`make top`: a run on a live screen; between runs, how the machines are.
+
+A run is read from its folder, as `make status` reads it. Machines that run nothing are asked over
+one connection each: a program that is sent there prints a line a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
+from pathlib import Path
+
+from contract import validate
+from contract.digests import MACHINE
+from contract.errors import UserError
+from contract.text import clean, counted
+from contract.validate import Invalid
+from launcher import control, folders, status
+from launcher.machines import engine, inventory, probe
+from launcher.machines.engine import Host, Node, Process
+from launcher.progress import STALE, Figures, Follower
+
+EVERY = 1.0  # seconds
+PIECE = 1 << 16  # bytes of a machine's lines that are looked at in one turn
+ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # a screen of its own, no cursor
+HOME, END_OF_LINE, BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+QUIT = b"qQ\x03\x1b"
+HEAD = 1 << 14  # bytes of controller.log whose last lines are shown
+
+
+class Idle:
+    """One machine that runs nothing."""
+
+    def __init__(self, host: Host, process: Process):
+        self.host, self.process = host, process
+        self.figures: Figures | None = None
+        self.heard = time.monotonic()
+        self.why = ""
+        self._rest = b""
+
+    def look(self) -> None:
+        """Take its newest line."""
+        data = self._rest
+        while not self.why and len(data) < PIECE:
+            try:
+                piece = self.process.read()
+            except OSError:
+                piece = b""
+            if piece == b"":
+                self.why = "its connection ended"
+            if not piece:
+                break
+            data += piece
+        whole, end, self._rest = data.rpartition(b"\n")
+        if len(self._rest) >= PIECE:
+            self.why = "it sends what is no figure"
+        lines = [line for line in whole.split(b"\n") if line.startswith(b"{")]
+        if end and lines:
+            self._take(lines[-1])
+
+    def _take(self, line: bytes) -> None:
+        try:
+            told = validate.check(validate.parse(line), MACHINE, "line")
+        except Invalid:
+            self.why = "it sends what is no figure"
+            return
+        self.heard = time.monotonic()
+        busy, read, _ = told["disk"] or (None, None, None)
+        received, sent, again, dropped = told["card"] or (None, None, 0, 0)
+        self.figures = Figures(
+            host=self.host.name,
+            age=0.0,
+            step=None,
+            **{name: told[name] for name in ("cpu", "memory", "swap", "temperature")},
+            disk_busy=busy,
+            disk_read=read,
+            disk_free=None,
+            sent=sent,
+            received=received,
+            again=again,
+            dropped=dropped,
+            gpus=told["gpus"] or [],
+        )
+
+
+class Machines:
+    """All machines of an inventory, asked for as long as they run nothing."""
+
+    def __init__(self, hosts: list[Host]):
+        self._hosts = hosts
+        self._nodes, self.failures = engine.open_all(hosts)
+        text = probe.program("launcher.node.vitals", "stream()").encode()
+        self._idle = [
+            Idle(host, _started(self._nodes[host.name], host, text))
+            for host in hosts
+            if host.name in self._nodes
+        ]
+
+    def lines(self, width: int) -> list[str]:
+        for one in self._idle:
+            one.look()
+        told = [one.figures for one in self._idle if one.figures]
+        found = [f"  {counted(len(self._hosts), 'machine')}; no run is under way here", ""]
+        found += status.table(told, False, width)
+        for one in self._idle:
+            silent = time.monotonic() - one.heard
+            if why := one.why or (f"silent for {silent:.0f} s" if silent > STALE else ""):
+                found.append(f"  {one.host.name}: {why}")
+        return [*found, *(f"  {text}" for text in self.failures.values())]
+
+    def close(self) -> None:
+        for one in self._idle:
+            one.process.close()
+        engine.close_all(self._nodes)
+
+
+def _started(node: Node, host: Host, program: bytes) -> Process:
+    process = node.start([host.engine.guard_python, "-"])
+    rest = memoryview(program)
+    while rest:
+        taken = process.write(rest)
+        rest = rest[taken:]
+        if not taken:
+            time.sleep(0.01)
+    process.close_stdin()
+    return process
+
+
+def run_lines(folder: Path, follower: Follower, width: int) -> list[str]:
+    running = control.controller(folder) is not None
+    found = [f"  {folder.name}: {control.state(folder)}"]
+    progress = follower.look()
+    if progress is None:
+        return [*found, "  nothing was told of its steps yet"]
+    return [*found, *status.lines(progress, running, width)]
+
+
+def tail(folder: Path, count: int) -> list[str]:
+    """The last lines that the run's terminal showed."""
+    try:
+        with (folder / "controller.log").open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - HEAD))
+            text = file.read(HEAD).decode(errors="replace")
+    except OSError:
+        return []
+    return [f"  {line}" for line in text.splitlines() if line.strip()][-count:] if count > 0 else []
+
+
+def newest_running() -> Path | None:
+    """The newest run that a process of this machine carries out."""
+    found = sorted((path.parent for path in folders.RUNS.glob("*Z-*/plan.json")), reverse=True)
+    return next((folder for folder in found[:20] if control.controller(folder)), None)
+
+
+class Top:
+    """What is on the screen: the run that was named, else the one under way, else the machines."""
+
+    def __init__(self, name: str | None, machines: str):
+        self._named = folders.find(name) if name else None
+        self._list = machines
+        self._folder: Path | None = None
+        self._follower: Follower | None = None
+        self._machines: Machines | None = None
+
+    def lines(self, width: int, height: int) -> list[str]:
+        """At most so many lines of at most so many columns."""
+        folder = self._named or newest_running()
+        if folder is not None:
+            self._leave_machines()
+            if folder != self._folder:
+                self._folder, self._follower = folder, Follower(folder)
+            assert self._follower is not None
+            found = run_lines(folder, self._follower, width)
+            if (room := height - len(found) - 2) > 2:
+                found += ["", *tail(folder, room)]
+        else:
+            if self._machines is None:
+                self._machines = Machines(inventory.load(Path(self._list)))
+            found = self._machines.lines(width)
+        title = f"tandem  {time.strftime('%H:%M:%S')}  q ends this view, not the run"
+        return fitting([title, *found], width, height)
+
+    def _leave_machines(self) -> None:
+        if self._machines is not None:
+            self._machines.close()
+            self._machines = None
+
+    def close(self) -> None:
+        self._leave_machines()
+
+
+def fitting(lines: list[str], width: int, height: int) -> list[str]:
+    """The lines without what a terminal would obey, cut to its size."""
+    plain = ["".join(filter(str.isprintable, clean(line)))[:width] for line in lines]
+    if len(plain) <= height:
+        return plain
+    more = len(plain) - height + 1
+    return [*plain[: height - 1], f"  ... {more} lines more: make the window taller"[:width]]
+
+
+@contextlib.contextmanager
+def screen() -> Iterator[None]:
+    """A screen of its own, on which keys are read as they come; afterwards all is as before."""
+    before = termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
+    sys.stdout.write(ENTER)
+    try:
+        if before is not None:
+            tty.setcbreak(sys.stdin)
+        yield
+    finally:
+        if before is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        sys.stdout.write(LEAVE)
+        sys.stdout.flush()
+
+
+def top(name: str | None, machines: str) -> int:
+    """Show it until `q` is pressed. Where the output is no terminal, once. Raises UserError."""
+    view = Top(name, machines)
+    size = shutil.get_terminal_size()
+    try:
+        first = view.lines(size.columns, size.lines)
+        if not sys.stdout.isatty():
+            if view._machines is not None:
+                time.sleep(2 * EVERY)  # until they have told
+                first = view.lines(size.columns, 1000)
+            print("\n".join(first))
+            return 0
+        with screen(), contextlib.suppress(KeyboardInterrupt):
+            while not pressed(EVERY):
+                size = shutil.get_terminal_size()
+                shown = view.lines(size.columns, size.lines)
+                text = "\r\n".join(line + END_OF_LINE for line in shown)
+                sys.stdout.write(HOME + text + BELOW)
+                sys.stdout.flush()
+        return 0
+    finally:
+        view.close()
+
+
+def pressed(seconds: float) -> bool:
+    """Whether a key was pressed in that time that ends the view."""
+    if not sys.stdin.isatty():
+        time.sleep(seconds)
+        return False
+    if not select.select([sys.stdin], [], [], seconds)[0]:
+        return False
+    keys = os.read(sys.stdin.fileno(), 64)
+    if not keys:
+        raise UserError("the terminal is gone.")
+    return any(key in QUIT for key in keys)
