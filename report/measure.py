@@ -59,11 +59,12 @@ class Step:
     network: float
     peers: float
     checkpoint: float  # seconds of saving per step
-    bytes_sent: float | None  # per node
-    link_mbit: float | None
-    rate: float | None  # bytes per second that the gradients really achieved
-    shared_machine: bool  # all nodes are one machine: no cable between them
     ranks: tuple[RankWork, ...]
+    # As the network cards counted; None where that is not known.
+    bytes_sent: float | None = None  # per node
+    link_mbit: float | None = None
+    rate: float | None = None  # bytes per second that the gradients really achieved
+    shared_machine: bool = False  # all nodes are one machine: no cable between them
     asked: Strategy | None = None  # where all steps were its warm-up
     warm_steps: int = 0  # how many were
     warm_seconds: float = 0.0  # a step of the warm-up, where others follow it
@@ -119,6 +120,20 @@ def measure_step(run: Run, networks: list[NetworkUse]) -> Step | None:
     records = longest_attempt(run.ranks)
     if not records:
         return None
+    step = step_of_ranks(records)
+    hosts = {record.host for record in records}
+    used = [use for use in networks if use.host in hosts and use.attempt == step.attempt]
+    step = replace(
+        step,
+        bytes_sent=mean_or_none([use.sent_per_step for use in used]),
+        link_mbit=min((use.speed_mbit for use in used if use.speed_mbit), default=None),
+        shared_machine=len(hosts) > 1 and all(use.shared_by > 1 for use in used) and bool(used),
+    )
+    return replace(step, rate=real_rate(step, used))
+
+
+def step_of_ranks(records: list[RankRecord]) -> Step:
+    """What the ranks of one attempt tell, who know nothing of the network cards."""
     later = goes_on(records)
     ranks = tuple(
         RankWork(record.host, record.rank, steady_seconds(record, later), images_of(record))
@@ -129,23 +144,19 @@ def measure_step(run: Run, networks: list[NetworkUse]) -> Step | None:
         for category in (*OWN_WORK, "sync_exposed")
     }
     start = records[0].start
-    hosts = {record.host for record in records}
     world = int(number(start.get("world_size")) or len(records))
-    payload, strategy = formulas.payload_of(start), formulas.strategy_of(start)
-    asked, warm = None, max(sum(record.steps.exact) for record in records)
+    asked, strategy = None, formulas.strategy_of(start)
+    warm = max(sum(record.steps.exact) for record in records)
     if warm and not later:
         asked, strategy = strategy, parse(EXACT)
     network = min(least_wait(records, later), mean["sync_exposed"])
-    used = [use for use in networks if use.host in hosts and use.attempt == records[0].attempt]
-    sent = mean_or_none([use.sent_per_step for use in used])
-    link = min((use.speed_mbit for use in used if use.speed_mbit), default=None)
-    step = Step(
+    return Step(
         attempt=records[0].attempt,
-        nodes=len(hosts),
+        nodes=len({record.host for record in records}),
         world=world,
         steps=max(len(record.steps) for record in records),
         images=images_per_step(records, world),
-        payload=payload,
+        payload=formulas.payload_of(start),
         strategy=strategy,
         data=mean["data"],
         h2d=mean["h2d"],
@@ -158,17 +169,12 @@ def measure_step(run: Run, networks: list[NetworkUse]) -> Step | None:
         checkpoint=statistics.fmean(
             record.seconds.get("checkpoint", 0.0) / len(record.steps) for record in records
         ),
-        bytes_sent=sent,
-        link_mbit=link,
-        rate=None,
-        shared_machine=len(hosts) > 1 and all(use.shared_by > 1 for use in used) and bool(used),
         ranks=ranks,
         asked=asked,
         warm_steps=warm,
         warm_seconds=warm_step(records) if later else 0.0,
         phases=phases_of(start),
     )
-    return replace(step, rate=real_rate(step, used))
 
 
 def longest_attempt(records: list[RankRecord]) -> list[RankRecord]:

@@ -229,12 +229,7 @@ def serve_mtu(connection, plan, request):
                     pass
 
 
-SERVE = {
-    "latency": serve_latency,
-    "receive": serve_receive,
-    "send": serve_send,
-    "mtu": serve_mtu,
-}
+SERVE = {"latency": serve_latency, "receive": serve_receive, "send": serve_send, "mtu": serve_mtu}
 
 # ---------------------------------------------------------------------------- the measuring side
 
@@ -297,19 +292,6 @@ def measure_receiving(connection, plan, partner):
 
 
 def measure_mtu(connection, plan, partner):
-    return {"mtu": path_mtu(plan, partner)}
-
-
-# By what the partner is asked to do.
-MEASURE = {
-    "latency": measure_latency,
-    "receive": measure_sending,
-    "send": measure_receiving,
-    "mtu": measure_mtu,
-}
-
-
-def path_mtu(plan, partner):
     """The largest IPv4 packet that arrives whole, found by datagrams that may not be fragmented."""
     # Every IPv4 host must accept 576 bytes.
     low, high = 576 - HEADERS, card(plan["interface"])["mtu"] - HEADERS
@@ -319,14 +301,14 @@ def path_mtu(plan, partner):
         probe.connect((plan["peers"][partner], plan["port"]))
         probe.settimeout(0.3)
         if arrives(probe, high):
-            return high + HEADERS
+            return {"mtu": high + HEADERS}
         while high - low > 1:
             middle = (low + high) // 2
             if arrives(probe, middle):
                 low = middle
             else:
                 high = middle
-    return low + HEADERS
+    return {"mtu": low + HEADERS}
 
 
 def arrives(probe, size):
@@ -338,6 +320,15 @@ def arrives(probe, size):
         except (OSError, struct.error):
             continue
     return False
+
+
+# By what the partner is asked to do.
+MEASURE = {
+    "latency": measure_latency,
+    "receive": measure_sending,
+    "send": measure_receiving,
+    "mtu": measure_mtu,
+}
 
 
 # ------------------------------------------------------------------------ all machines at once
@@ -381,32 +372,29 @@ def card(interface):
     return figures
 
 
+def take_part(door, plan, turn, early):
+    """What this machine measured in a round, or why it could not; None where its partner did."""
+    try:
+        if turn["role"] == "ring":
+            return measure_ring(door, plan, turn, early)
+        if turn["role"] == "client":
+            return measure_round(plan, turn["partner"])
+        return serve_round(door, plan, turn["partner"], early)
+    except (OSError, ValueError) as error:
+        return {"error": str(error) or type(error).__name__}
+
+
 def main(plan):
     """All figures of this machine."""
-    early = {}
-    result = {
-        "host": plan["host"],
-        "address": plan["address"],
-        "card": card(plan["interface"]),
-        "pairs": {},
-    }
+    result, early = {"host": plan["host"], "address": plan["address"], "pairs": {}}, {}
+    result["card"] = card(plan["interface"])
     with Door(plan) as door:
-        for turn in plan["rounds"]:
-            if turn is None:
-                continue
-            try:
-                if turn["role"] == "ring":
-                    result["ring"] = measure_ring(door, plan, turn, early)
-                elif turn["role"] == "client":
-                    result["pairs"][turn["partner"]] = measure_round(plan, turn["partner"])
-                else:
-                    serve_round(door, plan, turn["partner"], early)
-            except (OSError, ValueError) as error:
-                failure = {"error": str(error) or type(error).__name__}
-                if turn["role"] == "ring":
-                    result["ring"] = failure
-                else:
-                    result["pairs"][turn["partner"]] = failure
+        for turn in filter(None, plan["rounds"]):
+            found = take_part(door, plan, turn, early)
+            if turn["role"] == "ring":
+                result["ring"] = found
+            elif found is not None:
+                result["pairs"][turn["partner"]] = found
     return result
 
 

@@ -154,8 +154,8 @@ class FailureKind:
     no_resume: str | None = None  # why the run is not to be continued from what it saved
 
 
-def _from(source: str) -> Callable[[Failure], bool]:
-    return lambda failure: failure.source == source
+def _from(*sources: str) -> Callable[[Failure], bool]:
+    return lambda failure: failure.source in sources
 
 
 def _exits(code: int, source: str | None = None) -> Callable[[Failure], bool]:
@@ -240,12 +240,12 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         sentence="{who} ended by {signal}",
         remedy=READ_BELOW,
     ),
+    FailureKind(_from("busy", "paused", "gone", "guard"), exit_code=1),  # no process says another
     FailureKind(
         _from("busy"),
         rank=Rank.BUSY,
         sentence="{host}: {message}",
         remedy="wait for it (QUEUE=1), or ask its owner",
-        exit_code=1,
     ),
     FailureKind(
         _from("paused"),
@@ -255,7 +255,6 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         script="do not stop or suspend the control machine during a run (with DETACH=1 it needs no "
         "terminal)",
         reason="{message}",
-        exit_code=1,
     ),
     FailureKind(
         _from("gone"),
@@ -264,7 +263,6 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         script="check that it is switched on and plugged in; with RESUME_ARGS= and MAX_RESTARTS=3 "
         "a run goes on without it",
         reason="{host} gone: {message}",
-        exit_code=1,
     ),
     FailureKind(
         _from("guard"),
@@ -273,7 +271,6 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         remedy="find out who killed or changed it; MAX_RESTARTS=3 starts the run again",
         script="find out who killed or changed it; with RESUME_ARGS= and MAX_RESTARTS=3 a run "
         "starts again",
-        exit_code=1,
     ),
     FailureKind(_from("launch"), sentence=LAUNCHED, remedy=READ_BELOW),
     FailureKind(
