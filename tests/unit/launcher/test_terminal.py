@@ -1,11 +1,12 @@
-"""Which signals stop a run."""
+"""Which signals stop a run, and when a wait is told."""
 
 import os
 import signal
 
 import pytest
 
-from launcher.terminal import SIGNALS, Stopper
+from launcher.machines.inventory import CHECKOUT
+from launcher.terminal import FIRST_NOTICE, NOTICE_EVERY, SIGNALS, Stopper
 
 
 @pytest.fixture(autouse=True)
@@ -39,3 +40,8 @@ def test_make_stop_is_heard_however_the_run_was_started():
     with Stopper().listening() as stopper:
         os.kill(os.getpid(), signal.SIGTERM)
     assert stopper.asked == 1
+
+
+def test_the_page_says_when_a_wait_is_told():
+    said = f"first after {FIRST_NOTICE:.0f} s and then every {NOTICE_EVERY:.0f} s"
+    assert said in (CHECKOUT / "docs/launcher.md").read_text()
