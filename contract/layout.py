@@ -19,6 +19,8 @@ LAYOUT = "the layout is DATA/train/<class>/<image> and DATA/val/<class>/<image>"
 # What a disk or a file server that fails answers: no file is at fault, and it may be well again.
 FAILING = (
     errno.EIO,
+    errno.EREMOTEIO,
+    errno.ENODEV,  # of systemd's automount, where the mount does not come
     errno.ESTALE,
     errno.ETIMEDOUT,
     errno.ENOTCONN,

@@ -177,6 +177,10 @@ def small_disk(lab, node):
     lab.admin(node, "sudo mount -t tmpfs -o size=1200m,mode=777 disk /home/tandem/tandem")
 
 
+def no_small_disk(lab, node):
+    lab.admin(node, "sudo umount -l /home/tandem/tandem")
+
+
 def full_disk(trial):
     """Of a machine with a small disk."""
     # Most of it is reserved at once: writing a gigabyte may take as long as the run.
@@ -184,6 +188,28 @@ def full_disk(trial):
     trial.lab.ssh(trial.node, fill)
     trial.finished_on(trial.others())
     assert "its disk is full" in trial.cause(host=f"node{trial.node}", rank=trial.node - 1)
+
+
+DIGITS = "/srv/tandem/data/digits"
+
+
+def own_mount(lab, node):
+    """The data of a machine on a mount of their own, beside which there are none."""
+    aside = f"mv {DIGITS} {DIGITS}.aside && mkdir {DIGITS} && mount -t tmpfs share {DIGITS}"
+    lab.admin(node, f"sudo sh -ec '{aside} && cp -a {DIGITS}.aside/. {DIGITS}'")
+
+
+def no_own_mount(lab, node):
+    line = f"umount -l {DIGITS}; rmdir {DIGITS} && mv {DIGITS}.aside {DIGITS}"
+    lab.admin(node, f"sudo sh -c '{line}'")
+
+
+def lose_data(trial):
+    """The share that a machine's images are on is unmounted under the run."""
+    trial.lab.admin(trial.node, f"sudo umount -l {DIGITS}")
+    trial.finished_on(trial.others())
+    said = trial.cause(host=f"node{trial.node}", rank=trial.node - 1, exit_code=78)
+    assert f"{DIGITS} (share, tmpfs) does not give the images any more" in said
 
 
 def kill_controller(trial):

@@ -99,7 +99,7 @@ def trial(arena, tmp_path, fault, node, step):
     yield made
     made.close()
     if fault is chaos_trial.full_disk:
-        arena.admin(node, "sudo umount -l /home/tandem/tandem")
+        chaos_trial.no_small_disk(arena, node)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,13 @@ FAULTS = [
     (chaos_trial.kill_rank, 3),
     (chaos_trial.freeze_and_thaw, 2),
     (chaos_trial.full_disk, 2),
+    (chaos_trial.lose_data, 2),
 ]
+# What a fault takes for granted of its machine, and how that is taken back.
+PREPARED = {
+    chaos_trial.full_disk: (chaos_trial.small_disk, chaos_trial.no_small_disk),
+    chaos_trial.lose_data: (chaos_trial.own_mount, chaos_trial.no_own_mount),
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,14 +50,15 @@ def trial(cluster, tmp_path, fault, node):
     run = ("--model", "resnet18", "--epochs", str(EPOCHS))
     words = ("--inventory", write_inventory(tmp_path, hosts), *run)
     made = Trial(cluster, tmp_path, f"TANDEM_TEST_MARK={value}", NODES, node, words)
-    if fault is chaos_trial.full_disk:
-        chaos_trial.small_disk(cluster, node)
+    prepare, take_back = PREPARED.get(fault, (None, None))
+    if prepare:
+        prepare(cluster, node)
     made.begin()
     wait_for_a_checkpoint(made)
     yield made
     made.close()
-    if fault is chaos_trial.full_disk:
-        cluster.admin(node, "sudo umount -l /home/tandem/tandem")
+    if take_back:
+        take_back(cluster, node)
 
 
 def wait_for_a_checkpoint(trial):

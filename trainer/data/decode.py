@@ -5,6 +5,7 @@ file.
 """
 
 import contextlib
+import errno
 import io
 import os
 import time
@@ -18,6 +19,8 @@ from contract.layout import FAILING
 
 # Seconds between the trials to read a file whose disk or file server fails.
 PAUSES = (0.5, 1.0, 2.0, 4.0)
+# What the kernel answers where a file was listed and is not there any more.
+GONE = (errno.ENOENT, errno.ENOTDIR)
 # A file's format is recognised by its content, not by its name. No other format of Pillow's is
 # opened: some start external programs (EPS starts Ghostscript). MPO files are JPEGs with several
 # pictures, as cameras and phones make them.
@@ -42,6 +45,10 @@ class BadImage(Exception):
 
 class NotGiven(BadImage):
     """Its disk or file server failed in each trial; whether the image is good is not known."""
+
+
+class Gone(NotGiven):
+    """It is not there any more: by itself, or with all that its mount had."""
 
 
 class Picture:
@@ -101,6 +108,8 @@ def _content(path: Path, pauses: Tuple[float, ...]) -> bytes:
             return path.read_bytes()
         except OSError as error:
             reason = f"cannot be read: {error.strerror}"
+            if error.errno in GONE:
+                raise Gone(reason) from error
             if error.errno not in FAILING:
                 raise BadImage(reason) from error
         time.sleep(pause)
@@ -114,13 +123,13 @@ def is_given(path: Path) -> bool:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             file.read(1)
     except OSError as error:
-        return error.errno not in FAILING
+        return error.errno not in (*FAILING, *GONE)
     return True
 
 
 def open_picture(path: Path, again: bool = True) -> Picture:
     """Raises BadImage with the reason; NotGiven where disk or file server fail, after more trials
-    if they are to be made `again`."""
+    if they are to be made `again`, and Gone where there is no such file."""
     content = _content(path, PAUSES if again else ())
     if not content:
         raise BadImage("empty file")

@@ -6,7 +6,7 @@ import re
 from functools import cached_property
 from pathlib import Path
 from statistics import median_low
-from typing import Any, Dict, Iterator, NamedTuple, Optional
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
 from contract.errors import UserError
 from contract.layout import LayoutError, NoAnswer, images, images_by_class
@@ -43,6 +43,8 @@ class ImageFolder:
         self.options = options
         with _explained(root):
             by_class = images_by_class(self.root, split)
+        # As they were when the images were listed: one that is gone later keeps its name.
+        self.mounts = mounts()
         self.classes = list(by_class)
         self.paths = [path for paths in by_class.values() for path in paths]
         self.targets = [number for number, paths in enumerate(by_class.values()) for _ in paths]
@@ -73,23 +75,32 @@ class ImageFolder:
 
     def gives_others(self, path: str) -> bool:
         """Whether the disk or share of this image gives any of some others."""
-        mount, place = mount_of(self.root / path), self.paths.index(path)
+        mount, place = self.mount_of(path), self.paths.index(path)
         step = len(self.paths) // (4 * TRIED) + 1
         spread = [one for one in self.paths[place % step :: step] if one != path]
-        others = [one for one in spread if mount_of(self.root / one) == mount][:TRIED]
+        others = [one for one in spread if self.mount_of(one) == mount][:TRIED]
         return not others or any(is_given(self.root / one) for one in others)
 
+    def mount_of(self, path: str) -> str:
+        """`/srv/data (node1:/data, nfs4)`: where an image was mounted. Asks no file server."""
+        real = os.path.realpath((self.root / path).parent) + "/"
+        above = (one for one in self.mounts if real.startswith(one.folder.rstrip("/") + "/"))
+        found = max(above, key=lambda one: len(one.folder), default=Mount("", "/", ""))
+        return f"{found.folder} ({found.source}, {found.kind})"
 
-def mount_of(path: Path) -> str:
-    """`/srv/data (node1:/data, nfs4)`: where a file's folder is mounted. Asks no file server."""
-    real = os.path.realpath(path.parent) + "/"
-    found = ["", "/", ""]
-    for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines():
-        # The kernel writes blanks in paths as three octal digits.
-        one = [re.sub(r"\\([0-7]{3})", _character, word) for word in line.split()[:3]]
-        if real.startswith(one[1].rstrip("/") + "/") and len(one[1]) >= len(found[1]):
-            found = one
-    return f"{found[1]} ({found[0]}, {found[2]})"
+
+class Mount(NamedTuple):
+    source: str
+    folder: str
+    kind: str
+
+
+def mounts() -> List[Mount]:
+    """All mounts, the last one first: of two on one folder it hides the other."""
+    lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
+    # The kernel writes blanks in paths as three octal digits.
+    rows = ([re.sub(r"\\([0-7]{3})", _character, word) for word in line.split()] for line in lines)
+    return [Mount(*row[:3]) for row in rows][::-1]
 
 
 def _character(match: "re.Match[str]") -> str:

@@ -16,8 +16,8 @@ from ..errors import RankError
 from ..world import World
 from .augment import Evaluate, Train
 from .cache import ImageCache, fits
-from .decode import BadImage, NotGiven, open_picture
-from .folder import SMALL, ImageFolder, mount_of
+from .decode import BadImage, Gone, NotGiven, open_picture
+from .folder import SMALL, ImageFolder
 from .order import derive_seed, epoch_order
 from .quarantine import Bad
 from .workers import data_loader, started, worker_count
@@ -92,7 +92,9 @@ class Samples(Dataset):  # type: ignore[type-arg]
             return Bad(path, str(error))
         self.given_up.add(path)
         alone = self.folder.gives_others(path)
-        return Bad(path, str(error), mount_of(self.folder.root / path), alone)
+        if alone and isinstance(error, Gone):
+            return Bad(path, str(error))  # its mount is there, and no one waits for it
+        return Bad(path, str(error), self.folder.mount_of(path), alone)
 
     def chance(self, draw: Draw) -> Random:
         return Random(derive_seed("augment", self.seed, draw.epoch, draw.number))

@@ -4,16 +4,17 @@ reading /proc/self/mem at its beginning is EIO."""
 import errno
 import json
 import os
+import shutil
 from types import SimpleNamespace
 
 import pytest
 
 from contract import layout
 from contract.errors import DATA_LOST
+from contract.options import Options
 from tests.trainer_ranks import make_images, run_ranks, said
-from trainer.data import decode
-from trainer.data.decode import BadImage, NotGiven, open_picture
-from trainer.data.folder import mount_of
+from trainer.data import decode, folder
+from trainer.data.decode import Gone, NotGiven, open_picture
 
 ARGV = ["--model", "tests.trainer_models:plain", "--epochs", 2, "--image_size", 16]
 
@@ -54,7 +55,7 @@ def test_a_read_error_that_passes_is_waited_for(images, monkeypatch):
         open_picture(path)
     assert sum(waited[3:]) == sum(decode.PAUSES) < 10
     path.unlink()
-    with pytest.raises(BadImage, match="No such file"):
+    with pytest.raises(Gone, match="No such file"):
         open_picture(path)
     assert len(waited) == 8  # nobody waits for a file that is not there
 
@@ -76,7 +77,8 @@ def test_a_share_that_fails_ends_the_run_with_its_own_code_and_its_name(images, 
     [(code, text)] = run_ranks([1], quickly, "--data", images, *ARGV, *more)
     assert code == DATA_LOST == 78, text
     [sentence] = [line for line in text.splitlines() if line.startswith("trainer: ")]
-    assert sentence.startswith(f"trainer: {mount_of(images / 'x')} does not give the images any ")
+    mount = folder.ImageFolder(str(images), "train", Options()).mount_of("train/x")
+    assert sentence.startswith(f"trainer: {mount} does not give the images any ")
     assert "Input/output error" in sentence
     assert "Traceback" not in text
 
@@ -89,6 +91,58 @@ def test_a_disk_of_which_memory_has_a_part_ends_so_too(images):
     [(code, text)] = run_ranks([1], quickly, *argv)
     assert code == DATA_LOST, text
     assert "as 4 images could not be used before it" in text
+
+
+def emptied(*argv):
+    """In a rank: the trainer, all of whose images go away at once when both splits are listed."""
+    listed = folder.images_by_class
+
+    def then_gone(root, split):
+        found = listed(root, split)
+        if split == "val":
+            for part in root.iterdir():
+                part.rename(root.with_name(f"{part.name}-gone"))
+        return found
+
+    folder.images_by_class = then_gone
+    return said(*argv)
+
+
+@pytest.mark.parametrize("more", [["--workers", 0], ["--workers", 1], ["--augment", "crop"]])
+def test_a_mount_that_vanishes_ends_the_run_as_one_that_fails(images, more):
+    """What was mounted on `images` is gone: the kernel's own ENOENT for each file."""
+    [(code, text)] = run_ranks([1], emptied, "--data", images, *ARGV, *more)
+    assert code == DATA_LOST, text
+    [sentence] = [line for line in text.splitlines() if line.startswith("trainer: ")]
+    assert "does not give the images any more: train/class" in sentence
+    assert "No such file or directory, and other images there cannot be read either" in sentence
+    assert "bad image" not in text and "Traceback" not in text
+
+
+def test_a_mount_that_vanishes_keeps_its_name(images, monkeypatch):
+    """A stand-in for the list of mounts: first with the share, then without."""
+    share = folder.Mount("node1:/data", str(images), "nfs4")
+    others = folder.mounts()
+    monkeypatch.setattr(folder, "mounts", lambda: [share, *others])
+    found = folder.ImageFolder(str(images), "train", Options())
+    monkeypatch.setattr(folder, "mounts", lambda: others)
+    shutil.rmtree(images)
+    assert found.mount_of(found.paths[0]) == f"{images} (node1:/data, nfs4)"
+    assert not found.gives_others(found.paths[0])
+
+
+def test_files_that_are_gone_by_themselves_are_bad_images(images, tmp_path):
+    """They are named, and count for --bad_images, whose remedy is another."""
+    for path in images.glob("train/*/0.png"):
+        path.unlink()
+        path.symlink_to("nowhere.png")
+    argv = ["--data", images, *ARGV, "--workers", 0, "--output", tmp_path / "run"]
+    [(code, text)] = run_ranks([1], quickly, *argv)
+    assert code == 0, text
+    lines = (tmp_path / "run/nodes/node1/rank0.steps.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["bad_images"] == 4
+    [(code, text)] = run_ranks([1], quickly, *argv, "--bad_images", 1)
+    assert code == 2 and "Repair or remove them, or raise --bad_images" in text, text
 
 
 @pytest.mark.parametrize("number", layout.FAILING)
