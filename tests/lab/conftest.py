@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.lab.site_plays import gather_bundle
+from tests.lab.site_plays import draw_digits, gather_bundle
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # Not the name of a lab that somebody runs by hand, nor of another checkout's tests.
@@ -189,9 +189,7 @@ def let_in(bare, tmp_path_factory) -> RunningLab:
 def provisioned(let_in) -> RunningLab:
     """The bare machines after bootstrap and site.yml."""
     gather_bundle("cpu")
-    digits = CHECKOUT / "data" / "digits"
-    if not digits.is_dir():
-        subprocess.run([sys.executable, "examples/digits.py", digits], cwd=CHECKOUT, check=True)
+    draw_digits()
     let_in.control("ansible-playbook", "site.yml")
     return let_in
 

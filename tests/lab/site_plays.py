@@ -43,6 +43,13 @@ def gather_bundle(stack: str, python: str = "") -> None:
         subprocess.run([tool, book, "-e", wanted], cwd=CHECKOUT, check=True)
 
 
+def draw_digits() -> None:
+    """data/digits of this checkout, which role data copies."""
+    if not (CHECKOUT / "data/digits").is_dir():
+        argv = [sys.executable, "examples/digits.py", "data/digits"]
+        subprocess.run(argv, cwd=CHECKOUT, check=True)
+
+
 def play(lab, *words: str, check: bool = True) -> subprocess.CompletedProcess:
     """Runs ansible-playbook on the control machine, and shows its output if it fails."""
     done = lab.control("ansible-playbook", *words, check=False)

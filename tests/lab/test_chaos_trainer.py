@@ -8,7 +8,7 @@ import pytest
 from tests.lab import chaos_trial
 from tests.lab.chaos_run import PATIENCE
 from tests.lab.chaos_trial import Trial
-from tests.lab.site_plays import play, write_inventory, write_play
+from tests.lab.site_plays import draw_digits, play, write_inventory, write_play
 
 NODES, EPOCHS = 3, 2
 FAULTS = [
@@ -28,6 +28,7 @@ PREPARED = {
 
 @pytest.fixture(scope="module")
 def cluster(start_lab, tmp_path_factory, request):
+    draw_digits()
     lab = start_lab("trainer", "--nodes", str(NODES), "--rate", "1gbit")
     addresses = {f"node{n}": f"ansible_host=192.168.56.{110 + n}" for n in range(1, NODES + 1)}
     folder = tmp_path_factory.mktemp("site")

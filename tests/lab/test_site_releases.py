@@ -1,13 +1,16 @@
 """All of site.yml on each Debian that is supported, twice: the second run changes nothing."""
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.lab.conftest import CHECKOUT
 from tests.lab.knock import answering
-from tests.lab.site_plays import changed_tasks, changes, gather_bundle, play, write_inventory
+from tests.lab.site_plays import (
+    changed_tasks,
+    changes,
+    draw_digits,
+    gather_bundle,
+    play,
+    write_inventory,
+)
 
 # By release: the stack that its own Python takes, on the CPU, and that Python.
 RELEASES = {"bullseye": ("cu102", "3.9"), "bookworm": ("cpu", "3.11"), "trixie": ("cpu", "3.13")}
@@ -24,9 +27,7 @@ def machine(request, start_lab, tmp_path_factory):
     """(lab of one machine, words of ansible-playbook) after a first site.yml."""
     stack, python = RELEASES[request.param]
     gather_bundle(stack, python)
-    if not (CHECKOUT / "data/digits").is_dir():
-        argv = [sys.executable, "examples/digits.py", "data/digits"]
-        subprocess.run(argv, cwd=CHECKOUT, check=True)
+    draw_digits()
     lab = start_lab(request.param, "--nodes", "1", "--release", request.param, "--no-bundle")
     folder = tmp_path_factory.mktemp(request.param)
     inventory = write_inventory(folder, {"node1": f"ansible_host={ADDRESS}"})

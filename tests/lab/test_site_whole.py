@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 import time
 
 import pytest
@@ -12,7 +11,7 @@ from tests.lab.apt_archive import give_packages
 from tests.lab.conftest import CHECKOUT
 from tests.lab.disks import changed_files
 from tests.lab.knock import answering
-from tests.lab.site_plays import changed_tasks, changes, play, reboot, write_inventory
+from tests.lab.site_plays import changed_tasks, changes, draw_digits, play, reboot, write_inventory
 
 NODES = (1, 2, 3, 4)
 SMB = "share_protocol=smb share_host=node1"
@@ -79,9 +78,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(start_lab, tmp_path_factory):
-    if not (CHECKOUT / "data/digits").is_dir():
-        subprocess.run([sys.executable, "examples/digits.py", "data/digits"], cwd=CHECKOUT,
-                       check=True)  # fmt: skip
+    draw_digits()
     lab = start_lab("whole", "--nodes", "4", "--rate", "1gbit")
     give_packages(lab, [1, 2], "samba", "smbclient")
     lab.ssh(2, "sudo apt-get -q -y install smbclient")
