@@ -21,6 +21,9 @@ from contract.layout import FAILING
 PAUSES = (0.5, 1.0, 2.0, 4.0)
 # What the kernel answers where a file was listed and is not there any more.
 GONE = (errno.ENOENT, errno.ENOTDIR)
+# Bytes of all stages of an image's pixels, as Pillow holds them (RGB in four), unless it is a JPEG:
+# of these up to 89 million pixels are decoded, from which on Pillow warns.
+LARGEST = 300 << 20
 # A file's format is recognised by its content, not by its name. No other format of Pillow's is
 # opened: some start external programs (EPS starts Ghostscript). MPO files are JPEGs with several
 # pictures, as cameras and phones make them.
@@ -96,9 +99,25 @@ def _decoded(image: Image.Image) -> Image.Image:
     with _explained():
         if image.mode not in EIGHT_BIT:
             raise BadImage(f"pixels are {image.mode}, not 8-bit grey or RGB: convert it")
+        _refuse_large(image)
         image.load()
         rgb, turn = image if image.mode == "RGB" else _to_rgb(image), _turn(image)
-        return rgb if turn is None else rgb.transpose(turn)
+        if turn is None:
+            return rgb
+        _refuse_large(image, turned=True)  # a PNG says it behind its pixels
+        return rgb.transpose(turn)
+
+
+def _refuse_large(image: Image.Image, turned: bool = False) -> None:
+    """A small file may hold any number of equal pixels; only JPEG has some bytes for each."""
+    pixels = image.width * image.height
+    kinds = [image.mode, *["RGBA"] * _has_holes(image), *["RGB"] * (image.mode != "RGB")]
+    channels = [1 if kind in ("1", "L", "P") else 4 for kind in (*kinds, *["RGB"] * turned)]
+    fits = pixels <= (Image.MAX_IMAGE_PIXELS or pixels)
+    if not isinstance(image, JpegImageFile):
+        fits = pixels * sum(channels) <= LARGEST
+    if not fits:
+        raise BadImage(f"it has {pixels / 1e6:.0f} million pixels: make it smaller")
 
 
 def _content(path: Path, pauses: Tuple[float, ...]) -> bytes:
@@ -183,7 +202,11 @@ def _turn(image: Image.Image) -> Optional[Image.Transpose]:
         return None
 
 
+def _has_holes(image: Image.Image) -> bool:
+    return image.mode == "P" and "transparency" in image.info
+
+
 def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "P" and "transparency" in image.info:
+    if _has_holes(image):
         image = image.convert("RGBA")
     return image.convert("RGB")

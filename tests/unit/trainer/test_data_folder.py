@@ -3,6 +3,10 @@
 import logging
 import os
 import shutil
+import struct
+import subprocess
+import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -225,6 +229,59 @@ def test_a_named_pipe_is_a_bad_image(tmp_path):
             read(tmp_path / "0.png")
 
 
+def bomb(path, side, depth, colour, *chunks):
+    """A PNG of a few KB: square, of one colour."""
+
+    def chunk(kind, content):
+        crc = zlib.crc32(kind + content)
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", crc)
+
+    packer, row = zlib.compressobj(9), bytes(1 + side * depth // 8)
+    pixels = b"".join(packer.compress(row) for _ in range(side)) + packer.flush()
+    head = struct.pack(">IIBBBBB", side, side, depth, colour, 0, 0, 0)
+    parts = [chunk(b"IHDR", head), *chunks, chunk(b"IDAT", pixels), chunk(b"IEND", b"")]
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+    return path
+
+
+@pytest.mark.parametrize("side", [6400, 13000])
+def test_a_small_file_of_many_pixels_takes_little_memory(tmp_path, side):
+    """One bit a pixel, with a palette of which a part is transparent: nine bytes each, then."""
+    palette = [struct.pack(">I", 6) + b"PLTE" + bytes(6), struct.pack(">I", 1) + b"tRNS\0"]
+    palette = [one + struct.pack(">I", zlib.crc32(one[4:])) for one in palette]
+    path = bomb(tmp_path / "0.png", side, 1, 3, *palette)
+    assert path.stat().st_size < 100_000
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", MEASURED, path],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    said, kilobytes = done.stdout.splitlines()
+    assert said == f"it has {side * side / 1e6:.0f} million pixels: make it smaller"
+    assert int(kilobytes) < 50 << 10
+
+
+# What is said of an image, and by how much reading it raised the most memory that was taken.
+MEASURED = """
+import re, sys
+from pathlib import Path
+from trainer.data.decode import BadImage, read_image
+most = lambda: int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
+before = most()
+try:
+    read_image(Path(sys.argv[1]))
+except BadImage as error:
+    print(error)
+print(most() - before)
+"""
+
+
+def test_a_photograph_of_many_pixels_is_an_image(tmp_path):
+    assert read_image(make(tmp_path / "0.jpg", (6400, 6400))).size == (6400, 6400)
+
+
 def test_a_name_of_several_lines_is_said_in_one(root):
     (root / "train" / "new\nline\x1b").mkdir()
     with pytest.raises(UserError, match=r"new\\nline\\x1b has no images"):
@@ -237,7 +294,7 @@ NAMES = (
 )  # fmt: skip
 KINDS = (
     "image", "empty", "no image", "cut", "folder", "empty folder", "circle", "nowhere", "fails",
-    "no file", "to an image", "grey16", "grey", "palette", "turned", "no EXIF",
+    "no file", "to an image", "many pixels", "grey16", "grey", "palette", "turned", "no EXIF",
 )  # fmt: skip
 
 
@@ -265,6 +322,8 @@ def put(path, kind, good):
     elif kind == "to an image":
         path.with_name("..target").write_bytes(good)
         path.symlink_to("..target")
+    elif kind == "many pixels":
+        bomb(path, 9000, 1, 0)
     elif kind in DRAWN:
         mode, form, more = DRAWN[kind]
         Image.new(mode, (8, 8)).save(path, form, **more)
