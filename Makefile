@@ -19,7 +19,7 @@ export PATH := $(CURDIR)/$(ANSIBLE_ENV)/bin:$(CURDIR)/.venv/bin:$(PATH)
 terminal = "$$(tty | grep ^/dev/)"
 
 .DEFAULT_GOAL := help
-.PHONY: known help env ansible-env demo data/digits provision verify dry-provision check upgrade poweroff wake bootstrap bundle usb imagenet accept plan train dry-run slurm status top attach stop runs report compare sweep test test-unit test-legacy test-long test-cores test-gpu chaos lint bench bench-gpu lock
+.PHONY: known help env ansible-env demo data/digits provision verify dry-provision check upgrade poweroff wake bootstrap bundle usb imagenet accept plan train dry-run slurm status top attach stop runs report compare tensorboard sweep test test-unit test-legacy test-long test-cores test-gpu chaos lint bench bench-gpu lock
 
 help:
 	@python3 tools/verbs.py help
@@ -91,6 +91,9 @@ report: env
 
 sweep: env
 	@$(with_options) $(PYTHON_ENV) -m tools.sweep
+
+tensorboard: env
+	@$(with_options) $(PYTHON_ENV) -m tools.tensorboard
 
 compare: env
 	@$(with_options) $(PYTHON_ENV) -m report compare

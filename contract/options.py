@@ -295,7 +295,6 @@ class Options:
     progress: str = resumable(
         "auto", "a bar on a terminal, plain lines elsewhere", ("auto", "bar", "plain")
     )
-    tensorboard: bool = resumable(False, "also write TensorBoard events to --output", writes=True)
 
     def __post_init__(self) -> None:
         for name, entry in ENTRIES.items():

@@ -55,12 +55,17 @@ def earlier(before: int) -> Path:
 
 
 def write(path: Path, content: str) -> None:
+    """Replace a text file. Raises UserError."""
+    write_bytes(path, content.encode("utf-8", errors="replace"))
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file atomically, or leave it as it was. Raises UserError when it cannot be
     written."""
     part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(content, encoding="utf-8", errors="replace")
+        part.write_bytes(content)
         part.replace(path)
     except OSError as error:
         with contextlib.suppress(OSError):

@@ -6,6 +6,7 @@ long run has millions of step lines.
 
 from __future__ import annotations
 
+import math
 import re
 from array import array
 from collections.abc import Callable, Mapping
@@ -45,7 +46,7 @@ CATEGORIES = (
 )
 
 
-# Of all ranks together, steps that are kept one by one (48 bytes each), and of each rank in an
+# Of all ranks together, steps that are kept one by one (56 bytes each), and of each rank in an
 # attempt, evaluations. All times are summed up to the last line whatever their number.
 MOST_STEPS, MOST_EVALUATIONS, MOST_RECORDS = 2_000_000, 2000, 4096
 # Of a rank, options and versions, and characters of one.
@@ -198,6 +199,7 @@ class StepColumns:
     total: array[float] = field(default_factory=lambda: array("d"))  # in all categories
     data: array[float] = field(default_factory=lambda: array("d"))
     sync: array[float] = field(default_factory=lambda: array("d"))
+    loss: array[float] = field(default_factory=lambda: array("d"))  # NaN between log points
     exact: array[int] = field(default_factory=lambda: array("b"))  # 1 in the warm-up of a strategy
     most: int = MOST_STEPS
     beyond: float = 0.0
@@ -377,6 +379,8 @@ def fold_step(record: RankRecord, line: Entry, seconds: dict[str, float]) -> Non
     exact = line.get("exact") is True
     if exact and columns:
         add(record.warm_seconds, seconds)
+    loss = number(line.get("loss"))
+    columns.loss.append(math.nan if loss is None else loss)
     columns.exact.append(int(exact))
     columns.step.append(natural_number(line.get("step")) or 0)
     columns.samples.append(positive(line.get("samples")) or 0.0)

@@ -268,6 +268,7 @@ VERBS = {
         ),
         'make compare RUNS="latest latest~1"',
     ),
+    "tensorboard": Verb("write a run's figures for TensorBoard, and show them", (RUN,)),
     "sweep": Verb(
         "try each combination of settings in short runs, and compare",
         (

@@ -1,7 +1,6 @@
 """What people see of a run, printed by rank 0 only: a bar on a terminal, plain lines elsewhere."""
 
 import os
-import pathlib
 import sys
 import threading
 import time
@@ -9,7 +8,6 @@ from typing import Any, List, Optional
 
 from tqdm import tqdm
 
-from contract.errors import UserError
 from contract.options import Options
 
 from .world import World
@@ -37,7 +35,6 @@ class Screen:
         self._done = self._step = 0
         self._epoch, self._doing = "", ""
         self._over = threading.Event()
-        self._board = _board(options) if self.shown and options.tensorboard else None
 
     def say(self, text: str) -> None:
         if self.shown:
@@ -113,23 +110,16 @@ class Screen:
                 f"{speed:.0f} img/s  {rest} to go"
             )
             self._due_at = time.monotonic() + PLAIN_EVERY
-        self._chart(step, train_loss=loss, train_top1=top1, images_per_second=speed)
 
     def _speed(self) -> float:
         begun = time.monotonic() if self._begun is None else self._begun
         return self._done / max(time.monotonic() - begun, 1e-9)
 
-    def evaluated(self, epoch: int, step: int, train_loss: float, result: Any) -> None:
+    def evaluated(self, epoch: int, train_loss: float, result: Any) -> None:
         self.say(
             f"epoch {epoch + 1}/{self._epochs}  loss {train_loss:.3f}  val {result.loss:.3f}  "
             f"top-1 {result.top1:.2%}  {self._speed():.0f} img/s"
         )
-        self._chart(step, val_loss=result.loss, val_top1=result.top1)
-
-    def _chart(self, step: int, **values: float) -> None:
-        if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -139,8 +129,6 @@ class Screen:
     def end(self) -> None:
         self._over.set()
         self.close()
-        if self._board is not None:
-            self._board.close()  # writes what it has buffered
 
 
 def columns() -> int:
@@ -164,11 +152,3 @@ def fitting(parts: List[str], room: int) -> List[str]:
             break
         kept.append(part)
     return kept
-
-
-def _board(options: Options) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise UserError("--tensorboard needs `pip install tensorboard`.") from error
-    return SummaryWriter(str(pathlib.Path(options.output or ".", "tensorboard")))

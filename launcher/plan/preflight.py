@@ -110,7 +110,7 @@ def _packages(asked: Requirements) -> list[str]:
     packages = models.packages(model)
     if ":" in model and not models.is_path(model):
         packages.append(model.partition(".")[0])
-    return [*packages, *(["tensorboard"] if settings.tensorboard else [])]
+    return packages
 
 
 def check(machines: OpenMachines, asked: Requirements) -> list[Problem]:
@@ -168,7 +168,7 @@ def _of_trainer(
     machines: OpenMachines, settings: TrainerOptions, asked: Requirements
 ) -> list[Problem]:
     """What the trainer would refuse."""
-    found = [*model(machines, settings.model), *_tensorboard(machines, settings)]
+    found = model(machines, settings.model)
     return [*found, *_equal_data(machines), *_batch(machines, settings, asked.options.trainer)]
 
 
@@ -195,17 +195,6 @@ def _batch(
     except UserError as error:
         return [Problem(in_words_of_make(str(error), typed))]
     return []
-
-
-def _tensorboard(machines: OpenMachines, settings: TrainerOptions) -> list[Problem]:
-    if not settings.tensorboard:
-        return []
-    lacking = [h for h in machines.hosts if not machines.facts[h.name].packages["tensorboard"]]
-    said = (
-        "{}: --tensorboard, and the environment there has no tensorboard: `{} -m pip install "
-        "tensorboard`, or leave the option out."
-    )
-    return together([(h, Problem(said.format(h.label(), h.env_python))) for h in lacking])
 
 
 def model(machines: OpenMachines, name: str) -> list[Problem]:

@@ -349,13 +349,6 @@ def test_what_is_decided_is_said_and_holds_for_every_attempt(monkeypatch):
     assert (later.precision, later.precision_why) == ("O1", found.precision_why)
 
 
-def test_tensorboard_is_asked_of_the_machines():
-    lacking = facts(2, packages={"tensorboard": False})
-    found = [facts(1, packages={"tensorboard": True}), lacking]
-    (told,) = problems([host(1), host(2)], found, tensorboard=True, output=".")
-    assert told.startswith("node2") and "pip install tensorboard" in told
-
-
 # What the machines are asked
 
 

@@ -200,12 +200,12 @@ def test_a_flood_before_hello_is_cut_off():
 
 
 TASK = {
-    **{"peers": ["192.0.2.1"], "packages": ["tensorboard"], "paths": ["/usr/local/cuda/bin"]},
+    **{"peers": ["192.0.2.1"], "packages": ["timm"], "paths": ["/usr/local/cuda/bin"]},
     **{"ports": [29500, 29501, 29502], "data": "/d"},
 }
 ANSWER = {name: getattr(facts(1), name) for name in probe.shape(TASK)}
 ANSWER["versions"] = {**dict.fromkeys(probe.VERSIONS), **ANSWER["versions"]}
-ANSWER.update(packages={"tensorboard": True}, paths={"/usr/local/cuda/bin": True})
+ANSWER.update(packages={"timm": True}, paths={"/usr/local/cuda/bin": True})
 
 
 def test_an_answer_of_ours_passes():
@@ -277,12 +277,12 @@ def test_what_was_taken_of_an_odd_answer_ends_no_plan(answer, device, visible):
         found = probe.read_facts(json.dumps(answer), TASK)
     except Invalid:
         return
-    other = facts(2, packages={"tensorboard": True})
+    other = facts(2, packages={"timm": True})
     times = {"asked_unix": 100.0, "answered_unix": 100.1}
     known = {"node1": Facts(host="node1", **times, **found), "node2": other}
     env = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
     hosts = [host(1, env=env, cuda_home="/usr/local/cuda"), host(2)]
-    chosen = {"device": device, "tensorboard": True, "output": "."}
+    chosen = {"device": device, "output": "."}
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(UserError):
         patch.setattr(probe, "check_ways", lambda *_: [])
         patch.setattr(preflight.code, "current", lambda *_: CODE)

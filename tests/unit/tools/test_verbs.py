@@ -206,6 +206,8 @@ def received(monkeypatch, call):
         main, argv = report_main, argv[2:]
     elif argv[:2] == ["-m", "tools.sweep"]:
         main, argv = sweep.main, argv[2:]
+    elif argv[:2] == ["-m", "tools.tensorboard"]:  # it passes its words on
+        main, argv = report_main, ["tensorboard", *argv[2:]]
     else:
         monkeypatch.syspath_prepend(ROOT / "ansible")
         spec = importlib.util.spec_from_file_location("tool", ROOT / argv[0])

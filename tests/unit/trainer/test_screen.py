@@ -8,7 +8,6 @@ from unittest import mock
 
 import pytest
 
-from contract.errors import UserError
 from contract.options import Options
 from trainer import screen as screens
 from trainer.banner import amount, sentences
@@ -41,7 +40,7 @@ def test_plain_lines_come_by_time_and_from_rank_0_alone(time, capsys):
             ours.step(images=5)
             if ours.due():
                 ours.figures(step, left=7200, loss=1.5, top1=0.25)
-        ours.evaluated(0, 8, 1.25, Result(99, 0.5, 0.9, 1.75))
+        ours.evaluated(0, 1.25, Result(99, 0.5, 0.9, 1.75))
         said = capsys.readouterr()
         assert said.err == ""
         assert said.out.splitlines() == (
@@ -125,36 +124,6 @@ def test_other_ranks_only_warn(capsys):
     for rank, level in ((0, logging.INFO), (1, logging.WARNING)):
         quiet_others(World(rank=rank, size=2, batches=(4, 4)))
         assert package.getEffectiveLevel() == level
-
-
-def test_tensorboard_gets_the_figures_of_rank_0(monkeypatch, tmp_path):
-    written = []
-
-    class Board:
-        def __init__(self, folder):
-            written.append(folder)
-
-        def add_scalar(self, *row):
-            written.append(row)
-
-        def close(self):
-            written.append("closed")
-
-    module = types.SimpleNamespace(SummaryWriter=Board)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    for rank in (0, 1):
-        ours = screen(rank, tensorboard=True, output=str(tmp_path))
-        ours.evaluated(0, 8, 1.25, Result(99, 0.5, 0.9, 1.75))
-        ours.end()
-    rows = [("val_loss", 1.75, 8), ("val_top1", 0.5, 8)]
-    # It keeps the newest ones back for up to two minutes, unless it is closed.
-    assert written == [f"{tmp_path}/tensorboard", *rows, "closed"]
-
-
-def test_a_missing_tensorboard_is_a_sentence(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UserError, match="--tensorboard needs `pip install tensorboard`"):
-        screen(tensorboard=True, output=str(tmp_path))
 
 
 @pytest.mark.parametrize(
