@@ -87,7 +87,8 @@ def of_training(analysis: Analysis, records: list[RankRecord], began: float) -> 
 
     losses: dict[int, list[float]] = {}
     for one in records:
-        told = [pair for pair in zip(one.steps.step, one.steps.loss) if not math.isnan(pair[1])]
+        pairs = zip(map(float, one.steps.step), one.steps.loss)
+        told = [pair for pair in pairs if not math.isnan(pair[1])]
         for step, loss in thin(told, MOST_LOSSES):
             losses.setdefault(int(step), []).append(loss)
     for step, found in losses.items():
