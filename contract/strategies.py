@@ -117,7 +117,7 @@ class Strategy:
         return self.rule.exact
 
     @property
-    def by_gloo(self) -> bool:
+    def uses_gloo(self) -> bool:
         """Whether sums go over Gloo, through host memory, even on GPUs."""
         return "gloo" in self.arguments
 
@@ -144,7 +144,7 @@ def _summed_in(width: Optional[int]) -> Callable[[Strategy, int, Payload], float
     return lambda _, world, payload: ring_bytes(world, payload.values * (width or payload.width))
 
 
-def part_of(values: float, world: int) -> int:
+def shard_size(values: float, world: int) -> int:
     """The number of values that each rank owns of a bucket of `values`, with padding."""
     return math.ceil(values / world / UNIT) * UNIT
 
@@ -157,11 +157,11 @@ def coded_bytes(values: int, bits: float) -> float:
 def _exchanged_parts(strategy: Strategy, world: int, payload: Payload) -> float:
     """Each rank sends every other rank the values of that rank's part, and later the sum of its own
     part to every other rank."""
-    part = part_of(payload.values / payload.buckets, world)
+    part = shard_size(payload.values / payload.buckets, world)
     return 2 * (world - 1) * payload.buckets * coded_bytes(part, float(strategy.arguments[0]))
 
 
-def is_thinned(rows: int, columns: int, rank: int) -> bool:
+def is_factorised(rows: int, columns: int, rank: int) -> bool:
     """Whether PowerSGD sends a matrix as two factors: where they are less than half of it."""
     return 2 * (rows + columns) * rank < rows * columns
 
@@ -172,7 +172,7 @@ def _factors(strategy: Strategy, world: int, payload: Payload) -> Optional[float
         return None
     rank, values = int(strategy.arguments[0]), payload.values
     for rows, columns, count in payload.matrices:
-        if is_thinned(rows, columns, rank):
+        if is_factorised(rows, columns, rank):
             values += count * ((rows + columns) * rank - rows * columns)
     return ring_bytes(world, values * 4)
 

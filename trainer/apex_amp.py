@@ -10,8 +10,7 @@ from torch import nn
 from contract.errors import UserError
 from contract.options import Options
 
-from .loss_scale import LossScale
-from .precision import Precision, PrecisionState, optimized
+from .precision import LossScale, Precision, PrecisionState, optimized
 from .world import World
 
 # Options that are incompatible with apex: it replaces the model's forward, which neither

@@ -19,15 +19,13 @@ from contract.split import micro_batches, steps_per_epoch
 from . import parallel, precision, syncbn
 from . import sync as syncs
 from .apex_amp import choose
-from .data.augment import Normalise
+from .data.batch import Loss, Normalise, derive_seed
 from .data.folder import ImageFolder
 from .data.generated import Generated
-from .data.mix import Loss
-from .data.order import derive_seed
 from .ema import Ema
+from .memory import recompute_activations
 from .models import build as build_model
 from .optim import build_optimizer
-from .recompute import recompute_activations
 from .timing import Clock
 from .world import World
 

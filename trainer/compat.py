@@ -63,7 +63,7 @@ def unscale(gradients: List[torch.Tensor], factor: torch.Tensor) -> torch.Tensor
     return (~torch.stack(finite).all()).to(factor.dtype)
 
 
-def static_graph_in_parts() -> bool:
+def static_graph_accumulates() -> bool:
     """Whether DDP with a static graph can add up micro-batches: torch 1.12 ends in an internal
     assertion of its own, 2.15 does not."""
     return not torch.__version__.startswith("1.")

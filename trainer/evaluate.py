@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from .build import Job
 from .data.loader import eval_batches
-from .oom import one_pass
+from .memory import one_pass
 
 
 class Result(NamedTuple):

@@ -1,57 +1,75 @@
-"""The memory of a device: how much of it a step may take (--auto_batch), and how much it took."""
+"""The memory of a device: how much a process took, whether an error means that it has too little,
+and how to need less (--checkpoint_activations).
 
+A rank cannot retry a step while its peers wait for its gradients inside an all-reduce. So it exits
+with a dedicated exit code, and the run is restarted from its checkpoint with the micro-batch
+halved. The global batch and the learning rate stay the same, but batch normalisation sees the
+smaller micro-batch.
+"""
+
+import contextlib
 import resource
+from typing import Any, Iterator, List, Optional
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
-from contract.options import OPTIMIZERS
-from contract.split import SMALLEST, micro_batches
-
-from .build import Job
-from .oom import OutOfMemory, one_pass
-from .precision import optimized
-from .step import blank_pass, resting, unchanged
-
-
-def agree_micro_batches(job: Job) -> None:
-    """With --auto_batch, the fewest micro-batches that fit, the same on all ranks. Collective. On
-    GPUs with --balance, too: a machine may have more images than the batch that was asked for.
-
-    A trial pass contains none of training's own collectives, since a rank that runs out of memory
-    would never reach them: batch normalisation over ranks is switched off meanwhile.
-    """
-    unequal = bool(job.options.balance) and job.world.device.type == "cuda"
-    if not job.options.auto_batch and not unequal:
-        return
-    count = job.world.batches[job.world.rank]
-    parts = job.micro_batches
-    with resting(job.norms, job.options.sync_bn):
-        while not _fits(job, max(micro_batches(count, parts))) and count // parts > SMALLEST:
-            parts *= 2
-    job.micro_batches = max(job.world.gather(parts))
+# The words of torch itself, cuBLAS, cuDNN and the CPU allocator.
+OUTRIGHT = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
+# cuDNN without memory for a workspace, and cuDNN or cuBLAS without memory for a handle. These
+# messages have other causes too, so they count only where memory was short.
+PERHAPS = (
+    *("unable to find a valid cudnn algorithm", "unable to find an engine"),
+    *("cublas_status_not_initialized", "cudnn_status_not_initialized"),
+)
 
 
-def _fits(job: Job, size: int) -> bool:
-    """Whether a forward and backward of `size` images fits, together with the memory that is needed
-    later; leaves the model as it was."""
+class OutOfMemory(RuntimeError):
+    """The device has too little memory for a pass; the text is the library's own message."""
+
+
+@contextlib.contextmanager
+def one_pass() -> Iterator[None]:
+    """Around a forward and backward, or an evaluation pass: an error that means too little memory
+    is raised as OutOfMemory."""
+    before = refusals()
     try:
-        with unchanged(job), one_pass():
-            reserve = reserved(job) if job.world.device.type == "cuda" else 0
-            ballast = torch.empty(reserve, dtype=torch.uint8, device=job.world.device)
-            blank_pass(job, job.model, size)
-            del ballast
-    except OutOfMemory:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, OutOfMemory) or not is_out_of_memory(error, before):
+            raise
+        raise OutOfMemory(str(error)) from error
+
+
+def is_out_of_memory(error: BaseException, refused_before: Optional[int] = None) -> bool:
+    """Judges by the message: torch 1.12 raises a plain RuntimeError, later versions a subclass.
+
+    `refused_before`: `refusals()` when the pass began, where it is known."""
+    if not isinstance(error, RuntimeError):
         return False
-    return True
+    if isinstance(error, OutOfMemory) or any(word in str(error) for word in OUTRIGHT):
+        return True
+    return any(word in str(error).lower() for word in PERHAPS) and _was_short(refused_before)
 
 
-def reserved(job: Job) -> int:
-    """Bytes of GPU memory that a trial pass must leave free: what the optimizer allocates at its
-    first step (masters and average exist already), and a twentieth for fragmentation."""
-    copies = len(OPTIMIZERS[job.options.optimizer].keeps(job.options))
-    weights = sum(weight.numel() * weight.element_size() for weight in optimized(job.optimizer))
-    total = torch.cuda.get_device_properties(job.world.device).total_memory
-    return copies * weights + int(total) // 20
+def refusals() -> int:
+    """How often torch has failed to allocate GPU memory for this process."""
+    if not torch.cuda.is_initialized():
+        return 0
+    return int(torch.cuda.memory_stats_as_nested_dict().get("num_ooms", 0))
+
+
+def _was_short(refused_before: Optional[int]) -> bool:
+    """Whether less than a twentieth of the GPU's memory is free, or an allocation has failed since
+    the pass began: a process may be limited to a part of the memory, and cuDNN hides the failed
+    allocation of its workspace. Earlier failures (in --auto_batch's trials, or while cuDNN timed
+    its algorithms) prove nothing."""
+    if not torch.cuda.is_initialized():
+        return False
+    free, total = torch.cuda.mem_get_info()
+    return free < total / 20 or (refused_before is not None and refusals() > refused_before)
 
 
 def peak(device: torch.device) -> int:
@@ -59,3 +77,49 @@ def peak(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def recompute_activations(model: nn.Module) -> None:
+    """Keep only the inputs of the model's stages, and compute the rest again in backward: less
+    memory for about a third more computation.
+
+    A stage is an outermost nn.Sequential (ResNet's layers, a transformer's encoder).
+    """
+    if isinstance(model, nn.Sequential):
+        _recompute(model)
+        return
+    for child in model.children():
+        recompute_activations(child)
+
+
+def _recompute(stage: nn.Sequential) -> None:
+    forward = stage.forward
+    norms = [module for module in stage.modules() if isinstance(module, _BatchNorm)]
+
+    def recomputed(images: torch.Tensor) -> Any:
+        calls: List[int] = []
+
+        def run(inputs: torch.Tensor) -> Any:
+            calls.append(1)
+            with _untracked(norms if len(calls) > 1 else []):
+                return forward(inputs)
+
+        if stage.training and torch.is_grad_enabled():
+            return checkpoint(run, images, use_reentrant=False)
+        return forward(images)
+
+    stage.forward = recomputed  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _untracked(norms: List[_BatchNorm]) -> Iterator[None]:
+    """When a batch is recomputed, it must not count in the running statistics a second time."""
+    momenta = [module.momentum for module in norms]
+    counts = [module.num_batches_tracked for module in norms]
+    for module in norms:
+        module.momentum, module.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for module, momentum, count in zip(norms, momenta, counts):
+            module.momentum, module.num_batches_tracked = momentum, count

@@ -10,9 +10,9 @@ from contract.errors import UserError
 from contract.options import Options
 from contract.split import even_parts
 
-from .compat import ddp_buffers, static_graph_in_parts
+from .compat import ddp_buffers, static_graph_accumulates
 from .precision import Precision
-from .sync import Machines, Sync
+from .sync import Sync, Topology
 from .world import World
 
 
@@ -83,9 +83,9 @@ class Computing(nn.Module):
             return self.model(images)
 
 
-def check_parts(options: Options, world: World, parts: int) -> None:
+def check_micro_batches(options: Options, world: World, parts: int) -> None:
     """Raise UserError where this torch cannot take a step of `parts` micro-batches."""
-    if options.static_graph and parts > 1 and world.size > 1 and not static_graph_in_parts():
+    if options.static_graph and parts > 1 and world.size > 1 and not static_graph_accumulates():
         raise UserError(
             f"--static_graph does not work with micro-batches ({parts} a step) in torch "
             f"{torch.__version__}: leave --static_graph out, or use torch 2."
@@ -100,7 +100,7 @@ def wrap(model: nn.Module, options: Options, world: World, sync: Optional[Sync])
         return DataParallel(model)
     if world.size == 1 or sync is None:
         return model
-    machines = Machines(world.nodes, world.rank).connected(options.timeout)
+    machines = Topology(world.nodes, world.rank).connected(options.timeout)
     ddp = DistributedDataParallel(
         model,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,

@@ -16,8 +16,8 @@ from . import checkpoint, resume
 from .build import Job, job, materials
 from .data.loader import eval_batches
 from .errors import RankError
+from .memory import one_pass
 from .models import last_linear
-from .oom import one_pass
 from .timing import Clock
 from .world import World
 from .writer import whole

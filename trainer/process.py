@@ -20,12 +20,11 @@ from contract.options import Options
 from .data.workers import end_with
 from .errors import report_error
 from .logs import quiet_others
-from .oom import is_out_of_memory
+from .memory import is_out_of_memory
 from .place import place
 from .predict import infer
-from .settle import settle
-from .train import Run, train
-from .trial import Trial
+from .resume import resolve_options
+from .train import Run, Trial, train
 from .world import start
 
 # Seconds that the other ranks of --spawn have to exit, once one has failed or is done.
@@ -48,7 +47,7 @@ def work(options: Options) -> int:
     try:
         world = start(options)
         quiet_others(world)
-        options = settle(options, world)
+        options = resolve_options(options, world)
         if options.predict or options.extract:
             code = infer(options, world)
         else:

@@ -1,18 +1,39 @@
-"""Which checkpoint a run resumes from: the newest complete one on any machine."""
+"""What a run continues: the newest complete checkpoint on any machine, what this machine kept for
+itself, and the settings that all ranks use.
+"""
 
+import dataclasses
 import io
+import logging
 import pathlib
-from typing import Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
+
+import torch
 
 from contract import strategies
 from contract.errors import UserError
+from contract.levels import HALF, Device, resolve
 from contract.options import ENTRIES, Options
 
 from .build import Job
 from .checkpoint import Position, complete, decisive, loaded
 from .errors import RankError
 from .snapshots import OwnState, Snapshot, own_state_in, snapshot_in
+from .world import World
 from .writer import checkpoints
+
+log = logging.getLogger(__name__)
 
 
 class Found(NamedTuple):
@@ -83,7 +104,7 @@ def _allowed_here(options: Options) -> Iterator[Tuple[bytes, Snapshot]]:
             yield content, snapshot_in(str(file), state)
 
 
-def settled_here(
+def _newest_options(
     options: Options, names: Sequence[str]
 ) -> Optional[Tuple[str, int, Dict[str, str]]]:
     """The run, the samples seen and the options called `names` of the newest checkpoint on this
@@ -156,3 +177,59 @@ def _complete(job: Job) -> FrozenSet[Tuple[str, int]]:
         here = [key for key, _ in _own_files(job)]
     keys = job.world.gather(here)
     return frozenset.intersection(*(frozenset(map(tuple, theirs)) for theirs in keys))
+
+
+# Options for which None is resolved here, and which a resumed run keeps.
+OPEN = ("channels_last", "jpeg_scaling")
+
+
+def resolve_options(options: Options, world: World) -> Options:
+    """The options with the settings that all ranks use. A resumed run keeps its own. Collective.
+    Raises UserError."""
+    kept = _from_checkpoint(options, world)
+    options = resolve_precision(options, world, kept)
+    fast = _for_tensor_cores(options, world.devices)
+    usual = {"channels_last": fast, "jpeg_scaling": True}
+    chosen: Dict[str, Any] = {
+        name: kept.get(name, repr(usual[name])) == "True"
+        for name in OPEN
+        if getattr(options, name) is None
+    }
+    if fast:
+        # Which cuDNN algorithm is fastest may differ from start to start, and so may the last bits.
+        torch.backends.cudnn.benchmark = True
+    return dataclasses.replace(options, **chosen)
+
+
+def resolve_precision(
+    options: Options, world: World, kept: Optional[Dict[str, str]] = None
+) -> Options:
+    """The options with the level that all ranks compute in. `kept`: the result of
+    `_from_checkpoint`, which is called if it is None. Collective. Raises UserError."""
+    found = _from_checkpoint(options, world) if kept is None else kept
+    before = found.get("precision", "") if options.precision == "auto" else ""
+    level = resolve(before or options.precision, world.devices, options.emulate, bool(before))
+    if (level.name, level.why) != (options.precision, "as asked"):
+        why = "as this run began" if before and level.why == "as asked" else level.why
+        log.info(f"precision {level.name}: {why}")
+    return dataclasses.replace(options, precision=level.name)
+
+
+def _for_tensor_cores(options: Options, devices: Iterable[Device]) -> bool:
+    """Whether to choose settings for tensor cores, which compute in 16 bits; results may then
+    differ in the last bits from start to start."""
+    half = options.precision in ("bf16", *HALF) and not options.deterministic
+    return half and all(device.kind == "cuda" for device in devices)
+
+
+def _from_checkpoint(options: Options, world: World) -> Dict[str, str]:
+    """The options resolved here, as stored in the newest checkpoint that the run would resume from;
+    {} where there is none."""
+    if options.resume == "none" or options.predict or options.extract:
+        return {}
+    mine = None
+    with world.agreed():
+        if world.local_rank == 0:
+            mine = _newest_options(options, ("precision", *OPEN))
+    found = [one for one in world.gather(mine) if one]
+    return max(found, key=lambda one: one[:2])[2] if found else {}

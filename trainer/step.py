@@ -1,27 +1,25 @@
 """One optimizer step: forward and backward over micro-batches, gradients summed over ranks."""
 
 import contextlib
-from typing import ContextManager, Iterator, List, Optional, cast
+from typing import ContextManager, Iterator, List, Optional, Sequence, cast
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from contract.errors import UserError
-from contract.split import SMALLEST, StepShape, step_shape
+from contract.options import OPTIMIZERS
+from contract.split import SMALLEST, StepShape, micro_batches, step_shape
 
 from .build import Job
-from .data.loader import Batch
-from .data.mix import Mix, mix_images, mixed_loss, plan_mix
-from .data.order import derive_seed
-from .oom import one_pass
+from .data.batch import Batch, Mix, derive_seed, mix_images, mixed_loss, plan_mix
+from .memory import OutOfMemory, one_pass
+from .precision import optimized
 
 
-def shape_of(job: Job, global_count: int) -> StepShape:
-    """This rank's part of a step of `global_count` samples; all ranks compute the same sizes."""
-    return step_shape(
-        job.world.rank_samples(global_count), job.world.rank, job.micro_batches, job.options.sync_bn
-    )
+def shape_of(job: Job, sizes: Sequence[int]) -> StepShape:
+    """What this rank does in a step of `sizes` samples per rank; all ranks know all sizes."""
+    return step_shape(sizes, job.world.rank, job.micro_batches, job.options.sync_bn)
 
 
 def train_step(
@@ -48,7 +46,7 @@ def train_step(
         follows = job.precision.scale if job.sync.follows_scale else None
         scale = 1.0 if follows is None else follows.value
         job.sync.before_step(scale, exact)
-    shape = shape_of(job, batch.global_count)
+    shape = shape_of(job, batch.sizes)
     with resting(job.norms, shape.running_statistics):
         tally = _gradients(job, images, targets, batch.global_count, shape.micro, step)
     clock.enter("optimizer")
@@ -85,8 +83,8 @@ def _gradients(
     """Sum the gradients of loss / `count`, where `count` is the samples of all ranks. Returns the
     sums of loss and hits (2)."""
     if not sizes:
-        return _take_part(job)
-    mix = plan_mix(job.options, job.image_size, step, job.world.rank)
+        return _empty_step(job)
+    mix = plan_mix(job.options, images.shape[-1], step, job.world.rank)
     # Neighbours in the batch, as bytes: only one micro-batch at a time is converted to floats.
     others = images if mix is None else images.roll(1, 0)
     tallies = []
@@ -115,7 +113,7 @@ def _inputs(
     return own if mix is None else mix_images(own, job.normalise(neighbours), mix)
 
 
-def _take_part(job: Job) -> torch.Tensor:
+def _empty_step(job: Job) -> torch.Tensor:
     """For a rank without samples: the peers wait for its gradients, which are zero."""
     job.clock.enter("forward")
     blank_pass(job, job.net, 1, last=True)
@@ -178,14 +176,15 @@ def local_only(net: nn.Module, on: bool) -> ContextManager[None]:
     return contextlib.nullcontext()
 
 
-def _settling_sizes(job: Job) -> List[int]:
+def _throwaway_sizes(job: Job) -> List[int]:
     """Images of each throw-away pass; all ranks make equally many. With --compile, the passes have
     the sizes of an epoch's micro-batches, so that all compilation is done before the first step."""
     if not job.options.compile:
         return [SMALLEST]
     least = len(job.train_set) // job.steps_per_epoch
     counts = {min(count, job.world.global_batch) for count in (least, least + 1)}
-    shapes = [shape_of(job, count).micro or [SMALLEST] for count in sorted(counts)]
+    steps = [job.world.rank_samples(count) for count in sorted(counts)]
+    shapes = [shape_of(job, sizes).micro or [SMALLEST] for sizes in steps]
     return [size for sizes in shapes for size in (min(sizes), max(sizes))]
 
 
@@ -211,14 +210,14 @@ def rebuild_buckets(job: Job) -> None:
             static = job.options.static_graph
             alone = cast(nn.Module, job.net.module if static else job.net)
             with local_only(alone, True), resting(job.norms, job.options.sync_bn):
-                for size in _settling_sizes(job):
+                for size in _throwaway_sizes(job):
                     blank_pass(job, alone, size, unseen=static)
             job.net.zero_grad(set_to_none=True)
             job.world.exchange.meet()
-        for size in _settling_sizes(job):
+        for size in _throwaway_sizes(job):
             blank_pass(job, job.net, size)
         _refuse_unused(job)
-        blank_pass(job, job.net, _settling_sizes(job)[-1])
+        blank_pass(job, job.net, _throwaway_sizes(job)[-1])
 
 
 def _refuse_unused(job: Job) -> None:
@@ -230,3 +229,44 @@ def _refuse_unused(job: Job) -> None:
             f"the model's {unused[0]} (of {len(unused)} parameters) takes no part in its output, "
             "and the ranks would wait for its gradient for ever: give --find_unused_parameters."
         )
+
+
+def agree_micro_batches(job: Job) -> None:
+    """With --auto_batch, the fewest micro-batches that fit, the same on all ranks. Collective. On
+    GPUs with --balance, too: a machine may have more images than the batch that was asked for.
+
+    A trial pass contains none of training's own collectives, since a rank that runs out of memory
+    would never reach them: batch normalisation over ranks is switched off meanwhile.
+    """
+    unequal = bool(job.options.balance) and job.world.device.type == "cuda"
+    if not job.options.auto_batch and not unequal:
+        return
+    count = job.world.batches[job.world.rank]
+    parts = job.micro_batches
+    with resting(job.norms, job.options.sync_bn):
+        while not _fits(job, max(micro_batches(count, parts))) and count // parts > SMALLEST:
+            parts *= 2
+    job.micro_batches = max(job.world.gather(parts))
+
+
+def _fits(job: Job, size: int) -> bool:
+    """Whether a forward and backward of `size` images fits, together with the memory that is needed
+    later; leaves the model as it was."""
+    try:
+        with unchanged(job), one_pass():
+            reserve = reserved(job) if job.world.device.type == "cuda" else 0
+            ballast = torch.empty(reserve, dtype=torch.uint8, device=job.world.device)
+            blank_pass(job, job.model, size)
+            del ballast
+    except OutOfMemory:
+        return False
+    return True
+
+
+def reserved(job: Job) -> int:
+    """Bytes of GPU memory that a trial pass must leave free: what the optimizer allocates at its
+    first step (masters and average exist already), and a twentieth for fragmentation."""
+    copies = len(OPTIMIZERS[job.options.optimizer].keeps(job.options))
+    weights = sum(weight.numel() * weight.element_size() for weight in optimized(job.optimizer))
+    total = torch.cuda.get_device_properties(job.world.device).total_memory
+    return copies * weights + int(total) // 20

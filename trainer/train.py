@@ -4,6 +4,7 @@ import contextlib
 import logging
 import math
 import pathlib
+import time
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
@@ -12,18 +13,20 @@ from contract.errors import STOPPED, UserError
 from contract.options import Options
 from contract.split import rank_slice
 
-from . import checkpoint, finite, memory, parallel, resume
+from . import checkpoint, finite, parallel, resume
 from .banner import sentences, start_line
 from .build import job, materials
-from .data.loader import Batch, TrainBatches
+from .data.batch import Batch
+from .data.generated import Generated, GeneratedBatches
+from .data.loader import TrainBatches
 from .errors import Diverged
 from .evaluate import evaluate, share_buffers
 from .logs import Lines, SampleLog
+from .memory import OutOfMemory, one_pass, peak
 from .models import describe
-from .oom import OutOfMemory, one_pass
 from .optim import learning_rate
 from .screen import Screen
-from .step import rebuild_buckets, train_step
+from .step import agree_micro_batches, rebuild_buckets, train_step
 from .stop import Stop
 from .timing import Clock
 from .world import World
@@ -79,8 +82,8 @@ class Run:
         self.due = False  # a checkpoint, as --checkpoint_every says
         self.warmed = False  # whether the last step was an exact one of the warm-up
         self.epoch_loss = [0.0, 0]  # sum and count of this rank's samples, this epoch and attempt
-        memory.agree_micro_batches(self.job)
-        parallel.check_parts(options, world, self.job.micro_batches)
+        agree_micro_batches(self.job)
+        parallel.check_micro_batches(options, world, self.job.micro_batches)
         rebuild_buckets(self.job)
         self.clock.restart()
         self._find_position()
@@ -189,8 +192,7 @@ class Run:
         log.warning("step %d did not fit into memory and was skipped", self.position.step + 1)
 
     def _log_samples(self, batch: Batch) -> None:
-        sizes = self.world.rank_samples(batch.global_count)
-        begin = self.position.sample + rank_slice(sizes, self.world.rank).start
+        begin = self.position.sample + rank_slice(batch.sizes, self.world.rank).start
         self.sample_log.add(self.position.epoch, begin, batch.indices.tolist())
 
     def _read_tallies(self) -> Dict[str, Any]:
@@ -308,6 +310,36 @@ class Run:
         self.screen.end()
         self.lines.end(
             status=status,
-            peak_memory_bytes=memory.peak(self.world.device),
+            peak_memory_bytes=peak(self.world.device),
             bad_images=len(self.job.train_set.quarantine) + len(self.job.eval_set.quarantine),
         )
+
+
+# Steps. The first one also warms up the device, so readers of the times leave it out.
+LEAST = 4
+
+
+class Trial(Run):
+    """`--trial SECONDS`: steps alone, to see how long they take (`make plan`), until the time is up
+    but at least LEAST of them; nothing is evaluated or saved."""
+
+    def __init__(self, options: Options, world: World) -> None:
+        super().__init__(options, world)
+        if isinstance(self.job.train_set, Generated):
+            self.batches = GeneratedBatches(self.job.train_set, options, world)
+        # What it learns is thrown away; the steps take as long whatever the loss is.
+        self.losses = finite.Losses(enough=math.inf)
+        self._until, self._over = time.monotonic() + options.trial, False
+
+    def all_epochs(self) -> bool:
+        """False when a stop was requested before the end."""
+        while self.epoch():
+            self.position.epoch = self.position.sample = 0
+        return self._over or not self.stop.requested
+
+    def _step(self, batch: Batch) -> None:
+        super()._step(batch)
+        over = self.position.step >= LEAST and time.monotonic() >= self._until
+        if over and not self.stop.requested:
+            # As if somebody had requested a stop, so that all ranks agree on the step.
+            self._over = self.stop.requested = True

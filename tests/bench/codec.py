@@ -22,8 +22,8 @@ import torchvision
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from contract.strategies import BUCKET_MB, parse, part_of
-from trainer.sync import Machines, powersgd
+from contract.strategies import BUCKET_MB, parse, shard_size
+from trainer.sync import Topology, powersgd
 from trainer.sync.feedback import BucketState, ErrorFeedback
 from trainer.sync.powersgd import PowerSGD
 
@@ -52,7 +52,7 @@ class Counted(TorchDispatchMode):
 def stages(spec: str, ranks: int, values: int) -> dict[str, Counted]:
     """What the stages of one bucket of so many values cost on each of so many ranks."""
     parts = ErrorFeedback(parse(spec), lambda: None)
-    parts.machines = Machines(tuple(range(ranks)), 0)
+    parts.machines = Topology(tuple(range(ranks)), 0)
     torch.manual_seed(0)
     kept = [torch.randn(size) for size in parts.sizes(torch.empty(values), 0)]
     state = BucketState(kept, [torch.zeros_like(one) for one in kept])
@@ -66,7 +66,7 @@ def stages(spec: str, ranks: int, values: int) -> dict[str, Counted]:
     bucket.coded = total.expand(ranks, -1).contiguous()
     with counted["take"]:
         parts._take(bucket)
-    assert len(kept[1]) == part_of(values, ranks)
+    assert len(kept[1]) == shard_size(values, ranks)
     return counted
 
 

@@ -27,7 +27,7 @@ from trainer import checkpoint, memory
 from trainer.data.folder import ImageFolder
 from trainer.data.loader import TrainBatches
 from trainer.ema import Ema
-from trainer.oom import is_out_of_memory
+from trainer.memory import is_out_of_memory
 from trainer.precision import optimized
 from trainer.step import seed_step, train_step
 from trainer.world import World

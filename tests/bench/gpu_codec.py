@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 from contract.strategies import MIB, parse
 from tests.bench.pipeline import LINK, RANKS, SPEC, TURN
 from trainer.models import build
-from trainer.sync import Machines, carrier, feedback, make
+from trainer.sync import Topology, carrier, feedback, make
 from trainer.sync.feedback import BucketState
 
-MACHINES = Machines(tuple(range(RANKS)), 0)
+MACHINES = Topology(tuple(range(RANKS)), 0)
 
 
 def seconds(call, device, repeats):
@@ -59,7 +59,7 @@ def codec(device, scale):
 
 
 def asleep(parts, group, ranks=None):
-    """In the place of swap_parts: as long as a link of 1 Gbit/s takes; what was sent comes back."""
+    """In the place of all_to_all: as long as a link of 1 Gbit/s takes; what was sent comes back."""
     sent = carrier.to_host(parts)
     time.sleep((len(parts) - 1) * (TURN + parts.shape[1] / LINK))
     return sent.to(parts.device, non_blocking=True)
@@ -93,8 +93,8 @@ def linked(device, scale):
             sync.after_step(False)
 
         with (
-            mock.patch.object(carrier, "swap_parts", asleep),
-            mock.patch.object(feedback, "swap_parts", asleep),
+            mock.patch.object(carrier, "all_to_all", asleep),
+            mock.patch.object(feedback, "all_to_all", asleep),
         ):
             together = seconds(exchanged, device, scale.steps)
     finally:

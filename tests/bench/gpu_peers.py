@@ -12,9 +12,8 @@ from torch import nn
 
 from contract.options import Options
 from trainer.build import job, materials
-from trainer.data.augment import MEAN, STD
-from trainer.data.loader import Batch
-from trainer.settle import settle
+from trainer.data.batch import MEAN, STD, Batch
+from trainer.resume import resolve_options
 from trainer.step import rebuild_buckets, train_step
 from trainer.timing import Clock
 from trainer.world import start
@@ -58,13 +57,13 @@ class Tandem:
             device=setting.device.type, progress="plain", augment="crop",
         )  # fmt: skip
         world = start(options)
-        options = settle(options, world)
+        options = resolve_options(options, world)
         self.job = job(options, world, materials(options, world), Clock(world.device))
         rebuild_buckets(self.job)
         self.batch, self.number = None, 0
 
     def synthetic(self, images, targets):
-        self.batch = Batch(images, targets, torch.arange(len(images)), len(images))
+        self.batch = Batch(images, targets, torch.arange(len(images)), [len(images)])
 
     def step(self):
         train_step(self.job, self.batch, self.number, LR)

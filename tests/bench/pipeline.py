@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torchvision
 
-from contract.strategies import parse, part_of
+from contract.strategies import parse, shard_size
 from trainer.sync.codec import CODECS
 
 SPEC, RANKS = "ef:1.6", 4
@@ -102,7 +102,7 @@ def coding(card: Card, code: Code, stage: int, values: int) -> float:
 def exchange(values: int) -> float:
     """Seconds until each rank has sent the others a part of a bucket, and has theirs on its GPU."""
     codec = CODECS[parse(SPEC).arguments[0]]
-    part = codec.coded_bytes(part_of(values, RANKS))
+    part = codec.coded_bytes(shard_size(values, RANKS))
     return (RANKS - 1) * (TURN + part / LINK) + 2 * (SYNC + RANKS * part / PCIE)
 
 

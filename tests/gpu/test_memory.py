@@ -12,7 +12,7 @@ import torch
 
 from contract.errors import OUT_OF_MEMORY
 from tests.trainer_ranks import make_images, run_ranks, trainer
-from trainer.oom import OutOfMemory, is_out_of_memory, one_pass
+from trainer.memory import OutOfMemory, is_out_of_memory, one_pass
 
 MIB = 2**20
 LIMIT = 400 * MIB

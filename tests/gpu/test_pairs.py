@@ -8,7 +8,7 @@ import torch
 from tests.gpu.jobs import that_torch_has
 from tests.gpu.ranks import compared, run_two
 from tests.trainer_ranks import run_ranks
-from trainer.compat import static_graph_in_parts
+from trainer.compat import static_graph_accumulates
 
 # Images of both ranks in a step. The last step of `idle` has two images, all for the first rank.
 SHARES = {"even": (6, 6), "uneven": (7, 5), "idle": (21, 21)}
@@ -39,7 +39,7 @@ ROWS = [
     ("fp16", "idle", "static", 1, "none", "usual", True, False),
 ]
 # With a static graph torch 1.12 cannot add up micro-batches.
-POSSIBLE = [row for row in ROWS if static_graph_in_parts() or row[2] != "static" or row[3] == 1]
+POSSIBLE = [row for row in ROWS if static_graph_accumulates() or row[2] != "static" or row[3] == 1]
 # As a share of the way that a weight has come. Sums in fp64 differ by their order alone; of codes,
 # small values wait longest beside large ones until what was left out of them is sent.
 NEAR = {"allreduce": 1e-9, "fp16": 0.01, "ef:8": 0.5}

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from tests.gpu.jobs import batches, distance, prepared, train, weights
-from trainer.data.augment import MEAN, STD
+from trainer.data.batch import MEAN, STD
 
 CPU = torch.device("cpu")
 FP64 = {"model": "tests.gpu.models:fixed", "precision": "fp64"}

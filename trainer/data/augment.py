@@ -9,13 +9,12 @@ from random import Random
 from typing import Optional, Sequence, Tuple
 
 import numpy as np
-import torch
 from PIL import Image, ImageEnhance, ImageOps
 
+from .batch import MEAN
 from .decode import Picture
 from .folder import SMALL, Sizes
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as torchvision's models
 GREY = tuple(round(255 * mean) for mean in MEAN)
 LONGEST = 8  # times the short side: a longer image is cropped to its middle before it is scaled
 BILINEAR = Image.Resampling.BILINEAR
@@ -96,28 +95,6 @@ class Evaluate:
 
     def chance(self, base: np.ndarray, rng: Random) -> np.ndarray:
         return base
-
-
-class Normalise:
-    """Turns uint8 pixels into the input that the models were designed for, on the device.
-
-    It runs there because a uint8 batch is a quarter of the bytes to copy, and the decoding
-    processes are busier than the device.
-    """
-
-    def __init__(
-        self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format
-    ) -> None:
-        # Computed in fp32 at least, as in apex; the result is then cast to half.
-        wide = torch.promote_types(dtype, torch.float32)
-        # Made once: creating a tensor on a GPU from Python numbers waits for the GPU.
-        self.mean = torch.tensor(MEAN, device=device, dtype=wide).view(1, 3, 1, 1) * 255
-        self.scale = 1 / (255 * torch.tensor(STD, device=device, dtype=wide).view(1, 3, 1, 1))
-        self.dtype, self.format = dtype, memory_format
-
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
-        floats = images.to(self.mean.dtype, memory_format=self.format)
-        return floats.sub_(self.mean).mul_(self.scale).to(self.dtype)
 
 
 def center_crop(image: Image.Image, resize: int, size: int) -> Image.Image:

@@ -1,25 +1,34 @@
-"""A data set's images and classes, for training and evaluation; layout.py defines the layout."""
+"""A data set's images and classes, for training and evaluation: those that it has, those of them
+that could not be used, and the small ones that are kept decoded. layout.py defines the layout.
+"""
 
 import contextlib
+import logging
 import os
 import re
 from functools import cached_property
 from pathlib import Path
 from statistics import median_low
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional
+
+import numpy as np
 
 from contract.errors import UserError
-from contract.layout import LayoutError, NoAnswer, images, images_by_class
+from contract.layout import LayoutError, NoAnswer, images, images_by_class, printable
 from contract.options import Options
+from contract.text import counted
 
-from ..errors import DataLost
-from .cache import ImageCache
+from ..errors import DataLost, RankError
 from .decode import BadImage, is_given, size_of
-from .quarantine import Quarantine
+
+log = logging.getLogger(__name__)
 
 SMALL = 64  # pixels; images up to this size are used whole and shifted, not cropped
 USUAL = 224
 TRIED = 4  # other images that are read where one is not given
+# Most bytes that a machine's ranks together keep of a split; never more than 1/8 of its memory.
+MOST = 2**31
+NOT_DECODED, GOOD, BAD = 0, 1, 2
 
 
 class Sizes(NamedTuple):
@@ -123,3 +132,85 @@ def image_sizes(options: Options, natural: int) -> Sizes:
     evaluate = options.eval_size or train
     usual = evaluate if evaluate <= SMALL else round(evaluate / 0.875)
     return Sizes(train, evaluate, max(evaluate, options.eval_resize or usual))
+
+
+class Bad(NamedTuple):
+    """`mount`: the disk or share that did not give it, where the image itself is not at fault;
+    `alone`: it gives others."""
+
+    path: str
+    reason: str
+    mount: str = ""
+    alone: bool = True
+
+
+class Quarantine:
+    """The bad images that this rank has found so far. The user's files are left where they are."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.found: Dict[str, Bad] = {}
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def add(self, met: Iterable[Bad]) -> None:
+        """Log each new file. Raises DataLost where a mount gives no image any more, and RankError
+        when there are more than `limit` bad ones."""
+        for bad in met:
+            if bad.path in self.found:
+                continue
+            self.found[bad.path] = bad
+            if not bad.alone:
+                raise self._lost(bad, "and other images there cannot be read either")
+            log.warning("bad image %s: %s", printable(bad.path), bad.reason)
+            if len(self.found) <= self.limit:
+                continue
+            if sum(bool(one.mount) for one in self.found.values()) > self.limit // 2:
+                raise self._lost(bad, f"as {len(self.found)} images could not be used before it")
+            raise RankError(
+                f"{counted(len(self.found), 'image')} cannot be used, the last is "
+                f"{printable(bad.path)}: {bad.reason}. "
+                f"Repair or remove them, or raise --bad_images (now {self.limit})."
+            )
+
+    def _lost(self, bad: Bad, why: str) -> DataLost:
+        path = printable(bad.path)
+        mount = bad.mount or next(one.mount for one in self.found.values() if one.mount)
+        return DataLost(
+            f"{mount} does not give the images any more: {path} {bad.reason}, {why}. Check "
+            "that disk or file server; what was saved before is kept."
+        )
+
+
+class ImageCache:
+    """Bases of a split's small images, uint8 (side, side, 3) each, and which of them are decoded:
+    each image is decoded once, its pixels stay in memory, and each epoch only augments them.
+
+    Only those that this rank has decoded take up memory. The result is bit-identical to that of
+    `Samples` in loader.py, in any order and on any rank.
+    """
+
+    def __init__(self, count: int, side: int) -> None:
+        self.pixels = np.empty((count, side, side, 3), dtype=np.uint8)
+        self.state = np.full(count, NOT_DECODED, dtype=np.uint8)
+
+    def missing(self, indices: List[int]) -> List[int]:
+        """Those that have not been decoded yet."""
+        return [index for index in indices if self.state[index] == NOT_DECODED]
+
+    def put(self, index: int, base: Optional[np.ndarray]) -> None:
+        """A `base` of None means that the image is bad."""
+        self.state[index] = BAD if base is None else GOOD
+        if base is not None:
+            self.pixels[index] = base
+
+    def get(self, index: int) -> Optional[np.ndarray]:
+        """The base; None if the image is bad."""
+        return self.pixels[index] if self.state[index] == GOOD else None
+
+
+def fits(count: int, side: int, ranks: int) -> bool:
+    """Whether each of a machine's ranks may keep `count` bases."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return count * side * side * 3 * ranks <= min(MOST, memory // 8)

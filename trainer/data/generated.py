@@ -7,9 +7,9 @@ import torch
 from contract.options import Options
 
 from ..world import World
-from .folder import USUAL, ImageFolder
-from .loader import Batch, TrainBatches
-from .quarantine import Quarantine
+from .batch import Batch
+from .folder import USUAL, ImageFolder, Quarantine
+from .loader import TrainBatches
 
 # The numbers of ImageNet. Classes matter: a classifier's last layer is part of what is sent.
 IMAGES, CLASSES = 1_281_167, 1000
@@ -41,7 +41,7 @@ class GeneratedBatches(TrainBatches):
         if world.device.type == "cuda":
             pixels, targets = pixels.pin_memory(), targets.pin_memory()
         shown = pixels.permute(0, 3, 1, 2)
-        self._batch = Batch(shown, targets, torch.arange(count), world.global_batch)
+        self._batch = Batch(shown, targets, torch.arange(count), world.batches)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         for _ in range((IMAGES - start) // self.world.global_batch):

@@ -15,32 +15,12 @@ from contract.split import rank_slice, step_size
 from ..errors import RankError
 from ..world import World
 from .augment import Evaluate, Train
-from .cache import ImageCache, fits
+from .batch import Batch, derive_seed
 from .decode import BadImage, Gone, NotGiven, open_picture
-from .folder import SMALL, ImageFolder
-from .order import derive_seed, epoch_order
-from .quarantine import Bad
+from .folder import SMALL, Bad, ImageCache, ImageFolder, fits
 from .workers import data_loader, started, worker_count
 
 TRIALS = 16  # how many replacements in a row may be bad too before the run gives up
-
-
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    """`images` are uint8 (n, 3, size, size), channels last; `targets` and `indices` are int64 (n).
-
-    `indices` are positions in the data set; the pixels and target of a bad image are those of its
-    replacement. `global_count`: samples of all ranks in this step (in evaluation: n).
-    """
-
-    images: torch.Tensor
-    targets: torch.Tensor
-    indices: torch.Tensor
-    global_count: int
-
-    def on(self, device: torch.device) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Images and targets, copied to the device asynchronously."""
-        return self.images.to(device, non_blocking=True), self.targets.to(device, non_blocking=True)
 
 
 class Draw(NamedTuple):
@@ -134,23 +114,22 @@ class TrainBatches:
         """This rank's samples of each step from position `start` of the epoch on; a step may have
         none for this rank. Raises RankError when there are too many bad images."""
         order = epoch_order(len(self.dataset), self.options.seed, epoch)
-        steps, counts = [], []
+        steps, shares = [], []
         while start < len(order):
-            counts.append(
-                step_size(start, len(order), self.world.global_batch, self.world.smallest)
-            )
-            mine = rank_slice(self.world.rank_samples(counts[-1]), self.world.rank)
-            steps.append(order[start : start + counts[-1]][mine].tolist())
-            start += counts[-1]
+            count = step_size(start, len(order), self.world.global_batch, self.world.smallest)
+            shares.append(self.world.rank_samples(count))
+            mine = rank_slice(shares[-1], self.world.rank)
+            steps.append(order[start : start + count][mine].tolist())
+            start += count
         found = self._source.batches(steps, epoch)
-        for (images, targets, indices, bad), count in zip(found, counts):
+        for (images, targets, indices, bad), sizes in zip(found, shares):
             self.dataset.quarantine.add(bad)
             if len(images) < len(indices):
                 raise RankError(
                     f"{1 + TRIALS} images drawn one after another cannot be used, "
                     f"the last is {bad[-1].path}: {bad[-1].reason}."
                 )
-            yield Batch(images, targets, indices, count)
+            yield Batch(images, targets, indices, sizes)
 
 
 def eval_batches(
@@ -169,7 +148,7 @@ def eval_batches(
             good = [place for place, path in enumerate(paths) if path not in lost]
             targets, indices = targets[good], indices[good]
         if len(indices):
-            yield Batch(images, targets, indices, len(indices))
+            yield Batch(images, targets, indices, [len(indices)])
 
 
 @dataclasses.dataclass
@@ -256,3 +235,9 @@ def _collate(size: int, samples: Sequence[Sample]) -> Collated:
     indices = torch.tensor([sample.number for sample in samples], dtype=torch.int64)
     bad = [one for sample in samples for one in sample.bad]
     return images.to(torch.uint8).permute(0, 3, 1, 2), targets, indices, bad
+
+
+def epoch_order(count: int, seed: int, epoch: int) -> torch.Tensor:
+    """Indices 0..count-1 as int64, shuffled by seed and epoch alone."""
+    generator = torch.Generator().manual_seed(derive_seed("order", seed, epoch))
+    return torch.randperm(count, generator=generator)

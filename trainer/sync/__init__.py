@@ -5,11 +5,11 @@ from typing import Callable, Dict, Type
 from contract.strategies import parse
 
 from .allreduce import BF16, FP16, AllReduce
-from .base import Machines, Sync
+from .base import Sync, Topology
 from .feedback import ErrorFeedback
 from .powersgd import PowerSGD
 
-__all__ = ["KINDS", "Machines", "Sync", "make"]
+__all__ = ["KINDS", "Sync", "Topology", "make"]
 
 KINDS: Dict[str, Type[Sync]] = {
     "allreduce": AllReduce,

@@ -13,16 +13,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from contract.errors import UserError
 
-from .base import Machines, Sync, sum_over_ranks
+from .base import Sync, Topology, sum_over_ranks
 from .carrier import Carrier, Stage, to_host
 
 Job = Tuple[torch.Tensor, torch.Tensor]  # the bucket, and its values in host memory
 
 
 class AllReduce(Sync):
-    def setup(self, model: DistributedDataParallel, machines: Optional[Machines] = None) -> None:
+    def setup(self, model: DistributedDataParallel, machines: Optional[Topology] = None) -> None:
         super().setup(model, machines)
-        self.host = HostSums(model.device, self.patience) if self.strategy.by_gloo else None
+        self.host = HostSums(model.device, self.patience) if self.strategy.uses_gloo else None
 
     def start_sum(self, buffer: torch.Tensor, index: int) -> torch.futures.Future[torch.Tensor]:
         return sum_over_ranks(buffer) if self.host is None else self.host.start(buffer)
@@ -43,13 +43,13 @@ class FP16(Compressed):
 class BF16(Compressed):
     dtype = torch.bfloat16
 
-    def setup(self, model: DistributedDataParallel, machines: Optional[Machines] = None) -> None:
+    def setup(self, model: DistributedDataParallel, machines: Optional[Topology] = None) -> None:
         """Raises UserError where the backend cannot sum bf16, as with Gloo in torch 1.12."""
         super().setup(model, machines)
         try:
             self.start_sum(torch.zeros(1, device=model.device), 0).wait()
         except RuntimeError as error:
-            backend = "gloo" if self.strategy.by_gloo else dist.get_backend()
+            backend = "gloo" if self.strategy.uses_gloo else dist.get_backend()
             raise UserError(
                 f"--sync {self.strategy.spec}: {backend} of torch {torch.__version__} cannot sum "
                 "bf16: use --sync fp16, or a newer torch."

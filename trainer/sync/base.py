@@ -27,7 +27,7 @@ from .carrier import Stage, new_group, to_host
 
 
 @dataclasses.dataclass(frozen=True)
-class Machines:
+class Topology:
     """`nodes`: the machine of each rank, numbered from 0. `group`: the process group in which this
     machine's ranks sum their gradients; None where no machine has several ranks."""
 
@@ -71,7 +71,7 @@ class Machines:
         """Whether any machine has more than one rank."""
         return len(self.nodes) > self.count
 
-    def connected(self, patience: float) -> "Machines":
+    def connected(self, patience: float) -> "Topology":
         """The same with its group, whose collectives time out after `patience` s. Collective."""
         if not self.several:
             return self
@@ -139,9 +139,9 @@ class Sync:
         # Called when the last bucket is handed over: communication is exposed from then on.
         self._last_bucket = last_bucket
 
-    def setup(self, model: DistributedDataParallel, machines: Optional[Machines] = None) -> None:
+    def setup(self, model: DistributedDataParallel, machines: Optional[Topology] = None) -> None:
         """`machines`: by default, each rank counts as a machine of its own. Collective."""
-        alone = Machines(tuple(range(dist.get_world_size())), dist.get_rank())
+        alone = Topology(tuple(range(dist.get_world_size())), dist.get_rank())
         self.machines = machines or alone
         model.register_comm_hook(None, self.hook)
 

@@ -129,7 +129,7 @@ def new_group(
     return own
 
 
-def swap_parts(
+def all_to_all(
     parts: torch.Tensor, group: Any, ranks: Optional[Sequence[int]] = None
 ) -> torch.Tensor:
     """Send row n of bytes (N, B) to the n-th of `ranks` (all by default), which make up the group;
@@ -157,7 +157,7 @@ def swap_parts(
     return received.to(parts.device, non_blocking=True)
 
 
-def gather_parts(
+def all_gather(
     part: torch.Tensor, count: int, group: Any, ranks: Optional[Sequence[int]] = None
 ) -> torch.Tensor:
     """The bytes (B) of all `count` ranks, on all of them: (N, B).
@@ -165,7 +165,7 @@ def gather_parts(
     They are sent directly to each rank in turn; Gloo's all_gather would pass them on from rank to
     rank.
     """
-    return swap_parts(part.expand(count, -1), group, ranks)
+    return all_to_all(part.expand(count, -1), group, ranks)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,10 +12,10 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Union, cast
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from contract.strategies import Strategy, part_of
+from contract.strategies import Strategy, shard_size
 
-from .base import Machines, Sync, sum_over_ranks
-from .carrier import Carrier, Stage, gather_parts, swap_parts
+from .base import Sync, Topology, sum_over_ranks
+from .carrier import Carrier, Stage, all_gather, all_to_all
 from .codec import CODECS
 
 
@@ -43,7 +43,7 @@ class Feedback(Sync):
         self.scale = 1.0  # the loss scale by which all that is kept is multiplied
         self.exact = True
 
-    def setup(self, model: DistributedDataParallel, machines: Optional[Machines] = None) -> None:
+    def setup(self, model: DistributedDataParallel, machines: Optional[Topology] = None) -> None:
         super().setup(model, machines)
         stages = self.machines.stages(self.stages(), self.blank, self.wire)
         self.carrier = Carrier(stages, model.device, self.patience)
@@ -151,12 +151,12 @@ class ErrorFeedback(Feedback):
         return [Stage(self._code), Stage(self._exchange, sends=True), Stage(self._take)]
 
     def sizes(self, buffer: torch.Tensor, index: int) -> List[int]:
-        part = part_of(buffer.numel(), len(self.owners))
+        part = shard_size(buffer.numel(), len(self.owners))
         return [len(self.owners) * part, part]
 
     def blank(self, job: Any) -> Bucket:
         buffer, _, kept = job
-        size = self.codec.coded_bytes(part_of(buffer.numel(), len(self.owners)))
+        size = self.codec.coded_bytes(shard_size(buffer.numel(), len(self.owners)))
         return Bucket(buffer, kept, buffer.new_empty((len(self.owners), size), dtype=torch.uint8))
 
     def wire(self, bucket: Bucket) -> List[torch.Tensor]:
@@ -174,11 +174,11 @@ class ErrorFeedback(Feedback):
         """Bring the parts to their owners, and the sums of the owners to all.
 
         Both are sent by this one stage: if another sent the sums of one bucket while this one sends
-        the parts of the next, two ranks would send to the same one at a time (see `swap_parts`).
+        the parts of the next, two ranks would send to the same one at a time (see `all_to_all`).
         """
-        came = swap_parts(bucket.coded, group, self.owners)
+        came = all_to_all(bucket.coded, group, self.owners)
         total = self._sum(came, bucket.kept)
-        bucket.coded = gather_parts(total, len(self.owners), group, self.owners)
+        bucket.coded = all_gather(total, len(self.owners), group, self.owners)
         return bucket
 
     def _sum(self, coded: torch.Tensor, kept: BucketState) -> torch.Tensor:
@@ -190,7 +190,7 @@ class ErrorFeedback(Feedback):
     def _take(self, bucket: Bucket) -> torch.Tensor:
         """Decode the sums of all owners."""
         values = bucket.buffer.numel()
-        part = part_of(values, len(self.owners))
+        part = shard_size(values, len(self.owners))
         result = self.codec.decode(bucket.coded, part).view(-1)[:values]
         return bucket.buffer.copy_(result)
 

@@ -20,7 +20,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 import torch
 import torch.distributed as dist
 
-from contract.strategies import Strategy, is_thinned
+from contract.strategies import Strategy, is_factorised
 
 from ..compat import copy_all
 from .carrier import Stage, to_host
@@ -61,11 +61,11 @@ class PowerSGD(Feedback):
         return super().hook(state, bucket)
 
     def sizes(self, buffer: torch.Tensor, index: int) -> List[int]:
-        thin = [sides(shape) for shape in self.shapes[index] if self._is_thin(shape)]
+        thin = [sides(shape) for shape in self.shapes[index] if self._is_factorised(shape)]
         return [buffer.numel(), sum(columns for _, columns in thin) * self.rank]
 
-    def _is_thin(self, shape: torch.Size) -> bool:
-        return len(shape) > 1 and is_thinned(*sides(shape), self.rank)
+    def _is_factorised(self, shape: torch.Size) -> bool:
+        return len(shape) > 1 and is_factorised(*sides(shape), self.rank)
 
     def _left(self, job: Any) -> Bucket:
         """Compute the first factor: this rank's M Q."""
@@ -129,7 +129,7 @@ class PowerSGD(Feedback):
         """The bucket's matrices to factorise, and its other tensors, as parts of their values."""
         thin, whole, shapes = [], [], self.shapes[index]
         for part, shape in zip(flat.split([shape.numel() for shape in shapes]), shapes):
-            if self._is_thin(shape):
+            if self._is_factorised(shape):
                 thin.append(part.view(sides(shape)))
             else:
                 whole.append(part)

@@ -23,8 +23,8 @@ from torch.nn import functional
 
 from contract.options import Options
 from trainer import sync as strategies_of_ranks
-from trainer.data.augment import Normalise
-from trainer.data.order import epoch_order
+from trainer.data.batch import Normalise
+from trainer.data.loader import epoch_order
 from trainer.ema import Ema
 from trainer.optim import build_optimizer, learning_rate
 from trainer.sync import feedback

@@ -14,8 +14,8 @@ from trainer import parallel
 from trainer.build import job, materials
 from trainer.compat import ddp_buffers
 from trainer.data.loader import TrainBatches
+from trainer.memory import recompute_activations
 from trainer.models import build
-from trainer.recompute import recompute_activations
 from trainer.step import train_step
 from trainer.timing import Clock
 from trainer.world import World
@@ -82,9 +82,9 @@ def test_a_static_graph_in_micro_batches_is_refused_by_an_old_torch(
     options, two = Options(static_graph=True), World(size=2, batches=(4, 4))
     monkeypatch.setattr(torch, "__version__", "1.12.1")
     with pytest.raises(UserError, match=r"micro-batches \(3 a step\) in torch 1.12.1"):
-        parallel.check_parts(options, two, 3)
+        parallel.check_micro_batches(options, two, 3)
     monkeypatch.setattr(torch, "__version__", version)
-    parallel.check_parts(options, World(size=ranks, batches=(4,) * ranks), parts)
+    parallel.check_micro_batches(options, World(size=ranks, batches=(4,) * ranks), parts)
 
 
 def test_checkpointed_activations_are_computed_again():

@@ -17,8 +17,7 @@ from contract.errors import UserError
 from contract.options import Options
 from trainer.data import decode
 from trainer.data.decode import BadImage, read_image, size_of
-from trainer.data.folder import ImageFolder, Sizes, image_sizes
-from trainer.data.quarantine import Bad, Quarantine
+from trainer.data.folder import Bad, ImageFolder, Quarantine, Sizes, image_sizes
 
 
 def make(path: Path, size=(40, 30), mode="RGB", **save) -> Path:

@@ -16,15 +16,14 @@ from trainer.data.augment import (
     BILINEAR,
     GREY,
     Evaluate,
-    Normalise,
     erase,
     random_box,
     random_crop,
     reduction,
 )
-from trainer.data.cache import MOST, fits
+from trainer.data.batch import Normalise
 from trainer.data.decode import Picture, open_picture
-from trainer.data.folder import ImageFolder, Sizes
+from trainer.data.folder import MOST, ImageFolder, Sizes, fits
 from trainer.data.loader import Source, TrainBatches, eval_batches
 from trainer.world import World
 
@@ -299,7 +298,7 @@ def test_kept_images_have_the_pixels_of_decoded_ones(spoilt, monkeypatch, augmen
     folder = ImageFolder(spoilt, "train", options)
     for _ in range(2):
         again = [list(TrainBatches(folder, options, world()).epoch(epoch)) for epoch in range(2)]
-    monkeypatch.setattr("trainer.data.cache.MOST", 0)
+    monkeypatch.setattr("trainer.data.folder.MOST", 0)
     options = dataclasses.replace(options, workers=0)
     theirs = [samples(spoilt, options, (4,), epoch) for epoch in range(2)]
     assert all(same(*pair) for pair in zip(ours, theirs))

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from contract.options import Options
-from trainer.data.mix import Mix, mix_images, mixed_loss, plan_mix
+from trainer.data.batch import Mix, mix_images, mixed_loss, plan_mix
 
 
 def test_the_plan_depends_on_seed_step_and_rank_alone():

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from contract.split import rank_slice, split_batch, step_size, steps_per_epoch
-from trainer.data.order import derive_seed, epoch_order
+from trainer.data.batch import derive_seed
+from trainer.data.loader import epoch_order
 
 
 def test_order_is_a_permutation_that_changes_with_seed_and_epoch():

@@ -15,7 +15,7 @@ from contract import card, strategies
 from contract.options import Options
 from tests.trainer_ranks import run_ranks
 from trainer import compat
-from trainer.sync import KINDS, Machines, carrier
+from trainer.sync import KINDS, Topology, carrier
 
 
 class Attack:
@@ -243,7 +243,7 @@ def splits_of(monkeypatch, rank, nodes, bound, heeds):
     monkeypatch.setattr(dist, "get_rank", lambda *_: rank)
     monkeypatch.setattr(dist, "get_world_size", lambda *_: len(nodes))
     monkeypatch.setattr(dist, "new_group", new_group)
-    ours = Machines(nodes, rank).connected(9.0)
+    ours = Topology(nodes, rank).connected(9.0)
     feedback = KINDS["ef"](strategies.parse("ef:2"), lambda: None)
     feedback.machines = ours
     stages = ours.stages(feedback.stages(), feedback.blank, feedback.wire)

@@ -139,10 +139,10 @@ def images(tmp_path_factory):
 
 def settled(host_devices, **settings):
     """What a rank makes of its options when the ranks have these devices."""
-    from trainer.settle import settle_precision
+    from trainer.resume import resolve_precision
 
     world = World(devices=tuple(host_devices))
-    return settle_precision(Options(**settings), world).precision
+    return resolve_precision(Options(**settings), world).precision
 
 
 def start_lines(output):

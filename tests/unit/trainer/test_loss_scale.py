@@ -6,9 +6,8 @@ from torch import nn
 
 from contract.options import Options
 from trainer.compat import unscale
-from trainer.loss_scale import DeviceScale, LossScale
 from trainer.optim import load_state
-from trainer.precision import Precision
+from trainer.precision import DeviceScale, LossScale, Precision
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.trainer_ranks import make_images, run_ranks, said, trainer
-from trainer.oom import OutOfMemory, is_out_of_memory, one_pass
+from trainer.memory import OutOfMemory, is_out_of_memory, one_pass
 
 MODEL = ["--model", "tests.trainer_models:plain", "--workers", 0, "--epochs", 1]
 
@@ -104,7 +104,7 @@ def test_trials_of_auto_batch_have_no_collectives(tmp_path):
 
 def test_a_trial_leaves_room_for_what_the_optimizer_makes_later(monkeypatch):
     from contract.options import Options
-    from trainer.memory import reserved
+    from trainer.step import reserved
 
     weights = torch.nn.Parameter(torch.zeros(1000))
     card = SimpleNamespace(total_memory=100_000)

@@ -70,13 +70,13 @@ class _Numbered:
 
 
 def numbered_batches(dataset, options, world, size):
-    from trainer.data.loader import Batch
+    from trainer.data.batch import Batch
 
     mine = torch.arange(world.rank, len(dataset), world.size)
     for part in mine.split(size):
         images = torch.zeros(len(part), 3, 2, 2, dtype=torch.uint8)
         images[:, 0], images[:, 1] = part[:, None, None] % 200, part[:, None, None] // 200
-        yield Batch(images, part % 3, part, len(part))
+        yield Batch(images, part % 3, part, [len(part)])
 
 
 def evaluated_numbers(count):

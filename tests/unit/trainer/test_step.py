@@ -117,7 +117,7 @@ def test_dropout_depends_on_step_and_rank_alone():
 @pytest.mark.parametrize("parallel", ["ddp", "dp"])
 def test_a_step_seeds_the_generators_it_draws_from_as_manual_seed_does(monkeypatch, parallel):
     from trainer import step
-    from trainer.data.order import derive_seed
+    from trainer.data.batch import derive_seed
 
     cards = [torch.Generator() for _ in range(3)]
     for card in cards:
@@ -174,8 +174,7 @@ def test_a_micro_batch_at_a_time_becomes_floats_and_stays_channels_last(kind):
     from types import SimpleNamespace
 
     from trainer import step
-    from trainer.data.augment import Normalise
-    from trainer.data.mix import mix_images, plan_mix
+    from trainer.data.batch import Normalise, mix_images, plan_mix
     from trainer.precision import Precision
 
     device, seen, sizes = torch.device("cpu"), [], []

@@ -51,7 +51,7 @@ def test_each_entry_has_its_code():
 def test_what_carries_a_sum_is_no_matter_of_what_it_sends_or_costs():
     there, here = parse("allreduce:gloo"), parse("allreduce")
     assert there.bytes_per_step(4, RESNET50) == here.bytes_per_step(4, RESNET50)
-    assert (there.exact, there.by_gloo, here.by_gloo) == (True, True, False)
+    assert (there.exact, there.uses_gloo, here.uses_gloo) == (True, True, False)
 
 
 def test_only_the_sum_in_the_gradients_own_precision_is_called_exact():

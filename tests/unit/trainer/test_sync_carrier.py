@@ -13,7 +13,7 @@ import torch.distributed as dist
 from contract.options import Options
 from tests.trainer_ranks import run_ranks
 from trainer.sync import carrier
-from trainer.sync.carrier import Carrier, Stage, gather_parts, swap_parts
+from trainer.sync.carrier import Carrier, Stage, all_gather, all_to_all
 from trainer.world import start
 
 
@@ -42,8 +42,8 @@ def exchanged():
 
         setattr(carrier.dist, name, noted)
     rows = torch.arange(world.size, dtype=torch.uint8)[:, None] + 10 * world.rank
-    swapped = swap_parts(rows.expand(-1, 5), None)[:, 0].tolist()
-    gathered = gather_parts(rows[0].expand(5), world.size, None)[:, 0].tolist()
+    swapped = all_to_all(rows.expand(-1, 5), None)[:, 0].tolist()
+    gathered = all_gather(rows[0].expand(5), world.size, None)[:, 0].tolist()
     return world.rank, swapped, gathered, calls
 
 

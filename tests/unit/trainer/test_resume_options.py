@@ -6,8 +6,7 @@ import torch
 from contract.levels import Device
 from contract.options import Options
 from trainer.checkpoint import decisive
-from trainer.resume import differing
-from trainer.settle import settle
+from trainer.resume import differing, resolve_options
 from trainer.world import World
 from trainer.writer import write_whole
 
@@ -17,7 +16,7 @@ CPU = Device("node1", "cpu", "x86_64", bf16=True, torch="2.15.0")
 
 
 def settled(devices, name, **settings):
-    return getattr(settle(Options(**settings), World(devices=tuple(devices))), name)
+    return getattr(resolve_options(Options(**settings), World(devices=tuple(devices))), name)
 
 
 @pytest.mark.parametrize(
