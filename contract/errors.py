@@ -22,3 +22,7 @@ class UserError(Exception):
     def __init__(self, *problems: str):
         super().__init__("\n".join(problems))
         self.problems = problems
+
+
+class RankError(UserError):
+    """Bad input that only this rank has found; its peers only see a lost connection."""

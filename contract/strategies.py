@@ -53,14 +53,14 @@ class Argument:
     choices: Tuple[str, ...] = ()
     default: Optional[str] = None
 
-    def check(self, text: str, usage: str) -> str:
+    def check(self, text: str, usage: str, by: str) -> str:
         """The argument in normal form. Raises UserError."""
         if self.choices and text not in self.choices:
             raise UserError(
-                f"--sync {usage}: {self.name} is one of {', '.join(self.choices)}, not {text!r}."
+                f"{by} {usage}: {self.name} is one of {', '.join(self.choices)}, not {text!r}."
             )
         if not self.choices and not (text.isascii() and text.isdigit() and int(text) >= 1):
-            raise UserError(f"--sync {usage}: {self.name} is a whole number from 1, not {text!r}.")
+            raise UserError(f"{by} {usage}: {self.name} is a whole number from 1, not {text!r}.")
         return text if self.choices else str(int(text))
 
 
@@ -272,22 +272,22 @@ def instead_of(spec: str) -> Optional[str]:
     return GONE.get(spec.partition(":")[0])
 
 
-def parse(spec: str) -> Strategy:
-    """What NAME[:ARG] means. Raises UserError."""
+def parse(spec: str, by: str = "--sync") -> Strategy:
+    """What NAME[:ARG] means; `by`: what it was given to. Raises UserError."""
     name, *words = spec.split(":")
     if name == AUTO:
         raise UserError(
-            f"--sync auto: make train chooses by what make plan says; here name one of {usages()}."
+            f"{by} auto: make train chooses by what make plan says; here name one of {usages()}."
         )
     if instead_of(spec):
-        raise UserError(f"--sync {spec}: {name} is no longer there: use {instead_of(spec)}.")
+        raise UserError(f"{by} {spec}: {name} is no longer there: use {instead_of(spec)}.")
     if name not in RULES:
-        raise UserError(f"--sync {spec}: choose one of {usages()}.")
+        raise UserError(f"{by} {spec}: choose one of {usages()}.")
     rule = RULES[name]
     least = sum(argument.default is None for argument in rule.arguments)
     if not least <= len(words) <= len(rule.arguments):
-        raise UserError(f"--sync {spec}: write {rule.usage}.")
-    given = [argument.check(word, rule.usage) for argument, word in zip(rule.arguments, words)]
+        raise UserError(f"{by} {spec}: write {rule.usage}.")
+    given = [argument.check(word, rule.usage, by) for argument, word in zip(rule.arguments, words)]
     given += [str(argument.default) for argument in rule.arguments[len(given) :]]
     return Strategy(rule, tuple(given))
 

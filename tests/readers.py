@@ -41,9 +41,9 @@ READERS = {
         "trainer/resume.py": ("_newest_here", "_allowed_here", "_own_files", "restore_own"),
         "trainer/optim.py": ("load_state", "_sizes", "_kept", "_steps", "_odd_state"),
         "trainer/writer.py": ("is_whole",),
-        "trainer/compat.py": ("is_plain", "load_tensors"),
+        "tandem/compat.py": ("is_plain", "load_tensors"),
         "trainer/ema.py": ("Ema.load_state_dict",),
-        "trainer/sync/feedback.py": ("Feedback.load_state_dict", "kept_tensor"),
+        "tandem/sync/feedback.py": ("Feedback.load_state_dict", "kept_tensor"),
     },
     "plans": {
         "launcher/folders.py": ("recorded",),
@@ -71,8 +71,8 @@ READERS = {
 }
 # Why no fuzzer reaches it: the beginning of a line, by its file.
 UNREACHED = {
-    ("trainer/compat.py", 'if "weights_only"'): "torch 1.12, by test_trainer_pickles.py",
-    ("trainer/compat.py", 'return torch.load(file, map_location="cpu", pickle'): "the same",
+    ("tandem/compat.py", 'if "weights_only"'): "torch 1.12, by test_trainer_pickles.py",
+    ("tandem/compat.py", 'return torch.load(file, map_location="cpu", pickle'): "the same",
     ("trainer/resume.py", "if wanted is None"): "no option to resume",
     ("trainer/resume.py", "return"): "no option to resume",
     ("trainer/resume.py", "if best[1] is None"): "several files, by test_train_resume.py",

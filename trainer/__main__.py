@@ -10,9 +10,9 @@ from typing import List, NoReturn, Optional
 
 from contract.command_line import parse
 from contract.errors import UserError
+from tandem.place import place
 
 from .errors import report_error
-from .place import place
 
 # Where torch.compile and Triton keep what they have compiled, some of it as pickles, which run code
 # when they are loaded. By default that is a folder in /tmp whose name another user may take first.

@@ -16,9 +16,10 @@ from contract import prices
 from contract.runs import RECORD
 from contract.strategies import parse
 from contract.text import counted
+from tandem.compat import cpu_capability
+from tandem.sync import carried_out
 
-from .build import Job, strategy_of
-from .compat import cpu_capability
+from .build import Job
 from .data.workers import cores, worker_count
 
 Cost = Tuple[int, Optional[int]]  # parameters, and operations of one forward where countable
@@ -83,10 +84,11 @@ def sentences(job: Job, cost: Cost) -> str:
     level += ", channels last" if options.channels_last else ""
     parts = f" ({' + '.join(map(str, world.batches))})" if options.balance else ""
     parts += f" in {job.micro_batches} micro-batches" if job.micro_batches > 1 else ""
-    if world.size > 1 and strategy_of(options, world) != options.sync:
+    if world.size > 1 and carried_out(options.sync, world.nodes) != options.sync:
         parts += f"\n--sync {options.sync} is between machines: on this one sums are exact"
     if world.size > 1:
-        strategy, steps = parse(strategy_of(options, world)), options.epochs * job.steps_per_epoch
+        strategy = parse(carried_out(options.sync, world.nodes))
+        steps = options.epochs * job.steps_per_epoch
         warm_up = options.phases.all_warm_up(strategy)
         for told in [warm_up, *prices.caveats(strategy, options.optimizer, steps)]:
             parts += f"\n{told}" if told else ""

@@ -10,14 +10,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from contract import strategies
 from contract.errors import UserError
 from contract.layout import SPLITS
 from contract.options import Options
 from contract.split import micro_batches, steps_per_epoch
+from tandem.sync import Sync, carried_out, make
+from tandem.timings import Clock
 
 from . import parallel, precision, syncbn
-from . import sync as syncs
 from .apex_amp import choose
 from .data.batch import Loss, Normalise, derive_seed
 from .data.folder import ImageFolder
@@ -26,7 +26,6 @@ from .ema import Ema
 from .memory import recompute_activations
 from .models import build as build_model
 from .optim import build_optimizer
-from .timing import Clock
 from .world import World
 
 
@@ -54,7 +53,7 @@ class Job(Materials):
     precision: precision.Precision
     normalise: Normalise
     loss: Loss  # summed over samples
-    sync: Optional[syncs.Sync]  # None in a world of one
+    sync: Optional[Sync]  # None in a world of one
     ema: Optional[Ema]
     micro_batches: int  # of a full step, agreed by all ranks
 
@@ -79,13 +78,6 @@ class Job(Materials):
         shapes = [p.shape for p in self.model.parameters() if p.requires_grad and p.dim() > 1]
         counts = Counter((shape[0], shape.numel() // shape[0]) for shape in shapes)
         return [[*shape, count] for shape, count in sorted(counts.items())]
-
-
-def strategy_of(options: Options, world: World) -> str:
-    """The --sync that is carried out: on a single machine with several ranks it is the exact sum,
-    if --sync is a strategy that only exchanges between machines."""
-    apart = strategies.parse(options.sync).rule.hierarchical
-    return strategies.EXACT if apart and world.local_size == world.size else options.sync
 
 
 def materials(options: Options, world: World) -> Materials:
@@ -141,7 +133,7 @@ def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
     exposed = partial(clock.enter, "sync_exposed")
     sync = None
     if world.size > 1:
-        sync = syncs.make(strategy_of(options, world), exposed, options.timeout)
+        sync = make(carried_out(options.sync, world.nodes), exposed, options.timeout)
     if options.checkpoint_activations:
         recompute_activations(model)
     called = model

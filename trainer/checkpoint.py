@@ -21,10 +21,10 @@ import torch
 
 from contract.errors import UserError
 from contract.options import ENTRIES, Options
+from tandem.compat import load_tensors
 
 from . import optim
 from .build import Job
-from .compat import load_tensors
 from .finite import not_finite
 from .snapshots import OwnState, Snapshot, tensors_in
 from .writer import is_whole
@@ -114,7 +114,7 @@ def own_state(job: Job, position: Position) -> Optional[OwnState]:
     """A copy of this machine's own state; None where there is none, and on all its ranks but the
     first."""
     own = job.sync.state_dict() if job.sync is not None else None
-    if job.sync is None or own is None or not job.sync.machines.leads:
+    if job.sync is None or own is None or not job.sync.topology.leads:
         return None
     nodes = list(job.world.nodes)
     return OwnState(sync=_copied(own), run=position.run, step=position.step, nodes=nodes)

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from contract.errors import UserError
-
-from .compat import copy_all, lerp_all
+from tandem.compat import copy_all, lerp_all
 
 State = Dict[str, torch.Tensor]
 

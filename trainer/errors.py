@@ -2,13 +2,8 @@
 
 import sys
 
-from contract.errors import DATA_LOST, DIVERGED, UserError
-
-from .place import Place
-
-
-class RankError(UserError):
-    """Bad input that only this rank has found; its peers only see a lost connection."""
+from contract.errors import DATA_LOST, DIVERGED, RankError, UserError
+from tandem.place import Place
 
 
 class DataLost(RankError):

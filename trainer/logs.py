@@ -11,8 +11,8 @@ from typing import IO, Any, Dict, List, Optional, Tuple
 
 from contract.errors import UserError
 from contract.options import Options
+from tandem.timings import Clock, Lap
 
-from .timing import Clock, Lap
 from .world import World
 
 

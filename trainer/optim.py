@@ -9,8 +9,7 @@ from torch import nn
 
 from contract.errors import UserError
 from contract.options import OPTIMIZERS, Options
-
-from .compat import is_plain
+from tandem.compat import is_plain
 
 NORMALISATIONS = (
     nn.modules.batchnorm._NormBase,  # batch and instance norm, SyncBatchNorm

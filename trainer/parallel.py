@@ -9,10 +9,10 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from contract.errors import UserError
 from contract.options import Options
 from contract.split import even_parts
+from tandem.compat import ddp_buffers, static_graph_accumulates
+from tandem.sync import Sync, Topology
 
-from .compat import ddp_buffers, static_graph_accumulates
 from .precision import Precision
-from .sync import Sync, Topology
 from .world import World
 
 
@@ -100,7 +100,7 @@ def wrap(model: nn.Module, options: Options, world: World, sync: Optional[Sync])
         return DataParallel(model)
     if world.size == 1 or sync is None:
         return model
-    machines = Topology(world.nodes, world.rank).connected(options.timeout)
+    topology = Topology(world.nodes, world.rank).connected(options.timeout)
     ddp = DistributedDataParallel(
         model,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
@@ -110,5 +110,6 @@ def wrap(model: nn.Module, options: Options, world: World, sync: Optional[Sync])
         gradient_as_bucket_view=True,
         **ddp_buffers(options.broadcast_buffers),
     )
-    sync.setup(ddp, machines)
+    sync.setup(world.device, topology)
+    ddp.register_comm_hook(None, sync.hook)
     return ddp

@@ -15,8 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from contract.errors import UserError
-
-from .compat import copy_all, steps_by_itself, unscale
+from tandem.compat import copy_all, steps_by_itself, unscale
 
 AUTOCAST = {"bf16": torch.bfloat16, "O1": torch.float16}
 WEIGHTS = {"fp64": torch.float64, "O2": torch.float16, "O3": torch.float16}

@@ -8,17 +8,16 @@ from typing import BinaryIO, Dict, List
 
 import torch
 
-from contract.errors import UserError
+from contract.errors import RankError, UserError
 from contract.options import Options
 from contract.text import counted
+from tandem.timings import Clock
 
 from . import checkpoint, resume
 from .build import Job, job, materials
 from .data.loader import eval_batches
-from .errors import RankError
 from .memory import one_pass
 from .models import last_linear
-from .timing import Clock
 from .world import World
 from .writer import whole
 

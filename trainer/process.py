@@ -16,12 +16,12 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from contract.errors import INTERRUPTED, OUT_OF_MEMORY, UserError
 from contract.options import Options
+from tandem.place import place
 
 from .data.workers import end_with
 from .errors import report_error
 from .logs import quiet_others
 from .memory import is_out_of_memory
-from .place import place
 from .predict import infer
 from .resume import resolve_options
 from .train import Run, Trial, train

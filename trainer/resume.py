@@ -22,13 +22,12 @@ from typing import (
 import torch
 
 from contract import strategies
-from contract.errors import UserError
+from contract.errors import RankError, UserError
 from contract.levels import HALF, Device, resolve
 from contract.options import ENTRIES, Options
 
 from .build import Job
 from .checkpoint import Position, complete, decisive, loaded
-from .errors import RankError
 from .snapshots import OwnState, Snapshot, own_state_in, snapshot_in
 from .world import World
 from .writer import checkpoints

@@ -8,8 +8,8 @@ from typing import Any, Callable, Dict, List, Optional, TypedDict, cast
 import torch
 
 from contract.errors import UserError
+from tandem.compat import is_plain
 
-from .compat import is_plain
 from .ema import AverageState
 from .precision import PrecisionState
 

@@ -45,15 +45,12 @@ def train_step(
     if job.sync is not None:
         follows = job.precision.scale if job.sync.follows_scale else None
         scale = 1.0 if follows is None else follows.value
-        job.sync.before_step(scale, exact)
+        job.sync.begin(scale, exact)
     shape = shape_of(job, batch.sizes)
     with resting(job.norms, shape.running_statistics):
         tally = _gradients(job, images, targets, batch.global_count, shape.micro, step)
     clock.enter("optimizer")
     skipped = job.precision.step(job.optimizer, job.options.clip_grad_norm)
-    if job.sync is not None:
-        job.sync.after_step(skipped)
-        clock.enter("optimizer")
     if job.ema is not None and (step + 1) % job.options.ema_every == 0 and not skipped:
         job.ema.update(job.precision.live_state(job.model))
     clock.enter("other")

@@ -12,6 +12,7 @@ import torch
 from contract.errors import STOPPED, UserError
 from contract.options import Options
 from contract.split import rank_slice
+from tandem.timings import Clock
 
 from . import checkpoint, finite, parallel, resume
 from .banner import sentences, start_line
@@ -28,7 +29,6 @@ from .optim import learning_rate
 from .screen import Screen
 from .step import agree_micro_batches, rebuild_buckets, train_step
 from .stop import Stop
-from .timing import Clock
 from .world import World
 from .writer import Writer
 

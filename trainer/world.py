@@ -2,13 +2,11 @@
 
 import contextlib
 import dataclasses
-import io
 import json
 import os
 import pathlib
 import platform
 import re
-import socket
 import subprocess
 from datetime import timedelta
 from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
@@ -18,74 +16,13 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from contract.card import card_towards
-from contract.errors import UserError
+from contract.errors import RankError, UserError
 from contract.levels import Device, cpu_has_bf16, refuse_mixture
 from contract.options import Options
 from contract.split import SMALLEST, rank_batches, split_batch
-
-from .compat import bound_to, load_tensors, nccl_settings
-from .errors import RankError
-from .place import Place, place
-
-PHASE = timedelta(minutes=30)  # the least time that ranks wait for the slowest one
-LARGEST = 2**24  # bytes of JSON from one rank
-
-
-class Exchange:
-    """What ranks exchange besides gradients: JSON, tensors and bytes, never Python objects, since
-    one rank's pickle could run as code on all others. Each method is called by all ranks of the
-    run, in the same order.
-
-    It uses a Gloo group of its own. NCCL would take GPU memory for it, and the timeout of a step
-    would be too short for phases that may take longer on one rank than on another: a compilation, a
-    scan of a cold share, or a slow disk at the end. A peer's death is noticed at once: its
-    connection breaks.
-    """
-
-    def __init__(self, timeout: timedelta) -> None:
-        self.size, self.rank = dist.get_world_size(), dist.get_rank()
-        self._group: Any = dist.new_group(backend="gloo", timeout=max(timeout, PHASE))
-
-    def json(self, own: Any) -> List[Any]:
-        """One value from each rank, in rank order; tuples become lists. Raises RankError for bytes
-        that are not JSON, or too many."""
-        received = self._bytes(json.dumps(own).encode(), LARGEST)
-        try:
-            return [json.loads(one) for one in received]
-        except (ValueError, RecursionError) as error:
-            raise RankError(f"a rank sent something that is not JSON: {error}.") from error
-
-    def state(self, own: Any) -> List[Any]:
-        """One value of tensors and plain containers from each rank, in rank order, on the CPU."""
-        file = io.BytesIO()
-        torch.save(own, file)
-        return [load_tensors(io.BytesIO(one)) for one in self._bytes(file.getvalue())]
-
-    def bytes_from(self, source: int, own: bytes) -> bytes:
-        """The bytes of rank `source`, on all ranks; what the others pass as `own` is ignored."""
-        length = torch.tensor([len(own)])
-        dist.broadcast(length, source, group=self._group)
-        content = _tensor(own) if self.rank == source else _tensor(bytes(int(length)))
-        dist.broadcast(content, source, group=self._group)
-        return bytes(content.numpy())
-
-    def meet(self) -> None:
-        """Wait until all ranks are here."""
-        dist.all_reduce(torch.zeros(1), group=self._group)
-
-    def _bytes(self, own: bytes, limit: int = 2**40) -> List[bytes]:
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(lengths, torch.tensor([len(own)]), group=self._group)
-        sizes = [int(length) for length in lengths]
-        if max(sizes) > limit:
-            raise RankError(f"rank {sizes.index(max(sizes))} sent {max(sizes)} bytes of JSON.")
-        padded = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes]
-        dist.all_gather(padded, _tensor(own.ljust(max(sizes))), group=self._group)
-        return [bytes(one[:size].numpy()) for one, size in zip(padded, sizes)]
-
-
-def _tensor(content: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(content or b" "), dtype=torch.uint8)[: len(content)]
+from tandem.compat import bound_to, nccl_settings
+from tandem.exchange import Exchange
+from tandem.place import Place, host_name, numbered, place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,18 +92,14 @@ def start(options: Options) -> World:
     if options.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    world = World(
-        **vars(here), host=os.environ.get("TANDEM_NODE", socket.gethostname()), device=device
-    )
+    world = World(**vars(here), host=host_name(os.environ), device=device)
     own = own_device(device, world.host, options)
     world = dataclasses.replace(world, devices=(own,))
     if here.size > 1:
         world = dataclasses.replace(world, **_meet(options, here, own, device)._asdict())
     at = (world.host if here.node is None else here.node, here.local_rank)
     places = [(node, local) for node, local in world.gather(at)]
-    names = [node for node, _ in places]
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    nodes = tuple(numbers[name] for name in names)
+    nodes = numbered([node for node, _ in places])
     return dataclasses.replace(
         world,
         node_rank=nodes[here.rank],

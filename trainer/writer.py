@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, Callable, Iterator, List, Mapping, Optional
 
 import torch
 
-from .errors import RankError
+from contract.errors import RankError
 
 
 def checkpoints(folder: pathlib.Path) -> List[pathlib.Path]:

@@ -35,7 +35,15 @@ UNPACK = (
     'rm -rf "$1.new" && mkdir -p "$1.new" && tar --extract --gzip --no-same-owner '
     '--directory="$1.new" && rm -rf "$1" && mv "$1.new" "$1"'
 )
-FOLDERS = ("trainer", "contract", "launcher/__init__.py", "launcher/node", "recipes", "examples")
+FOLDERS = (
+    "trainer",
+    "tandem",
+    "contract",
+    "launcher/__init__.py",
+    "launcher/node",
+    "recipes",
+    "examples",
+)
 OWN = "own"  # where another folder goes in the tree
 LIBRARY = "library"  # where a script finds what it may import of ours
 # Files and bytes of another folder: who names a file of the home folder does not mean all of it.

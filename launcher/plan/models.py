@@ -104,7 +104,7 @@ def packages(name: str) -> list[str]:
     path, _, _ = name.rpartition(":")
     here = folder(name) or CHECKOUT
     file = here / (Path(path).name if is_path(name) else f"{path.replace('.', '/')}.py")
-    return sorted(imports.of(file, [here]).packages - {"trainer", "contract", "examples"})
+    return sorted(imports.of(file, [here]).packages - {"trainer", "tandem", "contract", "examples"})
 
 
 def lacking(name: str, host: Host, facts: Facts) -> str | None:

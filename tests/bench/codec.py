@@ -23,9 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from contract.strategies import BUCKET_MB, parse, shard_size
-from trainer.sync import Topology, powersgd
-from trainer.sync.feedback import BucketState, ErrorFeedback
-from trainer.sync.powersgd import PowerSGD
+from tandem.sync import Topology, powersgd
+from tandem.sync.feedback import BucketState, ErrorFeedback
+from tandem.sync.powersgd import PowerSGD
 
 FREE = ("view", "slice", "select", "empty", "split", "unsqueeze", "alias", "expand", "detach")
 
@@ -52,7 +52,7 @@ class Counted(TorchDispatchMode):
 def stages(spec: str, ranks: int, values: int) -> dict[str, Counted]:
     """What the stages of one bucket of so many values cost on each of so many ranks."""
     parts = ErrorFeedback(parse(spec), lambda: None)
-    parts.machines = Topology(tuple(range(ranks)), 0)
+    parts.topology = Topology(tuple(range(ranks)), 0)
     torch.manual_seed(0)
     kept = [torch.randn(size) for size in parts.sizes(torch.empty(values), 0)]
     state = BucketState(kept, [torch.zeros_like(one) for one in kept])

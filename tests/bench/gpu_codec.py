@@ -15,10 +15,10 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from contract.strategies import MIB, parse
+from tandem.sync import Topology, carrier, feedback, make
+from tandem.sync.feedback import BucketState
 from tests.bench.pipeline import LINK, RANKS, SPEC, TURN
 from trainer.models import build
-from trainer.sync import Topology, carrier, feedback, make
-from trainer.sync.feedback import BucketState
 
 MACHINES = Topology(tuple(range(RANKS)), 0)
 
@@ -43,7 +43,7 @@ def finish(device):
 def codec(device, scale):
     """A row for each stage of a bucket."""
     sync = make(SPEC, lambda: None)
-    sync.machines = MACHINES
+    sync.topology = MACHINES
     buffer = torch.randn(parse(SPEC).rule.bucket_mb * MIB // 4, device=device)
     kept = [torch.randn(size, device=device) for size in sync.sizes(buffer, 0)]
     state = BucketState(kept, [torch.zeros_like(one) for one in kept])
@@ -84,13 +84,13 @@ def linked(device, scale):
         ddp = DistributedDataParallel(
             net, bucket_cap_mb=parse(SPEC).rule.bucket_mb, gradient_as_bucket_view=True
         )
-        sync.setup(ddp, MACHINES)
+        sync.setup(device, MACHINES)
+        ddp.register_comm_hook(None, sync.hook)
         step(ddp)  # an exact sum: DDP orders its buckets
 
         def exchanged():
-            sync.before_step(1.0, False)
+            sync.begin(1.0, False)
             step(ddp)
-            sync.after_step(False)
 
         with (
             mock.patch.object(carrier, "all_to_all", asleep),

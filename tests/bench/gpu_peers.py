@@ -11,11 +11,11 @@ import torchvision
 from torch import nn
 
 from contract.options import Options
+from tandem.timings import Clock
 from trainer.build import job, materials
 from trainer.data.batch import MEAN, STD, Batch
 from trainer.resume import resolve_options
 from trainer.step import rebuild_buckets, train_step
-from trainer.timing import Clock
 from trainer.world import start
 
 LR = 0.01

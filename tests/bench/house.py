@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("contract", "trainer", "launcher", "report", "ansible", "lab", "tools")
+ROOMS = ("contract", "tandem", "trainer", "launcher", "report", "ansible", "lab", "tools")
 MACHINE = "examples/machines/2080ti-ubuntu2204-driver535.json"
 
 FIRST_CONNECTION = """

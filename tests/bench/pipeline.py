@@ -3,7 +3,7 @@ summed, sent again and decoded, and how long the step takes.
 
     python -m tests.bench.pipeline
 
-Each of the three stages of a bucket (trainer/sync/feedback.py) takes the buckets in their order.
+Each of the three stages of a bucket (tandem/sync/feedback.py) takes the buckets in their order.
 What the model is given stands in the tables below, each with where it is from: what was measured is
 so named, all else is assumed. It is no figure of a GPU.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torchvision
 
 from contract.strategies import parse, shard_size
-from trainer.sync.codec import CODECS
+from tandem.sync.codec import CODECS
 
 SPEC, RANKS = "ef:1.6", 4
 LINK = 117.5e6  # bytes/s of payload at 1 Gbit/s: by the headers of TCP and Ethernet

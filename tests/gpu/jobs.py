@@ -7,10 +7,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from contract.options import Options
+from tandem.timings import Clock
 from trainer.build import job, materials
 from trainer.data.loader import TrainBatches
 from trainer.step import train_step
-from trainer.timing import Clock
 from trainer.world import start
 
 SIZE = 16  # pixels of the generated images

@@ -51,7 +51,7 @@ def codes(ranks):
 def late(*argv):
     """In a rank: the trainer, whose sums come late, by another thread, and whose second host is
     slower than the first."""
-    from trainer.sync import allreduce, base
+    from tandem.sync import allreduce, base
 
     def sum_late(tensor):
         result = torch.futures.Future(devices=[tensor.device] if tensor.is_cuda else [])

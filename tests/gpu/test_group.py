@@ -7,12 +7,12 @@ import torch
 import torch.distributed as dist
 
 from contract import strategies
+from tandem.sync.carrier import Carrier, Stage
 from tests.gpu.jobs import batches, options_of, prepared, that_torch_has, train, weights
 from tests.gpu.ranks import off
 from tests.trainer_ranks import run_ranks
 from tests.unit.trainer.sync_ranks import Steps
 from trainer.step import rebuild_buckets
-from trainer.sync.carrier import Carrier, Stage
 
 SPECS = [spec for rule in strategies.RULES.values() for spec in rule.usual]
 SPECS += ["allreduce:gloo", "fp16:gloo"]
@@ -32,8 +32,8 @@ def in_a_group(images, device):
 
 def group_of_one(images, device):
     """A world that counts as two, so that all is built that several ranks have."""
+    from tandem.compat import bound_to
     from trainer import world
-    from trainer.compat import bound_to
 
     backend = world._backend(device)
     own = world.start(options_of(images, device))

@@ -5,10 +5,10 @@ import itertools
 import pytest
 import torch
 
+from tandem.compat import static_graph_accumulates
 from tests.gpu.jobs import that_torch_has
 from tests.gpu.ranks import compared, run_two
 from tests.trainer_ranks import run_ranks
-from trainer.compat import static_graph_accumulates
 
 # Images of both ranks in a step. The last step of `idle` has two images, all for the first rank.
 SHARES = {"even": (6, 6), "uneven": (7, 5), "idle": (21, 21)}

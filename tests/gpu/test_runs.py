@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from launcher.plan.devices import assign
+from tandem.compat import load_tensors
 from tests.gpu.jobs import distance
 from tests.gpu.ranks import TWO, on_one_device
 from tests.trainer_ranks import run_ranks, said, trainer
 from tests.unit.launcher import launcher_values as plans
-from trainer.compat import load_tensors
 
 NEEDS_GPU = pytest.mark.needs_gpu
 

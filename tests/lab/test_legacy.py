@@ -21,7 +21,9 @@ from tests.trainer_ranks import make_images
 CHECKOUT = Path(__file__).resolve().parents[2]
 ENV = "/opt/tandem/env/bin/python"
 # What the trainer's tests need on the machine, relative to the checkout.
-TESTED = ("trainer", "contract", "tests", "recipes", "examples", "docs", "pyproject.toml")
+TESTED = (
+    *("trainer", "tandem", "contract", "tests", "recipes", "examples", "docs", "pyproject.toml"),
+)
 STEPS = 20
 BATCH = 8
 

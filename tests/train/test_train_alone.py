@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_a_copy_of_trainer_and_contract_trains_under_bare_torchrun(tmp_path):
-    for room in ("trainer", "contract"):
+    for room in ("trainer", "tandem", "contract"):
         shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
     images = make_images(tmp_path / "images", per_class=4)
     argv = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 import torch
+from trainer.compat import load_tensors
 
 from tests.trainer_ranks import (
     end,
@@ -15,7 +16,6 @@ from tests.trainer_ranks import (
     trainer,
     wait_for_steps,
 )
-from trainer.compat import load_tensors
 
 NODES = [1, 1, 1]
 ARGV = [

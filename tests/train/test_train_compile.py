@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from contract.options import Options
+from tandem.timings import Clock
 from tests.trainer_ranks import make_images, run_ranks
 from trainer.build import job, materials
 from trainer.data.loader import TrainBatches
 from trainer.process import start
 from trainer.step import rebuild_buckets, train_step
-from trainer.timing import Clock
 
 
 def compiled_for(root):

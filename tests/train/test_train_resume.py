@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 
+from tandem.compat import load_tensors
 from tests.trainer_ranks import (
     CONTEXT,
     end,
@@ -19,7 +20,6 @@ from tests.trainer_ranks import (
     trainer,
     wait_for_steps,
 )
-from trainer.compat import load_tensors
 from trainer.writer import Writer, is_whole
 
 ARGV = [

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from contract.errors import STOPPED
+from tandem.compat import load_tensors
 from tests.trainer_ranks import make_images, run_ranks, steps_done, trainer
-from trainer.compat import load_tensors
 
 PATIENCE = 60  # seconds in which all are to be gone, on a machine that does other things too
 

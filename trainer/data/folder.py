@@ -13,12 +13,12 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional
 
 import numpy as np
 
-from contract.errors import UserError
+from contract.errors import RankError, UserError
 from contract.layout import LayoutError, NoAnswer, images, images_by_class, printable
 from contract.options import Options
 from contract.text import counted
 
-from ..errors import DataLost, RankError
+from ..errors import DataLost
 from .decode import BadImage, is_given, size_of
 
 log = logging.getLogger(__name__)

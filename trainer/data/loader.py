@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from contract.errors import RankError
 from contract.options import Options
 from contract.split import rank_slice, step_size
 
-from ..errors import RankError
 from ..world import World
 from .augment import Evaluate, Train
 from .batch import Batch, derive_seed

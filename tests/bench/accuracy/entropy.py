@@ -19,8 +19,8 @@ sys.path[:0] = [str(Path(__file__).parents[3]), str(Path(__file__).parent)]
 import study  # noqa: E402
 import torch  # noqa: E402
 
-from trainer.sync.codec import Codec  # noqa: E402
-from trainer.sync.feedback import ErrorFeedback  # noqa: E402
+from tandem.sync.codec import Codec  # noqa: E402
+from tandem.sync.feedback import ErrorFeedback  # noqa: E402
 
 SHOWN = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the run
 

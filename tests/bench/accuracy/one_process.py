@@ -1,8 +1,8 @@
-"""Ranks as threads of one process, one at a time: training with the classes of trainer/sync.
+"""Ranks as threads of one process, one at a time: training with the classes of tandem/sync.
 
 A stand-in for the trainer where hundreds of short runs are compared: its strategies, optimizer,
 schedule, order of images, EMA and model are the trainer's own; torch.distributed, DDP's buckets and
-the threads behind an exchange (trainer/sync/carrier.py) are replaced by what stands here. What
+the threads behind an exchange (tandem/sync/carrier.py) are replaced by what stands here. What
 travels is coded, swapped, summed and decoded as over a network: a test compares the sums with those
 of processes over Gloo, to the bit.
 """
@@ -22,12 +22,12 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from contract.options import Options
-from trainer import sync as strategies_of_ranks
+from tandem import sync as strategies_of_ranks
+from tandem.sync import feedback
 from trainer.data.batch import Normalise
 from trainer.data.loader import epoch_order
 from trainer.ema import Ema
 from trainer.optim import build_optimizer, learning_rate
-from trainer.sync import feedback
 
 own = threading.local()  # `rank` and `wire` of each thread
 
@@ -90,7 +90,7 @@ class Done:
 
 
 class Carrier:
-    """In the place of trainer/sync/carrier.py's: all stages at once, where a job is handed over.
+    """In the place of tandem/sync/carrier.py's: all stages at once, where a job is handed over.
     What an exchange brings is the same whenever it is done between there and its `wait`."""
 
     device = torch.device("cpu")
@@ -179,16 +179,6 @@ class Bucket(NamedTuple):
         return [part.view(one.shape) for part, one in zip(parts, self.parameters)]
 
 
-class Wrapped(NamedTuple):
-    """In DDP's place: what a strategy asks of it."""
-
-    module: torch.nn.Module
-    device = torch.device("cpu")
-
-    def register_comm_hook(self, state: None, hook: object) -> None:
-        """A loop of ours calls the hook."""
-
-
 @dataclass
 class Images:
     """uint8 (n, 3, h, w) and classes (n)."""
@@ -225,7 +215,7 @@ class Rank:
 
     def _set_up(self, spec: str) -> Any:
         sync = strategies_of_ranks.make(spec, lambda: None)
-        sync.setup(Wrapped(self.model))
+        sync.setup(torch.device("cpu"))
         return sync
 
     def take(self) -> torch.Tensor:
@@ -257,7 +247,7 @@ class Rank:
                 self._end_start()
             # As in trainer/train.py.
             exact = step < self.options.exact_epochs * self.steps_per_epoch
-            self.sync.before_step(1.0, exact)
+            self.sync.begin(1.0, exact)
         taken = self.take()
         outputs = self.model(self.normalise(self.images.train[taken]))
         loss = functional.cross_entropy(outputs, self.images.train_classes[taken])
@@ -266,14 +256,13 @@ class Rank:
         if self.sync is not None:
             self.sum_gradients()
         self.optimizer.step()
-        if self.sync is not None:
-            self.sync.after_step(False)
         if self.ema is not None:
             self.ema.update(self.model.state_dict())
         return loss.detach()
 
     def _end_start(self) -> None:
         """Go on by options.sync, with the errors that were kept until now."""
+        self.sync.close()
         kept = getattr(self.sync, "kept", None)
         self.sync, self.start = self._set_up(self.options.sync), ""
         if kept is not None:

@@ -55,7 +55,7 @@ def test_the_launcher_goes_on_with_its_options(older, monkeypatch):
 def test_its_checkpoint_is_continued_by_the_trainer_alone(tmp_path):
     """Under bare torchrun, by trainer/ and contract/ in a folder that holds nothing else of the
     checkout."""
-    for room in ("trainer", "contract"):
+    for room in ("trainer", "tandem", "contract"):
         shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "examples").mkdir()
     shutil.copy(OLDER / "tiny.py", tmp_path / "examples/tiny.py")

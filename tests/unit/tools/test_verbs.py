@@ -317,7 +317,7 @@ def test_a_verb_acts_on_the_run_that_was_named_or_on_none(two_runs, capsys, verb
     assert report_main(verbs.options("report", ["RUN"], {"RUN": "nosuch"})) == 2
 
 
-ROOMS = ("contract", "launcher", "report", "trainer", "examples", "tools")
+ROOMS = ("contract", "launcher", "report", "tandem", "trainer", "examples", "tools")
 
 
 def texts(node):
@@ -450,7 +450,7 @@ USE = r"\1\2\n\1print('ECHO is', options.echo)\n\1raise SystemExit\n"
 def tree(checkout):
     """(A function that adds an option to a copy of the rooms, this copy); with the real Python."""
     shutil.rmtree(checkout / "contract")
-    for room in ("contract", "launcher", "trainer", "examples", "recipes"):
+    for room in ("contract", "launcher", "tandem", "trainer", "examples", "recipes"):
         shutil.copytree(ROOT / room, checkout / room, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.rmtree(checkout / ".venv")
     (checkout / ".venv").symlink_to(sys.prefix)

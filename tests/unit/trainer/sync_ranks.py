@@ -7,8 +7,8 @@ import torch.distributed as dist
 
 from contract.options import Options
 from contract.strategies import MIB, Payload, parse
+from tandem.sync import make
 from trainer.parallel import wrap
-from trainer.sync import make
 from trainer.world import start
 
 WIDTH = 700
@@ -74,13 +74,13 @@ class Steps:
         torch.manual_seed(1000 * step + self.world.rank)
         (model(torch.randn(4, 3).to(self.device)).pow(2).sum() * scale).backward()
 
-    def step(self, number, scale=1.0, spoil=None, exact=False, skipped=False):
+    def step(self, number, scale=1.0, spoil=None, exact=False):
         """This strategy's sums after one backward."""
-        self.sync.before_step(scale, exact)
+        self.sync.begin(scale, exact)
         if spoil is not None and self.world.rank == 0:
             scale = spoil
         self._backward(self.wrapped, number, scale)
-        self.sync.after_step(skipped)
+        self.sync.close()
         return flat(self.model)
 
     def exact(self, number):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from tandem.compat import load_tensors
 from tests.trainer_ranks import make_images, run_ranks, trainer
-from trainer.compat import load_tensors
 
 EXACT = [
     "--precision", "fp64", "--augment", "none", "--workers", 0,

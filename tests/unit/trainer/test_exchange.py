@@ -13,9 +13,9 @@ import torch.distributed as dist
 
 from contract import card, strategies
 from contract.options import Options
+from tandem import compat
+from tandem.sync import KINDS, Topology, carrier
 from tests.trainer_ranks import run_ranks
-from trainer import compat
-from trainer.sync import KINDS, Topology, carrier
 
 
 class Attack:
@@ -94,7 +94,8 @@ def waited(seconds):
     """A rank comes later than a step's peers would wait."""
     from datetime import timedelta
 
-    from trainer.world import Exchange, start
+    from tandem.exchange import Exchange
+    from trainer.world import start
 
     world = start(Options())  # whose meeting may take as long as a loaded machine needs
     exchange = Exchange(timedelta(seconds=1))
@@ -245,7 +246,7 @@ def splits_of(monkeypatch, rank, nodes, bound, heeds):
     monkeypatch.setattr(dist, "new_group", new_group)
     ours = Topology(nodes, rank).connected(9.0)
     feedback = KINDS["ef"](strategies.parse("ef:2"), lambda: None)
-    feedback.machines = ours
+    feedback.topology = ours
     stages = ours.stages(feedback.stages(), feedback.blank, feedback.wire)
     carrier.Carrier(stages, torch.device("cpu"), 9.0)
     return told

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from contract.errors import BAD_INPUT, DIVERGED
+from tandem.compat import load_tensors
 from tests.trainer_ranks import make_images, run_ranks, said
-from trainer.compat import load_tensors
 
 # Five steps an epoch on two ranks.
 ARGS = ["--workers", 0, "--per_node_batch_size", 2, "--lr", 0.05, "--checkpoint_every", 1]

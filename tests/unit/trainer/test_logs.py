@@ -4,10 +4,10 @@ import json
 import types
 
 import pytest
+from trainer.timing import Lap
 
 from contract.options import Options
 from trainer import logs
-from trainer.timing import Lap
 from trainer.world import World
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from contract.options import Options
-from trainer.compat import unscale
+from tandem.compat import unscale
 from trainer.optim import load_state
 from trainer.precision import DeviceScale, LossScale, Precision
 

@@ -18,11 +18,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from contract.errors import UserError
+from tandem import sync as syncs
 from tests.fuzz import damaged, many, odd, places
 from tests.gpu.jobs import batches, prepared, train
 from tests.trainer_ranks import make_images, run_ranks, said
 from trainer import checkpoint, export, resume, writer
-from trainer import sync as syncs
 
 CPU = torch.device("cpu")
 

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from contract.options import Options
+from tandem.sync import feedback
+from tandem.sync.codec import CODECS
 from tests.bench.accuracy import one_process, study
 from tests.trainer_ranks import run_ranks
-from trainer.sync import feedback
-from trainer.sync.codec import CODECS
 from trainer.world import start
 
 WORLD = 3
@@ -91,13 +91,13 @@ def test_a_rank_that_fails_ends_the_others():
 def exact_steps(monkeypatch, **more):
     """Of 8 steps of `ef:2`, which were summed exactly, and the bits of each step's codes."""
     told = []
-    before = feedback.Feedback.before_step
+    before = feedback.Feedback.begin
 
     def told_before(self, scale, exact):
         told.append((exact, self.strategy.arguments[0]))
         before(self, scale, exact)
 
-    monkeypatch.setattr(feedback.Feedback, "before_step", told_before)
+    monkeypatch.setattr(feedback.Feedback, "begin", told_before)
     start_spec = more.pop("start", "")
     options = Options(sync="ef:2", epochs=1, per_node_batch_size=4, **more)
     images, classes = torch.zeros(8, 3, 8, 8, dtype=torch.uint8), torch.arange(8) % 5

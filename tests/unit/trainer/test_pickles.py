@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import trainer
+from tandem import compat
 from tests.trainer_ranks import make_images, run_ranks, said
-from trainer import compat, export
+from trainer import export
 
 MODEL = ["--model", "tests.trainer_models:plain", "--workers", 0, "--epochs", 1]
 # torch 1.12 has no such keyword, and loads whatever it is.
@@ -103,7 +104,7 @@ def test_torch_1_12_takes_tensors_and_plain_values_alone(harmful, monkeypatch):
 
 
 def test_one_file_of_the_trainer_loads_pickles():
-    """trainer/compat.py, whose function all others call."""
+    """tandem/compat.py, whose function all others call."""
     unsafe = {"torch.load", "torch.jit.load", "pickle.load", "pickle.loads", "pickle.Unpickler"}
     found = set()
     for path in Path(trainer.__file__).parent.rglob("*.py"):

@@ -18,8 +18,8 @@ from contract.split import (
     rank_batches,
     step_shape,
 )
+from tandem.place import place
 from trainer.parallel import balanced_sizes, check
-from trainer.place import place
 from trainer.world import World
 
 

@@ -211,8 +211,8 @@ def test_a_start_without_the_launcher_takes_the_card_towards_the_master(
     """NCCL would take any other, such as docker0."""
     from contract.errors import UserError
     from contract.options import Options
+    from tandem.place import Place
     from trainer import world
-    from trainer.place import Place
 
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     for name in (*names, "NCCL_DEBUG", "NCCL_ASYNC_ERROR_HANDLING", "MASTER_PORT"):

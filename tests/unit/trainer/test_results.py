@@ -9,9 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
+from tandem.compat import load_tensors
 from tests.trainer_ranks import make_images, run_ranks, trainer
 from trainer import checkpoint
-from trainer.compat import load_tensors
 from trainer.export import main as export
 from trainer.screen import Screen
 from trainer.writer import Writer

@@ -12,18 +12,18 @@ import torch
 import torch.distributed as dist
 
 from contract.options import Options
+from tandem.sync.base import Sync
+from tandem.timings import Clock
 from tests.trainer_ranks import run_ranks
 from trainer.logs import Lines
 from trainer.step import local_only, resting
-from trainer.sync.base import Sync
-from trainer.timing import Clock
 from trainer.world import World
 
 
 def ranks_gradients(kind, forwards):
     """Summed gradients of a small net after `forwards` forwards and one backward, checked."""
+    from tandem.sync import make
     from trainer.parallel import wrap
-    from trainer.sync import make
     from trainer.world import start
 
     options = Options(bucket_mb=1)

@@ -10,8 +10,8 @@ import pytest
 
 from contract.errors import UserError
 from contract.strategies import RULES, Argument, Payload, Rule, parse, ring_bytes, usual
+from tandem.sync import KINDS
 from tests.trainer_ranks import make_images
-from trainer.sync import KINDS
 
 ROOT = Path(__file__).parents[3]
 ENTRY = """
@@ -125,11 +125,11 @@ def replaced(path, old, new):
 
 def test_a_new_one_takes_an_entry_a_class_and_a_name(tmp_path):
     """In a copy: two ranks train by it, and a prediction compares it."""
-    for room in ("contract", "trainer"):
+    for room in ("contract", "tandem", "trainer"):
         shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
     replaced(tmp_path / "contract/strategies.py", "\n    )\n}\nEXACT", ENTRY)
-    (tmp_path / "trainer/sync/fp64.py").write_text(CLASS)
-    kinds = tmp_path / "trainer/sync/__init__.py"
+    (tmp_path / "tandem/sync/fp64.py").write_text(CLASS)
+    kinds = tmp_path / "tandem/sync/kinds.py"
     replaced(kinds, "from .powersgd", "from .fp64 import FP64\nfrom .powersgd")
     replaced(kinds, '    "ef": ', '    "fp64": FP64,\n    "ef": ')
 

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 
 from contract.options import Options
+from tandem.sync import carrier
+from tandem.sync.carrier import Carrier, Stage, all_gather, all_to_all
 from tests.trainer_ranks import run_ranks
-from trainer.sync import carrier
-from trainer.sync.carrier import Carrier, Stage, all_gather, all_to_all
 from trainer.world import start
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from contract.strategies import coded_bytes
+from tandem.sync.codec import CODECS
+from tandem.sync.powersgd import blank_pages, guess, orthonormalise
 from tests.trainer_ranks import run_ranks
 from tests.unit.trainer.sync_ranks import Counted, Steps, six_steps
-from trainer.sync.codec import CODECS
-from trainer.sync.powersgd import blank_pages, guess, orthonormalise
 
 
 @pytest.mark.parametrize("bits", CODECS)
@@ -81,7 +81,7 @@ def overflowed(spec):
     steps = Steps(spec)
     steps.step(1, scale=2.0)
     before = {index: [one.clone() for one in kept.now] for index, kept in steps.sync.kept.items()}
-    bad = steps.step(2, scale=2.0, spoil=float("inf"), skipped=True)
+    bad = steps.step(2, scale=2.0, spoil=float("inf"))
     kept = all(
         torch.equal(one, then)
         for index, kept in steps.sync.kept.items()

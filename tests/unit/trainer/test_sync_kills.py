@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
+from tandem.sync import carrier
 from tests.trainer_ranks import make_images, start_ranks, trainer
-from trainer.sync import carrier
 
 SPECS = ("ef:2", "powersgd:1", "ef:1.6", "fp16:gloo")
 ARGV = [

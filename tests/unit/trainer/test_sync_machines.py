@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 
 from contract.options import Options
+from tandem.compat import load_tensors
+from tandem.sync import Topology, make
 from tests.trainer_ranks import make_images, run_ranks, trainer
 from tests.unit.trainer.sync_ranks import Steps, net, six_steps, size
-from trainer.compat import load_tensors
 from trainer.parallel import wrap
-from trainer.sync import Topology, make
 from trainer.world import start
 
 SPECS = ["ef:1.6", "powersgd:1"]
@@ -21,7 +21,7 @@ def test_machines_are_told_from_the_machine_of_each_rank():
     """As mpirun deals ranks out by node."""
     machines = Topology((0, 1, 0, 2), rank=2)
     assert machines.ranks == ((0, 2), (1,), (3,))
-    assert (machines.leaders, machines.here, machines.leads) == ((0, 1, 3), (0, 2), False)
+    assert (machines.leaders, machines.own_ranks, machines.leads) == ((0, 1, 3), (0, 2), False)
     assert machines.several
     assert not Topology((0, 1, 2), rank=2).several
 

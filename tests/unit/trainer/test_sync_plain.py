@@ -7,10 +7,10 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from contract.options import Options
+from tandem.sync import make
 from tests.trainer_ranks import run_ranks
 from tests.unit.trainer.sync_ranks import flat, net
 from trainer.parallel import wrap
-from trainer.sync import make
 from trainer.world import start
 
 

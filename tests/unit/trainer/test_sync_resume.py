@@ -6,8 +6,8 @@ import shutil
 import pytest
 import torch
 
+from tandem.compat import load_tensors
 from tests.trainer_ranks import make_images, run_ranks, trainer
-from trainer.compat import load_tensors
 
 ARGV = [
     "--model", "tests.trainer_models:normed", "--precision", "fp32", "--augment", "none",

@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tandem.timings import Clock
 from tests.trainer_ranks import run_ranks
-from trainer.timing import Clock
 
 SIZES = [5, 2, 3]
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
+from contract.errors import RankError
 from trainer import checkpoint, writer
-from trainer.errors import RankError
 from trainer.writer import Writer, write_whole
 
 

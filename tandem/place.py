@@ -1,7 +1,8 @@
 """A process's place among the others, from its launcher's environment. It imports no torch."""
 
 import dataclasses
-from typing import Mapping, Optional
+import socket
+from typing import Mapping, Optional, Sequence, Tuple
 
 # Rank, world size, rank on this machine, number of ranks on this machine, number of this machine:
 # as set by torchrun and torch.distributed.launch, by Open MPI's mpirun, by the mpirun of MPICH and
@@ -35,3 +36,14 @@ def place(environ: Mapping[str, str], local_rank: Optional[int] = None) -> Place
             here = env.get(local, local_rank or 0)
             return Place(env[rank], env[size], here, env.get(count, 1), env.get(node))
     return Place()
+
+
+def host_name(environ: Mapping[str, str]) -> str:
+    """This machine's name: the inventory's, where a launcher of ours has set it."""
+    return environ.get("TANDEM_NODE") or socket.gethostname()
+
+
+def numbered(machines: Sequence[object]) -> Tuple[int, ...]:
+    """The machine of each rank, as a number from 0, from what each calls its own machine."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(machines))}
+    return tuple(numbers[name] for name in machines)

@@ -2,36 +2,38 @@
 where several share a machine, by the one of them that sends, and added in the next step.
 
 Errors are gradients, so they are multiplied by the loss scale and follow its changes. The errors of
-a step are kept only if the step is taken: after an overflow, the state is as it was before.
+a step are kept only if all of its sums are finite, which every rank sees in what it receives: after
+an overflow, in which the optimizer skips the step, the state is as it was before.
 """
 
 import dataclasses
 import math
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union, cast
+from typing import Any, Callable, Dict, List, Optional, Tuple, cast
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
 from contract.strategies import Strategy, shard_size
 
 from .base import Sync, Topology, sum_over_ranks
-from .carrier import Carrier, Stage, all_gather, all_to_all
+from .carrier import Carrier, Flag, Stage, all_gather, all_to_all
 from .codec import CODECS
 
 
 @dataclasses.dataclass
 class BucketState:
     """The state of one bucket: tensors as the last step left them, and those that the current step
-    writes."""
+    writes. `finite`: whether its sum is, once it has come; None where the step has not summed it.
+    """
 
     now: List[torch.Tensor]
     coming: List[torch.Tensor]
+    finite: Optional[Flag] = None
 
 
 class Feedback(Sync):
     """Sums bucket by bucket in the background, by `stages`; a subclass says what is kept. Sums are
     exact before the first step, in the pass that only orders DDP's buckets, and in warm-up. The
-    host must know for each step whether it overflowed and what the loss scale was."""
+    host must know what the loss scale is in each step."""
 
     follows_scale = True
 
@@ -43,13 +45,14 @@ class Feedback(Sync):
         self.scale = 1.0  # the loss scale by which all that is kept is multiplied
         self.exact = True
 
-    def setup(self, model: DistributedDataParallel, machines: Optional[Topology] = None) -> None:
-        super().setup(model, machines)
-        stages = self.machines.stages(self.stages(), self.blank, self.wire)
-        self.carrier = Carrier(stages, model.device, self.patience)
+    def setup(self, device: torch.device, topology: Optional[Topology] = None) -> None:
+        super().setup(device, topology)
+        stages = self.topology.stages(self.stages(), self.blank, self.wire)
+        self.carrier = Carrier(stages, device, self.patience)
 
     def stages(self) -> List[Stage]:
-        """The stages that process (buffer, index, BucketState); the last one returns the buffer."""
+        """The stages that process (buffer, index, BucketState); the last one returns the buffer,
+        and says in the state whether it is finite."""
         raise NotImplementedError
 
     def blank(self, job: Any) -> Any:
@@ -64,7 +67,8 @@ class Feedback(Sync):
         """The number of values of each tensor kept for a bucket; all begin as zeros."""
         raise NotImplementedError
 
-    def before_step(self, scale: float, exact: bool) -> None:
+    def begin(self, scale: float, exact: bool) -> None:
+        self.close()
         self.exact = exact
         if scale != self.scale:
             for kept in self.kept.values():
@@ -75,28 +79,32 @@ class Feedback(Sync):
         if self.exact:
             return sum_over_ranks(buffer)
         summed = None
-        if len(self.machines.here) > 1:
+        if len(self.topology.own_ranks) > 1:
             # Started here, because all ranks hand over buckets in the same order here.
-            summed = sum_over_ranks(buffer, self.machines.group)
+            summed = sum_over_ranks(buffer, self.topology.group)
         future = self.carrier.future()
         self.carrier.start((buffer, index, self._state_of(buffer, index)), future, summed)
         return future
 
     def _state_of(self, buffer: torch.Tensor, index: int) -> BucketState:
         known = self.kept.get(index)
-        sizes = self.sizes(buffer, index) if self.machines.leads else []
+        sizes = self.sizes(buffer, index) if self.topology.leads else []
         # Also begun anew where --bucket_mb differs from that before a resume.
         if known is None or [tensor.numel() for tensor in known.now] != sizes:
             first = [torch.zeros(size, device=buffer.device) for size in sizes]
             known = self.kept[index] = BucketState(first, [torch.zeros_like(one) for one in first])
         return known
 
-    def after_step(self, skipped: Union[bool, torch.Tensor]) -> None:
-        if not (skipped or self.exact):
-            for kept in self.kept.values():
+    def close(self) -> None:
+        step = [kept for kept in self.kept.values() if kept.finite is not None]
+        taken = all(bool(kept.finite) for kept in step)
+        for kept in step:
+            kept.finite = None
+            if taken:
                 kept.now, kept.coming = kept.coming, kept.now
 
     def state_dict(self) -> Optional[Dict[str, Any]]:
+        self.close()
         kept = {str(index): kept.now for index, kept in self.kept.items()}
         return {"scale": self.scale, "kept": kept}
 
@@ -124,16 +132,16 @@ class Bucket:
 
 
 class ErrorFeedback(Feedback):
-    """A few bits per value in each step: each machine owns a part of what is summed.
+    """A few bits per value in each step: each machine owns a shard of what is summed.
 
-    All send the owner their codes of its part; it adds them up and sends the sum to all, encoded
+    All send the owner their codes of its shard; it adds them up and sends the sum to all, encoded
     again. The quantisation error is kept where it arises, at the sender and at the owner (Seide et
     al., "1-bit stochastic gradient descent", 2014; at both ends: Tang et al., "DoubleSqueeze", ICML
     2019). All ranks decode the same bytes, by operations that round alike on every machine, so
     their sums are equal to the bit.
 
-    What is kept of a bucket: what this machine left out of all parts (N x part), and what was left
-    out of the sum of its own.
+    What is kept of a bucket: what this machine left out of all shards (N x shard), and what was
+    left out of the sum of its own.
     """
 
     def __init__(
@@ -144,15 +152,15 @@ class ErrorFeedback(Feedback):
 
     @property
     def owners(self) -> Tuple[int, ...]:
-        """The ranks that send, of which each owns a part."""
-        return self.machines.leaders
+        """The ranks that send, of which each owns a shard."""
+        return self.topology.leaders
 
     def stages(self) -> List[Stage]:
         return [Stage(self._code), Stage(self._exchange, sends=True), Stage(self._take)]
 
     def sizes(self, buffer: torch.Tensor, index: int) -> List[int]:
-        part = shard_size(buffer.numel(), len(self.owners))
-        return [len(self.owners) * part, part]
+        shard = shard_size(buffer.numel(), len(self.owners))
+        return [len(self.owners) * shard, shard]
 
     def blank(self, job: Any) -> Bucket:
         buffer, _, kept = job
@@ -171,10 +179,10 @@ class ErrorFeedback(Feedback):
         return Bucket(buffer, kept, self.codec.encode(flat.view(len(self.owners), -1)))
 
     def _exchange(self, bucket: Bucket, group: Any) -> Bucket:
-        """Bring the parts to their owners, and the sums of the owners to all.
+        """Bring the shards to their owners, and the sums of the owners to all.
 
         Both are sent by this one stage: if another sent the sums of one bucket while this one sends
-        the parts of the next, two ranks would send to the same one at a time (see `all_to_all`).
+        the shards of the next, two ranks would send to the same one at a time (see `all_to_all`).
         """
         came = all_to_all(bucket.coded, group, self.owners)
         total = self._sum(came, bucket.kept)
@@ -182,7 +190,7 @@ class ErrorFeedback(Feedback):
         return bucket
 
     def _sum(self, coded: torch.Tensor, kept: BucketState) -> torch.Tensor:
-        """The codes of the sum of the part that this rank owns."""
+        """The codes of the sum of the shard that this rank owns."""
         whole = kept.coming[1]
         torch.add(kept.now[1], self.codec.decode(coded, len(whole)).sum(0), out=whole)
         return self.codec.encode(whole.view(1, -1))[0]
@@ -190,8 +198,10 @@ class ErrorFeedback(Feedback):
     def _take(self, bucket: Bucket) -> torch.Tensor:
         """Decode the sums of all owners."""
         values = bucket.buffer.numel()
-        part = shard_size(values, len(self.owners))
-        result = self.codec.decode(bucket.coded, part).view(-1)[:values]
+        shard = shard_size(values, len(self.owners))
+        result = self.codec.decode(bucket.coded, shard).view(-1)[:values]
+        most = min(torch.finfo(kind).max for kind in (bucket.buffer.dtype, torch.float32))
+        bucket.kept.finite = Flag(self.codec.finite(bucket.coded, shard, most))
         return bucket.buffer.copy_(result)
 
 

@@ -60,6 +60,12 @@ class Codec:
         factor = (self.levels / peak).nan_to_num_(0.0, 0.0, 0.0)  # a peak of next to nothing: 0
         return (blocks * factor).round_().to(torch.int8)
 
+    def finite(self, coded: torch.Tensor, values: int, most: float) -> torch.Tensor:
+        """Whether all that `decode` makes of these bytes is finite in a type whose largest number
+        is `most`: a scalar bool tensor, from the blocks' peaks alone."""
+        peaks = coded[:, values // self.packed :].contiguous().view(torch.bfloat16)
+        return (peaks.float() <= most).all()
+
     def _step(self, peak: torch.Tensor) -> torch.Tensor:
         """The distance of two levels in each block."""
         return peak.float().div_(self.levels).view(-1, 1)

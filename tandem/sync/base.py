@@ -2,10 +2,12 @@
 
 All ranks meet in each step: a communication hook of DDP sums their gradients while backward runs.
 
-    before_step(scale, exact)
+    begin(scale, exact)
     forward, backward        the hook sums here
     optimizer
-    after_step(skipped)
+
+Nobody tells a strategy whether the optimizer took the step: where gradients overflowed, what each
+rank received was not finite, and the next `begin`, or `close`, acts on that.
 
 Where a machine has several ranks, they sum among themselves, and one of them, the leader, acts for
 all: only it encodes and sends to the other machines, so a machine's network card carries no more
@@ -15,11 +17,10 @@ decode the same bytes. Where each machine has one rank, none of this happens.
 
 import dataclasses
 from datetime import timedelta
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from contract.strategies import Strategy
 
@@ -54,7 +55,7 @@ class Topology:
         return self.nodes[self.rank]
 
     @property
-    def here(self) -> Tuple[int, ...]:
+    def own_ranks(self) -> Tuple[int, ...]:
         """The ranks of this machine, the leader first."""
         return self.ranks[self.own]
 
@@ -64,7 +65,7 @@ class Topology:
 
     @property
     def leads(self) -> bool:
-        return self.rank == self.here[0]
+        return self.rank == self.own_ranks[0]
 
     @property
     def several(self) -> bool:
@@ -91,8 +92,8 @@ class Topology:
             return stages
 
         def hand_on(bucket: Any, group: Any) -> Any:
-            if len(self.here) > 1:
-                broadcast(wire(bucket), self.here[0], group)
+            if len(self.own_ranks) > 1:
+                broadcast(wire(bucket), self.own_ranks[0], group)
             return bucket
 
         first, *middle, last = stages
@@ -139,11 +140,11 @@ class Sync:
         # Called when the last bucket is handed over: communication is exposed from then on.
         self._last_bucket = last_bucket
 
-    def setup(self, model: DistributedDataParallel, machines: Optional[Topology] = None) -> None:
-        """`machines`: by default, each rank counts as a machine of its own. Collective."""
+    def setup(self, device: torch.device, topology: Optional[Topology] = None) -> None:
+        """Before `hook` is registered. `device`: of the gradients; `topology`: by default, each
+        rank counts as a machine of its own. Collective."""
         alone = Topology(tuple(range(dist.get_world_size())), dist.get_rank())
-        self.machines = machines or alone
-        model.register_comm_hook(None, self.hook)
+        self.topology = topology or alone
 
     def hook(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         future = self.start_sum(bucket.buffer(), bucket.index())
@@ -155,17 +156,17 @@ class Sync:
         """Begin summing one bucket over all ranks; the future holds a tensor like `buffer`."""
         raise NotImplementedError
 
-    def before_step(self, scale: float, exact: bool) -> None:
-        """Called before the first forward of a step. `scale`: by which the loss is multiplied;
-        `exact`: in warm-up, for strategies that begin with exact sums."""
+    def begin(self, scale: float, exact: bool) -> None:
+        """A step begins; called before its first bucket, and closes the step before. `scale`: by
+        which the loss is multiplied; `exact`: in warm-up, for strategies that begin with exact
+        sums."""
 
-    def after_step(self, skipped: Union[bool, torch.Tensor]) -> None:
-        """Called after the optimizer. `skipped`: the gradients overflowed and no weight changed.
-        Reading it as a bool may wait for the device."""
+    def close(self) -> None:
+        """The step before is over. To be called where its backward has returned."""
 
     def state_dict(self) -> Optional[Dict[str, Any]]:
-        """This machine's own state; None where there is none. It fits only a run with the same
-        ranks on each machine: any other run begins without it."""
+        """This machine's own state, after `close`; None where there is none. It fits only a run
+        with the same ranks on each machine: any other run begins without it."""
         return None
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:

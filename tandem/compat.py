@@ -18,6 +18,13 @@ def ddp_buffers(at_each_forward: bool) -> Dict[str, Any]:
     return {name: at_each_forward}
 
 
+def ddp_has_run(model: DistributedDataParallel) -> bool:
+    """Whether it has made a forward: torch before 2.0 counts them, later ones prepare for the
+    first."""
+    counted = getattr(model, "num_iterations", 0)
+    return bool(counted or getattr(model, "_lazy_init_ran", False))
+
+
 def cpu_capability() -> Optional[str]:
     """AVX2, AVX512, DEFAULT, ...: the instructions of torch's own kernels, with
     ATEN_CPU_CAPABILITY taken into account; None where this torch does not say."""

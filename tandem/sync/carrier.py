@@ -100,6 +100,24 @@ class Carrier:
         return torch.cuda.stream(stream)
 
 
+class Flag:
+    """A bool that a stage has found on the device. Reading it waits for what the stage had queued
+    until then, not for anything that was queued since."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self._value, self._arrived = value, None
+        if value.is_cuda:
+            self._value = torch.empty((), dtype=torch.bool, pin_memory=True)
+            self._value.copy_(value, non_blocking=True)
+            self._arrived = torch.cuda.Event(blocking=True)
+            self._arrived.record()
+
+    def __bool__(self) -> bool:
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return bool(self._value)
+
+
 def tensors_of(job: Any) -> Iterator[torch.Tensor]:
     """The tensors in a job's fields or elements, and in the lists among them."""
     if isinstance(job, torch.Tensor):
@@ -130,7 +148,7 @@ def new_group(
 
 
 def all_to_all(
-    parts: torch.Tensor, group: Any, ranks: Optional[Sequence[int]] = None
+    rows: torch.Tensor, group: Any, ranks: Optional[Sequence[int]] = None
 ) -> torch.Tensor:
     """Send row n of bytes (N, B) to the n-th of `ranks` (all by default), which make up the group;
     returns the rows that came from them (N, B).
@@ -141,7 +159,7 @@ def all_to_all(
     late is not sent to by two at a time. Where two did, the switch dropped packets or shared the
     link of the one while that of the other idled, and all links were filled to a half.
     """
-    sent = to_host(parts)
+    sent = to_host(rows)
     received = torch.empty_like(sent, pin_memory=sent.is_pinned())
     world = len(sent)
     peers = range(world) if ranks is None else ranks
@@ -154,18 +172,18 @@ def all_to_all(
         going: Any = dist.isend(sent[to], peers[to], group=group)
         going.wait()
         coming.wait()
-    return received.to(parts.device, non_blocking=True)
+    return received.to(rows.device, non_blocking=True)
 
 
 def all_gather(
-    part: torch.Tensor, count: int, group: Any, ranks: Optional[Sequence[int]] = None
+    row: torch.Tensor, count: int, group: Any, ranks: Optional[Sequence[int]] = None
 ) -> torch.Tensor:
     """The bytes (B) of all `count` ranks, on all of them: (N, B).
 
     They are sent directly to each rank in turn; Gloo's all_gather would pass them on from rank to
     rank.
     """
-    return all_to_all(part.expand(count, -1), group, ranks)
+    return all_to_all(row.expand(count, -1), group, ranks)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,6 @@ from typing import Any, Optional, Tuple
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from contract.errors import UserError
 
@@ -20,9 +19,9 @@ Job = Tuple[torch.Tensor, torch.Tensor]  # the bucket, and its values in host me
 
 
 class AllReduce(Sync):
-    def setup(self, model: DistributedDataParallel, machines: Optional[Topology] = None) -> None:
-        super().setup(model, machines)
-        self.host = HostSums(model.device, self.patience) if self.strategy.uses_gloo else None
+    def setup(self, device: torch.device, topology: Optional[Topology] = None) -> None:
+        super().setup(device, topology)
+        self.host = HostSums(device, self.patience) if self.strategy.uses_gloo else None
 
     def start_sum(self, buffer: torch.Tensor, index: int) -> torch.futures.Future[torch.Tensor]:
         return sum_over_ranks(buffer) if self.host is None else self.host.start(buffer)
@@ -43,11 +42,11 @@ class FP16(Compressed):
 class BF16(Compressed):
     dtype = torch.bfloat16
 
-    def setup(self, model: DistributedDataParallel, machines: Optional[Topology] = None) -> None:
+    def setup(self, device: torch.device, topology: Optional[Topology] = None) -> None:
         """Raises UserError where the backend cannot sum bf16, as with Gloo in torch 1.12."""
-        super().setup(model, machines)
+        super().setup(device, topology)
         try:
-            self.start_sum(torch.zeros(1, device=model.device), 0).wait()
+            self.start_sum(torch.zeros(1, device=device), 0).wait()
         except RuntimeError as error:
             backend = "gloo" if self.strategy.uses_gloo else dist.get_backend()
             raise UserError(

@@ -23,8 +23,8 @@ import torch.distributed as dist
 from contract.strategies import Strategy, is_factorised
 
 from ..compat import copy_all
-from .carrier import Stage, to_host
-from .feedback import Feedback
+from .carrier import Flag, Stage, to_host
+from .feedback import BucketState, Feedback
 
 
 @dataclasses.dataclass
@@ -35,7 +35,8 @@ class Bucket:
 
     buffer: torch.Tensor  # DDP's; receives the result
     index: int
-    thin: List[torch.Tensor]
+    kept: BucketState
+    matrices: List[torch.Tensor]
     whole: List[torch.Tensor]
     pages: torch.Tensor
     left: List[torch.Tensor]  # P (rows, R), orthonormal; parts of pages
@@ -61,19 +62,19 @@ class PowerSGD(Feedback):
         return super().hook(state, bucket)
 
     def sizes(self, buffer: torch.Tensor, index: int) -> List[int]:
-        thin = [sides(shape) for shape in self.shapes[index] if self._is_factorised(shape)]
-        return [buffer.numel(), sum(columns for _, columns in thin) * self.rank]
+        matrices = [sides(shape) for shape in self.shapes[index] if self._is_factorised(shape)]
+        return [buffer.numel(), sum(columns for _, columns in matrices) * self.rank]
 
     def _is_factorised(self, shape: torch.Size) -> bool:
         return len(shape) > 1 and is_factorised(*sides(shape), self.rank)
 
     def _left(self, job: Any) -> Bucket:
         """Compute the first factor: this rank's M Q."""
-        buffer, index, kept = job
+        buffer, _, kept = job
         flat = kept.coming[0].copy_(kept.now[0]).add_(buffer)
-        bucket = self._bucket(buffer, index, flat, kept.coming[1])
-        last = guess(factors(kept.now[1], bucket.thin, self.rank))
-        for matrix, left, right in zip(bucket.thin, bucket.left, last):
+        bucket = self._bucket(job, flat, kept.coming[1])
+        last = guess(factors(kept.now[1], bucket.matrices, self.rank))
+        for matrix, left, right in zip(bucket.matrices, bucket.left, last):
             torch.mm(matrix, right, out=left)
         return bucket
 
@@ -84,9 +85,9 @@ class PowerSGD(Feedback):
     def _right(self, bucket: Bucket) -> Bucket:
         """Make the columns of the first factor P orthonormal, and compute the second one: this
         rank's M' P. The difference M - P P' M is kept."""
-        if bucket.thin:
+        if bucket.matrices:
             orthonormalise(bucket.pages)
-        for matrix, left, right in zip(bucket.thin, bucket.left, bucket.right):
+        for matrix, left, right in zip(bucket.matrices, bucket.left, bucket.right):
             torch.mm(matrix.t(), left, out=right)
             matrix.addmm_(left, right.t(), alpha=-1)
         return bucket
@@ -97,43 +98,44 @@ class PowerSGD(Feedback):
 
     def _product(self, bucket: Bucket) -> torch.Tensor:
         total = bucket.buffer.new_empty(bucket.buffer.numel(), dtype=torch.float32)
-        thin, whole = self._split(total, bucket.index)
-        for matrix, left, right in zip(thin, bucket.left, bucket.right):
+        matrices, whole = self._split(total, bucket.index)
+        for matrix, left, right in zip(matrices, bucket.left, bucket.right):
             torch.mm(left, right.t(), out=matrix)
         copy_all(whole, bucket.whole)
         torch._foreach_zero_(bucket.whole)  # sent whole, so nothing is left out
-        return bucket.buffer.copy_(total)
+        result = bucket.buffer.copy_(total)
+        bucket.kept.finite = Flag(torch.isfinite(result).all())
+        return result
 
     def blank(self, job: Any) -> Bucket:
         buffer, index, _ = job
         flat, right = (
             torch.empty(size, device=buffer.device) for size in self.sizes(buffer, index)
         )
-        return self._bucket(buffer, index, flat, right)
+        return self._bucket(job, flat, right)
 
     def wire(self, bucket: Bucket) -> List[torch.Tensor]:
         return [*bucket.left, *bucket.right, *bucket.whole]
 
-    def _bucket(
-        self, buffer: torch.Tensor, index: int, flat: torch.Tensor, right: torch.Tensor
-    ) -> Bucket:
+    def _bucket(self, job: Any, flat: torch.Tensor, right: torch.Tensor) -> Bucket:
         """`flat`: the values of its tensors; `right`: where to put the second factors."""
-        thin, whole = self._split(flat, index)
-        pages, left = blank_pages([(len(matrix), self.rank) for matrix in thin], flat.device)
-        second = factors(right, thin, self.rank)
-        return Bucket(buffer, index, thin, whole, pages, left, second)
+        buffer, index, kept = job
+        matrices, whole = self._split(flat, index)
+        pages, left = blank_pages([(len(matrix), self.rank) for matrix in matrices], flat.device)
+        second = factors(right, matrices, self.rank)
+        return Bucket(buffer, index, kept, matrices, whole, pages, left, second)
 
     def _split(
         self, flat: torch.Tensor, index: int
     ) -> Tuple[List[torch.Tensor], List[torch.Tensor]]:
         """The bucket's matrices to factorise, and its other tensors, as parts of their values."""
-        thin, whole, shapes = [], [], self.shapes[index]
+        matrices, whole, shapes = [], [], self.shapes[index]
         for part, shape in zip(flat.split([shape.numel() for shape in shapes]), shapes):
             if self._is_factorised(shape):
-                thin.append(part.view(sides(shape)))
+                matrices.append(part.view(sides(shape)))
             else:
                 whole.append(part)
-        return thin, whole
+        return matrices, whole
 
 
 def sides(shape: torch.Size) -> Tuple[int, int]:
