@@ -1,6 +1,7 @@
-"""Sums of gradients over slow links, as communication hooks of DDP."""
+"""Sums of gradients over slow links, as communication hooks of DDP: `attach`."""
 
+from .attach import Attached, attach
 from .base import Sync, Topology
 from .kinds import KINDS, carried_out, make
 
-__all__ = ["KINDS", "Sync", "Topology", "carried_out", "make"]
+__all__ = ["KINDS", "Attached", "Sync", "Topology", "attach", "carried_out", "make"]

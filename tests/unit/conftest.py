@@ -23,6 +23,8 @@ PROCESSES = {
     "launcher/test_stalls.py",
     "launcher/test_validate.py",
     "report/test_odd_files.py",
+    "tandem/test_attach.py",
+    "tandem/test_standalone.py",
     "tools/test_gpu_script.py",
     "tools/test_imagenet.py",
     "tools/test_verbs.py",

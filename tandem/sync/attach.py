@@ -1,0 +1,179 @@
+"""Our strategies in anybody's loop: sums of gradients for any DDP model, optimizer and script.
+
+    ddp = DistributedDataParallel(model)
+    tandem.sync.attach(ddp, "ef:1.6")
+
+What the trainer tells a strategy (where a step begins, what its loss scale is) is found out here. A
+step is one backward that communicates; the first bucket of the next one closes it. What each rank
+receives says whether gradients overflowed, so a loop needs to tell nothing.
+"""
+
+import os
+from datetime import timedelta
+from typing import Any, Callable, Dict
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from contract.errors import UserError
+from contract.strategies import EXACT, parse
+
+from ..compat import ddp_has_run
+from ..exchange import Exchange
+from ..place import host_name, numbered, place
+from .base import Topology
+from .kinds import carried_out, make
+
+SHARDED = ("FullyShardedDataParallel", "FSDPModule")
+WHOSE = "tandem.sync.attach"
+
+
+class Attached:
+    """A strategy at work in the backwards of one DDP model."""
+
+    def __init__(self, model: DistributedDataParallel, spec: str, warmup_steps: int, scaler: Any):
+        self.model, self.spec = model, spec
+        self.warmup_steps, self.scaler = warmup_steps, scaler
+        self.steps = 0  # backwards that have communicated, without those of `settle`
+        self._ordered = False  # whether a backward has told DDP the order of its buckets
+        self._settling = False
+
+    def setup(self, patience: float) -> None:
+        """Collective. Raises UserError."""
+        exchange = Exchange(timedelta(seconds=patience))
+        self.world, here = exchange.size, place(os.environ)
+        machine = host_name(os.environ) if here.node is None else here.node
+        told = exchange.json([machine, self.spec, self.warmup_steps])
+        asked = [(spec, steps) for _, spec, steps in told]
+        if len(set(asked)) > 1:
+            raise UserError(
+                f"{WHOSE}: the ranks ask for different things: "
+                f"{', '.join(sorted({f'{spec!r} after {n} exact steps' for spec, n in asked}))}."
+            )
+        nodes = numbered([machine for machine, _, _ in told])
+        spec = carried_out(self.spec, nodes) if self.world > 1 else EXACT
+        self.sync = make(spec, lambda: None, patience)
+        topology = Topology(nodes, exchange.rank).connected(patience)
+        self.sync.setup(self.model.device, topology)
+        exchange.meet()
+
+    def hook(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if bucket.index() == 0:
+            self._begin()
+        bucket.buffer().div_(self.world)  # DDP averages, a strategy sums
+        return self.sync.hook(None, bucket)
+
+    def _begin(self) -> None:
+        exact = self._settling or not self._ordered or self.steps < self.warmup_steps
+        self._ordered = True
+        self.steps += not self._settling
+        scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
+        self.sync.begin(scale, exact)
+
+    def settle(self, closure: Callable[[], Any]) -> None:
+        """A throw-away pass, before the first step: `closure` makes a forward through the DDP model
+        and a backward, on any images. DDP orders its buckets by it. Without it the first step is
+        exact instead, and a run that goes on from a checkpoint sums its first step in another order
+        than one that was never stopped. Buffers and random numbers stay as they are, and gradients
+        are dropped. Collective. Raises UserError."""
+        if self._ordered:
+            raise UserError(f"{WHOSE}: settle(closure) comes before the first backward.")
+        device = self.model.device
+        buffers = [(one, one.clone()) for one in self.model.module.buffers()]
+        self._settling = True
+        try:
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                closure()
+        finally:
+            self._settling = False
+            self.model.zero_grad(set_to_none=True)
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+        if not self._ordered:
+            raise UserError(
+                f"{WHOSE}: the closure of settle made no backward that communicates: it calls the "
+                "DDP model, not what is in it, and not within no_sync."
+            )
+
+    def state_dict(self) -> Dict[str, Any]:
+        """What this rank keeps, tensors and plain containers: to be saved in a file of its own. It
+        fits a run whose ranks are spread in the same way."""
+        return {
+            "spec": self.spec,
+            "nodes": list(self.sync.topology.nodes),
+            "steps": self.steps,
+            "sync": self.sync.state_dict(),
+        }
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Restore what `state_dict` returned. Raises UserError where it does not fit; then nothing
+        is changed."""
+        nodes = list(self.sync.topology.nodes)
+        if (state.get("spec"), state.get("nodes")) != (self.spec, nodes):
+            raise UserError(
+                f"{WHOSE}: the state is of {state.get('spec')!r} with ranks on machines "
+                f"{state.get('nodes')}, and this run is {self.spec!r} on {nodes}: do not load "
+                "it, and what was left out of the sums begins at zero."
+            )
+        steps = state.get("steps")
+        if type(steps) is not int or steps < 0:
+            raise UserError(f"{WHOSE}: the state's number of steps is missing or odd.")
+        if state.get("sync") is not None:
+            try:
+                self.sync.load_state_dict(state["sync"])
+            except (LookupError, TypeError, ValueError, OverflowError) as error:
+                raise UserError(
+                    f"{WHOSE}: the state is damaged ({error}): do not load it."
+                ) from error
+        self.steps = steps
+
+
+def attach(
+    model: DistributedDataParallel,
+    spec: str,
+    warmup_steps: int = 0,
+    scaler: Any = None,
+    patience: float = 120.0,
+) -> Attached:
+    """Sum this model's gradients by the strategy `spec` (`--sync`'s: ef:1.6, powersgd:4, bf16, ...;
+    docs/slow-networks.md) from its first forward on. The first `warmup_steps` steps, and the first
+    backward, are exact. `scaler`: the GradScaler that scales the loss. An exchange fails where a
+    peer is silent for `patience` seconds. Collective. Raises UserError for what cannot work."""
+    _check(model, spec, warmup_steps)
+    attached = Attached(model, spec, warmup_steps, scaler)
+    attached.setup(patience)
+    try:
+        model.register_comm_hook(None, attached.hook)
+    except RuntimeError as error:
+        raise UserError(
+            f"{WHOSE}: this model has a communication hook already, and DDP takes one: remove the "
+            "other register_comm_hook."
+        ) from error
+    return attached
+
+
+def _check(model: Any, spec: str, warmup_steps: int) -> None:
+    kinds = {kind.__name__ for kind in type(model).__mro__}
+    if kinds & set(SHARDED):
+        raise UserError(
+            f"{WHOSE}: this model is FSDP's, whose ranks each hold a part of the gradients: wrap "
+            "it in DistributedDataParallel instead, if it fits into one GPU's memory."
+        )
+    if not isinstance(model, DistributedDataParallel):
+        raise UserError(
+            f"{WHOSE}: this model is a {type(model).__name__}: wrap it first, "
+            "ddp = torch.nn.parallel.DistributedDataParallel(model), and give it ddp."
+        )
+    parse(spec, WHOSE)
+    if type(warmup_steps) is not int or warmup_steps < 0:
+        raise UserError(f"{WHOSE}: warmup_steps is a whole number from 0, not {warmup_steps!r}.")
+    own, every = dist.get_world_size(model.process_group), dist.get_world_size()
+    if own != every:
+        raise UserError(
+            f"{WHOSE}: this model's process group has {own} of {every} ranks, and strategies sum "
+            "over all: leave process_group out."
+        )
+    if ddp_has_run(model):
+        raise UserError(f"{WHOSE}: this model has run already: attach before its first forward.")

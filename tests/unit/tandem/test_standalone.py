@@ -1,0 +1,70 @@
+"""tandem/ as scripts get it, sent along or by pip: beside a contract.py of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tandem import standalone
+
+ROOT = Path(__file__).parents[3]
+OWN = '"""A script\'s own module of that name."""\nCLIENTS = ["somebody"]\n'
+# As one rank of one, where the checkout is nowhere on the path.
+SCRIPT = """
+import contract, sys
+import torch.distributed as dist
+from torch.nn import Linear
+from torch.nn.parallel import DistributedDataParallel
+import tandem.sync, tandem.timings
+
+assert contract.CLIENTS == ["somebody"]
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+ddp = DistributedDataParallel(Linear(2, 2))
+tandem.sync.attach(ddp, "ef:1.6")
+try:
+    tandem.sync.attach(ddp.module, "ef:1.6")
+except tandem.contract.errors.UserError as error:
+    print(error)
+ours = {name for name in sys.modules if name.split(".")[0] in ("contract", "trainer", "launcher")}
+print(*sorted(ours), Path(tandem.__file__).parents[1])
+""".replace("import contract, sys", "from pathlib import Path\nimport contract, sys")
+
+
+def run_script(folder, python=sys.executable, **env):
+    (folder / "contract.py").write_text(OWN)
+    (folder / "script.py").write_text(SCRIPT)
+    env = {**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, **env}
+    argv = [python, str(folder / "script.py")]
+    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_what_is_sent_along_needs_nothing_of_the_checkout(tmp_path):
+    standalone.write(tmp_path / "sent")
+    (tmp_path / "work").mkdir()
+    said, modules = run_script(tmp_path / "work", PYTHONPATH=str(tmp_path / "sent"))
+    assert said.startswith("tandem.sync.attach: this model is a Linear: wrap it first")
+    assert modules.split() == ["contract", str(tmp_path / "sent")]
+
+
+def test_every_import_of_the_rules_is_of_the_copy():
+    for name, text in standalone.files().items():
+        for line in text.splitlines():
+            assert not line.strip().startswith(("from contract", "import contract")), name
+
+
+def test_pip_installs_tandem_alone(tmp_path):
+    """By the tools of this environment, so that nothing is fetched."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps"]
+    pip += ["--no-index", "--disable-pip-version-check", "--target", str(tmp_path / "installed")]
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    for name in ("setup.py", "pyproject.toml", "contract", "tandem", "launcher"):
+        (checkout / name).symlink_to(ROOT / name)
+    subprocess.run([*pip, str(checkout)], check=True, cwd=tmp_path)
+    made = {path.name for path in (tmp_path / "installed").iterdir()}
+    assert {name.partition("-")[0] for name in made} == {"tandem"}
+    (tmp_path / "work").mkdir()
+    _, modules = run_script(tmp_path / "work", PYTHONPATH=str(tmp_path / "installed"))
+    assert modules.split() == ["contract", str(tmp_path / "installed")]
