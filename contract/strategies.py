@@ -1,7 +1,7 @@
 """The strategies of `--sync`, NAME[:ARG]: what each is called, sends and promises.
 
 This is the only list of them. It does not import torch, because the launcher and the report read it
-too: how much a strategy sends is defined once, here; the code that sends it is in `trainer/sync/`.
+too: how much a strategy sends is defined once, here; the code that sends it is in `tandem/sync/`.
 `RULES` maps each name to its entry; a new strategy is one entry here and one class there.
 
 Units: bytes and steps; `world` is the number of participants in an exchange: ranks, or machines.

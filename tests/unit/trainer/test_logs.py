@@ -7,6 +7,7 @@ import pytest
 from trainer.timing import Lap
 
 from contract.options import Options
+from tandem.timings import Lap
 from trainer import logs
 from trainer.world import World
 
