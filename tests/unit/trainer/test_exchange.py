@@ -75,7 +75,7 @@ def test_values_come_in_rank_order_to_all():
 
 
 def too_much():
-    from trainer import world as exchange
+    from tandem import exchange
     from trainer.world import start
 
     world = start(Options())
