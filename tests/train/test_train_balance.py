@@ -5,8 +5,8 @@ import signal
 
 import pytest
 import torch
-from trainer.compat import load_tensors
 
+from tandem.compat import load_tensors
 from tests.trainer_ranks import (
     end,
     make_images,

@@ -4,7 +4,6 @@ import json
 import types
 
 import pytest
-from trainer.timing import Lap
 
 from contract.options import Options
 from tandem.timings import Lap
