@@ -43,10 +43,12 @@ def train(script, *words, **more):
 
 def until_it_says(process, words):
     """Read its lines up to one that has these words."""
+    said = []
     for line in process.stdout:
+        said.append(line)
         if words in line:
             return line
-    raise AssertionError(f"it ended without saying {words!r}")
+    raise AssertionError(f"it ended without saying {words!r}: {''.join(said)}")
 
 
 def left(mark):
