@@ -45,6 +45,11 @@ def parser() -> argparse.ArgumentParser:
     )
     machines.add_argument("--inventory", default=defaults.INVENTORY)
     machines.add_argument("--limit", help="names of machines or groups, with commas between")
+    gather = verbs.add_parser(
+        "gather", help="gather the packages of a script into bundle/", allow_abbrev=False
+    )
+    for variable in (table.INVENTORY, *table.PACKAGES):
+        _add(gather, variable)
     return made
 
 
@@ -150,6 +155,8 @@ def _carry_out(given: argparse.Namespace, argv: list[str]) -> int:
         terminal.keep_machines(given.inventory or defaults.INVENTORY)
     if given.verb == "inventory":
         return inventory.refuse(Path(given.inventory), given.limit)
+    if given.verb == "gather":
+        return _gather(given)
     if given.verb == "status":
         from launcher import status
 
@@ -166,6 +173,17 @@ def _carry_out(given: argparse.Namespace, argv: list[str]) -> int:
     if given.verb == "plan":
         return _predict(given)
     return _train(given, argv)
+
+
+def _gather(given: argparse.Namespace) -> int:
+    from launcher.folders import relative
+    from launcher.plan import checks, script
+
+    values = _changes(given)
+    values["script"], values["folder"] = script.by_path(given.script, given.folder)
+    folder = checks.gather(Options.of({**values, "data": ""}), terminal.Terminal())
+    terminal.show(f"the packages of the script are in {relative(folder)}", sys.stdout)
+    return 0
 
 
 def _train(given: argparse.Namespace, argv: list[str]) -> int:

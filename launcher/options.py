@@ -37,6 +37,7 @@ class Options:
     folder: str | None = None
     output: str | None = None
     resume_args: str | None = None
+    requirements: str | None = None
     max_restarts: int = 0
     min_nodes: int | None = None
     balance: str = "auto"
@@ -111,7 +112,7 @@ WORD, COUNT = Match("[^\0-\x1f\x7f-\x9f\ud800-\udfff]*"), (None, One(range(1, LA
 STORED: dict[str, object] = {
     **dict.fromkeys(("inventory", "data"), WORD),
     **dict.fromkeys(("model", "keep"), (None, WORD)),
-    **dict.fromkeys(("script", "folder", "output", "resume_args"), Maybe(WORD)),
+    **dict.fromkeys(("script", "folder", "output", "resume_args", "requirements"), Maybe(WORD)),
     **dict.fromkeys(("nodes", "min_nodes"), COUNT),
     **{"max_restarts": NATURAL, "port": (None, One(range(1 << 16)))},
     **{"balance": Maybe(WORD), "queue": bool, "force": bool, "trainer": [WORD]},

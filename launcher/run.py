@@ -47,7 +47,7 @@ from launcher.watch.attempts import (
     write_json,
 )
 from launcher.watch.failures import Failure
-from launcher.watch.guards import start_guards, sync_code
+from launcher.watch.guards import start_guards, sync_code, sync_layer
 from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Outcome, Watch
 
@@ -309,6 +309,8 @@ class Run:
             attempts.set_aside(plan.run, plan.attempt, before, self.machines)
         with waiting(self.terminal, "sending the code"):
             sync_code(plan, self.machines, self.terminal.say)
+            if self.script and self.script.layer:
+                sync_layer(self.script.layer, self.machines, self.terminal.say)
         self.parts.update({node.host: node for node in plan.nodes})
         self.terminal.say(
             f"run {plan.run}, attempt {plan.attempt}: {counted(len(plan.nodes), 'node')}, "

@@ -117,9 +117,18 @@ RESUME = Variable("RESUME", "--resume", "a run to continue, as it began (docs/la
 DEVICES = ("cuda", "cpu")
 
 # A script of one's own, in the place of the trainer (docs/own-script.md).
-SCRIPT = (
+PACKAGES = (
     Variable("SCRIPT", "--script", 'your own: path/train.py, or "-m package.train" in FOLDER'),
     Variable("FOLDER", "--folder", "what is sent of it (default: its checkout, or folder)", "path"),
+    Variable(
+        "REQUIREMENTS",
+        "--requirements",
+        "its packages (default: requirements.txt beside it)",
+        "path",
+    ),
+)
+SCRIPT = (
+    *PACKAGES,
     Variable("OUTPUT", "--output", "folders that it writes, which are brought here at the end"),
     Variable("RESUME_ARGS", "--resume-args", "how it goes on, like '--resume {last}'"),
 )
@@ -199,6 +208,7 @@ VERBS = {
             Variable(
                 "FORCE", "-e bundle_for_nobody", "1: though no machine is offline=true", "switch"
             ),
+            *PACKAGES,
         ),
     ),
     "usb": Verb(

@@ -104,6 +104,8 @@ class Facts:
     versions: dict[str, str | None]
     models: list[str]
     packages: dict[str, bool]
+    distributions: dict[str, str]
+    glibc: int
     gpus: dict[str, Any]
     runs: list[dict[str, Any]]
     paths: dict[str, bool]
@@ -140,6 +142,8 @@ def shape(task: dict[str, Any]) -> dict[str, Any]:
         "versions": dict.fromkeys(VERSIONS, (VERSION, None)),
         "models": [str],
         "packages": dict.fromkeys(task["packages"], bool),
+        "distributions": Each(VERSION),
+        "glibc": One(range(1000)),
         "gpus": {
             "count": One(range(MOST_GPUS + 1)),
             "cards": [CARD],

@@ -22,6 +22,7 @@ from launcher.machines.engine import Host
 from launcher.options import Options, trainer_settings
 from launcher.plan import balance as balancing
 from launcher.plan import code, devices, models, plan, preflight
+from launcher.plan import layer as layers
 from launcher.plan.balance import Balance
 from launcher.plan.plan import AS_ASKED, Plan
 from launcher.plan.preflight import OpenMachines, Requirements
@@ -63,9 +64,11 @@ def check_machines(
     Sizes.of(options.keep)  # said before anything is asked
     if options.script:
         hosts = _hosts(options)
-        asked = Requirements(options, read_script(options), run)
+        script = read_script(options)
+        asked = Requirements(options, script, run)
         machines = _fit(hosts, asked, terminal)
-        return ReadyRun(options, asked.settings, hosts, machines, asked)
+        script = replace(script, layer=preflight.layer_of(machines, script))
+        return ReadyRun(options, script, hosts, machines, replace(asked, settings=script))
     automatic = asks_auto(options)
     options = options.with_sync(strategies.EXACT) if automatic else options
     settings = trainer_settings(options)
@@ -78,6 +81,24 @@ def check_machines(
     asked = Requirements(options, settings, run, begun=run is not None)
     machines = _fit(hosts, asked, terminal)
     return decide(asked, machines, automatic, kept, terminal)
+
+
+def gather(options: Options, terminal: Terminal) -> Path:
+    """Gather the packages of a script for the machines into the bundle; returns the folder. Raises
+    UserError."""
+    script, hosts = read_script(options), _hosts(options)
+    if script.requirements is None:
+        raise UserError(
+            f"SCRIPT={script.words[-1]}: there is no requirements.txt beside it, so nothing is to "
+            "be gathered; REQUIREMENTS= names another file."
+        )
+    with waiting(terminal, f"asking {counted(len(hosts), 'machine')} what is there"):
+        machines = preflight.inspect(hosts, Requirements(options, script))
+    try:
+        with waiting(terminal, "gathering the packages of the script"):
+            return layers.bundle(script.requirements, preflight.environment_of(machines))
+    finally:
+        machines.close()
 
 
 def _hosts(options: Options) -> list[Host]:

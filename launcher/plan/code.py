@@ -29,7 +29,7 @@ from launcher.machines.inventory import CHECKOUT
 from launcher.node.machine import tree_sha256
 
 TRIES = 3
-SECONDS = 60.0
+SECONDS, LEAST = 60.0, 16 << 20  # for each begun LEAST bytes: eight machines may share 1 Gbit/s
 # The old tree is replaced as a whole, so that no file of another version stays.
 UNPACK = (
     'rm -rf "$1.new" && mkdir -p "$1.new" && tar --extract --gzip --no-same-owner '
@@ -197,18 +197,19 @@ def send(code: Code, nodes: dict[str, Node], folders: dict[str, str]) -> None:
     """Make `folders[host]` hold exactly the code on these machines. Raises MachineError for those
     where it failed."""
     archive = packed(code)
+    seconds = SECONDS * (1 + len(archive) // LEAST)
 
     def one(node: Node) -> str | None:
         folder = folders[node.host.name]
         try:
-            _, said, status = talk(node.start(["sh", "-c", UNPACK, "sh", folder]), archive, SECONDS)
+            _, said, status = talk(node.start(["sh", "-c", UNPACK, "sh", folder]), archive, seconds)
         except MachineError as error:
             return str(error)
         except (OSError, UserError) as error:
             said, status = str(error), None
         if status == 0:
             return None
-        said = said or f"no answer within {SECONDS:.0f} s"
+        said = said or f"no answer within {seconds:.0f} s"
         return (
             f"{node.host.label()}: the code could not be written to {folder}: {said}: make room "
             "there or give the folder to your user."

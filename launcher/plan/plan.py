@@ -30,6 +30,7 @@ from launcher.plan import devices, models
 from launcher.plan.balance import OFF, Balance
 from launcher.plan.code import LIBRARY, OWN, Code
 from launcher.plan.devices import NodeDevices
+from launcher.plan.layer import FOLDER
 from launcher.plan.script import WORK, Script
 
 AS_ASKED = "as asked"  # why a precision or a strategy was taken
@@ -138,7 +139,12 @@ def balance(plan: Plan) -> str:
 def script_lines(script: dict[str, Any]) -> list[str]:
     """What is sent, and what comes back."""
     back = ", ".join(script["outputs"]) or "nothing but records: OUTPUT= names folders"
-    return [f"script {shlex.join(script['words'])}, with {script['folder']}", f"comes back: {back}"]
+    packages = ", ".join(f"{name} {version}" for name, version in script["packages"].items())
+    return [
+        f"script {shlex.join(script['words'])}, with {script['folder']}",
+        f"packages: {packages or 'those of the environment'}",
+        f"comes back: {back}",
+    ]
 
 
 def shell_line(node: NodePlan) -> str:
@@ -292,7 +298,13 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
         before = [host.env_python, "-m", "launcher.node.links", figures]
     if isinstance(shared.settings, Script):
         work = f"{output}/{WORK}/{host.name}"
-        paths = [work, f"{folder}/code/{LIBRARY}", env.get("PYTHONPATH", "")]
+        layer = shared.settings.layer
+        paths = [
+            work,
+            f"{folder}/code/{LIBRARY}",
+            f"{folder}/{FOLDER}/{layer.key}" if layer else "",
+        ]
+        paths.append(env.get("PYTHONPATH", ""))
         env.update(shared.settings.environment(), TANDEM_OUTPUT=output)
         env["PYTHONPATH"] = ":".join(filter(None, paths))
         sent = f"{folder}/code/{OWN}"

@@ -17,6 +17,8 @@ from launcher.machines.engine import Host, Node
 from launcher.machines.probe import Facts
 from launcher.options import Options, in_words_of_make
 from launcher.plan import code, devices, models
+from launcher.plan import layer as layers
+from launcher.plan.layer import Environment, Layer
 from launcher.plan.plan import candidate_ports, check_master
 from launcher.plan.script import Script
 
@@ -82,7 +84,7 @@ def unreached(hosts: list[Host], failures: dict[str, str]) -> list[str]:
 
 
 def _task(host: Host, hosts: list[Host], asked: Requirements) -> dict[str, Any]:
-    options = asked.options
+    options, settings = asked.options, asked.settings
     peers = [other.address for other in hosts if other.name != host.name] or [host.address]
     return {
         "peers": list(dict.fromkeys(peers)),
@@ -92,6 +94,7 @@ def _task(host: Host, hosts: list[Host], asked: Requirements) -> dict[str, Any]:
         # One machine is enough: a torchvision that differs between machines is reported.
         "models": _rule(asked) if host is hosts[0] else None,
         "packages": _packages(asked),
+        "distributions": isinstance(settings, Script) and settings.requirements is not None,
         "paths": [f"{host.cuda_home}/bin"] if host.cuda_home else [],
         "data": host.data_path(options.data),
     }
@@ -148,17 +151,53 @@ def _parts(
         return {}, [Problem(text) for text in error.problems]
 
 
+def environment_of(machines: OpenMachines) -> Environment:
+    """What a script's packages have to fit. Raises UserError."""
+    facts = [machines.facts[host.name] for host in machines.hosts]
+    minors = {one.host: ".".join(str(one.versions["python"]).split(".")[:2]) for one in facts}
+    if found := _differing(minors):
+        raise UserError(
+            f"Python differs between machines: {found}, so the script's packages would, too: run "
+            "`make provision`, so that all have the same stack."
+        )
+    glibc = min(one.glibc for one in facts)
+    return Environment.of(str(facts[0].versions["python"]), glibc, facts[0].distributions)
+
+
+def layer_of(machines: OpenMachines, script: Script) -> Layer | None:
+    """The layer of a script's packages for these machines. Raises UserError."""
+    if script.requirements is None or not machines.hosts:
+        return None
+    layer = layers.of(script.requirements, environment_of(machines))
+    apart = [
+        (host, layer.differs(machines.facts[host.name].distributions)) for host in machines.hosts
+    ]
+    if lacking := [f"{host.label()}: {', '.join(lacks)}" for host, lacks in apart if lacks]:
+        raise UserError(
+            *(
+                f"{one} is missing in the environment there, or there in another version, and the "
+                "script's packages need it: run `make provision`, so that all have the same stack."
+                for one in lacking
+            )
+        )
+    return layer
+
+
 def _imports(machines: OpenMachines, script: Script) -> list[Problem]:
-    """What the script imports, and a machine's environment lacks."""
-    found = []
+    """What the script imports, and neither its layer nor a machine's environment has."""
+    try:
+        layer = layer_of(machines, script)
+    except UserError as error:
+        return [Problem(text) for text in error.problems]
+    own, found = layer.modules() if layer else set(), []
     for host in machines.hosts:
         there = machines.facts[host.name].packages
-        if missing := [name for name in script.imports if not there.get(name)]:
+        missing = [name for name in script.imports if not there.get(name) and name not in own]
+        if missing:
             text = (
                 f"{host.label()}: SCRIPT={script.words[-1]} imports {', '.join(missing)}, missing "
-                f"in the environment there: `{host.env_python} -m pip install "
-                f"{' '.join(missing)}` (some packages have another name than what they are "
-                "imported by)."
+                "in the environment there: name it in requirements.txt beside the script, or by "
+                "REQUIREMENTS= (some packages have another name than what they are imported by)."
             )
             found.append((host, Problem(text)))
     return together(found)

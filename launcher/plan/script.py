@@ -15,12 +15,13 @@ from contract.options import VARIABLES
 from launcher.machines.inventory import CHECKOUT
 from launcher.options import Options
 from launcher.plan import code, imports
+from launcher.plan.layer import Layer, beside
 
 WORK = "work"  # of a run, on a machine and here: what the script runs in, by machine
 LAST = "{last}"  # in RESUME_ARGS: the newest checkpoint in OUTPUT
 # The trainer's variables of make, which have no meaning for a script.
 TRAINERS = (*(name.lower() for name in VARIABLES), "balance")
-COMPANIONS = ("folder", "output", "resume_args")
+COMPANIONS = ("folder", "output", "resume_args", "requirements")
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 # A parser's declaration of the option by which torch.distributed.launch gave the local rank.
 LOCAL_RANK = re.compile(r"""add_argument\([^)]*?["'](--local[-_]rank)["']""")
@@ -40,6 +41,8 @@ class Script:
     resume: tuple[str, ...]
     local_rank: str | None
     imports: tuple[str, ...]
+    requirements: Path | None = None
+    layer: Layer | None = None  # of its packages, once the machines are known
     # One process for each GPU, or for each machine without one.
     device: ClassVar[str] = "auto"
     parallel: ClassVar[str] = "ddp"
@@ -67,6 +70,7 @@ class Script:
             "folder": str(self.folder),
             "arguments": list(self.arguments),
             "outputs": list(self.outputs),
+            "packages": self.layer.packages if self.layer else {},
         }
 
 
@@ -151,6 +155,7 @@ def read(options: Options) -> Script:
         folder=root,
         arguments=options.trainer,
         outputs=outputs,
+        requirements=beside(dict.fromkeys((file.parent, root)), options.requirements),
         resume=resume,
         local_rank=next((match[1] for match in declared if match), None),
         imports=tuple(sorted(found.packages - {"tandem"})),

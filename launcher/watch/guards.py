@@ -13,12 +13,14 @@ from typing import Any
 
 from contract import validate
 from contract.digests import MACHINE, ROW
+from contract.errors import UserError
 from contract.validate import Each, Invalid, Match, One
 from launcher.machines import engine, probe
-from launcher.machines.engine import Host, MachineError, Node, Process
+from launcher.machines.engine import Host, MachineError, Node, Process, talk
 from launcher.node import digest
 from launcher.node.machine import who
 from launcher.plan import code
+from launcher.plan.layer import DAYS, FOLDER, Layer
 from launcher.plan.plan import NodePlan, Plan
 from launcher.plan.preflight import OpenMachines
 
@@ -30,6 +32,8 @@ KEPT = 4096  # bytes kept of what is not a frame, for the person who asks why
 REASONS = ("finished", "failed", "stopped", "killed", "busy", "lease", "eof", "guard")
 SIGNAL = (Match(r"SIG[A-Z0-9+-]{1,20}|signal \d{1,3}"), None)
 PROCESSES = [{"pid": int, "command": str}]
+# A layer's age is the time since its last use. None of another run's is in use for so long.
+USED = 'touch "$1" && find "${1%/*}" -mindepth 1 -maxdepth 1 -mtime "+$2" -exec rm -rf -- "{}" +'
 # What our guard sends once at most: these, and for each of its ranks the two with a rank.
 ONCE = ("hello", "started", "worker", "begun", "worker_exit", "exit")
 BEGUN = 1 << 16  # bytes of a rank's start line
@@ -45,6 +49,33 @@ def sync_code(plan: Plan, machines: OpenMachines, say: Callable[[str], None]) ->
         folders = {node.host: node.cwd for node in plan.nodes}
         code.send(now, {host.name: machines.nodes[host.name] for host in stale}, folders)
         check_code(now.sha256, stale, machines.nodes, folders)
+
+
+def sync_layer(layer: Layer, machines: OpenMachines, say: Callable[[str], None]) -> None:
+    """Send the packages of a script to machines that lack them, and throw old layers away there.
+    Raises MachineError."""
+    nodes, sent = machines.nodes, layer.code()
+    folders = {
+        host.name: f"{machines.facts[host.name].absolute(host.node_dir)}/{FOLDER}/{layer.key}"
+        for host in machines.hosts
+    }
+    lacking = [host for host in machines.hosts if not _holds(layer, nodes[host.name], folders)]
+    if lacking:
+        say(f"packages {layer.key} go to {', '.join(host.name for host in lacking)}")
+        code.send(sent, {host.name: nodes[host.name] for host in lacking}, folders)
+        check_code(layer.sha256, lacking, nodes, folders)
+
+
+def _holds(layer: Layer, node: Node, folders: dict[str, str]) -> bool:
+    """Whether the machine has exactly these files; it then removes layers that nobody used."""
+    host = node.host
+    folder = folders[host.name]
+    if probe.code_sha256(node, host.engine.guard_python, folder) != layer.sha256:
+        return False
+    argv = ["sh", "-c", USED, "sh", folder, str(DAYS)]
+    with contextlib.suppress(OSError, UserError):
+        talk(node.start(argv), b"", 20.0)
+    return True
 
 
 def check_code(

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import pathlib
+import platform
 import pwd
 import re
 import shutil
@@ -23,6 +24,7 @@ from contract.card import route
 from launcher.node.machine import tree_sha256
 
 MOST_RUNS = 100  # that are told
+MOST_PACKAGES = 5000
 SECONDS = 20  # for one command: the control machine waits 30 in all
 
 
@@ -39,6 +41,8 @@ def main(task, mark):
         "versions": found,
         "models": models(task["models"], task["node_dir"], found["torchvision"]),
         "packages": {name: has_package(name) for name in task["packages"]},
+        "distributions": distributions() if task["distributions"] else {},
+        "glibc": glibc(),
         "gpus": gpus(),
         "runs": runs(),
         "paths": {path: pathlib.Path(path).exists() for path in task["paths"]},
@@ -89,6 +93,23 @@ def versions():
             found["nccl"] = distribution.version
     found["cuda"] = torch_cuda()
     return found
+
+
+def distributions():
+    """The versions of all packages, as pip would name them."""
+    from importlib import metadata
+
+    found: dict[str, str] = {}
+    for one in metadata.distributions():
+        if one.metadata["Name"] and len(found) < MOST_PACKAGES:
+            found.setdefault(one.metadata["Name"], one.version)
+    return found
+
+
+def glibc():
+    """36 for glibc 2.36; 0 where it is another library."""
+    match = re.match(r"2\.(\d{1,3})", platform.libc_ver()[1])
+    return int(match.group(1)) if match else 0
 
 
 def torch_cuda():

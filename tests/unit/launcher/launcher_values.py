@@ -58,6 +58,8 @@ def facts(number, **changes):
         "versions": VERSIONS,
         "models": ["resnet18", "resnet34", "resnet50", "vgg11"],
         "packages": {},
+        "distributions": {"torch": "2.15.0"},
+        "glibc": 36,
         "runs": [],
         "paths": {},
         "gpus": NO_GPUS,

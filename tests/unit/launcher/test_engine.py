@@ -89,7 +89,14 @@ def test_an_engine_is_one_new_file(wrapped, tmp_path):
     with pytest.raises(UserError, match="on node1 this path would begin nowhere"):
         hosts[0].data_path("data/digits")
 
-    task = {"peers": [], "ports": [47401], "packages": [], "paths": [], "models": None}
+    task = {
+        "peers": [],
+        "ports": [47401],
+        "packages": [],
+        "distributions": False,
+        "paths": [],
+        "models": None,
+    }
     tasks = {
         one.name: {
             **task,

@@ -27,7 +27,14 @@ def ask(tmp_path):
     there = host(1, connection="local", address="127.0.0.1", env_python=sys.executable)
 
     def ask(folder):
-        task = {"peers": [], "ports": [], "packages": [], "paths": [], "data": str(folder)}
+        task = {
+            "peers": [],
+            "ports": [],
+            "packages": [],
+            "distributions": False,
+            "paths": [],
+            "data": str(folder),
+        }
         task.update(models=None, guard_python="/usr/bin/python3")
         task["node_dir"] = str(tmp_path / "node")
         facts, failures = probe.ask_all({there.name: there.engine.node(there)}, {there.name: task})

@@ -1,0 +1,212 @@
+"""The packages of a script: resolved and unpacked by the real pip, from wheels in a folder here."""
+
+import os
+import shutil
+import sys
+import time
+import zipfile
+from types import SimpleNamespace
+
+import pytest
+
+from contract.errors import UserError
+from launcher.machines.engines.local import LocalNode
+from launcher.plan import layer, preflight
+from launcher.plan.layer import Environment
+from launcher.plan.preflight import OpenMachines
+from launcher.watch import guards
+from tests.unit.launcher.launcher_values import facts, host
+
+pytestmark = pytest.mark.processes
+THERE = {"torch": "2.15.0", "nvidia-cublas": "13.2", "base": "1.0"}
+ENVIRONMENT = Environment.of("3.11.2", 36, THERE)
+
+
+def wheel(folder, name, version, needs=(), tag="py3-none-any", files=None):
+    """A wheel of one module, which says its version."""
+    stem = f"{name}-{version}"
+    about = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    about += "".join(f"Requires-Dist: {one}\n" for one in needs)
+    made = f"Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: {tag}\n"
+    inside = files or {f"{name}.py": f"version = {version!r}\n"}
+    inside.update({f"{stem}.dist-info/METADATA": about, f"{stem}.dist-info/WHEEL": made})
+    listed = "".join(f"{one},,\n" for one in [*inside, f"{stem}.dist-info/RECORD"])
+    with zipfile.ZipFile(folder / f"{stem}-{tag}.whl", "w") as file:
+        for one, text in {**inside, f"{stem}.dist-info/RECORD": listed}.items():
+            file.writestr(one, text)
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """Where pip looks, instead of the internet."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    wheel(folder, "tool", "1.0", ["base", "torch>=2", "part"])
+    wheel(folder, "part", "0.5")
+    wheel(folder, "base", "9.0")
+    wheel(folder, "torch", "1.13")
+    wheel(folder, "old", "1.0", ["torch<2"])
+    wheel(folder, "newer", "1.0", ["base>=2"])
+    wheel(folder, "native", "1.0", tag="cp311-cp311-manylinux_2_28_x86_64")
+    wheel(folder, "native", "2.0", tag="cp311-cp311-manylinux_2_34_x86_64")
+    wheel(folder, "nvidia_other", "1.0")
+    wheel(folder, "user", "1.0", ["nvidia-other"])
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setattr(layer, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(layer, "BUNDLE", tmp_path / "bundle")
+    return folder
+
+
+@pytest.fixture
+def asks(tmp_path):
+    """asks("tool", "part==0.5") -> a requirements.txt."""
+
+    def write(*lines):
+        path = tmp_path / "requirements.txt"
+        path.write_text("".join(f"{line}\n" for line in lines))
+        return path
+
+    return write
+
+
+def test_what_the_environment_has_is_not_taken_again(index, asks):
+    made = layer.of(asks("tool"), ENVIRONMENT)
+    assert made.packages == {"tool": "1.0", "part": "0.5"}
+    assert made.provided == {"base": "1.0", "torch": "2.15.0"}
+    assert {"tool", "part"} <= made.modules()
+    assert not {"base", "torch"} & made.modules()
+    assert (made.tree / "tool.py").read_text() == "version = '1.0'\n"
+
+
+def test_a_second_use_asks_pip_nothing(index, asks, monkeypatch):
+    first = layer.of(asks("tool"), ENVIRONMENT)
+    monkeypatch.setattr(layer.subprocess, "run", lambda *_, **__: pytest.fail("pip was asked"))
+    assert layer.of(asks("tool"), ENVIRONMENT) == first
+    with pytest.raises(pytest.fail.Exception):  # another Python is another layer
+        layer.of(asks("tool"), Environment.of("3.12.1", 36, THERE))
+    (first.tree / "tool.py").write_text("changed")
+    with pytest.raises(pytest.fail.Exception):  # and so is what somebody changed
+        layer.of(asks("tool"), ENVIRONMENT)
+
+
+def test_a_newer_package_than_the_environments_lies_above_it(index, asks):
+    assert layer.of(asks("newer"), ENVIRONMENT).packages == {"newer": "1.0", "base": "9.0"}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("torch==1.13", "torch==1.13 would replace torch 2.15.0, which the stack has"),
+        ("old", "old 1.0 depends on torch<2 would replace torch 2.15.0, which the stack has"),
+        ("user", "would bring nvidia-other 1.0, and torch and CUDA are the stack's alone"),
+        ("nothing-like-it", "No matching distribution found for nothing-like-it"),
+        ("=tool", "Invalid requirement"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(index, asks, line, said):
+    with pytest.raises(UserError) as refused:
+        layer.of(asks(line), ENVIRONMENT)
+    assert said in str(refused.value)
+    assert "requirements.txt" in str(refused.value)
+    assert "+stack" not in str(refused.value)
+    assert list(layer.CACHE.glob("*/layer.json")) == []
+
+
+def test_a_wheel_for_a_newer_system_is_not_taken(index, asks):
+    assert layer.of(asks("native"), ENVIRONMENT).packages == {"native": "1.0"}
+    with pytest.raises(UserError, match="No matching distribution found for native"):
+        layer.of(asks("native"), Environment.of("3.11", 27, THERE))
+    with pytest.raises(UserError, match="No matching distribution found for native"):
+        layer.of(asks("native"), Environment.of("3.9", 28, THERE))
+
+
+def test_hashes_are_held(index, asks):
+    import hashlib
+
+    own = hashlib.sha256((index / "part-0.5-py3-none-any.whl").read_bytes()).hexdigest()
+    made = layer.of(asks(f"part==0.5 --hash=sha256:{own}"), ENVIRONMENT)
+    assert made.packages == {"part": "0.5"}
+    with pytest.raises(UserError, match=r"THESE PACKAGES DO NOT MATCH THE HASHES|requirements.txt"):
+        layer.of(asks(f"part==0.5 --hash=sha256:{'0' * 64}"), ENVIRONMENT)
+
+
+def test_what_was_gathered_needs_no_index(index, asks):
+    wanted = asks("tool")
+    folder = layer.bundle(wanted, ENVIRONMENT)
+    assert {path.name.partition("-")[0] for path in (folder / "wheels").iterdir()} == {
+        "tool",
+        "part",
+    }
+    shutil.rmtree(index)
+    assert layer.of(wanted, ENVIRONMENT).packages == {"tool": "1.0", "part": "0.5"}
+    with pytest.raises(UserError, match="make bundle SCRIPT="):
+        layer.of(asks("part"), ENVIRONMENT)
+
+
+def test_layers_that_nobody_used_are_thrown_away(index, asks):
+    old = layer.of(asks("part"), ENVIRONMENT)
+    past = time.time() - 31 * 86400
+    os.utime(layer.CACHE / old.key, (past, past))
+    layer.of(asks("base>=9"), ENVIRONMENT)
+    assert not old.tree.exists()
+
+
+def test_machines_get_the_same_files_once(index, asks, tmp_path):
+    made = layer.of(asks("tool"), ENVIRONMENT)
+    said, hosts = [], []
+    for number in (1, 2):
+        node_dir = str(tmp_path / f"node{number}")
+        hosts.append(host(number, connection="local", node_dir=node_dir, env_python=sys.executable))
+    known = {one.name: facts(n) for n, one in enumerate(hosts, 1)}
+    machines = OpenMachines(hosts, {one.name: LocalNode(one) for one in hosts}, known)
+    guards.sync_layer(made, machines, said.append)
+    there = tmp_path / "node1/layers" / made.key
+    assert (there / "tool.py").read_text() == "version = '1.0'\n"
+    stale = tmp_path / "node1/layers/stale"
+    stale.mkdir()
+    past = time.time() - 32 * 86400
+    os.utime(stale, (past, past))
+    guards.sync_layer(made, machines, said.append)
+    assert said == [f"packages {made.key} go to node1, node2"]
+    assert not stale.exists() and there.exists()
+    (there / "tool.py").write_text("changed")
+    guards.sync_layer(made, machines, said.append)
+    assert said[1:] == [f"packages {made.key} go to node1"]
+
+
+def machines_with(*environments):
+    hosts = [host(number) for number, _ in enumerate(environments, 1)]
+    known = {one.name: facts(n, **e) for n, (one, e) in enumerate(zip(hosts, environments), 1)}
+    return OpenMachines(hosts, {}, known)
+
+
+def test_environments_that_differ_get_no_layer(index, asks):
+    script = SimpleNamespace(requirements=asks("tool"))
+    same = {"distributions": THERE}
+    assert preflight.layer_of(machines_with(same, same), script).packages["tool"] == "1.0"
+    lacks = {"distributions": {**THERE, "base": "1.1"}}
+    with pytest.raises(UserError, match=r"node2 \(192.0.2.2\): base 1.0 is missing"):
+        preflight.layer_of(machines_with(same, lacks), script)
+    versions = {"python": "3.12.1", "torch": "2.15.0", "torchvision": "0.29.2", "cuda": None}
+    with pytest.raises(UserError, match="Python differs between machines"):
+        preflight.layer_of(machines_with(same, {**same, "versions": versions}), script)
+
+
+def test_the_file_beside_the_script_is_found_and_another_can_be_named(tmp_path):
+    inner = tmp_path / "tools"
+    inner.mkdir()
+    assert layer.beside([inner, tmp_path], None) is None
+    (tmp_path / "requirements.txt").write_text("")
+    assert layer.beside([inner, tmp_path], None) == tmp_path / "requirements.txt"
+    (tmp_path / "more.txt").write_text("")
+    assert layer.beside([inner], str(tmp_path / "more.txt")) == tmp_path / "more.txt"
+    with pytest.raises(UserError, match="there is no file"):
+        layer.beside([inner], str(tmp_path / "none.txt"))
+
+
+@pytest.mark.parametrize("name", ["../../x", "a b", "a\nb", "", "-r", "a/b", "\xe9"])
+def test_of_a_name_that_no_package_has_no_file_is_made(name):
+    assert Environment.of("3.11", 36, {name: "1", "Real_Name.x": "2"}).packages == (
+        ("real-name-x", "2"),
+    )
