@@ -21,6 +21,7 @@ import yaml
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
 from contract import interrupts
+from contract.text import read_text
 from contract.validate import One
 from planning import PlanError, border, driver, stacks, toolkit
 from planning.faults import machine
@@ -280,7 +281,7 @@ def _kept(inventory):
 def read(path):
     """[{"facts", "settings"}] of a file that --save wrote. Raises InspectionError."""
     try:
-        entries = json.loads(Path(path).read_text())
+        entries = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise InspectionError(
             f"tandem: {path} cannot be read as a file of facts: {error}"

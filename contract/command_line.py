@@ -3,15 +3,16 @@
 import argparse
 import dataclasses
 import difflib
-import pathlib
 import typing
 from typing import Any, Dict, List, Sequence, Tuple
 
 from contract.errors import DATA_LOST, DIVERGED, OUT_OF_MEMORY, STOPPED, UserError
 from contract.options import ENTRIES, GONE, GROUPS, Options
+from contract.text import read_text
 
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(Options)}
 TYPES = typing.get_type_hints(Options)
+RECIPE = 1 << 16  # bytes of a file of options; a YAML reader takes 300 times as much
 # Below this similarity, the hint would only be a guess.
 NEAR = 0.66
 METAVARS = {str: "VALUE", int: "N", float: "X"}
@@ -106,7 +107,7 @@ def read_config(path: str) -> List[str]:
     except ImportError as error:
         raise UserError(f"--config {path}: reading YAML needs `pip install pyyaml`.") from error
     try:
-        found = yaml.safe_load(pathlib.Path(path).read_text(encoding="utf-8")) or {}
+        found = yaml.safe_load(read_text(path, RECIPE)) or {}
     except (RecursionError, ValueError, yaml.YAMLError, OSError) as error:  # ValueError: month 13
         said = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise UserError(f"--config {path}: {said}.") from error
@@ -119,8 +120,9 @@ def read_config(path: str) -> List[str]:
             raise UserError(f"--config {path}: {_unknown(flag)}")
         values = value if isinstance(value, list) else [value]
         # Lists of lists may be references to one another, and written out fill the memory.
-        if any(isinstance(one, (list, dict, set)) or len(repr(one)) > 4096 for one in values):
+        plain = not any(isinstance(one, (list, dict, set)) for one in values)
+        text = ",".join(map(str, values)) if plain else ""
+        if not plain or len(text) > 4096:
             raise UserError(f"--config {path}: {name} is neither a value nor a list of values.")
-        text = ",".join(map(str, values))
         argv += [] if value is None else [flag, text.lower() if isinstance(value, bool) else text]
     return argv

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from contract.text import read_text
+
 # Of what a run records (docs/run-directory.md). It grows where runs of before could not be compared
 # with runs of after: where a record lacks a setting, or means something else by it.
 RECORD = 2
@@ -122,7 +124,7 @@ def read_prediction(runs: Path, asked: Setting, nodes: int) -> Prediction | None
     """The prediction of such a run; None where there is none that holds for it."""
     path = prediction_path(runs, asked.model, nodes)
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = json.loads(read_text(path))
         measured = Setting(
             model=told["model"],
             batch=told["batch"],

@@ -1,8 +1,10 @@
-"""Text for people: numbers with their nouns, and what machines say, made safe for a terminal."""
+"""Text for people: numbers with their nouns, and what machines say, made safe for a terminal; and
+text from files, of bounded size."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 # C0, DEL, C1, halves of surrogates, and the marks that turn the direction of text.
 _BAD = (
@@ -39,3 +41,15 @@ def clean(text: str) -> str:
 def _line(text: str) -> str:
     kept = _SEQUENCE.sub(lambda match: match["colour"] or "", text)
     return kept + RESET if "\x1b" in kept and not kept.endswith(RESET) else kept
+
+
+def read_text(path: str | Path, most: int = 8 << 20) -> str:
+    """The text of a UTF-8 file of at most `most` bytes. Raises OSError, and ValueError for a file
+    that is larger, or no text."""
+    content = bytearray()
+    with Path(path).open("rb") as file:
+        while part := file.read(1 << 16):
+            content += part
+            if len(content) > most:
+                raise ValueError(f"it has more than {most >> 10:,} KiB")
+    return content.decode("utf-8")

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from contract import validate
 from contract.errors import UserError
+from contract.text import read_text
 from contract.validate import Invalid
 from launcher.machines.inventory import CHECKOUT
 
@@ -77,7 +78,7 @@ def recorded(path: Path, shape: dict[str, object]) -> dict[str, Any]:
     """A JSON object that a run wrote; the fields in `shape` are as it says. Raises UserError where
     it is damaged."""
     try:
-        found: dict[str, Any] = validate.parse(path.read_text(encoding="utf-8"))
+        found: dict[str, Any] = validate.parse(read_text(path))
         validate.check(found, shape, "it")
         return found
     except FileNotFoundError:

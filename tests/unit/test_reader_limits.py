@@ -1,0 +1,142 @@
+"""What readers of outside values take: memory of at most 30 times what they read, which is bounded,
+and no time that grows faster than it."""
+
+import itertools
+import json
+import time
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from contract import runs
+from contract.command_line import RECIPE, parse
+from contract.errors import UserError
+from contract.text import read_text
+from contract.validate import Invalid
+from launcher import folders
+from launcher.machines.engines import ssh
+from launcher.watch.attempts import RECORDED
+from launcher.watch.guards import Frames
+from planning import PlanError, stacks
+from tests import readers
+from tests.unit.ansible.provision_machines import load
+from tests.unit.launcher.test_validate import HELLO, KNOWN, wire
+
+dry = load("ansible/dry_provision.py")
+verbs = load("tools/verbs.py")
+JSON = ("[]", "{}", '{"":0}', "0", '""', "1e1", '"\\ud800"', '"é"', '{"facts": {"host": "a"}}')
+YAML = ("[],", "{},", "1,", "a: {b: c},", "x" * 99 + ",")
+REFUSED = (UserError, PlanError, Invalid, dry.InspectionError, verbs.VerbError)
+
+
+def array(part, size):
+    return "[" + f"{part}," * (size // (len(part) + 1)) + "0]"
+
+
+def within(name, part, size, **more):
+    return json.dumps({**more, name: "HERE"}).replace('"HERE"', array(part, size))
+
+
+def frame(path):
+    frames = Frames((2, 3), "r")
+    frames.feed(wire(HELLO) + path.read_bytes() + b"\n")
+
+
+def prediction(path):
+    asked = runs.Setting("resnet50", 32, 224, "fp32")
+    made = runs.prediction_path(path.parent, asked.model, 2)
+    made.write_bytes(path.read_bytes())
+    assert runs.read_prediction(path.parent, asked, 2) is None
+
+
+# Of each reader: how it reads a file, and what the file holds.
+EACH = {
+    "frames": (frame, lambda part, size: within("running", part, size, type="beat")),
+    "plans": (
+        lambda path: folders.recorded(path, RECORDED),
+        lambda part, size: within("attempts", part, size, status="x"),
+    ),
+    "predictions": (prediction, lambda part, size: within("rows", part, size)),
+    "facts files": (dry.read, array),
+}
+# Where another test measures it. What is typed is as long as a system's command line.
+ELSEWHERE = {
+    "facts": "launcher/test_validate.py::test_memory_is_bounded_by_what_came",
+    "records": "report/test_odd_files.py::test_a_large_file_takes_neither_much_memory_nor_long",
+    "checkpoints": "trainer/test_odd_checkpoints.py::test_a_small_file_does_not_fill_the_memory",
+    "data sets": "trainer/test_data_folder.py::test_a_small_file_of_many_pixels_takes_little_memory",  # noqa: E501
+    "recipes": "test_reader_limits.py::test_yaml_is_short",
+    "inventories": "test_reader_limits.py::test_lines_of_known_hosts_and_words_take_what_they_are",
+    "verbs": "test_reader_limits.py::test_lines_of_known_hosts_and_words_take_what_they_are",
+}
+
+
+def test_each_reader_has_its_test():
+    assert readers.READERS.keys() <= EACH.keys() | ELSEWHERE.keys()
+    for file, name in (test.split("::") for test in ELSEWHERE.values()):
+        assert f"\ndef {name}(" in (Path(__file__).parent / file).read_text(), name
+
+
+def taken(read, *what):
+    """Bytes at most, and seconds of computing."""
+    tracemalloc.start()
+    begin = time.process_time()
+    try:
+        read(*what)
+    except REFUSED as error:
+        assert len(str(error)) < 5000
+    finally:
+        most, seconds = tracemalloc.get_traced_memory()[1], time.process_time() - begin
+        tracemalloc.stop()
+    return most, seconds
+
+
+@pytest.mark.parametrize(("name", "part"), itertools.product(EACH, JSON))
+def test_memory_and_time_are_bounded_by_what_is_read(tmp_path, name, part):
+    read, made = EACH[name]
+    path, seconds = tmp_path / "file.json", []
+    for size in (1 << 15, 1 << 18):
+        path.write_text(made(part, size))
+        most, one = taken(read, path)
+        assert most < 30 * size + (1 << 18)  # of libraries, where they are first used
+        seconds.append(one)
+    assert seconds[1] < 8 * 4 * seconds[0] + 0.2  # eight times as much; four times that, for noise
+
+
+@pytest.mark.parametrize("part", YAML)
+def test_yaml_is_short(tmp_path, part):
+    text = f"epochs: [{part * (RECIPE // len(part) - 9)}]"
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    assert len(text) < RECIPE
+    for read in (lambda: parse(["--config", str(path)]), lambda: stacks.kept(text, "here")):
+        assert taken(read)[0] < 400 * RECIPE < 30 << 20
+
+
+def test_lines_of_known_hosts_and_words_take_what_they_are():
+    size = 1 << 16
+    for text in (KNOWN + b"\n", b"@revoked " + KNOWN + b"\n", b"\n", b"x\n", b"a b c\n"):
+        content = text * (size // len(text))
+        assert taken(ssh.read_known_hosts, content)[0] < 30 * size
+    for word in ("x" * size, "--a " * (size // 4), "'" * size):
+        assert taken(verbs.options, "train", ["ARGS"], {"ARGS": word})[0] < 30 * size
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "sparse"])
+def test_what_is_larger_is_refused(tmp_path, name):
+    path = tmp_path / name  # an absolute name stays
+    if name == "sparse":
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    for read in (
+        lambda: read_text(path),
+        lambda: folders.recorded(path, RECORDED),
+        lambda: parse(["--config", str(path)]),
+        lambda: dry.read(path),
+    ):
+        with pytest.raises((*REFUSED, ValueError), match=r"it has more than [\d,]+ KiB"):
+            read()
+    with pytest.raises(PlanError, match="does not say which stack"):
+        stacks.kept("stack: cu126\n" + " " * stacks.KEPT, "here")
+    assert json.loads(json.dumps(stacks.kept("stack: cu126", "here")))["stack"] == "cu126"
