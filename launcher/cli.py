@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from contract import defaults
 from contract.errors import UserError
 from launcher import terminal
+from launcher.hours import moments
 from launcher.options import Options, asks_for_help, trainer_help
 from tools import verbs as table
 
@@ -91,8 +92,9 @@ def _predict(given: argparse.Namespace) -> int:
 
 def _changes(given: argparse.Namespace) -> dict[str, Any]:
     """The options that were given; all others keep their defaults, or the values of the run."""
-    own = {"verb", "detach", "resume"}
-    return {k: v for k, v in vars(given).items() if k not in own and v not in (None, [])}
+    own = {"verb", "detach", "resume", "at", "until"}
+    values = {k: v for k, v in vars(given).items() if k not in own and v not in (None, [])}
+    return {**values, **moments(getattr(given, "at", None), getattr(given, "until", None))}
 
 
 def _new(given: argparse.Namespace) -> Options:

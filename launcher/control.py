@@ -170,6 +170,10 @@ def detach(argv: list[str]) -> int:
     )
     for line in child.stdout or ():
         print(line, end="", flush=True)
+        if line.startswith("tandem: waits until "):
+            said = f"detached as process {child.pid}: `kill {child.pid}` takes it back"
+            terminal.show(said, sys.stdout)
+            return 0
         if line.startswith("tandem: run "):
             folder = folders.find(line.split()[2].rstrip(","))
             terminal.show(

@@ -26,7 +26,8 @@ class Options:
     where the run trains on noise (measure.py). `variables` has what was given of the trainer's
     other options that are variables of make, by these names in lower case: epochs, batch ...; and
     `trainer` the words after `--`. With a `script` these are the script's, and what else concerns
-    the trainer is empty (launcher/plan/script.py)."""
+    the trainer is empty (launcher/plan/script.py). `at`, `until`: when the run begins and ends, in
+    Unix seconds."""
 
     inventory: str = defaults.INVENTORY
     nodes: int | None = None
@@ -41,6 +42,8 @@ class Options:
     max_restarts: int = 0
     min_nodes: int | None = None
     balance: str = "auto"
+    at: int | None = None
+    until: int | None = None
     port: int | None = None
     queue: bool = False
     force: bool = False
@@ -115,6 +118,7 @@ STORED: dict[str, object] = {
     **dict.fromkeys(("script", "folder", "output", "resume_args", "requirements"), Maybe(WORD)),
     **dict.fromkeys(("nodes", "min_nodes"), COUNT),
     **{"max_restarts": NATURAL, "port": (None, One(range(1 << 16)))},
+    **dict.fromkeys(("at", "until"), Maybe(NATURAL)),
     **{"balance": Maybe(WORD), "queue": bool, "force": bool, "trainer": [WORD]},
     **{
         name.lower(): Maybe((WORD, NATURAL))

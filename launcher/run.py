@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 from contract.errors import BAD_INPUT, UserError
 from contract.text import clean, counted
 from contract.validate import NATURAL, Each, Maybe
-from launcher import collect, folders, outputs
+from launcher import collect, folders, hours, outputs
 from launcher.background import MIB, Sizes
 from launcher.folders import relative
 from launcher.machines.engine import Busy, MachineError
@@ -122,6 +123,7 @@ def resume(name: str, changes: dict[str, Any]) -> int:
     if (folder / "attempts.json").exists():  # else its controller ended before the first attempt
         folders.recorded(folder / "attempts.json", RECORDED)
     began = Options.of({name: planned["options"].get(name) for name in STORED})
+    began = dataclasses.replace(began, at=None, until=None)
     if began.script:
         options = script_resumed(began, changes)
     else:
@@ -186,7 +188,8 @@ class Run:
     def carry_out(self, plan: Plan, reason: str) -> int:
         self.terminal.keep_in(self.folder / "controller.log", self.sizes.log * MIB)
         folders.point_latest(self.folder)
-        with Stopper().listening() as stopper:
+        until = self.checked.options.until
+        with Stopper().listening() as stopper, hours.ending(until, self.terminal):
             outcome = self._attempts(plan, reason, stopper)
         refused = plan.attempt > 1 and self._refused(outcome)
         self.attempts.close(self.before if refused else outcome.status)

@@ -112,6 +112,10 @@ START = (
     FORCE,
     Variable("KEEP", "--keep", "MiB a file may keep: log=256,steps=1024,output=4096 ..."),
 )
+HOURS = (
+    Variable("AT", "--at", "begin at this time of day, like 19:00"),
+    Variable("UNTIL", "--until", "save and end at this time of day, like 07:30"),
+)
 RESUME = Variable("RESUME", "--resume", "a run to continue, as it began (docs/launcher.md)")
 
 DEVICES = ("cuda", "cpu")
@@ -250,7 +254,7 @@ VERBS = {
     ),
     "train": Verb(
         "start a run",
-        (*WHAT, RESUME, *SCRIPT, *START, ARGS),
+        (*WHAT, RESUME, *SCRIPT, *START, *HOURS, ARGS),
         "make train NODES=4 MODEL=resnet50 DATA=imagenet EPOCHS=90 BATCH=64",
     ),
     "dry-run": Verb(

@@ -15,7 +15,7 @@ from contract.errors import UserError
 from contract.options import Options as TrainerOptions
 from contract.runs import run_id
 from contract.text import counted
-from launcher import folders
+from launcher import folders, hours
 from launcher.background import Sizes
 from launcher.machines import inventory
 from launcher.machines.engine import Host
@@ -110,8 +110,9 @@ def _hosts(options: Options) -> list[Host]:
 
 def _fit(hosts: list[Host], asked: Requirements, terminal: Terminal) -> OpenMachines:
     """Connections to these machines, once nothing is wrong with them; with QUEUE=1 those that are
-    busy are waited for. Raises UserError."""
+    busy are waited for, and with AT= that time. Raises UserError."""
     options = asked.options
+    hours.wait(options.at, terminal)
     reported, queueing = None, WaitNotice(terminal, "waiting for machines that are busy")
     while True:
         with waiting(terminal, f"asking {counted(len(hosts), 'machine')} what is there"):

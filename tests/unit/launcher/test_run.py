@@ -152,6 +152,15 @@ def test_a_run_that_is_resumed_in_vain_stays_what_it_was(start, before):
     assert (code, told(folder)["status"]) == (41, "failed")
 
 
+def test_at_its_hour_a_run_saves_and_ends_as_by_make_stop(start):
+    """The rank notes what it is asked, and ends with the code of a trainer that has saved."""
+    saves = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\ntime.sleep(600)"
+    code, said, folder = start(saves, nodes=2, until=int(time.time()) + 8, max_restarts=3)
+    assert told(folder)["status"] == "stopped" and len(told(folder)["attempts"]) == 1
+    assert "(UNTIL): the run saves and ends" in said
+    assert code == 75
+
+
 def test_a_machine_lost_at_a_restart_is_one_more_failure(start, monkeypatch):
     """Between looking and starting; the run goes on without asking anybody."""
     seen, lost = run.start_guards, []

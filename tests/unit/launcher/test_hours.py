@@ -1,0 +1,163 @@
+"""AT= and UNTIL=: which moment is meant, that nothing begins earlier, and that a run ends."""
+
+import io
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from datetime import datetime
+
+import pytest
+
+from contract.errors import UserError
+from launcher import cli, hours
+from launcher.terminal import Stopper, Terminal
+
+
+def at(text):
+    return datetime.fromisoformat(text).timestamp()
+
+
+@pytest.fixture
+def berlin(monkeypatch):
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("now", "text", "then"),
+    [
+        ("2026-11-23T17:00", "19:00", "2026-11-23T19:00"),
+        ("2026-11-23T19:00", "19:00", "2026-11-24T19:00"),
+        ("2026-12-31T23:59", "7:30", "2027-01-01T07:30"),
+        # A night that is an hour longer, and one that is an hour shorter.
+        ("2026-10-24T22:00", "07:30", "2026-10-25T07:30"),
+        ("2027-03-27T22:00", "07:30", "2027-03-28T07:30"),
+    ],
+)
+def test_the_next_such_time_of_day_is_meant(berlin, now, text, then):
+    assert hours.moment("AT", text, at(now)) == at(then)
+
+
+@pytest.mark.parametrize(
+    "text", ["24:00", "19", "7 pm", "19:60", "", "19:00:00", "\u0661\u0669:00"]
+)
+def test_what_is_no_time_of_day_is_refused_by_its_name(text):
+    with pytest.raises(UserError, match=f"^UNTIL={text}: give a time of day like 19:00"):
+        hours.moments(None, text)
+
+
+def test_the_end_is_after_the_beginning(berlin, monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: at("2026-11-23T17:00"))
+    found = hours.moments("19:00", "18:00")
+    assert found == {"at": at("2026-11-23T19:00"), "until": at("2026-11-24T18:00")}
+    assert hours.moments(None, "18:00") == {"until": at("2026-11-23T18:00")}
+
+
+def test_a_wrong_time_is_said_at_once_and_once(capsys):
+    assert cli.main(["train", "--at", "25:00"]) == 2
+    said = capsys.readouterr().err
+    assert said == "tandem: AT=25:00: give a time of day like 19:00 or 07:30.\n"
+
+
+@pytest.fixture
+def inhibit(tmp_path, monkeypatch):
+    """A stand-in for systemd-inhibit, which notes its words; `code`: what it ends with at once."""
+
+    def make(code=None):
+        program = tmp_path / "systemd-inhibit"
+        then = (
+            f"exit {code}"
+            if code is not None
+            else 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"'
+        )
+        program.write_text(f'#!/bin/sh\necho "$$ $*" >> {tmp_path}/words\n{then}\n')
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        return tmp_path / "words"
+
+    return make
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_while_it_waits_this_machine_stays_awake(inhibit):
+    words, said = inhibit(), io.StringIO()
+    begun, when = time.time(), int(time.time()) + 3
+    terminal = Terminal(said)
+    hours.wait(when, terminal)
+    terminal.drain()
+    assert time.time() >= when
+    pid, *asked = words.read_text().split(maxsplit=3)
+    assert asked[0] == "--what=sleep:idle" and "--who=Tandem" in asked[1]
+    assert not alive(int(pid))
+    assert "waits until" in said.getvalue() and "may go to sleep" not in said.getvalue()
+    hours.wait(int(begun), terminal)  # over: nothing is said or waited for
+    assert said.getvalue().count("waits until") == 1
+
+
+@pytest.mark.parametrize("code", [1, None])
+def test_where_it_may_fall_asleep_that_is_said(inhibit, monkeypatch, tmp_path, code):
+    if code is None:
+        monkeypatch.setattr(hours.shutil, "which", lambda _: None)
+    else:
+        inhibit(code)
+    terminal = Terminal(said := io.StringIO())
+    with hours.awake("a run begins", terminal):
+        terminal.drain()
+        assert "this machine may go to sleep before the run is over" in said.getvalue()
+
+
+def test_the_lock_ends_with_its_holder_however_that_ends(inhibit):
+    words = inhibit()
+    program = (
+        "import io, time\nfrom launcher import hours\nfrom launcher.terminal import Terminal\n"
+        "with hours.awake('x', Terminal(io.StringIO())):\n"
+        "    print(flush=True)\n    time.sleep(60)\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    pid = int(words.read_text().split()[0])
+    assert alive(pid)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    limit = time.monotonic() + 20
+    while alive(pid):
+        assert time.monotonic() < limit, "it holds the lock for nobody"
+        time.sleep(0.05)
+
+
+def test_at_its_end_the_run_is_asked_to_stop_once(inhibit):
+    inhibit()
+    terminal = Terminal(said := io.StringIO())
+    when = int(time.time()) + 3
+    with Stopper().listening() as stopper, hours.ending(when, terminal):
+        limit = time.monotonic() + 20
+        while not stopper.asked:
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+        assert time.time() >= when
+    assert stopper.asked == 1
+    terminal.drain()
+    assert "(UNTIL): the run saves and ends" in said.getvalue()
+
+
+def test_a_run_that_is_over_before_is_asked_nothing(inhibit):
+    inhibit()
+    with (
+        Stopper().listening() as stopper,
+        hours.ending(int(time.time()) + 3600, Terminal(io.StringIO())),
+    ):
+        pass
+    assert not stopper.asked
