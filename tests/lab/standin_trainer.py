@@ -1,8 +1,8 @@
 """Stands in for the trainer without torch: same options, files, exit codes, order of images.
 
 All ranks do each step together by way of rank 0, as a collective would: who loses a peer fails,
-who waits for a frozen one waits for ever. A step takes $STEP_SECONDS, in later attempts a third.
-Standard library only.
+who waits for a frozen one waits for ever. A step takes $STEP_SECONDS, in later attempts a third,
+and $EXCHANGE_SECONDS more for a network that it does not have. Standard library only.
 """
 
 import argparse
@@ -109,6 +109,8 @@ def train(options, group, files):
     files.line(
         "start", mono=time.monotonic(), rank=RANK, host=HOST, world_size=WORLD,
         resumed_samples=samples(at), train_images=IMAGES, epochs=options.epochs,
+        steps_per_epoch=-(-IMAGES // (WORLD * RANK_BATCH)), global_batch=WORLD * RANK_BATCH,
+        mono_process=float(os.environ.get("TANDEM_GUARD_MONO", time.monotonic())),
     )  # fmt: skip
     print("training", flush=True)
     while at["epoch"] < options.epochs:
@@ -131,18 +133,28 @@ def step(at, group, files):
         files.save(at)
         print("saved", flush=True)
         sys.exit(75)
+    began = time.monotonic()
     time.sleep(float(os.environ["STEP_SECONDS"]) / (1 if ATTEMPT == 1 else 3))
+    computed = time.monotonic()
+    group.gather("gradients")
+    time.sleep(float(os.environ.get("EXCHANGE_SECONDS", 0)))
+    exchanged = time.monotonic()
     count = min(WORLD * RANK_BATCH, IMAGES - at["sample"])
     sizes = [count // WORLD + (rank < count % WORLD) for rank in range(WORLD)]
     begin = at["sample"] + sum(sizes[:RANK])
     order = random.Random(at["epoch"]).sample(range(IMAGES), IMAGES)
     files.log_samples(at["epoch"], begin, order[begin : begin + sizes[RANK]])
+    epoch = at["epoch"]
     at["sample"] += count
     at["step"] += 1
+    spent = {"backward": computed - began, "sync_exposed": exchanged - computed}
+    LAST.append(time.monotonic())
+    spent["other"] = LAST[-1] - (LAST.pop(0) if len(LAST) > 1 else began) - sum(spent.values())
+    files.line("step", step=at["step"], epoch=epoch, samples=sizes[RANK], seconds=spent)
     print("step", at["step"], flush=True)
 
 
-STOP = []
+STOP, LAST = [], []  # signals; when the last step ended
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: STOP.append(1))
     # A loader with a session of its own, as some make: the run's end must find it, too.
