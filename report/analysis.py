@@ -11,6 +11,7 @@ from report.accounting import Accounting, account, attempt_numbers
 from report.advice import NONE, Advice, Remedy, advise
 from report.bottleneck import Seen, bottleneck
 from report.devices import GpuUse, MemoryUse, gpu_use, memory_use
+from report.digests import with_digests
 from report.disk import DiskUse, ShareUse, disk_use, share_use
 from report.files import Entry, dicts, number, open_record
 from report.machines import MachineUse, machine_use
@@ -74,7 +75,7 @@ class Analysis:
 
 def analyse(folder: Path) -> Analysis:
     """Reads and interprets a run directory. Raises UserError when the folder is not one."""
-    run = read_run(folder)
+    run = with_digests(read_run(folder))
     networks, disks, shares = network_use(run), disk_use(run), share_use(run)
     step = measure_step(run, networks)
     records = longest_attempt(run.ranks) or run.ranks
@@ -95,7 +96,7 @@ def analyse(folder: Path) -> Analysis:
     summary["advice"] = [told(run, one) for one in (*advice.remedies, advice.together) if one]
     summary["predicted"] = predicted_of(run)
     gpus = gpu_use(run)
-    failure = headline_of(summary["status"], summary["first_cause"])
+    failure = headline_of(summary["status"], summary["first_cause"], run.told_until)
     return Analysis(
         run=run,
         summary=summary,
@@ -259,7 +260,7 @@ def missing_notes(run: Run, gpus: list[GpuUse]) -> list[str]:
                 f"Attempt {attempt}: no timings of rank {', '.join(map(str, absent))}; "
                 "the means are over the others."
             )
-    watched = [("disks (iostat.json)", set(run.iostat))]
+    watched = [("disks (iostat.json)", set(run.iostat) | set(run.told))]
     if not one_machine(run):
         watched.append(("network card (net.jsonl)", set(run.net)))
     for name, seen in watched:

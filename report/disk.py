@@ -34,7 +34,7 @@ class DiskUse:
     attempt: int
     device: str
     holds_data: bool | None  # None: the files do not say which disk holds the data
-    source: str  # "iostat" or "diskstats"
+    source: str  # one of SOURCES
     read: float
     write: float
     peak_read: float
@@ -55,6 +55,7 @@ class ShareUse:
     read: float
 
 
+SOURCES = ("iostat", "diskstats", "digest")  # the last does not tell how long requests take
 MOST_DISKS, MOST_MOUNTS = 64, 32  # of a machine
 POINTS = 1000  # of a series; beyond twice as many every second one is kept
 
@@ -88,7 +89,7 @@ class Disk:
             attempt=attempt,
             device=device,
             holds_data=device == data_disk if data_disk else None,
-            source="diskstats" if entry.get("source") == "diskstats" else "iostat",
+            source=entry["source"] if entry.get("source") in SOURCES else SOURCES[0],
             read=self.read / self.count,
             write=self.written / self.count,
             peak_read=self.peak,
@@ -105,6 +106,7 @@ def disk_use(run: Run) -> list[DiskUse]:
     for host, path in run.iostat.items():
         uses_in_attempt = {window.attempt: window for window in windows.get(host, [])}
         found += disks_of(host, path, uses_in_attempt, run.missing)
+    found += told_disks(run, windows)
 
     def place(use: DiskUse) -> tuple[int, list[str | int], bool, float]:
         return use.attempt, natural(use.host), not use.holds_data, -use.read
@@ -137,6 +139,42 @@ def disks_of(
                 disks[key].add(time, disk)
     uses = [disk.use(host, *key, entries[key[0]]) for key, disk in disks.items()]
     return [use for use in uses if use.holds_data or use.read + use.write + use.util > 0]
+
+
+TOLD = "disk"  # what a digest tells of has no name: the disk with the data, where it is known
+
+
+def told_disks(run: Run, windows: dict[str, list[Window]]) -> list[DiskUse]:
+    """The disks of machines that only told of theirs (report/digests.py)."""
+    found = []
+    for host, lines in run.told.items():
+        for window in windows.get(host, []):
+            disk, before = Disk(), None
+            for line in lines:
+                if line["attempt"] != window.attempt or not (
+                    window.start <= line["mono"] <= window.end
+                ):
+                    continue
+                if before is not None and line["sums"]["read"] is not None:
+                    disk.add(line["mono"] - window.start, told_rates(before["sums"], line["sums"]))
+                before = line
+            if disk.count:
+                entry = {"data_disk": TOLD, "source": "digest"}
+                found.append(disk.use(host, window.attempt, TOLD, entry))
+    return found
+
+
+def told_rates(before: Entry, now: Entry) -> Entry:
+    """As iostat has them, between two lines of sums."""
+    grown = {
+        name: (now[name] or 0.0) - (before[name] or 0.0) for name in ("read", "written", "busy")
+    }
+    passed = max(1e-3, (now["seconds"] or 0.0) - (before["seconds"] or 0.0))
+    return {
+        "rkB/s": grown["read"] / passed / 1024,
+        "wkB/s": grown["written"] / passed / 1024,
+        "util": min(100.0, 100 * grown["busy"] / passed),
+    }
 
 
 REPORTS = re.compile(r'"statistics"\s*:\s*\[')

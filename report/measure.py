@@ -149,7 +149,8 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
     warm = max(sum(record.steps.exact) for record in records)
     if warm and not later:
         asked, strategy = strategy, parse(EXACT)
-    network = min(least_wait(records, later), mean["sync_exposed"])
+    told = records[0].least_wait
+    network = min(least_wait(records, later) if told is None else told, mean["sync_exposed"])
     return Step(
         attempt=records[0].attempt,
         nodes=len({record.host for record in records}),

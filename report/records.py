@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,7 +119,7 @@ def predicted(value: object) -> Entry | None:
 
 
 def nodes(value: object) -> list[Entry]:
-    fields = {"host": text, "connection": text, "ranks": ranks}
+    fields = {"host": text, "connection": text, "ranks": ranks, "interface": text}
     return [only(fields, node) for node in dicts(value)[:MOST_RANKS]]
 
 
@@ -223,6 +223,20 @@ class RankRecord:
     warm_seconds: dict[str, float] = field(default_factory=dict)  # the exact ones without the first
     steps: StepColumns = field(default_factory=StepColumns)
     evaluations: list[Entry] = field(default_factory=list)
+    least_wait: float | None = None  # of all ranks, mean over steps; None: it follows from `steps`
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A machine's lines of one kind: those of a file, then what was told and is not in it."""
+
+    path: Path | None
+    told: list[Entry] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Entry]:
+        if self.path is not None:
+            yield from read_lines(self.path)
+        yield from self.told
 
 
 @dataclass
@@ -237,11 +251,15 @@ class Run:
     ranks: list[RankRecord]
     exits: dict[tuple[str, int], Entry]  # (host, attempt) -> the guard's entry
     iostat: dict[str, Path]
-    net: dict[str, Path]
-    gpu: dict[str, Path]
-    mounts: dict[str, Path]
-    machines: dict[str, Path]
+    net: dict[str, Samples]
+    gpu: dict[str, Samples]
+    mounts: dict[str, Samples]
+    machines: dict[str, Samples]
     missing: list[str]  # sentences
+    # Of attempts that are known by digests alone: lines of digest.jsonl by host, and when the last
+    # of them was told.
+    told: dict[str, list[Entry]] = field(default_factory=dict)
+    told_until: float | None = None
 
     @property
     def untimed(self) -> bool:
@@ -290,12 +308,16 @@ def read_run(folder: Path) -> Run:
         ranks=read_ranks(of_nodes, missing, "script" not in only(PLAN, plan)),
         exits=read_exits(of_nodes),
         iostat=by_name(of_nodes, "iostat.json"),
-        net=by_name(of_nodes, "net.jsonl"),
-        gpu=by_name(of_nodes, "gpu.jsonl"),
-        mounts=by_name(of_nodes, "mounts.jsonl"),
-        machines=by_name(of_nodes, "machine.jsonl"),
+        net=samples(of_nodes, "net.jsonl"),
+        gpu=samples(of_nodes, "gpu.jsonl"),
+        mounts=samples(of_nodes, "mounts.jsonl"),
+        machines=samples(of_nodes, "machine.jsonl"),
         missing=missing,
     )
+
+
+def samples(of_nodes: Path, name: str) -> dict[str, Samples]:
+    return {host: Samples(path) for host, path in by_name(of_nodes, name).items()}
 
 
 def by_name(of_nodes: Path, name: str) -> dict[str, Path]:

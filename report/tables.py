@@ -58,7 +58,10 @@ DISKS = (
     Column("peak", lambda use: three_digits(use.peak_read)),
     Column("MB/s written", lambda use: three_digits(use.write)),
     Column("busy", lambda use: f"{use.util:.0f} %"),
-    Column("a request", lambda use: f"{three_digits(use.await_ms)} ms"),
+    Column(
+        "a request",
+        lambda use: "?" if use.source == "digest" else f"{three_digits(use.await_ms)} ms",
+    ),
 )
 # What was sent; "of link" is the fraction of what the link can carry.
 NETWORKS = (

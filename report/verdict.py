@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from report import formulas
@@ -339,14 +340,17 @@ def page_cache(cause: str, step: Step, seen: Seen) -> list[str]:
     ]
 
 
-def headline_of(status: str, first_cause: Entry | None) -> str | None:
+def headline_of(status: str, first_cause: Entry | None, until: float | None = None) -> str | None:
     """A sentence that comes before the verdict when the run did not finish."""
     if status == "finished":
         return None
     if status == "stopped":
         return "The run was stopped before its end; what it did until then is below."
     if status == "running":
-        return "The run has not ended, or what started it is gone; this is what it did so far."
+        when = time.strftime("%H:%M:%S", time.localtime(until)) if until else "now"
+        return (
+            f"The run has not ended, or what started it is gone; this is what it did up to {when}."
+        )
     if not first_cause:
         return "The run failed; no file says why."
     if first_cause.get("message"):

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from report.files import Entry, read_lines, time_of
-from report.records import Run, attempt_of
+from report.files import Entry, time_of
+from report.records import Run, Samples, attempt_of
 
 
 @dataclass(frozen=True)
@@ -57,12 +56,12 @@ def loop_windows(run: Run) -> dict[str, list[Window]]:
     return found
 
 
-def within(path: Path, windows: list[Window]) -> Iterator[tuple[Window, float, Entry]]:
-    """Each sample of a file of lines that was taken within the loop of its attempt: that loop, when
+def within(samples: Samples, windows: list[Window]) -> Iterator[tuple[Window, float, Entry]]:
+    """Each of the samples that was taken within the loop of its attempt: that loop, when
     it was taken (`mono`), and its line. Times never go back."""
     uses_in_attempt = {window.attempt: window for window in windows}
     last: dict[int, float] = {}
-    for line in read_lines(path):
+    for line in samples:
         attempt, mono = attempt_of(line), time_of(line.get("mono"))
         window = uses_in_attempt.get(attempt)
         if window is None or mono is None or not window.start <= mono <= window.end:

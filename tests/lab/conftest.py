@@ -25,6 +25,7 @@ LONG = {
     "test_hostile_node.py",
     "test_lab_leftovers.py",
     "test_lab_vm.py",
+    "test_live.py",
     "test_long_run.py",
     "test_many.py",
     "test_plan.py",
