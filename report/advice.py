@@ -277,6 +277,12 @@ def balance_advice(step: Step, now: Situation, cause: str) -> list[Remedy]:
     return [remedy(now, change, "peers", shared, words={"BALANCE": "auto"})]
 
 
+MENDED = {
+    "cpu_contention": "without the other programs",
+    "memory_pressure": "with memory enough (see above)",
+}
+
+
 def straggler_advice(step: Step, now: Situation, cause: str) -> list[Remedy]:
     """The machine that the others wait for as fast as they are, or left out."""
     last, others = slowest(step)
@@ -284,8 +290,7 @@ def straggler_advice(step: Step, now: Situation, cause: str) -> list[Remedy]:
         return []
     found: list[Remedy] = []
     if not cause.startswith("data"):
-        why = "without the other programs" if cause == "cpu_contention" else "repaired or upgraded"
-        change = f"{last.host} {why}: as fast as the others"
+        change = f"{last.host} {MENDED.get(cause, 'repaired or upgraded')}: as fast as the others"
 
         def level(then: Situation) -> Situation:
             return replace(then, work=others, data=0.0, peers=0.0)

@@ -28,7 +28,7 @@ DISK_BUSY = 60.0
 SHARE_READS = 0.5
 # Bytes a second that come back from swap, and the share of the time in which processes wait for
 # memory; of a kernel that does not say that, the share of memory that is taken.
-SWAPPED, PRESSED, TAKEN = 0.5e6, 0.1, 0.9
+SWAPPED, PRESSED, TAKEN = 0.5e6, 0.03, 0.9
 # A rank is short of processors when its threads have none for this share of the time in which they
 # want one, so many times the share on the other machines, and other programs keep at least this
 # share of the processors busy.

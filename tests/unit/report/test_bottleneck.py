@@ -121,7 +121,7 @@ def test_on_busy_machines_that_are_all_alike_no_program_is_accused(tmp_path):
     ("machine", "cause"),
     [
         ({"in": 6e6, "pressure": 0.4}, "memory_pressure"),
-        ({"in": 6e6, "pressure": 0.05}, "compute"),  # what was put away once comes back
+        ({"in": 6e6, "pressure": 0.02}, "compute"),  # what was put away once comes back
         ({"out": 6e6, "pressure": 0.4}, "compute"),
         ({"in": 0.4e6, "pressure": 0.4}, "compute"),
         ({"in": 6e6, "pressure": None, "available": 1 << 30}, "memory_pressure"),

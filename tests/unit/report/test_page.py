@@ -3,6 +3,8 @@
 import csv
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,38 @@ def test_what_a_run_says_of_itself_cannot_become_markup(tmp_path):
     page = render_page(analyse(tmp_path / "run"))
     assert "<script" not in page
     assert "<b>node1" not in page
+
+
+MEASURED = """<pre id="out"></pre><iframe id="page" width="400" height="800"></iframe><script>
+const page = document.getElementById("page");
+page.style.border = 0;
+page.onload = () => {{
+  const found = page.contentDocument.documentElement.scrollWidth;
+  document.getElementById("out").textContent = `as wide as ${{found}}`;
+}};
+page.srcdoc = {page};
+</script>"""
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="apt install chromium")
+@pytest.mark.parametrize("cause", ["memory_pressure", "network"])
+def test_a_narrow_window_does_not_scroll_sideways(tmp_path, cause):
+    settings = {**BOTTLENECKS[cause], "model": "a_module.of_mine:" + "a_long_name_" * 5}
+    page = render_page(analyse(RunBuilder(tmp_path / "run", gpu=True, **settings).write()))
+    text = json.dumps(page).replace("</", "<\\/")
+    (tmp_path / "measured.html").write_text(MEASURED.format(page=text))
+    argv = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    argv += ["--virtual-time-budget=5000", f"file://{tmp_path}/measured.html"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    (width,) = re.findall(r"as wide as (\d+)", done.stdout)
+    assert 300 < int(width) <= 400
+
+
+def test_the_page_of_a_demo_says_what_its_machines_are(tmp_path):
+    settings = {"connection": "local", **BOTTLENECKS["straggler"]}
+    page = render_page(analyse(RunBuilder(tmp_path / "run", **settings).write()))
+    assert "The 4 machines of this run are processes of one PC" in page
+    assert "<h2>Network</h2>" not in page and "SYNC=" not in page
 
 
 def test_a_gap_is_drawn_as_a_gap(tmp_path):

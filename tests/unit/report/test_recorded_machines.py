@@ -1,0 +1,62 @@
+"""Memory pressure, swap and other programs, from files of /proc that were recorded on a machine.
+
+A node of the lab has neither memory nor swap of its own, and sees its host's processors. So the
+recorder reads here what was recorded, every two seconds, on a PC with two processors that was busy
+with other work: of a process that touched 240 MB and was allowed 80 (`thrashing`) or 200 of them,
+one that touched them once and then left them (`put_away`), one that shared a processor with three
+programs (`hog`), one among the machine's other work (`busy`) and one that went before it (`quiet`).
+Steps are made up: a rank on such a machine is twice as slow, or as fast as the others.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.node import recorder
+from report.analysis import analyse
+from tests.unit.report.report_runs import GUARD, START, RunBuilder
+
+RECORDED = Path(__file__).parent / "recorded"
+SLOW = {
+    "step": {"sync_exposed": 0.16},
+    "by_rank": {2: {"backward": 0.23, "sync_exposed": 0.01}},
+}
+# The machines that were so (the others were quiet), whether node3 is slow, and what it is.
+TRIALS = [
+    ({"node3": "thrashing"}, SLOW, "memory_pressure"),
+    ({"node3": "thrashing_a_little"}, SLOW, "memory_pressure"),
+    ({"node3": "put_away"}, {}, "compute"),
+    ({"node3": "hog"}, SLOW, "cpu_contention"),
+    ({"node3": "busy"}, SLOW, "cpu_contention"),
+    (dict.fromkeys(("node1", "node2", "node3", "node4"), "busy"), SLOW, "straggler"),
+]
+
+
+def record(folder, name, monkeypatch):
+    """machine.jsonl as the recorder makes it of what was recorded."""
+    now, samples = {}, json.loads((RECORDED / f"{name}.json").read_text())
+
+    def text_of(path):
+        path = Path(path)
+        return now["schedstat"][path.parent.name] if path.name == "schedstat" else now[str(path)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recorder, "text_of", text_of)
+        patch.setattr(recorder, "descendants", lambda pid: [])
+        patch.setattr(recorder, "threads_of", lambda pid: [Path(one) for one in now["schedstat"]])
+        patch.setattr(recorder.time, "monotonic", lambda: now["mono"])
+        machine = recorder.MachineRecorder(folder, 1, lambda: {0: 4711})
+        for place, sample in enumerate(samples):
+            now.update(sample, mono=GUARD + START + 2 * place)
+            machine.sample()
+
+
+@pytest.mark.parametrize(("machines", "steps", "cause"), TRIALS)
+def test_what_was_recorded_is_told(tmp_path, monkeypatch, machines, steps, cause):
+    run = RunBuilder(tmp_path / "run", **steps).write()
+    for node in range(1, 5):
+        (run / f"nodes/node{node}/machine.jsonl").unlink()
+        name = machines.get(f"node{node}", "quiet")
+        record(run / f"nodes/node{node}", name, monkeypatch)
+    assert analyse(run).summary["bottleneck"] == cause
