@@ -165,7 +165,7 @@ TABLE = (
     Column("mem%", 5, lambda one: whole(one.memory)),
     Column("swap", 7, lambda one: bytes_of(one.swap)),
     Column("disk%", 6, lambda one: whole(one.disk_busy)),
-    Column("read", 7, lambda one: megabytes(one.disk_read)),
+    Column("MB/s read", 10, lambda one: megabytes(one.disk_read)),
     Column("sent", 7, lambda one: megabytes(one.sent)),
     Column("got", 7, lambda one: megabytes(one.received)),
     Column("CPU C", 7, lambda one: whole(one.temperature)),

@@ -12,6 +12,7 @@ import select
 import shutil
 import sys
 import termios
+import textwrap
 import time
 import tty
 from collections.abc import Iterator
@@ -108,12 +109,14 @@ class Machines:
             one.look()
         told = [one.figures for one in self._idle if one.figures]
         found = [f"  {counted(len(self._hosts), 'machine')}; no run is under way here", ""]
-        found += status.table(told, False, width)
+        found += [*status.table(told, False, width), ""] if told else []
         for one in self._idle:
             silent = time.monotonic() - one.heard
             if why := one.why or (f"silent for {silent:.0f} s" if silent > STALE else ""):
                 found.append(f"  {one.host.name}: {why}")
-        return [*found, *(f"  {text}" for text in self.failures.values())]
+        for name in sorted(self.failures):
+            found += wrapped(self.failures[name], width)
+        return found
 
     def close(self) -> None:
         for one in self._idle:
@@ -194,6 +197,11 @@ class Top:
 
     def close(self) -> None:
         self._leave_machines()
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    first, *rest = textwrap.wrap(text, max(20, width - 4), break_on_hyphens=False) or [""]
+    return [f"  {first}", *(f"    {line}" for line in rest)]
 
 
 def fitting(lines: list[str], width: int, height: int) -> list[str]:

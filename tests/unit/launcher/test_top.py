@@ -137,3 +137,11 @@ def test_where_there_is_no_terminal_it_is_printed_once(run):
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert "step 20 of 400" in done.stdout and not re.search("\x1b", done.stdout)
+
+
+def test_why_a_machine_does_not_answer_is_told_whole(monkeypatch):
+    monkeypatch.setattr(top.engine, "open_all", lambda hosts: ({}, {"b": "b " * 60, "a": "a: x"}))
+    machines = top.Machines([host(1)])
+    assert machines.lines(40)[2] == "  a: x"
+    assert " ".join(machines.lines(40)[3:]).split() == ["b"] * 60
+    assert all(len(line) <= 40 for line in machines.lines(40))
