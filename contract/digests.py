@@ -42,14 +42,16 @@ ROW: dict[str, object] = {
 }
 # How a machine is. `gpus`: index, percent, bytes, degrees Celsius, watts, MHz.
 GPU = Row((NATURAL, *((float, None),) * 5))
+SIZE: dict[str, object] = dict.fromkeys(("cores", "memory"), Maybe(NATURAL))
 LEVELS: dict[str, object] = {
+    "threads": Maybe(Each(Row((float, float)))),
     **dict.fromkeys(("memory", "temperature"), Maybe(float)),
     "swap": Maybe(NATURAL),
     "gpus": Maybe([GPU]),
 }
 MACHINE: dict[str, object] = {
     **LEVELS,
-    "cpu": Maybe(float),
+    **{"cpu": Maybe(float), "stalled": Maybe(float), "swapped": Maybe(Row((NATURAL, NATURAL)))},
     "share": Maybe(NATURAL),
     "disk": Maybe(Row((float, NATURAL, NATURAL))),
     "card": Maybe(Row((NATURAL,) * 4)),
@@ -57,16 +59,8 @@ MACHINE: dict[str, object] = {
 # What is summed up of machines since the attempt began: the seconds, of them those in which
 # processors and the disk were busy, and what was counted.
 SUMS = (
-    "seconds",
-    "cpu",
-    "busy",
-    "read",
-    "written",
-    "share",
-    "received",
-    "sent",
-    "again",
-    "dropped",
+    *("seconds", "cpu", "busy", "read", "written", "share", "received", "sent", "again", "dropped"),
+    *("stalled", "swapped_in", "swapped_out"),
 )
 PHASE = {"steps": NATURAL, "seconds": Each(float)}
 RANK: dict[str, object] = {
@@ -239,8 +233,11 @@ def machine_sums(before: dict[str, float], told: dict[str, Any], passed: float) 
     if told["disk"] is not None:
         busy, found["read"], found["written"] = told["disk"]
         found["busy"] = busy / 100 * passed
-    if told["share"] is not None:
-        found["share"] = told["share"]
+    for name in ("share", "stalled"):
+        if told[name] is not None:
+            found[name] = told[name]
+    if told["swapped"] is not None:
+        found.update(zip(("swapped_in", "swapped_out"), told["swapped"]))
     if told["card"] is not None:
         found.update(zip(("received", "sent", "again", "dropped"), told["card"]))
     return {**before, **{name: before.get(name, 0) + one for name, one in found.items()}}

@@ -8,7 +8,7 @@ from typing import Any
 
 from contract import digests
 from contract.digests import STEPS, RankSums
-from report.files import Entry, found_in, only, read_lines, time_of
+from report.files import Entry, count, found_in, only, read_lines, time_of
 from report.records import (
     EVALUATION,
     MOST_EVALUATIONS,
@@ -20,6 +20,7 @@ from report.records import (
     Samples,
     StepColumns,
     attempt_of,
+    positive,
 )
 
 MOST_LINES = 100_000  # of a file; the launcher keeps fewer
@@ -32,7 +33,7 @@ def with_digests(run: Run) -> Run:
         lines = [line for line in _lines(path) if line["attempt"] not in recorded]
         starts = [line for line in read_lines(path) if isinstance(line.get("start"), dict)]
         if lines:
-            _add_machine(run, path.parent.name, lines)
+            _add_machine(run, path.parent.name, lines, starts)
         _add_ranks(run, path.parent.name, lines, starts)
     run.ranks.sort(key=lambda record: (record.attempt, record.rank, record.host))
     if run.told:
@@ -125,7 +126,7 @@ def _sum(sums: RankSums, kinds: tuple[str, ...]) -> dict[str, float]:
     return found
 
 
-def _add_machine(run: Run, host: str, lines: list[dict[str, Any]]) -> None:
+def _add_machine(run: Run, host: str, lines: list[dict[str, Any]], starts: list[Entry]) -> None:
     """The machine's lines, each as its recorders would have written it."""
     run.told[host] = lines
     interface = next(
@@ -145,7 +146,29 @@ def _add_machine(run: Run, host: str, lines: list[dict[str, Any]]) -> None:
         for one in line["machine"]["gpus"] or []:
             names = ("index", "utilization", "memory_used", "temperature", "power", "clock_sm")
             gpus.append({**head, **dict(zip(names, one))})
-    for files, told in ((run.net, card), (run.gpu, gpus), (run.mounts, mounts)):
+    sizes = [only(SIZE, one["machine"]) for one in starts if isinstance(one.get("machine"), dict)]
+    whole = (
+        [_processors(line, sizes[-1]) for line in lines] if sizes and len(sizes[-1]) == 2 else []
+    )
+    kinds = ((run.net, card), (run.gpu, gpus), (run.mounts, mounts), (run.machines, whole))
+    for files, told in kinds:
         if told:
             path = files[host].path if host in files else None
             files[host] = Samples(path, told)
+
+
+SIZE = {"cores": count, "memory": positive}
+
+
+def _processors(line: dict[str, Any], size: Entry) -> Entry:
+    """A line of machine.jsonl."""
+    sums, levels = line["sums"], line["machine"]
+    told = {"attempt": line["attempt"], "mono": line["mono"], "cores": size["cores"]}
+    told["cpu_busy"] = (sums["cpu"] or 0.0) * size["cores"]
+    told["memory_total"] = size["memory"]
+    told["memory_available"] = size["memory"] * (1 - (levels["memory"] or 0.0) / 100)
+    told.update({name: sums[name] for name in ("swapped_in", "swapped_out")})
+    told["pressure_memory"] = sums["stalled"]
+    threads = levels["threads"] or {}
+    told["ranks"] = {rank: {"ran": one[0], "waited": one[1]} for rank, one in threads.items()}
+    return told

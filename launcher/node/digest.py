@@ -193,7 +193,8 @@ class Digest:
         rows = [row for row in (one.take() for one in self.ranks) if row is not None]
         for one in self.ranks:
             if one.begun is not None:
-                frames.send("begun", one.begun, rank=one.rank, run=self.run)
+                size = self.vitals.size()
+                frames.send("begun", one.begun, rank=one.rank, run=self.run, **size)
                 one.begun = None
         told = {"run": self.run, "ranks": rows, "machine": self.vitals.read()}
         shorten(told, LARGEST * len(self.ranks) - HEAD)

@@ -227,8 +227,13 @@ class Guard:
     def start_digest(self):
         if self.task.digest > 0:
             gpus = self.recorder.gpus.cards.latest if self.recorder is not None else {}
-            vitals = Vitals(self.task.interface, self.task.data, gpus.values)
+            vitals = Vitals(self.task.interface, self.task.data, gpus.values, self.threads)
             self.digest = Digest(self.task, self.folder, vitals)
+
+    def threads(self):
+        """What the ranks' threads had of the processors, as it was recorded last."""
+        latest = self.recorder.machine.latest if self.recorder is not None else None
+        return latest["ranks"] if latest else {}
 
     # ---- while it runs ----
 

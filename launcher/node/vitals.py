@@ -52,10 +52,11 @@ def memory(meminfo):
 
 
 class Vitals:
-    """`gpus` returns the last that was seen of each GPU, as gpu.jsonl has it."""
+    """`gpus` returns the last that was seen of each GPU, as gpu.jsonl has it; `threads` the seconds
+    that the threads of each rank ran and waited for a processor, as machine.jsonl has them."""
 
-    def __init__(self, interface="", data="", gpus=lambda: []):
-        self.interface, self.gpus = interface or default_card(), gpus
+    def __init__(self, interface="", data="", gpus=lambda: [], threads=dict):
+        self.interface, self.gpus, self.threads = interface or default_card(), gpus, threads
         self.disk = disk_of(data) if data else None
         self.mono, self.before = time.monotonic(), self.counted()
 
@@ -72,6 +73,11 @@ class Vitals:
         if disk is not None:
             read, written = disk["sectors_read"], disk["sectors_written"]
             found["disk"] = (read * counters.SECTOR, written * counters.SECTOR, disk["ms_busy"])
+        swap = counters.memory(text_of("/proc/meminfo"), text_of("/proc/vmstat"))
+        found["swapped"] = (swap["swapped_in"], swap["swapped_out"])
+        stalled = counters.pressure(text_of("/proc/pressure/memory"))
+        if stalled is not None:
+            found["stalled"] = (stalled,)
         mounts = counters.shares(text_of("/proc/self/mounts"))
         if mounts:
             found["share"] = (counters.shares_read(mounts, text_of),)
@@ -83,10 +89,17 @@ class Vitals:
             return disks[self.disk]
         return max(disks.values(), key=lambda one: one["ms_busy"], default=None)
 
+    def size(self):
+        """What does not change: `cores`, and `memory` in bytes."""
+        total = counters.memory(text_of("/proc/meminfo"), "")["memory_total"]
+        return {"cores": self.cores, "memory": total}
+
     def read(self):
         """The figures: `cpu` and `memory` in percent, `swap` in use in bytes, `temperature`,
         `disk` (percent busy, bytes read, written), `card` (bytes received, sent, segments sent
-        again, packets dropped), `share` (bytes read), `gpus`. What is not known is left out."""
+        again, packets dropped), `share` (bytes read), `swapped` (bytes from swap, to it), `stalled`
+        (seconds in which something waited for memory), `threads`, `gpus`. What is not known is left
+        out."""
         now, new = time.monotonic(), self.counted()
         grown = {
             name: [max(0, one - old) for one, old in zip(new[name], self.before[name])]
@@ -100,12 +113,20 @@ class Vitals:
         if "disk" in grown:
             read, written, spent = grown.pop("disk")
             told["disk"] = [round(min(100.0, spent / 10 / passed), 1), read, written]
+        if "stalled" in grown:
+            told["stalled"] = round(grown.pop("stalled")[0], 2)
         if "share" in grown:
             told["share"] = grown.pop("share")[0]
         told.update(grown)
         temperature = hottest()
         if temperature is not None:
             told["temperature"] = temperature
+        threads = self.threads()
+        if threads:
+            told["threads"] = {
+                rank: [round(one["ran"], 1), round(one["waited"], 1)]
+                for rank, one in threads.items()
+            }
         gpus = [gpu_row(one) for one in self.gpus()]
         if gpus:
             told["gpus"] = gpus

@@ -100,15 +100,15 @@ class Digests:
         }
         self._evaluations = 0
 
-    def begun(self, host: str, rank: int, payload: bytes) -> None:
+    def begun(self, host: str, frame: dict[str, Any], payload: bytes) -> None:
         """A rank's start line. Raises Invalid."""
         line = validate.parse(payload)
         checked = validate.check(line, START, "start line")
         if checked["attempt"] != self.sums.attempt:
             raise Invalid(f"a start line of attempt {checked['attempt']}")
-        self._machines[host].file.add(
-            {"attempt": self.sums.attempt, "rank": rank, "start": line, "unix": time.time()}
-        )
+        size = {name: frame[name] for name in digests.SIZE}
+        head = {"attempt": self.sums.attempt, "rank": frame["rank"], "unix": time.time()}
+        self._machines[host].file.add({**head, "start": line, "machine": size})
 
     def take(self, host: str, frame: dict[str, Any]) -> None:
         """A digest: sums are made of each, however many come."""

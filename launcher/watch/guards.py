@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from contract import validate
-from contract.digests import MACHINE, ROW
+from contract.digests import MACHINE, ROW, SIZE
 from contract.errors import UserError
 from contract.validate import Each, Invalid, Match, One
 from launcher.machines import engine, probe
@@ -185,7 +185,7 @@ def shapes(ranks: tuple[int, ...], run: str) -> dict[str, dict[str, Any]]:
             "stream": One(("stdout", "stderr")),
             "bytes": One(range(1, LARGEST + 1)),
         },
-        "begun": {"rank": rank, "run": own, "bytes": One(range(1, BEGUN + 1))},
+        "begun": {"rank": rank, "run": own, "bytes": One(range(1, BEGUN + 1)), **SIZE},
         "digest": {"run": own, "ranks": [{"rank": rank, **ROW}], "machine": MACHINE, "mono": float},
         "beat": {"unix": float, "running": [rank], "disk_free": (int, None)},
         "worker_exit": {"rank": rank, "first": bool, **worker},

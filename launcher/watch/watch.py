@@ -215,7 +215,7 @@ class Watch:
         elif kind == "digest":
             self._digests.take(host, frame)
         elif kind == "begun":
-            self._digests.begun(host, frame["rank"], payload)
+            self._digests.begun(host, frame, payload)
         elif kind == "worker":
             self._begun.add((host, frame["rank"]))
         elif kind == "worker_exit":

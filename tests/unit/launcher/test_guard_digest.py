@@ -116,6 +116,9 @@ def test_what_is_no_file_does_not_hold_up_the_guard(tmp_path):
 class Still:
     """A machine with eight GPUs."""
 
+    def size(self):
+        return {}
+
     def read(self):
         gpu = [7, 100.0, 11 * 10**9, 83.0, 249.99, 1935.0]
         rest = {"cpu": 100.0, "memory": 100.0, "swap": 10**12, "temperature": 99.0}
@@ -213,7 +216,7 @@ def test_vitals_are_of_the_time_since_the_last(monkeypatch):
     told = now.read()
     assert told.pop("cpu") == pytest.approx(60.0, abs=3)
     assert told == {
-        **{"memory": 75.0, "swap": 102400, "temperature": 61.5},
+        **{"memory": 75.0, "swap": 102400, "temperature": 61.5, "swapped": [0, 0]},
         "gpus": [[0, 99.0, 5, 70.0, None, 1500.0]],
     }
 

@@ -19,7 +19,7 @@ from tests.unit.report.report_runs import RunBuilder
 SECOND = 1.0
 
 
-def tell(run, seconds=None):
+def tell(run, seconds=None, swapped=0):
     """Puts digests of the first so many seconds in the place of what ranks and machines recorded,
     as the guards and the launcher of a run that goes on would."""
     nodes = sorted((run / "nodes").iterdir())
@@ -43,7 +43,8 @@ def tell(run, seconds=None):
         path.parent.mkdir(parents=True)
         ranks[host] = RankDigest(path, rank, 1), own, path
         start = next(line for line in own if line["kind"] == "start")
-        kept.begun(host, rank, json.dumps(start).encode())
+        size = {"rank": rank, "cores": 8, "memory": 8 << 30}
+        kept.begun(host, size, json.dumps(start).encode())
         clocks[host] = start["mono"]
     now = 0.0
     while any(own for _, own, _ in ranks.values()) and (seconds is None or now < seconds):
@@ -56,7 +57,7 @@ def tell(run, seconds=None):
                     spent += sum(line.get("seconds", {}).values())
                     file.write(json.dumps(line) + "\n")
             row = digest.take()
-            kept.take(host, frame(row, clocks[host] + now))
+            kept.take(host, frame(row, clocks[host] + now, swapped))
         kept.write()
     spool.drain()
     for _, _, path in ranks.values():
@@ -73,9 +74,10 @@ def goes_on(run):
     (run / "attempts.json").write_text(json.dumps(told))
 
 
-def frame(row, mono):
+def frame(row, mono, swapped):
     """A digest as it is behind the border."""
     machine = {"cpu": 50.0, "memory": 40.0, "disk": [3.0, 900_000, 0], "card": [0, 10**8, 0, 0]}
+    machine.update(swapped=[swapped, 0], stalled=swapped / 1e7, threads={"0": [mono / 2, mono / 4]})
     told = {"ranks": [row] if row else [], "machine": machine, "mono": mono}
     shape = {"ranks": [{"rank": validate.NATURAL, **ROW}], "mono": float, "machine": MACHINE}
     return validate.check(told, shape, "digest")
@@ -118,6 +120,16 @@ def test_it_says_up_to_when_and_shows_the_whole_page(tmp_path, capsys):
     page = (run / "report.html").read_text()
     assert "Network card, sent" in page and "up to" in page
     assert all(len(line) <= 80 for line in render_text(analyse(run)).splitlines())
+
+
+def test_machines_are_told_too(tmp_path):
+    run = RunBuilder(tmp_path / "run", nodes=2).write()
+    tell(run, swapped=5 * 10**6)
+    use = analyse(run).machines[0]
+    assert (use.cores, use.busy) == (8, pytest.approx(0.5))
+    assert use.swapped_in == pytest.approx(5e6) and use.memory_pressure == pytest.approx(0.5)
+    assert use.memory_used == pytest.approx(0.4) and use.queued == pytest.approx(1 / 3)
+    assert analyse(run).summary["bottleneck"] == "memory_pressure"
 
 
 def test_records_that_are_here_count_and_digests_only_where_there_are_none(tmp_path):
