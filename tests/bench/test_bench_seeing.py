@@ -13,10 +13,10 @@ from contract.options import Options
 from launcher.node.processes import command_of, descendants
 from report.measure import measure_step
 from report.records import read_run
+from tandem.timings import Clock
 from tests.trainer_ranks import make_images, run_ranks, trainer
 from tests.unit.launcher.guard_client import ROOT, Client, workers
 from trainer.logs import Lines
-from trainer.timing import Clock
 from trainer.world import World
 
 PAIRS, SECONDS, RANKS = 3, 20, 2
