@@ -25,6 +25,16 @@ def ddp_has_run(model: DistributedDataParallel) -> bool:
     return bool(counted or getattr(model, "_lazy_init_ran", False))
 
 
+def autocast_type(device: torch.device) -> Optional[torch.dtype]:
+    """What operations are cast to here; None where autocast is off. Since 2.4 by kind of device."""
+    kind = device.type
+    if hasattr(torch, "get_autocast_dtype"):
+        return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    if kind == "cuda":
+        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+    return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+
+
 def cpu_capability() -> Optional[str]:
     """AVX2, AVX512, DEFAULT, ...: the instructions of torch's own kernels, with
     ATEN_CPU_CAPABILITY taken into account; None where this torch does not say."""

@@ -1,6 +1,8 @@
-"""A process's place among the others, from its launcher's environment. It imports no torch."""
+"""A process's place: among the others, from its launcher's environment, and on its machine. It
+imports no torch."""
 
 import dataclasses
+import os
 import socket
 from typing import Mapping, Optional, Sequence, Tuple
 
@@ -47,3 +49,8 @@ def numbered(machines: Sequence[object]) -> Tuple[int, ...]:
     """The machine of each rank, as a number from 0, from what each calls its own machine."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(machines))}
     return tuple(numbers[name] for name in machines)
+
+
+def cores() -> int:
+    """How many cores of the machine this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

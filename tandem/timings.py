@@ -1,16 +1,39 @@
-"""The stopwatch, which is in exactly one category at each moment.
+"""Where a process's time goes, and the lines that tell the report.
 
-The categories therefore add up by construction, and none is a remainder. On CUDA, each switch
-records an event on the current stream, which takes microseconds and no synchronisation; events are
-read at log points, or once the device has passed them. Between two log points, the device's
-timeline is as long as the host's.
+The stopwatch is in exactly one category at each moment. The categories therefore add up by
+construction, and none is a remainder. On CUDA, each switch records an event on the current stream,
+which takes microseconds and no synchronisation; events are read once the device has passed them.
+Between two such readings, the device's timeline is as long as the host's.
 """
 
+import atexit
 import contextlib
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import platform
+import re
+import resource
+import sys
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from typing import IO, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, cast
 
 import torch
+from torch import nn
+
+from contract.errors import UserError
+from contract.runs import RECORD
+from contract.strategies import EXACT, MIB
+
+from .compat import autocast_type, cpu_capability
+from .place import Place, cores, host_name, place
+from .sync.attach import attached_to
 
 
 class Lap(NamedTuple):
@@ -78,3 +101,362 @@ class Clock:
             spent = begin.elapsed_time(end) / 1000 if self._cuda else end - begin
             seconds[category] = seconds.get(category, 0.0) + spent
         return seconds
+
+
+def attempt() -> int:
+    return int(os.environ.get("TANDEM_ATTEMPT", "1"))
+
+
+def opened(output: str, name: str, mode: str) -> IO[str]:
+    """A file below the folder `output`. Raises UserError."""
+    path = pathlib.Path(output, name)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open(mode, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}.") from error
+
+
+def _endless(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+FLUSH = 1.0  # seconds: at most so much of its steps does a killed rank leave untold, and one step
+
+
+class Lines:
+    """`nodes/<host>/rank<k>.steps.jsonl` below `output`; see docs/run-directory.md. Without an
+    output nothing is written. Raises UserError where it cannot be.
+
+    Each line is held with its lap until `flush` or `keep_up`, because on CUDA a lap can be read
+    only once the device has passed its end.
+    """
+
+    def __init__(self, output: Optional[str], host: str, rank: int, clock: Clock) -> None:
+        self._clock = clock
+        self._waiting: List[Tuple[Dict[str, Any], Optional[Lap]]] = []
+        self._flushed = time.monotonic()
+        name = f"nodes/{host}/rank{rank}.steps.jsonl"
+        self._file = opened(output, name, "a") if output else None
+
+    def add(self, kind: str, timed: bool = True, **fields: Any) -> None:
+        """`timed`: the line accounts for all time since the last timed one."""
+        # JSON has no NaN and no infinity.
+        known = {name: None if _endless(value) else value for name, value in fields.items()}
+        line = {"kind": kind, "attempt": attempt(), **known}
+        self._waiting.append((line, self._clock.lap() if timed else None))
+
+    def end(self, **fields: Any) -> None:
+        """Write the last line; its `mono` is the time at which the last lap ends."""
+        self.add("end", **fields)
+        self._waiting[-1][0]["mono"] = time.monotonic()
+        # After a failure the device may hang in a collective whose peers are gone.
+        self.flush(patience=1.0 if fields["status"] == "failed" else None)
+
+    def keep_up(self) -> None:
+        """Write, once in FLUSH seconds, the lines whose end the device has passed; waits for
+        none."""
+        if time.monotonic() - self._flushed < FLUSH:
+            return
+        passed = 0
+        while passed < len(self._waiting):
+            lap = self._waiting[passed][1]
+            if lap is not None and not self._clock.passed(lap):
+                break
+            passed += 1
+        self._write(passed)
+
+    def flush(self, patience: Optional[float] = None) -> None:
+        """Write all lines, after waiting for the device, `patience` seconds at most."""
+        self._write(len(self._waiting), patience)
+
+    def _write(self, count: int, patience: Optional[float] = None) -> None:
+        """Write the first `count` of the lines that wait."""
+        for line, lap in self._waiting[:count]:
+            if lap is not None:
+                spent = self._clock.read(lap, patience)
+                if not spent and patience:
+                    patience = 0.0  # later laps end later
+                line["seconds"] = {name: round(value, 7) for name, value in spent.items() if value}
+            if self._file is not None:
+                self._file.write(json.dumps(line, allow_nan=False) + "\n")
+        del self._waiting[:count]
+        if self._file is not None:
+            self._file.flush()
+        self._flushed = time.monotonic()
+
+
+def peak(device: torch.device) -> int:
+    """The peak memory of this process in bytes: allocated on a GPU, or resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def process_line(place: Place, host: str, device: torch.device, began: float) -> Dict[str, Any]:
+    """The fields of the `start` line that say which process this is, where, and in which Python.
+    `began`: when its clock did."""
+    on_gpu = device.type == "cuda"
+    return {
+        "record": RECORD,
+        "mono_process": process_start(),
+        "mono": began,
+        "unix": time.time(),
+        "host": host,
+        "rank": place.rank,
+        "local_rank": place.local_rank,
+        "world_size": place.size,
+        "pid": os.getpid(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if on_gpu else platform.machine(),
+        "versions": versions(on_gpu),
+        **machine(),
+        "instructions": instructions(),
+    }
+
+
+def gradients_line(model: nn.Module) -> Dict[str, Any]:
+    """The fields that say what is summed: bytes of all gradients, and (rows, columns, count) of the
+    trained weight matrices, with all dimensions but the first flattened into one."""
+    weights = [p for p in model.parameters() if p.requires_grad]
+    shapes = [p.shape for p in weights if p.dim() > 1]
+    counts = Counter((shape[0], shape.numel() // shape[0]) for shape in shapes)
+    return {
+        "gradient_bytes": sum(p.numel() * p.element_size() for p in weights),
+        "matrices": [[*shape, count] for shape, count in sorted(counts.items())],
+    }
+
+
+def process_start() -> float:
+    """When this process, or the guard that started it, began: CLOCK_MONOTONIC in seconds."""
+    if "TANDEM_GUARD_MONO" in os.environ:
+        return float(os.environ["TANDEM_GUARD_MONO"])
+    # After the name in parentheses, which may hold spaces, starttime is the 20th field.
+    fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot
+    return time.monotonic() - age
+
+
+PACKAGES = ("torchvision", "numpy", "pillow")
+DRIVER = pathlib.Path("/proc/driver/nvidia/version")
+
+
+def versions(on_gpu: bool) -> Dict[str, str]:
+    """Of everything that computes, beside Python and torch: the kernel, and what torch was built
+    with where it is used."""
+    found = {"kernel": platform.release()}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    if on_gpu:
+        found["cuda"] = str(torch.version.cuda)
+        found["cudnn"] = str(torch.backends.cudnn.version())
+        if torch.distributed.is_nccl_available():
+            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        found["driver"] = _first(DRIVER, r"Kernel Module.*?\s(\d[\d.]+)") or "unknown"
+    return found
+
+
+def machine() -> Dict[str, Any]:
+    """Its processor and how many of its cores this process may use."""
+    name = _first(pathlib.Path("/proc/cpuinfo"), r"(?m)^model name\s*:\s*(.+)$")
+    return {"cpu": name or platform.machine(), "cores": cores()}
+
+
+def instructions() -> Dict[str, Optional[str]]:
+    """The CPU instructions in use. `aten`: the level that torch chose for its own kernels;
+    `onednn_limit`: the environment's limit for oneDNN, which computes convolutions (None: it uses
+    the best that the CPU has, and has no way to ask which that is)."""
+    return {"aten": cpu_capability(), "onednn_limit": os.environ.get("ONEDNN_MAX_CPU_ISA")}
+
+
+def _first(path: pathlib.Path, pattern: str) -> Optional[str]:
+    """What the group of a pattern first matches in a file; None where it does not, or there is no
+    such file."""
+    try:
+        found = re.search(pattern, path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    return found.group(1).strip() if found else None
+
+
+class Timings:
+    """One process's own loop, timed by hooks of its loader and its model; see `timed`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.place, self.host = place(os.environ), host_name(os.environ)
+        first = next(model.parameters(), torch.zeros(0))
+        self.device, self._own_type = first.device, first.dtype
+        self.clock = Clock(self.device)
+        self.lines = Lines(os.environ.get("TANDEM_OUTPUT"), self.host, self.place.rank, self.clock)
+        self._model = weakref.ref(model)
+        self._begun = False  # whether the `start` line is written
+        self._loader: Any = None
+        self._epochs, self._steps = 0, 0
+        self._samples: List[int] = []  # of each batch since the last step
+        self._type, self._pixels = "fp32", 0
+        model.register_forward_pre_hook(self._forward)
+        model.register_forward_hook(self._wait_for_backward)
+        atexit.register(self._end, os.getpid())
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        self._loader = loader
+        self.clock.enter("data")
+        try:
+            for batch in loader:
+                self._samples.append(samples_of(batch))
+                self._pixels = pixels_of(batch)
+                self.clock.enter("h2d")
+                yield batch
+                self.clock.enter("data")
+        finally:
+            self.clock.enter("other")
+            self._epochs += 1
+
+    def step(self, samples: Optional[int]) -> None:
+        if not self._begun:
+            self._begun = True
+            self.lines.add("start", timed=False, **self._start_line(samples))
+        self._steps += 1
+        count = sum(self._samples) if samples is None else samples
+        fields: Dict[str, Any] = {"step": self._steps, "epoch": self._epochs, "samples": count}
+        if self._warming():
+            fields["exact"] = True
+        self._samples = []
+        self.clock.enter("other")
+        self.lines.add("step", **fields)
+        self.lines.keep_up()
+
+    def _warming(self) -> bool:
+        """Whether this step's sums were exact for a strategy that had not begun yet."""
+        at_work = attached_to(self._model())
+        return at_work is not None and at_work.sync.strategy.rule.warms and at_work.exact
+
+    def _forward(self, module: nn.Module, inputs: Any) -> None:
+        if module.training and torch.is_grad_enabled():
+            self._type = TYPES.get(autocast_type(self.device) or self._own_type, "fp32")
+            self.clock.enter("forward")
+
+    def _wait_for_backward(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        """Autograd calls what the outputs hold as their backward begins, and after it what that has
+        queued: ours before DDP's own, which waits for the sums."""
+        begun: List[bool] = []
+
+        def begins(_: torch.Tensor) -> None:
+            if not begun:
+                begun.append(True)
+                self.clock.enter("backward")
+                _queue(lambda: self._computed(module))
+
+        for tensor in tensors_in(outputs):
+            if module.training and tensor.requires_grad:
+                tensor.register_hook(begins)
+
+    def _computed(self, module: nn.Module) -> None:
+        """All gradients of this rank are there."""
+        if getattr(module, "require_backward_grad_sync", False):
+            self.clock.enter("sync_exposed")
+        _queue(lambda: self.clock.enter("optimizer"))  # behind DDP's own
+
+    def _start_line(self, samples: Optional[int]) -> Dict[str, Any]:
+        model, parts = cast(Any, self._model()), len(self._samples)
+        rank_batch = sum(self._samples) if samples is None else samples
+        own = getattr(model, "module", model)
+        at_work = attached_to(model)
+        fields = {
+            **process_line(self.place, self.host, self.device, self.clock.started),
+            "node_rank": self.place.node or 0,
+            "model": type(own).__name__,
+            "parameters": sum(p.numel() for p in own.parameters()),
+            **gradients_line(own),
+            "sync": EXACT if at_work is None else at_work.sync.strategy.spec,
+            "precision": self._type,
+            "rank_batch": rank_batch,
+            "global_batch": rank_batch * self.place.size,
+            "accumulate": parts,
+            "workers": getattr(self._loader, "num_workers", 0),
+            "image_size": self._pixels,
+            "resumed_samples": 0,
+        }
+        if hasattr(model, "bucket_bytes_cap"):
+            fields["bucket_mb"] = model.bucket_bytes_cap / MIB
+        with contextlib.suppress(TypeError, AttributeError):  # of no known length
+            fields["steps_per_epoch"] = max(1, len(self._loader) // max(1, parts))
+            fields["train_images"] = len(self._loader.dataset)
+        if at_work is not None and "steps_per_epoch" in fields:
+            fields["warmup"] = at_work.warmup_steps / fields["steps_per_epoch"]
+        return fields
+
+    def _end(self, process: int) -> None:
+        if not self._begun or os.getpid() != process:
+            return
+        failed = hasattr(sys, "last_value")  # where an exception ended the process
+        with contextlib.suppress(RuntimeError):  # a broken device cannot be read any more
+            status = "failed" if failed else "finished"
+            self.lines.end(status=status, peak_memory_bytes=peak(self.device), bad_images=0)
+
+
+# By the model that they time, which a script may train one after another.
+TIMED: "weakref.WeakKeyDictionary[nn.Module, Timings]" = weakref.WeakKeyDictionary()
+_current: Optional[Timings] = None
+TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
+
+
+def timed(loader: Iterable[Any], model: nn.Module) -> Iterator[Any]:
+    """The loader's batches, while the time between them is booked: waiting for data, forward and
+    backward of `model` (DDP's, where it is wrapped), and what its gradients' sums are waited for.
+    The device is never read in the loop. To be called for each epoch; `step` ends each step. What
+    is found is written below the folder TANDEM_OUTPUT, where the launcher sets that."""
+    global _current
+    if model not in TIMED:
+        TIMED[model] = Timings(model)
+    _current = TIMED[model]
+    return _current.batches(loader)
+
+
+def step(samples: Optional[int] = None) -> None:
+    """A step of the optimizer is done. `samples`: those of this rank; by default what the batches
+    since the last step hold, by the length of their first element. Raises UserError."""
+    if _current is None:
+        raise UserError("tandem.timings.step: nothing is timed: for batch in timed(loader, model).")
+    _current.step(samples)
+
+
+def _queue(function: Callable[[], None]) -> None:
+    """Have autograd call it once this backward is computed, behind what was queued before."""
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.queue_callback(function)
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Those in a model's outputs, in whatever containers."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from tensors_in(one)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from tensors_in(one)
+    elif dataclasses.is_dataclass(value):
+        yield from tensors_in(vars(value))
+
+
+def samples_of(batch: Any) -> int:
+    """How many samples a batch holds, by its first element: a tensor's first dimension, or the
+    length of a list of images of different sizes."""
+    if isinstance(batch, torch.Tensor):
+        return len(batch) if batch.dim() else 1
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if not isinstance(batch, (list, tuple)) or not batch:
+        return 1
+    return len(batch[0]) if isinstance(batch[0], (list, tuple)) else samples_of(batch[0])
+
+
+def pixels_of(batch: Any) -> int:
+    """The side of a batch of images (n, channels, height, width) in pixels; 0 for others."""
+    first = next(tensors_in(batch), None)
+    return first.shape[-1] if first is not None and first.dim() == 4 else 0

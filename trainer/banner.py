@@ -1,26 +1,16 @@
 """How a run introduces itself: the `start` line of the report and the first line on the screen."""
 
-import contextlib
 import dataclasses
-import os
-import pathlib
-import platform
-import re
-import time
-from importlib import metadata
 from typing import Any, Dict, Optional, Tuple
 
-import torch
-
 from contract import prices
-from contract.runs import RECORD
 from contract.strategies import parse
 from contract.text import counted
-from tandem.compat import cpu_capability
 from tandem.sync import carried_out
+from tandem.timings import gradients_line, process_line
 
 from .build import Job
-from .data.workers import cores, worker_count
+from .data.workers import worker_count
 
 Cost = Tuple[int, Optional[int]]  # parameters, and operations of one forward where countable
 
@@ -28,27 +18,14 @@ Cost = Tuple[int, Optional[int]]  # parameters, and operations of one forward wh
 def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
     """The fields of the `start` line, described in docs/run-directory.md."""
     world, options = job.world, job.options
-    on_gpu = world.device.type == "cuda"
     return {
-        "record": RECORD,
-        "mono_process": process_start(),
-        "mono": job.clock.started,
-        "unix": time.time(),
-        **{name: getattr(world, name) for name in ("host", "rank", "local_rank", "node_rank")},
-        "world_size": world.size,
-        "pid": os.getpid(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(world.device) if on_gpu else platform.machine(),
-        "versions": versions(on_gpu),
-        **machine(),
-        "instructions": instructions(),
+        **process_line(world, world.host, world.device, job.clock.started),
+        "node_rank": world.node_rank,
         "options": dataclasses.asdict(options),
         **{name: getattr(options, name) for name in ("model", "epochs", "precision", "sync")},
         "parameters": cost[0],
-        "gradient_bytes": job.gradient_bytes,
+        **gradients_line(job.model),
         "bucket_mb": options.bucket_size,
-        "matrices": job.matrices,
         "flops_per_image": cost[1],
         "global_batch": world.global_batch,
         "rank_batch": world.batches[world.rank],
@@ -108,57 +85,3 @@ def amount(number: int, unit: str) -> str:
         if number >= scale:
             return f"{number / scale:.3g} {letter}{unit}"
     return f"{number} {unit.strip()}"
-
-
-def process_start() -> float:
-    """When this process, or the guard that started it, began: CLOCK_MONOTONIC in seconds."""
-    if "TANDEM_GUARD_MONO" in os.environ:
-        return float(os.environ["TANDEM_GUARD_MONO"])
-    # After the name in parentheses, which may hold spaces, starttime is the 20th field.
-    fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot
-    return time.monotonic() - age
-
-
-PACKAGES = ("torchvision", "numpy", "pillow")
-DRIVER = pathlib.Path("/proc/driver/nvidia/version")
-
-
-def versions(on_gpu: bool) -> Dict[str, str]:
-    """Of everything that computes, beside Python and torch: the kernel, and what torch was built
-    with where it is used."""
-    found = {"kernel": platform.release()}
-    for name in PACKAGES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    if on_gpu:
-        found["cuda"] = str(torch.version.cuda)
-        found["cudnn"] = str(torch.backends.cudnn.version())
-        if torch.distributed.is_nccl_available():
-            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-        found["driver"] = _first(DRIVER, r"Kernel Module.*?\s(\d[\d.]+)") or "unknown"
-    return found
-
-
-def machine() -> Dict[str, Any]:
-    """Its processor and how many of its cores this process may use."""
-    name = _first(pathlib.Path("/proc/cpuinfo"), r"(?m)^model name\s*:\s*(.+)$")
-    return {"cpu": name or platform.machine(), "cores": cores()}
-
-
-def instructions() -> Dict[str, Optional[str]]:
-    """The CPU instructions in use. `aten`: the level that torch chose for its own kernels;
-    `onednn_limit`: the environment's limit for oneDNN, which computes convolutions (None: it uses
-    the best that the CPU has, and has no way to ask which that is)."""
-    return {"aten": cpu_capability(), "onednn_limit": os.environ.get("ONEDNN_MAX_CPU_ISA")}
-
-
-def _first(path: pathlib.Path, pattern: str) -> Optional[str]:
-    """What the group of a pattern first matches in a file; None where it does not, or there is no
-    such file."""
-    try:
-        found = re.search(pattern, path.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return None
-    return found.group(1).strip() if found else None

@@ -1,7 +1,6 @@
 """Everything a run consists of, made from the options; nothing has been trained yet."""
 
 import dataclasses
-from collections import Counter
 from functools import partial
 from typing import Any, List, Optional, cast
 
@@ -65,19 +64,6 @@ class Job(Materials):
     def micro_batch(self) -> int:
         """The largest number of images that this rank processes at once, in evaluation too."""
         return max(micro_batches(self.world.batches[self.world.rank], self.micro_batches))
-
-    @property
-    def gradient_bytes(self) -> int:
-        sizes = (p.numel() * p.element_size() for p in self.model.parameters() if p.requires_grad)
-        return sum(sizes)
-
-    @property
-    def matrices(self) -> List[List[int]]:
-        """(rows, columns, count) of the trained weight matrices, with all dimensions but the first
-        flattened into one."""
-        shapes = [p.shape for p in self.model.parameters() if p.requires_grad and p.dim() > 1]
-        counts = Counter((shape[0], shape.numel() // shape[0]) for shape in shapes)
-        return [[*shape, count] for shape, count in sorted(counts.items())]
 
 
 def materials(options: Options, world: World) -> Materials:

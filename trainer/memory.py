@@ -1,5 +1,5 @@
-"""The memory of a device: how much a process took, whether an error means that it has too little,
-and how to need less (--checkpoint_activations).
+"""The memory of a device: whether an error means that it has too little, and how to need less
+(--checkpoint_activations).
 
 A rank cannot retry a step while its peers wait for its gradients inside an all-reduce. So it exits
 with a dedicated exit code, and the run is restarted from its checkpoint with the micro-batch
@@ -8,7 +8,6 @@ smaller micro-batch.
 """
 
 import contextlib
-import resource
 from typing import Any, Iterator, List, Optional
 
 import torch
@@ -70,13 +69,6 @@ def _was_short(refused_before: Optional[int]) -> bool:
         return False
     free, total = torch.cuda.mem_get_info()
     return free < total / 20 or (refused_before is not None and refusals() > refused_before)
-
-
-def peak(device: torch.device) -> int:
-    """The peak memory of this process in bytes: allocated on a GPU, or resident on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def recompute_activations(model: nn.Module) -> None:

@@ -12,7 +12,7 @@ import torch
 from contract.errors import STOPPED, UserError
 from contract.options import Options
 from contract.split import rank_slice
-from tandem.timings import Clock
+from tandem.timings import Clock, Lines, peak
 
 from . import checkpoint, finite, parallel, resume
 from .banner import sentences, start_line
@@ -22,8 +22,8 @@ from .data.generated import Generated, GeneratedBatches
 from .data.loader import TrainBatches
 from .errors import Diverged
 from .evaluate import evaluate, share_buffers
-from .logs import Lines, SampleLog
-from .memory import OutOfMemory, one_pass, peak
+from .logs import SampleLog
+from .memory import OutOfMemory, one_pass
 from .models import describe
 from .optim import learning_rate
 from .screen import Screen
@@ -64,7 +64,7 @@ class Run:
         self.job = job(options, world, found, self.clock)
         self.options, self.world = options, world
         with world.agreed():
-            self.lines = Lines(options, world, self.clock)
+            self.lines = Lines(options.output, world.host, world.rank, self.clock)
             self.screen = Screen(options, world, self.job.steps_per_epoch)
             self.sample_log = SampleLog(options, world)
         self.batches = TrainBatches(found.train_set, options, world)

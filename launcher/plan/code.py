@@ -27,6 +27,7 @@ from contract.errors import UserError
 from launcher.machines.engine import MachineError, Node, talk
 from launcher.machines.inventory import CHECKOUT
 from launcher.node.machine import tree_sha256
+from tandem import standalone
 
 TRIES = 3
 SECONDS, LEAST = 60.0, 16 << 20  # for each begun LEAST bytes: eight machines may share 1 Gbit/s
@@ -132,6 +133,8 @@ def _snapshot(sources: list[Source]) -> Code:
         named = [source.names() for source in sources]  # all, before any file is read
         copied = [[n for n in some if _copied(s, n, tree)] for s, some in zip(sources, named)]
         names = [f"{s.into}/{name}".lstrip("/") for s, own in zip(sources, copied) for name in own]
+        if len(sources) > 1:  # beside a folder of the user's own
+            names += _library(tree)
         revision = _git(CHECKOUT, "rev-parse", "HEAD")
         diff = _git(CHECKOUT, "diff", "HEAD", "--", *FOLDERS) or ""
         sha256 = tree_sha256(tree, names)
@@ -143,6 +146,12 @@ def _snapshot(sources: list[Source]) -> Code:
         f"the files of {folders} change while they are copied: let what writes them end, then "
         "start again."
     )
+
+
+def _library(tree: Path) -> list[str]:
+    """Write tandem/ as a script imports it; the names of its files in the tree."""
+    standalone.write(tree / LIBRARY)
+    return [f"{LIBRARY}/{name}" for name in standalone.files()]
 
 
 def _unchanged(source: Source, names: list[str], tree: Path) -> bool:

@@ -9,8 +9,9 @@ receives says whether gradients overflowed, so a loop needs to tell nothing.
 """
 
 import os
+import weakref
 from datetime import timedelta
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Optional
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,10 @@ SHARDED = ("FullyShardedDataParallel", "FSDPModule")
 WHOSE = "tandem.sync.attach"
 
 
+# What is attached to which model, for `tandem.timings`.
+ATTACHED: "weakref.WeakKeyDictionary[Any, weakref.ref[Attached]]" = weakref.WeakKeyDictionary()
+
+
 class Attached:
     """A strategy at work in the backwards of one DDP model."""
 
@@ -36,6 +41,7 @@ class Attached:
         self.model, self.spec = model, spec
         self.warmup_steps, self.scaler = warmup_steps, scaler
         self.steps = 0  # backwards that have communicated, without those of `settle`
+        self.exact = True  # whether the last step was
         self._ordered = False  # whether a backward has told DDP the order of its buckets
         self._settling = False
 
@@ -65,11 +71,11 @@ class Attached:
         return self.sync.hook(None, bucket)
 
     def _begin(self) -> None:
-        exact = self._settling or not self._ordered or self.steps < self.warmup_steps
+        self.exact = self._settling or not self._ordered or self.steps < self.warmup_steps
         self._ordered = True
         self.steps += not self._settling
         scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
-        self.sync.begin(scale, exact)
+        self.sync.begin(scale, self.exact)
 
     def settle(self, closure: Callable[[], Any]) -> None:
         """A throw-away pass, before the first step: `closure` makes a forward through the DDP model
@@ -151,7 +157,13 @@ def attach(
             f"{WHOSE}: this model has a communication hook already, and DDP takes one: remove the "
             "other register_comm_hook."
         ) from error
+    ATTACHED[model] = weakref.ref(attached)  # which holds the model; its hook is DDP's
     return attached
+
+
+def attached_to(model: Any) -> Optional[Attached]:
+    found = ATTACHED.get(model)
+    return None if found is None else found()
 
 
 def _check(model: Any, spec: str, warmup_steps: int) -> None:

@@ -21,9 +21,10 @@ import torch
 from PIL import Image
 
 from contract.options import Options
+from tandem.timings import peak
 from tests.bench import gpu_codec
 from tests.bench.gpu_peers import AUTOCAST, Setting, Tandem, contenders
-from trainer import checkpoint, memory
+from trainer import checkpoint
 from trainer.data.folder import ImageFolder
 from trainer.data.loader import TrainBatches
 from trainer.ema import Ema
@@ -77,15 +78,15 @@ def beside(setting, scale):
             contender.step()
         wait(setting.device)
         made.append(contender)
-        peaks.append(memory.peak(setting.device) - before)
+        peaks.append(peak(setting.device) - before)
     rates = [[] for _ in made]
     for number in range(scale.rounds):
         for place in range(len(made)):
             which = (place + number) % len(made)  # nobody is always first, when the card is cool
             rates[which].append(rate(made[which], setting, scale.seconds))
-    for contender, own, peak in zip(made, rates, peaks):
+    for contender, own, grown in zip(made, rates, peaks):
         ratio = statistics.median(ours / theirs for ours, theirs in zip(rates[0], own))
-        most = f"{peak / 2**20:.0f} MiB" if setting.device.type == "cuda" else ""
+        most = f"{grown / 2**20:.0f} MiB" if setting.device.type == "cuda" else ""
         yield [str(setting), contender.name, f"{statistics.median(own):.0f}", f"{ratio:.2f}", most]
 
 

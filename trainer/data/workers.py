@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from contract.options import Options
+from tandem.place import cores
 
 from ..world import World
 from .folder import SMALL
@@ -34,11 +35,6 @@ def worker_count(options: Options, world: World, size: int, images: int) -> int:
     if size <= SMALL and images <= FEW:
         return 0
     return min(16, max(1, (cores() - 1) // world.local_size))
-
-
-def cores() -> int:
-    """How many cores of the machine this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def data_loader(

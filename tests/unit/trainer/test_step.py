@@ -13,9 +13,8 @@ import torch.distributed as dist
 
 from contract.options import Options
 from tandem.sync.base import Sync
-from tandem.timings import Clock
+from tandem.timings import Clock, Lines
 from tests.trainer_ranks import run_ranks
-from trainer.logs import Lines
 from trainer.step import local_only, resting
 from trainer.world import World
 
@@ -222,7 +221,7 @@ class Hanging:
 def test_the_lines_of_a_failed_run_do_not_wait_for_a_device_that_hangs(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "Event", Hanging)
     clock = Clock(torch.device("cuda"))
-    lines = Lines(Options(output=str(tmp_path)), World(), clock)
+    lines = Lines(str(tmp_path), "localhost", 0, clock)
     lines.add("step", step=1)
     lines.end(status="failed")
     text = (tmp_path / "nodes/localhost/rank0.steps.jsonl").read_text()

@@ -5,10 +5,8 @@ import types
 
 import pytest
 
-from contract.options import Options
+from tandem import timings
 from tandem.timings import Lap
-from trainer import logs
-from trainer.world import World
 
 
 class Device:
@@ -32,10 +30,10 @@ class Device:
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     now = types.SimpleNamespace(seconds=50.0)
-    monkeypatch.setattr(logs.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr(timings.time, "monotonic", lambda: now.seconds)
     monkeypatch.setenv("TANDEM_NODE", "node1")
     device = Device()
-    lines = logs.Lines(Options(output=str(tmp_path)), World(host="node1"), device)
+    lines = timings.Lines(str(tmp_path), "node1", 0, device)
 
     def written():
         text = (tmp_path / "nodes/node1/rank0.steps.jsonl").read_text()

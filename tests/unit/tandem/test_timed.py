@@ -1,0 +1,148 @@
+"""`timed` and `step` in a loop of one's own: what is booked as what, and the report of it."""
+
+import collections
+import json
+import os
+import sys
+import time
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from contract.errors import UserError
+from report.__main__ import main as report
+from tandem import sync, timings
+from tests.trainer_ranks import run_ranks
+from tests.unit.tandem import loop
+
+SECONDS = {"data": 0.04, "forward": 0.05, "backward": 0.06, "optimizer": 0.03}
+
+
+class Later(torch.autograd.Function):
+    """Passes on what it is given; its backward sleeps, on rank 1 twice as long."""
+
+    @staticmethod
+    def forward(context, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        time.sleep(SECONDS["backward"] * (1 + int(os.environ["RANK"])))
+        return gradient
+
+
+class Slow(torch.nn.Linear):
+    """Sleeps in its forward and its backward."""
+
+    def forward(self, inputs):
+        time.sleep(SECONDS["forward"])
+        return {"outputs": [Later.apply(super().forward(inputs))]}
+
+
+class Images(TensorDataset):
+    def __getitem__(self, index):
+        time.sleep(SECONDS["data"] / 4)
+        return super().__getitem__(index)
+
+
+def timed_loop(output, attached, epochs=2):
+    """Trains on four images a step; with four steps an epoch."""
+    loop.joined()
+    os.environ["TANDEM_OUTPUT"] = output
+    torch.manual_seed(0)
+    ddp = loop.wrapped(Slow(300, 40))
+    if attached:
+        sync.attach(ddp, "ef:1.6", warmup_steps=2)
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+    loader = DataLoader(Images(torch.randn(16, 300)), batch_size=4)
+    for _ in range(epochs):
+        for (batch,) in timings.timed(loader, ddp):
+            optimizer.zero_grad()
+            ddp(batch)["outputs"][0].pow(2).mean().backward()
+            time.sleep(SECONDS["optimizer"])
+            optimizer.step()
+            timings.step()
+        ddp.eval()
+        with torch.no_grad():
+            ddp(torch.randn(1, 300))  # an evaluation is no forward of a step
+        ddp.train()
+    timings.TIMED[ddp]._end(os.getpid())
+
+
+def lines_of(output, rank):
+    text = (output / f"nodes/node{rank + 1}/rank{rank}.steps.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("attached", [False, True], ids=["DDP", "ef"])
+def test_a_loop_s_time_is_booked_and_its_lines_are_the_trainer_s(tmp_path, capsys, attached):
+    run_ranks([1, 1], timed_loop, str(tmp_path), attached)
+    for rank in (0, 1):
+        start, *steps, end = lines_of(tmp_path, rank)
+        assert (start["kind"], end["kind"], end["status"]) == ("start", "end", "finished")
+        told = {name: start[name] for name in ("model", "rank_batch", "global_batch", "sync")}
+        spec = "ef:1.6" if attached else "allreduce"
+        assert told == {"model": "Slow", "rank_batch": 4, "global_batch": 8, "sync": spec}
+        assert (start["steps_per_epoch"], start["train_images"]) == (4, 16)
+        assert [(one["step"], one["epoch"], one["samples"]) for one in steps] == [
+            (number + 1, number // 4, 4) for number in range(8)
+        ]
+        assert [one.get("exact", False) for one in steps] == [attached and n < 2 for n in range(8)]
+        total = collections.Counter()
+        for one in (*steps, end):
+            total.update(one["seconds"])
+        for name in ("data", "forward", "backward", "optimizer"):
+            assert total[name] >= 8 * SECONDS[name], name
+        # Each is itself and no other: in the step that was disturbed least.
+        for name in ("data", "forward", "optimizer"):
+            assert min(one["seconds"][name] for one in steps) < 2 * SECONDS[name], name
+        waited = [one["seconds"]["sync_exposed"] for one in steps]
+        half = SECONDS["backward"] / 2
+        assert max(waited) > half if rank == 0 else min(waited) < half  # for the slower one
+        assert 0.9 < sum(total.values()) / (end["mono"] - start["mono"]) <= 1 + 1e-5
+    assert report([str(tmp_path)]) == 0
+    text = (tmp_path / "report.txt").read_text()
+    assert "Slow" in text and "images/s" in text
+
+
+def test_what_a_batch_holds_is_counted_by_its_first_element():
+    images = torch.zeros(6, 3, 8, 8)
+    assert timings.samples_of((images, torch.zeros(6))) == 6
+    assert timings.samples_of({"pixels": images, "ids": 3}) == 6
+    assert timings.samples_of(([torch.zeros(3, 5, 7)] * 4, [{}] * 4)) == 4
+    assert (timings.samples_of(torch.tensor(1.0)), timings.samples_of("x")) == (1, 1)
+    assert timings.pixels_of({"pixels": images}) == 8
+    assert timings.pixels_of(torch.zeros(6)) == 0
+
+
+def test_a_step_that_nothing_times_is_refused():
+    with pytest.raises(UserError, match="nothing is timed: for batch in timed"):
+        timings.step()
+
+
+def test_without_an_output_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.delenv("TANDEM_OUTPUT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    net = torch.nn.Linear(2, 2)
+    for batch in timings.timed([torch.zeros(3, 2)] * 2, net):
+        net(batch).sum().backward()
+        timings.step()
+    monkeypatch.setattr(timings, "_current", None)
+    assert list(tmp_path.iterdir()) == []
+    assert timings.TIMED[net]._steps == 2
+
+
+def test_a_process_that_fails_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("TANDEM_OUTPUT", str(tmp_path))
+    monkeypatch.setenv("TANDEM_NODE", "node1")
+    net = torch.nn.Linear(2, 2)
+    for batch in timings.timed([torch.zeros(3, 2)] * 2, net):
+        net(batch).sum().backward()
+        timings.step(samples=7)
+    monkeypatch.setattr(timings, "_current", None)
+    monkeypatch.setattr(sys, "last_value", RuntimeError("lost"), raising=False)
+    timings.TIMED[net]._end(-1)  # of a process that was forked
+    timings.TIMED[net]._end(os.getpid())
+    kinds = [(one["kind"], one.get("samples"), one.get("status")) for one in lines_of(tmp_path, 0)]
+    assert kinds[1:] == [("step", 7, None), ("step", 7, None), ("end", None, "failed")]
