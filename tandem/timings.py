@@ -301,7 +301,7 @@ class Timings:
         model.register_forward_hook(self._wait_for_backward)
         atexit.register(self._end, os.getpid())
 
-    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+    def batches(self, loader: Any) -> Iterator[Any]:
         self._loader = loader
         self.clock.enter("data")
         try:
@@ -404,7 +404,20 @@ _current: Optional[Timings] = None
 TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
 
 
-def timed(loader: Iterable[Any], model: nn.Module) -> Iterator[Any]:
+class Batches:
+    """A loader's batches, timed; as long as the loader is."""
+
+    def __init__(self, loader: Any, timings: Timings) -> None:
+        self.loader, self.timings = loader, timings
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.timings.batches(self.loader)
+
+
+def timed(loader: Iterable[Any], model: nn.Module) -> Batches:
     """The loader's batches, while the time between them is booked: waiting for data, forward and
     backward of `model` (DDP's, where it is wrapped), and what its gradients' sums are waited for.
     The device is never read in the loop. To be called for each epoch; `step` ends each step. What
@@ -413,7 +426,7 @@ def timed(loader: Iterable[Any], model: nn.Module) -> Iterator[Any]:
     if model not in TIMED:
         TIMED[model] = Timings(model)
     _current = TIMED[model]
-    return _current.batches(loader)
+    return Batches(loader, _current)
 
 
 def step(samples: Optional[int] = None) -> None:
