@@ -22,13 +22,16 @@ def train_line(
     run: Run, words: Mapping[str, object] | None = None, args: Sequence[str] | None = None
 ) -> str | None:
     """`make train ...` as it was typed, with other `words` in the place of its own; `args`: the
-    trainer's words, if not the run's own. None for a run that make did not start."""
+    trainer's words, if not the run's own. None for a run that make did not start, and for a script
+    with words that are our trainer's."""
     options = run.plan.get("options")
-    if not isinstance(options, dict):
+    if not isinstance(options, dict) or (run.plan.get("script") and words):
         return None
     typed: dict[str, object] = {"NODES": len(run.plan.get("nodes") or []) or len(run.hosts)}
     for name in verbs.variables_of("train"):
         value = options.get(name.lower())
+        if run.plan.get("script") and name == "BALANCE":
+            continue  # of our trainer
         if name not in OWN and value and value != defaults.INVENTORY:
             typed[name] = 1 if value is True else value
     typed.update(words or {})
@@ -83,6 +86,8 @@ def trained_the_demo(run: Run) -> bool:
 
 def longer(run: Run, epochs: int, measured: float) -> str:
     """The same run for long enough; for the demo's network one whose cost is that of real work."""
+    if run.plan.get("script"):
+        return "the same script, for longer by its own options (ARGS=)"
     words: dict[str, object] = {"EPOCHS": enough(epochs, measured)}
     args: list[str] | None = None
     if trained_the_demo(run):

@@ -9,6 +9,7 @@ from contract import defaults
 from launcher import cli
 from report.analysis import analyse
 from report.page import render_page
+from report.rerun import train_line
 from report.text import render_text
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
 from tools import verbs
@@ -116,3 +117,17 @@ def test_of_one_machine_nothing_is_said_about_networks(tmp_path, nodes, connecti
             assert word not in shown
     several = RunBuilder(tmp_path / "several", **BOTTLENECKS["network"]).write()
     assert "NETWORK" in render_text(analyse(several))
+
+
+def test_a_script_of_one_s_own_is_told_nothing_of_our_trainer_s_options(tmp_path):
+    """Its own say how long it trains, and how many images a step has."""
+    run(tmp_path)
+    path = tmp_path / "run/plan.json"
+    asked = {"inventory": "own.ini", "script": "/home/x/train.py", "balance": "auto", "nodes": 2}
+    plan = {**json.loads(path.read_text()), "options": asked, "script": {"words": ["train.py"]}}
+    path.write_text(json.dumps(plan))
+    analysis = analyse(path.parent)
+    assert analysis.too_short.command == "the same script, for longer by its own options (ARGS=)"
+    assert train_line(analysis.run, {"SYNC": "ef:1.6"}) is None
+    again = train_line(analysis.run)
+    assert "SCRIPT=/home/x/train.py" in again and "BALANCE" not in again
