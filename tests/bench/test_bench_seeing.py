@@ -9,15 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from contract.options import Options
 from launcher.node.processes import command_of, descendants
 from report.measure import measure_step
 from report.records import read_run
-from tandem.timings import Clock
+from tandem.timings import Clock, Lines
 from tests.trainer_ranks import make_images, run_ranks, trainer
 from tests.unit.launcher.guard_client import ROOT, Client, workers
-from trainer.logs import Lines
-from trainer.world import World
 
 PAIRS, SECONDS, RANKS = 3, 20, 2
 MODEL = f"{ROOT}/tests/lab/faults/model.py:timed"
@@ -109,7 +106,7 @@ def test_what_the_stopwatch_and_its_lines_take(figure, tmp_path):
     """Per step, as the trainer uses them: ten switches, a line, flushed once a second."""
 
     clock = Clock(torch.device("cpu"))
-    lines = Lines(Options(output=str(tmp_path)), World(host="node1"), clock)
+    lines = Lines(str(tmp_path), "node1", 0, clock)
     steps = 20_000
     began = time.process_time()
     for step in range(steps):
