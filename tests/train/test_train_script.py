@@ -19,15 +19,25 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 EXAMPLE = CHECKOUT / "examples/own_script/train.py"
 # QUEUE: somebody may try the demo on this machine.
 TRAIN = [sys.executable, "-m", "launcher", "train", "--inventory", "examples/demo.ini", "--queue"]
-PATIENCE = 120  # seconds until a process is where it is to be, on a machine that does other things
+STARTED = []
 
 
-def start(script, *words, arguments=(), nodes=2):
-    argv = [*TRAIN, f"--nodes={nodes}", f"--script={script}", *words, "--", *arguments]
-    return subprocess.Popen(
+def start(script, *words, arguments=(), waits=True):
+    train = TRAIN if waits else [word for word in TRAIN if word != "--queue"]
+    argv = [*train, "--nodes=2", f"--script={script}", *words, "--", *arguments]
+    STARTED.append(subprocess.Popen(
         argv, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
-    )  # fmt: skip
+    ))  # fmt: skip
+    return STARTED[-1]
+
+
+@pytest.fixture(autouse=True)
+def no_run_outlives_its_test():
+    yield
+    while STARTED:
+        with STARTED.pop() as process:
+            process.kill()  # its guards end the rest by themselves
 
 
 def ended(process):
@@ -205,7 +215,7 @@ def test_two_runs_of_a_script_at_a_time_do_not_meet(script):
     assert "it is in use by" in refused.stderr and one.name in refused.stderr
     while time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) in one.name:
         time.sleep(0.1)
-    second = start(source, "--output=out", "--force")
+    second = start(source, "--output=out", "--force", waits=False)
     until_it_says(second, "it runs")
     other = (CHECKOUT / "runs/latest").resolve()
     assert one != other
