@@ -12,7 +12,7 @@ import signal
 import tempfile
 import time
 
-from launcher.node import exit_record, machine_lock, wardens
+from launcher.node import exit_record, group, machine_lock, wardens
 from launcher.node.digest import Digest
 from launcher.node.launch import start_launch
 from launcher.node.link import Link
@@ -53,6 +53,7 @@ class Guard:
         self.troubles, self.signals = set(), set()
         self.mono_start = time.monotonic()
         self.stage, self.kill_at = Stage.WAITING, None
+        self.meet_by = None
         self.next_beat = self.next_sample = self.next_digest = self.mono_start
         self.selector = selectors.DefaultSelector()
 
@@ -98,7 +99,7 @@ class Guard:
 
     def patience(self):
         """Seconds until something is due."""
-        due = [self.next_beat, self.kill_at]
+        due = [self.next_beat, self.kill_at, self.meet_by]
         if self.output is not None:
             due.append(self.output.next_poll)
         if self.task is not None and self.task.record:
@@ -175,6 +176,8 @@ class Guard:
         if self.digest is not None and now >= self.next_digest:
             self.tell()
             self.next_digest = max(self.next_digest + self.task.digest, now)
+        if self.meet_by is not None and now >= self.meet_by:
+            self.look_for_group()
         if self.kill_at is not None and now >= self.kill_at:
             self.end(self.reason)
 
@@ -201,6 +204,7 @@ class Guard:
             self.end("failed", cause_of(error))
             return
         self.stage = Stage.RUNNING
+        self.meet_by = time.monotonic() + self.task.meet_within if self.task.port else None
         self.next_sample = time.monotonic() + SAMPLE
         self.next_digest = time.monotonic() + self.task.digest
         self.output.poll()
@@ -255,6 +259,17 @@ class Guard:
         if what not in self.troubles:
             self.troubles.add(what)
             self.frames.send("trouble", what=what, message=message)
+
+    def look_for_group(self):
+        """Say which ranks have not met the others: a script may never ask for a process group."""
+        self.meet_by = None
+        running = self.workers.running()
+        alone = [one.rank for one in running if not group.is_connected(one.pid, self.task.port)]
+        if alone:
+            ranks = "rank{} {}".format("s" * (len(alone) > 1), ", ".join(map(str, alone)))
+            told = "{} met no other in {:.0f} s: a script that never calls "
+            told += "torch.distributed.init_process_group trains on each GPU by itself"
+            self.trouble("group", told.format(ranks, self.task.meet_within))
 
     def worker_ended(self, worker):
         """Report it; the first failure starts the clock for the rest of the node."""

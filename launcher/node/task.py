@@ -22,6 +22,8 @@ Task = typing.NamedTuple(
         ("holder", str),  # who started the run, for others who ask
         ("interface", str),  # "" means the one of the default route
         ("shared", bool),  # start although another run has the machine
+        ("port", int),  # at which ranks are expected to meet; 0: nobody looks whether they do
+        ("meet_within", float),  # seconds
     ],
 )
 
@@ -38,6 +40,8 @@ DEFAULTS = {
     "holder": "somebody",
     "interface": "",
     "shared": False,
+    "port": 0,
+    "meet_within": 60.0,
 }
 
 

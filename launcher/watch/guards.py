@@ -132,6 +132,8 @@ def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
         "interface": node.interface,
         "holder": f"{who()[0]}@{socket.gethostname()}",
         "shared": plan.options.force,
+        # Our trainer always makes a process group.
+        "port": plan.master_port if plan.script and plan.world_size > 1 else 0,
     }
 
 

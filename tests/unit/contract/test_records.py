@@ -277,7 +277,12 @@ def attempted(made):
 def tasks(made):
     one = plan_written(made)
     written = json.loads(json.dumps(guards.task(one, one.nodes[0])))
-    known = set(Task._fields) - {"beat", "fail_grace", "record"}  # these are the guard's own
+    known = set(Task._fields) - {
+        "beat",
+        "fail_grace",
+        "meet_within",
+        "record",
+    }  # these are the guard's own
     read = read_task(written)._asdict()
     return {name for name in known if name not in written or read[name] != written[name]}
 

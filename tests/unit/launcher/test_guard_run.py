@@ -3,9 +3,12 @@
 import hashlib
 import json
 import os
+import socket
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from launcher.machines.probes import machine as probe
 from tests.run_directory import problems
@@ -241,3 +244,27 @@ def test_a_second_attempt_adds_to_exit_json(guards, tmp_path):
         guard.wait_for("exit")
     saved = json.loads((tmp_path / "nodes/node1/exit.json").read_text())
     assert [entry["attempt"] for entry in saved["attempts"]] == [1, 2]
+
+
+MEETS = """
+import os, socket, time
+held = socket.create_connection(("127.0.0.1", int(os.environ["PORT"]))) if {} else None
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("meets", [True, False])
+def test_ranks_that_meet_no_other_are_named_after_a_while(guards, tmp_path, meets):
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        port = store.getsockname()[1]
+        guard = guards()
+        options = {"env": {"PORT": str(port)}, "port": port, "meet_within": 2.0}
+        guard.start(tmp_path, workers(MEETS.format(meets)), **options)
+        guard.wait_for("worker")
+        until = time.monotonic() + 4
+        while time.monotonic() < until:
+            guard.pump(0.1)
+        told = [one["message"] for one in guard.frames if one["type"] == "trouble"]
+    named = [one for one in told if one.startswith("rank 0 met no other in 2 s: a script that")]
+    assert bool(named) is not meets
