@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainer.timing import Clock
 
 from launcher.node.processes import command_of, descendants
 from report.measure import measure_step
