@@ -88,6 +88,7 @@ def _underscored(word: str) -> str:
 
 
 def _unknown(word: str) -> str:
+    word = word[:80]
     name = word.lstrip("-")
     if name in GONE:
         return f"--{name} is no longer there: {GONE[name]}."

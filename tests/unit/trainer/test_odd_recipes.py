@@ -1,7 +1,5 @@
 """What is no recipe is refused in a sentence."""
 
-import contextlib
-
 import pytest
 
 pytest.importorskip("hypothesis")  # where the newest torch is tested
@@ -42,32 +40,69 @@ def test_a_file_that_is_no_recipe_is_one_sentence(tmp_path, text):
     assert "\n" not in str(raised.value)
 
 
-@many(300)
-@given(odd({"epochs": 3, "step_epochs": [1, 2], "model": "resnet18", "ema": 0.9, "compile": True}))
-def test_odd_recipes_are_taken_or_refused_in_a_sentence(tmp_path_factory, document):
-    path = tmp_path_factory.mktemp("odd") / "recipe.yaml"
-    path.write_text(yaml.safe_dump(document, allow_unicode=True), errors="replace")
-    with contextlib.suppress(UserError):
-        parse(["--config", str(path)])
+class Ends:
+    """What became of what was read: taken, or refused in one sentence. Both have to occur."""
+
+    def __init__(self):
+        self.taken = self.refused = 0
+
+    def read(self, argv):
+        try:
+            options = parse(argv)
+        except UserError as error:
+            assert "\n" not in str(error) and len(str(error)) < 5000
+            self.refused += 1
+        else:
+            assert isinstance(options.epochs, int) and options.epochs >= 0
+            self.taken += 1
+
+    def both(self, least):
+        assert min(self.taken, self.refused) >= least, vars(self)
+
+
+@pytest.mark.hypothesis
+def test_odd_recipes_are_taken_or_refused_in_a_sentence(tmp_path):
+    path, ends = tmp_path / "recipe.yaml", Ends()
+    good = {"epochs": 3, "step_epochs": [1, 2], "model": "resnet18", "ema": 0.9, "compile": True}
+
+    @many(300)
+    @given(odd(good))
+    def each(document):
+        path.write_text(yaml.safe_dump(document, allow_unicode=True), errors="replace")
+        ends.read(["--config", str(path)])
+
+    each()
+    ends.both(20)
 
 
 TEXT = b"epochs: 3\nstep_epochs: [1, 2]\nmodel: resnet18\ncompile: true\n"
 
 
-@many(200)
-@given(damaged(TEXT) | st.sampled_from((b"[1]", b"{", b"nope: 1", b"epochs: {}")))
-def test_damaged_recipes_are_taken_or_refused_in_a_sentence(tmp_path_factory, content):
-    path = tmp_path_factory.mktemp("odd") / "recipe.yaml"
-    path.write_bytes(content)
-    with contextlib.suppress(UserError):
-        parse(["--config", str(path)])
+@pytest.mark.hypothesis
+def test_damaged_recipes_are_taken_or_refused_in_a_sentence(tmp_path):
+    path, ends = tmp_path / "recipe.yaml", Ends()
+
+    @many(200)
+    @given(damaged(TEXT) | st.sampled_from((b"[1]", b"{", b"nope: 1", b"epochs: {}")))
+    def each(content):
+        path.write_bytes(content)
+        ends.read(["--config", str(path)])
+
+    each()
+    ends.both(5)
 
 
 WORDS = ("--epochs", "3", "--nope", "--lr=x", "", "--config", "é", *(f"--{name}" for name in GONE))
 
 
-@many(100)
-@given(st.lists(st.sampled_from(WORDS)))
-def test_any_words_are_options_or_refused(words):
-    with contextlib.suppress(UserError):
-        parse(words)
+@pytest.mark.hypothesis
+def test_any_words_are_options_or_refused():
+    ends = Ends()
+
+    @many(100)
+    @given(st.lists(st.sampled_from(WORDS)))
+    def each(words):
+        ends.read(words)
+
+    each()
+    ends.both(1)
