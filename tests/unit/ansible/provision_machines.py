@@ -153,8 +153,11 @@ def machine(release="debian12", cards=(), **changes):
 
 def load(path):
     """Loads a Python file from ansible/, which is not a package."""
-    sys.path.insert(0, str((ROOT / path).parent))
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    folder = (ROOT / path).parent
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))  # behind the packages: the filters' file is called as one is
+    name = f"{folder.name}_{Path(path).stem}"
+    spec = importlib.util.spec_from_file_location(name, ROOT / path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look themselves up there
     spec.loader.exec_module(module)
