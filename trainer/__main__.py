@@ -39,6 +39,8 @@ def keep_compiled_code() -> None:
     for name, folder in COMPILED.items():
         if name not in os.environ:
             os.environ[name] = private(Path(caches, "tandem", folder))
+    # It would keep compiled headers among the temporary files, whatever the first one says.
+    os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 
 
 def private(folder: Path) -> str:

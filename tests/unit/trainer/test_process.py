@@ -168,6 +168,17 @@ def test_no_other_user_can_plant_compiled_code(tmp_path, before):
     assert caches(tmp_path) == [[str(folder.with_name(n)), "0o700"] for n in ("inductor", "triton")]
 
 
+def test_no_header_is_compiled_among_the_temporary_files():
+    """torch keeps those in /tmp by a known name, whichever folder its other files go to."""
+    code = (
+        "from trainer import __main__ as p; p.keep_compiled_code(); import torch._inductor.config"
+    )
+    asked = "print(getattr(torch._inductor.config, 'cpp_cache_precompile_headers', False))"
+    argv = [sys.executable, "-c", f"{code} as _; import torch; {asked}"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 OTHERS = {
     "another user's": planted,
     "a link": lambda path: path.symlink_to("/tmp"),
