@@ -23,6 +23,7 @@ from launcher.watch.ruling import Ruling
 RUN, SECONDS = "20260101T000000Z-resnet50-64n", 60
 GPU = {"index": 0, "utilization": 98.0, "memory_used": 9663676416, "temperature": 71.0}
 GPU.update(power=240.15, clock_sm=1725.0)
+RAN = {"0": {"ran": 12345.6, "waited": 123.4}}
 SPENT = {"data": 0.0123, "h2d": 0.0012, "forward": 0.1123, "backward": 0.2234, "other": 0.0005}
 
 
@@ -37,7 +38,7 @@ class Guard:
     def __init__(self, folder, rank, rate):
         self.path, self.rank, self.rate = folder / f"rank{rank}.steps.jsonl", rank, rate
         folder.mkdir(parents=True, exist_ok=True)
-        self.digest = Digest(task_of(rank), folder, Vitals("lo", "", lambda: [GPU]))
+        self.digest = Digest(task_of(rank), folder, Vitals("lo", "", lambda: [GPU], lambda: RAN))
         self.reader, writer = os.pipe()
         os.set_blocking(self.reader, False)
         self.frames, self.step = FrameWriter(writer), 0
