@@ -135,7 +135,7 @@ def losses(*argv):
     """What an epoch's line on the screen says was lost in training."""
     said, evaluated = [], Screen.evaluated
     with mock.patch.object(
-        Screen, "evaluated", lambda *args: (said.append(args[3]), evaluated(*args))
+        Screen, "evaluated", lambda *args: (said.append(args[2]), evaluated(*args))
     ):
         assert trainer(*argv) == 0
     return said
