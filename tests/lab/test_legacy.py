@@ -70,7 +70,8 @@ def test_the_trainer_passes_its_own_tests(node1, capsys):
     assert "torch 1.12.1" in printed
     options = "--quiet -p no:cacheprovider --import-mode=importlib -m 'not long' -n 2"
     # A failed test ends the ssh command with pytest's code, and the fixture shows all it printed.
-    printed += node1(f"OMP_NUM_THREADS=1 {ENV} -m pytest {options} tests/unit/trainer tests/train")
+    rooms = "tests/unit/tandem tests/unit/trainer tests/train"
+    printed += node1(f"OMP_NUM_THREADS=1 {ENV} -m pytest {options} {rooms}")
     with capsys.disabled():
         print(f"\n{printed}")
     assert re.search(r"^\d+ passed", printed, re.M)
