@@ -10,16 +10,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from contract.waits import WORK, largest_wait
 from report.disk import DiskUse, ShareUse
 from report.machines import MachineUse
 from report.measure import OWN_WORK, RankWork, Step, slowest
 from report.network import NetworkUse, slow_link
 
-# A wait is the bottleneck from a quarter of training time: without it the run would be at least a
-# third faster.
-WAIT = 0.25
-# Computing is called the bottleneck when it takes at least half.
-WORK = 0.5
 # A rank that needs so many times what the others need for a step is what they wait for.
 SLOWER = 1.15
 # A disk with requests outstanding for this fraction of the time is what a late loader waits for.
@@ -29,10 +25,9 @@ SHARE_READS = 0.5
 # Bytes a second that come back from swap, and the share of the time in which processes wait for
 # memory; of a kernel that does not say that, the share of memory that is taken.
 SWAPPED, PRESSED, TAKEN = 0.5e6, 0.03, 0.9
-# A rank is short of processors when its threads have none for this share of the time in which they
-# want one, so many times the share on the other machines, and other programs keep at least this
-# share of the processors busy.
-QUEUED, QUEUED_MORE, OTHERS = 0.25, 2.0, 0.2
+# Other programs make a rank slow where its longer waiting for a processor is at least this part of
+# what it is slower by, and they keep this share of the processors busy.
+EXPLAINED, OTHERS = 0.6, 0.2
 
 
 @dataclass(frozen=True)
@@ -75,12 +70,10 @@ def bottleneck(step: Step | None, seen: Seen) -> str:
     if swapping(seen):
         return "memory_pressure"
     fractions = parts(step)
-    compute = fractions.pop("compute")
-    largest = max(fractions, key=lambda part: fractions[part])
-    slower = one_is_slower(step)
-    if fractions[largest] < WAIT:
+    largest, slower = largest_wait(fractions), one_is_slower(step)
+    if largest is None:
         if not slower:
-            return "compute" if compute >= WORK else "none"
+            return "compute" if fractions["compute"] >= WORK else "none"
         largest = "straggler"
     if largest == "data":
         return data_cause(seen, late_hosts(step))
@@ -139,28 +132,25 @@ def data_disk(disks: Sequence[DiskUse], hosts: set[str] | None = None) -> DiskUs
 
 def straggler_cause(step: Step, seen: Seen) -> str:
     """Why one rank is slower than the others: other programs, its images, or else itself."""
-    last, _ = slowest(step)
-    if contended(seen, last.host):
+    last, others = slowest(step)
+    waits, use = longer_queued(step, seen), seen.machine(last.host)
+    taken = use is not None and (use.others_busy is None or use.others_busy >= OTHERS)
+    if taken and waits is not None and waits >= EXPLAINED * (last.own - others):
         return "cpu_contention"
     if slowest_by(step, last) == "data":
         return data_cause(seen, {last.host})
     return "straggler"
 
 
-def contended(seen: Seen, host: str) -> bool:
-    """Whether other programs take this machine's processors."""
-    use = seen.machine(host)
-    if use is None or use.queued is None or use.queued < QUEUED:
-        return False
-    if use.others_busy is not None and use.others_busy < OTHERS:
-        return False
-    return use.queued >= QUEUED_MORE * (queued_elsewhere(seen, host) or 0.0)
-
-
-def queued_elsewhere(seen: Seen, host: str) -> float | None:
-    """The median over the other machines of the time in which threads had no processor."""
-    others = [one.queued for one in seen.machines if one.host != host and one.queued is not None]
-    return statistics.median(others) if others else None
+def longer_queued(step: Step, seen: Seen) -> float | None:
+    """Seconds a step that the threads of the slowest rank's machine wait longer for a processor
+    than those of the others (the median); None where that was not recorded."""
+    last, _ = slowest(step)
+    waited = {use.host: use.waited for use in seen.machines if use.waited is not None}
+    others = [value for host, value in waited.items() if host != last.host]
+    if last.host not in waited or not others:
+        return None
+    return (waited[last.host] - statistics.median(others)) * step.seconds
 
 
 def slowest_by(step: Step, last: RankWork) -> str:

@@ -23,6 +23,7 @@ class MachineUse:
     ranks_busy: float | None  # that of this run's own processes
     # Of the time in which this run's threads wanted a processor, the share in which they had none.
     queued: float | None
+    waited: float | None  # seconds a second that these threads together had none
     memory_total: float  # bytes
     memory_least: float  # bytes that were available at the least
     swapped_in: float  # bytes per second, mean
@@ -145,6 +146,7 @@ class Seen:
             busy=min(1.0, self.sums["cpu_busy"] / part),
             ranks_busy=min(1.0, self.ran / part) if self.ranks_seen and alone else None,
             queued=self.waited / wanted if self.ranks_seen and wanted > 0 else None,
+            waited=self.waited / self.seconds if self.ranks_seen else None,
             memory_total=total,
             memory_least=total if self.least is None else self.least,
             swapped_in=self.sums["swapped_in"] / self.seconds,

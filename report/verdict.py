@@ -10,8 +10,8 @@ from report.bottleneck import (
     Seen,
     data_disk,
     late_hosts,
+    longer_queued,
     parts,
-    queued_elsewhere,
     slowest_by,
     swapping,
 )
@@ -253,9 +253,8 @@ def straggler(step: Step, seen: Seen) -> Finding:
 def contention(step: Step, seen: Seen) -> Finding:
     """Other programs take the processors of the machine that the others wait for."""
     last, others = slowest(step)
-    use, elsewhere = seen.machine(last.host), queued_elsewhere(seen, last.host)
-    assert use is not None and use.queued is not None  # bottleneck.contended
-    beside = "" if elsewhere is None else f" ({percent(elsewhere)} on the others)"
+    use, waits = seen.machine(last.host), longer_queued(step, seen)
+    assert use is not None and waits is not None  # bottleneck.straggler_cause
     taken = use.others_busy
     kept = "" if taken is None else f" Other programs kept {percent(taken)} of them busy."
     return (
@@ -263,8 +262,8 @@ def contention(step: Step, seen: Seen) -> Finding:
         f"{part(step, step.peers)} of each step for it.",
         [
             f"{last.host} needs {seconds(last.own)} of its own for a step, the median of the "
-            f"others {seconds(others)}. In {percent(use.queued)} of the time in which this run's "
-            f"threads wanted a processor there, they had none{beside}.{kept}",
+            f"others {seconds(others)}. Its threads wait {seconds(waits)} a step longer for a "
+            f"processor than those of the others.{kept}",
             f"`top` on {last.host} shows them: end them, or start them when nothing trains.",
         ],
     )

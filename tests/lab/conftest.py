@@ -48,6 +48,7 @@ LONG = {
     "test_slurm.py",
     "test_torture.py",
     "test_users.py",
+    "test_verdict.py",
 }
 # Files whose tests share machines, by the fixture that starts these once for all.
 SHARED = {

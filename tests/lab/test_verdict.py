@@ -1,0 +1,91 @@
+"""Whether the report's verdict is right: faults are made on four machines of a lab while they
+train, and each is told from the records of its time alone. Writes the confusion matrix into
+docs/report.md; half an hour, or less, and nothing written, with VERDICT_RUNS="timed disk".
+
+The faults, their strengths and their order are those of verdict_trials.py, the thresholds those of
+report/bottleneck.py: both were there before the first run. The machines come before what else this
+machine does (a cgroup's share of the processors): real ones share none.
+"""
+
+import json
+import os
+import uuid
+
+import pytest
+
+from lab.plan import CACHE, RELEASES
+from report.analysis import analyse
+from tests.lab.verdict_run import CHECKOUT, SETTINGS, Cluster, TrialRun, part
+from tests.lab.verdict_trials import FAULTS, RUNS, matrix
+from tests.unit.report.report_runs import RunBuilder
+from tests.unit.report.test_recorded_machines import TRIALS as RECORDED
+from tests.unit.report.test_recorded_machines import record
+
+CHOSEN = os.environ.get("VERDICT_RUNS", " ".join(RUNS)).split()
+RIGHT = 38  # of 40
+BEGIN, END = "<!-- matrix -->\n", "<!-- end of matrix -->\n"
+ENVIRONMENT = "ls -d /opt/tandem/envs/cpu-*/bin/python | head -1"
+OF_NETWORK = ("network", "slow_link")
+
+
+@pytest.fixture(scope="module")
+def cluster(start_lab, tmp_path_factory):
+    made = any((CACHE / "envs" / RELEASES[0]).glob("cpu-*/bin/python"))  # by an earlier lab
+    lab = start_lab("verdict", "--nodes", "4", *(["--no-bundle"] if made else []))
+    if not made:
+        lab.control("ansible-playbook", "site.yml")
+    made = Cluster(lab, lab.ssh(1, ENVIRONMENT).strip(), tmp_path_factory.mktemp("verdict"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def told():
+    """(fault, right verdict, verdict told) of each trial."""
+    return []
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_each_trial_has_its_verdict(cluster, told, tmp_path, name):
+    """Which it is is judged of all together, below."""
+    cluster.prepare(SETTINGS[name].data)
+    run = TrialRun(cluster, tmp_path / "run", f"TANDEM_TEST_MARK={uuid.uuid4().hex}", name)
+    try:
+        run.begin()
+        done = list(run.carry_out())
+        run.finish()
+        for place, (trial, begin, end) in enumerate(done):
+            analysis = analyse(part(run.folder, begin, end, tmp_path / f"part{place}"))
+            said = "too short" if analysis.too_short else analysis.summary["bottleneck"]
+            told.append((trial.fault, FAULTS[trial.fault].verdict, said))
+            print(trial, said, analysis.verdict and analysis.verdict.headline, flush=True)
+    finally:
+        run.close()
+
+
+@pytest.mark.parametrize(("machines", "steps", "cause"), RECORDED)
+def test_what_a_lab_does_not_have_is_recorded(told, tmp_path, monkeypatch, machines, steps, cause):
+    run = RunBuilder(tmp_path / "run", **steps).write()
+    for node in range(1, 5):
+        (run / f"nodes/node{node}/machine.jsonl").unlink()
+        record(run / f"nodes/node{node}", machines.get(f"node{node}", "quiet"), monkeypatch)
+    told.append(("recorded", cause, analyse(run).summary["bottleneck"]))
+
+
+def write_matrix(told):
+    """Between its marks."""
+    path = CHECKOUT / "docs/report.md"
+    before, _, rest = path.read_text().partition(BEGIN)
+    path.write_text(f"{before}{BEGIN}{matrix(told)}{END}{rest.partition(END)[2]}")
+
+
+def test_they_are_right(told):
+    print(matrix(told))
+    (CHECKOUT / "runs").mkdir(exist_ok=True)
+    (CHECKOUT / "runs/verdicts.json").write_text(json.dumps(told))
+    blamed = [one for one in told if one[1] in OF_NETWORK and one[2] == "compute"]
+    assert blamed == []
+    wrong = [one for one in told if one[1] != one[2]]
+    if list(RUNS) == CHOSEN:
+        write_matrix(told)
+        assert len(told) - len(wrong) >= RIGHT, wrong

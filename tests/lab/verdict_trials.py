@@ -1,0 +1,81 @@
+"""The trials of test_verdict.py: faults, strengths, order and length, fixed before the first run.
+
+A trial is a window of a run on four machines. Those that differ by what happens to the
+machines alone follow one another in one run: a fault begins, SETTLE seconds pass, the window
+begins, and when it ends the fault does. What is judged is the report of that window by itself.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+SEED = 20260
+SETTLE = 4  # seconds
+WINDOWS = {"checkpoint": 80}  # seconds, of which a verdict needs 30 of steps (contract/waits.py)
+WINDOW = 38  # of the others
+
+
+class Trial(NamedTuple):
+    """`fault` is one of FAULTS, `strength` in its unit, on machine `node` (0: on all)."""
+
+    fault: str
+    strength: float
+    node: int
+
+
+class Fault(NamedTuple):
+    """`verdict`: the right value of `bottleneck`; `unit`: of the strength; `run`: which run it is
+    in; `of`: the strengths and machines of its trials."""
+
+    verdict: str
+    unit: str
+    run: str
+    of: tuple[tuple[float, int], ...]
+
+
+FAULTS = {
+    "nothing": Fault("compute", "", "timed", ((0, 0),) * 4),
+    "network of 1 Gbit/s": Fault("network", "Mbit/s", "timed", ((1000, 0),) * 4),
+    "network of 100 Mbit/s": Fault("network", "Mbit/s", "timed", ((100, 0),) * 3),
+    "one slow link": Fault(
+        "slow_link", "Mbit/s, others 1000", "timed", ((100, 3), (200, 2), (200, 4), (300, 1))
+    ),
+    "a rank slower in backward": Fault(
+        "straggler", "times", "timed", ((1.3, 3), (1.3, 1), (1.5, 2), (2.0, 4))
+    ),
+    "a CPU hog": Fault("cpu_contention", "processes", "timed", ((3, 3), (4, 2), (5, 4), (6, 1))),
+    "a slow disk": Fault("data_disk", "kB/s", "disk", ((120, 0), (80, 0), (100, 0))),
+    "a slow share": Fault("data_share", "ms a file", "share", ((300, 0), (400, 0), (350, 0))),
+    "slow decoding": Fault("data_decode", "images a step", "decode", ((8, 0), (8, 0), (8, 0))),
+    "checkpoint stalls": Fault("checkpoint", "MB/s written", "checkpoint", ((3, 0), (2.5, 0))),
+}
+RUNS = ("timed", "disk", "share", "decode", "checkpoint")
+
+
+def trials(run: str) -> list[Trial]:
+    """Those of one run, in the order in which they are done."""
+    found = [
+        Trial(name, strength, node)
+        for name, fault in FAULTS.items()
+        if fault.run == run
+        for strength, node in fault.of
+    ]
+    random.Random(SEED).shuffle(found)
+    return found
+
+
+def matrix(told: list[tuple[str, str, str]]) -> str:
+    """A table of how often each fault got which verdict, as Markdown. `told`: (fault, right
+    verdict, verdict told)."""
+    verdicts = sorted({said for _, _, said in told})
+    rows = [["fault", "trials", *(f"`{one}`" for one in verdicts), "right"]]
+    rows.append(["---"] * len(rows[0]))
+    for name in dict.fromkeys((fault, right) for fault, right, _ in told):
+        own = [said for fault, right, said in told if (fault, right) == name]
+        counts = [str(own.count(one) or "") for one in verdicts]
+        title = f"{name[0]}: `{name[1]}`" if name[0] == "recorded" else name[0]
+        rows.append([title, str(len(own)), *counts, str(own.count(name[1]))])
+    right = sum(wanted == said for _, wanted, said in told)
+    rows.append(["all", str(len(told)), *[""] * len(verdicts), str(right)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
