@@ -46,7 +46,9 @@ SETTINGS = {
     "disk": Setting("disk", 4, (*TRIAL, "--workers", "1", "--image_size", "32")),
     "share": Setting("share", 4, (*TRIAL, "--workers", "1", "--image_size", "32")),
     "decode": Setting("large", 8, (*TRIAL, "--workers", "1", "--image_size", "224")),
-    "checkpoint": Setting("tiny", 2, ("--workers", "0", "--image_size", "32", "--checkpoint_every", "8")),
+    "checkpoint": Setting(
+        "tiny", 2, ("--workers", "0", "--image_size", "32", "--checkpoint_every", "8")
+    ),
 }
 # Pictures of a data set: (number, side); all are links to a few, but for the disk's, which are to
 # be read from it and not from memory.
@@ -282,9 +284,9 @@ class TrialRun(Running):
 
     @contextlib.contextmanager
     def slower(self, trial: Trial) -> Iterator[None]:
-        said = {name: USUAL[name] * trial.strength for name in ("backward", "burn")}
+        said = json.dumps({name: USUAL[name] * trial.strength for name in ("backward", "burn")})
         path = "/srv/trials/faults.json"
-        self.cluster.on(trial.node, f"cat > {path}.new && mv {path}.new {path}", input=json.dumps(said))
+        self.cluster.on(trial.node, f"cat > {path}.new && mv {path}.new {path}", input=said)
         yield
         self.cluster.on(trial.node, f"rm {path}")
 
@@ -350,8 +352,8 @@ class TrialRun(Running):
             self.cluster.on(node, "echo 0 > /srv/share.delay")
 
     def finish(self) -> None:
-        """Ends it as `kill` does, and waits until its files have come. (Ctrl-C is not heard by what a
-        shell started in the background.)"""
+        """Ends it as `kill` does, and waits until its files have come. (What a shell started in the
+        background hears no Ctrl-C.)"""
         os.kill(self.controller, signal.SIGTERM)
         self.end()
 
