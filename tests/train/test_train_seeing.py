@@ -29,12 +29,10 @@ class Slow(torch.autograd.Function):
 class Net(torch.nn.Module):
     def __init__(self, classes):
         super().__init__()
-        self.bulk = torch.nn.Parameter(torch.zeros(2_000_000))
         self.end = torch.nn.Linear(3, classes)
 
     def forward(self, images):
-        values = images.mean((2, 3)) + self.bulk.sum()
-        return self.end(Slow.apply(values))
+        return self.end(Slow.apply(images.mean((2, 3)).requires_grad_()))
 
 def net(num_classes):
     return Net(num_classes)
