@@ -28,11 +28,13 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one_and_no_half(tmp_path
 
 
 def test_half_a_file_is_taken_away_again(tmp_path, monkeypatch):
-    def write_text(path, content, **_):
-        path.write_bytes(content.encode()[:3])
+    whole = Path.write_bytes
+
+    def write_bytes(path, content):
+        whole(path, content[:3])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_text", write_text)
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
     with pytest.raises(UserError, match="No space left on device"):
         cli.write(tmp_path / "report.txt", "a report")
     assert list(tmp_path.iterdir()) == []

@@ -80,7 +80,7 @@ def test_attempts_are_summed_and_their_nodes_kept(tmp_path):
     second.attempt = 2
     for rank, host in enumerate(second.hosts):
         second.write_rank(rank, host)
-        second.write_net(host)
+        second.write_net(rank, host)
         first = json.loads((tmp_path / f"run/nodes/{host}/exit.json").read_text())["attempts"]
         second.write_exit(rank, host)
         document = json.loads((tmp_path / f"run/nodes/{host}/exit.json").read_text())
