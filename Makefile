@@ -48,7 +48,7 @@ demo: data/digits
 	@$(with_options) $(PYTHON_ENV) -m launcher train --inventory examples/demo.ini --nodes 4
 
 bundle: env
-	@$(with_options) $(if $(filter SCRIPT,$(given)),$(PYTHON_ENV) -m launcher gather,ansible-playbook ansible/playbooks/bundle.yml -e bundle_for_nobody=false -e bundle_terminal=$(terminal))
+	@$(with_options) $(if $(filter SCRIPT FOLDER REQUIREMENTS,$(given)),$(PYTHON_ENV) -m launcher gather,ansible-playbook ansible/playbooks/bundle.yml -e bundle_for_nobody=false -e bundle_terminal=$(terminal))
 
 usb: env
 	@$(with_options) ansible-playbook ansible/playbooks/usb.yml -e usb_terminal=$(terminal)

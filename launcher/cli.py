@@ -181,6 +181,7 @@ def _gather(given: argparse.Namespace) -> int:
     from launcher.folders import relative
     from launcher.plan import checks, script
 
+    script.check_together(vars(given))
     values = _changes(given)
     values["script"], values["folder"] = script.by_path(given.script, given.folder)
     folder = checks.gather(Options.of({**values, "data": ""}), terminal.Terminal())

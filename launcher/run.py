@@ -127,6 +127,7 @@ def resume(name: str, changes: dict[str, Any]) -> int:
     if began.script:
         options = script_resumed(began, changes)
     else:
+        planned = folders.recorded(folder / "plan.json", {"precision": WORD, "sync": WORD})
         began = began.with_precision(planned["precision"])
         if checks.asks_auto(began):
             began = began.with_sync(planned["sync"])

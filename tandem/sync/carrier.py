@@ -101,13 +101,13 @@ class Carrier:
 
 
 class Flag:
-    """A bool that a stage has found on the device. Reading it waits for what the stage had queued
-    until then, not for anything that was queued since."""
+    """Whether a number that a stage has found on the device is at most `most`; no NaN is. Reading
+    it waits for what the stage had queued until then, not for anything that was queued since."""
 
-    def __init__(self, value: torch.Tensor) -> None:
-        self._value, self._arrived = value, None
+    def __init__(self, value: torch.Tensor, most: float) -> None:
+        self._value, self._most, self._arrived = value, most, None
         if value.is_cuda:
-            self._value = torch.empty((), dtype=torch.bool, pin_memory=True)
+            self._value = torch.empty((), dtype=value.dtype, pin_memory=True)
             self._value.copy_(value, non_blocking=True)
             self._arrived = torch.cuda.Event(blocking=True)
             self._arrived.record()
@@ -115,7 +115,7 @@ class Flag:
     def __bool__(self) -> bool:
         if self._arrived is not None:
             self._arrived.synchronize()
-        return bool(self._value)
+        return bool(float(self._value) <= self._most)
 
 
 def tensors_of(job: Any) -> Iterator[torch.Tensor]:

@@ -7,7 +7,7 @@ is a kernel, and the link waits for them (`tests/bench/codec.py` counts kernels 
 
 import dataclasses
 import functools
-from typing import Dict
+from typing import Dict, Optional
 
 import torch
 
@@ -60,22 +60,24 @@ class Codec:
         factor = (self.levels / peak).nan_to_num_(0.0, 0.0, 0.0)  # a peak of next to nothing: 0
         return (blocks * factor).round_().to(torch.int8)
 
-    def finite(self, coded: torch.Tensor, values: int, most: float) -> torch.Tensor:
-        """Whether all that `decode` makes of these bytes is finite in a type whose largest number
-        is `most`: a scalar bool tensor, from the blocks' peaks alone."""
-        peaks = coded[:, values // self.packed :].contiguous().view(torch.bfloat16)
-        return (peaks.float() <= most).all()
+    def peaks(self, coded: torch.Tensor, values: int) -> torch.Tensor:
+        """Of rows of so many values the largest magnitude of each block: bf16 (R, V / BLOCK). NaN
+        or infinity where the block has such a value."""
+        # A contiguous copy is viewed, since the offset of the tail may be odd.
+        return coded[:, values // self.packed :].contiguous().view(torch.bfloat16)
 
     def _step(self, peak: torch.Tensor) -> torch.Tensor:
         """The distance of two levels in each block."""
         return peak.float().div_(self.levels).view(-1, 1)
 
     @torch.no_grad()
-    def decode(self, coded: torch.Tensor, values: int) -> torch.Tensor:
-        """The inverse of `encode` for rows of `values` numbers: fp32 (R, V)."""
-        body, tail = coded[:, : values // self.packed], coded[:, values // self.packed :]
-        # A contiguous copy is viewed, since the offset of the tail may be odd.
-        step = self._step(tail.contiguous().view(torch.bfloat16))
+    def decode(
+        self, coded: torch.Tensor, values: int, peaks: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
+        """The inverse of `encode` for rows of `values` numbers: fp32 (R, V). `peaks`, where they
+        are at hand, are those of the rows."""
+        body = coded[:, : values // self.packed]
+        step = self._step(self.peaks(coded, values) if peaks is None else peaks)
         if self.packed == 1:
             codes = body.view(torch.int8)
         else:

@@ -199,9 +199,10 @@ class ErrorFeedback(Feedback):
         """Decode the sums of all owners."""
         values = bucket.buffer.numel()
         shard = shard_size(values, len(self.owners))
-        result = self.codec.decode(bucket.coded, shard).view(-1)[:values]
+        peaks = self.codec.peaks(bucket.coded, shard)
+        result = self.codec.decode(bucket.coded, shard, peaks).view(-1)[:values]
         most = min(torch.finfo(kind).max for kind in (bucket.buffer.dtype, torch.float32))
-        bucket.kept.finite = Flag(self.codec.finite(bucket.coded, shard, most))
+        bucket.kept.finite = Flag(peaks.max(), most)
         return bucket.buffer.copy_(result)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import tandem
 import trainer
 from tandem import compat
 from tests.trainer_ranks import make_images, run_ranks, said
@@ -104,10 +105,11 @@ def test_torch_1_12_takes_tensors_and_plain_values_alone(harmful, monkeypatch):
 
 
 def test_one_file_of_the_trainer_loads_pickles():
-    """tandem/compat.py, whose function all others call."""
+    """tandem/compat.py, whose function all others of the trainer and of tandem/ call."""
     unsafe = {"torch.load", "torch.jit.load", "pickle.load", "pickle.loads", "pickle.Unpickler"}
     found = set()
-    for path in Path(trainer.__file__).parent.rglob("*.py"):
+    folders = (Path(trainer.__file__).parent, Path(tandem.__file__).parent)
+    for path in (path for folder in folders for path in folder.rglob("*.py")):
         nodes = ast.walk(ast.parse(path.read_text()))
         called = {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
         found |= {path.name} if called & unsafe else set()
