@@ -70,13 +70,3 @@ def test_a_run_without_a_step_has_none(tmp_path):
     assert main(["tensorboard", str(tmp_path / "run")]) == 0
     (file,) = (tmp_path / "run/tensorboard").iterdir()
     assert len(list(records(file.read_bytes()))) == 1
-
-
-def test_tensorboard_s_own_reader_takes_it(run):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    folder = events.write_events(analyse(run))
-    reader = accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    reader.Reload()
-    written = [one for one in events.scalars(analyse(run)) if one.tag == "training/loss"]
-    read = [(one.step, one.wall_time, one.value) for one in reader.Scalars("training/loss")]
-    assert read == [(w.step, w.unix, pytest.approx(w.value)) for w in written]
