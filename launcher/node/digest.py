@@ -189,29 +189,50 @@ class Digest:
         ]
 
     def send(self, frames):
-        """The start lines that are new, then one digest of at most LARGEST bytes a rank."""
+        """The start lines that are new, then a digest of at most LARGEST bytes a rank, for a larger
+        one counts as a liar's. What came beside the steps has one of its own where there is no room
+        for both."""
         rows = [row for row in (one.take() for one in self.ranks) if row is not None]
         for one in self.ranks:
             if one.begun is not None:
                 size = self.vitals.size()
                 frames.send("begun", one.begun, rank=one.rank, run=self.run, **size)
                 one.begun = None
+        most = LARGEST * len(self.ranks) - HEAD
         told = {"run": self.run, "ranks": rows, "machine": self.vitals.read()}
-        shorten(told, LARGEST * len(self.ranks) - HEAD)
+        if size_of(told) > most and any("evaluated" in row for row in rows):
+            parts = [apart(row) for row in rows]
+            frames.send("digest", run=self.run, ranks=[p for p in parts if len(p) > 1], machine={})
+            told["ranks"] = [row for row in rows if len(row) > 1]
+        shorten(told, most)
         frames.send("digest", **told)
 
 
+def size_of(told):
+    """Bytes of a digest, but for its head."""
+    return len(json.dumps(told, separators=(",", ":")))
+
+
+def apart(row):
+    """What came beside the steps, taken out of a row, as a row of its own."""
+    found = {name: row.pop(name) for name in ("evaluated", "beside") if name in row}
+    return dict(found, rank=row["rank"])
+
+
 def shorten(told, most):
-    """Leave out what there is no room for: waits of single steps first, then figures of GPUs."""
+    """Leave out what there is no room for: waits of single steps first, then figures of GPUs, then
+    all of the machine."""
     limit = WAITS
-    while len(json.dumps(told, separators=(",", ":"))) > most and limit > 1:
+    while size_of(told) > most and limit > 1:
         limit //= 2
         for row in told["ranks"]:
             if row.get("waits"):
                 row["waits"] = grouped_again(row["waits"], row["steps"], limit)
     gpus = told["machine"].get("gpus")
-    while gpus and len(json.dumps(told, separators=(",", ":"))) > most:
+    while gpus and size_of(told) > most:
         gpus.pop()
+    if size_of(told) > most:
+        told["machine"] = {}
 
 
 def grouped_again(waits, steps, most):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from contract import digests
+from contract import digests, validate
 from launcher.node import digest, vitals
 from launcher.node.digest import LARGEST, RankDigest
 from tests.unit.launcher.guard_client import workers
@@ -113,6 +113,12 @@ def test_what_is_no_file_does_not_hold_up_the_guard(tmp_path):
     assert RankDigest(path, 0, 1).take() is None
 
 
+SHAPE = {
+    **{"run": str, "machine": digests.MACHINE},
+    "ranks": [{"rank": validate.NATURAL, **digests.ROW}],
+}
+
+
 class Still:
     """A machine with eight GPUs."""
 
@@ -123,7 +129,9 @@ class Still:
         gpu = [7, 100.0, 11 * 10**9, 83.0, 249.99, 1935.0]
         rest = {"cpu": 100.0, "memory": 100.0, "swap": 10**12, "temperature": 99.0}
         counted = {"disk": [100.0, 10**12, 10**12], "share": 10**12, "card": [10**12] * 4}
-        return {**rest, **counted, "gpus": [gpu] * 8}
+        threads = {str(rank): [123456.78, 12345.67] for rank in range(2)}
+        told = {"stalled": 12345.678, "swapped": [10**9, 10**9], "threads": threads}
+        return {**rest, **counted, **told, "gpus": [gpu] * 8}
 
 
 class Sent:
@@ -145,14 +153,21 @@ def test_a_digest_has_at_most_500_bytes_a_rank(tmp_path, steps):
             for number in range(1, steps + 1):
                 line = step(10**6 + number, seconds=big, loss=0.123456, top1=0.123456, epoch=89)
                 file.write(json.dumps(line) + "\n")
-    for turn in range(3):
+            found = dict.fromkeys(digest.EVALUATED, 0.123456)
+            line = {"kind": "evaluate", "attempt": 1, "seconds": big, **found}
+            file.write(json.dumps(line) + "\n")
+    for turn in range(12):
         told.send(frames)
-        kind, _, fields = frames.frames[-1]
-        line = json.dumps(
-            {"type": kind, **fields, "seq": 10**6, "mono": 1234567.123456}, separators=(",", ":")
-        )
-        assert len(line) <= LARGEST * len(task.ranks)
+        for kind, _, fields in frames.frames:
+            line = {"type": kind, **fields, "seq": 10**6, "mono": 1234567.123456}
+            assert len(json.dumps(line, separators=(",", ":"))) <= LARGEST * len(task.ranks)
+            validate.check(fields, SHAPE, "digest")
         assert turn or fields["ranks"][0]["steps"] == 1
+    rows = [row for _, _, fields in frames.frames for row in fields["ranks"]]
+    for rank in task.ranks:
+        own = [row for row in rows if row["rank"] == rank]
+        assert sum(row.get("steps", 0) for row in own) == steps
+        assert [row["evaluated"]["top1"] for row in own if "evaluated" in row] == [0.12346]
 
 
 @pytest.mark.parametrize("steps", [1, 19, 20, 21, 41, 999])
