@@ -4,11 +4,13 @@ import time
 
 import pytest
 
-from report.bottleneck import Seen, bottleneck
-from report.measure import measure_step
-from report.records import read_run
 from tests.trainer_ranks import make_images, run_ranks, trainer
 from trainer.data.loader import Batch
+
+WHY = "the report needs the control machine's environment"
+bottleneck = pytest.importorskip("report.bottleneck", reason=WHY)
+measure = pytest.importorskip("report.measure", reason=WHY)
+records = pytest.importorskip("report.records", reason=WHY)
 
 # Sleep in the place of computing, so that ranks do not take each other's processors.
 SLEEP = """
@@ -64,7 +66,7 @@ def slowly(seconds, *argv):
 
 
 def step_of(folder):
-    return measure_step(read_run(folder), [])
+    return measure.measure_step(records.read_run(folder), [])
 
 
 def test_a_slow_copy_to_the_device_is_the_bottleneck(words, tmp_path):
@@ -72,5 +74,5 @@ def test_a_slow_copy_to_the_device_is_the_bottleneck(words, tmp_path):
         output = tmp_path / cause
         assert run_ranks([1], slowly, seconds, *words, "--output", output, quiet=True) == [0]
         step = step_of(output)
-        assert bottleneck(step, Seen()) == cause
+        assert bottleneck.bottleneck(step, bottleneck.Seen()) == cause
     assert step.h2d == pytest.approx(0.1, rel=0.2)
