@@ -170,6 +170,7 @@ def test_no_other_user_can_plant_compiled_code(tmp_path, before):
 
 def test_no_header_is_compiled_among_the_temporary_files():
     """torch keeps those in /tmp by a known name, whichever folder its other files go to."""
+    pytest.importorskip("torch._inductor.config", reason="torch 1.12 compiles nothing")
     code = (
         "from trainer import __main__ as p; p.keep_compiled_code(); import torch._inductor.config"
     )
