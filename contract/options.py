@@ -82,6 +82,20 @@ class Entry(NamedTuple):
     legacy: Any = None
 
 
+# What is trained where neither MODEL nor DATA is given, and on which machines without INVENTORY.
+# Only these lines hold the names, for train, dry-run, slurm, plan and the demo.
+DEFAULT_INVENTORY = "inventory.ini"
+DEFAULT_DATA = "digits"
+# For a first run: it takes seconds on two old cores (examples/small_cnn.py).
+DEFAULT_MODEL = "examples.small_cnn:small_cnn"
+MODEL_OF_DATA = "resnet18"  # for the user's own data
+
+
+def default_model(name: Optional[str], data: Optional[str]) -> str:
+    """The model of a run for which `name` and `data` were given (None: not given)."""
+    return name or (DEFAULT_MODEL if data is None else MODEL_OF_DATA)
+
+
 # What others call it.
 FP16_NAMES = ("fp16", "float16", "half", "16", "mixed", "amp")
 FP16 = ": O1 is fp16, with fp32 where it is needed"

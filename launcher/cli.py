@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from contract import defaults
 from contract.errors import UserError
+from contract.options import DEFAULT_INVENTORY, default_model
 from launcher import terminal
 from launcher.hours import moments
 from launcher.options import Options, asks_for_help, trainer_help
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     machines = verbs.add_parser(
         "inventory", help="refuse a list of machines that cannot be used", allow_abbrev=False
     )
-    machines.add_argument("--inventory", default=defaults.INVENTORY)
+    machines.add_argument("--inventory", default=DEFAULT_INVENTORY)
     machines.add_argument("--limit", help="names of machines or groups, with commas between")
     gather = verbs.add_parser(
         "gather", help="gather the packages of a script into bundle/", allow_abbrev=False
@@ -103,7 +103,7 @@ def _new(given: argparse.Namespace) -> Options:
     if getattr(given, "script", None):
         return Options.of({**values, "data": ""})
     if _names_no_model(given):
-        values["model"] = defaults.model(given.model, given.data)
+        values["model"] = default_model(given.model, given.data)
     return Options.of(values)
 
 
@@ -154,7 +154,7 @@ def _carry_out(given: argparse.Namespace, argv: list[str]) -> int:
     from launcher.machines import inventory
 
     if hasattr(given, "inventory"):
-        terminal.keep_machines(given.inventory or defaults.INVENTORY)
+        terminal.keep_machines(given.inventory or DEFAULT_INVENTORY)
     if given.verb == "inventory":
         return inventory.refuse(Path(given.inventory), given.limit)
     if given.verb == "gather":
@@ -166,7 +166,7 @@ def _carry_out(given: argparse.Namespace, argv: list[str]) -> int:
     if given.verb == "top":
         from launcher import top
 
-        return top.top(given.run, given.inventory or defaults.INVENTORY)
+        return top.top(given.run, given.inventory or DEFAULT_INVENTORY)
     if given.verb in ("runs", "stop", "attach"):
         from launcher import control
 

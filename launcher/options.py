@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contract import command_line, defaults
+from contract import command_line
 from contract.errors import UserError
-from contract.options import ENTRIES, VARIABLES
+from contract.options import DEFAULT_DATA, DEFAULT_INVENTORY, ENTRIES, MODEL_OF_DATA, VARIABLES
 from contract.options import Options as TrainerOptions
 from contract.runs import short_name
 from contract.strategies import AUTO, EXACT, instead_of
@@ -29,10 +29,10 @@ class Options:
     the trainer is empty (launcher/plan/script.py). `at`, `until`: when the run begins and ends, in
     Unix seconds."""
 
-    inventory: str = defaults.INVENTORY
+    inventory: str = DEFAULT_INVENTORY
     nodes: int | None = None
     model: str | None = None
-    data: str = defaults.DATA
+    data: str = DEFAULT_DATA
     variables: dict[str, Any] = dataclasses.field(default_factory=dict)
     script: str | None = None
     folder: str | None = None
@@ -69,7 +69,7 @@ class Options:
     def trainer_args(self) -> list[str]:
         """Arguments of the trainer, except its folders: the same on each node. Raises UserError."""
         files, words = _split_config(self.trainer)
-        model = self.model or defaults.MODEL_OF_DATA
+        model = self.model or MODEL_OF_DATA
         own = CHECKOUT / f"recipes/{short_name(model)}-{self.data}.yaml"
         if not files and "/" not in self.data and own.exists():
             files = [own]

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contract import defaults
-from contract.figures import percent, seconds, size, three_digits
-from contract.text import clean
+from contract.options import DEFAULT_INVENTORY
+from contract.text import clean, percent, seconds, size, three_digits
 from contract.waits import WORDS
 from launcher import control, folders, terminal
 from launcher.progress import STALE, Figures, Follower, Progress
@@ -47,7 +46,7 @@ def status(name: str, as_json: bool = False) -> int:
     if pid is None:
         options = control.read(folder / "plan.json").get("options")
         asked = options if isinstance(options, dict) else {}
-        terminal.keep_machines(str(asked.get("inventory", defaults.INVENTORY)))
+        terminal.keep_machines(str(asked.get("inventory", DEFAULT_INVENTORY)))
         how = "between runs `make top` and `make check` show how the machines are"
         terminal.show(how, sys.stdout)
     return 0

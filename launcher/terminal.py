@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TextIO
 
-from contract import defaults
+from contract.options import DEFAULT_INVENTORY
 from contract.text import clean
 from launcher.background import MIB, Screen, Sizes, Spool, SpooledLog
 from tools import verbs
@@ -31,7 +31,7 @@ NOTICE_EVERY = 15.0
 def keep_machines(inventory: str) -> None:
     """From now on, the commands that this process and its children print name this list of
     machines."""
-    if inventory == defaults.INVENTORY:
+    if inventory == DEFAULT_INVENTORY:
         os.environ.pop(verbs.MACHINES, None)
     else:
         os.environ[verbs.MACHINES] = inventory

@@ -7,12 +7,12 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from contract.figures import link as link
-from contract.figures import millions as millions
-from contract.figures import percent as percent
-from contract.figures import seconds as seconds
-from contract.figures import size as size
-from contract.figures import three_digits as three_digits
+from contract.text import link as link
+from contract.text import millions as millions
+from contract.text import percent as percent
+from contract.text import seconds as seconds
+from contract.text import size as size
+from contract.text import three_digits as three_digits
 
 COLUMNS = 80
 

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from contract import defaults, runs, strategies
+from contract import runs, strategies
 from contract.errors import UserError
+from contract.options import DEFAULT_MODEL
 from contract.runs import prediction_path
 from contract.strategies import WARMUP_EPOCHS, Phases, Strategy
 from report import formulas, published_speeds
@@ -46,7 +47,7 @@ def command_line() -> Parser:
     parser.add_argument("--nodes", type=int, default=4, help="up to how many machines (4)")
     parser.add_argument(
         "--model",
-        help=f"as in make train ({defaults.MODEL}, or with --gpu {published_speeds.MODEL})",
+        help=f"as in make train ({DEFAULT_MODEL}, or with --gpu {published_speeds.MODEL})",
     )
     parser.add_argument(
         "--gpu", help="predict on paper, by its published or estimated speed: 2080ti, 3090"
@@ -83,7 +84,7 @@ def plan_main(argv: list[str]) -> int:
     options = command_line().parse_args(argv)
     if options.nodes < 1:
         raise UserError(f"--nodes {options.nodes}: must be at least 1.")
-    options.model = options.model or (published_speeds.MODEL if options.gpu else defaults.MODEL)
+    options.model = options.model or (published_speeds.MODEL if options.gpu else DEFAULT_MODEL)
     phases = phases_of(options)
     asked = strategies.parse(options.sync)
     if options.gpu and (options.run or options.image_size):

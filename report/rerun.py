@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from contract import defaults
+from contract.options import DEFAULT_INVENTORY, DEFAULT_MODEL
 from report.layout import seconds
 from report.measure import Step
 from report.records import Run
@@ -32,7 +32,7 @@ def train_line(
         value = options.get(name.lower())
         if run.plan.get("script") and name == "BALANCE":
             continue  # of our trainer
-        if name not in OWN and value and value != defaults.INVENTORY:
+        if name not in OWN and value and value != DEFAULT_INVENTORY:
             typed[name] = 1 if value is True else value
     typed.update(words or {})
     typed["ARGS"] = shlex.join(own_args(run) if args is None else args)
@@ -81,7 +81,7 @@ def too_short(run: Run, step: Step | None, epochs: int) -> TooShort | None:
 def trained_the_demo(run: Run) -> bool:
     """Whether the run trained the demo's network, as the launcher's plan says."""
     options = run.plan.get("options")
-    return isinstance(options, dict) and options.get("model") == defaults.MODEL
+    return isinstance(options, dict) and options.get("model") == DEFAULT_MODEL
 
 
 def longer(run: Run, epochs: int, measured: float) -> str:

@@ -3,20 +3,24 @@ script or a model of one's own that lies elsewhere, of the folder that it is in,
 SHA-256.
 
 It is copied once, when it is first asked for. That copy is hashed, recorded and sent, so changes to
-the checkout while a run waits or starts again do not become part of the run.
+the checkout while a run waits or starts again do not become part of the run. `loaded_by` says what
+a file imports.
 """
 
 from __future__ import annotations
 
+import ast
 import atexit
+import contextlib
 import io
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,7 +31,6 @@ from contract.errors import UserError
 from launcher.machines.engine import MachineError, Node, talk
 from launcher.machines.inventory import CHECKOUT
 from launcher.node.machine import tree_sha256
-from tandem import standalone
 
 TRIES = 3
 SECONDS, LEAST = 60.0, 16 << 20  # for each begun LEAST bytes: eight machines may share 1 Gbit/s
@@ -150,6 +153,8 @@ def _snapshot(sources: list[Source]) -> Code:
 
 def _library(tree: Path) -> list[str]:
     """Write tandem/ as a script imports it; the names of its files in the tree."""
+    from tandem import standalone  # which no run of our own trainer needs
+
     standalone.write(tree / LIBRARY)
     return [f"{LIBRARY}/{name}" for name in standalone.files()]
 
@@ -238,3 +243,48 @@ def packed(code: Code) -> bytes:
         for name in code.names:
             tar.add(code.tree / name, name)
     return archive.getvalue()
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """`packages`: their names, without the standard library; `texts`: the sources that were
+    read."""
+
+    packages: set[str]
+    texts: list[str]
+
+
+def loaded_by(file: Path, roots: Sequence[Path]) -> Loaded:
+    """What `file` imports as it is loaded, and the modules below `roots` in their turn."""
+    left, seen = [file], set[Path]()
+    packages, texts = set[str](), list[str]()
+    while left:
+        file = left.pop()
+        if file in seen or not file.is_file():
+            continue
+        seen.add(file)
+        with contextlib.suppress(SyntaxError, OSError, ValueError):
+            texts.append(file.read_text(encoding="utf-8"))
+            for module in _imported(texts[-1]):
+                beside = [root / module.replace(".", "/") for root in roots]
+                left += [one.with_suffix(".py") for one in beside]
+                left += [one / "__init__.py" for one in beside]
+                top = module.partition(".")[0]
+                if not any(_holds(root, top) for root in roots):
+                    packages.add(top)
+    return Loaded(packages - sys.stdlib_module_names, texts)
+
+
+def _holds(root: Path, top: str) -> bool:
+    return (root / top).is_dir() or (root / f"{top}.py").is_file()
+
+
+def _imported(text: str) -> list[str]:
+    """The modules that a source imports in any case: what it tries to import may be missing."""
+    found = []
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.append(node.module)
+    return found

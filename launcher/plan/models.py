@@ -12,14 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from contract import defaults
 from contract.errors import UNTRIED, UserError
+from contract.options import DEFAULT_MODEL
 from contract.options import Options as TrainerOptions
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.machines.probe import Facts
-from launcher.plan import imports
-from launcher.plan.code import OWN
+from launcher.plan.code import OWN, loaded_by
 
 TRY_SECONDS = 120.0
 
@@ -72,7 +71,7 @@ def try_out(settings: TrainerOptions, ranks_share: bool) -> list[str]:
     """Build one's own model here and compute with it once; returns what is worth saying. Raises
     UserError in words of make. `ranks_share`: the run has several ranks."""
     name = settings.model
-    if ":" not in name or name == defaults.MODEL:
+    if ":" not in name or name == DEFAULT_MODEL:
         return []
     asked = {
         "image_size": settings.image_size,
@@ -104,7 +103,7 @@ def packages(name: str) -> list[str]:
     path, _, _ = name.rpartition(":")
     here = folder(name) or CHECKOUT
     file = here / (Path(path).name if is_path(name) else f"{path.replace('.', '/')}.py")
-    return sorted(imports.of(file, [here]).packages - {"trainer", "tandem", "contract", "examples"})
+    return sorted(loaded_by(file, [here]).packages - {"trainer", "tandem", "contract", "examples"})
 
 
 def lacking(name: str, host: Host, facts: Facts) -> str | None:

@@ -14,7 +14,7 @@ from contract.errors import UserError
 from contract.options import VARIABLES
 from launcher.machines.inventory import CHECKOUT
 from launcher.options import Options
-from launcher.plan import code, imports
+from launcher.plan import code
 from launcher.plan.layer import Layer, beside
 
 WORK = "work"  # of a run, on a machine and here: what the script runs in, by machine
@@ -135,7 +135,7 @@ def read(options: Options) -> Script:
     if not root.is_dir():
         raise UserError(f"FOLDER={root}: there is no such folder.")
     file = _file(root, typed)
-    found = imports.of(file, [file.parent, root] if len(typed) == 1 else [root])
+    found = code.loaded_by(file, [file.parent, root] if len(typed) == 1 else [root])
     sent = code.current(root)
     inside = file.relative_to(root).as_posix()
     if f"{code.OWN}/{inside}" not in sent.names:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from contract.digests import RunSums
-from contract.figures import seconds
+from contract.text import seconds
 from contract.waits import WORDS, MeanStep, largest_wait, mean_step
 
 # A wait is named that ruled so many seconds, and so many steps.

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from contract import defaults
 from contract.errors import UserError
+from contract.options import DEFAULT_MODEL
 from contract.options import Options as TrainerOptions
 from contract.runs import run_id
 from launcher import cli, folders, options, run, slurm
@@ -57,8 +57,8 @@ def model_of(*words):
 
 
 def test_the_small_network_is_for_runs_that_name_neither_model_nor_data():
-    assert model_of() == defaults.MODEL
-    assert model_of("--epochs", "2", "--", "--lr", "1") == defaults.MODEL
+    assert model_of() == DEFAULT_MODEL
+    assert model_of("--epochs", "2", "--", "--lr", "1") == DEFAULT_MODEL
     assert model_of("--data", "digits") == model_of("--data", "/mnt/x") == "resnet18"
     assert model_of("--model", "resnet34") == "resnet34"
 
@@ -68,7 +68,7 @@ def test_a_recipe_and_the_trainers_own_words_may_name_a_model(tmp_path):
     recipe.write_text("model: resnet34\n")
     assert model_of("--", "--config", str(recipe)) == "resnet34"
     words = asked("--", "--model=resnet50").trainer_args()
-    assert defaults.MODEL not in words and words[-1] == "--model=resnet50"
+    assert DEFAULT_MODEL not in words and words[-1] == "--model=resnet50"
 
 
 def test_verbs_share_their_defaults():
@@ -78,11 +78,11 @@ def test_verbs_share_their_defaults():
 
 def test_a_run_that_is_resumed_keeps_the_model_that_it_began_with():
     """Whatever the default is by then; older plans name no model, and mean resnet18."""
-    assert asked().model == defaults.MODEL
+    assert asked().model == DEFAULT_MODEL
     assert Options(model=None, data="digits").trainer_args()[:2] == ["--model", "resnet18"]
 
 
-@pytest.mark.parametrize("model", [defaults.MODEL, "resnet18"])
+@pytest.mark.parametrize("model", [DEFAULT_MODEL, "resnet18"])
 def test_the_digits_have_recipes_and_what_was_typed_wins(model):
     recipe = Options(model=model).trainer_args()
     assert "--warmup_epochs" in recipe and recipe[recipe.index("--model") + 1] == model

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from contract import defaults
+from contract.options import DEFAULT_MODEL
 from launcher import cli
 from report.analysis import analyse
 from report.page import render_page
@@ -38,7 +38,7 @@ def test_a_run_is_too_short_below_thirty_seconds_of_measured_steps(tmp_path, ste
 
 
 def test_the_demos_network_is_followed_by_one_whose_cost_is_that_of_real_work(tmp_path):
-    asked = {"inventory": "examples/demo.ini", "model": defaults.MODEL, "data": "digits"}
+    asked = {"inventory": "examples/demo.ini", "model": DEFAULT_MODEL, "data": "digits"}
     analysis = run(tmp_path, {**asked, "trainer": []})
     command = "make train NODES=4 INVENTORY=examples/demo.ini DATA=digits MODEL=resnet50 EPOCHS=10"
     assert analysis.too_short.command == command
