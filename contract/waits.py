@@ -12,6 +12,8 @@ from contract.digests import STEPS, Phase, RunSums
 WAIT = 0.25
 # Computing is called the bottleneck when it takes at least half.
 WORK = 0.5
+# A rank that needs so many times what the others need for a step is what they wait for.
+SLOWER = 1.15
 # Seconds of steps. In less, caches, clocks and connections still warm up.
 ENOUGH = 30.0
 # What is said of a step that waits.
@@ -23,6 +25,7 @@ WORDS = {
     "checkpoint": "checkpoints",
 }
 COMPUTE = ("forward", "backward", "optimizer")
+OWN_WORK = ("data", "h2d", *COMPUTE, "other")  # of a rank; waiting for peers is not
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class MeanStep:
     straggler: float
     other: float
     checkpoint: float
+    slower: int | None = None  # a rank that the others wait for, if there is one
 
     @property
     def seconds(self) -> float:
@@ -58,6 +62,24 @@ def largest_wait(fractions: dict[str, float]) -> str | None:
     waits = {name: part for name, part in fractions.items() if name != "compute"}
     largest = max(waits, key=lambda name: waits[name])
     return largest if waits[largest] >= WAIT else None
+
+
+def ruling_cause(fractions: dict[str, float], slower: bool) -> str | None:
+    """What holds a run up: the wait that rules, else `straggler` where one rank is slower than the
+    others, else `compute` where that takes most of the time; None where there is no single one."""
+    largest = largest_wait(fractions)
+    if largest is None and slower:
+        return "straggler"
+    if largest is None and fractions["compute"] >= WORK:
+        return "compute"
+    return largest
+
+
+def slower_one(own: dict[int, float]) -> int | None:
+    """The rank with the most own work a step, where that is SLOWER times the others' median."""
+    last = max(own, key=lambda rank: own[rank])
+    others = [spent for rank, spent in own.items() if rank != last]
+    return last if others and own[last] > SLOWER * statistics.median(others) else None
 
 
 def mean_step(sums: RunSums) -> MeanStep | None:
@@ -93,6 +115,9 @@ def mean_step(sums: RunSums) -> MeanStep | None:
             sum(one.phases[name].seconds.get("checkpoint", 0.0) for name in (*STEPS, "beside"))
             / max(1, one.steps)
             for one in ranks
+        ),
+        slower=slower_one(
+            {rank: _mean(one.phases[kind], OWN_WORK) for rank, one in sums.ranks.items()}
         ),
     )
 

@@ -14,9 +14,11 @@ from contract import digests, validate
 from contract.digests import RankSums, RunSums
 from contract.machines import NAME
 from contract.validate import Invalid, Maybe
-from contract.waits import ENOUGH, MeanStep, largest_wait, mean_step
+from contract.waits import ENOUGH, MeanStep, mean_step, ruling_cause
 
-RECENT = 60.0  # seconds: what a run does now is what it did in them
+# Seconds: what a run does now is what it did in them. A verdict needs ENOUGH of them in steps; a
+# fault that began a minute ago is all that is seen in them.
+RECENT = 40.0
 NOW = 5.0  # of a machine
 KEPT = 90  # lines of a machine
 STALE = 10.0  # seconds without a line after which a machine is said to be silent
@@ -85,13 +87,21 @@ class Progress:
     evaluated: dict[str, Any] | None  # the last one
     mean: MeanStep | None  # since the attempt began
     recent: MeanStep | None
-    wait: str | None  # that rules since the attempt began
     machines: list[Figures]
 
     @property
-    def judged(self) -> bool:
-        """Whether enough was done to say what holds it up."""
-        return self.mean is not None and self.mean.seconds * self.mean.steps >= ENOUGH
+    def judged(self) -> MeanStep | None:
+        """What is judged: the last steps, else all; None where neither is enough to say what holds
+        the run up."""
+        both = (one for one in (self.recent, self.mean) if one is not None)
+        return next((one for one in both if one.seconds * one.steps >= ENOUGH), None)
+
+    @property
+    def cause(self) -> str | None:
+        """What holds it up: a wait of contract/waits.py, `compute`, or None: too early to say, or
+        no single one."""
+        step = self.judged
+        return ruling_cause(step.fractions, step.slower is not None) if step else None
 
 
 class Follower:
@@ -146,7 +156,6 @@ class Follower:
         step = max((one.step for one in ranks), default=None)
         per_epoch, epochs = self._start.get("steps_per_epoch"), self._start.get("epochs")
         steps = per_epoch * epochs if per_epoch and epochs else None
-        mean = mean_step(sums)
         return Progress(
             attempt=self._attempt,
             unix=max(machine.lines[-1]["unix"] for machine in told),
@@ -160,9 +169,8 @@ class Follower:
             loss=_mean([one.loss for one in ranks]),
             top1=_mean([one.top1 for one in ranks]),
             evaluated=self._scores,
-            mean=mean,
+            mean=mean_step(sums),
             recent=mean_step(recent),
-            wait=largest_wait(mean.fractions) if mean else None,
             machines=[_figures(machine) for machine in told],
         )
 

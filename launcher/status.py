@@ -17,7 +17,7 @@ from contract.options import DEFAULT_INVENTORY
 from contract.text import clean, percent, seconds, size, three_digits
 from contract.waits import WORDS
 from launcher import control, folders, terminal
-from launcher.progress import STALE, Figures, Follower, Progress
+from launcher.progress import RECENT, STALE, Figures, Follower, Progress
 
 COLUMNS = 80
 HOT_GPU, HOT_CPU = 85, 90  # Celsius, from which on they slow themselves down
@@ -57,7 +57,7 @@ def document(folder: Path, progress: Progress | None) -> dict[str, Any]:
     told: dict[str, Any] = {"run": folder.name, "state": control.state(folder)}
     if progress is not None:
         told.update(dataclasses.asdict(progress), as_of_seconds_ago=age(progress))
-        told["bottleneck"] = cause(progress)
+        told["bottleneck"] = progress.cause
         for machine, one in zip(told["machines"], progress.machines):
             machine["trouble"] = troubles(one, control.controller(folder) is not None)
     return told
@@ -90,13 +90,6 @@ def last_lines(folder: Path) -> None:
             control.say(label + clean(said[-1])[: COLUMNS - len(label)])
 
 
-def cause(progress: Progress) -> str | None:
-    """The wait that rules, `compute`, or None: too early to say, or no single one."""
-    if not progress.judged or progress.mean is None:
-        return None
-    return progress.wait or ("compute" if progress.mean.fractions["compute"] >= 0.5 else None)
-
-
 def lines(progress: Progress, running: bool, width: int = COLUMNS) -> list[str]:
     """How far it is, and its machines."""
     return [*run_lines(progress, width), "", *table(progress.machines, running, width)]
@@ -120,7 +113,7 @@ def run_lines(progress: Progress, width: int = COLUMNS) -> list[str]:
     figures = []
     if progress.images_per_second:
         recent = progress.recent_images_per_second
-        now = f" (last minute {three_digits(recent)})" if recent else ""
+        now = f" (last {RECENT:.0f} s: {three_digits(recent)})" if recent else ""
         figures.append(f"{three_digits(progress.images_per_second)} images/s{now}")
     figures += [f"loss {progress.loss:.4f}"] if progress.loss is not None else []
     figures += [f"top-1 {100 * progress.top1:.2f} %"] if progress.top1 is not None else []
@@ -130,22 +123,24 @@ def run_lines(progress: Progress, width: int = COLUMNS) -> list[str]:
         found.append(
             f"evaluated after epoch {scores['epoch'] + 1:.0f}: top-1 {100 * scores['top1']:.2f} %"
         )
-    found.append(f"so far: {verdict(progress)}")
+    found.append(verdict(progress))
     return [f"  {line}"[:width] for line in found]
 
 
 def verdict(progress: Progress) -> str:
     """What holds the run up, in words."""
-    mean = progress.mean
-    if mean is None or not progress.judged:
+    step = progress.judged
+    if step is None:
         return "too early to say what holds it up"
-    kind, whole = cause(progress), seconds(mean.seconds + mean.checkpoint)
+    when = "now" if step is progress.recent else "so far"
+    kind, whole = progress.cause, seconds(step.seconds + step.checkpoint)
     if kind in WORDS:
-        wait = f"{WORDS[kind]}: {seconds(getattr(mean, kind))} of {whole} a step"
-        return f"{wait} ({percent(mean.fractions[kind])})"
+        wait = f"{when}: {WORDS[kind]}: {seconds(getattr(step, kind))} of {whole} a step"
+        slow = f", rank {step.slower}" if kind == "straggler" and step.slower is not None else ""
+        return f"{wait} ({percent(step.fractions[kind])}){slow}"
     if kind == "compute":
-        return f"computing: {seconds(mean.compute)} of {whole} a step, as it should be"
-    return f"no single bottleneck in a step of {whole}"
+        return f"{when}: computing: {seconds(step.compute)} of {whole} a step, as it should be"
+    return f"{when}: no single bottleneck in a step of {whole}"
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,12 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from contract.waits import WORK, largest_wait
+from contract.waits import OWN_WORK, ruling_cause, slower_one
 from report.disk import DiskUse, ShareUse
 from report.machines import MachineUse
-from report.measure import OWN_WORK, RankWork, Step, slowest
+from report.measure import RankWork, Step, slowest
 from report.network import NetworkUse, slow_link
 
-# A rank that needs so many times what the others need for a step is what they wait for.
-SLOWER = 1.15
 # A disk with requests outstanding for this fraction of the time is what a late loader waits for.
 DISK_BUSY = 60.0
 # A file share that moves less than this (MB/s) is not where images come from.
@@ -69,25 +67,20 @@ def bottleneck(step: Step | None, seen: Seen) -> str:
         return "none"
     if swapping(seen):
         return "memory_pressure"
-    fractions = parts(step)
-    largest, slower = largest_wait(fractions), one_is_slower(step)
-    if largest is None:
-        if not slower:
-            return "compute" if fractions["compute"] >= WORK else "none"
-        largest = "straggler"
-    if largest == "data":
+    slower = one_is_slower(step)
+    cause = ruling_cause(parts(step), slower)
+    if cause == "data":
         return data_cause(seen, late_hosts(step))
-    if largest == "straggler" and slower:
+    if cause == "straggler" and slower:
         return straggler_cause(step, seen)
-    if largest == "network" and slow_link(seen.networks):
+    if cause == "network" and slow_link(seen.networks):
         return "slow_link"
-    return largest
+    return cause or "none"
 
 
 def one_is_slower(step: Step) -> bool:
     """Whether the slowest rank needs that much more for a step than the others."""
-    last, others = slowest(step)
-    return last.own > SLOWER * others
+    return slower_one({place: rank.own for place, rank in enumerate(step.ranks)}) is not None
 
 
 def swapping(seen: Seen) -> list[MachineUse]:

@@ -8,12 +8,11 @@ from array import array
 from dataclasses import dataclass, field, replace
 
 from contract.strategies import EXACT, MIB, Payload, Phases, Strategy, parse
+from contract.waits import OWN_WORK
 from report import formulas
 from report.files import Entry, number
 from report.network import NetworkUse
 from report.records import MOST_STEPS, RankRecord, Run, add
-
-OWN_WORK = ("data", "h2d", "forward", "backward", "optimizer", "other")
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,14 @@ import pytest
 from lab.plan import CACHE, RELEASES
 from report.analysis import analyse
 from tests.lab.verdict_run import CHECKOUT, SETTINGS, Cluster, TrialRun, part
-from tests.lab.verdict_trials import FAULTS, RUNS, matrix
+from tests.lab.verdict_trials import FAULTS, RUNS, Told, matrix
 from tests.unit.report.report_runs import RunBuilder
 from tests.unit.report.test_recorded_machines import TRIALS as RECORDED
 from tests.unit.report.test_recorded_machines import record
 
 CHOSEN = os.environ.get("VERDICT_RUNS", " ".join(RUNS)).split()
 RIGHT = 38  # of 40
+WRONG = 2  # times at most `make status` may be
 BEGIN, END = "<!-- matrix -->\n", "<!-- end of matrix -->\n"
 ENVIRONMENT = "ls -d /opt/tandem/envs/cpu-*/bin/python | head -1"
 OF_NETWORK = ("network", "slow_link")
@@ -41,7 +42,7 @@ def cluster(start_lab, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def told():
-    """(fault, right verdict, verdict told) of each trial."""
+    """Of each trial."""
     return []
 
 
@@ -54,11 +55,11 @@ def test_each_trial_has_its_verdict(cluster, told, tmp_path, name):
         run.begin()
         done = list(run.carry_out())
         run.finish()
-        for place, (trial, begin, end) in enumerate(done):
+        for place, (trial, begin, end, status) in enumerate(done):
             analysis = analyse(part(run.folder, begin, end, tmp_path / f"part{place}"))
             said = "too short" if analysis.too_short else analysis.summary["bottleneck"]
-            told.append((trial.fault, FAULTS[trial.fault].verdict, said))
-            print(trial, said, analysis.verdict and analysis.verdict.headline, flush=True)
+            told.append(Told(trial.fault, FAULTS[trial.fault].verdict, said, status))
+            print(trial, said, status, analysis.verdict and analysis.verdict.headline, flush=True)
     finally:
         run.close()
 
@@ -69,7 +70,7 @@ def test_what_a_lab_does_not_have_is_recorded(told, tmp_path, monkeypatch, machi
     for node in range(1, 5):
         (run / f"nodes/node{node}/machine.jsonl").unlink()
         record(run / f"nodes/node{node}", machines.get(f"node{node}", "quiet"), monkeypatch)
-    told.append(("recorded", cause, analyse(run).summary["bottleneck"]))
+    told.append(Told("recorded", cause, analyse(run).summary["bottleneck"], None))
 
 
 def write_matrix(told):
@@ -83,9 +84,11 @@ def test_they_are_right(told):
     print(matrix(told))
     (CHECKOUT / "runs").mkdir(exist_ok=True)
     (CHECKOUT / "runs/verdicts.json").write_text(json.dumps(told))
-    blamed = [one for one in told if one[1] in OF_NETWORK and one[2] == "compute"]
+    blamed = [one for one in told if one.verdict in OF_NETWORK and one.said == "compute"]
     assert blamed == []
-    wrong = [one for one in told if one[1] != one[2]]
+    wrong = [one for one in told if not one.is_right]
     if list(RUNS) == CHOSEN:
         write_matrix(told)
         assert len(told) - len(wrong) >= RIGHT, wrong
+        late = [one for one in told if not one.status_is_right]
+        assert len(late) <= WRONG, late

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lab.plan import Node
+from launcher.progress import Follower
 from tests.lab.chaos_run import CHECKOUT, Running, commands, read
 from tests.lab.faults.model import USUAL
 from tests.lab.verdict_trials import SETTLE, WINDOW, WINDOWS, Trial, trials
 
 HERE = Path(__file__).parent / "faults"
 NODES = (1, 2, 3, 4)
+MINUTE = 60  # seconds
 BLKIO, CPU = (Path("/sys/fs/cgroup") / name for name in ("blkio", "cpu"))
 # Options of all runs: of short steps on one thread, that nothing but the fault makes longer.
 ARGS = (
@@ -224,17 +226,26 @@ class TrialRun(Running):
             time.sleep(0.5)
         self.workers = {node: self.pids(node)["worker"] for node in NODES}
 
-    def carry_out(self) -> Iterator[tuple[Trial, float, float]]:
-        """Each trial, and when its window began and ended."""
+    def carry_out(self) -> Iterator[tuple[Trial, float, float, str]]:
+        """Each trial, when its window began and ended, and what `make status` said of the run a
+        minute after the fault had begun, or at its end if that was sooner."""
         for trial in trials(self.kind):
             with self.fault(trial):
                 until = time.monotonic() + SETTLE
                 self.idle(until)
                 begin = time.monotonic()
-                self.idle(begin + WINDOWS.get(self.kind, WINDOW))
+                last = begin + WINDOWS.get(self.kind, WINDOW)
+                self.idle(min(last, until - SETTLE + MINUTE))
+                status = self.status()
+                self.idle(last)
                 end = time.monotonic()
             assert self.process.poll() is None, self.said()[-3000:]
-            yield trial, begin, end
+            yield trial, begin, end, status
+
+    def status(self) -> str:
+        """The wait that `make status` names."""
+        progress = Follower(self.folder).look()
+        return (progress and progress.cause) or "none"
 
     def idle(self, until: float) -> None:
         while time.monotonic() < until:

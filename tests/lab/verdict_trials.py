@@ -65,17 +65,48 @@ def trials(run: str) -> list[Trial]:
     return found
 
 
-def matrix(told: list[tuple[str, str, str]]) -> str:
-    """A table of how often each fault got which verdict, as Markdown. `told`: (fault, right
-    verdict, verdict told)."""
-    verdicts = sorted({said for _, _, said in told})
-    rows = [["fault", "trials", *(f"`{one}`" for one in verdicts), "right"]]
+# What `make status` calls those whose reason only the report tells.
+STATUS = {
+    **{"slow_link": "network", "cpu_contention": "straggler"},
+    **dict.fromkeys(("data_disk", "data_share", "data_decode"), "data"),
+}
+
+
+class Told(NamedTuple):
+    """`said` by the report, `status` by `make status` within a minute of the fault; None: it was
+    recorded, and there was no run."""
+
+    fault: str
+    verdict: str  # the right one
+    said: str
+    status: str | None
+
+    @property
+    def is_right(self) -> bool:
+        return self.said == self.verdict
+
+    @property
+    def status_is_right(self) -> bool:
+        return self.status in (None, STATUS.get(self.verdict, self.verdict))
+
+
+def matrix(told: list[Told]) -> str:
+    """A table of how often each fault got which verdict, as Markdown."""
+    verdicts = sorted({one.said for one in told})
+    rows = [["fault", "trials", *(f"`{one}`" for one in verdicts), "right", "status"]]
     rows.append(["---"] * len(rows[0]))
-    for name in dict.fromkeys((fault, right) for fault, right, _ in told):
-        own = [said for fault, right, said in told if (fault, right) == name]
-        counts = [str(own.count(one) or "") for one in verdicts]
+    for name in dict.fromkeys((one.fault, one.verdict) for one in told):
+        own = [one for one in told if (one.fault, one.verdict) == name]
         title = f"{name[0]}: `{name[1]}`" if name[0] == "recorded" else name[0]
-        rows.append([title, str(len(own)), *counts, str(own.count(name[1]))])
-    right = sum(wanted == said for _, wanted, said in told)
-    rows.append(["all", str(len(told)), *[""] * len(verdicts), str(right)])
+        rows.append([title, *_counts(own, verdicts)])
+    rows.append(["all", *_counts(told, verdicts)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def _counts(told: list[Told], verdicts: list[str]) -> list[str]:
+    """Trials, how many got each verdict, for how many it was right, and for how many the status
+    was."""
+    said = [str([one.said for one in told].count(verdict) or "") for verdict in verdicts]
+    live = [one.status_is_right for one in told if one.status is not None]
+    status = f"{sum(live)} of {len(live)}" if live else ""
+    return [str(len(told)), *said, str(sum(one.is_right for one in told)), status]

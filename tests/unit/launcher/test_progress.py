@@ -58,10 +58,49 @@ def test_a_run_is_told_from_the_last_lines(run):
     assert (found.epoch, found.epochs, found.step, found.steps) == (1, 4, 99, 400)
     assert found.images_per_second == pytest.approx(64) == found.recent_images_per_second
     assert found.left == pytest.approx(301 * 0.5)
-    assert (found.loss, found.top1, found.wait) == (0.5, 0.8, "network")
+    assert (found.loss, found.top1, found.cause) == (0.5, 0.8, "network")
     assert found.mean.network == pytest.approx(0.25)
     assert found.machines[0].cpu == pytest.approx(50) and found.machines[1].sent == 1e8
-    assert status.verdict(found) == "network: 0.25 s of 0.50 s a step (50 %)"
+    assert status.verdict(found) == "so far: network: 0.25 s of 0.50 s a step (50 %)"
+
+
+def told(rows, rank=0):
+    """One line of these steps, (seconds, of which waiting for peers) each, as long ago as they say;
+    the least wait of each is none."""
+    now, spent = time.time(), {"sync_exposed": 0.0, "forward": 0.0}
+    lines = []
+    for steps, (seconds, waiting) in enumerate(rows, 1):
+        spent = {
+            "sync_exposed": spent["sync_exposed"] + waiting,
+            "forward": spent["forward"] + seconds - waiting,
+        }
+        one = line(now - sum(each for each, _ in rows[steps:]), steps, rank)
+        one["ranks"][str(rank)]["steady"]["seconds"] = spent
+        one["least"]["steady"] = [steps, 0.0]
+        lines.append(one)
+    return lines
+
+
+def test_what_began_40_seconds_ago_is_the_verdict(run):
+    """Not what an hour before was like."""
+    before, now = [(1.0, 0.6)] * 300, [(1.0, 0.0)] * 42
+    folder = run([begun(), *told(before)], told(before, 1))
+    found = Follower(folder).look()
+    assert (found.cause, status.verdict(found)[:18]) == ("straggler", "now: slower ranks:")
+    for path in folder.glob("nodes/*/" + digests.NAME):
+        path.unlink()
+    found = Follower(run([begun(), *told(before + now)], told(before + now, 1))).look()
+    assert found.cause == "compute" and found.mean.straggler > 0.5
+    assert status.verdict(found).startswith("now: computing: 1.00 s of 1.00 s a step")
+
+
+def test_a_rank_that_the_others_wait_for_is_named(run):
+    """Though no wait takes a quarter of the time."""
+    even, slow = [(1.0, 0.2)] * 50, [(1.0, 0.0)] * 50
+    found = Follower(run([begun(), *told(even)], told(slow, 1))).look()
+    assert found.judged.fractions["straggler"] == pytest.approx(0.1)
+    said = "now: slower ranks: 0.10 s of 1.00 s a step (10 %), rank 1"
+    assert (found.cause, status.verdict(found)) == ("straggler", said)
 
 
 def test_only_what_is_new_is_read_and_half_a_line_waits(run):
@@ -142,7 +181,7 @@ def test_status_is_json_for_scripts(run, capsys):
 def test_too_little_is_not_judged(run):
     now = time.time()
     found = Follower(run([begun(), line(now, 20)], [line(now, 20, 1)])).look()
-    assert status.cause(found) is None
+    assert found.cause is None
     assert status.verdict(found) == "too early to say what holds it up"
 
 
