@@ -95,10 +95,18 @@ def advise(step: Step | None, cause: str, start: Entry, seen: Seen) -> Advice:
         found += link_advice(step, now, seen)
         found += fewer_nodes(step, now) + straggler_advice(step, now, cause)
         found += balance_advice(step, now, cause)
-    found += data_advice(now, cause, start) + checkpoint_advice(now, start)
+    found += data_advice(step, now, cause, start) + checkpoint_advice(step, now, start)
     worth = [one for one in found if one.predicted > WORTH * now.images_per_second]
+    if step.own_script:
+        worth = [untyped(one) for one in worth]
     ranked = sorted(worth, key=lambda one: (one.money, -one.predicted))
     return together(Advice(now.images_per_second, tuple(ranked), now.saving > 0), now)
+
+
+def untyped(one: Remedy) -> Remedy:
+    """Without what is typed for our trainer; how many machines is for make to say in any case."""
+    kept = {name: value for name, value in one.words.items() if name == "NODES"}
+    return replace(one, words=kept, args=())
 
 
 def situation(step: Step, cause: str) -> Situation:
@@ -161,7 +169,7 @@ def network_advice(step: Step, now: Situation, start: Entry) -> list[Remedy]:
                 change = f"network cards and switch of {name}"
                 found.append(remedy(now, change, "network", waiting(wait), money=True))
     batch = round((number(start.get("global_batch")) or step.images) / step.nodes)
-    change = "twice the BATCH per node (--accumulate 2 if memory is short): half as many exchanges"
+    change = f"{step.ways.batch}: half as many exchanges"
     found.append(remedy(now, change, "batch", twice_the_batch, words={"BATCH": 2 * batch}))
     return found
 
@@ -216,10 +224,10 @@ def strategy_advice(step: Step, now: Situation) -> list[Remedy]:
         (phases.mean(strategy, rest + waited, rest + exact), strategy) for waited, strategy in waits
     ]
     seconds, best = min(means, key=lambda pair: pair[0])
-    how = f"SYNC={best.spec}"
+    how = step.ways.sync.format(best.spec)
     args: tuple[str, ...] = ()
     if step.asked is not None and best.rule.warms:
-        how += " with more EPOCHS, or with ARGS='--sync_warmup 0'"
+        how += f" {step.ways.warmed_up}"
         args = ("--sync_warmup", "0")
     change = f"{how}: {best.rule.text} (accuracy: {prices.label_of(best)})"
     wait = waiting(seconds - rest)
@@ -266,7 +274,12 @@ def balance_advice(step: Step, now: Situation, cause: str) -> list[Remedy]:
     """Parts of the images by the machines' speeds, where it is they that differ."""
     speeds = own_speeds(step)
     passing = cause == "cpu_contention" or cause.startswith("data")
-    if passing or not len(speeds) == step.nodes > 1 or not weights_of(list(speeds.values())):
+    if (
+        step.own_script
+        or passing
+        or not len(speeds) == step.nodes > 1
+        or not weights_of(list(speeds.values()))
+    ):
         return []
     spent = now.images / sum(speeds.values())
     change = "BALANCE=auto: each machine's images in proportion to its speed in this run"
@@ -305,7 +318,7 @@ def straggler_advice(step: Step, now: Situation, cause: str) -> list[Remedy]:
     return [*found, Remedy(f"train without {last.host}", "", then.images_per_second)]
 
 
-def data_advice(now: Situation, cause: str, start: Entry) -> list[Remedy]:
+def data_advice(step: Step, now: Situation, cause: str, start: Entry) -> list[Remedy]:
     """Smaller copies of large images; more loaders; images on each node's own disk."""
     if not cause.startswith("data"):
         return []
@@ -317,7 +330,7 @@ def data_advice(now: Situation, cause: str, start: Entry) -> list[Remedy]:
     if cause == "data_decode":
         workers = number(start.get("workers"))
         args = ("--workers", f"{2 * workers:.0f}") if workers else ()
-        change = "twice the loader processes (--workers), if that many cores are idle"
+        change = f"{step.ways.workers}, if that many cores are idle"
         found.append(remedy(now, change, "data", loading(2), args=args))
     if cause == "data_disk":
         change = "an SSD in the place of a hard disk, if that is what it is, and it keeps up"
@@ -335,7 +348,7 @@ def loading(factor: float) -> Changed:
     return lambda then: replace(then, loader=then.loader / factor)
 
 
-def checkpoint_advice(now: Situation, start: Entry) -> list[Remedy]:
+def checkpoint_advice(step: Step, now: Situation, start: Entry) -> list[Remedy]:
     """Saving half as often."""
     if not now.saving:
         return []
@@ -344,7 +357,7 @@ def checkpoint_advice(now: Situation, start: Entry) -> list[Remedy]:
     return [
         remedy(
             now,
-            "save half as often (--checkpoint_every)",
+            step.ways.saving,
             "saving",
             lambda then: replace(then, saving=then.saving / 2),
             args=args,

@@ -13,6 +13,7 @@ from report import formulas
 from report.files import Entry, number
 from report.network import NetworkUse
 from report.records import MOST_STEPS, RankRecord, Run, add
+from report.ways import SCRIPT, TRAINER, Ways
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,12 @@ class Step:
     warm_steps: int = 0  # how many were
     warm_seconds: float = 0.0  # a step of the warm-up, where others follow it
     phases: Phases = field(default_factory=lambda: Phases(1, 0))  # of the run
+    own_script: bool = False  # of the user's own, in the place of our trainer
+
+    @property
+    def ways(self) -> Ways:
+        """How what it needs is done."""
+        return SCRIPT if self.own_script else TRAINER
 
     @property
     def counted(self) -> int:
@@ -127,6 +134,7 @@ def measure_step(run: Run, networks: list[NetworkUse]) -> Step | None:
         bytes_sent=mean_or_none([use.sent_per_step for use in used]),
         link_mbit=min((use.speed_mbit for use in used if use.speed_mbit), default=None),
         shared_machine=len(hosts) > 1 and all(use.shared_by > 1 for use in used) and bool(used),
+        own_script=bool(run.plan.get("script")),
     )
     return replace(step, rate=real_rate(step, used))
 

@@ -24,8 +24,8 @@ def train_line(
     """`make train ...` as it was typed, with other `words` in the place of its own; `args`: the
     trainer's words, if not the run's own. None for a run that make did not start, and for a script
     with words that are our trainer's."""
-    options = run.plan.get("options")
-    if not isinstance(options, dict) or (run.plan.get("script") and words):
+    options, trainers = run.plan.get("options"), set(words or ()) - {"NODES"}
+    if not isinstance(options, dict) or (run.plan.get("script") and trainers):
         return None
     typed: dict[str, object] = {"NODES": len(run.plan.get("nodes") or []) or len(run.hosts)}
     for name in verbs.variables_of("train"):

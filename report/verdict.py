@@ -80,9 +80,8 @@ def warm_up(step: Step) -> list[str]:
     """What the exact steps with which a strategy begins did to the figures."""
     if step.asked is not None:
         return [
-            f"Every step was warm-up: SYNC={step.asked.spec} never began, and what is "
-            "said here is of exact sums, as allreduce's are. It begins with more EPOCHS, or with "
-            "ARGS='--sync_warmup 0'."
+            f"Every step was warm-up: {step.asked.spec} never began, and what is said here is of "
+            f"exact sums, as allreduce's are. It begins {step.ways.warmed_up}."
         ]
     if not step.warm_steps or step.strategy is None:
         return []
@@ -90,7 +89,7 @@ def warm_up(step: Step) -> list[str]:
     share /= share + (step.steps - step.warm_steps) * step.seconds
     return [
         f"The first {step.warm_steps} of {step.steps} steps were the warm-up of "
-        f"SYNC={step.strategy.spec}: exact sums of {seconds(step.warm_seconds)} each, "
+        f"{step.strategy.spec}: exact sums of {seconds(step.warm_seconds)} each, "
         f"{percent(share)} of the time. What is said here is of the others."
     ]
 
@@ -281,8 +280,8 @@ def memory(step: Step, seen: Seen) -> Finding:
         [
             f"Up to {percent(first.memory_used)} of its {size(first.memory_total)} were taken "
             f"while training ran{pressed}.",
-            "Fewer loader processes (ARGS='--workers 1'), a smaller BATCH, or an end of other "
-            "programs there take less of it; more memory costs money.",
+            f"{step.ways.memory}, or an end of other programs there take less of it; more memory "
+            "costs money.",
         ],
     )
 

@@ -116,17 +116,23 @@ class Attached:
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Restore what `state_dict` returned. Raises UserError where it does not fit; then nothing
         is changed."""
+        if not isinstance(state, dict):
+            raise UserError(f"{WHOSE}: the state is a {type(state).__name__}, and no dict.")
         nodes = list(self.sync.topology.nodes)
-        if (state.get("spec"), state.get("nodes")) != (self.spec, nodes):
+        # By what they look like: a file may hold tensors there, whose comparison is no bool.
+        theirs, ours = (state.get("spec"), state.get("nodes")), (self.spec, nodes)
+        if repr(theirs) != repr(ours):
             raise UserError(
-                f"{WHOSE}: the state is of {state.get('spec')!r} with ranks on machines "
-                f"{state.get('nodes')}, and this run is {self.spec!r} on {nodes}: do not load "
+                f"{WHOSE}: the state is of {theirs[0]!r} with ranks on machines "
+                f"{theirs[1]!r}, and this run is {self.spec!r} on {nodes}: do not load "
                 "it, and what was left out of the sums begins at zero."
             )
         steps = state.get("steps")
         if type(steps) is not int or steps < 0:
             raise UserError(f"{WHOSE}: the state's number of steps is missing or odd.")
-        if state.get("sync") is not None:
+        if "sync" not in state:
+            raise UserError(f"{WHOSE}: the state lacks what was left out of the sums.")
+        if state["sync"] is not None:
             try:
                 self.sync.load_state_dict(state["sync"])
             except (LookupError, TypeError, ValueError, OverflowError) as error:

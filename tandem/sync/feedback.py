@@ -109,17 +109,20 @@ class Feedback(Sync):
         return {"scale": self.scale, "kept": kept}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
+        if not isinstance(state, dict):
+            raise ValueError("no dict")
         scale = state["scale"]
         if type(scale) not in (int, float) or not 0 < scale < math.inf:
             raise ValueError("no loss scale")
-        if not isinstance(state["kept"], dict):
+        there = state["kept"]
+        if not isinstance(there, dict) or not all(isinstance(one, list) for one in there.values()):
             raise ValueError("no buckets by number")
         # `_state_of` compares the sizes, once DDP has made its buckets.
-        kept = {int(i): [kept_tensor(one) for one in now] for i, now in state["kept"].items()}
+        kept = {int(i): [kept_tensor(one) for one in now] for i, now in there.items()}
         self.scale = scale
         for index, tensors in kept.items():
-            there = [tensor.to(self.carrier.device, copy=True) for tensor in tensors]
-            self.kept[index] = BucketState(there, [torch.zeros_like(one) for one in there])
+            own = [tensor.to(self.carrier.device, copy=True) for tensor in tensors]
+            self.kept[index] = BucketState(own, [torch.zeros_like(one) for one in own])
 
 
 @dataclasses.dataclass

@@ -1,6 +1,7 @@
 """Runs of a few seconds: the report says that they judge nothing, and what does."""
 
 import json
+import re
 import shlex
 
 import pytest
@@ -131,3 +132,33 @@ def test_a_script_of_one_s_own_is_told_nothing_of_our_trainer_s_options(tmp_path
     assert train_line(analysis.run, {"SYNC": "ef:1.6"}) is None
     again = train_line(analysis.run)
     assert "SCRIPT=/home/x/train.py" in again and "BALANCE" not in again
+
+
+WARMS = {"sync": "ef:1.6", "exact": 240, "exact_step": {"sync_exposed": 1.2}, "speed_mbit": 1000}
+TRAINERS = re.compile(
+    r"SYNC=|BATCH|BALANCE|EPOCHS|ARGS=|--(accumulate|workers|checkpoint_every|sync|sync_warmup)\b"
+)
+
+
+@pytest.mark.parametrize("name", [*BOTTLENECKS, "all warm-up"])
+def test_what_a_timed_script_is_advised_is_in_its_own_lines(tmp_path, name):
+    settings = BOTTLENECKS.get(name, WARMS)
+    builder = RunBuilder(tmp_path / "run", model="Net", **settings)
+    path = builder.write() / "plan.json"
+    trainers = render_text(analyse(path.parent))
+    options = {"inventory": "own.ini", "script": "/p/train.py", "nodes": 4, "trainer": ["--lr=1"]}
+    script = {"words": ["train.py"], "arguments": ["--lr=1"], "folder": "/p", "outputs": []}
+    plan = {**json.loads(path.read_text()), "options": options, "script": script}
+    path.write_text(json.dumps(plan))
+    analysis = analyse(path.parent)
+    assert analysis.too_short is None
+    shown = " ".join(render_text(analysis).split())
+    for one in (shown, render_page(analysis), json.dumps(analysis.summary)):
+        assert not [match[0] for match in TRAINERS.finditer(one.replace("ARGS=--lr=1", ""))]
+    if name == "all warm-up":
+        assert "or with attach's warmup_steps=0" in shown
+    if name == "network":
+        assert TRAINERS.search(trainers)
+        assert 'tandem.sync.attach(model, "' in shown
+        (fewer,) = (one for one in analysis.summary["advice"] if "NODES=" in one["change"])
+        assert "SCRIPT=/p/train.py" in fewer["command"] and "ARGS=--lr=1" in fewer["command"]

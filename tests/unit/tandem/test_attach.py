@@ -1,5 +1,8 @@
 """`tandem.sync.attach` in a loop of one's own: what the trainer makes, and what it refuses."""
 
+from collections import Counter
+from random import Random
+
 import numpy as np
 import pytest
 import torch
@@ -226,6 +229,67 @@ def refusals():
         changed = {**state, name: value}
         found[name] = refused(lambda changed=changed: attached.load_state_dict(changed))
     return found
+
+
+def odd_values(random):
+    """A value that a damaged file may hold in the place of another."""
+    tensors = [torch.full((2,), float("nan")), torch.ones(3, 3), torch.ones(2, dtype=torch.int64)]
+    plain = [None, True, -1, 0, 2**70, 1.5, float("nan"), float("inf"), "", "x", b"", (), object()]
+    nested = [{"scale": 1.0}, {1: [None]}, {"0": 3}, {"x": []}, {"0": tensors}, [[0], [1]]]
+    return random.choice([*plain, *tensors, *nested])
+
+
+def damaged(value, random):
+    """A copy in which one thing, at any depth, is odd, missing or added."""
+    if isinstance(value, dict) and value and random.random() < 0.8:
+        changed, name = dict(value), random.choice(list(value))
+        way = random.random()
+        if way < 0.2:
+            del changed[name]
+        elif way < 0.3:
+            changed[random.choice(["", "99999999999999999999", 7, None, ("a", 1)])] = 1
+        else:
+            changed[name] = damaged(value[name], random)
+        return changed
+    if isinstance(value, list) and value and random.random() < 0.7:
+        place = random.randrange(len(value))
+        return [damaged(v, random) if n == place else v for n, v in enumerate(value)]
+    return odd_values(random)
+
+
+def states_that_do_not_fit(spec):
+    """What is said of 600 damaged states; then whether the state is as before, and trains."""
+    loop.joined()
+    net = torch.nn.Linear(300, 40)
+    ddp = loop.wrapped(net)
+    attached = sync.attach(ddp, spec)
+    for _ in range(3):
+        ddp(torch.randn(4, 300)).pow(2).mean().backward()
+    state, said = attached.state_dict(), Counter()
+    random = Random(0)
+    for _ in range(600):
+        before = repr(attached.state_dict())
+        try:
+            refusal = refused(lambda: attached.load_state_dict(damaged(state, random)))
+        except Exception as error:
+            said[f"{type(error).__name__}: {error}"] += 1
+            continue
+        if refusal is None:
+            attached.load_state_dict(state)
+        elif repr(attached.state_dict()) != before:
+            refusal = "it was refused, and had changed something"
+        said[refusal or "fits"] += 1
+    ddp(torch.randn(4, 300)).pow(2).mean().backward()
+    return dict(said)
+
+
+@pytest.mark.parametrize("spec", [SPEC, "powersgd:2", "allreduce"])
+def test_a_damaged_state_is_refused_in_a_sentence_and_changes_nothing(spec):
+    for said in run_ranks([1, 1], states_that_do_not_fit, spec):
+        odd = [one for one in said if one != "fits" and not one.startswith("tandem.sync.attach: ")]
+        assert odd == []
+        assert sum(said.values()) == 600 and sum(said.values()) - said.get("fits", 0) >= 300
+        assert all(one == "fits" or one.endswith(".") for one in said)
 
 
 WORDS = {
