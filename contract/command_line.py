@@ -8,11 +8,10 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 from contract.errors import DATA_LOST, DIVERGED, OUT_OF_MEMORY, STOPPED, UserError
 from contract.options import ENTRIES, GONE, GROUPS, Options
-from contract.text import read_text
+from contract.text import SHORT, read_text, read_yaml
 
 DEFAULTS = {field.name: field.default for field in dataclasses.fields(Options)}
 TYPES = typing.get_type_hints(Options)
-RECIPE = 1 << 16  # bytes of a file of options; a YAML reader takes 300 times as much
 # Below this similarity, the hint would only be a guess.
 NEAR = 0.66
 METAVARS = {str: "VALUE", int: "N", float: "X"}
@@ -108,7 +107,7 @@ def read_config(path: str) -> List[str]:
     except ImportError as error:
         raise UserError(f"--config {path}: reading YAML needs `pip install pyyaml`.") from error
     try:
-        found = yaml.safe_load(read_text(path, RECIPE)) or {}
+        found = read_yaml(read_text(path, SHORT)) or {}
     except (RecursionError, ValueError, yaml.YAMLError, OSError) as error:  # ValueError: month 13
         said = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise UserError(f"--config {path}: {said}.") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 # C0, DEL, C1, halves of surrogates, and the marks that turn the direction of text.
 _BAD = (
@@ -21,6 +22,8 @@ _SEQUENCE = re.compile(
     rf"|[{_BAD}]"
 )
 RESET = "\x1b[0m"
+# Of a YAML document, characters and parts: its reader takes half a kilobyte for each part.
+SHORT, PARTS = 1 << 16, 2000
 
 
 def counted(number: int, thing: str) -> str:
@@ -101,3 +104,20 @@ def read_text(path: str | Path, most: int = 8 << 20) -> str:
             if len(content) > most:
                 raise ValueError(f"it has more than {most >> 10:,} KiB")
     return content.decode("utf-8")
+
+
+def read_yaml(text: str) -> Any:
+    """What a YAML document of at most SHORT characters says, without the aliases by which some
+    lines fill any memory (`<<: [*a, *a]`), and of at most PARTS values, keys, beginnings and ends.
+    Raises ValueError, RecursionError and yaml.YAMLError, and ImportError where no YAML reader is.
+    """
+    import yaml  # not where the launcher alone is copied to
+
+    if len(text) > SHORT:
+        raise ValueError(f"it has more than {SHORT >> 10} KiB")
+    for number, event in enumerate(yaml.parse(text, yaml.SafeLoader)):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError(f"it repeats a part by an alias, *{event.anchor:.40}: write it out")
+        if number > PARTS:
+            raise ValueError(f"it has more than {PARTS:,} parts")
+    return yaml.safe_load(text)

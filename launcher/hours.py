@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from contract.errors import UserError
-from launcher.terminal import Terminal
+from launcher.terminal import Terminal, beside
 
 # Of a wait: the clock may be set, and this machine may have slept.
 LOOK_EVERY = 15.0
@@ -68,9 +68,8 @@ def ending(until: int | None, terminal: Terminal) -> Iterator[None]:
     if until is None:
         yield
         return
-    over = threading.Event()
 
-    def watch() -> None:
+    def watch(over: threading.Event) -> None:
         while not over.wait(min(LOOK_EVERY, max(0.0, until - time.time()))):
             if time.time() >= until:
                 terminal.say(f"it is {shown(until)} (UNTIL): the run saves and ends")
@@ -78,14 +77,8 @@ def ending(until: int | None, terminal: Terminal) -> Iterator[None]:
                 return
 
     terminal.say(f"the run ends at {shown(until)} at the latest, and can go on later")
-    thread = threading.Thread(target=watch, name="until", daemon=True)
-    with awake(f"a run goes on until {shown(until)}", terminal):
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+    with awake(f"a run goes on until {shown(until)}", terminal), beside("until", watch):
+        yield
 
 
 @contextlib.contextmanager

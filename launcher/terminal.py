@@ -12,7 +12,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TextIO
 
@@ -140,13 +140,21 @@ class WaitNotice:
 @contextlib.contextmanager
 def waiting(terminal: Terminal, what: str) -> Iterator[None]:
     """Says so from a thread of its own while the body runs."""
-    notice, over = WaitNotice(terminal, what), threading.Event()
+    notice = WaitNotice(terminal, what)
 
-    def say() -> None:
+    def say(over: threading.Event) -> None:
         while not over.wait(1.0):
             notice.update()
 
-    thread = threading.Thread(target=say, name="waiting", daemon=True)
+    with beside("waiting", say):
+        yield
+
+
+@contextlib.contextmanager
+def beside(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Runs `work` in a thread of that name while the body runs; its event says when to return."""
+    over = threading.Event()
+    thread = threading.Thread(target=work, args=(over,), name=name, daemon=True)
     thread.start()
     try:
         yield

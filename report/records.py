@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from contract import digests
 from contract.errors import UserError
 from report.files import (
     MOST_ATTEMPTS,
@@ -32,19 +33,8 @@ from report.files import (
     time_of,
 )
 
-CATEGORIES = (
-    "start_stop",
-    "data",
-    "h2d",
-    "forward",
-    "backward",
-    "sync_exposed",
-    "optimizer",
-    "evaluate",
-    "checkpoint",
-    "other",
-)
-
+# Of the times of a line. Digests have no start and no stop in them.
+CATEGORIES = ("start_stop", *digests.CATEGORIES)
 
 # Of all ranks together, steps that are kept one by one (56 bytes each), and of each rank in an
 # attempt, evaluations. All times are summed up to the last line whatever their number.

@@ -57,7 +57,10 @@ READERS = {
         "contract/machines.py": ("*",),
     },
     "verbs": {"tools/verbs.py": ("check", "value_of", "_path", "options", "_not_taken")},
-    "recipes": {"contract/command_line.py": ("parse", "read_config", "_underscored", "_unknown")},
+    "recipes": {
+        "contract/command_line.py": ("parse", "read_config", "_underscored", "_unknown"),
+        "contract/text.py": ("read_text", "read_yaml"),
+    },
     "data sets": {
         "contract/layout.py": ("*",),
         "trainer/data/folder.py": ("ImageFolder.__init__", "ImageFolder.natural_size"),
@@ -89,6 +92,7 @@ UNREACHED = {
     ("contract/layout.py", "raise NoAnswer("): "the same",
     ("contract/layout.py", "raise LayoutError("): "a closed folder: test_data_folder.py",
     ("contract/layout.py", "raise error"): "the same",
+    ("report/records.py", "if self.path is not None"): "lines without a file: test_digests.py",
     ("trainer/checkpoint.py", "raise"): "a disk that fails",
     ("trainer/checkpoint.py", 'raise UserError(f"{name}: cannot'): "the same",
     ("trainer/data/decode.py", "if error.errno not in"): "a file that is gone: test_data_lost.py",

@@ -6,12 +6,13 @@ from typing import Any
 
 import yaml
 
+from contract.text import read_yaml
+
 from . import PlanError
 from . import network_networkd as networkd
 from . import preserved_settings as kept
 
 NETPLAN = "/etc/netplan/90-tandem.yaml"
-LONGEST = 1 << 18  # characters of one file, which Python reads slowly
 
 
 def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
@@ -53,9 +54,7 @@ def _renderer(network: dict[str, Any], cards: dict[str, Any], name: str) -> str 
 def _read(path: str, text: str, facts: dict[str, Any]) -> dict[str, Any]:
     """One file, as far as this module looks at it in the shape that netplan gives it."""
     try:
-        if len(text) > LONGEST or any(isinstance(e, yaml.AliasEvent) for e in yaml.parse(text)):
-            raise ValueError("it is too long, or has aliases")
-        document = yaml.safe_load(text) or {}
+        document = read_yaml(text) or {}
         network = _mapping(_mapping(document).get("network"))
         for name, card in _mapping(network.get("ethernets")).items():
             if name != "renderer":  # of all these cards

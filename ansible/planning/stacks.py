@@ -9,10 +9,11 @@ from pathlib import Path
 
 import yaml
 
+from contract.text import read_yaml
+
 from . import PlanError
 
 NVIDIA = "10de"
-KEPT = 1 << 16  # characters of a kept_file; a YAML reader takes 300 times as much memory
 # Packages without which there is no driver by packages, and those by which an archive offers one.
 PACKAGED = re.compile(
     r"nvidia-((tesla-(\d+-)?|legacy-\d+xx-)?((open-)?kernel-(open-)?dkms|driver)$"
@@ -155,7 +156,7 @@ def kept_file(inventory):
 def kept(text, path):
     """What a kept_file says: {"stack": name, "path"}. Raises PlanError if it does not say it so."""
     try:
-        said = yaml.safe_load(text) if len(text) <= KEPT else None
+        said = read_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError):
         said = None
     if not isinstance(said, dict) or not isinstance(said.get("stack"), str):

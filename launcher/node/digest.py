@@ -6,7 +6,7 @@ import json
 import math
 import os
 
-# The order of the times in a digest.
+# The order of the times in a digest: those of contract/digests.py, which is not sent to a machine.
 CATEGORIES = (
     "data",
     "h2d",

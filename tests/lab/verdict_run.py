@@ -321,8 +321,9 @@ class TrialRun(Running):
             yield
         finally:
             for one in hogs:
-                subprocess.run(["pkill", "-KILL", "-P", str(one.pid)], check=False)
-                one.kill()
+                for pid in (*children(one.pid), one.pid):  # what nsenter began, then itself
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
                 one.wait()
             for pid in ranks.values():
                 free = ["taskset", "-acp", f"0-{last}", str(pid)]

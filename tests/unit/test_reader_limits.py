@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from contract import runs
-from contract.command_line import RECIPE, parse
+from contract.command_line import parse
 from contract.errors import UserError
-from contract.text import read_text
+from contract.text import PARTS, SHORT, read_text
 from contract.validate import Invalid
 from launcher import folders
 from launcher.machines.engines import ssh
@@ -106,12 +106,28 @@ def test_memory_and_time_are_bounded_by_what_is_read(tmp_path, name, part):
 
 @pytest.mark.parametrize("part", YAML)
 def test_yaml_is_short(tmp_path, part):
-    text = f"epochs: [{part * (RECIPE // len(part) - 9)}]"
+    """As many parts as are taken, and as many as there is room for."""
+    for count in (PARTS // 10, PARTS // 5, SHORT // len(part) - 9):
+        text = f"epochs: [{part * count}]"
+        assert len(text) < SHORT or part == YAML[-1]
+        assert most_of_yaml(tmp_path, text) < 30 * SHORT
+
+
+def most_of_yaml(tmp_path, text):
+    """The memory that a recipe and a file of the stack's take, which hold this text."""
     path = tmp_path / "recipe.yaml"
     path.write_text(text)
-    assert len(text) < RECIPE
-    for read in (lambda: parse(["--config", str(path)]), lambda: stacks.kept(text, "here")):
-        assert taken(read)[0] < 400 * RECIPE
+    every = (lambda: parse(["--config", str(path)]), lambda: stacks.kept(text, "here"))
+    return max(taken(read)[0] for read in every)
+
+
+def test_a_few_lines_of_yaml_fill_no_memory(tmp_path):
+    """378 characters of lists of merges took 92 MiB, and two lines more would take 7 GiB."""
+    merges = [f"x{n}: &x{n} {{<<: [{','.join([f'*x{n - 1}'] * 9)}]}}" for n in range(1, 8)]
+    text = "\n".join(["x0: &x0 {a: 1}", *merges])
+    assert most_of_yaml(tmp_path, text) < 30 * SHORT
+    with pytest.raises(UserError, match=r"repeats a part by an alias, \*x0: write it out"):
+        parse(["--config", str(tmp_path / "recipe.yaml")])
 
 
 def test_lines_of_known_hosts_and_words_take_what_they_are():
@@ -138,5 +154,5 @@ def test_what_is_larger_is_refused(tmp_path, name):
         with pytest.raises((*REFUSED, ValueError), match=r"it has more than [\d,]+ KiB"):
             read()
     with pytest.raises(PlanError, match="does not say which stack"):
-        stacks.kept("stack: cu126\n" + " " * stacks.KEPT, "here")
+        stacks.kept("stack: cu126\n" + " " * SHORT, "here")
     assert json.loads(json.dumps(stacks.kept("stack: cu126", "here")))["stack"] == "cu126"

@@ -8,9 +8,10 @@ import contextlib
 import errno
 import io
 import os
+import struct
 import time
 from pathlib import Path
-from typing import BinaryIO, Iterator, Optional, Tuple, Union
+from typing import BinaryIO, Iterator, Optional, Tuple, Union, cast
 
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
@@ -21,9 +22,9 @@ from contract.layout import FAILING
 PAUSES = (0.5, 1.0, 2.0, 4.0)
 # What the kernel answers where a file was listed and is not there any more.
 GONE = (errno.ENOENT, errno.ENOTDIR)
-# Bytes of all stages of an image's pixels, as Pillow holds them (RGB in four), unless it is a JPEG:
-# of these up to 89 million pixels are decoded, from which on Pillow warns.
-LARGEST = 300 << 20
+# Bytes of an image: of its file, of all stages of its pixels, as Pillow holds them (RGB in four),
+# and what the decoder of a JPEG holds until the last scan. Some MiB of buffers come on top.
+LARGEST = 280 << 20
 # A file's format is recognised by its content, not by its name. No other format of Pillow's is
 # opened: some start external programs (EPS starts Ghostscript). MPO files are JPEGs with several
 # pictures, as cameras and phones make them.
@@ -58,13 +59,15 @@ class Picture:
     """An opened image. For a JPEG, only the header is read until the wanted number of pixels is
     known; any other format is decoded at once."""
 
-    def __init__(self, image: Image.Image) -> None:
-        """Raises BadImage, as `pixels` does."""
+    def __init__(self, image: Image.Image, held: int = 0) -> None:
+        """`held`: bytes of its file. Raises BadImage, as `pixels` does."""
         self._later = image if isinstance(image, JpegImageFile) else None
+        self._held = held
         if self._later is None:
-            self._pixels = _decoded(image)
+            self._pixels = _decoded(image, held)
             self.size = self._pixels.size  # upright
         else:
+            self._held += _coefficients(self._later)
             width, height = image.size
             self._turned = _turn(image)
             self.size = (height, width) if self._turned in SIDEWAYS else (width, height)
@@ -86,12 +89,13 @@ class Picture:
             if factor > 1:
                 wanted = (self._later.width // factor, self._later.height // factor)
                 self._later.draft(None, wanted)
-            self._pixels, self._later = _decoded(self._later), None
+            self._pixels, self._later = _decoded(self._later, self._held), None
         return self._pixels
 
 
-def _decoded(image: Image.Image) -> Image.Image:
-    """8-bit RGB, rotated upright by its EXIF orientation. Raises BadImage.
+def _decoded(image: Image.Image, held: int) -> Image.Image:
+    """8-bit RGB, rotated upright by its EXIF orientation. `held`: bytes besides its pixels. Raises
+    BadImage.
 
     16-bit grey is refused although Pillow would convert it: it would be clipped to white, and
     training would use wrong pixels. CMYK is converted by Pillow without a colour profile.
@@ -99,32 +103,48 @@ def _decoded(image: Image.Image) -> Image.Image:
     with _explained():
         if image.mode not in EIGHT_BIT:
             raise BadImage(f"pixels are {image.mode}, not 8-bit grey or RGB: convert it")
-        _refuse_large(image)
+        _refuse_large(image, held)
         image.load()
         rgb, turn = image if image.mode == "RGB" else _to_rgb(image), _turn(image)
         if turn is None:
             return rgb
-        _refuse_large(image, turned=True)  # a PNG says it behind its pixels
+        _refuse_large(image, held, turned=True)  # a PNG says it behind its pixels
         return rgb.transpose(turn)
 
 
-def _refuse_large(image: Image.Image, turned: bool = False) -> None:
-    """A small file may hold any number of equal pixels; only JPEG has some bytes for each."""
-    pixels = image.width * image.height
+def _refuse_large(image: Image.Image, held: int, turned: bool = False) -> None:
+    """A small file may hold any number of equal pixels."""
     kinds = [image.mode, *["RGBA"] * _has_holes(image), *["RGB"] * (image.mode != "RGB")]
     channels = [1 if kind in ("1", "L", "P") else 4 for kind in (*kinds, *["RGB"] * turned)]
-    fits = pixels <= (Image.MAX_IMAGE_PIXELS or pixels)
-    if not isinstance(image, JpegImageFile):
-        fits = pixels * sum(channels) <= LARGEST
-    if not fits:
-        raise BadImage(f"it has {pixels / 1e6:.0f} million pixels: make it smaller")
+    total = held + image.width * image.height * sum(channels)
+    if total > LARGEST:
+        most = f"{LARGEST >> 20} MiB are taken at most"
+        raise BadImage(f"its pixels take {total >> 20:,} MiB, {most}: make it smaller")
+
+
+def _coefficients(image: JpegImageFile) -> int:
+    """Bytes that the decoder holds until the last scan, however few pixels are wanted: two for each
+    value of each component, unless the one scan has all components. To be called first."""
+    layers = len(image.layer)
+    whole = b"\xff\xda" + struct.pack(">HB", 6 + 2 * layers, layers)
+    file = cast(BinaryIO, image.fp)  # behind the head of the first scan
+    file.seek(-len(whole) - 2 * layers - 3, io.SEEK_CUR)
+    if file.read(len(whole)) == whole and "progressive" not in image.info:
+        return 0
+    most = max(high for _, high, *_ in image.layer) * max(wide for *_, wide, _ in image.layer)
+    values = sum(high * wide for _, high, wide, _ in image.layer) / most
+    return int(2 * values * image.width * image.height)
 
 
 def _content(path: Path, pauses: Tuple[float, ...]) -> bytes:
     for pause in (*pauses, 0.0):
         try:
             _refuse_pipe(path)
-            return path.read_bytes()
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size <= LARGEST:
+                    return file.read(size + 1)
+            raise BadImage(f"its file has more than {LARGEST >> 20} MiB: make it smaller")
         except OSError as error:
             reason = f"cannot be read: {error.strerror}"
             if error.errno in GONE:
@@ -153,7 +173,7 @@ def open_picture(path: Path, again: bool = True) -> Picture:
     if not content:
         raise BadImage("empty file")
     with _explained():
-        return Picture(_open(io.BytesIO(content)))
+        return Picture(_open(io.BytesIO(content)), len(content))
 
 
 def read_image(path: Path) -> Image.Image:

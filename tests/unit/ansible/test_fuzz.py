@@ -433,6 +433,7 @@ def test_a_kept_stack_is_refused_or_read(text):
     "ansible_host": "192.168.56.111", "ansible_port": 22, "ansible_user": "admin",
     "train_user": "tandem", "address": "192.168.56.112/24", "other_addresses": "192.168.56.9",
     "release": "bookworm", "kernel": "6.1.0-1"}))  # fmt: skip
+@example({"ansible_host": ["192.168.56.111"]})
 def test_a_machines_variables_are_refused_or_used(variables):
     variables = variables if isinstance(variables, dict) else {}
     try:

@@ -1,7 +1,9 @@
 """Folders of images, good and bad."""
 
+import io
 import logging
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -250,27 +252,72 @@ def test_a_small_file_of_many_pixels_takes_little_memory(tmp_path, side):
     palette = [one + struct.pack(">I", zlib.crc32(one[4:])) for one in palette]
     path = bomb(tmp_path / "0.png", side, 1, 3, *palette)
     assert path.stat().st_size < 100_000
+    said, most = measured(path, 1)
+    assert re.fullmatch("its pixels take [0-9,]+ MiB, 280 MiB are taken at most: .*", said), said
+    assert most < 50
+
+
+def measured(path, factor):
+    """What is said of an image, "" for one that is taken, and the memory that it took in MiB."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", MEASURED, path],
+        [sys.executable, "-W", "ignore", "-c", MEASURED, path, str(factor)],
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         check=True,
     )
     said, kilobytes = done.stdout.splitlines()
-    assert said == f"it has {side * side / 1e6:.0f} million pixels: make it smaller"
-    assert int(kilobytes) < 50 << 10
+    return said, int(kilobytes) >> 10
+
+
+SIDEWAYS = b"Exif\0\0II*\0" + struct.pack("<IHHHIII", 8, 1, decode.ORIENTATION, 3, 1, 6, 0)
+# Sides of JPEGs, the factor by which they are drafted, and whether they are taken.
+PHOTOGRAPHS = {
+    "plain": ("RGB", 8400, 1, {}, True),
+    "plain, larger": ("RGB", 9400, 1, {}, False),
+    "drafted": ("RGB", 9400, 8, {}, True),
+    "progressive": ("RGB", 6200, 1, {"progressive": True}, True),
+    "progressive, larger": ("RGB", 6800, 1, {"progressive": True}, False),
+    "progressive, drafted": ("RGB", 9400, 8, {"progressive": True}, True),
+    "of four colours": ("CMYK", 9400, 8, {"progressive": True}, False),
+    "turned": ("RGB", 5800, 1, {"exif": SIDEWAYS}, True),
+    "turned, larger": ("RGB", 6400, 1, {"exif": SIDEWAYS}, False),
+}
+
+
+@pytest.mark.parametrize("name", PHOTOGRAPHS)
+def test_a_jpeg_of_many_pixels_takes_300_mib_or_is_refused(tmp_path, name):
+    mode, side, factor, more, taken = PHOTOGRAPHS[name]
+    said, most = measured(make(tmp_path / "0.jpg", (side, side), mode, **more), factor)
+    assert (said == "") == taken and most < 300, (said, most)
+
+
+def test_the_scans_of_a_jpeg_are_told_apart(tmp_path):
+    """One scan of all components holds no coefficients; a scan of each holds them all."""
+    whole = make(tmp_path / "0.jpg", (32, 32), subsampling=2).read_bytes()
+    at = whole.index(b"\xff\xda")
+    one = whole[: at + 2] + struct.pack(">HBBBBBB", 8, 1, 1, 0, 0, 63, 0) + whole[at + 14 :]
+    held = [decode._coefficients(Image.open(io.BytesIO(content))) for content in (whole, one)]
+    assert held == [0, 32 * 32 * 2 * 6 / 4]
+
+
+def test_a_file_of_more_bytes_than_an_image_has_is_not_read(tmp_path):
+    with (tmp_path / "0.png").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(BadImage, match="its file has more than 280 MiB: make it smaller"):
+        read_image(tmp_path / "0.png")
 
 
 # What is said of an image, and by how much reading it raised the most memory that was taken.
 MEASURED = """
 import re, sys
 from pathlib import Path
-from trainer.data.decode import BadImage, read_image
+from trainer.data.decode import BadImage, open_picture
 most = lambda: int(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
 before = most()
 try:
-    read_image(Path(sys.argv[1]))
+    open_picture(Path(sys.argv[1])).pixels(int(sys.argv[2]))
+    print()
 except BadImage as error:
     print(error)
 print(most() - before)
@@ -293,7 +340,8 @@ NAMES = (
 )  # fmt: skip
 KINDS = (
     "image", "empty", "no image", "cut", "folder", "empty folder", "circle", "nowhere", "fails",
-    "no file", "to an image", "many pixels", "grey16", "grey", "palette", "turned", "no EXIF",
+    "no file", "to an image", "many pixels", "grey16", "grey", "palette", "turned", "cut EXIF",
+    "no EXIF",
 )  # fmt: skip
 
 
@@ -303,7 +351,8 @@ DRAWN = {
     "grey16": ("I;16", "PNG", {}),
     "palette": ("P", "PNG", {"transparency": 0}),
     "grey": ("L", "PNG", {}),
-    "turned": ("RGB", "JPEG", {"exif": b"Exif\0\0II*\0\x08\0\0\0\x01"}),
+    "turned": ("RGB", "JPEG", {"exif": SIDEWAYS}),
+    "cut EXIF": ("RGB", "JPEG", {"exif": SIDEWAYS[:15]}),
     "no EXIF": ("RGB", "PNG", {"exif": b"Exif\0\0it says that it is"}),
 }
 

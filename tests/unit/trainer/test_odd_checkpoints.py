@@ -115,6 +115,7 @@ def test_odd_checkpoints_end_in_a_sentence_or_go_on(tried):
     @example(of_another_size)
     @example({**tried.good, "sample": 9})
     @example({**tried.good, "ema": None})
+    @example({**tried.good, "precision": {}})
     @example({})
     @example({**tried.good, "sample": 99, "samples": 99})
     @example({**tried.good, "optimizer": {"state": {}, "param_groups": True}})
@@ -204,12 +205,14 @@ class Kept:
         )
         self.job.sync = syncs.make(spec, lambda: None)
         self.job.net = torch.nn.parallel.DistributedDataParallel(self.job.model)
-        self.job.sync.setup(self.job.net)
+        self.job.sync.setup(CPU)
+        self.job.net.register_comm_hook(None, self.job.sync.hook)
         fed = batches(self.job)
         self.step = lambda: train(self.job, fed[:3])
         self.step()
         self.at = checkpoint.new_run(self.job)
         self.good = checkpoint.own_state(self.job, self.at)
+        assert any(tensor.any() for one in self.good["sync"]["kept"].values() for tensor in one)
         self.path = folder / "checkpoints/node1/rank0/step-00000003.pt"
 
     def resumed(self):
