@@ -16,7 +16,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 # Not the name of a lab that somebody runs by hand, nor of another checkout's tests.
 PREFIX = f"test-{os.getpid()}"
 PAIRS = itertools.count(1)
-# Files of several minutes each, beyond what `make test` may take: `make test-long` runs them.
+# Files of several minutes each, beyond what `make test` may take: `make test-long` runs them, and
+# the tests of other files that are marked long.
 LONG = {
     "test_accept.py",
     "test_balance.py",
@@ -24,6 +25,7 @@ LONG = {
     "test_guard_orphans.py",
     "test_hostile_node.py",
     "test_lab_leftovers.py",
+    "test_lab_mixed.py",
     "test_lab_vm.py",
     "test_live.py",
     "test_long_run.py",

@@ -3,6 +3,8 @@
 import json
 import re
 
+import pytest
+
 from tests.lab.conftest import bootstrap
 from tests.lab.site_plays import write_play
 
@@ -88,6 +90,7 @@ def test_second_run_changes_nothing(provisioned):
     assert "SET ASIDE: node5: 192.168.56.115 did not answer: " in output
 
 
+@pytest.mark.long
 def test_check_of_finished_machines_predicts_nothing(provisioned):
     assert recap(provisioned.control(*PLAY, "--check").stdout) == NOTHING
 

@@ -107,6 +107,7 @@ def test_members_reach_every_port_and_a_stranger_of_the_lan_ssh_alone(guarded, r
         assert reached(lab, "control") == ["tcp 22"]
 
 
+@pytest.mark.long
 def test_who_listened_is_named_before_the_first_rules(guarded):
     lab, words = guarded
     lab.ssh(2, "sudo nft delete table inet tandem")
@@ -129,6 +130,7 @@ def from_the_office(lab, address: str, line: str) -> list[str]:
     return lab.argv("exec", "--from", "stranger", "--", *map(str, words), "tandem@10.77.0.2", line)
 
 
+@pytest.mark.long
 def test_who_came_by_ssh_over_another_card_is_named_before_it_is_cut(guarded):
     """Node 1 has a card in an office's network beside the one that trains."""
     lab, words = guarded
@@ -159,6 +161,7 @@ def test_who_came_by_ssh_over_another_card_is_named_before_it_is_cut(guarded):
     play(lab, *words)
 
 
+@pytest.mark.long
 def test_a_stranger_of_the_lan_reaches_no_ssh_where_that_is_set(guarded):
     lab, words = guarded
     play(lab, *words, "-e", "firewall_ssh_lan=false")
@@ -168,6 +171,7 @@ def test_a_stranger_of_the_lan_reaches_no_ssh_where_that_is_set(guarded):
     play(lab, *words)
 
 
+@pytest.mark.long
 def test_rules_that_do_not_load_at_boot_leave_the_machine_closed_and_it_is_said(guarded, tmp_path):
     lab, words = guarded
     lab.ssh(1, "echo 'no rule' | sudo tee --append /etc/tandem/firewall.nft")
@@ -182,6 +186,7 @@ def test_rules_that_do_not_load_at_boot_leave_the_machine_closed_and_it_is_said(
         assert reached(lab, "192.168.56.112") == ALL
 
 
+@pytest.mark.long
 def test_rules_of_others_stay(guarded):
     lab, words = guarded
     lab.ssh(2, "sudo nft add table inet theirs; sudo nft delete table inet tandem")
@@ -202,6 +207,7 @@ def test_rules_that_would_lock_the_control_machine_out_are_taken_back(guarded):
     assert lab.ssh(2, "sudo nft list ruleset; cat /etc/tandem/firewall.nft") == before
 
 
+@pytest.mark.long
 def test_a_machine_that_ufw_rules_is_left_alone_or_refused(guarded):
     lab, words = guarded
     lab.ssh(2, "sudo mkdir /etc/ufw; echo ENABLED=yes | sudo tee /etc/ufw/ufw.conf")

@@ -244,49 +244,62 @@ def test_ansible_has_the_options_that_we_give_it():
 SCRIPT = "-m package.train"
 
 
+VALUES = {
+    "number": ["17"],
+    "switch": ["1"],
+    "words": ["--no-such 'a b'"],
+    "run": ["20260101T000000Z-old-1n", "-no such run"],
+}
+
+
 def everything_that_can_be_typed():
-    values = {
-        "number": ["17"],
-        "switch": ["1"],
-        "words": ["--no-such 'a b'"],
-        "run": ["20260101T000000Z-old-1n", "-no such run"],
-    }
-    for verb, row in verbs.VERBS.items():
-        for variable in row.variables if row else ():
-            usual = [SCRIPT] if variable.name == "SCRIPT" else ["no such thing"]
-            for value in variable.choices or values.get(variable.kind, usual):
-                yield pytest.param(verb, variable, value, id=f"{verb}-{variable.name}-{value}")
+    """Of each verb: lists of its variables with a value each, which one command may have."""
+    for verb in filter(verbs.VERBS.get, verbs.VERBS):
+        every = verbs.variables_of(verb).values()
+        of_script = [variable for variable in every if variable in verbs.SCRIPT]
+        for together in ([v for v in every if v not in of_script], of_script):
+            values = [values_of(variable) for variable in together]
+            for turn in range(max(map(len, values), default=0)):
+                typed = [(v, some[min(turn, len(some) - 1)]) for v, some in zip(together, values)]
+                yield pytest.param(verb, typed, id=f"{verb}-{together[0].name}-{turn}")
 
 
-@pytest.mark.parametrize(("verb", "variable", "value"), [*everything_that_can_be_typed()])
-def test_what_is_typed_is_what_the_tool_reads(checkout, monkeypatch, verb, variable, value):
+def values_of(variable):
+    usual = [SCRIPT] if variable.name == "SCRIPT" else ["no such thing"]
+    return variable.choices or VALUES.get(variable.kind, usual)
+
+
+@pytest.mark.parametrize(("verb", "typed"), [*everything_that_can_be_typed()])
+def test_what_is_typed_is_what_the_tool_reads(checkout, monkeypatch, verb, typed):
     """Through the real make and the real parser of the tool: each verb, with each variable."""
-    own = variable in verbs.SCRIPT and variable.name != "SCRIPT"
-    words = [f"SCRIPT={SCRIPT}"] if own else []
-    call = last_call_of_stubs(checkout, verb, *words, f"{variable.name}={value}")
-    if variable is verbs.CORE:
-        assert f".venv-core{value}/bin" in call[0]
-        return
+    call = last_call_of_stubs(checkout, verb, *(f"{v.name}={value}" for v, value in typed))
     if call[0].endswith(".sh"):
-        assert call[-1] == f"{variable.option}={value}"
+        assert call[-len(typed) :] == [f"{v.option}={value}" for v, value in typed]
         return
-    read, rest = received(monkeypatch, call)
+    tool = received(monkeypatch, call)
+    for variable, value in typed:
+        assert is_read(checkout, variable, value, call, *tool), f"{variable.name}={value}: {call}"
+
+
+def is_read(checkout, variable, value, call, read, rest):
+    """Whether the tool of a call reads a variable's value."""
     name = variable.option.lstrip("-").replace("-", "_")
+    if variable is verbs.CORE:
+        return f".venv-core{value}/bin" in call[0]
     if variable.option.startswith("-e "):
         given = [json.loads(text) for text in read["extra_vars"] if text.startswith("{")]
         asked = str(checkout / value) if variable.kind == "path" else value
-        assert {variable.option[3:]: True if variable.kind == "switch" else asked} in given
-    elif variable.kind == "run":
-        assert read["run"] == value
-    elif variable.kind == "words":
-        assert read.get("trainer", read.get("runs")) == shlex.split(value)
-    elif variable.kind == "path":
-        assert str(read[name]) == str(checkout / value)
-    elif variable.kind == "switch":
-        assert read.get(name) or variable.option in rest or read.get("become_ask_pass")
-    else:
-        found = read.get(name, read.get({"limit": "subset"}.get(name)))
-        assert value in (str(found), *(found if isinstance(found, list) else ()))
+        return {variable.option[3:]: True if variable.kind == "switch" else asked} in given
+    if variable.kind == "run":
+        return read["run"] == value
+    if variable.kind == "words":
+        return read.get("trainer", read.get("runs")) == shlex.split(value)
+    if variable.kind == "path":
+        return str(read[name]) == str(checkout / value)
+    if variable.kind == "switch":
+        return read.get(name) or variable.option in rest or read.get("become_ask_pass")
+    found = read.get(name, read.get({"limit": "subset"}.get(name)))
+    return value in (str(found), *(found if isinstance(found, list) else ()))
 
 
 def last_call_of_stubs(checkout, *words):
