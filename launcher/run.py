@@ -20,6 +20,7 @@ from launcher.folders import relative
 from launcher.machines.engine import Busy, MachineError
 from launcher.machines.inventory import CHECKOUT
 from launcher.options import STORED, WORD, Options, resumed, script_resumed
+from launcher.owners import Owners
 from launcher.plan import checks, preflight
 from launcher.plan import plan as planning
 from launcher.plan.balance import Balance
@@ -57,14 +58,14 @@ T = TypeVar("T")
 
 def dry_run(options: Options) -> int:
     terminal = Terminal()
-    checked = check_machines(options, terminal)
+    checked = check_machines(options, terminal, everybody=True)
     try:
         name = new_id(checked)
         plan = make_plan(checked, checked.machines, run=name, bar=terminal.columns)
         for warning in warnings(checked.settings, checked.hosts):
             terminal.say(warning)
         terminal.drain()
-        print(clean(planning.render(plan)))
+        print(clean("\n".join([planning.render(plan), *checked.owners.table(checked.machines)])))
     finally:
         checked.machines.close()
     return 0
@@ -157,11 +158,17 @@ def resume(name: str, changes: dict[str, Any]) -> int:
         raise
 
 
-def watched(plan: Plan, machines: OpenMachines, logs: RunLogs, stopper: Stopper) -> Outcome:
+def watched(
+    plan: Plan,
+    machines: OpenMachines,
+    logs: RunLogs,
+    stopper: Stopper,
+    owners: Owners | None = None,
+) -> Outcome:
     """Start the guards of an attempt and stay until all have ended."""
     processes = start_guards(plan, machines)
     try:
-        return Watch(plan, processes, logs, stopper).run()
+        return Watch(plan, processes, logs, stopper, owners).run()
     finally:
         with waiting(logs.terminal, "writing the logs to this machine's disk"):
             logs.close()
@@ -174,7 +181,7 @@ class Run:
 
     def __init__(self, checked: ReadyRun, folder: Path, terminal: Terminal):
         self.checked = checked
-        self.machines = checked.machines
+        self.machines, self.owners = checked.machines, checked.owners
         self.folder = folder
         self.terminal = terminal
         self.attempts = Attempts(folder)
@@ -190,7 +197,11 @@ class Run:
         self.terminal.keep_in(self.folder / "controller.log", self.sizes.log * MIB)
         folders.point_latest(self.folder)
         until = self.checked.options.until
-        with Stopper().listening() as stopper, hours.ending(until, self.terminal):
+        with (
+            Stopper().listening() as stopper,
+            hours.ending(until, self.terminal),
+            self.owners.looking(),
+        ):
             outcome = self._attempts(plan, reason, stopper)
         refused = plan.attempt > 1 and self._refused(outcome)
         self.attempts.close(self.before if refused else outcome.status)
@@ -226,7 +237,7 @@ class Run:
         return self.before != "running" and (not done or (len(done) == 1 and bad_input))
 
     def _attempts(self, plan: Plan, reason: str, stopper: Stopper) -> Outcome:
-        limits = attempts.Limits.of(self.checked.options, len(self.checked.hosts))
+        limits = attempts.Limits(self.checked.options.max_restarts, self.owners.least)
         while True:
             try:
                 outcome = self._attempt(plan, reason, stopper)
@@ -242,6 +253,8 @@ class Run:
                 raise Busy(f"{outcome.cause.host}: {outcome.cause.message}: {BUSY_REMEDY}")
             self._report_outcome(outcome)
             decision = attempts.decide(outcome, limits)
+            if outcome.regroup and not (self.script and not self.script.resume):
+                decision = limits, outcome.regroup
             if decision is None or stopper.asked:
                 return outcome
             limits, reason = decision
@@ -271,8 +284,9 @@ class Run:
         """The plan of the next attempt, on the machines that answer. Raises UserError."""
         self.machines.close()
         with waiting(self.terminal, "finding out which machines answer"):
-            checked = self.checked
-            self.machines = attempts.survivors(checked.hosts, checked.asked, limits, stopper)
+            self.machines = attempts.survivors(
+                self.owners, self.checked.asked, limits, stopper, self.terminal
+            )
         last = self.last_checkpoint() if self.script else None
         return make_plan(
             self.checked,
@@ -322,7 +336,12 @@ class Run:
         )
         self.attempts.begin(plan, reason, time.time())
         logs = RunLogs(self.folder, self.terminal, plan.world_size, self.sizes.log * MIB)
-        outcome = watched(plan, self.machines, logs, stopper)
+        asked = dataclasses.replace(self.checked.asked, run=plan.run)
+        self.owners.began(self.machines, asked)
+        try:
+            outcome = watched(plan, self.machines, logs, stopper, self.owners)
+        finally:
+            self.owners.ended()
         self.attempts.end(outcome)
         return outcome
 
@@ -338,7 +357,7 @@ class Run:
     def _reconnect(self) -> None:
         """Connect again: some machines may be gone by now, and some may be back."""
         self.machines.close()
-        hosts, asked = self.checked.hosts, self.checked.asked
+        hosts, asked = self.owners.hosts, self.checked.asked
         with waiting(self.terminal, "finding out which machines answer"):
             self.machines = preflight.inspect(hosts, asked, without_missing=True)
         here = {host.name for host in self.machines.hosts}

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from contract.errors import UserError
 from launcher.machines import engines
+from launcher.machines.owned import Owner
 
 
 class MachineError(UserError):
@@ -126,6 +127,7 @@ class Host:
     interface: str | None = None
     cuda_home: str | None = None
     env: dict[str, str] = field(default_factory=dict)
+    owner: Owner = field(default_factory=Owner)
 
     @property
     def engine(self) -> Engine:

@@ -16,7 +16,7 @@ from typing import Any
 from contract import machines
 from contract.errors import UserError
 from contract.machines import GROUP
-from launcher.machines import engine
+from launcher.machines import engine, owned
 from launcher.machines.engine import Host
 
 PLAIN = re.compile(r"\w[\w.-]*")  # in a pattern of Ansible: a name, rather than pc*, !pc3 or @file
@@ -185,6 +185,13 @@ class Variables:
                 )
         return texts
 
+    def owner(self) -> owned.Owner:
+        texts = {word: text for word in owned.WORDS if (text := self.text(word)) is not None}
+        found, wrong = owned.read(texts)
+        if wrong:
+            raise UserError(*(f"{self.name}: in {self.inventory} {text}" for text in wrong))
+        return found
+
 
 def _host(name: str, variables: dict[str, Any], inventory: Path) -> Host:
     read = Variables(name, variables, inventory)
@@ -209,6 +216,7 @@ def _host(name: str, variables: dict[str, Any], inventory: Path) -> Host:
         interface=read.text("interface"),
         cuda_home=read.text("cuda_home") or None,
         env=read.environment(),
+        owner=read.owner(),
     )
 
 

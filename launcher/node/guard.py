@@ -12,7 +12,7 @@ import signal
 import tempfile
 import time
 
-from launcher.node import exit_record, group, machine_lock, wardens
+from launcher.node import exit_record, group, machine_lock, owner, wardens
 from launcher.node.digest import Digest
 from launcher.node.launch import start_launch
 from launcher.node.link import Link
@@ -48,6 +48,7 @@ class Guard:
         self.way, self.why = way, why
         self.task, self.workers, self.recorder, self.launch = None, None, None, None
         self.output, self.digest, self.marks = None, None, []
+        self.owner, self.present = None, ""
         self.launch_status, self.reason, self.message = None, None, None
         self.folder, self.scratch = None, None
         self.troubles, self.signals = set(), set()
@@ -170,6 +171,7 @@ class Guard:
         if now >= self.next_beat:
             self.beat()
             self.next_beat = now + (self.task.beat if self.task else DEFAULTS["beat"])
+            self.look_at_owner()
         if self.recorder is not None and now >= self.next_sample:
             self.recorder.sample()
             self.next_sample = max(self.next_sample + SAMPLE, now)
@@ -197,6 +199,8 @@ class Guard:
             self.launch = start_launch(self.task, self.workers, self.mono_start, self.scratch)
             self.start_recorder()  # takes a moment, in which launch starts already
             self.start_digest()
+            if self.task.owner_signs:
+                self.owner = owner.Watch(self.task.owner_signs, self.task.away_dir)
         except machine_lock.InUse as error:
             self.end("busy", str(error))
             return
@@ -254,6 +258,15 @@ class Guard:
         free = disk_free(self.folder) if self.folder is not None else None
         self.frames.send("beat", unix=time.time(), running=running, disk_free=free)
 
+    def look_at_owner(self):
+        """Tell at once when somebody begins to use this machine, or leaves it."""
+        sign = self.owner.read() if self.owner is not None else None
+        if sign is not None and sign != self.present:
+            self.present = sign
+            self.frames.send("owner", sign=sign or None)
+        if self.owner is not None and self.owner.over:
+            self.trouble("owner", "nobody looks any more whether its owner is back")
+
     def trouble(self, what, message):
         """Report something that does not end the run, once."""
         if what not in self.troubles:
@@ -309,6 +322,8 @@ class Guard:
 
     def finish(self):
         """End what is left, write the files, send what was left."""
+        if self.owner is not None:
+            self.owner.stop()
         spare = self.recorder.pids() if self.recorder is not None else []
         ended, left, statuses = end_descendants(spare)
         self.note_ended(statuses)

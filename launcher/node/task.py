@@ -24,6 +24,8 @@ Task = typing.NamedTuple(
         ("shared", bool),  # start although another run has the machine
         ("port", int),  # at which ranks are expected to meet; 0: nobody looks whether they do
         ("meet_within", float),  # seconds
+        ("owner_signs", list),  # of somebody's use of the machine, which are looked for (owner.py)
+        ("away_dir", str),  # where its owner's word stands
     ],
 )
 
@@ -42,6 +44,8 @@ DEFAULTS = {
     "shared": False,
     "port": 0,
     "meet_within": 60.0,
+    "owner_signs": [],
+    "away_dir": "",
 }
 
 

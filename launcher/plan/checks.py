@@ -20,6 +20,7 @@ from launcher.background import Sizes
 from launcher.machines import inventory
 from launcher.machines.engine import Host
 from launcher.options import Options, trainer_settings
+from launcher.owners import Owners
 from launcher.plan import balance as balancing
 from launcher.plan import code, devices, models, plan, preflight
 from launcher.plan import layer as layers
@@ -44,7 +45,8 @@ def instruction_limits() -> dict[str, str]:
 
 @dataclass
 class ReadyRun:
-    """Everything that was asked and found out before anything is started."""
+    """Everything that was asked and found out before anything is started. `hosts` take part at the
+    start, `owners` knows all machines of the run."""
 
     options: Options
     settings: TrainerOptions | Script
@@ -54,33 +56,48 @@ class ReadyRun:
     precision_why: str | None = None
     sync_why: str = AS_ASKED
     balance: Balance = field(default_factory=Balance)
+    owners: Owners = field(default_factory=lambda: Owners((), None))
+
+    def __post_init__(self) -> None:
+        if not self.owners.hosts:
+            self.owners = Owners(self.hosts, self.options.min_nodes)
 
 
 def check_machines(
-    options: Options, terminal: Terminal, run: str | None = None, kept: Balance | None = None
+    options: Options,
+    terminal: Terminal,
+    run: str | None = None,
+    kept: Balance | None = None,
+    everybody: bool = False,
 ) -> ReadyRun:
     """Check everything and change nothing; `run` is the one to continue, and `kept` its parts,
-    unless others are asked for. Raises UserError."""
+    unless others are asked for. `everybody`: also machines that their owners use. Raises
+    UserError."""
     Sizes.of(options.keep)  # said before anything is asked
     if options.script:
         hosts = _hosts(options)
         script = read_script(options)
         asked = Requirements(options, script, run)
-        machines = _fit(hosts, asked, terminal)
+        owners = Owners(hosts, options.min_nodes)
+        machines = _fit(asked, owners, terminal, everybody)
         script = replace(script, layer=preflight.layer_of(machines, script))
-        return ReadyRun(options, script, hosts, machines, replace(asked, settings=script))
+        asked = replace(asked, settings=script)
+        return ReadyRun(options, script, machines.hosts, machines, asked, owners=owners)
     automatic = asks_auto(options)
     options = options.with_sync(strategies.EXACT) if automatic else options
     settings = trainer_settings(options)
     hosts = _hosts(options)
-    balancing.check(options.balance, len(hosts))
+    weights = balancing.check(options.balance, len(hosts))
     with waiting(terminal, "building the model here once"):
         notes = models.try_out(settings, ranks_share=len(hosts) > 1)
     for note in notes:
         terminal.say(note)
     asked = Requirements(options, settings, run, begun=run is not None)
-    machines = _fit(hosts, asked, terminal)
-    return decide(asked, machines, automatic, kept, terminal)
+    owners = Owners(hosts, options.min_nodes)
+    machines = _fit(asked, owners, terminal, everybody)
+    if weights and len(machines.hosts) < len(hosts):
+        kept = Balance(dict(zip([host.name for host in hosts], weights)), AS_ASKED)
+    return replace(decide(asked, machines, automatic, kept, terminal), owners=owners)
 
 
 def gather(options: Options, terminal: Terminal) -> Path:
@@ -108,15 +125,21 @@ def _hosts(options: Options) -> list[Host]:
     return hosts
 
 
-def _fit(hosts: list[Host], asked: Requirements, terminal: Terminal) -> OpenMachines:
-    """Connections to these machines, once nothing is wrong with them; with QUEUE=1 those that are
-    busy are waited for, and with AT= that time. Raises UserError."""
+def _fit(asked: Requirements, owners: Owners, terminal: Terminal, everybody: bool) -> OpenMachines:
+    """Connections to the run's machines, once nothing is wrong with them; with QUEUE=1 those that
+    are busy are waited for, and with AT= that time. Those that their owners use are left out, as
+    are, with MIN_NODES, those that do not answer or are busy. Raises UserError."""
     options = asked.options
     hours.wait(options.at, terminal)
-    reported, queueing = None, WaitNotice(terminal, "waiting for machines that are busy")
+    reported, queueing = None, WaitNotice(terminal, "waiting for machines")
     while True:
-        with waiting(terminal, f"asking {counted(len(hosts), 'machine')} what is there"):
-            machines = preflight.inspect(hosts, asked)
+        with waiting(terminal, f"asking {counted(len(owners.hosts), 'machine')} what is there"):
+            machines = owners.strict(asked) if everybody else owners.present(asked)
+        if len(machines.hosts) < (0 if everybody else owners.least):
+            machines.close()
+            reported = _wait(owners.waits(owners.least), reported, queueing, terminal)
+            owners.look()
+            continue
         try:
             with waiting(terminal, "comparing the machines and the ways between them"):
                 problems = preflight.check(machines, asked)
@@ -127,7 +150,8 @@ def _fit(hosts: list[Host], asked: Requirements, terminal: Terminal) -> OpenMach
             machines.close()
             raise
         if not busy:
-            for text in passed:
+            out = {} if everybody else owners.absent()
+            for text in [*(f"{name} takes no part: {why}" for name, why in out.items()), *passed]:
                 terminal.say(text)
             return machines
         machines.close()
@@ -176,13 +200,13 @@ def check_minimum(options: Options, hosts: list[Host]) -> None:
         )
 
 
-def _wait(busy: str, reported: str | None, notice: WaitNotice, terminal: Terminal) -> str:
+def _wait(why: str, reported: str | None, notice: WaitNotice, terminal: Terminal) -> str:
     """Until it is worth asking again; says what is waited for when that changes."""
-    if busy != reported:
-        terminal.say(f"waiting: {busy}")
+    if why != reported:
+        terminal.say(f"waiting: {why}")
     notice.update()
     time.sleep(QUEUE_POLL_SECONDS)
-    return busy
+    return why
 
 
 def decide_precision(

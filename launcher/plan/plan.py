@@ -56,6 +56,8 @@ class NodePlan:
     output: str
     data: str
     versions: dict[str, str | None]
+    owner_signs: tuple[str, ...] = ()
+    away_dir: str = ""
 
 
 @dataclass(frozen=True)
@@ -331,6 +333,8 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
         output=output,
         data=data,
         versions=fact.versions,
+        owner_signs=host.owner.signs,
+        away_dir=host.owner.away_dir if host.owner.signs else "",
     )
 
 

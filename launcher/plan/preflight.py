@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,14 @@ class OpenMachines:
 
     def close(self) -> None:
         engine.close_all(self.nodes)
+
+    def leave(self, names: Collection[str]) -> None:
+        """Go on without these machines."""
+        engine.close_all({name: self.nodes[name] for name in names if name in self.nodes})
+        for name in names:
+            self.nodes.pop(name, None)
+            self.facts.pop(name, None)
+        self.hosts = [host for host in self.hosts if host.name not in names]
 
 
 def inspect(
@@ -139,6 +148,22 @@ def check(machines: OpenMachines, asked: Requirements) -> list[Problem]:
         met = probe.check_ways(machines.hosts, machines.nodes, machines.facts)
         problems += [Problem(text) for text in met]
     return problems
+
+
+def alone(host: Host, machines: OpenMachines, asked: Requirements) -> list[Problem]:
+    """Everything that is wrong with one of the machines by itself."""
+    return check(
+        OpenMachines([host], machines.nodes, {host.name: machines.facts[host.name]}), asked
+    )
+
+
+def apart(machines: OpenMachines, asked: Requirements) -> list[Problem]:
+    """What keeps machines, each of which is fit, from training together; nothing is started on
+    them to find that out."""
+    found = _equal_versions(machines)
+    if not isinstance(asked.settings, Script):
+        found += _equal_data(machines)
+    return [problem for problem in found if problem.fatal]
 
 
 def _parts(

@@ -23,11 +23,11 @@ from contract.text import counted
 from contract.validate import NATURAL, Each, Invalid, One
 from launcher.folders import recorded, relative, write_whole
 from launcher.machines.engine import Host, MachineError, talk
-from launcher.options import Options
+from launcher.owners import Owners
 from launcher.plan import preflight
 from launcher.plan.plan import Plan
 from launcher.plan.preflight import OpenMachines, Requirements
-from launcher.terminal import Stopper
+from launcher.terminal import Stopper, Terminal
 from launcher.watch import failures
 from launcher.watch.failures import Failure, Restart, document
 from launcher.watch.watch import Outcome
@@ -177,10 +177,6 @@ class Limits:
     min_nodes: int
     divisor: int = 1
 
-    @classmethod
-    def of(cls, options: Options, nodes: int) -> Limits:
-        return cls(options.max_restarts, options.min_nodes or nodes)
-
     def environment(self) -> dict[str, str]:
         return {"TANDEM_MICRO_BATCH_DIVISOR": str(self.divisor)} if self.divisor > 1 else {}
 
@@ -201,36 +197,50 @@ def decide(outcome: Outcome, limits: Limits) -> tuple[Limits, str] | None:
 
 
 def survivors(
-    hosts: list[Host], asked: Requirements, limits: Limits, stopper: Stopper
+    owners: Owners, asked: Requirements, limits: Limits, stopper: Stopper, terminal: Terminal
 ) -> OpenMachines:
-    """Connections to the machines that are fit now, at least MIN_NODES. Raises UserError."""
-    deadline = time.monotonic() + PATIENCE
+    """Connections to the machines that are fit now, and that no owner uses, at least MIN_NODES:
+    owners are waited for as long as it takes. Raises UserError."""
+    deadline, told = time.monotonic() + PATIENCE, ""
     while True:
-        machines = preflight.inspect(hosts, asked, without_missing=True)
-        reasons = {host.name: _unfit(host, machines, asked) for host in machines.hosts}
-        unfit = {name: why for name, why in reasons.items() if why is not None}
-        fit = [host for host in machines.hosts if host.name not in unfit]
-        for name in unfit:
-            machines.facts.pop(name)
-        machines.hosts = fit
-        if len(fit) >= limits.min_nodes:
+        here = owners.here()
+        machines = OpenMachines([], {}, {})
+        unfit: dict[str, str] = {}
+        if len(here) >= limits.min_nodes:
+            machines, unfit = _fit(here, asked, owners)
+        if len(machines.hosts) >= limits.min_nodes:
             return machines
+        names = ", ".join(host.name for host in machines.hosts) or "none"
+        machines.close()
+        waits = "" if len(owners.here()) >= limits.min_nodes else owners.waits(limits.min_nodes)
+        if waits:
+            deadline = time.monotonic() + PATIENCE
+        if waits and waits != told:
+            terminal.say(f"all is saved, and the run waits: {waits}")
+            told = waits
         if stopper.asked or time.monotonic() > deadline:
-            machines.close()
-            names = ", ".join(host.name for host in fit) or "none"
             raise UserError(
                 *unfit.values(),
-                f"only {len(fit)} machines answer and are fit ({names}), and MIN_NODES is "
-                f"{limits.min_nodes}: mend the others, then `make train RESUME=latest`.",
+                f"only {len(machines.hosts)} machines answer and are fit ({names}), and MIN_NODES "
+                f"is {limits.min_nodes}: mend the others, then `make train RESUME=latest`.",
             )
-        machines.close()
         time.sleep(LOOK_EVERY)
 
 
-def _unfit(host: Host, machines: OpenMachines, asked: Requirements) -> str | None:
-    """Why a machine cannot take part; None if it can."""
-    one = OpenMachines([host], machines.nodes, {host.name: machines.facts[host.name]})
-    return next((p.text for p in preflight.check(one, asked) if p.fatal), None)
+def _fit(
+    hosts: list[Host], asked: Requirements, owners: Owners
+) -> tuple[OpenMachines, dict[str, str]]:
+    """Connections to those of the machines that are fit, and why others are not."""
+    machines = preflight.inspect(hosts, asked, without_missing=True)
+    unfit: dict[str, str] = {}
+    for host in machines.hosts:
+        for problem in preflight.alone(host, machines, asked):
+            if problem.fatal:
+                unfit.setdefault(host.name, problem.text)
+    machines.leave(unfit)
+    owners.leave_used(machines)
+    owners.leave_strangers(machines, asked)
+    return machines, unfit
 
 
 def set_aside(run: str, attempt: int, before: list[str], machines: OpenMachines) -> None:

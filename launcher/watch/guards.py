@@ -17,6 +17,7 @@ from contract.errors import UserError
 from contract.validate import Each, Invalid, Match, One
 from launcher.machines import engine, probe
 from launcher.machines.engine import Host, MachineError, Node, Process, talk
+from launcher.machines.owned import SIGNS
 from launcher.node import digest
 from launcher.node.machine import who
 from launcher.plan import code
@@ -134,6 +135,8 @@ def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
         "shared": plan.options.force,
         # Our trainer always makes a process group.
         "port": plan.master_port if plan.script and plan.world_size > 1 else 0,
+        "owner_signs": list(node.owner_signs),
+        "away_dir": node.away_dir,
     }
 
 
@@ -192,6 +195,7 @@ def shapes(ranks: tuple[int, ...], run: str) -> dict[str, dict[str, Any]]:
         "beat": {"unix": float, "running": [rank], "disk_free": (int, None)},
         "worker_exit": {"rank": rank, "first": bool, **worker},
         "trouble": {"what": str, "message": str},
+        "owner": {"sign": (One(tuple(SIGNS)), None)},
         "exit": {
             "reason": One(REASONS),
             "message": (str, None),

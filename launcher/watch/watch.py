@@ -11,6 +11,7 @@ from typing import Any
 
 from contract.validate import Invalid
 from launcher.machines.engine import Process
+from launcher.owners import Owners
 from launcher.plan.plan import Plan
 from launcher.terminal import Stopper, WaitNotice, wakeup
 from launcher.watch.digests import Digests
@@ -93,17 +94,27 @@ class Outcome:
     gone: list[str]
     exits: dict[str, dict[str, Any]]
     lingering: list[str] = field(default_factory=list)
+    regroup: str | None = None  # why the run goes on with other machines
 
 
 class Watch:
     """Runs the event loop until every guard has ended or is given up."""
 
-    def __init__(self, plan: Plan, processes: dict[str, Process], logs: RunLogs, stopper: Stopper):
+    def __init__(
+        self,
+        plan: Plan,
+        processes: dict[str, Process],
+        logs: RunLogs,
+        stopper: Stopper,
+        owners: Owners | None = None,
+    ):
         now = time.monotonic()
         self._plan = plan
         self._logs = logs
         self._say = logs.terminal.say
         self._stopper = stopper
+        self._owners = owners
+        self._regroup: str | None = None
         self._begin = self._end = now
         self._guards = {n.host: Guarded(n, processes[n.host], now, plan.run) for n in plan.nodes}
         self._digests = Digests(plan, logs.folder, logs.terminal.spool)
@@ -141,6 +152,8 @@ class Watch:
                     self._logs.report_disk()
                     self._digests.write()
                     self._ruling.look(now, self._digests.sums)
+                    if self._owners and self._stage is Stage.RUNNING:
+                        self._regroup = self._owners.regroup()
                     if self._notice:
                         begun, size = len(self._begun), self._plan.world_size
                         self._notice.update(f"{begun} of {size} processes run")
@@ -206,8 +219,8 @@ class Watch:
     def _take(self, guard: Guarded, frame: dict[str, Any], payload: bytes) -> None:
         kind = frame["type"]
         host = guard.node.host
-        if kind == "beat":
-            self._digests.free(host, frame["disk_free"])
+        if kind in ("beat", "trouble", "owner"):
+            self._of_machine(host, frame)
         elif kind == "log":
             self._logs.feed(host, frame["rank"], frame["stream"], payload)
             if frame["rank"] is not None:
@@ -220,10 +233,16 @@ class Watch:
             self._begun.add((host, frame["rank"]))
         elif kind == "worker_exit":
             self._worker_exit(host, frame)
-        elif kind == "trouble":
-            self._say(f"{host}: {frame['message']}")
         elif kind == "exit":
             self._exit(guard, frame)
+
+    def _of_machine(self, host: str, frame: dict[str, Any]) -> None:
+        if frame["type"] == "beat":
+            self._digests.free(host, frame["disk_free"])
+        elif frame["type"] == "trouble":
+            self._say(f"{host}: {frame['message']}")
+        elif self._owners:
+            self._owners.told(host, frame["sign"])
 
     def _exit(self, guard: Guarded, frame: dict[str, Any]) -> None:
         host = guard.node.host
@@ -247,7 +266,7 @@ class Watch:
     def _worker_exit(self, host: str, frame: dict[str, Any]) -> None:
         if frame["exit_code"] == 0 or self._ending:
             return
-        if self._stopper.asked and not frame["first"]:
+        if self._asked and not frame["first"]:
             return
         log = self._logs.of(host, frame["rank"])
         self._fail(
@@ -322,13 +341,20 @@ class Watch:
             self._enter(stage, now, selector)
 
     def _due(self, now: float) -> Stage:
-        return due(self._stage, now - self._since, bool(self._failures), self._stopper.asked)
+        return due(self._stage, now - self._since, bool(self._failures), self._asked)
+
+    @property
+    def _asked(self) -> int:
+        """How often a stop was asked for, by the user or by an owner who is back."""
+        return self._stopper.asked or int(self._regroup is not None)
 
     def _enter(self, stage: Stage, now: float, selector: selectors.BaseSelector) -> None:
         self._stage, self._since = stage, now
         if stage is Stage.STOPPING:
             what = f"have {STOP_GRACE} s to end" if self._plan.script else "save and exit"
-            self._say(f"stopping: the workers {what} (press again to kill them at once)")
+            why = "stopping" if self._stopper.asked else self._regroup
+            again = " (press again to kill them at once)" if self._stopper.asked else ""
+            self._say(f"{why}: the workers {what}{again}")
         for guard in self._active():
             if stage is Stage.STOPPING:
                 guard.send({"type": "stop", "grace": STOP_GRACE})
@@ -358,7 +384,7 @@ class Watch:
         finished = len(exits) == len(self._guards) and all(
             frame["reason"] == "finished" for frame in exits.values()
         )
-        status = "finished" if finished else "stopped" if self._stopper.asked else "failed"
+        status = "finished" if finished else "stopped" if self._asked else "failed"
         return Outcome(
             status=status,
             cause=first_of(self._failures) if status == "failed" else None,
@@ -366,4 +392,5 @@ class Watch:
             gone=gone,
             exits=exits,
             lingering=[host for host in self._guards if host not in exits and host not in gone],
+            regroup=self._regroup if status == "stopped" else None,
         )

@@ -85,6 +85,9 @@ def made(tmp_path_factory):
     script = TRAINER.format(root=str(ROOT), data=str(data), output=str(folder), model=MODEL)
     env = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "1"}
     kept = {"record": True, "interface": "lo", "data": str(data), "digest": 0.2}
+    (scratch / "away").mkdir()
+    (scratch / "away/anna").touch()
+    kept |= {"owner_signs": ["asked"], "away_dir": str(scratch / "away")}
     frames = guarded(folder, workers(script), env=env, **kept)
     left = {"record": True, "interface": "none0"}
     failed = guarded(scratch / "failed", workers("raise SystemExit(3)"), **left)

@@ -1,0 +1,133 @@
+"""What a machine finds out about its owner, and that its guard tells it. Stand-ins: what loginctl
+and nvidia-smi print, a folder in the place of /proc, and for the owner's word a folder of files."""
+
+import os
+
+import pytest
+
+from launcher.machines.owned import SIGNS
+from launcher.node import owner
+from launcher.watch.guards import Frames
+from tests.unit.launcher.guard_client import workers
+
+GNOME = {"Seat": "seat0", "Class": "user", "Active": "yes", "IdleHint": "no", "LockedHint": "no"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "here"),
+    [
+        ({}, True),
+        ({"IdleHint": "yes"}, False),
+        ({"LockedHint": "yes"}, False),
+        ({"Active": "no"}, False),  # another user's desktop is in front
+        ({"Class": "greeter"}, False),
+        ({"Class": "user-early"}, True),
+        ({"Seat": ""}, False),  # by ssh
+    ],
+)
+def test_who_sits_there(changes, here):
+    assert owner.is_at_seat({**GNOME, **changes}) is here
+
+
+def test_an_old_logind_knows_of_no_lock():
+    told = {name: value for name, value in GNOME.items() if name != "LockedHint"}
+    assert owner.is_at_seat(told)
+
+
+def test_all_sessions_are_asked_at_once():
+    asked = []
+
+    def loginctl(argv):
+        asked.append(argv)
+        if "list-sessions" in argv:
+            return "     2 1000 anna seat0 tty2\n    c1  120 gdm  seat0 tty1\n\n"
+        anna = "Seat=seat0\nClass=user\nActive=yes\nIdleHint=no\nLockedHint=yes\n"
+        return f"{anna}\nSeat=seat0\nClass=greeter\n"
+
+    assert owner.sessions(loginctl) == [
+        {**GNOME, "LockedHint": "yes"},
+        {"Seat": "seat0", "Class": "greeter"},
+    ]
+    assert asked[1][:4] == ["loginctl", "show-session", "2", "c1"]
+    assert owner.sessions(lambda _argv: "") == []
+
+
+def test_a_command_that_is_missing_or_hangs_says_nothing(monkeypatch):
+    monkeypatch.setattr(owner, "PATIENCE", 0.2)
+    assert owner.output(["tandem-no-such-command"]) == ""
+    assert owner.output(["sleep", "60"]) == ""
+
+
+PMON = """# gpu         pid   type     sm    mem    enc    dec    command
+# Idx           #    C/G      %      %      %      %    name
+    0       2210      G      2      1      -      -    Xorg
+    0       3120      G     35     12      -      -    blender
+    0       4000      C     90     40      -      -    python
+    1          -      -      -      -      -      -    -
+"""
+
+
+def test_programs_that_use_a_card():
+    assert owner.busy_cards(lambda _argv: PMON) == [3120, 4000]
+    assert owner.busy_cards(lambda _argv: "") == []
+
+
+def test_the_system_and_the_user_that_trains_are_nobody():
+    users = (0, 120, 65534, 61184, os.getuid(), 1000 + (os.getuid() == 1000))
+    assert [owner.is_other(user) for user in users] == [False] * 5 + [True]
+
+
+def test_others_count_by_what_they_have_of_the_processors(monkeypatch):
+    clock, had = [0.0], [{}]
+    monkeypatch.setattr(owner.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(owner, "spent", lambda: dict(had[0]))
+    signs = owner.Signs(["processors"], "/nowhere")
+    found = []
+    for second in range(0, 60, 2):  # a job of 20 s that takes a whole processor
+        clock[0] = float(second)
+        had[0] = {("7", "1"): 100.0 + min(20, max(0, second - 10)), ("8", "1"): second / 100}
+        found.append(signs.present())
+    busy = [2 * n for n, sign in enumerate(found) if sign]
+    assert busy[0] in (16, 18) and busy[-1] in (32, 34) and set(found) == {"", "processors"}
+
+
+def test_what_was_spent_before_the_first_look_counts_for_nothing(monkeypatch):
+    monkeypatch.setattr(owner, "spent", lambda: {("7", "1"): 1e6})
+    signs = owner.Signs(["processors"], "/nowhere", window=0.0)
+    assert [signs.present(), signs.present()] == ["", ""]
+
+
+def test_only_what_is_agreed_is_looked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(owner, "sessions", lambda: [GNOME])
+    assert owner.Signs(["asked"], str(tmp_path)).present() == ""
+    assert owner.Signs(list(SIGNS), str(tmp_path)).present() == "seat"
+    (tmp_path / "anna").touch()
+    assert owner.Signs(["asked"], str(tmp_path)).present() == "asked"
+    assert list(owner.CHECKS) == list(SIGNS)
+
+
+def test_the_guard_tells_when_the_owner_is_back_and_when_not(guards, tmp_path):
+    away = tmp_path / "away"
+    away.mkdir()
+    guard = guards()
+    launch = workers("import time; time.sleep(60)")
+    guard.start(tmp_path, launch, owner_signs=["asked"], away_dir=str(away))
+    guard.wait_for("started")
+    (away / "anna").touch()
+    assert guard.wait_for("owner")["sign"] == "asked"
+    (away / "anna").unlink()
+    guard.frames.clear()
+    assert guard.wait_for("owner")["sign"] is None
+    guard.send(type="kill")
+    assert guard.wait_for("exit")["left"] == []
+    told = [frame for frame in guard.frames if frame["type"] == "exit"]
+    assert all("stream(" not in one["command"] for one in told[0]["ended"])
+
+
+def test_a_sign_that_nobody_knows_is_refused():
+    hello = b'{"type":"hello","protocol":1,"way":"service"}\n'
+    frames = Frames((0,), "r")
+    (_, told) = list(frames.feed(hello + b'{"type":"owner","sign":"card"}\n'))
+    assert told[0]["sign"] == "card"
+    with pytest.raises(Exception, match="sign"):
+        list(frames.feed(b'{"type":"owner","sign":"a word of its own"}\n'))

@@ -1,0 +1,158 @@
+"""Machines that somebody works at: what the inventory says of them, and who takes part when."""
+
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from contract.errors import UserError
+from launcher import owners
+from launcher.machines import inventory, owned
+from launcher.machines.owned import Owner
+from launcher.owners import Owners, Report
+from launcher.plan.preflight import OpenMachines
+from tests.unit.launcher.launcher_values import facts, host
+from tests.unit.launcher.test_inventory import document
+
+MONDAY = datetime(2026, 11, 23, 20, 0)
+IN_THE_MORNING = datetime(2026, 11, 24, 9, 0)
+YIELDS, NIGHTS = Owner(yields=True), Owner(hours=owned.hours("19:00-07:30,sat,sun"))
+FREE = Report(free_since=0.0, why="", fit=True)
+USED = Report(None, owned.SIGNS["seat"])
+LONG_AGO = -1e6
+
+
+@pytest.mark.parametrize(
+    ("text", "day", "has"),
+    [
+        ("19:00-07:30", "2026-11-23T19:00", True),
+        ("19:00-07:30", "2026-11-23T18:59", False),
+        ("19:00-07:30", "2026-11-24T07:29", True),
+        ("19:00-07:30", "2026-11-24T07:30", False),
+        ("19:00-07:30", "2026-11-23T03:00", True),  # Sunday's night reaches into Monday
+        ("sat,sun", "2026-11-28T12:00", True),
+        ("sat,sun", "2026-11-30T00:00", False),
+        ("19:00-07:30,sat,sun", "2026-11-28T12:00", True),
+        ("12:00-13:00, 18:00-24:00", "2026-11-27T23:59", True),
+        ("12:00-13:00, 18:00-24:00", "2026-11-27T00:00", False),
+    ],
+)
+def test_hours_go_over_midnight_and_over_the_week(text, day, has):
+    assert owned.hours(text).has(datetime.fromisoformat(day)) is has
+
+
+@pytest.mark.parametrize(
+    ("word", "text", "said"),
+    [
+        ("owner", "maybe", "owner is 'maybe': the only word is yields: write owner=yields, or"),
+        ("hours", "19:00-19:00", "19:00-19:00 is no span of time: write spans of each day like"),
+        ("hours", "10:00-24:30", "10:00-24:30 is no span of time"),
+        ("hours", "19:00-07:30,07:00-08:00", "19:00-07:30 and 07:00-08:00 overlap"),
+        ("hours", "sat,sat", "sat and sat overlap"),
+        ("hours", "25:00-26:00", "'25:00-26:00' is neither a span of time nor a day"),
+        ("hours", "19:00-07:30,", "'' is neither a span of time nor a day"),
+        ("idle_minutes", "0", "that is no number of minutes up to 1440: write minutes, like 10"),
+        ("idle_minutes", "ten", "that is no number of minutes"),
+        ("away_dir", "away", "that is no path from /"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused_in_one_sentence(word, text, said):
+    words = {"ansible_host": "192.0.2.1", word: text}
+    with pytest.raises(UserError) as caught:
+        inventory.parse(document(pc3=words), Path("inventory.ini"))
+    (problem,) = caught.value.problems
+    assert problem.startswith("pc3: in inventory.ini ") and said in problem
+
+
+def test_words_of_the_inventory_become_what_is_agreed():
+    words = {"owner": "yields", "hours": "sat", "idle_minutes": "2.5", "away_dir": "/tmp/away"}
+    (found,) = inventory.parse(document(pc3={"ansible_host": "192.0.2.1", **words}), Path("i.ini"))
+    assert found.owner == Owner(True, owned.hours("sat"), 150.0, "/tmp/away")
+    assert found.owner.told() == "yields to its owner and is used in its hours alone (sat)"
+    assert [Owner().signs, NIGHTS.signs, YIELDS.signs] == [(), ("asked",), tuple(owned.SIGNS)]
+
+
+@pytest.mark.parametrize(
+    ("owner", "report", "inside", "day", "now", "why"),
+    [
+        (Owner(), FREE, False, MONDAY, 0.0, None),
+        (NIGHTS, FREE, False, MONDAY, 0.0, None),
+        (NIGHTS, FREE, True, IN_THE_MORNING, 0.0, "it is outside its hours (19:00-07:30,sat,sun)"),
+        (YIELDS, USED, True, MONDAY, 0.0, "somebody works at it"),
+        (YIELDS, FREE, False, MONDAY, 599.0, "nobody has used it for less than 10 min"),
+        (YIELDS, FREE, False, MONDAY, 600.0, None),
+        (YIELDS, FREE, True, MONDAY, 1.0, None),
+        (Owner(), Report(), False, MONDAY, 0.0, "it does not answer"),
+    ],
+)
+def test_why_a_machine_takes_no_part(owner, report, inside, day, now, why):
+    assert owners.absence(host(1, owner=owner), report, inside, day, now) == why
+
+
+def regroup(inside, reports, now, changed=0.0, owner=YIELDS):
+    hosts = [host(number, owner=owner) for number in (1, 2, 3)]
+    named = dict(zip([one.name for one in hosts], reports))
+    return owners.regroup(hosts, inside, named, MONDAY, now, changed)
+
+
+ALL = ["node1", "node2", "node3"]
+
+
+@pytest.mark.parametrize(
+    ("inside", "reports", "now", "changed", "why"),
+    [
+        (ALL, [FREE, FREE, FREE], 1.0, 0.0, None),
+        # Node 0 has an owner, too; one that is back is never waited for.
+        (ALL, [USED, FREE, FREE], 1.0, 0.0, "node1 leaves: somebody works at it"),
+        (ALL[:2], [FREE, FREE, USED], 5000.0, 0.0, None),
+        (ALL[:2], [FREE, FREE, FREE], 601.0, 0.0, "node3 can take part"),
+        # Free for long enough, but the machines changed a moment ago.
+        (ALL[:2], [FREE, FREE, FREE], 601.0, 60.0, None),
+        # Nothing is wrong with it only where that was looked at.
+        (ALL[:2], [FREE, FREE, Report(free_since=0.0)], 601.0, 0.0, None),
+        # Leaving goes first.
+        (ALL[:2], [FREE, USED, FREE], 601.0, 0.0, "node2 leaves: somebody works at it"),
+    ],
+)
+def test_when_a_run_goes_on_with_other_machines(inside, reports, now, changed, why):
+    assert regroup(inside, reports, now, changed) == why
+
+
+def test_an_owner_who_comes_and_goes_every_minute_costs_no_more_than_one_start_in_ten():
+    """Two hours of it, a look each second, as the watch does."""
+    hosts, inside, changed = [host(1), host(2, owner=YIELDS)], ["node1", "node2"], 0.0
+    report, starts = FREE, []
+    for second in range(2 * 3600):
+        here = second // 60 % 2 == 1
+        if here:
+            report = USED
+        elif report.free_since is None:
+            report = Report(free_since=float(second), why="", fit=True)
+        reports = {"node1": FREE, "node2": report}
+        if owners.regroup(hosts, inside, reports, MONDAY, float(second), changed):
+            missing = owners.absence(hosts[1], report, "node2" in inside, MONDAY, float(second))
+            inside = ["node1"] if missing else ["node1", "node2"]
+            changed = float(second)
+            starts.append(second)
+    assert starts == [60]  # it leaves once, and never is free for ten minutes
+
+
+def test_without_min_nodes_a_run_needs_those_that_belong_to_the_cluster_alone():
+    hosts = [host(1), host(2), host(3, owner=YIELDS), host(4, owner=NIGHTS)]
+    assert owners.least(None, hosts) == 2
+    assert owners.least(3, hosts) == 3
+    assert owners.least(None, hosts[2:]) == 1
+
+
+def test_one_that_is_back_during_a_run_is_told_and_later_waited_for(monkeypatch):
+    hosts = [host(1), host(2, owner=YIELDS)]
+    found = Owners(hosts, None)
+    found.began(OpenMachines(hosts, {}, {"node1": facts(1), "node2": facts(2)}), None)
+    assert found.regroup() is None
+    found.told("node2", "card")
+    assert found.regroup() == "node2 leaves: somebody else's programs use its card"
+    found.told("node2", None)
+    found.ended()
+    assert found.absent() == {"node2": "nobody has used it for less than 10 min"}
+    assert found.here() == hosts[:1]
+    assert found.waits(2).startswith("at least 2 machines must be free (node2: nobody")
