@@ -79,6 +79,7 @@ def test_recorders_beside_it(tmp_path, figure):
         recorder.sample()
     spent = time.process_time() - before
     recorder.stop()
+    assert (tmp_path / "net.jsonl").read_text().count("\n") >= SECONDS
     figure("all recorders, a second", 1e3 * spent / SECONDS, "ms")
 
 
@@ -105,6 +106,7 @@ def test_a_controller(tmp_path, figure, count):
         ruling.look(float(second), kept.sums)
         spool.drain()
         spent += time.process_time() - before
+    assert [kept.sums.ranks[rank].steps for rank in range(count)] == [2 * SECONDS] * count
     written = sum(path.stat().st_size for path in (tmp_path / "run").rglob("*.jsonl"))
     what = f"{count} guards"
     figure(f"{what}: digests that arrive", arrived / SECONDS / 1000, "kB/s")
@@ -130,7 +132,9 @@ def test_a_controller(tmp_path, figure, count):
 def test_a_machine_that_runs_nothing(figure):
     vitals = Vitals("lo", "", lambda: [GPU])
     before = time.process_time()
-    sizes = [len(json.dumps(vitals.read(), separators=(",", ":"))) + 1 for _ in range(SECONDS)]
+    told = [vitals.read() for _ in range(SECONDS)]
+    sizes = [len(json.dumps(one, separators=(",", ":"))) + 1 for one in told]
     spent = time.process_time() - before
+    assert all(one["gpus"] and one["memory"] for one in told)
     figure("top between runs, of a machine", sum(sizes) / SECONDS / 1000, "kB/s", "5")
     figure("top between runs: that machine's processor", 1e3 * spent / SECONDS, "ms a second")

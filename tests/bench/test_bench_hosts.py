@@ -44,6 +44,7 @@ def test_256_hosts(figure):
         found = json.loads(said.splitlines()[-1])
     finally:
         lab("down")
+    assert found["connect"] > 0 and found["start"] > 0
     figure(f"connecting to {HOSTS} hosts", found["connect"], "s", "10 with starting")
     figure(f"starting a guard's stand-in on {HOSTS} hosts", found["start"], "s")
     figure(f"control side of an idle run, {HOSTS} hosts", found["idle"], "% of a core", "5")

@@ -58,6 +58,7 @@ def test_exposed_sync_is_what_the_step_is_longer_by(figure, images, tmp_path):
         longer = step.seconds - statistics.fmean(apart)
         errors.append(abs(longer - step.network - step.peers))
         limits.append(max(0.05 * step.seconds, 0.01))
+    assert min(limits) > 0  # steps were timed, with and without the others
     figure("exposed sync: error beside the run without it", 1000 * statistics.median(errors), "ms")
     aim = f"{1000 * statistics.median(limits):.0f}"
     figure("exposed sync: what it may be, of these steps", float(aim), "ms")
@@ -99,6 +100,7 @@ def test_what_guard_recorders_and_digests_take(figure, images, tmp_path):
         spent, passed = processor_time(pid) - before, time.monotonic() - began
     finally:
         guard.close()
+    assert spent > 0 and path.read_text().count('"kind": "step"') > 1
     figure("guard with recorders and digests, of one core", 100 * spent / passed, "%", "1")
 
 
@@ -115,5 +117,8 @@ def test_what_the_stopwatch_and_its_lines_take(figure, tmp_path):
         lines.add("step", step=step, epoch=0, samples=8)
         lines.keep_up()
     spent = (time.process_time() - began) / steps
+    lines.end(status="finished")
+    (path,) = tmp_path.rglob("rank0.steps.jsonl")
+    assert path.read_text().count('"kind": "step"') == steps
     figure("stopwatch and lines, a step", 1e6 * spent, "us")
     figure("stopwatch and lines, of a step of 100 ms", 100 * spent / 0.1, "%", "1")

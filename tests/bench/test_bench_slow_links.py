@@ -78,6 +78,7 @@ def test_a_whole_run_with_its_warm_up(figure, tmp_path):
         seen = measure(machines, WHOLE, tmp_path / "whole")
     finally:
         lab("down")
+    assert seen.seconds > 0 and alone.seconds > 0
     one = link_table.whole_run(WHOLE, seen, alone.seconds)
     link_table.write_whole(one)
     figure(

@@ -66,6 +66,7 @@ def test_each_trial_has_its_verdict(cluster, told, tmp_path, name):
 
 @pytest.mark.parametrize(("machines", "steps", "cause"), RECORDED)
 def test_what_a_lab_does_not_have_is_recorded(told, tmp_path, monkeypatch, machines, steps, cause):
+    """Judged with the others, below."""
     run = RunBuilder(tmp_path / "run", **steps).write()
     for node in range(1, 5):
         (run / f"nodes/node{node}/machine.jsonl").unlink()

@@ -1,6 +1,7 @@
 """What readers of outside values take: memory of at most 30 times what they read, which is bounded,
 and no time that grows faster than it."""
 
+import io
 import itertools
 import json
 import time
@@ -9,19 +10,23 @@ from pathlib import Path
 
 import pytest
 
-from contract import runs
+from contract import layout, runs
 from contract.command_line import parse
 from contract.errors import UserError
 from contract.text import PARTS, SHORT, read_text
 from contract.validate import Invalid
 from launcher import folders
+from launcher.machines import inventory, probe
 from launcher.machines.engines import ssh
+from launcher.machines.probes import machine
 from launcher.watch.attempts import RECORDED
 from launcher.watch.guards import Frames
 from planning import PlanError, stacks
+from report import records
 from tests import readers
 from tests.unit.ansible.provision_machines import load
-from tests.unit.launcher.test_validate import HELLO, KNOWN, wire
+from tests.unit.launcher.test_validate import ANSWER, HELLO, KNOWN, TASK, wire
+from tests.unit.report.report_runs import RunBuilder
 
 dry = load("ansible/dry_provision.py")
 verbs = load("tools/verbs.py")
@@ -74,6 +79,8 @@ ELSEWHERE = {
 
 def test_each_reader_has_its_test():
     assert readers.READERS.keys() <= EACH.keys() | ELSEWHERE.keys()
+    grown = {name.partition(":")[0] for name in GROWING} | EACH.keys()
+    assert readers.READERS.keys() <= grown
     for file, name in (test.split("::") for test in ELSEWHERE.values()):
         assert f"\ndef {name}(" in (Path(__file__).parent / file).read_text(), name
 
@@ -137,6 +144,100 @@ def test_lines_of_known_hosts_and_words_take_what_they_are():
         assert taken(ssh.read_known_hosts, content)[0] < 30 * size
     for word in ("x" * size, "--a " * (size // 4), "'" * size):
         assert taken(verbs.options, "train", ["ARGS"], {"ARGS": word})[0] < 30 * size
+
+
+def an_answer(folder, count):
+    text = json.dumps({**ANSWER, "models": ["a"] * (count // 10)})
+    return lambda: probe.read_facts(text, TASK)
+
+
+def a_flood_of_beats(folder, count):
+    beat = {"type": "beat", "unix": 1.0, "running": [2, 3], "disk_free": None}
+    lines = wire(HELLO, *[beat] * (count // 10))
+    return lambda: list(Frames((2, 3), "r").feed(lines))
+
+
+def an_inventory(folder, count):
+    hosts = {f"n{n}": {"ansible_host": f"10.0.{n // 250}.{n % 250}"} for n in range(count // 40)}
+    document = {"_meta": {"hostvars": hosts}, "cluster": {"hosts": list(hosts)}}
+    return lambda: inventory.parse(document, Path("inventory.ini"))
+
+
+def known_hosts(folder, count):
+    return lambda: ssh.read_known_hosts((KNOWN + b"\n") * (count // 5))
+
+
+def words(folder, count):
+    return lambda: verbs.options("train", ["ARGS"], {"ARGS": "--a " * count})
+
+
+def a_recipe(folder, count):
+    path = folder / "recipe.yaml"
+    path.write_text("step_epochs: [" + "1," * (PARTS * count // 44000) + "1]")
+    return lambda: parse(["--config", str(path)])
+
+
+def a_run_of_many(line):
+    def made(folder, count):
+        run = RunBuilder(folder / "run").write()
+        with (run / "nodes/node1/rank0.steps.jsonl").open("a") as file:
+            for number in range(count):
+                file.write(json.dumps({**line, "attempt": number % 900 + 1, "step": number}) + "\n")
+        return lambda: records.read_run(run)
+
+    return made
+
+
+def a_data_set(folder, count):
+    for number in range(count // 40):
+        for split in ("train", "val"):
+            (folder / split / f"c{number}").mkdir(parents=True)
+            (folder / split / f"c{number}" / "0.png").touch()
+
+    def read():
+        layout.images_by_class(folder, "train")
+        assert machine.data(str(folder), folder / "node")["problem"] is None
+
+    return read
+
+
+def a_checkpoint(folder, count):
+    torch, checkpoint = pytest.importorskip("torch"), pytest.importorskip("trainer.checkpoint")
+    content = io.BytesIO()
+    torch.save({str(number): torch.zeros(1) for number in range(count // 20)}, content)
+    return lambda: checkpoint.loaded("it", io.BytesIO(content.getvalue()))
+
+
+GROWING = {
+    "frames": a_flood_of_beats,
+    "facts": an_answer,
+    "inventories": an_inventory,
+    "known hosts": known_hosts,
+    "verbs": words,
+    "recipes": a_recipe,
+    "records: steps": a_run_of_many({"kind": "step", "samples": 1, "seconds": {"data": 1.0}}),
+    "records: starts": a_run_of_many({"kind": "start", "mono": 1.0}),
+    "data sets": a_data_set,
+    "checkpoints": a_checkpoint,
+}
+
+
+@pytest.mark.parametrize("name", GROWING)
+def test_four_times_as_much_takes_no_ten_times_as_long(tmp_path, name):
+    """It takes four times as long where it is linear, and 16 times where it is quadratic. The
+    least of some trials, which are many where one is short."""
+    seconds = []
+    for count in (10_000, 40_000):
+        (tmp_path / str(count)).mkdir()
+        read = GROWING[name](tmp_path / str(count), count)
+        read()
+        trials, until = [], time.process_time() + 0.2
+        while len(trials) < 3 or time.process_time() < until:
+            begin = time.process_time()
+            read()
+            trials.append(time.process_time() - begin)
+        seconds.append(min(trials))
+    assert seconds[1] < 10 * seconds[0], seconds
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "sparse"])

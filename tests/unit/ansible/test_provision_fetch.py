@@ -116,9 +116,10 @@ def test_proxies_of_the_environment_are_used_unless_apt_has_one(monkeypatch):
     ]
 
 
-def test_a_terminal_that_is_another_users_is_no_defect(tmp_path):
+def test_a_terminal_that_is_another_users_is_no_defect(tmp_path, capsys):
     """After `su` it may not be opened; a folder stands in for it, which nobody may write to."""
     progress = fetch.Progress(str(tmp_path))
     progress.begin("wheels")
     with progress.bar("wheels", 1) as advance:
         advance(1)
+    assert capsys.readouterr().err.startswith("tandem: gathering wheels\n")

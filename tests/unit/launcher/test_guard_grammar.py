@@ -24,6 +24,7 @@ NEWER = {
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_the_grammar_is_that_of_python_3_6(path):
+    """What that Python does not know is a SyntaxError here."""
     ast.parse(path.read_text(), feature_version=(3, 6))
 
 
