@@ -1,0 +1,145 @@
+#!/usr/bin/python3
+"""`tandem`: for whoever sits at a PC that trains in others' time: who uses it, and how to say no.
+
+Copied to machines as /usr/local/bin/tandem; Python 3.6, standard library, no rights needed.
+"""
+
+import getpass
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+AWAY = pathlib.Path("/var/lib/tandem/away")
+TEXT = pathlib.Path("/usr/local/share/tandem/owner.txt")
+# What a guard shows of its run (launcher/node/machine_lock.py): any user may claim such a name.
+RUN = re.compile(r" @tandem/(\d{1,10})/([\w@.+-]{1,80})/([\w@.+-]{1,80})$", re.MULTILINE)
+SEAT = ["Seat", "Class", "Desktop", "Type", "IdleSinceHint", "Name"]
+
+
+def output(argv):
+    """What a command prints; "" where there is none."""
+    try:
+        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace").strip()
+
+
+def said_no():
+    """Who said no, and when: {name: text}."""
+    found = {}
+    try:
+        for path in AWAY.iterdir():
+            found[path.name] = time.strftime(
+                "%A %H:%M, %d %B", time.localtime(path.stat().st_mtime)
+            )
+    except OSError:
+        return found
+    return found
+
+
+def runs():
+    """A line for each run on this PC."""
+    text = pathlib.Path("/proc/net/unix").read_text(errors="replace")
+    lines = []
+    for pid, run, holder in sorted(set(RUN.findall(text))):
+        since = output(["ps", "-o", "lstart=", "-p", pid])
+        since = " since {}".format(since) if since else ""
+        lines.append("{} trains on it{} (run {}).".format(holder, since, run))
+    return lines
+
+
+def who():
+    """Who uses this PC, since when, and how to say no."""
+    for line in runs() or ["Nobody trains on this PC now."]:
+        print(line)
+    for name, when in sorted(said_no().items()):
+        print(
+            "{} said `tandem away` on {}: nobody trains here until `tandem back`.".format(
+                name, when
+            )
+        )
+    print()
+    print(TEXT.read_text() if TEXT.exists() else "`tandem away` says no.")
+    return 0
+
+
+def away():
+    """Say no. Runs that are here save and leave."""
+    path = AWAY / getpass.getuser()
+    try:
+        os.close(os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644))
+    except OSError as error:
+        print(
+            "{}: {}: ask whoever set up Tandem here.".format(path, error.strerror), file=sys.stderr
+        )
+        return 1
+    told = "A run that is here saves and leaves within about 20 s" if runs() else "No run is here"
+    print("{}, and none comes until you say `tandem back`.".format(told))
+    return 0
+
+
+def back():
+    """Take it back."""
+    path = AWAY / getpass.getuser()
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        print("You had not said no.")
+    except OSError as error:
+        print(
+            "{}: {}: ask whoever set up Tandem here.".format(path, error.strerror), file=sys.stderr
+        )
+        return 1
+    others = sorted(said_no())
+    if others:
+        print("{} said no, too: only they, or root, can take that back.".format(", ".join(others)))
+    else:
+        print("This PC may be used again when nobody works at it.")
+    return 0
+
+
+def desktop():
+    """Say whether the desktops at this PC's seats tell systemd-logind that nobody uses them."""
+    names = [
+        line.split()[0]
+        for line in output(["loginctl", "list-sessions", "--no-legend"]).split("\n")
+        if line
+    ]
+    told = []
+    for name in names:
+        argv = ["loginctl", "show-session", name, *("--property=" + one for one in SEAT)]
+        lines = [line.partition("=") for line in output(argv).split("\n")]
+        session = {key: value for key, _, value in lines}
+        if session.get("Seat") and session.get("Class", "").startswith("user"):
+            told.append(session)
+    for session in told:
+        which = session.get("Desktop") or session.get("Type") or "session"
+        if session.get("IdleSinceHint", "0") != "0":
+            text = "{}'s {} tells systemd-logind when nobody uses it."
+        else:
+            text = "{}'s {} has not told systemd-logind yet that nobody uses it: if it never does, "
+            text += "lock it on leaving; else this PC counts as used while they are logged in."
+        print(text.format(session.get("Name", "somebody"), which))
+    if not told:
+        print("Nobody is logged in at a seat, so whether the desktop tells is not known yet.")
+    return 0
+
+
+VERBS = {"who": who, "away": away, "back": back, "desktop": desktop}
+
+
+def main(words):
+    if len(words) == 1 and words[0] in VERBS:
+        return VERBS[words[0]]()
+    print("tandem who: who uses this PC, and how to say no", file=sys.stderr)
+    print("tandem away: nobody may train here; tandem back: they may again", file=sys.stderr)
+    print("tandem desktop: whether your desktop says that nobody uses it", file=sys.stderr)
+    return 0 if words in (["help"], ["--help"], ["-h"]) else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,94 @@
+"""`tandem`, the command for whoever sits at a PC that trains in others' time."""
+
+import getpass
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.machines.owned import AWAY
+from launcher.node import machine_lock
+
+FILES = Path(__file__).resolve().parents[3] / "ansible/roles/owner/files"
+
+
+@pytest.fixture
+def tandem(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("tandem_command", FILES / "tandem.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert str(module.AWAY) == AWAY
+    monkeypatch.setattr(module, "AWAY", tmp_path)
+    monkeypatch.setattr(module, "TEXT", FILES / "owner.txt")
+    return module
+
+
+def test_no_is_said_and_taken_back_by_whoever_said_it(tandem, tmp_path, capsys):
+    assert tandem.main(["away"]) == tandem.main(["away"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == [getpass.getuser()]
+    assert "none comes until you say `tandem back`." in capsys.readouterr().out
+    assert tandem.main(["back"]) == 0
+    assert list(tmp_path.iterdir()) == []
+    assert "may be used again" in capsys.readouterr().out
+    assert tandem.main(["back"]) == 0
+    assert "You had not said no." in capsys.readouterr().out
+
+
+def test_another_person_s_no_stays(tandem, tmp_path, capsys):
+    (tmp_path / "berta").touch()
+    tandem.main(["away"])
+    tandem.main(["back"])
+    assert "berta said no, too: only they, or root, can take that back." in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["berta"]
+
+
+def test_a_link_in_its_place_is_not_followed(tandem, tmp_path, capsys):
+    (tmp_path / getpass.getuser()).symlink_to(tmp_path / "victim")
+    assert tandem.main(["away"]) == 1
+    assert "ask whoever set up Tandem here" in capsys.readouterr().err
+    assert not (tmp_path / "victim").exists()
+
+
+def test_who_uses_it_since_when_and_how_to_say_no(tandem, tmp_path, capsys):
+    name = f"\0tandem/{os.getpid()}/run-7/anna@office"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mark:
+        mark.bind(name[: machine_lock.LONGEST])
+        assert tandem.main(["who"]) == 0
+    said = capsys.readouterr().out
+    assert "anna@office trains on it since " in said and "(run run-7).\n" in said
+    assert "tandem away     not now: training leaves this PC" in said
+    (tmp_path / "berta").touch()
+    tandem.main(["who"])
+    assert "berta said `tandem away` on " in capsys.readouterr().out
+
+
+def sessions(monkeypatch, tandem, **changes):
+    session = {"Seat": "seat0", "Class": "user", "Name": "anna", "Desktop": "GNOME", **changes}
+    shown = "\n".join(f"{name}={value}" for name, value in session.items())
+    answers = {"list-sessions": "2 1000 anna seat0", "show-session": shown}
+    monkeypatch.setattr(tandem, "output", lambda argv: answers[argv[1]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"IdleSinceHint": "1764000000000000"}, "anna's GNOME tells systemd-logind when nobody"),
+        ({"IdleSinceHint": "0", "Desktop": ""}, "anna's session has not told systemd-logind yet"),
+        ({"Seat": ""}, "Nobody is logged in at a seat"),
+    ],
+)
+def test_whether_the_desktop_tells(tandem, monkeypatch, capsys, changes, said):
+    sessions(monkeypatch, tandem, **changes)
+    assert tandem.main(["desktop"]) == 0
+    assert capsys.readouterr().out.startswith(said)
+
+
+def test_what_it_does_not_know_is_answered_by_what_it_does():
+    command = [sys.executable, "-IB", str(FILES / "tandem.py")]
+    asked = subprocess.run([*command, "go"], capture_output=True, text=True)
+    assert (asked.returncode, asked.stderr.count("tandem away: nobody may train here")) == (2, 1)
+    assert subprocess.run([*command, "help"], capture_output=True).returncode == 0
