@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from contract import digests
+from launcher.collect import RECORDS
 from tests.lab import chaos_standin, chaos_trial, liar
 from tests.lab.chaos_run import CHECKOUT, Running
 
@@ -160,10 +162,11 @@ def assert_clean(run) -> None:
     assert [name for name in told if not NAMES.fullmatch(name)] == []
 
 
+OF_MACHINE = "|".join(map(re.escape, (*RECORDS, digests.NAME, "launch.log")))
 NAMES = re.compile(
     r"(attempts|plan|summary)\.json|report\.(html|txt)|series\.csv|controller\.(log(\.first|\.\d)?|pid)|"
     r"nodes/node(1/rank0|2/rank1)\.(log(\.first|\.\d)?|steps\.jsonl)|"
-    r"nodes/node[12]/(exit\.json|iostat\.json|(net|gpu|mounts)\.jsonl|launch\.log)|"
+    rf"nodes/node[12]/({OF_MACHINE})|"
     r"samples/(rank0|rank1)\.[12]\.csv|checkpoints/node[12]/(best|step-\d+)\.pt"
 )
 
