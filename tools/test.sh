@@ -75,10 +75,11 @@ long)
     ;;
 esac
 part "lint" tools/lint.sh
-# worksteal: neighbours stay in one process, so that fixtures that they share are made once.
-check "unit tests" -m "not long" --numprocesses=auto --dist=worksteal tests/unit
+# worksteal: neighbours stay in one process, so that fixtures that they share are made once. One process more than there
+# are cores, since some tests wait for guards or ranks.
+check "unit tests" -m "not long" --numprocesses=$(($(nproc) + 1)) --dist=worksteal tests/unit
 part "both Ansibles" tools/cores.sh
-check "training tests" tests/train
+check "training tests" --numprocesses=2 --dist=loadscope tests/train
 spare runs .tandem .venv-core2.16
 if [ "$(id -u)" = 0 ]; then
     # They mostly wait for machines, so two processes share them, the longest file first; tests/lab/conftest.py says

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
+from tests.by_group import ByGroup
 from tests.lab.site_plays import draw_digits, gather_bundle
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -80,16 +80,7 @@ def pytest_collection_modifyitems(items):
 
 def pytest_xdist_make_scheduler(config, log):
     """One process runs all tests of a file, and all files that share machines, in order."""
-    # (xdist's own groups, --dist=loadgroup, are lost with pytest 9.2: its ids cannot be changed.)
-    return ByMachines(config, log)
-
-
-class ByMachines(LoadScopeScheduling):
-    """Hands whole groups of files to the processes of xdist."""
-
-    def _split_scope(self, nodeid):
-        name = Path(nodeid.partition("::")[0]).name
-        return SHARED.get(name, name)
+    return ByGroup(config, log, SHARED)
 
 
 @dataclass(frozen=True)
