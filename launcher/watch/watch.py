@@ -14,11 +14,10 @@ from launcher.machines.engine import Process
 from launcher.owners import Owners
 from launcher.plan.plan import Plan
 from launcher.terminal import Stopper, WaitNotice, wakeup
-from launcher.watch.digests import Digests
+from launcher.watch.digests import Digests, Ruling
 from launcher.watch.failures import Failure, first_of
 from launcher.watch.guards import LEASE, Guarded, task
 from launcher.watch.lines import RunLogs
-from launcher.watch.ruling import Ruling
 
 RENEW_EVERY = 1.0
 # A stall of 8 s makes TCP silent for up to 12.6 s (docs/guard-protocol.md); a frozen machine has to

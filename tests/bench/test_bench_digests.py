@@ -16,9 +16,8 @@ from launcher.node.task import read_task
 from launcher.node.vitals import Vitals
 from launcher.progress import Follower
 from launcher.status import lines
-from launcher.watch.digests import Digests
+from launcher.watch.digests import Digests, Ruling
 from launcher.watch.guards import Frames
-from launcher.watch.ruling import Ruling
 
 RUN, SECONDS = "20260101T000000Z-resnet50-64n", 60
 GPU = {"index": 0, "utilization": 98.0, "memory_used": 9663676416, "temperature": 71.0}

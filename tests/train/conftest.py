@@ -1,6 +1,9 @@
-"""Which training tests share a process where several run them (--dist=loadscope)."""
+"""What training tests share: images and, where several processes run them (--dist=loadscope),
+which of them."""
 
 import pytest
+
+from tests.trainer_ranks import make_images
 
 # Runs of the launcher wait for one another, since they have this machine's nodes, and each moves
 # runs/latest.
@@ -14,3 +17,9 @@ def pytest_xdist_make_scheduler(config, log):
     from tests.by_group import ByGroup
 
     return ByGroup(config, log, GROUPS)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """The folder of a data set that no test changes."""
+    return make_images(tmp_path_factory.mktemp("images"), per_class=41)

@@ -3,13 +3,11 @@
 import shutil
 import signal
 
-import pytest
 import torch
 
 from tandem.compat import load_tensors
 from tests.trainer_ranks import (
     end,
-    make_images,
     run_ranks,
     start_ranks,
     steps_done,
@@ -22,11 +20,6 @@ ARGV = [
     "--augment", "shift", "--epochs", 6, "--checkpoint_every", 3, "--log_every", 1, "--workers", 0,
     "--evaluate_every", 6, "--resume", "auto",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return make_images(tmp_path_factory.mktemp("images"), per_class=41)
 
 
 def argv(images, output, model, *more):

@@ -31,11 +31,6 @@ ARGV = [
 NODES = [1, 1, 1]
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return make_images(tmp_path_factory.mktemp("images"), per_class=41)
-
-
 def argv(images, output, *more):
     return ["--data", images, "--output", output, *ARGV, *more]
 

@@ -7,19 +7,13 @@ import subprocess
 import sys
 import time
 
-import pytest
 import torch
 
 from contract.errors import STOPPED
 from tandem.compat import load_tensors
-from tests.trainer_ranks import make_images, run_ranks, steps_done, trainer
+from tests.trainer_ranks import run_ranks, steps_done, trainer
 
 PATIENCE = 60  # seconds in which all are to be gone, on a machine that does other things too
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return make_images(tmp_path_factory.mktemp("images"), per_class=41)
 
 
 def argv(images, output, *more):

@@ -82,6 +82,12 @@ def wrapped(tmp_path, monkeypatch):
     return hosts, nodes
 
 
+TASK = {
+    **{"peers": [], "ports": [47401], "packages": [], "distributions": False, "paths": []},
+    **{"models": None, "data": "/none"},
+}
+
+
 def test_an_engine_is_one_new_file(wrapped, tmp_path):
     """Questions, code, ways between the machines, guards and records go through it."""
     hosts, nodes = wrapped
@@ -89,23 +95,9 @@ def test_an_engine_is_one_new_file(wrapped, tmp_path):
     with pytest.raises(UserError, match="on node1 this path would begin nowhere"):
         hosts[0].data_path("data/digits")
 
-    task = {
-        "peers": [],
-        "ports": [47401],
-        "packages": [],
-        "distributions": False,
-        "paths": [],
-        "models": None,
-    }
-    tasks = {
-        one.name: {
-            **task,
-            "node_dir": one.node_dir,
-            "data": "/none",
-            "guard_python": one.engine.guard_python,
-        }
-        for one in hosts
-    }
+    tasks = {one.name: {**TASK, "node_dir": one.node_dir} for one in hosts}
+    for one in hosts:
+        tasks[one.name]["guard_python"] = one.engine.guard_python
     found, silent = probe.ask_all(nodes, tasks)
     assert silent == {} and found["node2"].guard_python
 

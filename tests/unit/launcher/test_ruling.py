@@ -3,7 +3,7 @@
 import pytest
 
 from contract.digests import Least, RankSums, RunSums
-from launcher.watch.ruling import LEAST_SECONDS, LEAST_STEPS, Ruling
+from launcher.watch.digests import LEAST_SECONDS, LEAST_STEPS, Ruling
 from tests.unit.contract.test_waits import row
 
 TOLD = "network: 0.40 s of 0.90 s a step; `make report` says what to do"

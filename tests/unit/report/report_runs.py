@@ -281,46 +281,20 @@ class RunBuilder:
         exact_rate = self.exact_sent * self.exact / warm if warm else 0.0
         shared = len(self.hosts) if self.connection == "local" else 1
         net, gpu, mounts = [], [], []
+        card = {"index": 0, "utilization": 100, "memory_used": 9 * 10**9, "temperature": 71}
+        card |= {"power": 180.0, "clock_sm": 1770}
         for second in range(int(self.wall) + 1):
             since = min(max(0.0, second - START), self.loop_seconds)
             sent = exact_rate * min(since, warm) + rate * max(0.0, since - warm)
             moved = int(shared * sent)
-            mono = GUARD + second
-            net.append(
-                {
-                    "attempt": self.attempt,
-                    "mono": mono,
-                    "interface": "eth0",
-                    "rx_bytes": moved,
-                    "tx_bytes": moved,
-                    "rx_dropped": 0,
-                    "tx_dropped": 0,
-                    "tcp_retransmits": second,
-                    "speed_mbit": self.speed_mbit,
-                    "peers": self.peers(rank, since),
-                }
-            )
-            gpu.append(
-                {
-                    "attempt": self.attempt,
-                    "mono": mono,
-                    "index": 0,
-                    "utilization": 100,
-                    "memory_used": 9 * 10**9,
-                    "temperature": 71,
-                    "power": 180.0,
-                    "clock_sm": 1770,
-                }
-            )
-            mounts.append(
-                {
-                    "attempt": self.attempt,
-                    "mono": mono,
-                    "mount": "/srv/tandem/data",
-                    "type": "nfs4",
-                    "read_bytes": int(self.mounts * 1e6 * second),
-                }
-            )
+            when = {"attempt": self.attempt, "mono": GUARD + second}
+            bytes_moved = {"rx_bytes": moved, "tx_bytes": moved, "rx_dropped": 0, "tx_dropped": 0}
+            more = {"tcp_retransmits": second, "speed_mbit": self.speed_mbit}
+            more["peers"] = self.peers(rank, since)
+            net.append({**when, "interface": "eth0", **bytes_moved, **more})
+            gpu.append({**when, **card})
+            read = int(self.mounts * 1e6 * second)
+            mounts.append({**when, "mount": "/srv/tandem/data", "type": "nfs4", "read_bytes": read})
         self.append(f"nodes/{host}/net.jsonl", net)
         if self.gpu:
             self.append(f"nodes/{host}/gpu.jsonl", gpu)
