@@ -10,7 +10,7 @@ from typing import TypeVar
 from report.accounting import Accounting, account, attempt_numbers
 from report.advice import NONE, Advice, Remedy, advise
 from report.bottleneck import Seen, bottleneck
-from report.devices import GpuUse, MemoryUse, gpu_use, memory_use
+from report.devices import GpuUse, MemoryUse, gpu_joules, gpu_use, memory_use
 from report.digests import with_digests
 from report.disk import DiskUse, ShareUse, disk_use, share_use
 from report.files import Entry, dicts, number, open_record
@@ -22,6 +22,7 @@ from report.progress import (
     Span,
     TimePoint,
     hundred_epochs,
+    images_and_seconds,
     images_per_second,
     learning_curve,
     step_spans,
@@ -96,6 +97,10 @@ def analyse(folder: Path) -> Analysis:
     summary["advice"] = [told(run, one) for one in (*advice.remedies, advice.together) if one]
     summary["predicted"] = predicted_of(run)
     gpus = gpu_use(run)
+    images, joules = images_and_seconds(run)[0], gpu_joules(gpus)
+    summary["gpu_joules"] = None if joules is None else round(joules)
+    per_image = joules / images if joules is not None and images else None
+    summary["gpu_joules_per_image"] = None if per_image is None else round(per_image, 4)
     failure = headline_of(summary["status"], summary["first_cause"], run.told_until)
     return Analysis(
         run=run,

@@ -25,10 +25,16 @@ class GpuUse:
     utilization: float
     memory_peak: float  # bytes
     power: float | None  # watts, mean
+    seconds: float  # that the loop took
     temperature: float | None  # celsius, highest
     clock: float | None  # MHz, lowest
     # Name of a figure -> (seconds since the loop began, value)
     series: Mapping[str, Points] = field(default_factory=dict)
+
+    @property
+    def joules(self) -> float | None:
+        """What the card took, by its own sensor; what is around it is not in it."""
+        return None if self.power is None else self.power * self.seconds
 
 
 MOST_GPUS = 64  # of a machine
@@ -61,8 +67,10 @@ def gpu_use(run: Run) -> list[GpuUse]:
     windows = loop_windows(run)
     found = []
     for host, path in run.gpu.items():
+        loops = windows.get(host, [])
+        lasted = {window.attempt: window.seconds for window in loops}
         cards: dict[tuple[int, int], dict[str, Figures]] = {}
-        for window, mono, line in within(path, windows.get(host, [])):
+        for window, mono, line in within(path, loops):
             index = natural_number(line.get("index")) or 0
             if index >= MOST_GPUS:
                 continue
@@ -72,12 +80,14 @@ def gpu_use(run: Run) -> list[GpuUse]:
                 value = number(line.get(name))
                 if value is not None:
                     figures.add(mono - window.start, value)
-        found += [one_gpu(host, *card, cards[card]) for card in sorted(cards)]
+        found += [one_gpu(host, *card, lasted[card[0]], cards[card]) for card in sorted(cards)]
     return found
 
 
-def one_gpu(host: str, attempt: int, index: int, seen: dict[str, Figures]) -> GpuUse:
-    """The figures of one card."""
+def one_gpu(
+    host: str, attempt: int, index: int, seconds: float, seen: dict[str, Figures]
+) -> GpuUse:
+    """The figures of one card, in a loop of so many seconds."""
     return GpuUse(
         host=host,
         attempt=attempt,
@@ -85,10 +95,18 @@ def one_gpu(host: str, attempt: int, index: int, seen: dict[str, Figures]) -> Gp
         utilization=seen["utilization"].mean or 0.0,
         memory_peak=seen["memory_used"].most or 0.0,
         power=seen["power"].mean,
+        seconds=seconds,
         temperature=seen["temperature"].most,
         clock=seen["clock_sm"].least,
         series={name: figures.series.points for name, figures in seen.items()},
     )
+
+
+def gpu_joules(uses: list[GpuUse]) -> float | None:
+    """What all cards took in all attempts; None where one did not say."""
+    taken = [use.joules for use in uses]
+    known = [one for one in taken if one is not None]
+    return sum(known) if known and len(known) == len(taken) else None
 
 
 @dataclass(frozen=True)

@@ -136,6 +136,12 @@ def step_spans(run: Run) -> list[Span]:
 
 def images_per_second(run: Run) -> float | None:
     """Training images of all ranks over the time of the step lines (mean over ranks)."""
+    images, seconds = images_and_seconds(run)
+    return images / seconds if seconds > 0 else None
+
+
+def images_and_seconds(run: Run) -> tuple[float, float]:
+    """How many images all ranks trained on in all attempts, and how long their steps took."""
     images = seconds = 0.0
     for attempt in {record.attempt for record in run.ranks}:
         records = [r for r in run.ranks if r.attempt == attempt and len(r.steps)]
@@ -143,7 +149,7 @@ def images_per_second(run: Run) -> float | None:
             world = max(len(records), int(number(records[0].start.get("world_size")) or 0))
             images += world * statistics.fmean(sum(record.steps.samples) for record in records)
             seconds += statistics.fmean(sum(record.steps.total) for record in records)
-    return images / seconds if seconds > 0 else None
+    return images, seconds
 
 
 def hundred_epochs(run: Run, accounting: Accounting) -> float | None:

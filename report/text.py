@@ -187,6 +187,10 @@ def gpu_section(analysis: Analysis) -> list[str]:
     if not analysis.gpus:
         return []
     lines = ["GPUS  (while training ran)", *aligned(tables.gpus(analysis.gpus))]
+    joules, each = (analysis.summary[f"gpu_joules{of}"] for of in ("", "_per_image"))
+    if joules is not None:
+        image = f", {three_digits(each)} J an image" if each else ""
+        lines += wrap(f"The cards took {three_digits(joules / 3600)} Wh{image}; the PCs took more.")
     return lines + wrap(
         "`resident` is what nvidia-smi calls utilisation: it also counts waiting for gradients, so "
         "nothing is concluded from it."

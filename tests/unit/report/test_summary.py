@@ -16,7 +16,7 @@ from tests.unit.report.report_runs import BOTTLENECKS, GUARD, START, STEP, RunBu
 FIELDS = {
     "status", "nodes", "world_size", "attempts", "first_cause", "best_top1", "final_top1", "epochs",
     "steps", "images_per_second", "wall_seconds", "seconds", "bytes_sent_per_step", "sync",
-    "bottleneck", "advice", "predicted",
+    "bottleneck", "advice", "predicted", "gpu_joules", "gpu_joules_per_image",
 }  # fmt: skip
 
 
@@ -37,6 +37,23 @@ def test_summary_has_every_field_and_adds_up(tmp_path):
     assert summary["best_top1"] == summary["final_top1"] == pytest.approx(0.9)
     assert summary["images_per_second"] == pytest.approx(128 / 0.138, rel=1e-4)
     assert summary["bytes_sent_per_step"] == pytest.approx(153.3e6, rel=0.05)
+
+
+def test_what_the_cards_took_is_told_a_run_and_an_image(tmp_path):
+    """180 W of each of four cards, as long as their loops; nothing where a card does not say."""
+    folder = RunBuilder(tmp_path / "run", gpu=True).write()
+    analysis = analyse(folder)
+    images = 2 * 120 * 128
+    joules = sum(180.0 * use.seconds for use in analysis.gpus)
+    assert len(analysis.gpus) == 4 and all(use.seconds > 240 * 0.138 for use in analysis.gpus)
+    assert analysis.summary["gpu_joules"] == round(joules)
+    assert analysis.summary["gpu_joules_per_image"] == pytest.approx(joules / images, rel=0.001)
+    said = f"The cards took {joules / 3600:.2f} Wh, {joules / images:.2f} J an image"
+    assert said in " ".join(render_text(analysis).split())
+    path = folder / "nodes/node2/gpu.jsonl"
+    path.write_text(path.read_text().replace('"power": 180.0', '"power": null'))
+    assert analyse(folder).summary["gpu_joules"] is None
+    assert "The cards took" not in render_text(analyse(folder))
 
 
 @pytest.mark.parametrize(
