@@ -76,6 +76,8 @@ READERS = {
 UNREACHED = {
     ("tandem/compat.py", 'if "weights_only"'): "torch 1.12, by test_trainer_pickles.py",
     ("tandem/compat.py", 'return torch.load(file, map_location="cpu", pickle'): "the same",
+    ("tandem/sync/feedback.py", "if not isinstance(state, dict)"): "a script's: test_attach.py",
+    ("tandem/sync/feedback.py", 'raise ValueError("no dict")'): "the same",
     ("trainer/resume.py", "if wanted is None"): "no option to resume",
     ("trainer/resume.py", "return"): "no option to resume",
     ("trainer/resume.py", "if best[1] is None"): "several files, by test_train_resume.py",

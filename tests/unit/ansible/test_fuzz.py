@@ -421,7 +421,11 @@ def test_how_a_machine_is_between_runs_is_read_or_not_known(said):
 @quick(max_examples=25)
 @given(
     st.one_of(
-        st.text(max_size=20), cut("stack: cu126\n"), st.just("[" * 5000), st.just("2026-99-99")
+        st.text(max_size=20),
+        cut("stack: cu126\n"),
+        st.just("[" * 5000),
+        st.just("2026-99-99"),
+        st.just("#" * 70_000),
     )
 )
 def test_a_kept_stack_is_refused_or_read(text):

@@ -341,7 +341,7 @@ NAMES = (
 KINDS = (
     "image", "empty", "no image", "cut", "folder", "empty folder", "circle", "nowhere", "fails",
     "no file", "to an image", "many pixels", "grey16", "grey", "palette", "turned", "cut EXIF",
-    "no EXIF",
+    "no EXIF", "progressive", "large",
 )  # fmt: skip
 
 
@@ -353,6 +353,7 @@ DRAWN = {
     "grey": ("L", "PNG", {}),
     "turned": ("RGB", "JPEG", {"exif": SIDEWAYS}),
     "cut EXIF": ("RGB", "JPEG", {"exif": SIDEWAYS[:15]}),
+    "progressive": ("RGB", "JPEG", {"progressive": True}),
     "no EXIF": ("RGB", "PNG", {"exif": b"Exif\0\0it says that it is"}),
 }
 
@@ -370,6 +371,9 @@ def put(path, kind, good):
     elif kind == "to an image":
         path.with_name("..target").write_bytes(good)
         path.symlink_to("..target")
+    elif kind == "large":
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
     elif kind == "many pixels":
         bomb(path, 9000, 1, 0)
     elif kind in DRAWN:

@@ -75,6 +75,8 @@ def test_odd_recipes_are_taken_or_refused_in_a_sentence(tmp_path):
     ends.both(20)
 
 
+# An alias, too many parts, and too many bytes.
+LONG = (LAUGHS.encode(), b"epochs: [" + b"1," * 2000 + b"1]", b"#" * 70_000)
 TEXT = b"epochs: 3\nstep_epochs: [1, 2]\nmodel: resnet18\ncompile: true\n"
 
 
@@ -83,7 +85,7 @@ def test_damaged_recipes_are_taken_or_refused_in_a_sentence(tmp_path):
     path, ends = tmp_path / "recipe.yaml", Ends()
 
     @many(200)
-    @given(damaged(TEXT) | st.sampled_from((b"[1]", b"{", b"nope: 1", b"epochs: {}")))
+    @given(damaged(TEXT) | st.sampled_from((b"[1]", b"{", b"nope: 1", b"epochs: {}", *LONG)))
     def each(content):
         path.write_bytes(content)
         ends.read(["--config", str(path)])
