@@ -10,14 +10,28 @@ from __future__ import annotations
 
 import mmap
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from contract.errors import UserError
 from contract.text import counted
-from launcher.collect import LEAST, SECONDS, Lost, NotHere, move_in, receive, staging
+from launcher.collect import (
+    DISK_LEFT,
+    LEAST,
+    SECONDS,
+    Lost,
+    NotHere,
+    checkpoints,
+    move_in,
+    receive,
+    staging,
+)
+from launcher.collect import newest as newest_step
+from launcher.folders import disk_free
 from launcher.machines.engine import Node, talk
+from launcher.plan.plan import NodePlan
 from launcher.plan.script import WORK
 
 MOST_FILES = 2000  # of a machine
@@ -167,12 +181,37 @@ def spread(
                 continue
             for host, own in there.items():
                 if host != source:
-                    _put(nodes[host], fresh, size, f"{own}/{WORK}/{host}/{file.name}")
+                    put(nodes[host], fresh, size, f"{own}/{WORK}/{host}/{file.name}")
             return file.name
     return None
 
 
-def _put(node: Node, source: Path, size: int, target: str) -> None:
+def hand_on(
+    left: dict[str, Node],
+    parts: list[NodePlan],
+    folder: Path,
+    give: Callable[[Path, int, str], None],
+) -> bool:
+    """Bring the trainer's newest checkpoint here from one of the machines `left`, and `give` it,
+    with its size and its name. Returns whether one arrived. Raises Unwritable."""
+    held = checkpoints(left, parts)
+    tips = {host: tip for host, names in held.items() if (tip := newest_step(names))}
+    there = {part.host: part.output for part in parts}
+    for host in sorted(tips, key=lambda one: tips[one], reverse=True):
+        name, room = tips[host][1], max(0, disk_free() - DISK_LEFT)
+        with staging(folder) as scratch:
+            fresh = scratch / "file"
+            try:
+                size = receive(left[host], f"{there[host]}/checkpoints/{host}/{name}", fresh, room)
+            except NotHere:
+                continue
+            if size and size <= room:
+                give(fresh, size, name)
+                return True
+    return False
+
+
+def put(node: Node, source: Path, size: int, target: str) -> None:
     """Write a file to a machine. Raises UserError."""
     with source.open("rb") as file:
         contents = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

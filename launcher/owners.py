@@ -295,7 +295,9 @@ class Owners:
         try:
             if not found.hosts:
                 return NO_ANSWER
-            problems = [p for p in preflight.alone(host, found, asked) if p.fatal or p.busy]
+            busy = not asked.options.force
+            wrong = preflight.alone(host, found, asked)
+            problems = [p for p in wrong if p.fatal or (p.busy and busy)]
             facts = {**those.facts, **found.facts}
             together = OpenMachines([*those.hosts, host], {}, facts)
             problems += preflight.apart(together, asked)

@@ -17,6 +17,7 @@ from contract.validate import NATURAL, Each, Maybe
 from launcher import collect, folders, hours, outputs
 from launcher.background import MIB, Sizes
 from launcher.folders import relative
+from launcher.machines import engine
 from launcher.machines.engine import Busy, MachineError
 from launcher.machines.inventory import CHECKOUT
 from launcher.options import STORED, WORD, Options, resumed, script_resumed
@@ -324,7 +325,8 @@ class Run:
     def _attempt(self, plan: Plan, reason: str, stopper: Stopper) -> Outcome:
         if self.attempts.list:
             before = self.attempts.list[-1]["nodes"]
-            attempts.set_aside(plan.run, plan.attempt, before, self.machines)
+            if not self._hand_on(plan, before):
+                attempts.set_aside(plan.run, plan.attempt, before, self.machines)
         with waiting(self.terminal, "sending the code"):
             sync_code(plan, self.machines, self.terminal.say)
             if self.script and self.script.layer:
@@ -344,6 +346,30 @@ class Run:
             self.owners.ended()
         self.attempts.end(outcome)
         return outcome
+
+    def _hand_on(self, plan: Plan, before: list[str]) -> bool:
+        """Give node 0 the newest checkpoint of the last attempt, where none of its machines goes
+        on, but their owners have them: by way of here. Returns whether that was so, and done."""
+        stay = {host.name for host in self.machines.hosts} & set(before)
+        hosts = [host for host in self.owners.hosts if host.name in before]
+        if self.script or stay or not any(host.owner.signs for host in hosts):
+            return False
+        first = plan.nodes[0]
+
+        def give(file: Path, size: int, name: str) -> None:
+            attempts.set_aside(plan.run, plan.attempt, before, self.machines, handed=True)
+            target = f"{first.output}/checkpoints/{first.host}/{name}"
+            outputs.put(self.machines.nodes[first.host], file, size, target)
+
+        with waiting(self.terminal, f"giving the newest checkpoint to {first.host}"):
+            left, _ = engine.open_all(hosts)
+            try:
+                parts = [self.parts[name] for name in before if name in self.parts]
+                return outputs.hand_on(left, parts, self.folder, give)
+            except collect.Unwritable as error:
+                raise UserError(not_copied(self.folder, error)) from None
+            finally:
+                engine.close_all(left)
 
     def _report_outcome(self, outcome: Outcome) -> None:
         lines = []

@@ -243,14 +243,17 @@ def _fit(
     return machines, unfit
 
 
-def set_aside(run: str, attempt: int, before: list[str], machines: OpenMachines) -> None:
+def set_aside(
+    run: str, attempt: int, before: list[str], machines: OpenMachines, handed: bool = False
+) -> None:
     """Hide from the trainer the checkpoints of machines that have come back.
 
     `before` names the machines of the attempt before. What others hold may be newer than the point
     from which those went on without them: resuming from it would skip the images that those have
-    trained on since. Raises MachineError.
+    trained on since. Where none of them goes on, all keep what they hold, unless the newest is
+    `handed` on to them. Raises MachineError.
     """
-    if not any(host.name in before for host in machines.hosts):
+    if not handed and not any(host.name in before for host in machines.hosts):
         return
     script = 'test ! -e "$1" || { mkdir -p "$2" && mv "$1" "$2/before-attempt-$3"; }'
     for host in machines.hosts:

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -145,3 +146,28 @@ def test_a_machine_that_cannot_take_it_is_named(nodes, there, run):
     held = outputs.newest(nodes, there, ("out",))
     with pytest.raises(UserError, match="node2: the checkpoint could not be written to "):
         outputs.spread(held, nodes, there, run, 1000)
+
+
+def test_the_newest_that_arrives_is_handed_on(tmp_path, nodes, run):
+    """Of the trainer's checkpoints: node1 names the newest, but holds nothing of that name."""
+    parts, given = [], []
+    for name, steps in (("node1", (9,)), ("node2", (3, 7))):
+        folder = tmp_path / name / "checkpoints" / name
+        folder.mkdir(parents=True)
+        for step in steps:
+            (folder / f"step-{step:08}.pt").write_text(f"{name} {step}")
+        parts.append(SimpleNamespace(host=name, output=str(tmp_path / name)))
+    newest = tmp_path / "node1/checkpoints/node1/step-00000009.pt"
+
+    def give(file, size, name):
+        given.append((file.read_text(), size, name))
+
+    assert outputs.hand_on(nodes, parts, run, give)
+    newest.unlink()
+    newest.mkdir()
+    assert outputs.hand_on(nodes, parts, run, give)
+    assert given == [
+        ("node1 9", 7, "step-00000009.pt"),
+        ("node2 7", 7, "step-00000007.pt"),
+    ]
+    assert not outputs.hand_on({}, parts, run, give)
