@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from contract import prices, runs, strategies
+from contract import strategies
 from contract.errors import UserError
 from contract.options import Options as TrainerOptions
 from contract.runs import run_id
 from contract.text import counted
-from launcher import folders, hours
+from launcher import hours
 from launcher.background import Sizes
 from launcher.machines import inventory
 from launcher.machines.engine import Host
 from launcher.options import Options, trainer_settings
 from launcher.owners import Owners
 from launcher.plan import balance as balancing
-from launcher.plan import code, devices, models, plan, preflight
+from launcher.plan import code, devices, models, plan, predictions, preflight
 from launcher.plan import layer as layers
 from launcher.plan.balance import Balance
 from launcher.plan.plan import AS_ASKED, Plan
@@ -228,7 +226,7 @@ def decide_sync(
 ) -> tuple[TrainerOptions, str]:
     """The same with the strategy that `auto` becomes, and why."""
     nodes, size = len(hosts), settings.image_size
-    found = foreseen(settings, hosts)
+    found = predictions.foreseen(settings, hosts)
     measure = verbs.line(
         "plan",
         NODES=nodes,
@@ -237,7 +235,7 @@ def decide_sync(
         PRECISION=settings.precision,
         ARGS=f"--image_size {size}" if size else None,
     )
-    choice = choose_sync(found.speeds if found else {}, nodes, measure)
+    choice = predictions.choose_sync(found.speeds if found else {}, nodes, measure)
     terminal.say(f"sync {choice.sync}: {choice.why}")
     return replace(settings, sync=choice.sync), choice.why
 
@@ -248,7 +246,11 @@ def decide_balance(
     """How a step's images are divided, said where the parts differ. Raises UserError."""
     hosts, facts = machines.hosts, machines.facts
     alone = len({facts[host.name].machine for host in hosts}) == len(hosts)
-    found = foreseen(settings, hosts) if options.balance == balancing.AUTO and alone else None
+    found = (
+        predictions.foreseen(settings, hosts)
+        if options.balance == balancing.AUTO and alone
+        else None
+    )
     balance = balancing.decide(options.balance, hosts, facts, found.machines if found else {})
     ranks = [part.processes for part in devices.assign(hosts, facts, settings).values()]
     line = balancing.told(balance, hosts, ranks, settings.per_node_batch_size)
@@ -257,36 +259,13 @@ def decide_balance(
     return balance
 
 
-def foreseen(settings: TrainerOptions, hosts: list[Host]) -> runs.Prediction | None:
-    """The same as `prediction`; where there is none, the report first makes one, of an earlier run
-    of the model or of what `make plan` measured, if there is either."""
-    if len(hosts) > 1 and prediction(settings, hosts) is None:
-        asked = {
-            "--nodes": len(hosts),
-            "--model": settings.model,
-            "--batch": settings.per_node_batch_size,
-            "--precision": settings.precision,
-            "--image-size": settings.image_size,
-            "--machines": ",".join(host.name for host in hosts),
-            "--runs": folders.RUNS,
-        }
-        words = [f"{name}={value}" for name, value in asked.items() if value is not None]
-        subprocess.run(
-            [sys.executable, "-m", "report", "plan", *words],
-            cwd=inventory.CHECKOUT,
-            capture_output=True,
-            check=False,
-        )
-    return prediction(settings, hosts)
-
-
 def make_plan(checked: ReadyRun, machines: OpenMachines, **details: Any) -> Plan:
     """The plan of an attempt on these machines; `details` are plan.Request's. Raises UserError."""
     settings = checked.settings
     if isinstance(settings, Script):
         foreseen, sent = None, code.current(settings.folder)
     else:
-        foreseen = predicted(settings, machines.hosts)
+        foreseen = predictions.predicted(settings, machines.hosts)
         sent = code.current(models.folder(settings.model))
     limits = instruction_limits()
     request = plan.Request(
@@ -308,69 +287,13 @@ def make_plan(checked: ReadyRun, machines: OpenMachines, **details: Any) -> Plan
     )
 
 
-def prediction(settings: TrainerOptions, hosts: list[Host]) -> runs.Prediction | None:
-    """What `make plan` predicted for such a run on these machines, if it was asked: images/s over
-    the whole run, its warm-up included."""
-    asked = runs.Setting(
-        settings.model,
-        settings.per_node_batch_size,
-        settings.image_size,
-        settings.precision,
-        tuple(host.name for host in hosts),
-    )
-    found = runs.read_prediction(folders.RUNS, asked, len(hosts))
-    return found and replace(found, speeds=over_a_run(found.speeds, settings))
-
-
-def over_a_run(
-    speeds: dict[tuple[str, int], float], settings: TrainerOptions
-) -> dict[tuple[str, int], float]:
-    """Of images/s after the warm-up, those of a whole run; without a strategy whose warm-up costs
-    what nobody predicted."""
-    phases, found = settings.phases, {}
-    for (spec, nodes), speed in speeds.items():
-        strategy, exact = strategies.known(spec), speeds.get((strategies.EXACT, nodes))
-        if strategy and speed > 0 and exact:
-            found[spec, nodes] = 1 / phases.mean(strategy, 1 / speed, 1 / exact)
-    return found
-
-
-def predicted(settings: TrainerOptions, hosts: list[Host]) -> dict[str, Any] | None:
-    """The same for plan.json: `images_per_second`, `made_unix`; None where this strategy was not
-    predicted."""
-    found = prediction(settings, hosts)
-    speed = found.speed(strategies.parse(settings.sync).spec, len(hosts)) if found else None
-    if found is None or speed is None:
-        return None
-    return {"images_per_second": round(speed, 2), "made_unix": found.made_unix}
-
-
 def warnings(settings: TrainerOptions | Script, hosts: list[Host]) -> list[str]:
     """Sentences on a run that begins nevertheless."""
     if isinstance(settings, Script):
         return []
     strategy = strategies.parse(settings.sync)
     warm_up = settings.phases.all_warm_up(strategy) if len(hosts) > 1 else None
-    return [told for told in (warm_up, slower_than_one(settings, hosts)) if told]
-
-
-def slower_than_one(settings: TrainerOptions, hosts: list[Host]) -> str | None:
-    """A sentence, with what would help, where `make plan` predicts this run to be slower than one
-    machine alone; None where it does not, or was not asked."""
-    found, nodes = prediction(settings, hosts), len(hosts)
-    if found is None or nodes == 1:
-        return None
-    sync = strategies.parse(settings.sync).spec
-    alone, together = found.speed(sync, 1), found.speed(sync, nodes)
-    if alone is None or together is None or together >= alone:
-        return None
-    advised = [(found.speed(one.spec, nodes) or 0.0, one.spec) for one in prices.advised()]
-    speed, better = max(advised)
-    remedy = f"SYNC={better} would give {speed:.0f}" if speed > alone else "train on one machine"
-    return (
-        f"by make plan {nodes} machines with SYNC={sync} are slower than one alone, "
-        f"{together:.0f} against {alone:.0f} images/s: {remedy} (docs/slow-networks.md)"
-    )
+    return [told for told in (warm_up, predictions.slower_than_one(settings, hosts)) if told]
 
 
 def new_id(checked: ReadyRun) -> str:
@@ -379,38 +302,9 @@ def new_id(checked: ReadyRun) -> str:
     return run_id(name, len(checked.hosts), time.time())
 
 
-NEARLY = 1.05  # an exact run that is up to this much slower than the fastest is still preferred
-
-
-class Choice(NamedTuple):
-    """A `--sync`; `why` is one clause for people."""
-
-    sync: str
-    why: str
-
-
 def asks_auto(options: Options) -> bool:
     """Whether the last --sync that the trainer would read is `auto`. Raises UserError."""
     return options.asked("--sync") == strategies.AUTO
-
-
-def choose_sync(speeds: dict[tuple[str, int], float], nodes: int, measure: str) -> Choice:
-    """Chooses by the images/s of each (strategy, number of machines); `speeds` is empty where
-    nothing is known, and the command `measure` then helps."""
-    exact, alone = strategies.EXACT, nodes == 1
-    if alone or (exact, nodes) not in speeds:
-        unknown = f"exact, for make plan knows no such run yet: `{measure}` before it measures one"
-        why = "one machine waits for no other" if alone else unknown
-        return Choice(exact, why)
-    labels = {spec: prices.label_of(strategies.parse(spec)) for spec, n in speeds if n == nodes}
-    safe = [(speeds[spec, nodes], spec) for spec, label in labels.items() if label == "safe"]
-    speed, best = max([*safe, (speeds[exact, nodes], exact)])
-    if best == exact:
-        return Choice(exact, "no strategy that was measured as safe is faster, by make plan")
-    figures = f"{speed:.0f} images/s by make plan, {speeds[exact, nodes]:.0f} with {exact}"
-    if speed <= NEARLY * speeds[exact, nodes]:
-        return Choice(exact, f"{best} would give little more: {figures}")
-    return Choice(best, f"{figures}; safe for accuracy where it was measured")
 
 
 def select(hosts: list[Host], options: Options) -> list[Host]:

@@ -12,7 +12,7 @@ from contract.errors import UserError
 from contract.options import Options as TrainerOptions
 from contract.runs import Setting, may_be_of, prediction_path, prediction_text, run_id
 from launcher import folders
-from launcher.plan import checks
+from launcher.plan import predictions
 from report.__main__ import main
 from tests import fuzz
 from tests.unit.launcher.launcher_values import host
@@ -44,7 +44,7 @@ def plan(runs, *words):
 
 def test_what_the_report_wrote_is_what_a_run_is_told(runs, capsys):
     assert plan(runs) == 0
-    told = checks.predicted(ASKED, HOSTS)
+    told = predictions.predicted(ASKED, HOSTS)
     rows = json.loads(prediction_path(runs, "resnet50", 2).read_text())["rows"]
     (row,) = (row for row in rows if (row["nodes"], row["sync"]) == (2, "allreduce"))
     assert told["images_per_second"] == pytest.approx(row["images_per_second"], abs=0.01)
@@ -56,8 +56,8 @@ def test_what_the_report_wrote_is_what_a_run_is_told(runs, capsys):
 )
 def test_it_is_no_prediction_of_another_run(runs, capsys, other):
     plan(runs)
-    assert checks.prediction(ASKED, HOSTS) is not None
-    assert checks.prediction(replace(ASKED, **other), HOSTS) is None
+    assert predictions.prediction(ASKED, HOSTS) is not None
+    assert predictions.prediction(replace(ASKED, **other), HOSTS) is None
 
 
 def test_what_was_measured_of_machines_by_themselves_holds_for_them_and_for_a_week(runs):
@@ -67,7 +67,7 @@ def test_what_was_measured_of_machines_by_themselves_holds_for_them_and_for_a_we
 
     def read(unix, hosts):
         path.write_text(prediction_text(measured, 2, unix, rows, {"a": 10.0}))
-        return checks.prediction(ASKED, hosts)
+        return predictions.prediction(ASKED, hosts)
 
     now = time.time()
     assert read(now, HOSTS).speed("ef:4", 1) == 9.0
@@ -81,13 +81,13 @@ def test_a_question_about_another_network_is_answered_and_not_kept(runs, capsys)
     plan(runs, "--link", "100mbit")
     plan(runs)
     kept = prediction_path(runs, "resnet50", 2).read_text()
-    warned = checks.slower_than_one(ASKED, HOSTS)
+    warned = predictions.slower_than_one(ASKED, HOSTS)
     capsys.readouterr()
     assert plan(runs, "--link", "10gbit") == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "Over a link of 10 Gbit/s" in told and "Not kept for the next run's report" in told
     assert prediction_path(runs, "resnet50", 2).read_text() == kept
-    assert checks.slower_than_one(ASKED, HOSTS) == warned
+    assert predictions.slower_than_one(ASKED, HOSTS) == warned
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_question_about_another_network_is_answered_and_not_kept(runs, capsys)
 def test_a_damaged_file_predicts_nothing(runs, capsys, text):
     plan(runs)
     prediction_path(runs, "resnet50", 2).write_text(text)
-    assert checks.prediction(ASKED, HOSTS) is None
+    assert predictions.prediction(ASKED, HOSTS) is None
 
 
 @pytest.mark.parametrize(
@@ -135,10 +135,10 @@ def test_an_odd_file_is_a_prediction_or_none(tmp_path_factory, document):
     prediction_path(runs, "resnet50", 2).write_text(json.dumps(document))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folders, "RUNS", runs)
-        found = checks.prediction(ASKED, HOSTS)
+        found = predictions.prediction(ASKED, HOSTS)
         if found is None:
             return
-        json.dumps(checks.predicted(ASKED, HOSTS), allow_nan=False)
+        json.dumps(predictions.predicted(ASKED, HOSTS), allow_nan=False)
         with contextlib.suppress(UserError):
-            checks.slower_than_one(ASKED, HOSTS)
-            checks.choose_sync(found.speeds, 2, "make plan")
+            predictions.slower_than_one(ASKED, HOSTS)
+            predictions.choose_sync(found.speeds, 2, "make plan")

@@ -21,7 +21,7 @@ from launcher.machines.engine import Busy, MachineError
 from launcher.machines.engines.local import LocalNode
 from launcher.machines.engines.ssh import SshNode
 from launcher.options import Options
-from launcher.plan import checks, plan, preflight
+from launcher.plan import checks, plan, predictions, preflight
 from launcher.plan.checks import ReadyRun
 from launcher.run import Run
 from launcher.terminal import Terminal
@@ -415,7 +415,7 @@ def test_the_plan_carries_what_was_predicted(tmp_path, monkeypatch):
         sync_warmup=0.0,
     )
     hosts = [host(n) for n in (1, 2, 3, 4)]
-    assert checks.predicted(asked, hosts) is None
+    assert predictions.predicted(asked, hosts) is None
     file = prediction_path(tmp_path, "resnet50", 4)
     measured = runs.Setting("resnet50", 64, 224, "fp32")
     rows = [
@@ -424,16 +424,16 @@ def test_the_plan_carries_what_was_predicted(tmp_path, monkeypatch):
         {"nodes": 4, "sync": "bf16", "images_per_second": 150.5},
     ]
     file.write_text(runs.prediction_text(measured, 4, None, rows, {}))
-    told = checks.predicted(asked, hosts)
+    told = predictions.predicted(asked, hosts)
     assert told == {"images_per_second": 150.5, "made_unix": pytest.approx(time.time(), abs=60)}
-    assert checks.predicted(replace(asked, sync="fp16"), hosts) is None
-    assert checks.slower_than_one(asked, hosts) is None
+    assert predictions.predicted(replace(asked, sync="fp16"), hosts) is None
+    assert predictions.slower_than_one(asked, hosts) is None
     other = [*rows[:1], {**rows[2], "sync": "ef:2"}, rows[1]]
     file.write_text(runs.prediction_text(measured, 4, None, other, {}))
-    said = checks.slower_than_one(replace(asked, sync="allreduce"), hosts)
+    said = predictions.slower_than_one(replace(asked, sync="allreduce"), hosts)
     assert "4 machines with SYNC=allreduce are slower than one alone, 80 against 99" in said
     assert "SYNC=ef:2 would give 150" in said
-    assert checks.slower_than_one(replace(asked, sync="ef:2"), hosts) is None
+    assert predictions.slower_than_one(replace(asked, sync="ef:2"), hosts) is None
 
 
 def test_whoever_loses_the_machines_to_another_run_waits_on_if_asked_to(monkeypatch, capsys):

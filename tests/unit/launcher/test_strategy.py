@@ -10,7 +10,7 @@ from contract.runs import prediction_path
 from launcher import folders, run
 from launcher.machines import inventory
 from launcher.options import Options
-from launcher.plan import checks, preflight
+from launcher.plan import checks, predictions, preflight
 from launcher.plan.preflight import OpenMachines
 from launcher.terminal import Terminal
 from tests.unit.launcher.launcher_values import facts, gpus, host, planned
@@ -35,15 +35,15 @@ def table(monkeypatch):
 )
 def test_the_fastest_safe_one_is_taken_unless_exact_is_near(exact, ef4, ef2, chosen, why):
     speeds = {("allreduce", 4): exact, ("ef:4", 4): ef4, ("ef:2", 4): ef2, ("ef:4", 2): 9000}
-    choice = checks.choose_sync(speeds, 4, "make plan")
+    choice = predictions.choose_sync(speeds, 4, "make plan")
     assert choice.sync == chosen
     assert why in choice.why
 
 
 def test_what_nothing_is_known_of_is_exact_and_that_is_said():
-    sync, why = checks.choose_sync({}, 4, "make plan NODES=4")
+    sync, why = predictions.choose_sync({}, 4, "make plan NODES=4")
     assert sync == "allreduce" and "`make plan NODES=4` before it measures one" in why
-    assert checks.choose_sync({}, 1, "").sync == "allreduce"
+    assert predictions.choose_sync({}, 1, "").sync == "allreduce"
 
 
 @pytest.mark.parametrize(
