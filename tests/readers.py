@@ -74,7 +74,7 @@ READERS = {
 }
 # Why no fuzzer reaches it: the beginning of a line, by its file.
 UNREACHED = {
-    ("tandem/compat.py", 'if "weights_only"'): "torch 1.12, by test_trainer_pickles.py",
+    ("tandem/compat.py", 'if "weights_only"'): "torch 1.12, by test_pickles.py",
     ("tandem/compat.py", 'return torch.load(file, map_location="cpu", pickle'): "the same",
     ("tandem/sync/feedback.py", "if not isinstance(state, dict)"): "a script's: test_attach.py",
     ("tandem/sync/feedback.py", 'raise ValueError("no dict")'): "the same",
@@ -83,7 +83,7 @@ UNREACHED = {
     ("trainer/resume.py", "if best[1] is None"): "several files, by test_train_resume.py",
     ("trainer/resume.py", "if job.sync is None"): "a strategy that keeps nothing",
     ("launcher/run.py", ""): "what comes after both files were read: test_run.py",
-    ("launcher/folders.py", 'why = "it is missing"'): "test_command_line.py",
+    ("launcher/folders.py", 'why = "it is missing"'): "test_resume_files.py",
     ("launcher/watch/attempts.py", "if self.path.exists()"): "a run that is new",
     ("launcher/watch/lines.py", ""): "a terminal, by test_lines.py",
     ("launcher/machines/inventory.py", "for child"): "a group of groups, by Ansible's own document",

@@ -4,6 +4,7 @@ and no time that grows faster than it."""
 import io
 import itertools
 import json
+import re
 import time
 import tracemalloc
 from pathlib import Path
@@ -83,6 +84,12 @@ def test_each_reader_has_its_test():
     assert readers.READERS.keys() <= grown
     for file, name in (test.split("::") for test in ELSEWHERE.values()):
         assert f"\ndef {name}(" in (Path(__file__).parent / file).read_text(), name
+
+
+def test_what_no_fuzzer_reaches_names_tests_that_are_there():
+    tests = {path.name for path in Path(__file__).parents[1].rglob("test_*.py")}
+    named = re.findall(r"test_\w+\.py", " ".join(readers.UNREACHED.values()))
+    assert len(named) > 5 and not set(named) - tests
 
 
 def taken(read, *what):
