@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,77 +12,18 @@ import pytest
 
 from contract.errors import STOPPED
 from tests import run_directory
+from tests.train.script_runs import (
+    CHECKOUT,
+    EXAMPLE,
+    TRAIN,
+    ended,
+    left,
+    start,
+    train,
+    until_it_says,
+)
 
 pytest.importorskip("fabric", reason="a run needs the control machine's environment")
-CHECKOUT = Path(__file__).resolve().parents[2]
-EXAMPLE = CHECKOUT / "examples/own_script/train.py"
-# QUEUE: somebody may try the demo on this machine.
-TRAIN = [sys.executable, "-m", "launcher", "train", "--inventory", "examples/demo.ini", "--queue"]
-STARTED = []
-
-
-def start(script, *words, arguments=(), waits=True):
-    train = TRAIN if waits else [word for word in TRAIN if word != "--queue"]
-    argv = [*train, "--nodes=2", f"--script={script}", *words, "--", *arguments]
-    STARTED.append(subprocess.Popen(
-        argv, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True,
-    ))  # fmt: skip
-    return STARTED[-1]
-
-
-@pytest.fixture(autouse=True)
-def no_run_outlives_its_test():
-    yield
-    while STARTED:
-        with STARTED.pop() as process:
-            process.kill()  # its guards end the rest by themselves
-
-
-def ended(process):
-    """What it said, its exit code and its folder; None where no run began."""
-    said, _ = process.communicate()
-    begun = re.search(r"^tandem: run (\S+), attempt", said, re.M)
-    return said, process.returncode, begun and CHECKOUT / "runs" / begun[1]
-
-
-def train(script, *words, **more):
-    return ended(start(script, *words, **more))
-
-
-def until_it_says(process, words):
-    """Read its lines up to one that has these words."""
-    said = []
-    for line in process.stdout:
-        said.append(line)
-        if words in line:
-            return line
-    raise AssertionError(f"it ended without saying {words!r}: {''.join(said)}")
-
-
-def left(mark):
-    """The processes that have this text in their environment."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark.encode() in (path / "environ").read_bytes():
-                found.append(int(path.name))
-        except OSError:
-            continue
-    return found
-
-
-@pytest.fixture
-def script(tmp_path):
-    """script(source) -> the path of a script in a folder of its own."""
-
-    def write(source):
-        (tmp_path / "project").mkdir(exist_ok=True)
-        path = tmp_path / "project/train.py"
-        path.write_text(source)
-        return path
-
-    return write
 
 
 def test_a_plain_script_trains_and_what_it_wrote_comes_here():

@@ -1,0 +1,58 @@
+"""Runs of a script of one's own on two nodes of this machine, as `make train SCRIPT=...` starts
+them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+EXAMPLE = CHECKOUT / "examples/own_script/train.py"
+# QUEUE: somebody may try the demo on this machine.
+TRAIN = [sys.executable, "-m", "launcher", "train", "--inventory", "examples/demo.ini", "--queue"]
+STARTED = []
+
+
+def start(script, *words, arguments=(), waits=True, program=None):
+    train = TRAIN if waits else [word for word in TRAIN if word != "--queue"]
+    if program:  # in the place of -m launcher
+        train = [train[0], "-c", program, *train[3:]]
+    argv = [*train, "--nodes=2", f"--script={script}", *words, "--", *arguments]
+    STARTED.append(subprocess.Popen(
+        argv, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    ))  # fmt: skip
+    return STARTED[-1]
+
+
+def ended(process):
+    """What it said, its exit code and its folder; None where no run began."""
+    said, _ = process.communicate()
+    begun = re.search(r"^tandem: run (\S+), attempt", said, re.M)
+    return said, process.returncode, begun and CHECKOUT / "runs" / begun[1]
+
+
+def train(script, *words, **more):
+    return ended(start(script, *words, **more))
+
+
+def until_it_says(process, words):
+    """Read its lines up to one that has these words."""
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if words in line:
+            return line
+    raise AssertionError(f"it ended without saying {words!r}: {''.join(said)}")
+
+
+def left(mark):
+    """The processes that have this text in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (path / "environ").read_bytes():
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return found
