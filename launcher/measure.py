@@ -27,7 +27,7 @@ from launcher.options import Options, trainer_settings
 from launcher.plan.balance import OFF
 from launcher.plan.checks import ReadyRun, check_machines, make_plan, new_id, select
 from launcher.plan.plan import Plan
-from launcher.plan.preflight import BUSY_REMEDY
+from launcher.plan.problems import BUSY_REMEDY
 from launcher.run import in_turn, watched
 from launcher.terminal import Stopper, Terminal, waiting
 from launcher.watch.attempts import Attempts, leftovers, not_copied, write_json

@@ -34,7 +34,8 @@ from launcher.plan.checks import (
     warnings,
 )
 from launcher.plan.plan import NodePlan, Plan
-from launcher.plan.preflight import BUSY_REMEDY, OpenMachines
+from launcher.plan.preflight import OpenMachines
+from launcher.plan.problems import BUSY_REMEDY
 from launcher.plan.script import LAST, Script
 from launcher.terminal import Stopper, Terminal, keep_machines, waiting
 from launcher.watch import attempts

@@ -24,7 +24,7 @@ from launcher.options import Options, trainer_settings
 from launcher.plan import preflight
 from launcher.plan.checks import instruction_limits
 from launcher.plan.plan import Launch, check_batch, environment
-from launcher.plan.preflight import data_problems
+from launcher.plan.problems import data_problems
 
 TEMPLATE = r"""#!/bin/bash
 # Submit with `sbatch FILE` from a checkout that every node of the job has under the same path.

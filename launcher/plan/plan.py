@@ -299,24 +299,9 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
         figures = f"{output}/nodes/{host.name}/links.json"
         before = [host.env_python, "-m", "launcher.node.links", figures]
     if isinstance(shared.settings, Script):
-        work = f"{output}/{WORK}/{host.name}"
-        layer = shared.settings.layer
-        paths = [
-            work,
-            f"{folder}/code/{LIBRARY}",
-            f"{folder}/{FOLDER}/{layer.key}" if layer else "",
-        ]
-        paths.append(env.get("PYTHONPATH", ""))
-        env.update(shared.settings.environment(), TANDEM_OUTPUT=output)
-        env["PYTHONPATH"] = ":".join(filter(None, paths))
-        sent = f"{folder}/code/{OWN}"
-        before = [host.env_python, "-m", "launcher.node.script", sent, work]
+        before = _script(shared.settings, host, folder, output, env)
     if request.bar and rank == 0:
-        # tqdm takes the width from these two when it writes into a pipe.
-        # One column stays free, since a terminal may wrap a line that fills it.
-        label = len(f"[{host.name} {sum(shared.ranks_per_node) - 1}] ") + 1
-        width = max(20, request.bar - label)
-        env.update(TANDEM_PROGRESS="bar", COLUMNS=str(width), LINES="24")
+        env.update(_bar(request.bar, f"[{host.name} {sum(shared.ranks_per_node) - 1}] "))
     first = 0 if shared.own_ports else sum(shared.ranks_per_node[:rank])
     return NodePlan(
         host=host.name,
@@ -336,6 +321,23 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
         owner_signs=host.owner.signs,
         away_dir=host.owner.away_dir if host.owner.signs else "",
     )
+
+
+def _script(script: Script, host: Host, folder: str, output: str, env: dict[str, str]) -> list[str]:
+    """The words before the launch of a script of one's own, and to `env` what it finds there."""
+    work, sent = f"{output}/{WORK}/{host.name}", f"{folder}/code/{OWN}"
+    layer = f"{folder}/{FOLDER}/{script.layer.key}" if script.layer else ""
+    paths = [work, f"{folder}/code/{LIBRARY}", layer, env.get("PYTHONPATH", "")]
+    env.update(script.environment(), TANDEM_OUTPUT=output)
+    env["PYTHONPATH"] = ":".join(filter(None, paths))
+    return [host.env_python, "-m", "launcher.node.script", sent, work]
+
+
+def _bar(columns: int, label: str) -> dict[str, str]:
+    """For a bar in so many columns behind a label: tqdm takes the width from these where it writes
+    into a pipe. One column stays free, since a terminal may wrap a line that fills it."""
+    width = max(20, columns - len(label) - 1)
+    return {"TANDEM_PROGRESS": "bar", "COLUMNS": str(width), "LINES": "24"}
 
 
 @dataclass(frozen=True)

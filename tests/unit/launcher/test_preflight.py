@@ -7,7 +7,8 @@ import pytest
 from contract.errors import UserError
 from launcher.options import Options
 from launcher.plan import checks, preflight
-from launcher.plan.preflight import OpenMachines, Problem
+from launcher.plan.preflight import OpenMachines
+from launcher.plan.problems import Problem
 from tests.unit.launcher.launcher_values import DATA, LISTING, SETTINGS, VERSIONS, facts, gpus, host
 
 

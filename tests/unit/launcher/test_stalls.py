@@ -16,7 +16,7 @@ import pytest
 
 from launcher import background
 from launcher.background import MIB, RotatingLog
-from launcher.plan import preflight
+from launcher.plan import problems
 from launcher.terminal import Terminal
 from launcher.watch import attempts, lines
 from launcher.watch.failures import Failure, explained, first_of
@@ -300,8 +300,8 @@ def test_attempts_survive_a_full_disk(tmp_path, monkeypatch):
 
 
 def test_preflight_looks_at_this_machines_disk():
-    assert preflight.control_problems(2 << 30) == []
-    (soft,) = preflight.control_problems(900 << 20)
-    (hard,) = preflight.control_problems(90 << 20)
+    assert problems.control_problems(2 << 30) == []
+    (soft,) = problems.control_problems(900 << 20)
+    (hard,) = problems.control_problems(90 << 20)
     assert not soft.fatal and hard.fatal
     assert "this machine: only 900 MiB free where runs/ lies" in soft.text
