@@ -1,6 +1,8 @@
 """What readers of outside values take: memory of at most 30 times what they read, which is bounded,
 and no time that grows faster than it."""
 
+import ast
+import fnmatch
 import io
 import itertools
 import json
@@ -86,6 +88,26 @@ def test_each_reader_has_its_test():
         assert f"\ndef {name}(" in (Path(__file__).parent / file).read_text(), name
 
 
+def defined(node, inside=""):
+    """The names of a module's functions and methods, as coverage has them."""
+    for one in ast.iter_child_nodes(node):
+        if isinstance(one, (ast.FunctionDef, ast.ClassDef)):
+            name = f"{inside}{one.name}"
+            yield from [name] if isinstance(one, ast.FunctionDef) else ()
+            yield from defined(one, f"{name}.")
+
+
+def test_each_reader_is_where_it_is_looked_for():
+    named = [pair for modules in readers.READERS.values() for pair in modules.items()]
+    for file, patterns in named:
+        there = list(defined(ast.parse((readers.ROOT / file).read_text())))
+        for pattern in patterns:
+            assert any(fnmatch.fnmatchcase(name, pattern) for name in there), (file, pattern)
+    for file, begin in readers.UNREACHED:
+        lines = (readers.ROOT / file).read_text().splitlines()
+        assert any(line.strip().startswith(begin) for line in lines), (file, begin)
+
+
 def test_what_no_fuzzer_reaches_names_tests_that_are_there():
     tests = {path.name for path in Path(__file__).parents[1].rglob("test_*.py")}
     named = re.findall(r"test_\w+\.py", " ".join(readers.UNREACHED.values()))
@@ -106,7 +128,7 @@ def taken(read, *what):
     return most, seconds
 
 
-@pytest.mark.parametrize(("name", "part"), itertools.product(EACH, JSON))
+@pytest.mark.parametrize(("name", "part"), list(itertools.product(EACH, JSON)))
 def test_memory_and_time_are_bounded_by_what_is_read(tmp_path, name, part):
     read, made = EACH[name]
     path, seconds = tmp_path / "file.json", []
