@@ -1,23 +1,34 @@
-"""A stand-in for unlike GPUs: a small net that sleeps for each image, on node3 twice as long."""
+"""Stand-ins for GPUs: nets that sleep for each image instead of computing. `sleeper` is small, and
+slow on node3, like a machine that is unlike the others. `heavy_sleeper` is as fast everywhere, and
+its 6.7 million gradients keep a link busy."""
 
 import os
 import time
 
 from torch import nn
 
-SECONDS = {"node3": 0.008}  # an image; elsewhere half of it
+SECONDS = 0.004  # an image
+UNLIKE = {"node3": 0.008}
 
 
 class Sleeper(nn.Module):
-    def __init__(self, classes: int):
+    def __init__(self, net: nn.Module, seconds: float):
         super().__init__()
-        self.net = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, classes))
+        self.net = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), net)
+        self.seconds = seconds
 
     def forward(self, images):
         if self.training:
-            time.sleep(len(images) * SECONDS.get(os.environ.get("TANDEM_NODE", ""), 0.004))
+            time.sleep(len(images) * self.seconds)
         return self.net(images)
 
 
 def sleeper(num_classes):
-    return Sleeper(num_classes)
+    seconds = UNLIKE.get(os.environ.get("TANDEM_NODE", ""), SECONDS)
+    return Sleeper(nn.Linear(48, num_classes), seconds)
+
+
+def heavy_sleeper(num_classes):
+    wide = 2560
+    layers = [nn.Linear(48, wide), nn.ReLU(), nn.Linear(wide, wide), nn.ReLU()]
+    return Sleeper(nn.Sequential(*layers, nn.Linear(wide, num_classes)), SECONDS)

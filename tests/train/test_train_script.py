@@ -40,6 +40,23 @@ def test_a_plain_script_trains_and_what_it_wrote_comes_here():
     assert came == [f"work/node1/checkpoints/epoch-00{n}.pt" for n in (0, 1)]
 
 
+def test_two_lines_time_its_steps_as_the_records_of_a_run_have_them(script):
+    source = EXAMPLE.read_text()
+    for old, new in (
+        ("import torch\n", "import torch\nfrom tandem import timings\n"),
+        ("in loader:", "in timings.timed(loader, model):"),
+        ("        optimizer.step()\n", "        optimizer.step()\n        timings.step()\n"),
+    ):
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    said, code, run = train(script(source), arguments=("--epochs", "2"))
+    assert code == 0, said
+    assert run_directory.problems(run) == []
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["steps"], summary["sync"]) == (64, "allreduce")
+    assert summary["images_per_second"] > 0 and "nobody timed" not in said
+
+
 def test_a_dry_run_prints_what_a_run_executes():
     argv = [
         *TRAIN[:3],

@@ -1,0 +1,238 @@
+"""Scripts of a user's own on three machines, by one command each: without a framework, and with
+Lightning and Accelerate in layers that were gathered before, since the lab has no internet; then
+three lines of Tandem in one, over links of 1 Gbit/s, beside our own trainer."""
+
+import json
+import re
+import shutil
+import statistics
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from lab.plan import CACHE, RELEASES
+from launcher.plan import layer
+from tests.lab.chaos_run import CHECKOUT, Running
+from tests.lab.site_plays import draw_digits, play, write_inventory, write_play
+from tests.run_directory import problems
+
+NODES = 3
+HERE = Path(__file__).parent
+PLAIN = CHECKOUT / "examples/own_script/train.py"
+ENVIRONMENT = "ls -d /opt/tandem/envs/cpu-*/bin/python | head -1"
+# `make bundle SCRIPT=` asks machines and an index; the lab's control machine sees only machines.
+ASKED = """
+import dataclasses, json, sys
+from launcher import cli
+from launcher.plan import layer
+def told(requirements, environment):
+    print("environment", json.dumps(dataclasses.asdict(environment)))
+    return requirements
+layer.bundle = told
+sys.exit(cli.main(["gather", *sys.argv[1:]]))
+"""
+FRAMEWORKS = {"lightning": "2.6.6", "accelerate": "1.15.0"}
+
+
+@pytest.fixture(scope="module")
+def cluster(start_lab, tmp_path_factory):
+    """(lab, inventory) of three machines with the environment and the digits."""
+    draw_digits()
+    made = any((CACHE / "envs" / RELEASES[0]).glob("cpu-*/bin/python"))  # by an earlier lab
+    more = ["--no-bundle"] if made else []
+    lab = start_lab("script", "--nodes", str(NODES), "--rate", "1gbit", *more)
+    folder = tmp_path_factory.mktemp("site")
+    addresses = {f"node{n}": f"ansible_host=192.168.56.{110 + n}" for n in range(1, NODES + 1)}
+    settings = ("-i", write_inventory(folder, addresses), "-e", "@group_vars/all.yml")
+    if not made:
+        for hosts in ("node1", "cluster"):
+            roles = write_play(folder, ["preflight", "python_env"], hosts, become=True)
+            play(lab, *settings, roles)
+    play(lab, *settings, write_play(folder, ["data"]))
+    python = lab.ssh(1, ENVIRONMENT).strip()
+    return lab, lambda where, more="": write_inventory(
+        where, {name: f"{one} env_python={python} {more}" for name, one in addresses.items()}
+    )
+
+
+@pytest.fixture(scope="module")
+def gathered(cluster, tmp_path_factory):
+    """{framework: the file of its requirements}, in the bundle and not yet in any layer."""
+    lab, inventory = cluster
+    folder = tmp_path_factory.mktemp("requirements")
+    asks = ["python", "-c", ASKED, "--inventory", inventory(folder), "--script", str(PLAIN)]
+    found, files, keys = None, {}, []
+    for name, version in FRAMEWORKS.items():
+        files[name] = folder / f"{name}.txt"
+        files[name].write_text(f"# {uuid.uuid4().hex}\n{name}=={version}\n")
+        if found is None:
+            said = lab.control(*asks, "--requirements", str(files[name])).stdout
+            found = json.loads(re.search(r"^environment (.*)", said, re.M)[1])
+        packages = tuple(map(tuple, found["packages"]))
+        environment = layer.Environment(**{**found, "packages": packages})
+        keys.append(layer.bundle(files[name], environment).name)
+    yield files
+    for key in keys:
+        shutil.rmtree(layer.BUNDLE / key)
+        shutil.rmtree(layer.CACHE / key, ignore_errors=True)
+
+
+def make(lab, verb, **words):
+    """What one command printed, and its seconds."""
+    began = time.monotonic()
+    done = lab.control("make", verb, *(f"{name}={value}" for name, value in words.items()))
+    return done.stdout, time.monotonic() - began
+
+
+def ended(said):
+    """The run's folder and what its report says in figures."""
+    name = re.search(r"^tandem: run (\S+), attempt", said, re.M)[1]
+    run = CHECKOUT / "runs" / name
+    assert problems(run) == []
+    return run, json.loads((run / "summary.json").read_text())
+
+
+def asked(name, files):
+    """SCRIPT= and its companions, its arguments for so many epochs, and what it prints then."""
+    if name == "plain":
+        return {"SCRIPT": PLAIN}, "--epochs {}", "epoch {}: loss"
+    script = HERE / f"scripts/{name}_script.py"
+    words = {"SCRIPT": script, "REQUIREMENTS": files[name]}
+    return words, "{}", f"epoch {{}}: {name} {FRAMEWORKS[name]}, {NODES} ranks"
+
+
+def test_a_layer_s_second_use_takes_about_a_second(cluster, gathered, tmp_path):
+    lab, inventory = cluster
+    script = tmp_path / "project/train.py"
+    script.parent.mkdir()
+    script.write_text("from torch import distributed\ndistributed.init_process_group('gloo')\n")
+    words = {"SCRIPT": script, "NODES": NODES, "INVENTORY": inventory(tmp_path)}
+    own, bare = {**words, "REQUIREMENTS": gathered["lightning"]}, []
+    said, first = make(lab, "train", **own)
+    assert re.search(r"packages \w+ go to node1, node2, node3", said), said
+    later = []
+    for _ in range(2):
+        bare.append(make(lab, "train", **words)[1])
+        said, seconds = make(lab, "train", **own)
+        later.append(seconds)
+        assert "packages" not in said
+    without, second = min(bare), min(later)
+    print(f"without {without:.1f} s, first {first:.1f} s, second {second:.1f} s")
+    assert second - without <= (first - without) / 2
+
+
+@pytest.mark.parametrize("name", ["plain", *FRAMEWORKS])
+def test_it_trains_on_three_machines_by_one_command(cluster, gathered, tmp_path, name):
+    lab, inventory = cluster
+    words, arguments, printed = asked(name, gathered)
+    words |= {"NODES": NODES, "ARGS": arguments.format(2), "INVENTORY": inventory(tmp_path)}
+    if name == "plain":
+        words["OUTPUT"] = "checkpoints"
+    said, _ = make(lab, "train", **words)
+    assert f"[node1 0] {printed.format(1)}" in said, said
+    run, summary = ended(said)
+    assert (summary["status"], summary["nodes"], summary["world_size"]) == ("finished", 3, 3)
+    assert "nobody timed its steps" in (run / "report.txt").read_text()
+    if name == "plain":
+        came = sorted(path.name for path in run.glob("work/*/checkpoints/*"))
+        assert came == ["epoch-000.pt", "epoch-001.pt"]
+
+
+@pytest.mark.parametrize("name", ["plain", *FRAMEWORKS])
+def test_a_machine_is_killed_and_named_and_nothing_is_left(cluster, gathered, tmp_path, name):
+    lab, inventory = cluster
+    words, arguments, printed = asked(name, gathered)
+    value = uuid.uuid4().hex
+    mark = f"""run_env='{{"TANDEM_TEST_MARK": "{value}"}}'"""
+    options = ["--inventory", inventory(tmp_path, mark), "--nodes", str(NODES)]
+    for variable, given in words.items():
+        options += [f"--{variable.lower()}", str(given)]
+    long = arguments.format(100_000).split()
+    run = Running(lab, tmp_path, f"TANDEM_TEST_MARK={value}", *options, "--", *long)
+    try:
+        run.wait_for(re.escape(printed.format(1)))
+        assert len(run.processes()) >= 3 * NODES
+        lab("kill", "3")
+        assert run.end() == 1, run.said()
+        (attempt,) = run.attempts()
+        assert attempt["first_cause"]["host"] == "node3"
+        assert "no heartbeat" in attempt["first_cause"]["message"]
+        assert "this run cannot be continued: how its script goes on was not said" in run.said()
+        assert run.processes() == []
+    finally:
+        lab("mend", "3")
+        run.close()
+
+
+TWO_LINES = [
+    ("from torch import distributed", "from tandem import sync, timings\n\\g<0>"),
+    (r"in loader:", "in timings.timed(loader, model):"),
+    (r"    optimizer\.step\(\)", "\\g<0>\n    timings.step()"),
+]
+THIRD = [(r"(?m)^optimizer = ", 'sync.attach(model, "ef:1.6")\n\\g<0>')]
+
+
+@pytest.fixture
+def sleeper(cluster, tmp_path):
+    """sleeper(lines) -> (folder, summary) of a run of the sleeping script with these lines."""
+    lab, inventory = cluster
+
+    def trained(lines, steps, nodes=NODES):
+        folder = tmp_path / uuid.uuid4().hex
+        folder.mkdir()
+        text = (HERE / "scripts/plain_sleeper.py").read_text()
+        for pattern, line in lines:
+            text, times = re.subn(pattern, line, text)
+            assert times == 1, pattern
+        (folder / "train.py").write_text(text)
+        shutil.copy(HERE / "sleeping_model.py", folder)
+        words = {"SCRIPT": folder / "train.py", "NODES": nodes, "ARGS": f"--steps {steps}"}
+        said, _ = make(lab, "train", INVENTORY=inventory(tmp_path), **words)
+        return ended(said)
+
+    return trained
+
+
+@pytest.fixture
+def trainer(cluster, tmp_path):
+    """trainer(epochs) -> (folder, summary) of our own trainer with the same model and batch."""
+    lab, inventory = cluster
+
+    def trained(epochs, nodes=NODES):
+        model = f"{(HERE / 'sleeping_model.py').relative_to(CHECKOUT)}:heavy_sleeper"
+        words = {"MODEL": model, "BATCH": 32, "PRECISION": "fp32", "SYNC": "ef:1.6"}
+        words |= {"NODES": nodes, "EPOCHS": epochs, "ARGS": "--sync_warmup 0 --augment none"}
+        said, _ = make(lab, "train", INVENTORY=inventory(tmp_path), **words)
+        return ended(said)
+
+    return trained
+
+
+def test_three_lines_give_the_verdict_and_send_a_few_bits(sleeper):
+    run, exact = sleeper(TWO_LINES, 110)
+    told = " ".join((run / "report.txt").read_text().split())
+    assert exact["bottleneck"] == "network", told
+    assert "The network is the bottleneck" in told and 'tandem.sync.attach(model, "' in told
+    _, coded = sleeper([*TWO_LINES, *THIRD], 110)
+    assert coded["sync"] == "ef:1.6"
+    ratio = exact["bytes_sent_per_step"] / coded["bytes_sent_per_step"]
+    print(f"{exact['bytes_sent_per_step']:.0f} and {coded['bytes_sent_per_step']:.0f} bytes a step")
+    # 32 bits and 1.6, with the scales of blocks, the first step's exact sum and what TCP adds.
+    assert 10 < ratio < 20
+    assert coded["images_per_second"] > 1.2 * exact["images_per_second"]
+
+
+def test_it_scales_as_our_own_trainer_does(sleeper, trainer):
+    """Efficiency: images/s of three machines over three times those of one, in pairs."""
+    lines = [*TWO_LINES, *THIRD]
+    alone = [sleeper(lines, 40, nodes=1)[1], trainer(1, nodes=1)[1]]
+    pairs = []
+    for _ in range(2):
+        pairs.append([sleeper(lines, 60)[1], trainer(4)[1]])
+    speeds = [[one["images_per_second"] for one in pair] for pair in [alone, *pairs]]
+    ours = [[together / (NODES * speed) for together, speed in zip(pair, speeds[0])]
+            for pair in speeds[1:]]  # fmt: skip
+    print("efficiency of the script and of the trainer:", ours)
+    assert statistics.mean(script / own for script, own in ours) >= 0.9
