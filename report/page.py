@@ -61,7 +61,8 @@ def tiles(analysis: Analysis) -> list[tuple[str, str]]:
         found.append((percent(step.data / step.seconds), "of a step waits for images"))
     if summary["final_top1"] is not None:
         found.append((f"{summary['final_top1']:.1%}".replace("%", " %"), "top-1 at the end"))
-    found.append((seconds(summary["wall_seconds"]), "wall time"))
+    if summary["wall_seconds"]:
+        found.append((seconds(summary["wall_seconds"]), "wall time"))
     if analysis.hundred_epochs:
         found.append((seconds(analysis.hundred_epochs), "for 100 epochs like these"))
     return found

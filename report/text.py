@@ -56,7 +56,12 @@ def heading_section(analysis: Analysis) -> list[str]:
     summary = analysis.summary
     name = analysis.run.folder.resolve().name
     lines = [f"Tandem run {name}", *wrap(", ".join(setup(analysis)))]
-    facts = [f"{summary['status']} after {seconds(summary['wall_seconds'])}"]
+    wall = summary["wall_seconds"]
+    facts = [
+        f"{summary['status']} after {seconds(wall)}"
+        if wall
+        else f"{summary['status']} before its first step"
+    ]
     if summary["final_top1"] is not None:
         facts.append(
             f"top-1 {summary['final_top1']:.2%} (best {summary['best_top1']:.2%})".replace(

@@ -13,7 +13,8 @@ from launcher.node.digest import RankDigest
 from launcher.watch import digests as watching
 from report.__main__ import main
 from report.analysis import analyse
-from report.text import render_text
+from report.page import render_page
+from report.text import heading_section, render_text
 from tests.unit.report.report_runs import RunBuilder
 
 SECOND = 1.0
@@ -88,6 +89,16 @@ STEPS = {
     "data": {"data": 0.5, "sync_exposed": 0.02},
     "compute": {"sync_exposed": 0.02},
 }
+
+
+def test_a_run_that_has_not_stepped_is_told_as_one(tmp_path):
+    run = RunBuilder(tmp_path / "run").write()
+    goes_on(run)
+    for path in run.glob("nodes/*/*"):
+        path.unlink()
+    analysis = analyse(run)
+    assert "  running before its first step" in heading_section(analysis)
+    assert "0 ms" not in render_page(analysis)
 
 
 @pytest.mark.parametrize("kind", STEPS)
