@@ -89,6 +89,7 @@ def test_verification_names_an_address_that_the_next_boot_will_not_have(addresse
     at(lab, "192.168.56.122", f"sudo mv /root/tandem.conf {file}")
 
 
+@pytest.mark.long
 def test_power_lost_during_the_trial_gives_the_old_configuration_at_the_next_boot(addressed):
     lab, words, _ = addressed
     running = subprocess.Popen(
