@@ -46,9 +46,9 @@ class Running:
             assert self.process.poll() is None and time.monotonic() < limit, self.said()
             time.sleep(0.05)
 
-    def end(self) -> int:
+    def end(self, seconds: float = PATIENCE) -> int:
         """Waits for its end and returns its exit code."""
-        return self.process.wait(PATIENCE)
+        return self.process.wait(seconds)
 
     @property
     def name(self) -> str:

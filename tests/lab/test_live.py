@@ -15,7 +15,7 @@ import pytest
 
 from report.analysis import analyse
 from tests.lab import chaos_standin
-from tests.lab.chaos_run import CHECKOUT, Running
+from tests.lab.chaos_run import CHECKOUT, PATIENCE, Running
 
 NODES, STEP, EXCHANGE = 2, 0.2, 0.3
 SECONDS = float(os.environ.get("TANDEM_LIVE_SECONDS", "150"))
@@ -49,7 +49,7 @@ def test_the_middle_of_a_run_is_told_as_in_the_end(start_lab, tmp_path):
         lab.control("python", "-m", "report", str(run.folder))
         report = (run.folder / "report.txt").read_text()
         middle = json.loads((run.folder / "summary.json").read_text())
-        assert run.end() == 0, run.said()
+        assert run.end(SECONDS + PATIENCE) == 0, run.said()
     finally:
         run.close()
     final = part(run.folder, tmp_path / "part", told["step"])
