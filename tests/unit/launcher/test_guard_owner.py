@@ -1,8 +1,6 @@
 """What a machine finds out about its owner, and that its guard tells it. Stand-ins: what loginctl
 and nvidia-smi print, a folder in the place of /proc, and for the owner's word a folder of files."""
 
-import os
-
 import pytest
 
 from launcher.machines.owned import SIGNS
@@ -72,9 +70,10 @@ def test_programs_that_use_a_card():
     assert owner.busy_cards(lambda _argv: "") == []
 
 
-def test_the_system_and_the_user_that_trains_are_nobody():
-    users = (0, 120, 65534, 61184, os.getuid(), 1000 + (os.getuid() == 1000))
-    assert [owner.is_other(user) for user in users] == [False] * 5 + [True]
+def test_the_system_and_the_user_that_trains_are_nobody(monkeypatch):
+    monkeypatch.setattr(owner.os, "getuid", lambda: 1001)
+    users = (0, 120, 65534, 61184, 1001, 1000, 1234567890)
+    assert [owner.is_other(user) for user in users] == [False] * 5 + [True] * 2
 
 
 def test_others_count_by_what_they_have_of_the_processors(monkeypatch):

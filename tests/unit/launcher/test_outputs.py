@@ -148,7 +148,7 @@ def test_a_machine_that_cannot_take_it_is_named(nodes, there, run):
         outputs.spread(held, nodes, there, run, 1000)
 
 
-def test_the_newest_that_arrives_is_handed_on(tmp_path, nodes, run):
+def test_the_newest_that_arrives_is_handed_on(tmp_path, nodes, run, monkeypatch):
     """Of the trainer's checkpoints: node1 names the newest, but holds nothing of that name."""
     parts, given = [], []
     for name, steps in (("node1", (9,)), ("node2", (3, 7))):
@@ -171,3 +171,5 @@ def test_the_newest_that_arrives_is_handed_on(tmp_path, nodes, run):
         ("node2 7", 7, "step-00000007.pt"),
     ]
     assert not outputs.hand_on({}, parts, run, give)
+    monkeypatch.setattr(outputs, "disk_free", lambda: outputs.DISK_LEFT + 6)
+    assert not outputs.hand_on(nodes, parts, run, give) and len(given) == 2  # no room here
