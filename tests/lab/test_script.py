@@ -203,7 +203,12 @@ def trainer(cluster, tmp_path):
     def trained(epochs, nodes=NODES):
         model = f"{(HERE / 'sleeping_model.py').relative_to(CHECKOUT)}:heavy_sleeper"
         words = {"MODEL": model, "BATCH": 32, "PRECISION": "fp32", "SYNC": "ef:1.6"}
-        words |= {"NODES": nodes, "EPOCHS": epochs, "ARGS": "--sync_warmup 0 --augment none"}
+        words |= {
+            "BALANCE": "off",
+            "NODES": nodes,
+            "EPOCHS": epochs,
+            "ARGS": "--sync_warmup 0 --augment none",
+        }
         said, _ = make(lab, "train", INVENTORY=inventory(tmp_path), **words)
         return ended(said)
 
