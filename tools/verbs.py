@@ -104,7 +104,12 @@ QUEUE = Variable("QUEUE", "--queue", "1: wait for machines that are busy", "swit
 FORCE = Variable("FORCE", "--force", "1: start even though something is wrong", "switch")
 START = (
     Variable("MAX_RESTARTS", "--max-restarts", "attempts after the first (default: 0)", "number"),
-    Variable("MIN_NODES", "--min-nodes", "continue with so few machines (default: all)", "number"),
+    Variable(
+        "MIN_NODES",
+        "--min-nodes",
+        "so few machines suffice (default: all without an owner)",
+        "number",
+    ),
     Variable("BALANCE", "--balance", "unlike machines: auto (by speed), off, or like 3:2:2:1"),
     Variable("DETACH", "--detach", "1: run in the background", "switch"),
     Variable("PORT", "--port", "of the rendezvous on node 0 (default: a free one)", "number"),

@@ -9,9 +9,10 @@ from contract.errors import UserError
 from launcher import owners
 from launcher.machines import inventory, owned
 from launcher.machines.owned import Owner
+from launcher.options import Options
 from launcher.owners import Owners, Report
-from launcher.plan.preflight import OpenMachines
-from tests.unit.launcher.launcher_values import facts, host
+from launcher.plan.preflight import OpenMachines, Requirements
+from tests.unit.launcher.launcher_values import SETTINGS, facts, host
 from tests.unit.launcher.test_inventory import document
 
 MONDAY = datetime(2026, 11, 23, 20, 0)
@@ -156,3 +157,85 @@ def test_one_that_is_back_during_a_run_is_told_and_later_waited_for(monkeypatch)
     assert found.absent() == {"node2": "nobody has used it for less than 10 min"}
     assert found.here() == hosts[:1]
     assert found.waits(2).startswith("at least 2 machines must be free (node2: nobody")
+
+
+@pytest.fixture
+def found(monkeypatch):
+    """found(hosts, min_nodes, silent=..., signs=..., changes=...) -> (Owners, what it asks)."""
+
+    def make(hosts, min_nodes=None, silent=(), signs=None, changes=None, **options):
+        def inspect(asked_for, _asked, *, without_missing=False):
+            missing = [one.name for one in asked_for if one.name in silent]
+            if missing and not without_missing:
+                raise UserError(*(f"{name} does not answer" for name in missing))
+            here = [one for one in asked_for if one.name not in silent]
+            told = {one.name: (changes or {}).get(one.name, {}) for one in here}
+            known = {name: facts(int(name[4:]), **more) for name, more in told.items()}
+            return OpenMachines(here, dict.fromkeys(known), known)
+
+        monkeypatch.setattr(owners.preflight, "inspect", inspect)
+        monkeypatch.setattr(owners, "ask", lambda nodes: {n: (signs or {}).get(n) for n in nodes})
+        monkeypatch.setattr(owners.engine, "close_all", lambda _nodes: None)
+        asked = Requirements(Options(**options), SETTINGS)
+        return Owners(hosts, min_nodes), asked
+
+    return make
+
+
+def names(machines):
+    return [one.name for one in machines.hosts]
+
+
+DESKS = [host(1), host(2, owner=YIELDS), host(3, owner=YIELDS)]
+
+
+def test_a_start_leaves_out_who_has_an_owner_there_and_who_is_off(found):
+    known, asked = found(DESKS, silent=["node3"], signs={"node2": "seat"})
+    assert names(known.present(asked)) == ["node1"]
+    assert known.absent() == {"node2": "somebody works at it", "node3": "it does not answer"}
+
+
+def test_a_machine_of_the_cluster_alone_is_not_left_out(found):
+    known, asked = found(DESKS, silent=["node1"])
+    with pytest.raises(UserError, match="node1 does not answer"):
+        known.present(asked)
+    known, asked = found(DESKS, min_nodes=2, silent=["node1"])
+    assert names(known.present(asked)) == ["node2", "node3"]
+
+
+def test_one_that_others_have_is_left_out_unless_it_is_waited_for(found):
+    used = {"node2": {"runs": [{"pid": 7, "run": "other", "holder": "ben"}]}}
+    known, asked = found(DESKS, changes=used)
+    assert names(known.present(asked)) == ["node1", "node3"]
+    assert known.absent()["node2"].startswith("it is in use by ben: run other")
+    for word in ("queue", "force"):
+        known, asked = found(DESKS, changes=used, **{word: True})
+        assert names(known.present(asked)) == ["node1", "node2", "node3"]
+
+
+def test_too_few_by_the_clock_are_asked_nothing(found, monkeypatch):
+    nights = [host(1, owner=Owner(hours=owned.hours("00:00-00:01"))), host(2)]
+    known, asked = found(nights, min_nodes=2)
+    monkeypatch.setattr(owners, "datetime", type("Noon", (), {"now": lambda: MONDAY}))
+    monkeypatch.setattr(owners.preflight, "inspect", None)
+    assert names(known.present(asked)) == []
+
+
+def test_one_that_joins_must_go_together_with_the_others(found):
+    other = {"versions": {**facts(3).versions, "torch": "2.14.0"}}
+    known, asked = found(DESKS, changes={"node3": other})
+    machines = known.strict(asked)
+    assert known.leave_strangers(machines, asked) == []  # nobody took part yet
+    machines.leave(["node3"])
+    known.began(machines, asked)
+    machines = known.strict(asked)
+    (why,) = known.leave_strangers(machines, asked)
+    assert why.startswith("torch differs between machines") and names(machines) == [
+        "node1",
+        "node2",
+    ]
+    known.silent("node3")
+    known._seen(DESKS[2], None)
+    known._reports["node3"] = Report(free_since=LONG_AGO)
+    known._seen(DESKS[2], None)
+    assert known._reports["node3"].why.startswith("torch differs between machines")
