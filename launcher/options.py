@@ -238,7 +238,7 @@ def resumed(began: Options, changes: dict[str, Any]) -> Options:
 # What may be another when a script's run goes on.
 RESUMABLE = (
     *("inventory", "nodes", "min_nodes", "max_restarts", "port", "queue", "force", "keep"),
-    *("resume_args", "output"),
+    *("resume_args", "output", "at", "until"),
 )
 
 

@@ -186,6 +186,8 @@ def test_a_later_attempt_goes_on_by_the_scripts_own_way(project):
 def test_a_run_that_goes_on_is_the_same_script(project):
     began = asked(project, output="out", resume_args="--resume {last}")
     assert options.script_resumed(began, {"nodes": 1}).nodes == 1
+    tonight = options.script_resumed(began, {"at": 1_000, "until": 2_000})
+    assert (tonight.at, tonight.until) == (1_000, 2_000)
     for changes, name in (({"trainer": ["--lr"]}, "ARGS"), ({"script": "b.py"}, "SCRIPT")):
         with pytest.raises(UserError, match=f"leave out {name}"):
             options.script_resumed(began, changes)
