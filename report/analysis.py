@@ -97,7 +97,7 @@ def analyse(folder: Path) -> Analysis:
     summary["advice"] = [told(run, one) for one in (*advice.remedies, advice.together) if one]
     summary["predicted"] = predicted_of(run)
     gpus = gpu_use(run)
-    images, joules = images_and_seconds(run)[0], gpu_joules(gpus)
+    images, joules = images_and_seconds(run)[0], gpu_joules(run, gpus)
     summary["gpu_joules"] = None if joules is None else round(joules)
     per_image = joules / images if joules is not None and images else None
     summary["gpu_joules_per_image"] = None if per_image is None else round(per_image, 4)

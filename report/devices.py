@@ -102,11 +102,21 @@ def one_gpu(
     )
 
 
-def gpu_joules(uses: list[GpuUse]) -> float | None:
-    """What all cards took in all attempts; None where one did not say."""
-    taken = [use.joules for use in uses]
-    known = [one for one in taken if one is not None]
-    return sum(known) if known and len(known) == len(taken) else None
+def gpu_joules(run: Run, uses: list[GpuUse]) -> float | None:
+    """What all cards of the machines took in all attempts; None where one did not say, or the
+    records of a machine are not here: its images would count, and its energy not."""
+    trained = {record.attempt for record in run.ranks}
+    wanted = {
+        (host, entry["attempt"])
+        for entry in run.attempts
+        if entry["attempt"] in trained
+        for host in entry["nodes"]
+    }
+    wanted |= {(record.host, record.attempt) for record in run.ranks}
+    taken = {(use.host, use.attempt, use.index): use.joules for use in uses}
+    known = [one for one in taken.values() if one is not None]
+    whole = len(known) == len(taken) and wanted <= {(host, which) for host, which, _ in taken}
+    return sum(known) if known and whole else None
 
 
 @dataclass(frozen=True)

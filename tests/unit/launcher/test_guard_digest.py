@@ -75,6 +75,7 @@ def test_what_is_no_step_is_told_beside_the_steps(tmp_path):
     "odd",
     [
         step(5, loss=float("nan"), seconds={"data": float("inf"), "forward": -1, "h2d": "x"}),
+        step(6, loss=10**400, seconds={"data": 10**400, "forward": 0.1}),
         step("5"),
         step(-1),
         step(1 << 70),

@@ -51,6 +51,9 @@ def test_what_the_cards_took_is_told_a_run_and_an_image(tmp_path):
     said = f"The cards took {joules / 3600:.2f} Wh, {joules / images:.2f} J an image"
     assert said in " ".join(render_text(analysis).split())
     path = folder / "nodes/node2/gpu.jsonl"
+    path.rename(tmp_path / "elsewhere")
+    assert analyse(folder).summary["gpu_joules"] is None
+    (tmp_path / "elsewhere").rename(path)
     path.write_text(path.read_text().replace('"power": 180.0', '"power": null'))
     assert analyse(folder).summary["gpu_joules"] is None
     assert "The cards took" not in render_text(analyse(folder))
