@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from contract.options import DEFAULT_INVENTORY, DEFAULT_MODEL
 from report.layout import seconds
 from report.measure import Step
-from report.records import Run
+from report.records import Run, natural_number
 from tools import verbs
 
 # The variables that are said below, or were of this run alone; all others are kept.
-OWN = ("NODES", "ARGS", "RESUME", "DETACH", "PORT")
+OWN = ("NODES", "ARGS", "RESUME", "DETACH", "PORT", "AT", "UNTIL")
 
 
 def train_line(
@@ -27,7 +27,10 @@ def train_line(
     options, trainers = run.plan.get("options"), set(words or ()) - {"NODES"}
     if not isinstance(options, dict) or (run.plan.get("script") and trainers):
         return None
-    typed: dict[str, object] = {"NODES": len(run.plan.get("nodes") or []) or len(run.hosts)}
+    # As it was asked for: a machine may have been away, and those that were there be others.
+    asked = natural_number(options.get("nodes"))
+    nodes = asked or len(run.plan.get("nodes") or []) or len(run.hosts)
+    typed: dict[str, object] = {"NODES": nodes}
     for name in verbs.variables_of("train"):
         value = options.get(name.lower())
         if run.plan.get("script") and name == "BALANCE":

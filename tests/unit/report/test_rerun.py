@@ -162,3 +162,9 @@ def test_what_a_timed_script_is_advised_is_in_its_own_lines(tmp_path, name):
         assert 'tandem.sync.attach(model, "' in shown
         (fewer,) = (one for one in analysis.summary["advice"] if "NODES=" in one["change"])
         assert "SCRIPT=/p/train.py" in fewer["command"] and "ARGS=--lr=1" in fewer["command"]
+
+
+def test_hours_were_of_that_run_alone_and_nodes_are_those_that_were_asked_for(tmp_path):
+    asked = {"model": "resnet50", "nodes": 5, "at": 1795546800, "until": 1795591800, "trainer": []}
+    analysis = run(tmp_path, {**asked, "batch": 32})
+    assert train_line(analysis.run) == "make train NODES=5 MODEL=resnet50 BATCH=32"
