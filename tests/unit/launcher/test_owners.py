@@ -204,7 +204,8 @@ def test_a_machine_of_the_cluster_alone_is_not_left_out(found):
 
 
 def test_one_that_others_have_is_left_out_unless_it_is_waited_for(found):
-    used = {"node2": {"runs": [{"pid": 7, "run": "other", "holder": "ben"}]}}
+    run = {"runs": [{"pid": 7, "run": "other", "holder": "ben"}]}
+    used = {"node1": run, "node2": run}  # without node1 the run does not begin
     known, asked = found(DESKS, changes=used)
     assert names(known.present(asked)) == ["node1", "node3"]
     assert known.absent()["node2"].startswith("it is in use by ben: run other")
