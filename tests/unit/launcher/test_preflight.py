@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from contract.errors import UserError
+from contract.machines import CLOCK_TOLERANCE
 from launcher.options import Options
 from launcher.plan import checks, preflight
 from launcher.plan.preflight import OpenMachines
@@ -65,6 +66,14 @@ def test_a_machine_that_is_not_fit(change, words, fatal):
     assert found
     assert all(word in found[0].text for word in words), found
     assert found[0].fatal is fatal
+
+
+@pytest.mark.parametrize(("off", "wrong"), [(-0.5, False), (1.5, True)])
+def test_a_clock_is_wrong_for_a_run_where_it_is_wrong_for_make_check(off, wrong):
+    """For make check: tests/unit/ansible/test_provision_clock.py."""
+    now = facts(2).answered_unix + CLOCK_TOLERANCE
+    found = problems(facts(1), facts(2, unix=now + off))
+    assert ["its clock is" in problem.text for problem in found] == [True] * wrong
 
 
 @pytest.mark.parametrize(
