@@ -79,6 +79,7 @@ FILES = {
         "steps": int, "images_per_second": MAYBE, "wall_seconds": NUMBER, "seconds": dict,
         "bytes_sent_per_step": MAYBE, "sync": TEXT, "bottleneck": str, "advice": list,
         "predicted": (dict, NULL),
+        "gpu_joules": MAYBE, "gpu_joules_per_image": MAYBE,
     },
 }  # fmt: skip
 
