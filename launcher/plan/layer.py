@@ -32,6 +32,7 @@ from launcher.folders import relative
 from launcher.machines.inventory import CHECKOUT
 from launcher.node.machine import tree_sha256
 from launcher.plan.code import Code
+from launcher.plan.requirements import texts
 
 CACHE, BUNDLE = CHECKOUT / ".tandem/layers", CHECKOUT / "bundle/layers"
 FOLDER = "layers"  # below node_dir
@@ -105,24 +106,17 @@ def canonical(name: str) -> str:
 
 
 def key_of(requirements: Path, environment: Environment) -> str:
-    """It depends on the file and on what decides which wheels fit; the stack's own packages stand
-    for all of the environment."""
+    """It depends on the file, on those that it names and on what decides which wheels fit; the
+    stack's own packages stand for all of the environment. Raises UserError."""
     stacks = [one for one in environment.packages if STACKS.fullmatch(one[0])]
-    asked = [
-        requirements.read_text(encoding="utf-8"),
-        environment.python,
-        environment.glibc,
-        stacks,
-    ]
+    text, *others = texts(requirements)
+    asked = [text, environment.python, environment.glibc, stacks, *others]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
 
 def of(requirements: Path, environment: Environment) -> Layer:
     """The layer, made if it is not kept here already. Raises UserError."""
-    try:
-        key = key_of(requirements, environment)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{requirements} cannot be read: {error}.") from None
+    key = key_of(requirements, environment)
     kept = _kept(key)
     if kept is None:
         gathered = BUNDLE / key
@@ -197,7 +191,7 @@ def _resolved(
     for name, version in environment.packages:
         _stub(stubs, name, version)
     report = scratch / "report.json"
-    hashed = "--hash" in requirements.read_text(encoding="utf-8")
+    hashed = any("--hash" in text for text in texts(requirements))
     words = ["install", "--dry-run", "--ignore-installed", "--report", str(report)]
     words += ["--target", str(scratch / "none"), *_target(environment)]
     # A file with hashes is complete, and so is what it names.

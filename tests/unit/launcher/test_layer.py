@@ -90,6 +90,54 @@ def test_a_second_use_asks_pip_nothing(index, asks, monkeypatch):
         layer.of(asks("tool"), ENVIRONMENT)
 
 
+def test_a_change_of_a_file_that_is_named_is_seen(index, asks, tmp_path):
+    base, limits = tmp_path / "more/base.txt", tmp_path / "more/limits.txt"
+    base.parent.mkdir()
+    base.write_text("part\n-climits.txt  # beside it\n-r ../requirements.txt\n")
+    limits.write_text("native==1.0\n")
+    wanted = asks("# --requirement none.txt", "--requirement=more/base.txt")
+    keys = [layer.key_of(wanted, ENVIRONMENT)]
+    for changed, text in ((limits, "native<2\n"), (base, "tool\n")):
+        changed.write_text(text)
+        keys.append(layer.key_of(wanted, ENVIRONMENT))
+    assert len(set(keys)) == 3
+    assert layer.of(wanted, ENVIRONMENT).packages == {"tool": "1.0", "part": "0.5"}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("-r none.txt", r"none.txt cannot be read: No such file or directory\. Correct"),
+        ("-c https://192.0.2.1/limits.txt", "limits.txt is elsewhere, and a change"),
+        ("./wheels/tool-1.0-py3-none-any.whl", "is a file of this machine"),
+        ("tool @ file:///srv/tool-1.0-py3-none-any.whl", "is a file of this machine"),
+        ("tool.whl ; python_version > '3'", "is a file of this machine"),
+        ("-e .", "only wheels are taken"),
+        ("-r 'a", "No closing quotation: correct the line"),
+        ("-r", "expected one argument: correct the line"),
+    ],
+)
+def test_what_may_change_unseen_is_refused(asks, line, said):
+    with pytest.raises(UserError, match=said):
+        layer.key_of(asks("tool", line), ENVIRONMENT)
+
+
+def test_the_files_that_are_named_are_bounded(asks, tmp_path):
+    for number in range(64):
+        (tmp_path / f"{number}.txt").write_text(f"-r {number + 1}.txt\n")
+    (tmp_path / "64.txt").write_text("")
+    with pytest.raises(UserError, match="comes to more than 64 files"):
+        layer.key_of(asks("-r 0.txt"), ENVIRONMENT)
+    (tmp_path / "0.txt").write_text("x" * ((1 << 20) + 1))
+    with pytest.raises(UserError, match="more than 1 MiB"):
+        layer.key_of(asks("-r 0.txt"), ENVIRONMENT)
+
+
+def test_what_is_fetched_from_an_address_is_asked_for_as_it_is_written(asks):
+    lines = ("tool @ https://192.0.2.1/a/tool-1.0-py3-none-any.whl", "part>=0.5", "--pre")
+    assert layer.key_of(asks(*lines), ENVIRONMENT) != layer.key_of(asks("part"), ENVIRONMENT)
+
+
 def test_a_newer_package_than_the_environments_lies_above_it(index, asks):
     assert layer.of(asks("newer"), ENVIRONMENT).packages == {"newer": "1.0", "base": "9.0"}
 
