@@ -14,8 +14,8 @@ pytest.importorskip("fabric", reason="a run needs the control machine's environm
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGE = (CHECKOUT / "docs/own-script.md").read_text()
 COMMANDS = re.findall(r"^make train SCRIPT=~.*(?:\n  .*)*", PAGE, re.M)
-# Script, what lies beside it, and its options (of torchvision's scripts those of `references` as of
-# 2021 and later, of timm's those of 2023 and later).
+# Script, what lies beside it, and those of its options that the page's commands use: written here
+# after the page, so that they show that the commands reach a parser, not that the real one is so.
 STANDINS = {
     "vision/references/classification": (
         ["presets", "transforms", "utils"],
