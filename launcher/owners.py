@@ -175,6 +175,13 @@ class Owners:
                 self.silent(name, texts[0])
         return texts
 
+    def leave_unfit(self, unfit: dict[str, str]) -> None:
+        """An attempt begins without these, for these reasons. Those that are looked at during it
+        have to be found free and fit anew; the others are asked before the next one."""
+        for host in self.hosts:
+            if host.name in unfit and self._may_join(host):
+                self.silent(host.name, unfit[host.name].removeprefix(f"{host.label()}: "))
+
     def table(self, machines: OpenMachines) -> list[str]:
         """A line for each machine that has an owner: what is agreed, and whether it is free now."""
         owned = [host for host in machines.hosts if host.owner.signs]
@@ -252,7 +259,7 @@ class Owners:
             host
             for host in self.hosts
             if host.name not in self._inside
-            and (host.owner.signs or host.name not in self._been)
+            and self._may_join(host)
             and (host.owner.hours is None or host.owner.hours.has(day))
         ]
         nodes, failures = engine.open_all(hosts)
@@ -263,6 +270,9 @@ class Owners:
                 self._seen(nodes[name].host, sign)
         finally:
             engine.close_all(nodes)
+
+    def _may_join(self, host: Host) -> bool:
+        return bool(host.owner.signs) or host.name not in self._been
 
     def _seen(self, host: Host, sign: str | None) -> None:
         """What a look at a machine outside found."""
@@ -277,17 +287,17 @@ class Owners:
             and not report.fit
             and not absence(host, report, False, datetime.now(), now)
         ):
-            problem = self._problem(host)
+            asked, those = self._asked, self._machines
+            if asked is None or those is None:
+                return  # there is nothing to compare it with until an attempt has begun
+            problem = self._problem(host, asked, those)
             self._outside(
                 host.name, Report(None, problem) if problem else replace(report, fit=True)
             )
 
-    def _problem(self, host: Host) -> str | None:
-        """What keeps a machine that is free from joining the attempt that runs; None where nothing
-        does, or there is no attempt."""
-        asked, those = self._asked, self._machines
-        if asked is None or those is None:
-            return None
+    def _problem(self, host: Host, asked: Requirements, those: OpenMachines) -> str | None:
+        """What keeps a machine that is free from joining these, which train; None where nothing
+        does."""
         try:
             found = preflight.inspect([host], asked, without_missing=True)
         except UserError as error:

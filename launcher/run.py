@@ -285,10 +285,9 @@ class Run:
     def _next(self, old: Plan, limits: attempts.Limits, stopper: Stopper) -> Plan:
         """The plan of the next attempt, on the machines that answer. Raises UserError."""
         self.machines.close()
+        asked = dataclasses.replace(self.checked.asked, run=old.run)
         with waiting(self.terminal, "finding out which machines answer"):
-            self.machines = attempts.survivors(
-                self.owners, self.checked.asked, limits, stopper, self.terminal
-            )
+            self.machines = attempts.survivors(self.owners, asked, limits, stopper, self.terminal)
         last = self.last_checkpoint() if self.script else None
         return make_plan(
             self.checked,

@@ -209,6 +209,9 @@ def survivors(
         if len(here) >= limits.min_nodes:
             machines, unfit = _fit(here, asked, owners)
         if len(machines.hosts) >= limits.min_nodes:
+            owners.leave_unfit(unfit)
+            for text in unfit.values():
+                terminal.say(f"the run goes on without {text}")
             return machines
         names = ", ".join(host.name for host in machines.hosts) or "none"
         machines.close()
@@ -218,7 +221,10 @@ def survivors(
         if waits and waits != told:
             terminal.say(f"all is saved, and the run waits: {waits}")
             told = waits
-        if stopper.asked or time.monotonic() > deadline:
+        if stopper.asked:
+            why = waits or f"machines that answer and are fit, of which it needs {limits.min_nodes}"
+            raise UserError(*unfit.values(), f"the run was stopped while it waited: {why}")
+        if time.monotonic() > deadline:
             raise UserError(
                 *unfit.values(),
                 f"only {len(machines.hosts)} machines answer and are fit ({names}), and MIN_NODES "
@@ -235,7 +241,9 @@ def _fit(
     unfit: dict[str, str] = {}
     for host in machines.hosts:
         for problem in preflight.alone(host, machines, asked):
-            if problem.fatal:
+            # A run's own processes may still be leaving the cards: only another run has a machine.
+            taken = problem.busy and machines.facts[host.name].runs and not asked.options.force
+            if problem.fatal or taken:
                 unfit.setdefault(host.name, problem.text)
     machines.leave(unfit)
     owners.leave_used(machines)

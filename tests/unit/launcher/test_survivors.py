@@ -1,0 +1,109 @@
+"""Which machines a run goes on with after a start, where some have owners, and some are not fit."""
+
+import io
+from types import SimpleNamespace
+
+import pytest
+
+from contract.errors import UserError
+from launcher import owners
+from launcher.machines.owned import Owner
+from launcher.options import Options
+from launcher.owners import Owners
+from launcher.plan.preflight import OpenMachines, Requirements
+from launcher.terminal import Stopper, Terminal
+from launcher.watch import attempts
+from tests.unit.launcher.launcher_values import SETTINGS, facts, host
+
+YIELDS = Owner(yields=True)
+
+
+@pytest.fixture
+def machines(monkeypatch):
+    """{name: changes of its facts} of those that answer; nobody uses one."""
+    found = {"node1": {}, "node2": {}, "node3": {}}
+
+    def look(hosts, _asked, *, without_missing=False):
+        here = [one for one in hosts if one.name in found]
+        nodes = {one.name: SimpleNamespace(host=one) for one in here}
+        said = {name: facts(int(name[4:]), **found[name]) for name in nodes}
+        return OpenMachines(here, nodes, said)
+
+    monkeypatch.setattr(owners.preflight, "inspect", look)
+    monkeypatch.setattr(owners.probe, "check_ways", lambda *_: [])
+    monkeypatch.setattr(owners.engine, "close_all", lambda _nodes: None)
+    monkeypatch.setattr(owners.engine, "open_all", lambda hosts: (look(hosts, None).nodes, {}))
+    monkeypatch.setattr(owners, "ask", lambda nodes: dict.fromkeys(nodes))
+    return found
+
+
+BUSY = {"runs": [{"run": "another", "holder": "berta@office"}]}
+
+
+def survivors(found, stopped=False, force=False, least=1):
+    asked = Requirements(Options(force=force), SETTINGS, "r")
+    said, stopper = io.StringIO(), Stopper()
+    stopper.asked = stopped
+    limits = attempts.Limits(0, least)
+    return attempts.survivors(found, asked, limits, stopper, Terminal(said)), asked
+
+
+def test_one_that_cannot_join_does_not_start_the_run_again_without_end(machines, monkeypatch):
+    """Another run has it, whenever it is looked at before an attempt."""
+    clock = [1e4]
+    monkeypatch.setattr(owners.time, "monotonic", lambda: clock[0])
+    hosts = [host(1), host(2, owner=YIELDS)]
+    found = Owners(hosts, None)
+    machines["node2"] = BUSY
+    these, asked = survivors(found)
+    assert [one.name for one in these.hosts] == ["node1"]
+    assert found.absent()["node2"].startswith("it is in use by berta@office: run another")
+    for _ in range(3):
+        found.began(these, asked)
+        found.ended()
+        for _ in range(2):  # between two attempts there is nothing to compare it with
+            clock[0] += 601
+            found.look()
+        found.began(these, asked)
+        for _ in range(12):
+            clock[0] += 601
+            assert found.regroup() is None
+            found.look()
+    machines["node2"] = {}
+    found.look()
+    clock[0] += 601
+    found.look()
+    assert found.regroup() == "node2 can take part"
+
+
+def test_with_force_one_that_another_run_has_takes_part(machines):
+    machines["node2"] = BUSY
+    these, _ = survivors(Owners([host(1), host(2, owner=YIELDS)], None), force=True)
+    assert [one.name for one in these.hosts] == ["node1", "node2"]
+
+
+def test_one_that_nobody_looks_at_again_is_asked_before_the_next_attempt(machines):
+    hosts = [host(1), host(2)]
+    found = Owners(hosts, 1)
+    found.began(OpenMachines(hosts, {}, {}), None)
+    found.ended()
+    machines["node2"] = BUSY
+    assert [one.name for one in survivors(found)[0].hosts] == ["node1"]
+    assert found.here() == hosts
+
+
+def test_a_run_that_is_stopped_while_it_waits_says_what_it_waited_for(machines):
+    found = Owners([host(1, owner=YIELDS)], None)
+    found.told("node1", "seat")
+    with pytest.raises(UserError) as caught:
+        survivors(found, stopped=True)
+    (said,) = caught.value.problems
+    assert said == (
+        "the run was stopped while it waited: at least 1 machine must be free (node1: somebody "
+        "works at it)"
+    )
+    machines["node2"] = {"writable": False}
+    with pytest.raises(UserError) as caught:
+        survivors(Owners([host(1), host(2)], None), stopped=True, least=2)
+    assert "node2" in caught.value.problems[0]
+    assert caught.value.problems[1].endswith("that answer and are fit, of which it needs 2")
