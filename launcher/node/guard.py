@@ -199,8 +199,7 @@ class Guard:
             self.launch = start_launch(self.task, self.workers, self.mono_start, self.scratch)
             self.start_recorder()  # takes a moment, in which launch starts already
             self.start_digest()
-            if self.task.owner_signs:
-                self.owner = owner.Watch(self.task.owner_signs, self.task.away_dir)
+            self.watch_owner()
         except machine_lock.InUse as error:
             self.end("busy", str(error))
             return
@@ -265,7 +264,29 @@ class Guard:
             self.present = sign
             self.frames.send("owner", sign=sign or None)
         if self.owner is not None and self.owner.over:
-            self.trouble("owner", "nobody looks any more whether its owner is back")
+            self.look_again()
+
+    def look_again(self):
+        """The process that looks for the owner has ended: start it again, once. Where nobody can
+        look, the machine counts as in use: its owner may be back, and must be obeyed."""
+        self.owner.stop()
+        self.owner = None
+        if "owner" not in self.troubles:
+            self.trouble("owner", "what looked whether its owner is back ended, and begins again")
+            try:
+                self.watch_owner()
+                return
+            except OSError as error:
+                cause = cause_of(error)
+        else:
+            cause = "it ended twice"
+        self.trouble("owner's sign", "nobody can look whether its owner is back: " + cause)
+        self.present = self.task.owner_signs[0]
+        self.frames.send("owner", sign=self.present)
+
+    def watch_owner(self):
+        if self.task.owner_signs:
+            self.owner = owner.Watch(self.task.owner_signs, self.task.away_dir)
 
     def trouble(self, what, message):
         """Report something that does not end the run, once."""

@@ -1,10 +1,15 @@
 """What a machine finds out about its owner, and that its guard tells it. Stand-ins: what loginctl
 and nvidia-smi print, a folder in the place of /proc, and for the owner's word a folder of files."""
 
+import os
+import re
+import signal
+
 import pytest
 
 from launcher.machines.owned import SIGNS
 from launcher.node import owner
+from launcher.node.processes import PROC
 from launcher.watch.guards import Frames
 from tests.unit.launcher.guard_client import workers
 
@@ -121,6 +126,46 @@ def test_the_guard_tells_when_the_owner_is_back_and_when_not(guards, tmp_path):
     assert guard.wait_for("exit")["left"] == []
     told = [frame for frame in guard.frames if frame["type"] == "exit"]
     assert all("stream(" not in one["command"] for one in told[0]["ended"])
+
+
+def looker(guard):
+    """The process of this guard's that looks for the owner, by its pid."""
+    for entry in PROC.iterdir():
+        try:
+            parent = re.search(r"^PPid:\t(\d+)$", (entry / "status").read_text(), re.MULTILINE)
+            same = parent and int(parent[1]) == guard
+            if same and b"one.stream(" in (entry / "cmdline").read_bytes():
+                return int(entry.name)
+        except OSError:
+            continue
+    return None
+
+
+def test_a_machine_whose_owner_nobody_can_look_for_is_left(guards, tmp_path):
+    """The process that looks is started again once: its second end counts as a sign."""
+    away = tmp_path / "away"
+    away.mkdir()
+    guard = guards()
+    launch = workers("import time; time.sleep(60)")
+    guard.start(tmp_path, launch, owner_signs=["asked"], away_dir=str(away), beat=0.1)
+    guard.wait_for("started")
+    pid = guard.wait_for("hello")["pid"]
+    os.kill(looker(pid), signal.SIGKILL)
+    said = guard.wait_for("trouble", what="owner")["message"]
+    assert said == "what looked whether its owner is back ended, and begins again"
+    (away / "anna").touch()
+    guard.wait_for("owner", sign="asked")
+    (away / "anna").unlink()
+    guard.wait_for("owner", sign=None)
+    guard.frames.clear()
+    os.kill(looker(pid), signal.SIGKILL)
+    assert guard.wait_for("trouble")["message"].endswith("is back: it ended twice")
+    assert guard.wait_for("owner")["sign"] == "asked"
+    guard.frames.clear()
+    guard.wait_for("beat")
+    assert looker(pid) is None
+    guard.send(type="kill")
+    assert guard.wait_for("exit")["left"] == []
 
 
 def test_a_sign_that_nobody_knows_is_refused():
