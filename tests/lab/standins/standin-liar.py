@@ -224,10 +224,10 @@ ANSWERS = {
 
 
 def frames(stream):
-    """What the real guard says: each frame, and its bytes as they came."""
+    """What the real guard says: each frame, its line as it came, and the bytes that follow it."""
     while line := stream.readline():
         frame = json.loads(line) if line.startswith(b"{") else {}
-        yield frame, line + stream.read(frame.get("bytes", 0))
+        yield frame, line, stream.read(frame.get("bytes", 0))
 
 
 def pass_on(stream):
@@ -252,13 +252,17 @@ def guard(words):
     real.stdin.write(first)
     real.stdin.flush()
     threading.Thread(target=pass_on, args=[real.stdin], daemon=True).start()
-    for frame, data in frames(real.stdout):
+    printed = b""  # of the rank; a line may come in two frames
+    for frame, line, data in frames(real.stdout):
         if frame.get("type") == "worker":
             task["worker"] = frame["pid"]
         if frame.get("type") == "exit" and LIE in AT_END:
             AT_END[LIE](task)
-        out(data)
-        if b"step 3\n" in data and LIE in AT_STEP:
+        out(line + data)
+        if frame.get("type") != "log":
+            continue
+        before, printed = printed, (printed + data)[-1000:]
+        if b"step 3\n" in before + data and b"step 3\n" not in before and LIE in AT_STEP:
             AT_STEP[LIE](task)
             if LIE != "links":
                 break
