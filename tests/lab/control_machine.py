@@ -1,5 +1,6 @@
 """A run of the lab whose control machine has troubles of its own: a terminal, a disk, limits."""
 
+import errno
 import fcntl
 import os
 import pty
@@ -72,9 +73,18 @@ class Controller(Running):
 
 
 def fill(disk: Path) -> Path:
-    """Take all that is free of a disk. Returns the file that does."""
+    """Take all that is free of a disk that others write to. Returns the file that does."""
     file = disk / "fill"
-    state = os.statvfs(disk)
     with file.open("wb") as made:
-        os.posix_fallocate(made.fileno(), 0, state.f_bavail * state.f_frsize)
+        size = 0
+        while (free := os.statvfs(disk)).f_bavail:
+            # No more than half at a time: what others take meanwhile must not fail the whole.
+            piece = -(-free.f_bavail // 2) * free.f_frsize
+            try:
+                os.posix_fallocate(made.fileno(), size, piece)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                continue  # others took it
+            size += piece
     return file

@@ -4,6 +4,8 @@ them."""
 import re
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -11,6 +13,7 @@ EXAMPLE = CHECKOUT / "examples/own_script/train.py"
 # QUEUE: somebody may try the demo on this machine.
 TRAIN = [sys.executable, "-m", "launcher", "train", "--inventory", "examples/demo.ini", "--queue"]
 STARTED = []
+PATIENCE = 300  # seconds; far more than anything here takes
 
 
 def start(script, *words, arguments=(), waits=True, program=None):
@@ -25,9 +28,22 @@ def start(script, *words, arguments=(), waits=True, program=None):
     return STARTED[-1]
 
 
+@contextmanager
+def in_time(process):
+    """A process that never says or ends what is expected of it is a failure, not a hang: the tests
+    after it would wait for its machines."""
+    clock = threading.Timer(PATIENCE, process.kill)
+    clock.start()
+    try:
+        yield
+    finally:
+        clock.cancel()
+
+
 def ended(process):
     """What it said, its exit code and its folder; None where no run began."""
-    said, _ = process.communicate()
+    with in_time(process):
+        said, _ = process.communicate()
     begun = re.search(r"^tandem: run (\S+), attempt", said, re.M)
     return said, process.returncode, begun and CHECKOUT / "runs" / begun[1]
 
@@ -39,10 +55,11 @@ def train(script, *words, **more):
 def until_it_says(process, words):
     """Read its lines up to one that has these words."""
     said = []
-    for line in process.stdout:
-        said.append(line)
-        if words in line:
-            return line
+    with in_time(process):
+        for line in process.stdout:
+            said.append(line)
+            if words in line:
+                return line
     raise AssertionError(f"it ended without saying {words!r}: {''.join(said)}")
 
 
