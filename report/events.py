@@ -52,6 +52,8 @@ def write_events(analysis: Analysis) -> Path:
     began = found[0].unix if found else 0.0
     data = record(event(began, version=b"brain.Event:2"))
     data += b"".join(record(event(one.unix, one.step, one.tag, one.value)) for one in found)
+    for older in folder.glob("events.out.tfevents.*.tandem"):  # of a run that began anew
+        older.unlink()
     write_bytes(folder / f"events.out.tfevents.{began:.0f}.tandem", data)
     return folder
 
@@ -116,8 +118,17 @@ def event(
     head = b"\x09" + struct.pack("<d", unix)
     if version:
         return head + field(3, version)
-    number = field(1, tag.encode(errors="replace")) + b"\x15" + struct.pack("<f", value)
-    return head + b"\x10" + varint(step) + field(5, field(1, number))
+    number = field(1, tag.encode(errors="replace")) + b"\x15" + single(value)
+    # A negative int64 is its two's complement.
+    return head + b"\x10" + varint(step % 2**64) + field(5, field(1, number))
+
+
+def single(value: float) -> bytes:
+    """A float of four bytes; one that is too large for it is infinite."""
+    try:
+        return struct.pack("<f", value)
+    except OverflowError:
+        return struct.pack("<f", math.copysign(math.inf, value))
 
 
 def field(place: int, data: bytes) -> bytes:

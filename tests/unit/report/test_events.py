@@ -70,3 +70,15 @@ def test_a_run_without_a_step_has_none(tmp_path):
     assert main(["tensorboard", str(tmp_path / "run")]) == 0
     (file,) = (tmp_path / "run/tensorboard").iterdir()
     assert len(list(records(file.read_bytes()))) == 1
+
+
+def test_numbers_that_no_format_holds_and_files_of_an_earlier_attempt(run):
+    assert events.event(1.0, 3, "loss", 1e39).endswith(struct.pack("<f", float("inf")))
+    assert events.event(1.0, 3, "loss", -1e39).endswith(struct.pack("<f", float("-inf")))
+    assert b"\x10" + b"\xfb" + b"\xff" * 8 + b"\x01" in events.event(1.0, -5, "loss", 1.0)
+    folder = run / events.FOLDER
+    folder.mkdir()
+    (folder / "events.out.tfevents.1.tandem").write_bytes(b"of an attempt that was given up")
+    (folder / "events.of.mine").write_bytes(b"")
+    events.write_events(analyse(run))
+    assert len(list(folder.glob("events.out.*"))) == 1 and (folder / "events.of.mine").exists()
