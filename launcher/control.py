@@ -26,6 +26,8 @@ from launcher.folders import relative
 from launcher.machines.inventory import CHECKOUT
 
 LOOK_EVERY = 0.2
+# What a launcher says that waits before its run begins: for AT=, QUEUE=1 or owners.
+WAITS = ("tandem: waits until ", "tandem: waiting: ")
 
 
 def controller(folder: Path) -> int | None:
@@ -168,18 +170,23 @@ def detach(argv: list[str]) -> int:
         text=True,
         start_new_session=True,
     )
-    for line in child.stdout or ():
-        print(line, end="", flush=True)
-        if line.startswith("tandem: waits until "):
-            said = f"detached as process {child.pid}: `kill {child.pid}` takes it back"
-            terminal.show(said, sys.stdout)
-            return 0
-        if line.startswith("tandem: run "):
-            folder = folders.find(line.split()[2].rstrip(","))
-            terminal.show(
-                f"detached; {relative(folder)}: `make attach RUN={folder.name}` shows it, "
-                f"`make stop RUN={folder.name}` ends it",
-                sys.stdout,
-            )
-            return 0
-    return child.wait()
+    try:
+        for line in child.stdout or ():
+            print(line, end="", flush=True)
+            if line.startswith(WAITS):
+                said = f"detached as process {child.pid}: `kill {child.pid}` takes it back"
+                terminal.show(said, sys.stdout)
+                return 0
+            if line.startswith("tandem: run "):
+                folder = folders.find(line.split()[2].rstrip(","))
+                terminal.show(
+                    f"detached; {relative(folder)}: `make attach RUN={folder.name}` shows it, "
+                    f"`make stop RUN={folder.name}` ends it",
+                    sys.stdout,
+                )
+                return 0
+        return child.wait()
+    except KeyboardInterrupt:  # it has no terminal from which it would hear that
+        child.send_signal(signal.SIGINT)
+        child.wait()
+        raise

@@ -129,13 +129,14 @@ def _fit(asked: Requirements, owners: Owners, terminal: Terminal, everybody: boo
     are, with MIN_NODES, those that do not answer or are busy. Raises UserError."""
     options = asked.options
     hours.wait(options.at, terminal)
+    until = options.until
     reported, queueing = None, WaitNotice(terminal, "waiting for machines")
     while True:
         with waiting(terminal, f"asking {counted(len(owners.hosts), 'machine')} what is there"):
             machines = owners.strict(asked) if everybody else owners.present(asked)
         if len(machines.hosts) < (0 if everybody else owners.least):
             machines.close()
-            reported = _wait(owners.waits(owners.least), reported, queueing, terminal)
+            reported = _wait(owners.waits(owners.least), reported, queueing, terminal, until)
             owners.look()
             continue
         try:
@@ -153,7 +154,7 @@ def _fit(asked: Requirements, owners: Owners, terminal: Terminal, everybody: boo
                 terminal.say(text)
             return machines
         machines.close()
-        reported = _wait(busy[0].text, reported, queueing, terminal)
+        reported = _wait(busy[0].text, reported, queueing, terminal, until)
 
 
 def decide(
@@ -198,8 +199,15 @@ def check_minimum(options: Options, hosts: list[Host]) -> None:
         )
 
 
-def _wait(why: str, reported: str | None, notice: WaitNotice, terminal: Terminal) -> str:
-    """Until it is worth asking again; says what is waited for when that changes."""
+def _wait(
+    why: str, reported: str | None, notice: WaitNotice, terminal: Terminal, until: int | None
+) -> str:
+    """Until it is worth asking again; says what is waited for when that changes. Raises UserError
+    once the run would have to end."""
+    if until is not None and time.time() >= until:
+        raise UserError(
+            f"it is {hours.shown(until)} (UNTIL) and the run has not begun, since {why}"
+        )
     if why != reported:
         terminal.say(f"waiting: {why}")
     notice.update()

@@ -1,6 +1,7 @@
 """What is checked before a run, and waiting for machines that are busy."""
 
 import io
+import time
 
 import pytest
 
@@ -47,6 +48,13 @@ def test_busy_machines_are_waited_for_and_that_is_said_once(ready):
     assert ready.slept == [checks.QUEUE_POLL_SECONDS] * 3
     waited = [line for line in ready.said().splitlines() if "waiting" in line]
     assert [line.split("by ")[1][:3] for line in waited] == ["ann", "ben"]
+
+
+def test_busy_machines_are_not_waited_for_beyond_the_end(ready):
+    begun = time.time()
+    with pytest.raises(UserError, match=r"\(UNTIL\) and the run has not begun.*ann") as caught:
+        ready({"gpus": BUSY}, {"gpus": BUSY}, queue=True, until=int(begun) - 1)
+    assert ready.slept == [] and "Traceback" not in str(caught.value)
 
 
 def test_what_waiting_does_not_mend_is_said_before_it(ready):
