@@ -1,8 +1,8 @@
 """`tandem`, the command for whoever sits at a PC that trains in others' time."""
 
-import getpass
 import importlib.util
 import os
+import pwd
 import socket
 import subprocess
 import sys
@@ -14,6 +14,7 @@ from launcher.machines.owned import AWAY
 from launcher.node import machine_lock
 
 FILES = Path(__file__).resolve().parents[3] / "ansible/roles/owner/files"
+ME = pwd.getpwuid(os.getuid()).pw_name
 
 
 @pytest.fixture
@@ -27,9 +28,15 @@ def tandem(tmp_path, monkeypatch):
     return module
 
 
+@pytest.fixture
+def others(tandem, monkeypatch):
+    """Files belong to whom their names tell: tests have one user."""
+    monkeypatch.setattr(tandem, "owner", lambda path: path.name)
+
+
 def test_no_is_said_and_taken_back_by_whoever_said_it(tandem, tmp_path, capsys):
     assert tandem.main(["away"]) == tandem.main(["away"]) == 0
-    assert [path.name for path in tmp_path.iterdir()] == [getpass.getuser()]
+    assert [path.name for path in tmp_path.iterdir()] == [ME]
     assert "none comes until you say `tandem back`." in capsys.readouterr().out
     assert tandem.main(["back"]) == 0
     assert list(tmp_path.iterdir()) == []
@@ -38,7 +45,7 @@ def test_no_is_said_and_taken_back_by_whoever_said_it(tandem, tmp_path, capsys):
     assert "You had not said no." in capsys.readouterr().out
 
 
-def test_another_person_s_no_stays(tandem, tmp_path, capsys):
+def test_another_person_s_no_stays(tandem, others, tmp_path, capsys):
     (tmp_path / "berta").touch()
     tandem.main(["away"])
     tandem.main(["back"])
@@ -47,13 +54,23 @@ def test_another_person_s_no_stays(tandem, tmp_path, capsys):
 
 
 def test_a_link_in_its_place_is_not_followed(tandem, tmp_path, capsys):
-    (tmp_path / getpass.getuser()).symlink_to(tmp_path / "victim")
+    (tmp_path / ME).symlink_to(tmp_path / "victim")
     assert tandem.main(["away"]) == 1
     assert "ask whoever set up Tandem here" in capsys.readouterr().err
     assert not (tmp_path / "victim").exists()
 
 
-def test_who_uses_it_since_when_and_how_to_say_no(tandem, tmp_path, capsys):
+@pytest.mark.parametrize("name", [b"\xff", b"\x1b[2J", b"berta"])
+def test_a_file_s_name_is_nobody_s_word(tandem, tmp_path, monkeypatch, capsys, name):
+    monkeypatch.setenv("LOGNAME", "berta")
+    (tmp_path / os.fsdecode(name)).symlink_to(tmp_path / "nowhere")
+    assert tandem.main(["who"]) == 0
+    assert f"{ME} said `tandem away` on " in capsys.readouterr().out
+    assert tandem.main(["away"]) == 0
+    assert (tmp_path / ME).is_file()
+
+
+def test_who_uses_it_since_when_and_how_to_say_no(tandem, others, tmp_path, capsys):
     name = f"\0tandem/{os.getpid()}/run-7/anna@office"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mark:
         mark.bind(name[: machine_lock.LONGEST])

@@ -4,9 +4,9 @@
 Copied to machines as /usr/local/bin/tandem; Python 3.6, standard library, no rights needed.
 """
 
-import getpass
 import os
 import pathlib
+import pwd
 import re
 import subprocess
 import sys
@@ -28,14 +28,26 @@ def output(argv):
     return done.stdout.decode(errors="replace").strip()
 
 
+def account(uid):
+    """The name of a user, by its number: neither a file's name nor LOGNAME is anybody's word."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return "user {}".format(uid)
+
+
+def owner(path):
+    """Whose file it is, or whose link, wherever that leads."""
+    return account(path.lstat().st_uid)
+
+
 def said_no():
     """Who said no, and when: {name: text}."""
     found = {}
     try:
         for path in AWAY.iterdir():
-            found[path.name] = time.strftime(
-                "%A %H:%M, %d %B", time.localtime(path.stat().st_mtime)
-            )
+            when = time.localtime(path.lstat().st_mtime)
+            found[owner(path)] = time.strftime("%A %H:%M, %d %B", when)
     except OSError:
         return found
     return found
@@ -69,7 +81,7 @@ def who():
 
 def away():
     """Say no. Runs that are here save and leave."""
-    path = AWAY / getpass.getuser()
+    path = AWAY / account(os.getuid())
     try:
         os.close(os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644))
     except OSError as error:
@@ -84,7 +96,7 @@ def away():
 
 def back():
     """Take it back."""
-    path = AWAY / getpass.getuser()
+    path = AWAY / account(os.getuid())
     try:
         path.unlink()
     except FileNotFoundError:
