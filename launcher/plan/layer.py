@@ -10,6 +10,8 @@ on PYTHONPATH, kept here and on the machines under a hash of what was asked for.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -20,7 +22,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -117,16 +119,17 @@ def key_of(requirements: Path, environment: Environment) -> str:
 def of(requirements: Path, environment: Environment) -> Layer:
     """The layer, made if it is not kept here already. Raises UserError."""
     key = key_of(requirements, environment)
-    kept = _kept(key)
-    if kept is None:
-        gathered = BUNDLE / key
-        if not (gathered / "lock.txt").is_file():
-            gathered = CACHE / f"{key}.wheels"
-            gather(requirements, environment, gathered)
-        kept = _built(key, gathered, environment)
-        shutil.rmtree(CACHE / f"{key}.wheels", ignore_errors=True)
-    os.utime(CACHE / key)
-    throw_away(CACHE)
+    with _alone():
+        kept = _kept(key)
+        if kept is None:
+            gathered = BUNDLE / key
+            if not (gathered / "lock.txt").is_file():
+                gathered = CACHE / f"{key}.wheels"
+                gather(requirements, environment, gathered)
+            kept = _built(key, gathered, environment)
+            shutil.rmtree(CACHE / f"{key}.wheels", ignore_errors=True)
+        os.utime(CACHE / key)
+        throw_away(CACHE)
     return kept
 
 
@@ -134,9 +137,26 @@ def bundle(requirements: Path, environment: Environment) -> Path:
     """Gather the same into the bundle, for a day without internet; returns its folder there. Raises
     UserError."""
     folder = BUNDLE / key_of(requirements, environment)
-    if not (folder / "lock.txt").is_file():
-        gather(requirements, environment, folder)
+    with _alone():
+        if not (folder / "lock.txt").is_file():
+            gather(requirements, environment, folder)
     return folder
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """One launcher of a checkout at a time makes layers: a second waits, then finds them made.
+    Raises UserError where the disk fails."""
+    try:
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with (CACHE / ".lock").open("w", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+    except OSError as error:
+        named = error.filename or CACHE
+        raise UserError(
+            f"the packages of the script could not be kept: {named}: {error.strerror or error}"
+        ) from None
 
 
 def throw_away(cache: Path) -> None:

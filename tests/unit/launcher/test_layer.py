@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -68,6 +69,29 @@ def asks(tmp_path):
         return path
 
     return write
+
+
+def test_a_second_launcher_waits_and_finds_the_layer_made(index, asks, monkeypatch):
+    gathered, real = [], layer.gather
+
+    def gather(*words):
+        gathered.append(words)
+        time.sleep(0.2)  # in which the other would begin, too
+        real(*words)
+
+    monkeypatch.setattr(layer, "gather", gather)
+    wanted = asks("tool")
+    with ThreadPoolExecutor() as pool:
+        made = [pool.submit(layer.of, wanted, ENVIRONMENT) for _ in range(2)]
+        assert made[0].result() == made[1].result()
+    assert len(gathered) == 1
+
+
+def test_a_disk_that_takes_no_layer_is_a_sentence(index, asks, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(layer, "CACHE", tmp_path / "file/cache")
+    with pytest.raises(UserError, match=r"could not be kept: .*/file/cache: Not a directory"):
+        layer.of(asks("tool"), ENVIRONMENT)
 
 
 def test_what_the_environment_has_is_not_taken_again(index, asks):
