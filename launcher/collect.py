@@ -12,7 +12,7 @@ import contextlib
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,19 +213,20 @@ def _content(process: Process) -> Iterator[bytes]:
         raise NotHere(error.strerror or str(error)) from None
 
 
-def checkpoints(nodes: dict[str, Node], parts: list[NodePlan]) -> dict[str, list[str]]:
-    """The names of the checkpoints that each machine holds."""
+def checkpoints(nodes: dict[str, Node], there: Mapping[str, str]) -> dict[str, list[str]]:
+    """The names of the checkpoints that each machine holds. `there`: each one's folder of the
+    run."""
     found = {}
-    for node in parts:
-        if node.host not in nodes:
+    for host, folder in there.items():
+        if host not in nodes:
             continue
         try:
-            process = nodes[node.host].start(["ls", "-1", f"{node.output}/checkpoints/{node.host}"])
+            process = nodes[host].start(["ls", "-1", f"{folder}/checkpoints/{host}"])
             output, _, status = talk(process, b"", LIST_SECONDS)
         except (OSError, UserError):  # the machine froze or went away: others hold the same
             continue
         if status == 0:
-            found[node.host] = output.decode(errors="replace").split()
+            found[host] = output.decode(errors="replace").split()
     return found
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -31,7 +31,6 @@ from launcher.collect import (
 from launcher.collect import newest as newest_step
 from launcher.folders import disk_free
 from launcher.machines.engine import Node, talk
-from launcher.plan.plan import NodePlan
 from launcher.plan.script import WORK
 
 MOST_FILES = 2000  # of a machine
@@ -188,15 +187,15 @@ def spread(
 
 def hand_on(
     left: dict[str, Node],
-    parts: list[NodePlan],
+    there: Mapping[str, str],
     folder: Path,
     give: Callable[[Path, int, str], None],
 ) -> bool:
     """Bring the trainer's newest checkpoint here from one of the machines `left`, and `give` it,
-    with its size and its name. Returns whether one arrived. Raises Unwritable."""
-    held = checkpoints(left, parts)
+    with its size and its name. `there`: each one's folder of the run. Returns whether one arrived.
+    Raises Unwritable."""
+    held = checkpoints(left, there)
     tips = {host: tip for host, names in held.items() if (tip := newest_step(names))}
-    there = {part.host: part.output for part in parts}
     for host in sorted(tips, key=lambda one: tips[one], reverse=True):
         name, room = tips[host][1], max(0, disk_free() - DISK_LEFT)
         with staging(folder) as scratch:

@@ -17,7 +17,6 @@ from contract.validate import NATURAL, Each, Maybe
 from launcher import collect, folders, hours, outputs
 from launcher.background import MIB, Sizes
 from launcher.folders import relative
-from launcher.machines import engine
 from launcher.machines.engine import Busy, MachineError
 from launcher.machines.inventory import CHECKOUT
 from launcher.options import STORED, WORD, Options, resumed, script_resumed
@@ -307,9 +306,8 @@ class Run:
         if not any(LAST in word for word in self.script.resume):
             return ""
         before = self.attempts.list[-1]["nodes"] if self.attempts.list else []
-        hosts = sorted(self.machines.hosts, key=lambda host: host.name not in before)
-        facts, run = self.machines.facts, self.folder.name
-        there = {h.name: f"{facts[h.name].absolute(h.node_dir)}/runs/{run}" for h in hosts}
+        found = self._folders(self.machines)
+        there = {name: found[name] for name in sorted(found, key=lambda one: one not in before)}
         with waiting(self.terminal, "giving the newest checkpoint to all machines"):
             held = outputs.newest(self.machines.nodes, there, self.script.outputs)
             room = max(0, folders.disk_free() - collect.DISK_LEFT)
@@ -362,14 +360,18 @@ class Run:
             outputs.put(self.machines.nodes[first.host], file, size, target)
 
         with waiting(self.terminal, f"giving the newest checkpoint to {first.host}"):
-            left, _ = engine.open_all(hosts)
+            left = preflight.inspect(hosts, self.checked.asked, without_missing=True)
             try:
-                parts = [self.parts[name] for name in before if name in self.parts]
-                return outputs.hand_on(left, parts, self.folder, give)
+                return outputs.hand_on(left.nodes, self._folders(left), self.folder, give)
             except collect.Unwritable as error:
                 raise UserError(not_copied(self.folder, error)) from None
             finally:
-                engine.close_all(left)
+                left.close()
+
+    def _folders(self, machines: OpenMachines) -> dict[str, str]:
+        """Where each machine has the run."""
+        facts, run = machines.facts, self.folder.name
+        return {h.name: f"{facts[h.name].absolute(h.node_dir)}/runs/{run}" for h in machines.hosts}
 
     def _report_outcome(self, outcome: Outcome) -> None:
         lines = []
@@ -398,7 +400,8 @@ class Run:
         parts = [self.parts[name] for name in here if name in self.parts]
         nodes, attempts, whole = self.machines.nodes, self.attempts.list, True
         with waiting(self.terminal, "copying records and checkpoints to this machine"):
-            held = {} if self.script else collect.checkpoints(nodes, parts)
+            there = {part.host: part.output for part in parts}
+            held = {} if self.script else collect.checkpoints(nodes, there)
             try:
                 said = collect.records(nodes, parts, attempts, self.folder, self.sizes)
                 if self.script:

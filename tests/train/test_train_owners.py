@@ -165,3 +165,19 @@ def test_the_owner_of_node_0_is_back_and_leaves_again(lab):
     lab.ends()
     # The third attempt had node2's checkpoint, though its owner had node2.
     assert lineage.assert_exact(lab.nodes(), EPOCHS) == 0
+
+
+def test_resumed_by_hand_it_goes_on_from_a_machine_whose_owner_is_back(lab):
+    lab.train()
+    lab.trains(1, ["node1", "node2"])
+    lab.away("node1")
+    lab.trains(2, ["node2"])
+    lab.process.terminate()
+    assert lab.process.wait(PATIENCE) != 0, lab.said()
+    lab.back("node1")
+    lab.away("node2")
+    lab.start("--resume", lab.run.name)
+    lab.trains(3, ["node1"])
+    lab.ends()
+    # The third attempt had node2's checkpoint: what node1 itself had saved was older.
+    assert lineage.assert_exact(lab.nodes(), EPOCHS) == 0

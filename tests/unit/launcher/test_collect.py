@@ -49,7 +49,8 @@ def bring(part, run, node=None, sizes=None):
 
 
 def best_and_last(nodes, parts, run):
-    return collect.best_and_last(collect.checkpoints(nodes, parts), nodes, parts, run)
+    held = collect.checkpoints(nodes, {part.host: part.output for part in parts})
+    return collect.best_and_last(held, nodes, parts, run)
 
 
 def found(run):

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -150,26 +149,26 @@ def test_a_machine_that_cannot_take_it_is_named(nodes, there, run):
 
 def test_the_newest_that_arrives_is_handed_on(tmp_path, nodes, run, monkeypatch):
     """Of the trainer's checkpoints: node1 names the newest, but holds nothing of that name."""
-    parts, given = [], []
+    where, given = {}, []
     for name, steps in (("node1", (9,)), ("node2", (3, 7))):
         folder = tmp_path / name / "checkpoints" / name
         folder.mkdir(parents=True)
         for step in steps:
             (folder / f"step-{step:08}.pt").write_text(f"{name} {step}")
-        parts.append(SimpleNamespace(host=name, output=str(tmp_path / name)))
+        where[name] = str(tmp_path / name)
     newest = tmp_path / "node1/checkpoints/node1/step-00000009.pt"
 
     def give(file, size, name):
         given.append((file.read_text(), size, name))
 
-    assert outputs.hand_on(nodes, parts, run, give)
+    assert outputs.hand_on(nodes, where, run, give)
     newest.unlink()
     newest.mkdir()
-    assert outputs.hand_on(nodes, parts, run, give)
+    assert outputs.hand_on(nodes, where, run, give)
     assert given == [
         ("node1 9", 7, "step-00000009.pt"),
         ("node2 7", 7, "step-00000007.pt"),
     ]
-    assert not outputs.hand_on({}, parts, run, give)
+    assert not outputs.hand_on({}, where, run, give)
     monkeypatch.setattr(outputs, "disk_free", lambda: outputs.DISK_LEFT + 6)
-    assert not outputs.hand_on(nodes, parts, run, give) and len(given) == 2  # no room here
+    assert not outputs.hand_on(nodes, where, run, give) and len(given) == 2  # no room here
