@@ -19,7 +19,7 @@ export PATH := $(CURDIR)/$(ANSIBLE_ENV)/bin:$(CURDIR)/.venv/bin:$(PATH)
 terminal = "$$(tty | grep ^/dev/)"
 
 .DEFAULT_GOAL := help
-.PHONY: known help env ansible-env demo data/digits provision verify dry-provision check upgrade poweroff wake bootstrap bundle usb imagenet accept plan train dry-run slurm status top attach stop runs report compare tensorboard sweep test test-unit test-legacy test-long test-cores test-gpu chaos lint bench bench-gpu lock
+.PHONY: known help env ansible-env demo data/digits provision verify dry-provision check upgrade poweroff wake bootstrap bundle usb imagenet accept plan train dry-run slurm status top attach stop runs report compare tensorboard sweep test test-lab test-all test-gpu snapshots mutants lint bench bench-gpu lock
 
 help:
 	@python3 tools/verbs.py help
@@ -98,34 +98,26 @@ tensorboard: env
 compare: env
 	@$(with_options) $(PYTHON_ENV) -m report compare
 
-test: known
-	@tools/test.sh
-
-test-unit: known
-	@tools/test.sh unit
-
-test-legacy: known
-	@tools/test.sh legacy
-
-test-long: known
-	@tools/test.sh long
-
-test-cores: known
-	@tools/venv.sh dev
-	@tools/cores.sh
+test test-lab test-all: known
+	@$(with_options) tools/rings.py $@
 
 test-gpu: known
 	@$(with_options) tools/test-gpu.sh
 
-chaos: known
-	@tools/test.sh chaos
+snapshots: env
+	@TANDEM_SNAPSHOTS=write $(PYTHON_ENV) -m pytest --quiet tests/messages
+
+mutants: known
+	@tools/venv.sh dev
+	@$(PYTHON_ENV) -m bench.mutants run
 
 lint: known
 	@tools/venv.sh dev
 	@tools/lint.sh
 
 bench: known
-	@tools/test.sh bench
+	@tools/venv.sh dev
+	@$(PYTHON_ENV) -m pytest --quiet -o faulthandler_timeout=3600 bench --ignore=bench/verdict
 
 bench-gpu: known
 	@$(with_options) tools/test-gpu.sh bench

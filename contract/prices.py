@@ -1,6 +1,6 @@
 """What each strategy of --sync costs in accuracy: the measurements in prices.json, and the labels.
 
-tests/bench/accuracy/tables.py writes prices.json, from paired runs on one task
+bench/accuracy/tables.py writes prices.json, from paired runs on one task
 (docs/slow-networks.md says which). A label holds for that task and promises nothing about others.
 """
 

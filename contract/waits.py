@@ -4,6 +4,7 @@ report judge."""
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from contract.digests import STEPS, Phase, RunSums
@@ -43,6 +44,7 @@ class MeanStep:
     other: float
     checkpoint: float
     slower: int | None = None  # a rank that the others wait for, if there is one
+    slower_by: str | None = None  # which of its OWN_WORK makes it so
 
     @property
     def seconds(self) -> float:
@@ -82,6 +84,15 @@ def slower_one(own: dict[int, float]) -> int | None:
     return last if others and own[last] > SLOWER * statistics.median(others) else None
 
 
+def most_in_excess(last: Mapping[str, float], ranks: Sequence[Mapping[str, float]]) -> str:
+    """Of a rank's OWN_WORK, what most exceeds the mean of all ranks, itself among them."""
+
+    def excess(name: str) -> float:
+        return last.get(name, 0.0) - statistics.fmean(one.get(name, 0.0) for one in ranks)
+
+    return max(OWN_WORK, key=excess)
+
+
 def mean_step(sums: RunSums) -> MeanStep | None:
     """The mean step of all ranks without their first. Exact steps, with which some strategies
     begin, count only until all ranks have others. None before all ranks have one that counts."""
@@ -102,6 +113,11 @@ def mean_step(sums: RunSums) -> MeanStep | None:
     steps, seconds = sums.least.get(kind, (0, 0.0))
     least = seconds / steps if steps else min(_mean(one, ("sync_exposed",)) for one in counted)
     network = min(least, sync)
+    work = {
+        rank: {name: _mean(one.phases[kind], (name,)) for name in OWN_WORK}
+        for rank, one in sums.ranks.items()
+    }
+    slower = slower_one({rank: sum(spent.values()) for rank, spent in work.items()})
     return MeanStep(
         steps=min(one.steps for one in counted),
         images=sums.world * statistics.fmean(one.samples / max(1, one.steps) for one in ranks),
@@ -116,9 +132,8 @@ def mean_step(sums: RunSums) -> MeanStep | None:
             / max(1, one.steps)
             for one in ranks
         ),
-        slower=slower_one(
-            {rank: _mean(one.phases[kind], OWN_WORK) for rank, one in sums.ranks.items()}
-        ),
+        slower=slower,
+        slower_by=None if slower is None else most_in_excess(work[slower], [*work.values()]),
     )
 
 

@@ -99,7 +99,13 @@ class Progress:
     @property
     def cause(self) -> str | None:
         """What holds it up: a wait of contract/waits.py, `compute`, or None: too early to say, or
-        no single one."""
+        no single one. Waiting for a rank that is late by its images is waiting for images."""
+        late = self.ruling == "straggler" and self.judged and self.judged.slower_by == "data"
+        return "data" if late else self.ruling
+
+    @property
+    def ruling(self) -> str | None:
+        """The same, but for what is behind a slower rank."""
         step = self.judged
         return ruling_cause(step.fractions, step.slower is not None) if step else None
 

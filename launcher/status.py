@@ -133,10 +133,11 @@ def verdict(progress: Progress) -> str:
     if step is None:
         return "too early to say what holds it up"
     when = "now" if step is progress.recent else "so far"
-    kind, whole = progress.cause, seconds(step.seconds + step.checkpoint)
+    kind, whole = progress.ruling, seconds(step.seconds + step.checkpoint)
     if kind in WORDS:
         wait = f"{when}: {WORDS[kind]}: {seconds(getattr(step, kind))} of {whole} a step"
         slow = f", rank {step.slower}" if kind == "straggler" and step.slower is not None else ""
+        slow += ", by its images" if progress.cause != kind else ""
         return f"{wait} ({percent(step.fractions[kind])}){slow}"
     if kind == "compute":
         return f"{when}: computing: {seconds(step.compute)} of {whole} a step, as it should be"

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from contract.waits import OWN_WORK, ruling_cause, slower_one
+from contract.waits import most_in_excess, ruling_cause, slower_one
 from report.disk import DiskUse, ShareUse
 from report.machines import MachineUse
 from report.measure import RankWork, Step, slowest
@@ -148,9 +148,4 @@ def longer_queued(step: Step, seen: Seen) -> float | None:
 
 def slowest_by(step: Step, last: RankWork) -> str:
     """The category by which a rank most exceeds the mean of all; waiting for peers never counts."""
-
-    def excess(category: str) -> float:
-        mean = sum(rank.seconds.get(category, 0.0) for rank in step.ranks) / len(step.ranks)
-        return last.seconds.get(category, 0.0) - mean
-
-    return max(OWN_WORK, key=excess)
+    return most_in_excess(last.seconds, [rank.seconds for rank in step.ranks])

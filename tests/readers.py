@@ -9,12 +9,15 @@ explained there; any other ends it with exit code 1.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+
+from tests.fuzz import WHOLE
 
 ROOT = Path(__file__).parents[1]
 # What is read, and the functions that read it: patterns of names in a file.
@@ -53,6 +56,7 @@ READERS = {
     },
     "inventories": {
         "launcher/machines/inventory.py": ("parse", "members", "Variables.*", "_host*", "numeric"),
+        "launcher/machines/owned.py": ("read", "hours", "_[a-z]*"),
         "ansible/bootstrap.py": ("machine_of",),
         "contract/machines.py": ("*",),
     },
@@ -109,7 +113,8 @@ def covered(tests: list[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         data = [f"--data-file={folder}/data"]
         run = ["coverage", "run", "--branch", *data, f"--include={','.join(files)}", "-m", "pytest"]
-        subprocess.run([*python, *run, "-q", "-m", "hypothesis", *tests], cwd=ROOT, check=True)
+        argv, env = [*python, *run, "-q", "-m", "hypothesis", *tests], os.environ | {WHOLE: "1"}
+        subprocess.run(argv, cwd=ROOT, check=True, env=env)
         out = f"{folder}/found.json"
         subprocess.run([*python, "coverage", "json", "-q", *data, "-o", out], cwd=ROOT, check=True)
         return dict(json.loads(Path(out).read_text())["files"])

@@ -20,7 +20,7 @@ IFS='
 '
 for python in $found; do
     if [ -z "$(lacks "$python")" ]; then
-        if [ $verb = bench-gpu ]; then exec "$python" -m tests.bench.gpu "$@"; fi
+        if [ $verb = bench-gpu ]; then exec "$python" -m bench.gpu "$@"; fi
         exec "$python" -m pytest --quiet --durations=5 tests/gpu "$@"
     fi
 done

@@ -72,6 +72,8 @@ CORE = Variable(
     "CORE", "", "2.16: an older Ansible, for machines with Python 3.6", choices=("2.16",)
 )
 
+ONLY = Variable("ONLY", "--only", "a room (launcher, train, gpu ...) or a file below tests/")
+
 # The kind of a variable by the type of its option.
 KINDS = {"int": "number", "bool": "truth"}
 
@@ -301,19 +303,30 @@ VERBS = {
         """make sweep SWEEP="SYNC=allreduce,ef:1.6 ARGS='--sync_bn|'" BATCH=64""",
     ),
     "For changing the code": None,
-    "test": Verb("run linters, unit, training and lab tests (the last need root)"),
-    "test-unit": Verb("run the unit tests that start no processes"),
-    "test-legacy": Verb("test the CUDA 10.2 stack on Debian 11, with whole runs (root)"),
-    "test-long": Verb("run the tests that take several minutes a file (root)"),
+    "test": Verb(
+        "run linters, unit tests and some training: minutes, no root",
+        (ONLY,),
+        "make test ONLY=launcher",
+    ),
+    "test-lab": Verb(
+        "provision and train on machines of the lab (root)",
+        (ONLY,),
+        "make test-lab ONLY=test_train.py",
+    ),
+    "test-all": Verb(
+        "run all other tests, piece by piece: hours (root)",
+        (ONLY, Variable("AGAIN", "--again", "1: also what passed before", "switch")),
+        "make test-all ONLY=test_torture",
+    ),
     "test-gpu": Verb(
         "test what GPUs compute and survive: docs/gpu.md (a GPU)",
         (Variable("DEVICE", "--device", "cpu: only cases that need no GPU", choices=DEVICES),),
         "make test-gpu DEVICE=cpu",
     ),
-    "test-cores": Verb("check every playbook with both Ansibles"),
-    "chaos": Verb("cause 40 faults; train beside machines that lie (root)"),
+    "snapshots": Verb("write the sentences that users meet anew: tests/messages/"),
+    "mutants": Verb("change rules of the product: do the tests notice? (root, hours)"),
     "lint": Verb("run every linter"),
-    "bench": Verb("measure figures, by the methods of tests/bench/README.md (root)"),
+    "bench": Verb("measure figures, by the methods of bench/README.md (root)"),
     "bench-gpu": Verb(
         "measure our steps beside others': docs/performance.md (a GPU)",
         (Variable("DEVICE", "--device", "cpu: a tiny version, to try it", choices=DEVICES),),

@@ -2,7 +2,7 @@
 block, which is sent too.
 
 Plain torch operations on whole tensors, the same on a CPU and a GPU, and few of them: on a GPU each
-is a kernel, and the link waits for them (`tests/bench/codec.py` counts kernels and bytes).
+is a kernel, and the link waits for them (`bench/codec.py` counts kernels and bytes).
 """
 
 import dataclasses

@@ -16,8 +16,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 # Not the name of a lab that somebody runs by hand, nor of another checkout's tests.
 PREFIX = f"test-{os.getpid()}"
 PAIRS = itertools.count(1)
-# Files of several minutes each, beyond what `make test` may take: `make test-long` runs them, and
-# the tests of other files that are marked long.
+# Files of several minutes each, beyond what `make test-lab` may take: `make test-all` runs them,
+# and the tests of other files that are marked long.
 LONG = {
     "test_accept.py",
     "test_balance.py",
@@ -51,7 +51,6 @@ LONG = {
     "test_slurm.py",
     "test_torture.py",
     "test_users.py",
-    "test_verdict.py",
 }
 # Files whose tests share machines, by the fixture that starts these once for all.
 SHARED = {
@@ -72,7 +71,7 @@ def pytest_collection_modifyitems(items):
         if item.path.name in LONG:
             item.add_marker(pytest.mark.long)
     if here and os.geteuid():
-        sentence = "lab tests boot machines, which needs root: sudo make test"
+        sentence = "lab tests boot machines, which needs root: sudo make test-lab"
         if os.environ.get("CI") == "true":
             raise pytest.UsageError(sentence)
         for item in here:

@@ -1,6 +1,6 @@
 """The CUDA 10.2 stack (torch 1.12.1, Python 3.9) on Debian 11: the trainer there, and whole runs.
 
-`make test-legacy` runs this file alone and shows what the machine prints.
+`make test-lab ONLY=test_legacy.py` runs this file alone and shows what the machine prints.
 """
 
 import json

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import house
+from bench import house
 
 ROOT = Path(__file__).parents[2]
 ROOMS = {"contract", "tandem", "trainer", "launcher", "report", "lab"}

@@ -25,7 +25,8 @@ def test_every_link_leads_to_a_file():
 
 
 def test_every_test_that_a_page_names_is_there():
-    there = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    rooms = (ROOT / "tests", ROOT / "bench")
+    there = {path.name for room in rooms for path in room.rglob("test_*.py")}
     named = {
         (page.name, name)
         for page in pages()

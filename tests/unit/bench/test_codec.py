@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.bench.codec import stages
+from bench.codec import stages
 
 
 @pytest.mark.parametrize("spec", ["ef:1.6", "ef:2", "ef:4", "ef:8"])

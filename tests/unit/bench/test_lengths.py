@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.bench.accuracy import lengths
-from tests.bench.accuracy.lengths import study
+from bench.accuracy import lengths
+from bench.accuracy.lengths import study
 
 STAGES = (study.screening, study.confirming, study.lengths)
 

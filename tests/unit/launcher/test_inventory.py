@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from contract import machines
 from contract.errors import UserError
 from launcher import cli
-from launcher.machines import inventory
+from launcher.machines import inventory, owned
 from tests import fuzz
 
 FILE = Path("inventory.ini")
@@ -182,6 +182,11 @@ HOST = {
     **{"node_dir": "tandem", "data_root": "/srv", "gpus": 2, "interface": "eno1"},
     **{"cuda_home": "/usr/local/cuda", "run_env": {"A": "b"}},
 }
+OWNER = {
+    **{"owner": "yields", "hours": "19:00-07:30,sat,sun"},
+    **{"idle_minutes": "10", "away_dir": "/srv/away"},
+}
+HOURS = r"([0-2][0-9]:[0-5][0-9]-[0-2][0-9]:[0-5][0-9]|sun|mon)(,[0-9]:30-[0-9]:30){0,2}"
 
 
 @pytest.mark.parametrize(
@@ -205,9 +210,13 @@ def test_a_variable_out_of_its_range_is_named(variables, words):
 @fuzz.many(400)
 @example("node1", {**HOST, "node_dir": "{{ x }}"})
 @example("node1", {**HOST, "ansible_connection": "winrm"})
+@example("node1", {**HOST, **OWNER})
+@example("node1", {**HOST, **OWNER, "hours": "24:30-25:00"})
 @given(
     st.from_regex(machines.NAME, fullmatch=True),
-    fuzz.odd(HOST, ("local", "0,1", "a\0b", "{{ x }}", "-1", 65536, {"B": "\0"}, "fe80::1")),
+    fuzz.odd(
+        {**HOST, **OWNER}, ("local", "0,1", "a\0b", "{{ x }}", "-1", 65536, {"B": "\0"}, "fe80::1")
+    ),
 )
 def test_odd_variables_are_a_host_or_a_sentence(name, variables):
     with pytest.MonkeyPatch.context() as patch:
@@ -221,6 +230,23 @@ def test_odd_variables_are_a_host_or_a_sentence(name, variables):
     assert 0 < found.port < 1 << 16 and (found.gpus is None or 0 <= found.gpus <= 64)
     shlex.join([found.env_python, found.node_dir, found.data_root]).encode()
     assert not any("\0" in text for text in (*found.env, *found.env.values()))
+    assert 0 < found.owner.idle_seconds <= 86400 and found.owner.away_dir.startswith("/")
+
+
+@fuzz.many(300)
+@example("19:00-07:30,sat,sun")
+@example("09:00-12:00,11:59-13:00")
+@example("23:00-24:30")
+@given(st.from_regex(HOURS, fullmatch=True) | st.text("0123456789:-,satun ", max_size=30))
+def test_any_hours_lie_in_a_week_or_are_refused(text):
+    try:
+        found = owned.hours(text)
+    except ValueError as error:
+        assert str(error).isprintable()
+        return
+    assert found.spans and all(
+        0 <= begin < 7 * owned.DAY and 0 < end - begin <= owned.DAY for begin, end in found.spans
+    )
 
 
 @fuzz.many(200)

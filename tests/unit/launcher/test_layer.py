@@ -18,7 +18,6 @@ from launcher.plan.preflight import OpenMachines
 from launcher.watch import guards
 from tests.unit.launcher.launcher_values import facts, host
 
-pytestmark = pytest.mark.processes
 THERE = {"torch": "2.15.0", "nvidia-cublas": "13.2", "base": "1.0"}
 ENVIRONMENT = Environment.of("3.11.2", 36, THERE)
 

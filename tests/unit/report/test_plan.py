@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from bench import link_table
 from contract import prices
 from contract.runs import prediction_path, run_id
 from contract.strategies import MIB, Payload, parse, ring_bytes, usual
@@ -14,7 +15,6 @@ from report.__main__ import main
 from report.advice import NONE, advise
 from report.analysis import analyse
 from report.bottleneck import Seen
-from tests.bench import link_table
 from tests.unit.report.report_runs import BOTTLENECKS, GRADIENTS, RunBuilder
 
 # Measured over links shaped to 1 Gbit/s: ResNet-50's gradients, four ranks on two cores. A step
@@ -328,7 +328,7 @@ def test_no_column_of_the_table_is_cut(tmp_path, capsys, monkeypatch):
 
 
 def test_the_page_of_slow_links_says_how_far_off_todays_plan_is():
-    """As `python -m tests.bench.link_table` writes it of the committed measurements."""
+    """As `python -m bench.link_table` writes it of the committed measurements."""
     page = (link_table.DOCS / "slow-links.md").read_text()
     rows = json.loads((link_table.DOCS / "slow-links.json").read_text())["rows"]
     assert link_table.sentences(rows) in page

@@ -71,7 +71,7 @@ def test_the_first_python_of_the_path_that_has_all_is_taken(modules, tmp_path):
 
 
 def test_one_failed_compilation_leaves_the_other_tables(monkeypatch, capsys):
-    from tests.bench import gpu
+    from bench import gpu
 
     def beside(setting, scale):
         if setting == "compiled":

@@ -22,7 +22,7 @@ from launcher.terminal import Terminal
 from launcher.watch import failures
 from launcher.watch.failures import Failure
 from report.__main__ import main as report_main
-from tools import sweep
+from tools import rings, sweep
 
 ROOT = Path(__file__).parents[3]
 SPEC = importlib.util.spec_from_file_location("verbs", ROOT / "tools" / "verbs.py")
@@ -46,7 +46,7 @@ def checkout(tmp_path):
     shutil.copy(ROOT / "tools" / "verbs.py", tmp_path / "tools")
     (tmp_path / "contract").mkdir()
     shutil.copy(ROOT / "contract" / "options.py", tmp_path / "contract")
-    stubs = ["tools/venv.sh", "tools/test.sh"]
+    stubs = ["tools/venv.sh", "tools/rings.py"]
     for environment in (".venv", ".venv-core2.16"):
         stubs += [f"{environment}/bin/python", f"{environment}/bin/ansible-playbook"]
     for name in stubs:
@@ -202,7 +202,9 @@ def received(monkeypatch, call):
     if tool.endswith("ansible-playbook"):
         return vars(playbook_parser().parse_args(argv)), []
     monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
-    if argv[:2] == ["-m", "report"]:
+    if tool.endswith("rings.py"):
+        main = rings.main
+    elif argv[:2] == ["-m", "report"]:
         main, argv = report_main, argv[2:]
     elif argv[:2] == ["-m", "tools.sweep"]:
         main, argv = sweep.main, argv[2:]
@@ -305,7 +307,7 @@ def is_read(checkout, variable, value, call, read, rest):
 def last_call_of_stubs(checkout, *words):
     """As last_call, with the scripts under test/ as stubs, too."""
     for name in ("tools/test-gpu.sh",):
-        shutil.copy(checkout / "tools/test.sh", checkout / name)
+        shutil.copy(checkout / "tools/rings.py", checkout / name)
     return last_call(checkout, *words)
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from bench.accuracy import one_process, study
 from contract.options import Options
 from tandem.sync import feedback
 from tandem.sync.codec import CODECS
-from tests.bench.accuracy import one_process, study
 from tests.trainer_ranks import run_ranks
 from trainer.world import start
 

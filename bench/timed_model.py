@@ -1,6 +1,6 @@
 """A stand-in for ResNet-50 on a GPU: its parameters, and sleep in the place of computing.
 
-For the bench of slow links alone, as --model tests.bench.timed_model:resnet50. What it takes is
+For the bench of slow links alone, as --model bench.timed_model:resnet50. What it takes is
 told by the environment: BENCH_FORWARD and BENCH_BACKWARD seconds. Each convolution, and the last
 layer, takes an equal share, for a ResNet's blocks have about equally many operations. A layer ends
 at its moment of the pass, not so long after the one before, so that what this machine's cores do

@@ -1,7 +1,7 @@
 """What coding costs a GPU, counted without one: the kernels that each stage of a bucket starts, and
 the bytes of the tensors that they read and write.
 
-    python -m tests.bench.codec [--sync ef:1.6] [--ranks 4] [--mib 8]
+    python -m bench.codec [--sync ef:1.6] [--ranks 4] [--mib 8]
 
 Each operation counts as one kernel, and its tensors as read and written once. A GPU's caches make
 some of it cheaper; a broadcast operand counts with the bytes that it has, not those that it stands

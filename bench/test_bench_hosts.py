@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[1]
 NAME = f"bench-{os.getpid()}"
 HOSTS = 256
 NODE = "192.168.56.111"
@@ -39,7 +39,7 @@ def test_256_hosts(figure):
     try:
         lab("up", "--nodes", "1", "--no-bundle")
         lab("ssh", "1", "--", LISTEN)
-        script = f"{sys.executable} tests/bench/many_hosts.py {HOSTS} {FIRST} tandem"
+        script = f"{sys.executable} bench/many_hosts.py {HOSTS} {FIRST} tandem"
         said = lab("exec", "--", "sh", "-c", KNOW + script)
         found = json.loads(said.splitlines()[-1])
     finally:

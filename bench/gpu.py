@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from PIL import Image
 
+from bench import gpu_codec
+from bench.gpu_peers import AUTOCAST, Setting, Tandem, contenders
 from contract.options import Options
 from tandem.timings import peak
-from tests.bench import gpu_codec
-from tests.bench.gpu_peers import AUTOCAST, Setting, Tandem, contenders
 from trainer import checkpoint
 from trainer.data.folder import ImageFolder
 from trainer.data.loader import TrainBatches
@@ -34,7 +34,7 @@ from trainer.step import seed_step, train_step
 from trainer.world import World
 from trainer.writer import Writer
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/performance.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs/performance.md"
 BEGIN, END = "<!-- make bench-gpu: begin -->", "<!-- make bench-gpu: end -->"
 
 

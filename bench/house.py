@@ -1,4 +1,4 @@
-"""How much there is to read: `python -m tests.bench.house`.
+"""How much there is to read: `python -m bench.house`.
 
 - statements: of each room and of the tests, as Python's parser counts them, without docstrings.
 - modules: those of ours that `make train` has loaded when it opens its first ssh connection.
@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("contract", "tandem", "trainer", "launcher", "report", "ansible", "lab", "tools")
 MACHINE = "examples/machines/2080ti-ubuntu2204-driver535.json"
 

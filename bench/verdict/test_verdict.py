@@ -2,7 +2,7 @@
 train, and each is told from the records of its time alone. Writes the confusion matrix into
 docs/report.md; half an hour, or less, and nothing written, with VERDICT_RUNS="timed disk".
 
-The faults, their strengths and their order are those of verdict_trials.py, the thresholds those of
+The faults, their strengths and their order are those of trials.py, the thresholds those of
 report/bottleneck.py: both were there before the first run. The machines come before what else this
 machine does (a cgroup's share of the processors): real ones share none.
 """
@@ -13,10 +13,10 @@ import uuid
 
 import pytest
 
+from bench.verdict.trial_run import CHECKOUT, SETTINGS, Cluster, TrialRun, part
+from bench.verdict.trials import FAULTS, RUNS, Told, matrix
 from lab.plan import CACHE, RELEASES
 from report.analysis import analyse
-from tests.lab.verdict_run import CHECKOUT, SETTINGS, Cluster, TrialRun, part
-from tests.lab.verdict_trials import FAULTS, RUNS, Told, matrix
 from tests.unit.report.report_runs import RunBuilder
 from tests.unit.report.test_recorded_machines import TRIALS as RECORDED
 from tests.unit.report.test_recorded_machines import record

@@ -11,7 +11,7 @@ import pytest
 
 from tests.lab.site_plays import write_play
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[1]
 MACHINES = 16
 NAME = f"bench-{os.getpid()}"
 MITOGEN = "mitogen==0.3.54"  # measured only: it is no part of the project

@@ -1,10 +1,10 @@
 """Make contract/prices.json, and the tables and the chart of docs/slow-networks.md, of the runs.
 
-    python tests/bench/accuracy/tables.py
+    python bench/accuracy/tables.py
 
 Runs are those of runs.jsonl (study.py). Pairs are runs of one seed: a strategy's top-1 less that of
 allreduce, in points; their intervals are Student's, of 95 %, over the seeds. Times are seconds a
-step, as tests/bench/test_bench_slow_links.py measured them, times the steps that it takes to reach
+step, as bench/test_bench_slow_links.py measured them, times the steps that it takes to reach
 allreduce's final accuracy, those of the warm-up at the cost of exact sums; their intervals are from
 2.5 to 97.5 % of draws of as many seeds, with repetition (bootstrap).
 """
@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
+ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT), str(HERE)]
 
 import study  # noqa: E402

@@ -1,6 +1,6 @@
 """What each strategy of --sync costs in accuracy: paired runs on two tasks.
 
-    python tests/bench/accuracy/study.py --protocol --fonts DIR --lines FILE
+    python bench/accuracy/study.py --protocol --fonts DIR --lines FILE
 
 carries out PROTOCOL.md, which was fixed before its first run. Each run is N = 4 ranks, or one
 machine alone with one machine's batch: ranks of one process (one_process.py), with the trainer's
@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "examples"), str(Path(__file__).parent)]
 
 import fonts  # noqa: E402

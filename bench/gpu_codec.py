@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from bench.pipeline import LINK, RANKS, SPEC, TURN
 from contract.strategies import MIB, parse
 from tandem.sync import Topology, carrier, feedback, make
 from tandem.sync.feedback import BucketState
-from tests.bench.pipeline import LINK, RANKS, SPEC, TURN
 from trainer.models import build
 
 MACHINES = Topology(tuple(range(RANKS)), 0)

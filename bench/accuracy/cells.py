@@ -1,7 +1,7 @@
 """The cells of PROTOCOL.md's fifth point: seconds to all-reduce's accuracy, by link, seconds of
 computing and number of machines.
 
-    python tests/bench/accuracy/cells.py [LINES ...]
+    python bench/accuracy/cells.py [LINES ...]
 
 Steps are those that a strategy's runs needed on the seeds that it has, for as many images whatever
 the number of machines; the first steps are exact where its rule warms, as many as by default. A
@@ -14,7 +14,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[3]), str(Path(__file__).parent)]
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 
 import study  # noqa: E402
 import tables  # noqa: E402

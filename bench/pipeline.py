@@ -1,7 +1,7 @@
 """A model of one step with `ef` on GPUs, which nobody here has: when each bucket is coded, sent,
 summed, sent again and decoded, and how long the step takes.
 
-    python -m tests.bench.pipeline
+    python -m bench.pipeline
 
 Each of the three stages of a bucket (tandem/sync/feedback.py) takes the buckets in their order.
 What the model is given stands in the tables below, each with where it is from: what was measured is
@@ -37,7 +37,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Code:
-    """Kernels of the three stages and bytes a value, by `tests/bench/codec.py`: counted. `start`:
+    """Kernels of the three stages and bytes a value, by `bench/codec.py`: counted. `start`:
     seconds from one kernel to the next: assumed. It is that of launching where the stream goes
     first, and longer where each waits for a kernel of backward's."""
 

@@ -6,16 +6,16 @@ import statistics
 import textwrap
 from pathlib import Path
 
+from bench.slow_links import ALONE, BACKWARD, FORWARD
 from contract import strategies
 from contract.strategies import MIB, Payload
 from report import formulas
 from report.published_speeds import BLOCKS, PARAMETERS, matrices
-from tests.bench.slow_links import ALONE, BACKWARD, FORWARD
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 FOUND = DOCS / "slow-links.json"
 BEGIN, END = "<!-- made by make bench -->", "<!-- end -->"
-AGREEMENT = "<!-- agreement, by python -m tests.bench.link_table -->"
+AGREEMENT = "<!-- agreement, by python -m bench.link_table -->"
 WHOLE = "<!-- a whole run, by make bench -->"
 BUSY = 0.7  # share of the cores; beyond it a cell says more of them than of the link
 HEADS = (

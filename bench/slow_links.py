@@ -17,7 +17,7 @@ from contract import strategies
 from lab import network
 from lab.plan import Lab
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[1]
 FORWARD, BACKWARD = 0.04, 0.08  # seconds of an RTX 2080 Ti's step, batch 32, as a stand-in
 ALONE = "none"  # the baseline: the same machines, each for itself
 PORT = 29500
@@ -113,7 +113,7 @@ def start(case: Case, folder: Path, node, rank: int) -> subprocess.Popen:
         "BENCH_MARKS": str(folder / f"rank{rank}.marks"),
     }
     sync = strategies.EXACT if case.sync == ALONE else case.sync
-    argv = [sys.executable, "-m", "trainer", "--model", "tests.bench.timed_model:resnet50"]
+    argv = [sys.executable, "-m", "trainer", "--model", "bench.timed_model:resnet50"]
     argv += ["--data", str(folder.parent / "images"), "--per_node_batch_size", "2"]
     argv += ["--precision", "fp32", "--device", "cpu", "--augment", "none", "--workers", "0"]
     argv += ["--epochs", str(case.epochs), "--sync_warmup", str(case.warmup)]

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from bench import link_table
+from bench.slow_links import ALONE, CHECKOUT, Case, make_images, measure, without_bbr
 from lab.plan import Lab
-from tests.bench import link_table
-from tests.bench.slow_links import ALONE, CHECKOUT, Case, make_images, measure, without_bbr
 
 NAME = f"bench-{os.getpid()}"
 PAIRS = int(os.environ.get("BENCH_PAIRS", "3"))

@@ -1,6 +1,6 @@
 """The second task: letters and digits of the fonts in Debian's packages, which nobody here drew.
 
-    python tests/bench/accuracy/fonts.py DIR
+    python bench/accuracy/fonts.py DIR
 
 downloads the packages (apt-get, no root), unpacks them in DIR, and draws each of 62 characters of
 each font as 32 x 32 pixels into DIR/fonts.npz. A seed holds out a quarter of the fonts for

@@ -4,6 +4,8 @@ import os
 
 import pytest
 
+from tests.lab.conftest import new_lab, start_lab  # noqa: F401 (fixtures)
+
 FIGURES = []
 
 

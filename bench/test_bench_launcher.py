@@ -19,7 +19,7 @@ from launcher.terminal import Stopper, Terminal
 from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[1]
 STAND_IN = CHECKOUT / "tests/unit/launcher/guard_launch.py"
 NODES = 4
 CHATTER = """

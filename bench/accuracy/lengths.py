@@ -1,7 +1,7 @@
 """Make the tables of the second study in docs/slow-networks.md: ways to begin a run, and lengths of
 runs on two tasks.
 
-    python tests/bench/accuracy/lengths.py
+    python bench/accuracy/lengths.py
 
 Runs are those of runs.jsonl, conclusions those of PROTOCOL.md. Differences are of top-1 in points,
 over runs of one seed; intervals Student's, of 95 %.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parents[2]), str(HERE)]
+sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 
 import study  # noqa: E402
 from study import CODED, EXACT, FONTS, GLYPHS, OTHER_RATE, Results  # noqa: E402

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.verdict.trials import SETTLE, WINDOW, WINDOWS, Trial, trials
 from lab.plan import Node
 from launcher.progress import Follower
 from tests.lab.chaos_run import CHECKOUT, Running, commands, read
 from tests.lab.faults.model import USUAL
-from tests.lab.verdict_trials import SETTLE, WINDOW, WINDOWS, Trial, trials
 
 HERE = Path(__file__).parent / "faults"
 NODES = (1, 2, 3, 4)
@@ -96,9 +96,11 @@ class Cluster:
 
     def put_first(self) -> None:
         """Before this machine's other work, whatever that is: real machines share no
-        processors."""
+        processors. The control machine is this process and what it starts: behind four machines
+        that decode it would not run for many seconds, and the run would end."""
         self.first.mkdir(exist_ok=True)
         (self.first / "cpu.shares").write_text("100000")
+        self.admit(os.getpid())
         for pid, _ in commands():
             if f"/{self.lab.name}/" in read(pid, "cgroup"):
                 self.admit(pid)

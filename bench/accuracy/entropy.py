@@ -1,6 +1,6 @@
 """How many of `ef:1.6`'s codes are zero in a run on glyphs, and what a lossless packing could save.
 
-    python tests/bench/accuracy/entropy.py
+    python bench/accuracy/entropy.py
 
 Of each step, over all ranks: of the gradients' codes, and of the sums'. The entropy is that of one
 level by itself; a packing that knew its neighbours could take less, any other one takes more.
@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[3]), str(Path(__file__).parent)]
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 
 import study  # noqa: E402
 import torch  # noqa: E402
