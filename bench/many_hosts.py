@@ -24,12 +24,17 @@ from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
 
 SECONDS = 20
-# Answers each renewal with a heartbeat, as often as the real guard sends one.
+# Answers each renewal with a heartbeat, as often as the real guard sends one; $0: how many.
+HELLO = {"type": "hello", "protocol": 1, "way": "service"}
+BEAT = {"type": "beat", "unix": 0.5, "running": [], "disk_free": None}
+EXIT = {
+    **{"type": "exit", "reason": "finished", "message": None, "exit_code": 0, "signal": None},
+    **{"mono_start": 0.5, "mono_end": 1.5, "workers": {}, "ended": [], "left": []},
+}
 GUARD = (
-    """printf '{"type":"hello"}\\n'; n=0; """
-    f"while [ $n -lt {SECONDS} ]; do read -r line; n=$((n+1)); "
-    """printf '{"type":"beat"}\\n'; done; """
-    """printf '{"type":"exit","reason":"finished"}\\n'"""
+    f"echo '{json.dumps(HELLO)}'; n=0; "
+    f"while [ $n -lt $0 ]; do read -r line; n=$((n+1)); echo '{json.dumps(BEAT)}'; done; "
+    f"echo '{json.dumps(EXIT)}'"
 )
 
 
@@ -67,6 +72,18 @@ def cpu():
     return usage.ru_utime + usage.ru_stime
 
 
+def watched(hosts, started, folder):
+    """The outcome, and the control side's CPU in percent of a core."""
+    with (folder / "terminal").open("w") as out:
+        logs = RunLogs(folder, Terminal(out), len(hosts))
+        before, now = cpu(), time.monotonic()
+        processes = {one.name: process for one, process in zip(hosts, started)}
+        outcome = Watch(plan(hosts), processes, logs, Stopper()).run()
+        idle = 100 * (cpu() - before) / (time.monotonic() - now)
+        logs.close()
+    return outcome, idle
+
+
 def main(count, first, user):
     hosts = [host(index, first, user) for index in range(count)]
     begin = time.monotonic()
@@ -74,15 +91,11 @@ def main(count, first, user):
     assert not failures, next(iter(failures.values()))
     connected = time.monotonic()
     with ThreadPoolExecutor(max_workers=64) as pool:
-        started = list(pool.map(lambda one: nodes[one.name].start(["sh", "-c", GUARD]), hosts))
+        guard = ["sh", "-c", GUARD, str(SECONDS)]
+        started = list(pool.map(lambda one: nodes[one.name].start(guard), hosts))
     running = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "terminal").open("w") as out:
-        logs = RunLogs(Path(folder), Terminal(out), count)
-        before, now = cpu(), time.monotonic()
-        processes = {one.name: process for one, process in zip(hosts, started)}
-        outcome = Watch(plan(hosts), processes, logs, Stopper()).run()
-        idle = 100 * (cpu() - before) / (time.monotonic() - now)
-        logs.close()
+    with tempfile.TemporaryDirectory() as folder:
+        outcome, idle = watched(hosts, started, Path(folder))
     engine.close_all(nodes)
     assert outcome.status == "finished", outcome
     print(json.dumps({"connect": connected - begin, "start": running - connected, "idle": idle}))

@@ -16,7 +16,7 @@ from tandem.timings import Clock, Lines
 from tests.trainer_ranks import make_images, run_ranks, trainer
 from tests.unit.launcher.guard_client import ROOT, Client, workers
 
-PAIRS, SECONDS, RANKS = 3, 20, 2
+PAIRS, SECONDS, RANKS, STEPS = 3, 20, 2, 20_000
 MODEL = f"{ROOT}/tests/lab/faults/model.py:timed"
 ARGV = [
     "--model", MODEL, "--precision", "fp32", "--augment", "none", "--device", "cpu", "--workers",
@@ -109,16 +109,15 @@ def test_what_the_stopwatch_and_its_lines_take(figure, tmp_path):
 
     clock = Clock(torch.device("cpu"))
     lines = Lines(str(tmp_path), "node1", 0, clock)
-    steps = 20_000
     began = time.process_time()
-    for step in range(steps):
+    for step in range(STEPS):
         for category in ("data", "h2d", "optimizer", "forward", "backward") * 2:
             clock.enter(category)
         lines.add("step", step=step, epoch=0, samples=8)
         lines.keep_up()
-    spent = (time.process_time() - began) / steps
+    spent = (time.process_time() - began) / STEPS
     lines.end(status="finished")
     (path,) = tmp_path.rglob("rank0.steps.jsonl")
-    assert path.read_text().count('"kind": "step"') == steps
+    assert path.read_text().count('"kind": "step"') == STEPS
     figure("stopwatch and lines, a step", 1e6 * spent, "us")
     figure("stopwatch and lines, of a step of 100 ms", 100 * spent / 0.1, "%", "1")

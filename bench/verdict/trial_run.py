@@ -23,7 +23,7 @@ from launcher.progress import Follower
 from tests.lab.chaos_run import CHECKOUT, Running, commands, read
 from tests.lab.faults.model import USUAL
 
-HERE = Path(__file__).parent / "faults"
+STANDINS = CHECKOUT / "tests/lab/faults"
 NODES = (1, 2, 3, 4)
 MINUTE = 60  # seconds
 BLKIO, CPU = (Path("/sys/fs/cgroup") / name for name in ("blkio", "cpu"))
@@ -160,7 +160,7 @@ class Cluster:
         """The stand-in for a share, and its pictures."""
         self.give("share", "/srv/share")
         library = self.scratch / "slow_share.so"
-        make = ["gcc", "-shared", "-fPIC", "-O2", "-o", library, HERE / "slow_share.c", "-ldl"]
+        make = ["gcc", "-shared", "-fPIC", "-O2", "-o", library, STANDINS / "slow_share.c", "-ldl"]
         subprocess.run(make, check=True)
         for node in NODES:
             self.on(node, "mkdir -p /srv/proc; : > /srv/share.count; chmod 666 /srv/share.count")
@@ -206,7 +206,14 @@ class TrialRun(Running):
         lines = [f"node{n} ansible_host=192.168.56.{110 + n} {settings}" for n in NODES]
         (folder / "trials.ini").write_text("\n".join(["[cluster]", *lines, ""]))
         words = ["--inventory", str(folder / "trials.ini"), "--nodes", "4", "--data", data]
-        words += ["--model", f"{HERE / 'model.py'}:timed", "--batch", str(batch), "--epochs", "1"]
+        words += [
+            "--model",
+            f"{STANDINS / 'model.py'}:timed",
+            "--batch",
+            str(batch),
+            "--epochs",
+            "1",
+        ]
         super().__init__(
             cluster.lab, folder, mark, *words, "--precision", "fp32", "--", *ARGS, *args
         )

@@ -68,29 +68,3 @@ def test_the_first_python_of_the_path_that_has_all_is_taken(modules, tmp_path):
     path = f"{tmp_path / 'first'}:{tmp_path / 'second'}:/usr/bin:/bin"
     done = script(PATH=path, PYTHON="", PYTHONPATH=str(modules))
     assert "sees no GPU" in done.stdout + done.stderr
-
-
-def test_one_failed_compilation_leaves_the_other_tables(monkeypatch, capsys):
-    from bench import gpu
-
-    def beside(setting, scale):
-        if setting == "compiled":
-            raise RecursionError("no | kernel\nfor this")
-        yield [setting, "tandem", "7", "1.00", ""]
-
-    def loader_alone(*_):
-        yield ["loader", "9 images/s"]
-        raise RuntimeError("CUDA out of memory")
-
-    monkeypatch.setattr(gpu, "photographs", lambda *_: None)
-    monkeypatch.setattr(gpu, "settings", lambda *_: ["compiled", "plain"])
-    monkeypatch.setattr(gpu, "beside", beside)
-    monkeypatch.setattr(gpu, "loader_alone", loader_alone)
-    monkeypatch.setattr(gpu, "fed", lambda *_: iter(()))
-    monkeypatch.setattr(gpu, "parts", lambda *_: iter([["clock", "1 s"]]))
-    device = gpu.torch.device("cpu")
-    text = gpu.measured(device, gpu.Scale(device))
-    assert "| compiled | all | failed: RecursionError: no / kernel for this |  |  |" in text
-    assert "| plain | tandem | 7 |" in text
-    assert "| loader | 9 images/s |" in text and "| clock | 1 s |" in text
-    assert "| loader_alone | does not fit into memory |" in text

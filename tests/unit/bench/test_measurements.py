@@ -1,0 +1,151 @@
+"""Each measurement and model of bench/ by its smallest real piece."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bench import (
+    gpu,
+    gpu_codec,
+    gpu_peers,
+    many_hosts,
+    mutants,
+    pipeline,
+    slow_links,
+    test_bench_digests,
+    test_bench_hosts,
+    test_bench_launcher,
+    test_bench_provision,
+    test_bench_seeing,
+    timed_model,
+)
+from bench.verdict import trial_run, trials
+from launcher.machines.engines.local import LocalProcess
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def figures():
+    return []
+
+
+@pytest.fixture
+def figure(figures):
+    return lambda name, value, unit, aim="": figures.append(value)
+
+
+def test_digests_of_a_guard_are_counted(figure, figures, tmp_path, monkeypatch):
+    monkeypatch.setattr(test_bench_digests, "SECONDS", 3)
+    test_bench_digests.test_a_guard(tmp_path, figure, 10)
+    size, milliseconds = figures
+    assert 100 < size <= 500
+    assert milliseconds > 0
+
+
+def test_seeing_counts_what_the_stopwatch_takes(figure, figures, tmp_path, monkeypatch):
+    monkeypatch.setattr(test_bench_seeing, "STEPS", 50)
+    test_bench_seeing.test_what_the_stopwatch_and_its_lines_take(figure, tmp_path)
+    assert min(figures) > 0
+
+
+def test_the_launcher_s_stand_in_ends_under_real_guards(tmp_path, monkeypatch):
+    monkeypatch.setattr(test_bench_launcher, "NODES", 1)
+    outcome, _, cpu = test_bench_launcher.watched(tmp_path, "print('here')")
+    assert outcome.status == "finished"
+    assert cpu > 0
+    assert (tmp_path / "run/nodes/node1/rank0.log").read_text() == "here\n"
+
+
+def test_stand_ins_for_guards_of_many_hosts_end(tmp_path):
+    hosts = [many_hosts.host(number, test_bench_hosts.FIRST, "anna") for number in range(2)]
+    started = [LocalProcess(["sh", "-c", many_hosts.GUARD, "1"]) for _ in hosts]
+    outcome, _ = many_hosts.watched(hosts, started, tmp_path)
+    assert outcome.status == "finished"
+    assert [one.address for one in hosts] == ["10.77.1.0", "10.77.1.1"]
+
+
+def test_the_roles_of_a_second_run_are_there_and_its_recap_is_read(tmp_path):
+    roles = test_bench_provision.CHECKOUT / "ansible/roles"
+    assert [name for name in test_bench_provision.ROLES if not (roles / name).is_dir()] == []
+    hosts = Path(test_bench_provision.inventory(tmp_path, 2)).read_text().count("ansible_host=")
+    recap = [f"node{n} : ok=7 changed=0 unreachable=0 failed=0" for n in range(1, hosts + 1)]
+    assert test_bench_provision.RESULTS.findall("\n".join(recap)) == [("7", "0")] * 2
+
+
+def test_the_model_of_slow_links_takes_its_time_and_marks_it(monkeypatch, tmp_path):
+    case = slow_links.Case(1, slow_links.ALONE, 1000, 1, steps=1, skipped=0)
+    marks = tmp_path / "rank0.marks"
+    for name, value in (("FORWARD", 0.01), ("BACKWARD", 0.02), ("MARKS", marks)):
+        monkeypatch.setenv(f"BENCH_{name}", str(value))
+    model = timed_model.resnet50(2)
+    assert sum(one.numel() for one in model.parameters()) == 25_557_032
+    for _ in range(case.first + case.steps + 1):
+        model(torch.ones(1, 3, 8, 8)).sum().backward()
+    seen = slow_links.summary(case, [slow_links.marks(tmp_path, 0)])
+    assert seen.seconds >= 0.03
+
+
+def test_of_the_pipeline_s_codes_today_s_is_the_quickest():
+    card = pipeline.CARDS[0]
+    steps = [pipeline.step(card, code) for code in pipeline.CODES]
+    assert card.forward + card.backward < steps[2] < steps[1] < steps[0]
+
+
+def test_gpu_measures_ours_beside_others(tmp_path):
+    data = gpu.photographs(tmp_path, 4)
+    setting = gpu_peers.Setting(CPU, data, "resnet18", 32, 2, "fp32", False, False)
+    rows = list(gpu.beside(setting, SimpleNamespace(rounds=1, seconds=0.0)))
+    assert [row[1] for row in rows] == [one.name for one in gpu_peers.contenders()]
+    assert all(float(row[2]) > 0 for row in rows)
+
+
+def test_one_failed_compilation_leaves_the_other_tables(monkeypatch):
+    def beside(setting, scale):
+        if setting == "compiled":
+            raise RecursionError("no | kernel\nfor this")
+        yield [setting, "tandem", "7", "1.00", ""]
+
+    def loader_alone(*_):
+        yield ["loader", "9 images/s"]
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(gpu, "photographs", lambda *_: None)
+    monkeypatch.setattr(gpu_codec, "MIB", 2**12)
+    monkeypatch.setattr(gpu, "settings", lambda *_: ["compiled", "plain"])
+    monkeypatch.setattr(gpu, "beside", beside)
+    monkeypatch.setattr(gpu, "loader_alone", loader_alone)
+    monkeypatch.setattr(gpu, "fed", lambda *_: iter(()))
+    monkeypatch.setattr(gpu, "parts", lambda *_: iter([["clock", "1 s"]]))
+    scale = gpu.Scale(CPU)
+    scale.repeats = scale.steps = 1
+    text = gpu.measured(CPU, scale)
+    assert "| compiled | all | failed: RecursionError: no / kernel for this |  |  |" in text
+    assert "| plain | tandem | 7 |" in text
+    assert "| loader | 9 images/s |" in text and "| clock | 1 s |" in text
+    assert "| loader_alone | does not fit into memory |" in text
+    coded = [line for line in text.splitlines() if line.startswith(f"| {pipeline.SPEC}, a bucket")]
+    assert len(coded) == 3
+    assert " 1 Gbit/s played by sleep | " in text
+
+
+def test_drawn_mutants_are_distinct_and_compile(monkeypatch):
+    monkeypatch.setattr(mutants, "ROOMS", ("contract", "tandem"))
+    drawn = mutants.draw(mutants.ROOT)
+    assert len({one.key for one in drawn}) == mutants.COUNT
+    for one in drawn:
+        text = (mutants.ROOT / one.file).read_bytes()
+        old = one.old.encode()
+        assert text[one.start :].startswith(old)
+        compile(text[: one.start] + one.new.encode() + text[one.start + len(old) :], "", "exec")
+
+
+def test_the_matrix_of_verdicts_counts_every_trial():
+    every = [trial.fault for run in trials.RUNS for trial in trials.trials(run)]
+    told = [trials.Told(one, trials.FAULTS[one].verdict, "network", None) for one in every]
+    right, count = sum(one.is_right for one in told), len(every)
+    assert trials.matrix(told).splitlines()[-1] == f"| all | {count} | {count} | {right} |  |"
+    assert count == sum(len(fault.of) for fault in trials.FAULTS.values()) > right > 0
+    assert (trial_run.STANDINS / "slow_share.c").exists()

@@ -1,0 +1,65 @@
+"""Each study of accuracy by its smallest real piece."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import ImageFont
+
+from bench.accuracy import cells, entropy, fonts, study, tables
+from tandem.sync.codec import CODECS, Codec
+from tandem.sync.feedback import ErrorFeedback
+
+
+def test_study_runs_a_case_and_knows_it_by_its_line(monkeypatch, tmp_path):
+    for name in ("TRAIN", "VAL", "EPOCH_STEPS"):
+        monkeypatch.setattr(study, name, 2)
+    case = study.Case(study.CODED, seed=7, epochs=1)
+    line = json.dumps(study.carry_out(case, study.images.__wrapped__(study.GLYPHS, 7)))
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(f"{line}\n{line[:40]}")  # the second was broken off
+    assert 0 <= study.results(study.known(lines))[case] <= 1
+    assert not study.ends_whole(lines)
+
+
+def test_tables_make_the_prices_that_are_committed():
+    assert tables.document(tables.runs(study.known())) == json.loads(tables.PRICES.read_text())
+
+
+def test_cells_have_a_slow_link_cost_all_reduce_more_than_one_machine_alone():
+    steps = study.EPOCHS * study.EPOCH_STEPS * study.NODES
+    alone, coded, exact = (
+        cells.whole(sync, 1.0, 100, 0.05, 4) for sync in (study.ALONE, study.CODED, study.EXACT)
+    )
+    assert alone == pytest.approx(steps * 0.05)
+    assert alone < coded < exact
+
+
+def test_entropy_counts_the_zeros_of_codes(monkeypatch):
+    monkeypatch.setattr(Codec, "_codes", Codec._codes)  # `count` replaces both
+    monkeypatch.setattr(ErrorFeedback, "_sum", ErrorFeedback._sum)
+    shares = {"gradients": [], "sums": []}
+    entropy.count(shares)
+    rows = torch.zeros(1, 2560)
+    rows[:, ::4] = 1.0
+    CODECS["1.6"].encode(rows)
+    assert shares == {"gradients": [0.75], "sums": []}
+    assert entropy.bits(1 / 3) == pytest.approx(math.log2(3))
+
+
+def test_fonts_draw_and_are_held_out_by_their_makers(tmp_path, monkeypatch):
+    monkeypatch.setattr(fonts, "PACKAGES", ["one", "other"])
+    for name, size in (("one", 20), ("other", 30)):
+        folder = tmp_path / f"fonts-{name}"
+        folder.mkdir()
+        (folder / "font.ttf").write_bytes(ImageFont.load_default(size).path.getvalue())
+    drawn = fonts.draw(tmp_path)
+    assert drawn.pixels.shape == (1, len(fonts.CHARACTERS), fonts.SIZE, fonts.SIZE)  # each once
+    both = drawn._replace(pixels=drawn.pixels.repeat(8, 0), makers=np.array(list("aabbccdd")))
+    trained, held_out = both.split(seed=1)
+    assert {both.makers[n] for n in trained}.isdisjoint(both.makers[n] for n in held_out)
+    images, classes = both.drawn(held_out[:1], [1, 0])
+    assert fonts.residual_net()(images[:2].float()).shape == (2, 128, 4, 4)
+    assert len(images) == len(classes) == len(fonts.CHARACTERS)
