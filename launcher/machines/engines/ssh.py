@@ -100,6 +100,8 @@ class SshProcess:
             return self._channel.send(bytes(data[: 1 << 16]))
         except socket.timeout:
             return 0
+        except OSError as error:  # a closed channel: the command ended before it had read all
+            raise BrokenPipeError(str(error)) from None
 
     def close_stdin(self) -> None:
         self._channel.shutdown_write()
