@@ -146,6 +146,21 @@ def test_a_defect_in_a_machines_records_keeps_no_others_from_being_collected(mon
     assert told[1].startswith("node2: ") and "planted" in told[1]
 
 
+def test_a_defect_in_the_newest_checkpoint_hides_no_others(tmp_path, monkeypatch):
+    def checkpoint(node, _, __, target):
+        if node == "node2":
+            raise LookupError("planted")
+        return [target]
+
+    monkeypatch.setattr(collect, "_checkpoint", checkpoint)
+    parts = [SimpleNamespace(host=f"node{n}", output="o") for n in (1, 2)]
+    held = {"node1": ["step-1.pt"], "node2": ["step-9.pt"]}
+    nodes = {host: host for host in held}
+    paths, problems = collect.best_and_last(held, nodes, parts, tmp_path)
+    assert paths == [tmp_path / "checkpoints/node1/step-1.pt"]
+    assert problems[0].startswith("node2: ") and "planted" in problems[0]
+
+
 # As many steps as a row may claim, without end.
 FLOOD = """
 many = json.dumps(dict(type="digest", run=task["run"], machine={}, mono=1.0,
