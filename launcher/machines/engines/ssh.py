@@ -106,9 +106,9 @@ class SshProcess:
     def close_stdin(self) -> None:
         self._channel.shutdown_write()
 
-    def wait(self) -> int:
+    def wait(self, seconds: float | None = None) -> int:
         # Not recv_exit_status(): it waits for ever when a machine died between output and status.
-        self._channel.status_event.wait(STATUS_SECONDS)
+        self._channel.status_event.wait(seconds or STATUS_SECONDS)
         return self._channel.exit_status
 
     def stderr(self) -> str:
