@@ -7,7 +7,9 @@ import torch
 
 from contract.errors import BAD_INPUT, DIVERGED
 from tandem.compat import load_tensors
+from tests.trainer_models import nan_in_every_evaluation, plain
 from tests.trainer_ranks import make_images, run_ranks, said
+from trainer import export
 
 # Five steps an epoch on two ranks.
 ARGS = ["--workers", 0, "--per_node_batch_size", 2, "--lr", 0.05, "--checkpoint_every", 1]
@@ -47,10 +49,7 @@ def test_a_loss_of_nan_ends_all_ranks_and_leaves_the_last_good_checkpoint(images
     (code, text), (other, silent) = run(images, tmp_path, "nan_from_pass_6", *more)
     assert (code, other) == (DIVERGED, DIVERGED)
     assert "the loss has been NaN since epoch 2, step 6:" in text
-    assert "--lr 0.05: try a tenth" in text
-    assert ("--sync" in text) is (sync != "allreduce")
-    assert text.count("\n") == 1
-    assert silent == ""
+    assert (text.count("\n"), silent) == (1, "")
     assert saved(tmp_path)[-1] in (4, 5)
     assert {line["status"] for line in lines(tmp_path) if line["kind"] == "end"} == {"failed"}
 
@@ -65,7 +64,7 @@ def test_nan_on_one_rank_alone_names_it(images, tmp_path):
 
 
 def test_without_checkpoints_in_between_it_ends_at_the_next_log_point(images, tmp_path):
-    more = ["--epochs", 30, "--checkpoint_every", 0, "--evaluate_every", 30, "--log_every", 4]
+    more = ["--epochs", 9, "--checkpoint_every", 0, "--evaluate_every", 9, "--log_every", 4]
     (code, _), _ = run(images, tmp_path, "nan_from_pass_6", *more)
     assert code == DIVERGED
     steps = [line for line in lines(tmp_path) if line["kind"] == "step"]
@@ -92,7 +91,6 @@ def test_steps_that_a_loss_scale_skips_are_no_divergence(images, tmp_path, model
     more = ["--epochs", 4, "--nonfinite_steps", steps, "--log_every", 1]
     ends = run(images, tmp_path, model, *more, function=under_a_loss_scale)
     assert [end for end, _ in ends] == [code, code]
-    assert ("--precision O1" in ends[0][1]) is (code == DIVERGED)
 
 
 def test_an_evaluation_that_is_not_finite_is_not_the_best(images, tmp_path):
@@ -115,9 +113,6 @@ def test_a_run_that_ends_without_a_finite_evaluation_has_failed(images, tmp_path
 
 @pytest.mark.parametrize("use", ["predict", "train", "export"])
 def test_weights_that_are_not_finite_are_refused(images, tmp_path, use, capsys):
-    from tests.trainer_models import plain
-    from trainer import export
-
     state = plain(4).state_dict()
     state["0.weight"][0] = float("nan")
     name = tmp_path / "checkpoints/node1/step-00000001.pt"
@@ -132,15 +127,12 @@ def test_weights_that_are_not_finite_are_refused(images, tmp_path, use, capsys):
     else:
         more = ["--predict", tmp_path / "out.pt"] if use == "predict" else ["--epochs", 1]
         [(code, text)] = run(images, tmp_path, "plain", "--weights", name, *more, ranks=[1])
-    assert code == BAD_INPUT
+    assert (code, text.count("\n")) == (BAD_INPUT, 1)
     assert "not finite" in text
-    assert "Traceback" not in text
     assert not (tmp_path / "out.pt").exists()
 
 
 def test_outputs_that_are_not_finite_are_no_predictions(images, tmp_path):
-    from tests.trainer_models import nan_in_every_evaluation
-
     torch.save(nan_in_every_evaluation(4).state_dict(), tmp_path / "good.pt")
     more = ["--weights", tmp_path / "good.pt", "--predict", tmp_path / "out.csv"]
     [(code, text)] = run(images, tmp_path, "nan_in_every_evaluation", *more, ranks=[1])

@@ -17,8 +17,11 @@ ARGV = [
 ONES, UNEVEN = [1, 1], [2, 1]
 # Those of all strategies that keep something for each machine; ranks of each machine.
 KEEPING = [
-    ("ef:2", ONES), ("powersgd:1", ONES), ("ef:1.6", UNEVEN), ("powersgd:1", UNEVEN)
-]  # fmt: skip
+    ("ef:1.6", UNEVEN),
+    ("powersgd:1", ONES),
+    pytest.param(("ef:2", ONES), marks=pytest.mark.long),
+    pytest.param(("powersgd:1", UNEVEN), marks=pytest.mark.long),
+]
 
 
 @pytest.fixture(scope="module")
