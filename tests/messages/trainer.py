@@ -18,7 +18,6 @@ from trainer.finite import sentences
 
 OPTIONS = {
     "no such option": "--epoch 3",
-    "no such option, and none is near": "--batchsize 3",
     "option that is gone": "--sync_rule qsr:1",
     "no number": "--lr much",
     "not finite": "--lr nan",
@@ -31,7 +30,7 @@ OPTIONS = {
     "writes nowhere": "--sample_log",
     "no file": "--config /nowhere.yaml",
 }
-STRATEGIES = ("alreduce", "auto", "bf16:2", "bf16:gloo:2", "ef", "ef:3", "powersgd:0", "overlap:6")
+STRATEGIES = ("alreduce", "auto", "bf16:gloo:2", "ef:3", "powersgd:0", "overlap:6")
 
 
 def gpu(host, name, sm, torch="2.15.0", cuda="13.2"):

@@ -9,8 +9,7 @@ import torch.distributed as dist
 
 from contract.errors import UserError
 from tandem import sync
-from tandem.compat import load_tensors
-from tests.trainer_ranks import make_images, run_ranks, trainer
+from tests.trainer_ranks import make_images, run_ranks, saved, trainer
 from tests.unit.tandem import loop
 
 SPEC = "ef:1.6"
@@ -30,10 +29,8 @@ def trainers(images, output, nodes, epochs, model, batch, *more, spec=SPEC):
     argv += [] if "--precision" in more else ["--precision", "fp32"]
     argv += ["--evaluate_every", 1000, "--checkpoint_every", 1000]
     assert run_ranks(nodes, trainer, *argv, quiet=True) == [0] * sum(nodes)
-    file = sorted((output / "checkpoints/node1").glob("step-*.pt"))[-1]
-    with file.open("rb") as content:
-        saved = load_tensors(content)
-    return saved["step"], {name: value.numpy() for name, value in saved["model"].items()}
+    state = saved(output)
+    return state["step"], {name: value.numpy() for name, value in state["model"].items()}
 
 
 def apart(ours, theirs):
@@ -98,7 +95,7 @@ def test_of_three_ranks_they_are_the_same_but_for_rounding(tmp_path, spec, preci
 @pytest.mark.parametrize("spec", [SPEC, "powersgd:2"])
 def test_an_overflow_under_a_grad_scaler_leaves_no_trace(images, spec):
     """To the bit what the same loop makes that leaves the step out."""
-    asked = (str(images), "several", spec, 8, 13, 12)
+    asked = (str(images), "several", spec, 8, 13, 9)
     hit = run_ranks([1, 1], loop.scaled, *asked, {"overflows": 5})
     skipped = run_ranks([1, 1], loop.scaled, *asked, {"leaves_out": 5})
     for (ours, left, scale), (theirs, left_there, _) in zip(hit, skipped):
@@ -139,42 +136,6 @@ def test_the_first_backward_and_the_warm_up_are_exact():
     for found in run_ranks([1, 1], first_sums):
         assert found[0] == ([True, False, False, False], 4)
         assert found[2] == ([True, True, False, False], 4)
-
-
-class Branches(torch.nn.Module):
-    """Without `both` it leaves a branch out."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.left, self.right = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
-
-    def forward(self, inputs, both=True):
-        return self.left(inputs) + (self.right(inputs) if both else 0)
-
-
-def branches(static):
-    """The weights after steps of which some leave a branch out, or of a static graph."""
-    rank, _ = loop.joined()
-    net = Branches()
-    more = {"static_graph": True} if static else {"find_unused_parameters": True}
-    ddp = loop.wrapped(net, **more)
-    attached = sync.attach(ddp, SPEC)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    for step in range(6):
-        optimizer.zero_grad()
-        torch.manual_seed(10 * step + rank)
-        ddp(torch.randn(4, 64), both=static or step % 2 == 0).pow(2).mean().backward()
-        optimizer.step()
-    kept = attached.state_dict()["sync"]["kept"]
-    return [p.detach().numpy() for p in net.parameters()], len(kept)
-
-
-@pytest.mark.parametrize("static", [False, True], ids=["unused", "static"])
-def test_unused_parameters_and_static_graphs_work_as_in_ddp(static):
-    (ours, kept), (theirs, _) = run_ranks([1, 1], branches, static)
-    assert all(np.array_equal(one, other) for one, other in zip(ours, theirs))
-    assert all(np.isfinite(one).all() for one in ours) and kept > 0
 
 
 def refused(function):

@@ -1,7 +1,6 @@
 """`timed` and `step` in a loop of one's own: what is booked as what, and the report of it."""
 
 import collections
-import json
 import os
 import sys
 import time
@@ -12,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from contract.errors import UserError
 from tandem import sync, timings
-from tests.trainer_ranks import run_ranks
+from tests.trainer_ranks import lines, run_ranks
 from tests.unit.tandem import loop
 
 SECONDS = {"data": 0.02, "forward": 0.03, "backward": 0.04, "optimizer": 0.02}
@@ -68,15 +67,9 @@ def timed_loop(output):
     timings.TIMED[ddp]._end(os.getpid())
 
 
-def lines_of(output, rank):
-    text = (output / f"nodes/node{rank + 1}/rank{rank}.steps.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def test_a_loop_s_time_is_booked_and_its_lines_are_the_trainer_s(tmp_path, capsys):
+def test_a_loop_s_time_is_booked_and_its_lines_are_the_trainer_s(tmp_path):
     run_ranks([1, 1], timed_loop, str(tmp_path))
-    for rank in (0, 1):
-        start, *steps, end = lines_of(tmp_path, rank)
+    for rank, (start, *steps, end) in enumerate(lines(tmp_path)):
         assert (start["kind"], end["kind"], end["status"]) == ("start", "end", "finished")
         told = {name: start[name] for name in ("model", "rank_batch", "global_batch", "sync")}
         assert told == {"model": "Slow", "rank_batch": 4, "global_batch": 8, "sync": "ef:1.6"}
@@ -97,12 +90,6 @@ def test_a_loop_s_time_is_booked_and_its_lines_are_the_trainer_s(tmp_path, capsy
         half = SECONDS["backward"] / 2
         assert max(waited) > half if rank == 0 else min(waited) < half  # for the slower one
         assert 0.9 < sum(total.values()) / (end["mono"] - start["mono"]) <= 1 + 1e-5
-    pytest.importorskip("jinja2")  # a node has no report
-    from report.__main__ import main as report
-
-    assert report([str(tmp_path)]) == 0
-    text = (tmp_path / "report.txt").read_text()
-    assert "Slow" in text and "images/s" in text
 
 
 def test_what_a_batch_holds_is_counted_by_its_first_element():
@@ -134,7 +121,7 @@ def test_a_plain_net_is_timed_where_there_is_an_output_and_a_process_that_fails_
     monkeypatch.setattr(sys, "last_value", RuntimeError("lost"), raising=False)
     timings.TIMED[net]._end(-1)  # of a process that was forked
     timings.TIMED[net]._end(os.getpid())
-    start, *kinds = lines_of(tmp_path, 0)
+    ((start, *kinds),) = lines(tmp_path)
     assert start["sync"] == "allreduce"
     kinds = [(one["kind"], one.get("samples"), one.get("status")) for one in kinds]
     assert kinds == [("step", 7, None), ("step", 7, None), ("end", None, "failed")]

@@ -2,9 +2,7 @@
 reading /proc/self/mem at its beginning is EIO."""
 
 import errno
-import json
 import os
-import shutil
 from types import SimpleNamespace
 from unittest import mock
 
@@ -13,7 +11,7 @@ import pytest
 from contract import layout
 from contract.errors import DATA_LOST
 from contract.options import Options
-from tests.trainer_ranks import make_images, run_ranks, said
+from tests.trainer_ranks import lines, make_images, run_ranks, said
 from trainer.data import decode, folder
 from trainer.data.decode import Gone, NotGiven, open_picture
 
@@ -62,8 +60,7 @@ def test_a_read_error_that_passes_is_waited_for(images, monkeypatch):
 
 
 def bad_images(run):
-    lines = (run / "nodes/node1/rank0.steps.jsonl").read_text().splitlines()
-    return json.loads(lines[-1])["bad_images"]
+    return lines(run)[0][-1]["bad_images"]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -86,6 +83,15 @@ def test_a_share_that_fails_ends_the_run_with_its_own_code_and_its_name(images, 
     assert sentence.startswith(f"trainer: {mount} does not give the images any ")
     assert "Input/output error" in sentence
     assert "Traceback" not in text
+
+
+def test_a_disk_of_which_memory_has_a_part_ends_so_too(images):
+    """Each failing image has a good one beside it, as the page cache has them."""
+    for path in images.glob("train/*/[01].png"):
+        fails(path)
+    argv = ["--data", images, *ARGV, "--workers", 0, "--bad_images", 3, "--epochs", 4]
+    [(code, text)] = run_ranks([1], quickly, *argv)
+    assert code == DATA_LOST, text
 
 
 def emptied(*argv):
@@ -111,18 +117,6 @@ def test_a_mount_that_vanishes_ends_the_run_as_one_that_fails(images, more):
     [sentence] = [line for line in text.splitlines() if line.startswith("trainer: ")]
     assert "does not give the images any more: train/class" in sentence
     assert "bad image" not in text
-
-
-def test_a_mount_that_vanishes_keeps_its_name(images, monkeypatch):
-    """A stand-in for the list of mounts: first with the share, then without."""
-    share = folder.Mount("node1:/data", str(images), "nfs4")
-    others = folder.mounts()
-    monkeypatch.setattr(folder, "mounts", lambda: [share, *others])
-    found = folder.ImageFolder(str(images), "train", Options())
-    monkeypatch.setattr(folder, "mounts", lambda: others)
-    shutil.rmtree(images)
-    assert found.mount_of(found.paths[0]) == f"{images} (node1:/data, nfs4)"
-    assert not found.gives_others(found.paths[0])
 
 
 def test_files_that_are_gone_by_themselves_are_bad_images(images, tmp_path):

@@ -114,12 +114,11 @@ def epochs(root, workers, wanted):
     options = Options(augment="crop", random_erase=0.5, workers=workers)
     batches = TrainBatches(ImageFolder(root, "train", options), options, WORLD)
     next(batches.epoch(5))  # broken off
-    return [[tuple(batch) for batch in made(batches, *one)] for one in wanted]
-
-
-def made(batches, epoch, start):
-    for batch in batches.epoch(epoch, start):
-        yield batch.images, batch.targets, batch.indices
+    return [
+        (batch.images, batch.targets, batch.indices)
+        for one in wanted
+        for batch in batches.epoch(*one)
+    ]
 
 
 def test_loader_processes_stay_from_epoch_to_epoch_and_change_no_pixel(root, monkeypatch, tmp_path):
@@ -136,7 +135,6 @@ def test_loader_processes_stay_from_epoch_to_epoch_and_change_no_pixel(root, mon
     ours = epochs(root, 2, wanted)
     assert len(set(seen.read_text().split())) == 2
     theirs = epochs(root, 0, wanted)
-    for one, other in zip(ours, theirs):
-        assert len(one) == len(other) > 0
-        for pair in zip(one, other):
-            assert all(torch.equal(a, b) for a, b in zip(*pair))
+    assert len(ours) == len(theirs) > 0
+    for pair in zip(ours, theirs):
+        assert all(torch.equal(a, b) for a, b in zip(*pair))

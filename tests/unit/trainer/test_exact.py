@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from tandem.compat import load_tensors
-from tests.trainer_ranks import make_images, run_ranks, trainer
+from tests.trainer_ranks import run_ranks, saved, trainer
+
+PER_CLASS = 41
 
 EXACT = [
     "--precision", "fp64", "--augment", "none", "--workers", 0,
@@ -15,21 +16,10 @@ EXACT = [
 EPOCHS = ("--epochs", 3)
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return make_images(tmp_path_factory.mktemp("images"), per_class=41)
-
-
-def weights(output, host="node1"):
-    newest = sorted((output / "checkpoints" / host).glob("step-*.pt"))[-1]
-    with newest.open("rb") as file:
-        return load_tensors(file)["model"]
-
-
 def trained(images, output, nodes, *argv):
     argv = ["--data", images, "--output", output, *EXACT, *argv]
     assert run_ranks(nodes, trainer, *argv) == [0] * sum(nodes)
-    return weights(output)
+    return saved(output)["model"]
 
 
 def distance(ours, theirs):
@@ -63,15 +53,7 @@ def test_all_ranks_hold_the_same_parameters_and_buffers(images, tmp_path):
     argv = ["--data", images, "--output", tmp_path, "--epochs", 2, "--ema", 0.9]
     argv += ["--model", "tests.trainer_models:normed", "--per_node_batch_size", 8]
     run_ranks([1, 1, 1], trainer, *argv)
-    first = weights(tmp_path)
+    first = saved(tmp_path)["model"]
     for host in ("node2", "node3"):
-        other = weights(tmp_path, host)
+        other = saved(tmp_path, host)["model"]
         assert all(torch.equal(first[key], other[key]) for key in first)
-
-
-def test_recomputed_activations_change_nothing(images, tmp_path):
-    """Neither weights nor running statistics, which a second forward must not count again."""
-    argv = ("--model", "tests.trainer_models:normed", "--per_node_batch_size", 32, "--epochs", 2)
-    ours = trained(images, tmp_path / "ours", [1], *argv, "--checkpoint_activations")
-    theirs = trained(images, tmp_path / "theirs", [1], *argv)
-    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)

@@ -11,10 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from contract import card, strategies
+from contract import card
 from contract.options import Options
 from tandem import compat
-from tandem.sync import KINDS, Topology, carrier
 from tests.trainer_ranks import run_ranks
 
 
@@ -74,37 +73,27 @@ def test_values_come_in_rank_order_to_all():
     assert told == [(values, states, b"", bytes(range(256)))] * 3
 
 
-def too_much():
+def waited(seconds):
+    """A rank comes later than a step's peers would wait; then it sends more than a sentence."""
+    from datetime import timedelta
+
     from tandem import exchange
     from trainer.world import start
 
-    world = start(Options())
+    world = start(Options())  # whose meeting may take as long as a loaded machine needs
+    ours = exchange.Exchange(timedelta(milliseconds=50))
+    time.sleep(seconds * world.rank)
+    ranks = ours.json(world.rank)
     exchange.LARGEST = 100
     try:
-        world.gather("x" * 200 * world.rank)
+        return ranks, ours.json("x" * 200 * world.rank)
     except Exception as error:
-        return str(error)
+        return ranks, str(error)
 
 
-def test_more_than_a_sentence_of_json_is_refused():
-    assert run_ranks([1, 1], too_much) == ["rank 1 sent 202 bytes of JSON."] * 2
-
-
-def waited(seconds):
-    """A rank comes later than a step's peers would wait."""
-    from datetime import timedelta
-
-    from tandem.exchange import Exchange
-    from trainer.world import start
-
-    world = start(Options())  # whose meeting may take as long as a loaded machine needs
-    exchange = Exchange(timedelta(milliseconds=50))
-    time.sleep(seconds * world.rank)
-    return exchange.json(world.rank)
-
-
-def test_unequal_phases_are_not_under_the_patience_of_a_step():
-    assert run_ranks([1, 1], waited, 0.3) == [[0, 1]] * 2
+def test_unequal_phases_are_not_under_the_patience_of_a_step_and_much_json_is_refused():
+    wanted = [0, 1], "rank 1 sent 202 bytes of JSON."
+    assert run_ranks([1, 1], waited, 0.3) == [wanted] * 2
 
 
 @pytest.mark.parametrize(("version", "set_"), [("1.12.1", True), ("2.1.0", True), ("2.2.0", False)])
@@ -176,11 +165,14 @@ class Formed:
 
 
 def test_nccl_is_told_the_process_s_gpu_and_gloo_none(monkeypatch):
-    """Barriers guess it otherwise, and errors come in the first step."""
-    monkeypatch.setattr(dist.distributed_c10d, "_get_split_source", SPLITS["2.15"], raising=False)
-    card = torch.device("cuda", 1)
+    """Barriers guess it otherwise, and errors come in the first step. Under torch 2.4 some ranks of
+    a group that is bound to a GPU would wait for others where Gloo's groups are made."""
+    splits, card = lambda pg, requested_backend: None, torch.device("cuda", 1)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_split_source", splits, raising=False)
     assert met(monkeypatch, card) == {"backend": "nccl", "device_id": card}
     assert met(monkeypatch, torch.device("cpu")) == {"backend": "gloo", "device_id": None}
+    monkeypatch.setattr(dist.distributed_c10d, "_get_split_source", lambda pg: None)
+    assert compat.bound_to(card) == {}  # torch 2.4
     monkeypatch.delattr(dist.distributed_c10d, "_get_split_source")
     assert compat.bound_to(card) == {}  # a torch without a word on splits
     monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout=None: None)
@@ -193,44 +185,3 @@ def test_an_error_of_nccl_is_not_called_a_failed_meeting(monkeypatch):
 
     with pytest.raises(RuntimeError, match="invalid usage"):
         met(monkeypatch, torch.device("cpu"), broken)
-
-
-SPLITS = {"2.4": lambda pg: None, "2.15": lambda pg, requested_backend: None}
-
-
-def splits_of(monkeypatch, rank, nodes, bound, heeds):
-    """The splits of NCCL's group that a rank takes part in while it makes the groups of `ef`, as
-    torch's _new_process_group_helper decides: `bound` to a GPU, and `heeds` the group's backend."""
-    told = []
-
-    def new_group(ranks, timeout, backend=None):
-        splits = bound and not (heeds and backend == "gloo")
-        member_of_nccls = rank in ranks and backend != "gloo"
-        if splits and (member_of_nccls or rank not in ranks):
-            told.append(tuple(ranks))
-        return object()
-
-    monkeypatch.setattr(dist, "get_rank", lambda *_: rank)
-    monkeypatch.setattr(dist, "get_world_size", lambda *_: len(nodes))
-    monkeypatch.setattr(dist, "new_group", new_group)
-    ours = Topology(nodes, rank).connected(9.0)
-    feedback = KINDS["ef"](strategies.parse("ef:2"), lambda: None)
-    feedback.topology = ours
-    stages = ours.stages(feedback.stages(), feedback.blank, feedback.wire)
-    carrier.Carrier(stages, torch.device("cpu"), 9.0)
-    return told
-
-
-@pytest.mark.parametrize("nodes", [(0, 1, 1), (0, 0, 1, 1, 2, 2, 3, 3)])
-@pytest.mark.parametrize(("version", "heeds"), [("2.4", False), ("2.15", True)])
-def test_all_ranks_take_part_in_the_same_splits_of_nccls_group(monkeypatch, nodes, version, heeds):
-    """A replay of the order of groups. Bound to a GPU under torch 2.4, some wait for the others."""
-    monkeypatch.setattr(dist, "init_process_group", Formed({}))
-    monkeypatch.setattr(dist.distributed_c10d, "_get_split_source", SPLITS[version], raising=False)
-    bound = bool(compat.bound_to(torch.device("cuda", 0)))
-    every = range(len(nodes))
-    splits = [splits_of(monkeypatch, rank, nodes, bound, heeds) for rank in every]
-    assert all(one == splits[0] for one in splits)
-    assert bound is heeds
-    always = [splits_of(monkeypatch, rank, nodes, True, heeds) for rank in every]
-    assert all(one == always[0] for one in always) is heeds

@@ -1,6 +1,6 @@
 """A run whose numbers are no longer finite ends on all ranks, and leaves what was good."""
 
-import json
+from itertools import chain
 
 import pytest
 import torch
@@ -8,31 +8,16 @@ import torch
 from contract.errors import BAD_INPUT, DIVERGED
 from tandem.compat import load_tensors
 from tests.trainer_models import nan_in_every_evaluation, plain
-from tests.trainer_ranks import make_images, run_ranks, said
+from tests.trainer_ranks import lines, run_ranks, said
 from trainer import export
 
 # Five steps an epoch on two ranks.
 ARGS = ["--workers", 0, "--per_node_batch_size", 2, "--lr", 0.05, "--checkpoint_every", 1]
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return make_images(tmp_path_factory.mktemp("images"), per_class=5)
-
-
 def run(images, output, model, *more, ranks=(1, 1), function=said):
     argv = ["--data", images, "--output", output, "--model", f"tests.trainer_models:{model}"]
     return run_ranks(list(ranks), function, *argv, *ARGS, *more)
-
-
-def lines(output):
-    def refuse(name):
-        raise AssertionError(f"{name} is not JSON")
-
-    texts = [path.read_text() for path in output.glob("nodes/*/*.jsonl")]
-    found = [json.loads(line, parse_constant=refuse) for t in texts for line in t.splitlines()]
-    assert found
-    return found
 
 
 def saved(output):
@@ -51,7 +36,7 @@ def test_a_loss_of_nan_ends_all_ranks_and_leaves_the_last_good_checkpoint(images
     assert "the loss has been NaN since epoch 2, step 6:" in text
     assert (text.count("\n"), silent) == (1, "")
     assert saved(tmp_path)[-1] in (4, 5)
-    assert {line["status"] for line in lines(tmp_path) if line["kind"] == "end"} == {"failed"}
+    assert {line["status"] for (line,) in lines(tmp_path, "end")} == {"failed"}
 
 
 def test_nan_on_one_rank_alone_names_it(images, tmp_path):
@@ -67,7 +52,7 @@ def test_without_checkpoints_in_between_it_ends_at_the_next_log_point(images, tm
     more = ["--epochs", 9, "--checkpoint_every", 0, "--evaluate_every", 9, "--log_every", 4]
     (code, _), _ = run(images, tmp_path, "nan_from_pass_6", *more)
     assert code == DIVERGED
-    steps = [line for line in lines(tmp_path) if line["kind"] == "step"]
+    steps = list(chain.from_iterable(lines(tmp_path, "step")))
     assert max(line["step"] for line in steps) <= 10
     assert [line["loss"] for line in steps if line["step"] == 8] == [None, None]
 
@@ -97,7 +82,7 @@ def test_an_evaluation_that_is_not_finite_is_not_the_best(images, tmp_path):
     """Five passes an epoch. Running statistics may need more time than the weights."""
     ends = run(images, tmp_path, "nan_in_first_evaluation", "--epochs", 2)
     assert [code for code, _ in ends] == [0, 0]
-    losses = [line["loss"] for line in lines(tmp_path) if line["kind"] == "evaluate"]
+    losses = [line["loss"] for line in chain.from_iterable(lines(tmp_path, "evaluate"))]
     assert losses.count(None) == 2 < len(losses)
     best = load_tensors((tmp_path / "checkpoints/node1/best.pt").open("rb"))
     assert best["step"] == 10

@@ -1,6 +1,5 @@
 """Which precision a run gets: the table of devices, what is refused, and that a run keeps it."""
 
-import json
 import os
 
 import pytest
@@ -9,9 +8,11 @@ import torch
 from contract.errors import UserError
 from contract.levels import Device, cpu_has_bf16, resolve
 from contract.options import Options
-from tests.trainer_ranks import make_images, run_ranks, said, trainer
-from trainer.resume import resolve_precision
+from tests.trainer_ranks import lines, run_ranks, said, trainer
+from trainer.checkpoint import decisive
+from trainer.resume import differing, resolve_options
 from trainer.world import World, own_device
+from trainer.writer import write_whole
 
 
 def gpu(host, name, sm, torch="2.15.0", cuda="13.2"):
@@ -84,8 +85,6 @@ def test_who_means_it_may_emulate_bf16(asked, devices, taken):
         ("avx512_bf16 amx_bf16", "AVX2", False),
         ("avx512_bf16", "avx512_core", False),
         ("avx512_bf16", "AVX512_CORE_BF16", True),
-        ("avx512_bf16 amx_bf16", "AVX512_CORE_AMX", True),
-        ("avx512_bf16", "DEFAULT", True),
         ("avx512_bf16", "", True),
     ],
 )
@@ -97,15 +96,9 @@ def test_a_cpu_s_bf16_is_what_onednn_may_use(flags, limit, has):
 # The ranks' own devices
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return make_images(tmp_path_factory.mktemp("images"), per_class=5)
-
-
-def settled(host_devices, **settings):
+def settled(devices, name="precision", **settings):
     """What a rank makes of its options when the ranks have these devices."""
-    world = World(devices=tuple(host_devices))
-    return resolve_precision(Options(**settings), world).precision
+    return getattr(resolve_options(Options(**settings), World(devices=tuple(devices))), name)
 
 
 def run(images, output, *more):
@@ -134,9 +127,8 @@ def test_auto_is_settled_before_the_start_line_and_found_in_the_checkpoint(image
     assert run(images, tmp_path / "old", "--precision", "fp64") == [0, 0]
     assert run(images, tmp_path / "old", "--resume", "auto") == [0, 0]
     for name, wanted in (("new", ["fp32"]), ("old", ["fp64", "fp64"])):
-        for path in (tmp_path / name).glob("nodes/*/rank*.steps.jsonl"):
-            lines = map(json.loads, path.read_text().splitlines())
-            assert [one["precision"] for one in lines if one["kind"] == "start"] == wanted
+        for starts in lines(tmp_path / name, "start"):
+            assert [one["precision"] for one in starts] == wanted
 
 
 def said_with_a_gpu_on_rank_1(*argv):
@@ -157,14 +149,10 @@ def test_a_gpu_among_cpus_ends_all_ranks_instead_of_a_hang(images):
 
 
 @pytest.mark.parametrize(
-    "parallel, wanted", [("ddp", ("NVIDIA GeForce RTX 3090", 86)), ("dp", ("Tesla V100", 70))]
+    "parallel, wanted", [("ddp", ("RTX 3090", 86)), ("dp", ("Tesla V100", 70))]
 )
 def test_a_rank_tells_its_gpu_and_with_dp_the_weakest(monkeypatch, parallel, wanted):
-    known = [
-        ("NVIDIA GeForce RTX 4090", 8, 9),
-        ("NVIDIA GeForce RTX 3090", 8, 6),
-        ("Tesla V100", 7, 0),
-    ]
+    known = [("RTX 4090", 8, 9), ("RTX 3090", 8, 6), ("Tesla V100", 7, 0)]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(known))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: known[number][0])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: known[number][1:])
@@ -175,9 +163,8 @@ def test_a_rank_tells_its_gpu_and_with_dp_the_weakest(monkeypatch, parallel, wan
 
 @pytest.mark.parametrize("limit, has", [(None, True), ("AVX2", False)])
 def test_a_rank_tells_what_its_cpu_may_use(monkeypatch, limit, has):
-    monkeypatch.setattr(
-        "trainer.world._cpuinfo", lambda: "processor: 0\nflags\t\t: avx2 amx_bf16 fma\n"
-    )
+    found = "processor: 0\nflags\t\t: avx2 amx_bf16 fma\n"
+    monkeypatch.setattr("trainer.world._cpuinfo", lambda: found)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     if limit:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
@@ -185,4 +172,48 @@ def test_a_rank_tells_what_its_cpu_may_use(monkeypatch, limit, has):
     assert (device.kind, device.bf16) == ("cpu", has)
 
 
-# A checkpoint of before
+@pytest.mark.parametrize(
+    "devices, settings, on",
+    [
+        ([AMPERE, AMPERE], {}, True),
+        ([TURING], {}, True),
+        ([AMPERE], {"precision": "O2"}, True),
+        ([AMPERE], {"precision": "fp32"}, False),
+        ([AMPERE], {"precision": "O0"}, False),
+        ([AMPERE], {"deterministic": True}, False),
+        ([cpu(bf16=True)], {"precision": "bf16"}, False),
+    ],
+)
+def test_tensor_cores_get_their_memory_format_and_cudnn_s_fastest(
+    monkeypatch, devices, settings, on
+):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    assert settled(devices, "channels_last", **settings) is on
+    assert torch.backends.cudnn.benchmark is on
+    for asked in (True, False):
+        assert settled(devices, "channels_last", channels_last=asked, **settings) is asked
+
+
+@pytest.mark.parametrize("name", ["channels_last", "jpeg_scaling"])
+def test_a_run_that_goes_on_keeps_what_it_began_with(monkeypatch, tmp_path, name):
+    """On other machines too; and one that is older than the option does what it did."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    began = Options(precision="O1", **{name: True})
+    state = {
+        "model": {}, "optimizer": {}, "precision": {"scale": None}, "ema": None, "epoch": 0,
+        "sample": 4, "step": 1, "best_top1": 0.0, "run": "1", "samples": 4, "train_images": 9,
+        "classes": [], "options": decisive(began),
+    }  # fmt: skip
+    path, again = tmp_path / "checkpoints/node1/step-1.pt", {"output": str(tmp_path)}
+    again["resume"] = "auto"
+    write_whole(state, path)
+    assert settled([TURING], "precision", **again) == "O1"
+    assert settled([AMPERE], "deterministic", **again) is False
+    assert settled([AMPERE], name, **again) is True
+    assert settled([AMPERE], name, **again, deterministic=True) is True
+    assert settled([AMPERE], name, **again, **{name: False}) is False
+    del state["options"][name]
+    write_whole(state, path)
+    assert settled([AMPERE], name, **again) is False
+    assert name in differing(state, Options(precision="O1", **{name: True}), 9)
+    assert name not in differing(state, Options(precision="O1", **{name: False}), 9)

@@ -19,11 +19,6 @@ from trainer.step import reserved
 MODEL = ["--model", "tests.trainer_models:plain", "--workers", 0, "--epochs", 1]
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return make_images(tmp_path_factory.mktemp("images"), per_class=5)
-
-
 @pytest.mark.parametrize(
     "more, word",
     [
@@ -58,10 +53,15 @@ def test_a_sentence_names_its_machine_where_others_have_none(images):
         assert text.count("/nowhere") == text.count("\n") == 1
 
 
+def test_unused_parameters_train_when_asked_for(images):
+    argv = ["--data", images, *MODEL, "--model", "tests.trainer_models:unused"]
+    assert run_ranks([1, 1], trainer, *argv, "--find_unused_parameters") == [0, 0]
+
+
 def test_a_missing_process_is_a_sentence_not_a_hang(images):
     """Pitfall 1: fewer processes than the world size."""
     env = {"WORLD_SIZE": 3}
-    code, text = run_ranks([1], said, "--data", images, *MODEL, "--timeout", 2, env=env)[0]
+    code, text = run_ranks([1], said, "--data", images, *MODEL, "--timeout", 1, env=env)[0]
     assert code == 2
     assert "Were 3 processes started" in text
 

@@ -1,10 +1,10 @@
 """Evaluation, predictions, embeddings and export count each image once on any number of ranks."""
 
 import csv
-import json
 import os
 import shutil
 from contextlib import nullcontext
+from itertools import chain
 from types import SimpleNamespace
 from unittest import mock
 
@@ -16,7 +16,7 @@ from contract.command_line import parse
 from contract.options import Options
 from tandem.compat import load_tensors
 from tests.trainer_models import normed
-from tests.trainer_ranks import make_images, run_ranks, trainer
+from tests.trainer_ranks import lines, run_ranks, trainer
 from trainer import checkpoint
 from trainer.data.batch import Batch
 from trainer.evaluate import evaluate
@@ -29,12 +29,9 @@ from trainer.train import Run
 from trainer.world import start
 from trainer.writer import Writer
 
+PER_CLASS = 8
+
 MODEL = ["--model", "tests.trainer_models:normed", "--workers", 0]
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return make_images(tmp_path_factory.mktemp("images"), per_class=8)
 
 
 @pytest.fixture(scope="module")
@@ -119,11 +116,9 @@ def test_an_epoch_s_loss_is_that_of_all_its_steps_and_ranks(images, tmp_path):
     argv = ["--data", images, "--output", tmp_path, *MODEL, "--per_node_batch_size", 5]
     said = run_ranks([2, 1], losses, *argv, "--epochs", 2, "--log_every", 1)
     sums = {0: [0.0, 0], 1: [0.0, 0]}
-    for path in tmp_path.glob("nodes/*/*.steps.jsonl"):
-        for line in map(json.loads, path.read_text().splitlines()):
-            if line["kind"] == "step":
-                sums[line["epoch"]][0] += line["loss"] * line["samples"]
-                sums[line["epoch"]][1] += line["samples"]
+    for line in chain.from_iterable(lines(tmp_path, "step")):
+        sums[line["epoch"]][0] += line["loss"] * line["samples"]
+        sums[line["epoch"]][1] += line["samples"]
     wanted = [total / count for total, count in sums.values()]
     assert [count for _, count in sums.values()] == [32, 32]
     assert said == [pytest.approx(wanted, rel=1e-6)] * 3
@@ -189,16 +184,14 @@ def test_export_refuses_in_one_sentence(trained, capsys, argv, word):
 
 def test_lines_add_up_to_the_loops_time(trained):
     """No category is a remainder: the sum of all lines is the time from start to end."""
-    for rank, host in ((0, "node1"), (1, "node2")):
-        path = trained / "nodes" / host / f"rank{rank}.steps.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        kinds = [line["kind"] for line in lines]
-        assert (kinds[0], kinds[-1], lines[-1]["status"]) == ("start", "end", "finished")
-        assert kinds.count("step") == 2 * lines[0]["steps_per_epoch"] == 8
+    for told in lines(trained):
+        kinds = [line["kind"] for line in told]
+        assert (kinds[0], kinds[-1], told[-1]["status"]) == ("start", "end", "finished")
+        assert kinds.count("step") == 2 * told[0]["steps_per_epoch"] == 8
         assert kinds.count("evaluate") == 2
-        total = sum(sum(line.get("seconds", {}).values()) for line in lines)
-        assert total == pytest.approx(lines[-1]["mono"] - lines[0]["mono"], abs=1e-3)
-        step = next(line for line in lines if line["kind"] == "step")
+        total = sum(sum(line.get("seconds", {}).values()) for line in told)
+        assert total == pytest.approx(told[-1]["mono"] - told[0]["mono"], abs=1e-3)
+        step = next(line for line in told if line["kind"] == "step")
         assert {"data", "forward", "backward", "sync_exposed", "optimizer"} <= set(step["seconds"])
 
 

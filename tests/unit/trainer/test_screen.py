@@ -33,6 +33,9 @@ def screen(rank=0, **settings):
 def test_plain_lines_come_by_time_and_from_rank_0_alone(time, capsys):
     """Whatever a step takes: here 0.5 s, with a log point each 100 steps."""
     for rank in (0, 1):
+        quiet_others(World(rank=rank, size=2, batches=(4, 4)))
+        wanted = logging.WARNING if rank else logging.INFO
+        assert logging.getLogger("trainer").getEffectiveLevel() == wanted
         ours = screen(rank, progress="plain")
         ours.epoch(0, 0)
         for step in range(1, 61):
@@ -112,11 +115,3 @@ def test_a_terminal_gets_the_bar_and_the_environment_may_decide(monkeypatch):
     assert not screen(rank=1)._with_bar
     monkeypatch.setenv("TANDEM_PROGRESS", "plain")
     assert not screen()._with_bar
-
-
-def test_other_ranks_only_warn(capsys):
-    """Pitfall 11."""
-    package = logging.getLogger("trainer")
-    for rank, level in ((0, logging.INFO), (1, logging.WARNING)):
-        quiet_others(World(rank=rank, size=2, batches=(4, 4)))
-        assert package.getEffectiveLevel() == level

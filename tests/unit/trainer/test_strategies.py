@@ -1,6 +1,5 @@
 """The registry of strategies: what a spec means, and what each one sends."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import pytest
 from contract.errors import UserError
 from contract.strategies import RULES, Argument, Payload, Rule, parse, ring_bytes, usual
 from tandem.sync import KINDS
-from tests.trainer_ranks import make_images
+from tests.trainer_ranks import lines, make_images
 
 ROOT = Path(__file__).parents[3]
 ENTRY = """
@@ -64,7 +63,6 @@ def test_what_an_argument_cannot_be_is_refused(made_up, spec):
     ("spec", "whole"),
     [
         ("bf16", "bf16"),
-        ("bf16:auto", "bf16"),
         ("bf16:gloo", "bf16:gloo"),
         ("levels:1.6", "levels:1.6"),
         ("thin:08:8", "thin:8"),
@@ -118,8 +116,7 @@ def test_a_new_one_takes_an_entry_a_class_and_a_name(tmp_path):
     argv += ["--per_node_batch_size", "4", "--workers", "0", "--sync", "fp64"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    begun = [path.open().readline() for path in tmp_path.glob("out/nodes/*/*.steps.jsonl")]
-    assert [json.loads(line)["sync"] for line in begun] == ["fp64"] * 2
+    assert [start["sync"] for start, *_ in lines(tmp_path / "out")] == ["fp64"] * 2
 
     code = "from contract import strategies as s; print(*(one.spec for one in s.usual()))"
     told = subprocess.run(

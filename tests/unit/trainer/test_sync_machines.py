@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from contract.options import Options
-from tandem.compat import load_tensors
 from tandem.sync import Topology, make
-from tests.trainer_ranks import make_images, run_ranks, trainer
+from tests.trainer_ranks import make_images, run_ranks, saved, trainer
 from tests.unit.trainer.sync_ranks import net
 from trainer.parallel import wrap
 from trainer.world import start
+
+PER_CLASS = 16
 
 
 def test_machines_are_told_from_the_machine_of_each_rank():
@@ -45,18 +46,11 @@ ARGV = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return make_images(tmp_path_factory.mktemp("images"), per_class=16)
-
-
 def train(images, output, nodes, *more):
     """The saved weights, after runs whose ranks' batches make up the same ones of machines."""
     argv = ["--data", images, "--output", output, *ARGV, *more]
     assert run_ranks(list(nodes), trainer, *argv, quiet=True) == [0] * sum(nodes)
-    file = sorted((output / "checkpoints/node1").glob("step-*.pt"))[-1]
-    with file.open("rb") as content:
-        return load_tensors(content)["model"]
+    return saved(output)["model"]
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 """`--trial`: steps and their times, and nothing else."""
 
 import dataclasses
-import json
 import os
 
 from contract.command_line import parse
 from contract.options import Options
 from contract.runs import RECORD
-from tests.trainer_ranks import make_images, run_ranks
+from tests.trainer_ranks import lines, make_images, run_ranks
 from trainer.data.generated import CLASSES
 from trainer.process import work
 
@@ -15,14 +14,6 @@ from trainer.process import work
 def tried(output, *words):
     common = ("--trial", "1", "--output", str(output), "--model", "examples.small_cnn:small_cnn")
     return work(parse([*common, "--per_node_batch_size", "8", "--device", "cpu", *words]))
-
-
-def lines(output, kind):
-    found = []
-    for path in sorted(output.glob("nodes/*/rank*.steps.jsonl")):
-        told = map(json.loads, path.read_text().splitlines())
-        found.append([line for line in told if line["kind"] == kind])
-    return found
 
 
 def test_two_ranks_of_a_machine_time_steps_on_noise_and_save_nothing(tmp_path):
