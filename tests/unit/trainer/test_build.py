@@ -83,3 +83,6 @@ def test_the_average_is_updated_every_so_many_steps(images):
     for step in range(7):
         train_step(ours, batch, step, 0.1)
     assert ours.ema.updates == 2
+    with mock.patch.object(ours.precision, "step", return_value=True):
+        train_step(ours, batch, 8, 0.1)
+    assert ours.ema.updates == 2  # the step was skipped
