@@ -96,10 +96,14 @@ def test_a_run_that_ends_without_a_finite_evaluation_has_failed(images, tmp_path
     assert not list(tmp_path.glob("checkpoints/*/best.pt"))
 
 
-@pytest.mark.parametrize("use", ["predict", "train", "export"])
-def test_weights_that_are_not_finite_are_refused(images, tmp_path, use, capsys):
+@pytest.mark.parametrize("use", ["outputs", "predict", "train", "export"])
+def test_weights_and_outputs_that_are_not_finite_are_refused(images, tmp_path, use, capsys):
     state = plain(4).state_dict()
-    state["0.weight"][0] = float("nan")
+    model = "nan_in_every_evaluation" if use == "outputs" else "plain"
+    if use == "outputs":
+        state = nan_in_every_evaluation(4).state_dict()
+    else:
+        state["0.weight"][0] = float("nan")
     name = tmp_path / "checkpoints/node1/step-00000001.pt"
     name.parent.mkdir(parents=True)
     at = {"epoch": 0, "sample": 1, "step": 1, "samples": 1, "run": "r", "best_top1": 0.0}
@@ -110,17 +114,8 @@ def test_weights_that_are_not_finite_are_refused(images, tmp_path, use, capsys):
         code = export.main([str(tmp_path), str(tmp_path / "out.pt")])
         text = capsys.readouterr().err
     else:
-        more = ["--predict", tmp_path / "out.pt"] if use == "predict" else ["--epochs", 1]
-        [(code, text)] = run(images, tmp_path, "plain", "--weights", name, *more, ranks=[1])
+        more = ["--epochs", 1] if use == "train" else ["--predict", tmp_path / "out.pt"]
+        [(code, text)] = run(images, tmp_path, model, "--weights", name, *more, ranks=[1])
     assert (code, text.count("\n")) == (BAD_INPUT, 1)
     assert "not finite" in text
     assert not (tmp_path / "out.pt").exists()
-
-
-def test_outputs_that_are_not_finite_are_no_predictions(images, tmp_path):
-    torch.save(nan_in_every_evaluation(4).state_dict(), tmp_path / "good.pt")
-    more = ["--weights", tmp_path / "good.pt", "--predict", tmp_path / "out.csv"]
-    [(code, text)] = run(images, tmp_path, "nan_in_every_evaluation", *more, ranks=[1])
-    assert code == BAD_INPUT
-    assert "outputs for 12 of 12 images are not finite" in text
-    assert not (tmp_path / "out.csv").exists()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from contract.errors import UserError
-from contract.levels import Device, cpu_has_bf16, resolve
+from contract.levels import Device, resolve
 from contract.options import Options
 from tests.trainer_ranks import lines, run_ranks, said, trainer
 from trainer.checkpoint import decisive
@@ -85,12 +85,17 @@ def test_who_means_it_may_emulate_bf16(asked, devices, taken):
         ("avx512_bf16 amx_bf16", "AVX2", False),
         ("avx512_bf16", "avx512_core", False),
         ("avx512_bf16", "AVX512_CORE_BF16", True),
+        ("avx512_bf16", "DEFAULT", True),
         ("avx512_bf16", "", True),
     ],
 )
-def test_a_cpu_s_bf16_is_what_onednn_may_use(flags, limit, has):
-    environ = {} if limit is None else {"ONEDNN_MAX_CPU_ISA": limit}
-    assert cpu_has_bf16(flags.split(), environ) is has
+def test_a_cpu_s_bf16_is_what_onednn_may_use(monkeypatch, flags, limit, has):
+    monkeypatch.setattr("trainer.world._cpuinfo", lambda: f"processor: 0\nflags\t\t: {flags} fma\n")
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    if limit is not None:
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    device = own_device(torch.device("cpu"), "node1", Options())
+    assert (device.kind, device.bf16) == ("cpu", has)
 
 
 # The ranks' own devices
@@ -159,17 +164,6 @@ def test_a_rank_tells_its_gpu_and_with_dp_the_weakest(monkeypatch, parallel, wan
     device = own_device(torch.device("cuda", 1), "node4", Options(parallel=parallel))
     assert (device.host, device.kind, device.name, device.sm) == ("node4", "cuda", *wanted)
     assert (device.torch, device.cuda) == (str(torch.__version__), torch.version.cuda)
-
-
-@pytest.mark.parametrize("limit, has", [(None, True), ("AVX2", False)])
-def test_a_rank_tells_what_its_cpu_may_use(monkeypatch, limit, has):
-    found = "processor: 0\nflags\t\t: avx2 amx_bf16 fma\n"
-    monkeypatch.setattr("trainer.world._cpuinfo", lambda: found)
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    if limit:
-        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    device = own_device(torch.device("cpu"), "node1", Options())
-    assert (device.kind, device.bf16) == ("cpu", has)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def test_all_of_torchvisions_classifiers_are_known():
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [("resnet18", 32), ("googlenet", 64), ("vit_b_32", 64), ("examples.small_cnn:small_cnn", 8)],
+    [("resnet18", 32), ("googlenet", 64), ("examples.small_cnn:small_cnn", 8)],
 )
 def test_models_have_the_classes_asked_for(name, size):
     assert build(name, 7, size)(torch.zeros(2, 3, size, size)).shape == (2, 7)
@@ -82,7 +82,7 @@ def test_a_function_that_takes_num_classes_is_given_them_and_gets_no_head(own):
         ("resnet81", "resnet81: .*nearest: resnet"),
         ("alexnet", "alexnet: does not take images of 8 x 8"),
         ("no_such_module:f", "cannot import no_such_module"),
-        ("own_models:absent", "has no function 'absent'; it has tokens, tuples, text, frozen"),
+        ("own_models:absent", "has no function 'absent'; it has "),
         ("own_models:text", "returned str"),
         ("own_models:frozen", "no parameters to train"),
         ("own_models:tokens", r"returns \(1, 3, 64\) for one image"),
@@ -97,7 +97,8 @@ def test_what_is_wrong_with_an_own_backbone_is_said(own, name, words):
     own.tokens = lambda: nn.Flatten(2)
     own.tuples = lambda: Pair()
     own.text = lambda: "model"
-    own.frozen = lambda num_classes: nn.Linear(2, num_classes).requires_grad_(False)
+    own.flat = lambda count: nn.Sequential(nn.Flatten(), nn.Linear(192, count))
+    own.frozen = lambda num_classes: own.flat(num_classes).requires_grad_(False)
     with pytest.raises(UserError, match=words):
         build(name, 4, 8)
 
@@ -143,10 +144,11 @@ def test_what_cannot_be_counted_is_admitted():
 
 @pytest.mark.parametrize("name", ["mobilenet_v2", "vit_b_32"])
 def test_operations_are_those_that_torch_counts(name):
+    model, images = build(name, 10, 64).eval(), torch.zeros(1, 3, 64, 64)
+    assert model(images).shape == (1, 10)
     counter = pytest.importorskip("torch.utils.flop_counter").FlopCounterMode(display=False)
-    model = build(name, 10, 64).eval()
     with counter:
-        model(torch.zeros(1, 3, 64, 64))
+        model(images)
     assert describe(model, 64)[1] == counter.get_total_flops()
 
 

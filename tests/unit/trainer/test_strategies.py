@@ -1,34 +1,14 @@
 """The registry of strategies: what a spec means, and what each one sends."""
 
-import shutil
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
+import torch
 
 from contract.errors import UserError
 from contract.strategies import RULES, Argument, Payload, Rule, parse, ring_bytes, usual
 from tandem.sync import KINDS
-from tests.trainer_ranks import lines, make_images
+from tandem.sync.allreduce import Compressed
+from tests.trainer_ranks import lines, run_ranks, trainer
 
-ROOT = Path(__file__).parents[3]
-ENTRY = """
-        Rule(
-            "fp64", "summed in float64", exact=True, sent=_summed_in(8), usual=("fp64",),
-        ),
-    )
-}
-EXACT"""
-CLASS = """
-import torch
-
-from .allreduce import Compressed
-
-
-class FP64(Compressed):
-    dtype = torch.float64
-"""
 RESNET50 = Payload(25_557_032 * 4)
 
 
@@ -92,34 +72,23 @@ def test_gpus_of_a_machine_that_sum_among_themselves_send_no_more_than_one():
     assert parse("allreduce").bytes_per_step(1, RESNET50, gpus=4) == 0
 
 
-def replaced(path, old, new):
-    text = path.read_text()
-    assert text.count(old) == 1, (path, old)
-    path.write_text(text.replace(old, new))
+class FP64(Compressed):
+    dtype = torch.float64
 
 
-@pytest.mark.long
-def test_a_new_one_takes_an_entry_a_class_and_a_name(tmp_path):
-    """In a copy: two ranks train by it, and a prediction compares it."""
-    for room in ("contract", "tandem", "trainer"):
-        shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
-    replaced(tmp_path / "contract/strategies.py", "\n    )\n}\nEXACT", ENTRY)
-    (tmp_path / "tandem/sync/fp64.py").write_text(CLASS)
-    kinds = tmp_path / "tandem/sync/kinds.py"
-    replaced(kinds, "from .powersgd", "from .fp64 import FP64\nfrom .powersgd")
-    replaced(kinds, '    "ef": ', '    "fp64": FP64,\n    "ef": ')
+ENTRY = Rule("fp64", "summed in float64", exact=True, sent=lambda *_: 8.0, usual=("fp64",))
 
-    images = str(make_images(tmp_path / "images", per_class=4))
-    model = f"{ROOT}/tests/older_run/tiny.py:tiny"
-    argv = [sys.executable, "-m", "trainer", "--spawn", "2", "--device", "cpu", "--data", images]
-    argv += ["--output", "out", "--model", model, "--epochs", "1", "--precision", "fp32"]
-    argv += ["--per_node_batch_size", "4", "--workers", "0", "--sync", "fp64"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert [start["sync"] for start, *_ in lines(tmp_path / "out")] == ["fp64"] * 2
 
-    code = "from contract import strategies as s; print(*(one.spec for one in s.usual()))"
-    told = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert "fp64" in told.stdout.split()
+def with_a_new_one(*argv):
+    RULES["fp64"], KINDS["fp64"] = ENTRY, FP64
+    return trainer(*argv)
+
+
+def test_a_new_one_takes_an_entry_a_class_and_a_name(images, tmp_path, monkeypatch):
+    """Two ranks train by it, and a prediction compares it."""
+    argv = ["--data", images, "--output", tmp_path, "--model", "tests.trainer_models:plain"]
+    argv += ["--epochs", 1, "--precision", "fp32", "--workers", 0, "--sync", "fp64"]
+    assert run_ranks([1, 1], with_a_new_one, *argv) == [0, 0]
+    assert [start["sync"] for start, *_ in lines(tmp_path)] == ["fp64"] * 2
+    monkeypatch.setitem(RULES, "fp64", ENTRY)
+    assert "fp64" in [one.spec for one in usual()]
