@@ -28,7 +28,6 @@ PAGE = Path(__file__).parents[3] / "docs/slow-networks.md"
 )
 def test_a_label_follows_from_the_interval(price, label):
     assert price.label == label
-    assert label in prices.LABELS
 
 
 @pytest.fixture
@@ -52,15 +51,9 @@ def test_advice_names_nothing_that_was_seen_to_cost_accuracy(table):
     assert named == ["allreduce", "fp16", "ef:8", "ef:4", "ef:2", "ef:1.6"]
 
 
-def test_the_committed_table_is_of_strategies_that_there_are():
-    told = prices.read()["strategies"]
-    for spec, fields in told.items():
-        assert strategies.parse(spec).spec == spec
-        assert Price(**fields).seeds >= 1
-
-
 def test_help_and_page_say_what_the_table_says():
     told = {spec: Price(**one) for spec, one in prices.read()["strategies"].items()}
+    assert all(strategies.parse(spec).spec == spec and told[spec].seeds for spec in told)
     page = PAGE.read_text(encoding="utf-8").split("<!-- accuracy -->")[1].split("<!-- end")[0]
     rows = re.findall(r"^\| `([^`]+)` \| (\d+) \| ([+-][\d.]+) \| .* \| ([a-z ]+)[,|]", page, re.M)
     said = {spec: (int(seeds), float(mean), label.strip()) for spec, seeds, mean, label in rows}
@@ -74,13 +67,12 @@ def test_help_and_page_say_what_the_table_says():
 @pytest.mark.parametrize(
     ("spec", "optimizer", "steps", "said"),
     [
-        ("ef:1.6", "sgd", 1000, []),
-        ("ef:1.6", "sgd", 640, ["this run has 640, and a shorter one may lose more"]),
-        ("allreduce", "adam", 1, []),
-        ("ef:8", "sgd", 1, []),  # it has no label
+        ("ef:1.6", "sgd", 1000, 0),
+        ("ef:1.6", "sgd", 640, 1),
+        ("ef:1.6", "adam", 999, 1),
+        ("allreduce", "adam", 1, 0),
+        ("ef:8", "sgd", 1, 0),  # it has no label
     ],
 )
 def test_a_run_unlike_those_that_were_measured_is_told(spec, optimizer, steps, said):
-    told = prices.caveats(strategies.parse(spec), optimizer, steps)
-    assert len(told) == len(said)
-    assert all(words in one for words, one in zip(said, told))
+    assert len(list(prices.caveats(strategies.parse(spec), optimizer, steps))) == said
