@@ -1,7 +1,10 @@
-"""Realistic machines, in the form that ansible/library/machine_facts.py returns, for the tests."""
+"""Realistic machines, in the form that ansible/library/machine_facts.py returns, for the tests; how
+to load ansible/'s files and to run its playbooks."""
 
 import copy
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -162,3 +165,39 @@ def load(path):
     sys.modules[spec.name] = module  # dataclasses look themselves up there
     spec.loader.exec_module(module)
     return module
+
+
+def tasks_of(rows):
+    """Tasks of a file or of its plays, those in blocks too."""
+    for row in rows or []:
+        for part in ("block", "rescue", "always", "pre_tasks", "tasks", "post_tasks", "handlers"):
+            yield from tasks_of(row.get(part))
+        yield row
+
+
+def ansible_playbook(folder, plays, *words, inventory="localhost,", **environment):
+    """Ansible's end: it plays `plays`, or their text, on machines that are this one."""
+    text = plays if isinstance(plays, str) else yaml.safe_dump(plays)
+    (folder / "book.yml").write_text(text)
+    if isinstance(inventory, dict):
+        (folder / "hosts.yml").write_text(yaml.safe_dump({"cluster": {"hosts": inventory}}))
+        inventory = folder / "hosts.yml"
+    argv = [Path(sys.executable).with_name("ansible-playbook"), "--connection", "local", *words]
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), **environment}
+    argv += ["--inventory", inventory, folder / "book.yml"]
+    return subprocess.run(argv, capture_output=True, text=True, env=environment, cwd=folder)
+
+
+def played(folder, plays, code=0, inventory="localhost,", **environment):
+    """What Ansible prints of them, on one line, when it ends with `code`."""
+    done = ansible_playbook(folder, plays, inventory=inventory, **environment)
+    assert done.returncode == code, done.stdout + done.stderr
+    return " ".join(done.stdout.split())
+
+
+def stand_in(folder, **programs):
+    """Writes programs, shell scripts; returns a PATH on which they come first."""
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"

@@ -36,40 +36,14 @@ def test_done_is_when_module_and_nvidia_smi_agree_on_every_card():
         ({}, {"rc": 18, "text": "Failed to initialize NVML: Driver/library version mismatch\n"}),
         ({"driver_library": "535.300.01"}, None),
         ({"nouveau": True, "driver": None}, None),
+        # As Ubuntu's signed ones come by their metapackage, on a machine with an older kernel.
+        ({"driver": None, "module": None, "waiting_kernel": "6.1.0-50-amd64",
+          "waiting_module": "535.261.03"}, None),
     ],
-)
+)  # fmt: skip
 def test_what_only_a_reboot_cures(changes, smi):
+    """And what nothing here cures: refusals.py."""
     assert outcome(smi=smi, **changes)["state"] == "reboot"
-
-
-@pytest.mark.parametrize("word", ["Key was rejected by service", "Required key not available"])
-def test_secure_boot_gives_the_steps_at_the_machine(word):
-    said = outcome(f"could not insert 'nvidia': {word}", driver=None)
-    assert said["state"] == "refuse"
-    for step in ("mokutil --import /var/lib/dkms/mok.pub", "Enroll MOK", "goes on from there"):
-        assert step in said["remedy"]
-    ubuntus = "/var/lib/shim-signed/mok/MOK.der"
-    said = outcome(word, driver=None, signing_key=ubuntus)
-    assert f"--import {ubuntus}" in said["remedy"]
-
-
-def test_a_module_without_a_card_says_exactly_that():
-    said = outcome("could not insert 'nvidia': No such device", driver=None)
-    assert "module 535.261.03 is built for 6.1.0-31-amd64" in said["reason"]
-    assert "finds no card" in said["reason"]
-
-
-def test_a_module_for_the_next_boots_kernel_alone_takes_a_reboot():
-    """As Ubuntu's signed ones come by their metapackage, on a machine with an older kernel."""
-    waits = {"waiting_kernel": "6.1.0-50-amd64", "waiting_module": "535.261.03"}
-    said = outcome("not found", driver=None, module=None, **waits)
-    assert said["state"] == "reboot" and "6.1.0-50-amd64" in said["reason"]
-
-
-def test_no_module_for_the_running_kernel_names_the_logs():
-    said = outcome("not found", driver=None, module=None)
-    assert "no nvidia module for the running kernel 6.1.0-31-amd64" in said["reason"]
-    assert "make.log" in said["remedy"]
 
 
 # --- holding ------------------------------------------------------------------------------------

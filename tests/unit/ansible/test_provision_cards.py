@@ -23,8 +23,6 @@ def test_a_faster_network_that_all_are_in_is_proposed():
     found = network.faster_cards([two_cards(1), two_cards(2, fast=10000)])
     assert [row["host"] for row in found] == ["pc1", "pc2"]
     assert {row["fault"] for row in found} == {"faster_card"} <= preflight.NOTES
-    assert "10.0.2.0/24 with 2500 Mbit/s or more (here enp5s0)" in found[0]["cause"]
-    assert "ansible_host=10.0.2.2 " in found[1]["remedy"]
     assert network.cluster([two_cards(1), two_cards(2)])[-1]["fault"] == "faster_card"
 
 

