@@ -201,3 +201,12 @@ def stand_in(folder, **programs):
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / name).chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"
+
+
+def reviewed(name, made):
+    """{case: text} is what the file says; TANDEM_SNAPSHOTS=write writes it anew."""
+    path = Path(__file__).parent / name
+    text = "".join(f"== {case}\n{lines}\n\n" for case, lines in made.items())
+    if os.environ.get("TANDEM_SNAPSHOTS") == "write":
+        path.write_text(text)
+    assert path.read_text() == text, "read the difference, then write it anew"

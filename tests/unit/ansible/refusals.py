@@ -44,7 +44,7 @@ from tests.unit.ansible.driver_machines import (
     signed,
     upgrade,
 )
-from tests.unit.ansible.provision_machines import ROOT, TABLE, load, machine
+from tests.unit.ansible.provision_machines import TABLE, load, machine
 from tests.unit.ansible.test_accept_filters import results
 from tests.unit.ansible.test_driver_power import CARDS, LAPTOP
 from tests.unit.ansible.test_driver_result import STATE
@@ -98,7 +98,9 @@ DRIVER = {
     "version unknown": driver(facts(), version="999.1"),
     "no headers": driver(facts(offered=DEBIAN12, kernel="6.1.0-10-amd64")),
     "no headers, runfile": driver(facts(kernel="6.1.0-10-amd64")),
-    "no gcc": driver(facts() | {"offered": DEBIAN12 | {"dkms": "3.0", "make": "4.3"}}),
+    "no gcc": driver(
+        facts(kernel_headers=True) | {"offered": DEBIAN12 | {"dkms": "3.0", "make": "4.3"}}
+    ),
     "firmware missing": driver(
         facts(offered=DEBIAN12, uninstallable={"nvidia-kernel-dkms": GSP}), source="package"
     ),
@@ -153,7 +155,7 @@ DRIVER = {
 
 def outcome(loading="", smi="NVIDIA-SMI has failed because it couldn't communicate", **changes):
     made = driver_result.driver_outcome(STATE | changes, loading, {"rc": 9, "text": smi})
-    return f"{made['state']}: {made['reason']}. Remedy: {made['remedy']}"
+    return f"{made['state']}: {made['reason']}. Remedy: {made['remedy'] or 'none'}"
 
 
 UBUNTUS_KEY = "/var/lib/shim-signed/mok/MOK.der"

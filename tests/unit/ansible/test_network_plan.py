@@ -1,13 +1,12 @@
 """Which manager rules a card and what is planned, over text that real machines printed."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 
 from planning import network
 from planning import network_facts as facts_of
-from tests.unit.ansible.provision_machines import ROOT
+from tests.unit.ansible import test_preserved_settings as kept
+from tests.unit.ansible.provision_machines import ROOT, reviewed
 
 ADD = {"mode": "add", "address": "192.168.56.111/24", "gateway": "", "dns": []}
 REPLACE = {
@@ -68,98 +67,10 @@ def test_routes_are_read_from_the_text_that_every_release_prints():
     assert facts_of.routes("") == []
 
 
-def test_networkmanager_gets_a_connection_of_ours_and_goes_back_to_its_own():
-    facts = card_of(nmcli=WIRED, connection="auto\n\n\n\n")
-    plan = network.network_plan(facts, ADD)
-    assert plan["manager"] == "NetworkManager"
-    (path, file), *rest = plan["files"].items()
-    assert not rest
-    assert path == "/etc/NetworkManager/system-connections/tandem-eth0.nmconnection"
-    assert file["mode"] == "0600"
-    assert "method=auto\naddress1=192.168.56.111/24\n" in file["content"]
-    assert "mtu" not in file["content"]
-    # Or, if NetworkManager had made that connection up and forgot it, to one that it makes anew.
-    assert plan["back"][-1] == "nmcli connection up uuid 6f1d-uuid || nmcli device connect eth0"
-
-
-def test_networkmanager_adds_to_a_static_address_and_keeps_its_gateway_and_dns():
-    now = "manual\n192.168.56.20/24, 10.0.0.1/8\n192.168.56.1\n192.168.56.1,9.9.9.9\n"
-    facts = card_of(nmcli=WIRED, connection=now)
-    ((path, file),) = network.network_plan(facts, ADD)["files"].items()
-    ipv4 = (
-        "[ipv4]\nmethod=manual\naddress1=192.168.56.20/24\naddress2=10.0.0.1/8\n"
-        "address3=192.168.56.111/24\ngateway=192.168.56.1\ndns=192.168.56.1;9.9.9.9;\n"
-    )
-    assert ipv4 in file["content"]
-    ours = now.replace("10.0.0.1/8", "10.0.0.1/8, 192.168.56.111/24")
-    again = network.network_plan(card_of(nmcli=WIRED, connection=ours), ADD)
-    assert list(again["files"].values()) == [file]
-    facts = card_of(nmcli=WIRED, connection=ours, files={path: file["content"]})
-    (moved,) = network.network_plan(facts, {**ADD, "address": "192.168.56.112/24"})[
-        "files"
-    ].values()
-    assert moved["content"] == file["content"].replace("56.111", "56.112")
-
-
-def test_networkmanager_replace_is_manual_with_gateway_and_dns():
-    facts = card_of(nmcli=WIRED, connection="manual\n192.168.56.20/24\n\n\n")
-    facts["card"]["mtu"] = 9000
-    (file,) = network.network_plan(facts, REPLACE)["files"].values()
-    assert "method=manual\naddress1=192.168.56.111/24\ngateway=192.168.56.1\n" in file["content"]
-    assert "dns=192.168.56.1;9.9.9.9;\n" in file["content"]
-    assert "mtu=9000\n" in file["content"]
-
-
-def test_a_card_that_networkmanager_leaves_alone_belongs_to_networkd():
-    facts = card_of(nmcli="10 (unmanaged)\n\n\nethernet\n", networkctl=NETWORKD)
-    plan = network.network_plan(facts, ADD)
-    assert plan["manager"] == "systemd-networkd"
-    assert plan["files"] == {
-        "/etc/systemd/network/20-lan.network.d/tandem.conf": {
-            "content": "[Network]\nAddress=192.168.56.111/24\n",
-            "mode": "0644",
-        }
-    }
-
-
-def test_networkd_replace_comes_before_every_other_file():
-    files = {"/etc/systemd/network/20-lan.network": "[Match]\nName=eth0\n[Network]\nDHCP=yes\n"}
-    plan = network.network_plan(card_of(networkctl=NETWORKD, files=files), REPLACE)
-    ((path, file),) = plan["files"].items()
-    assert Path(path).name < "00-anything.network"
-    assert file["content"] == (
-        "[Match]\nName=eth0\n\n[Network]\nAddress=192.168.56.111/24\nGateway=192.168.56.1\n"
-        "DNS=192.168.56.1\nDNS=9.9.9.9\nDHCP=ipv6\n"
-    )
-
-
 def by_netplan(**files):
     text = NETWORKD.replace("/etc/systemd/network/20-lan", "/run/systemd/network/10-netplan-lan")
     named = {"/etc/netplan/50-cloud-init.yaml": CLOUD_INIT}
     return card_of(networkctl=text, files={**named, **files})
-
-
-def test_netplan_knows_the_card_by_its_mac_address():
-    plan = network.network_plan(by_netplan(), ADD)
-    assert plan["manager"] == "netplan"
-    ((path, file),) = plan["files"].items()
-    assert path == "/etc/netplan/90-tandem.yaml"
-    assert yaml.safe_load(file["content"]) == {
-        "network": {"version": 2, "ethernets": {"lan": {"addresses": ["192.168.56.111/24"]}}}
-    }
-    assert plan["aside"] == []
-
-
-def test_netplan_replace_holds_everything_and_sets_the_others_aside():
-    other = "network: {version: 2, ethernets: {eth1: {dhcp4: true}}}"
-    facts = by_netplan(**{"/etc/netplan/60-other.yaml": other})
-    plan = network.network_plan(facts, REPLACE)
-    assert plan["aside"] == ["/etc/netplan/50-cloud-init.yaml", "/etc/netplan/60-other.yaml"]
-    cards = yaml.safe_load(plan["files"]["/etc/netplan/90-tandem.yaml"]["content"])["network"]
-    assert cards["ethernets"]["eth1"] == {"dhcp4": True}
-    assert cards["ethernets"]["lan"]["addresses"] == ["192.168.56.111/24"]
-    assert cards["ethernets"]["lan"]["dhcp4"] is False
-    assert cards["ethernets"]["lan"]["match"] == {"macaddress": "52:54:00:12:34:56"}
 
 
 @pytest.mark.parametrize(
@@ -187,33 +98,92 @@ def test_what_files_of_networks_hold_is_shown_by_no_option_of_ansible():
     assert writing and all(task.get("no_log") is True for task in writing)
 
 
-def test_ifupdown_adds_a_second_stanza():
-    files = {
-        INTERFACES: "source /etc/network/interfaces.d/*\nauto lo\n"
-        "iface lo inet loopback\nallow-hotplug eth0\niface eth0 inet dhcp\n"
-    }
-    plan = network.network_plan(card_of(files=files), ADD)
-    assert plan["manager"] == "ifupdown"
-    ((path, file),) = plan["files"].items()
-    assert path == "/etc/network/interfaces.d/tandem-eth0"
-    assert file["content"] == "iface eth0 inet static\n    address 192.168.56.111/24\n"
-    assert plan["apply"] == ["ip address add 192.168.56.111/24 broadcast + dev eth0"]
+NOW = "manual\n192.168.56.20/24, 10.0.0.1/8\n192.168.56.1\n192.168.56.1,9.9.9.9\n"
+OURS = NOW.replace("10.0.0.1/8", "10.0.0.1/8, 192.168.56.111/24")
+KEYFILE = "/etc/NetworkManager/system-connections/tandem-eth0.nmconnection"
+STATIC = card_of(nmcli=WIRED, connection=NOW)
+JUMBO = card_of(nmcli=WIRED, connection="manual\n192.168.56.20/24\n\n\n")
+JUMBO["card"]["mtu"] = 9000
+OTHER = {"/etc/netplan/60-other.yaml": "network: {version: 2, ethernets: {eth1: {dhcp4: true}}}"}
+FOLDER = "source /etc/network/interfaces.d/*\nauto lo\niface lo inet loopback\n"
+TWO = (
+    "auto eth0\niface eth0 inet dhcp\n    metric 5\n\niface eth0 inet6 auto\niface eth1 inet dhcp\n"
+)
+DHCP = {**kept.NM, "connection": "auto\n\n\n"}
+KEPT = {**REPLACE, "gateway": "", "dns": []}
+# {manager and case: (facts, what is wanted)}
+PLANS = {
+    "NetworkManager, add": (card_of(nmcli=WIRED, connection="auto\n\n\n\n"), ADD),
+    "NetworkManager, add to a static address": (STATIC, ADD),
+    "NetworkManager, replace": (JUMBO, REPLACE),
+    "NetworkManager, keyfile, add": (kept.facts(**kept.NM), ADD),
+    "NetworkManager, keyfile": (kept.facts(**kept.NM), KEPT),
+    "NetworkManager, no keyfile": (kept.facts(**DHCP | {"files": {}}), KEPT),
+    "NetworkManager, DHCP's routes": (kept.facts(**DHCP, route=kept.GIVEN), KEPT),
+    "networkd, unmanaged by NetworkManager": (
+        card_of(nmcli="10 (unmanaged)\n\n\nethernet\n", networkctl=NETWORKD),
+        ADD,
+    ),
+    "networkd, replace": (
+        card_of(networkctl=NETWORKD, files={kept.LAN: "[Match]\nName=eth0\n[Network]\nDHCP=yes\n"}),
+        REPLACE,
+    ),
+    "networkd, full file": (kept.facts(**kept.BY_NETWORKD), KEPT),
+    "networkd, DHCP's routes": (kept.facts(**kept.BY_NETWORKD, route=kept.GIVEN), KEPT),
+    "netplan, add": (by_netplan(), ADD),
+    "netplan, replace": (by_netplan(**OTHER), REPLACE),
+    "netplan, full file": (kept.facts(**kept.BY_NETPLAN), KEPT),
+    "netplan, DHCP's routes": (kept.facts(**kept.BY_NETPLAN, route=kept.GIVEN), KEPT),
+    "ifupdown, add": (
+        card_of(files={INTERFACES: FOLDER + "allow-hotplug eth0\niface eth0 inet dhcp\n"}),
+        ADD,
+    ),
+    "ifupdown, replace": (card_of(files={INTERFACES: TWO}), REPLACE),
+    "ifupdown, full stanza": (kept.facts(files={INTERFACES: kept.STANZA}), KEPT),
+    "ifupdown, DHCP's routes": (kept.facts(**kept.BY_IFUPDOWN, route=kept.GIVEN), KEPT),
+}  # fmt: skip
 
 
-def test_ifupdown_replace_rewrites_only_the_cards_own_stanza_and_is_stable():
-    files = {
-        INTERFACES: "auto eth0\niface eth0 inet dhcp\n    metric 5\n\n"
-        "iface eth0 inet6 auto\niface eth1 inet dhcp\n"
-    }
-    (file,) = network.network_plan(card_of(files=files), REPLACE)["files"].values()
-    assert file["content"] == (
-        "auto eth0\niface eth0 inet6 auto\niface eth1 inet dhcp\n"
-        "iface eth0 inet static\n    address 192.168.56.111/24\n    gateway 192.168.56.1\n"
-        "    dns-nameservers 192.168.56.1 9.9.9.9\n    metric 5\n"
-    )
-    again = card_of(files={INTERFACES: file["content"]})
-    (second,) = network.network_plan(again, REPLACE)["files"].values()
-    assert second == file
+def shown(plan):
+    lines = [
+        f"{name}: {line}" for name in ("aside", "apply", "back", "wrong") for line in plan[name]
+    ]
+    for path, file in plan["files"].items():
+        lines += [f"--- {path} {file['mode']}", file["content"].rstrip()]
+    return "\n".join(lines)
+
+
+def test_plans_are_those_that_were_reviewed():
+    plans = {case: network.network_plan(*given) for case, given in PLANS.items()}
+    names = {"networkd": "systemd-networkd"}
+    for case, plan in plans.items():
+        manager = case.partition(",")[0]
+        assert plan["manager"] == names.get(manager, manager)
+    reviewed("network_plans.txt", {case: shown(plan) for case, plan in plans.items()})
+
+
+@pytest.mark.parametrize("case", [case for case, (_, want) in PLANS.items() if want != ADD])
+def test_a_second_plan_is_the_first(case):
+    made, want = PLANS[case]
+    plan = network.network_plan(made, want)
+    files = {path: file["content"] for path, file in plan["files"].items()}
+    # What DHCP gave is gone by then.
+    later = {**made, "files": files, "route": made["route"].replace(kept.GIVEN, kept.WAY["route"])}
+    if made["nmcli"]:
+        later["nmcli"] = f"100 (connected)\ntandem-{made['interface']}\nours-uuid\nethernet"
+    elif plan["manager"] == "systemd-networkd":
+        later["networkctl"] = f"  Network File: {min(files)}\n"
+    assert network.network_plan(later, want)["files"] == plan["files"]
+
+
+def test_networkmanagers_second_address_stays_and_moves():
+    ours = {"nmcli": WIRED, "connection": OURS}
+    (first,) = network.network_plan(STATIC, ADD)["files"].values()
+    again = network.network_plan(card_of(**ours), ADD)
+    assert list(again["files"].values()) == [first]
+    there = card_of(**ours, files={KEYFILE: first["content"]})
+    moved = network.network_plan(there, {**ADD, "address": "192.168.56.112/24"})["files"]
+    assert moved[KEYFILE]["content"] == first["content"].replace("56.111", "56.112")
 
 
 def test_what_is_not_so_yet_is_named():
