@@ -1,7 +1,6 @@
 """How machines are between runs: what programs print on them, what is believed of it, the table."""
 
 import json
-import types
 
 import pytest
 
@@ -193,18 +192,6 @@ def test_check_shows_findings_then_the_table_in_the_order_of_the_inventory(monke
     assert said.startswith("pc2\n  - B\n    Remedy: c\nProblems: 1. Nothing was changed.\n")
     assert "Note on pc1:\n  - Kernel 7 [2J waits\n" in said
     assert said.endswith("\npc2     does not answer") and "\n\nmachine GPU °C" in said
-
-
-def test_the_module_returns_what_is_taken(monkeypatch):
-    got = {}
-    module = types.SimpleNamespace(
-        params={"folders": ["/"]}, exit_json=lambda **fields: got.update(fields)
-    )
-    monkeypatch.setattr(collect, "AnsibleModule", lambda **_: module)
-    collect.main()
-    assert got["health"].keys() == told().keys()
-    made = health.health(json.loads(json.dumps(got["health"])), "pc1")
-    assert made["kernel"] and made["disks"]
 
 
 def test_the_page_says_what_json_has():

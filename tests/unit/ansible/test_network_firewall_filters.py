@@ -191,22 +191,11 @@ def test_sets_hold_no_overlaps_which_nftables_would_refuse():
 @pytest.mark.parametrize(
     "told",
     [
-        "10.0.0.9",  # a free one of the members' network
-        "0.0.0.0/0",  # everybody
-        "10.0.0.0/24",
-        "10.0.0.9(rw,no_root_squash) *",
-        "8.8.8.8",  # of no network of the members
-        "10.8.0.7",  # of another network of the control machine's
-        "10.0.0.255",
-        "10.0.0.254",  # the way out
-        "10.0.0.200",  # the control machine
-        "224.0.0.1",
-        "127.0.0.1",
-        "fe80::1",
-        "",
-        7,
-        None,
-        ["10.0.0.9"],
+        *("10.0.0.9", "10.0.0.255"),  # free ones of the members' network
+        *("0.0.0.0/0", "10.0.0.0/24", "10.0.0.9(rw,no_root_squash) *"),
+        *("8.8.8.8", "10.8.0.7"),  # of no network of the members; another of the control machine's
+        *("10.0.0.254", "10.0.0.200"),  # the way out, and the control machine
+        *("224.0.0.1", "127.0.0.1", "fe80::1", "", 7, None, ["10.0.0.9"]),
     ],
 )
 def test_what_a_machine_says_lets_nobody_else_in(told):

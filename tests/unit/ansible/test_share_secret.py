@@ -1,11 +1,8 @@
 """The password of a share: made once, encrypted, readable by its owner alone, and never shown."""
 
-import subprocess
-import sys
-
 from ansible.parsing.vault import VaultLib, VaultSecret
 
-from tests.unit.ansible.provision_machines import ROOT
+from tests.unit.ansible.provision_machines import ansible_playbook
 
 PLAY = """
 - name: Made here
@@ -30,10 +27,7 @@ PLAY = """
 
 def test_a_password_is_made_sealed_and_never_shown(tmp_path):
     folder = tmp_path / "secret"
-    (tmp_path / "play.yml").write_text(PLAY)
-    argv = [sys.executable, "-m", "ansible", "playbook", "-vvv", str(tmp_path / "play.yml")]
-    argv += ["--connection", "local", "-e", f"share_secret_folder={folder}"]
-    done = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT)
+    done = ansible_playbook(tmp_path, PLAY, "-vvv", "-e", f"share_secret_folder={folder}")
     assert done.returncode == 0, done.stdout + done.stderr
     key = (folder / "vault-pass").read_text()
     sealed = (folder / "share.vault").read_bytes()
