@@ -1,10 +1,10 @@
 """What `make check`, `make accept` and Ansible's roles say of machines."""
 
 from planning import health, preflight
-from tests.unit.ansible import test_health, test_provision_cards
+from tests.unit.ansible import test_health
 from tests.unit.ansible.provision_machines import machine
 from tests.unit.ansible.refusals import REFUSALS
-from tests.unit.ansible.test_provision_preflight import ILL, SSH, of_ssh
+from tests.unit.ansible.test_provision_preflight import ILL, SSH, of_ssh, two_cards
 
 network = preflight.network
 
@@ -16,7 +16,7 @@ def findings():
         found = preflight.findings(facts, question)
         yield from ((case, one) for one in found if one["fault"] == fault)
     two = network.duplicates([machine(), machine(host="node2")])
-    two += network.faster_cards([test_provision_cards.two_cards(n) for n in (1, 2)])[:1]
+    two += network.faster_cards([two_cards(n) for n in (1, 2)])[:1]
     for case, changes in test_health.ILL.items():
         two += [{**one, "fault": case} for one in health.findings(test_health.row(**changes))]
     two.append(preflight.not_collected("node1", "python3:\nnot found"))

@@ -45,13 +45,10 @@ from tests.unit.ansible.driver_machines import (
     upgrade,
 )
 from tests.unit.ansible.provision_machines import TABLE, load, machine
-from tests.unit.ansible.test_accept_filters import results
-from tests.unit.ansible.test_driver_power import CARDS, LAPTOP
-from tests.unit.ansible.test_driver_result import STATE
+from tests.unit.ansible.test_accept_filters import GOOD, KNOWN, results
+from tests.unit.ansible.test_driver_result import CARDS, LAPTOP, STATE
 from tests.unit.ansible.test_network_wake import ETHTOOL, RECORD
 from tests.unit.ansible.test_share_filters import LSBLK, PLACE, mounted
-from tests.unit.ansible.test_toolkit_accept_gpu import GOOD
-from tests.unit.ansible.test_toolkit_accept_gpu import TABLE as KNOWN
 
 data_set = load("ansible/data_set.py")
 

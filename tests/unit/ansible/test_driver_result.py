@@ -1,10 +1,15 @@
-"""What came of an installation and what is held, by what modprobe, nvidia-smi and dpkg say."""
+"""What came of an installation and what is held, by what modprobe, nvidia-smi and dpkg say; power
+limits; and a reboot."""
 
 import re
 
+import jinja2
 import pytest
 
+from planning import driver_power
 from planning import driver_result as after
+from planning.boot import linux_again
+from tests.unit.ansible.provision_machines import ROOT
 
 STATE = {
     "driver": "535.261.03",
@@ -140,3 +145,89 @@ def test_the_next_kernel_comes_by_its_metapackages():
         "linux-image-generic-hwe-22.04",
         "linux-modules-nvidia-580-open-generic-hwe-22.04",
     ]
+
+
+# --- power limit and persistence ----------------------------------------------------------------
+
+CARDS = (
+    "NVIDIA GeForce RTX 2080 Ti, 100.00, 280.00, 250.00, Disabled\n"
+    "NVIDIA GeForce RTX 2080 Ti, 100.00, 280.00, 200.00, Enabled\n"
+)
+LAPTOP = "NVIDIA GeForce RTX 3070 Laptop GPU, [N/A], [N/A], [N/A], Disabled\n"
+
+
+def power(watts, printed=CARDS, persistence=False):
+    return driver_power.power_plan("pc1", persistence, watts, printed)
+
+
+def test_by_default_nothing_is_changed():
+    assert power(0) == {"persistence": False, "watts": 0, "wrong": []}
+    assert power(0, LAPTOP) == {"persistence": False, "watts": 0, "wrong": []}
+
+
+def test_a_limit_brings_persistence_and_names_what_is_not_so():
+    found = power(200)
+    assert (found["persistence"], found["watts"]) == (True, 200)
+    assert found["wrong"] == [
+        "the limit of its NVIDIA GeForce RTX 2080 Ti is 250.0 W",
+        "its NVIDIA GeForce RTX 2080 Ti is not kept initialised",
+    ]
+    assert power(200, CARDS.splitlines()[1])["wrong"] == []
+    assert power(200, "")["wrong"] == []  # no driver yet
+
+
+def unit(found):
+    template = ROOT / "ansible/roles/driver/templates/tandem-gpu.service.j2"
+    made = jinja2.Environment(trim_blocks=True).from_string(template.read_text())
+    return made.render(ansible_managed="", driver_power=found).splitlines()
+
+
+def test_the_unit_sets_the_limit_after_persistence():
+    start = [line for line in unit(power(200)) if line.startswith("ExecStart=")]
+    assert start == [
+        "ExecStart=/usr/bin/nvidia-smi --persistence-mode=1",
+        "ExecStart=/usr/bin/nvidia-smi --power-limit=200",
+    ]
+    assert [line for line in unit(power(0, persistence=True)) if "limit" in line] == []
+
+
+def test_the_role_asks_for_what_is_read():
+    assert (
+        f"driver_power_query: {driver_power.QUERY}\n"
+        in (ROOT / "ansible/roles/driver/vars/main.yml").read_text()
+    )
+
+
+# --- two systems: a reboot by the role ends in Linux --------------------------------------------
+
+# As grub-mkconfig of Debian 12 writes it, without the contents of the entries.
+LINUX = """\
+set default="2"
+menuentry 'Debian GNU/Linux' --class debian --class gnu-linux --class gnu --class os $menuentry_id_option 'gnulinux-simple-1' {
+}
+submenu 'Advanced options for Debian GNU/Linux' $menuentry_id_option 'gnulinux-advanced-1' {
+	menuentry 'Debian GNU/Linux, with Linux 6.1.0-31-amd64' --class debian --class gnu-linux --class gnu --class os $menuentry_id_option 'gnulinux-6' {
+	}
+}
+"""  # noqa: E501
+WINDOWS = """\
+menuentry 'Windows Boot Manager (on /dev/nvme0n1p1)' --class windows --class os $menuentry_id_option 'osprober-efi-AA' {
+}
+"""  # noqa: E501
+EFI = "BootCurrent: 0003\nTimeout: 1 seconds\nBootOrder: {}\nBoot0000* Windows Boot Manager\n"
+
+
+@pytest.mark.parametrize(
+    ("grub", "efi", "commands"),
+    [
+        ("", "", []),
+        (LINUX, EFI.format("0003,0000"), []),
+        (LINUX + WINDOWS, EFI.format("0003,0000"), [["grub-reboot", "0"]]),
+        (WINDOWS + LINUX, "", [["grub-reboot", "1"]]),
+        # Windows comes first in the firmware; Linux was chosen by hand at power-on.
+        (LINUX, EFI.format("0000,0003"), [["efibootmgr", "--quiet", "--bootnext", "0003"]]),
+        (WINDOWS, EFI.format("0003,0000"), []),
+    ],
+)
+def test_the_next_boot_is_linux(grub, efi, commands):
+    assert linux_again(grub, efi) == commands

@@ -1,11 +1,14 @@
-"""What a share's fstab line says, and which disks are refused."""
+"""What a share's fstab line says, which disks are mounted, and its password: made once, encrypted,
+readable by its owner alone, and never shown."""
 
 import json
 import subprocess
 
 import pytest
+from ansible.parsing.vault import VaultLib, VaultSecret
 
 from planning import share
+from tests.unit.ansible.provision_machines import ansible_playbook
 
 MACHINE = {
     "kernel": "6.1.0-25-amd64",
@@ -100,3 +103,39 @@ def test_an_ntfs_disk_is_mounted_read_only_by_its_uuid(disk):
 def test_units_are_named_as_systemd_names_them(path):
     escaped = subprocess.run(["systemd-escape", "--path", path], capture_output=True, text=True)
     assert share.share_unit(path) == escaped.stdout.strip()
+
+
+PLAY = """
+- name: Made here
+  hosts: localhost
+  gather_facts: false
+  roles: [share_secret]
+
+- name: Given for an existing server
+  hosts: localhost
+  gather_facts: false
+  vars: {share_secret_given: "of-the-windows-pc"}
+  roles: [share_secret]
+  post_tasks:
+    - name: Use it
+      ansible.builtin.copy:
+        content: "{{ share_secret_password }}"
+        dest: "{{ share_secret_folder }}/used"
+        mode: "0600"
+      no_log: true
+"""
+
+
+def test_a_password_is_made_sealed_and_never_shown(tmp_path):
+    folder = tmp_path / "secret"
+    done = ansible_playbook(tmp_path, PLAY, "-vvv", "-e", f"share_secret_folder={folder}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    key = (folder / "vault-pass").read_text()
+    sealed = (folder / "share.vault").read_bytes()
+    password = VaultLib([("default", VaultSecret(key.encode()))]).decrypt(sealed).decode()
+    assert len(password) == 32 and password != key
+    assert (folder / "used").read_text() == "of-the-windows-pc"
+    modes = [oct(path.stat().st_mode & 0o777) for path in (folder, *sorted(folder.iterdir()))]
+    assert modes == ["0o700", "0o600", "0o600", "0o600"]
+    for secret in (key, password, "of-the-windows-pc"):
+        assert secret not in done.stdout + done.stderr
