@@ -107,17 +107,6 @@ def test_role_reach_speaks_in_sentences_of_80_columns(screen):
     assert shown[2] == "Again."
 
 
-def test_other_roles_are_shown_as_ansible_does(screen, monkeypatch):
-    callback, _ = screen
-    told = []
-    base = type(callback).__mro__[1]
-    for name in ("v2_runner_on_ok", "v2_runner_on_unreachable", "v2_runner_item_on_ok"):
-        monkeypatch.setattr(base, name, lambda self, one, name=name: told.append(name))
-        for role in ("driver", None):
-            getattr(callback, name)(result(role))
-    assert len(told) == 6
-
-
 # What a machine can print in the place of every module.
 LIAR = r"""#!/usr/bin/python3
 import json
