@@ -23,13 +23,6 @@ def test_more_than_a_hundred_files_and_five_percent_are_not_deleted(count, there
     assert data_refusal("imagenet", deletions(count), there, True) == ""
 
 
-def test_the_refusal_names_the_data_set_the_first_file_and_the_way_on():
-    said = data_refusal("imagenet", deletions(300), 400, False)
-    assert said.startswith("the control machine's data/imagenet lacks 300 of the 400 files")
-    assert "the first: train/cat/0.jpg" in said
-    assert "mounted?" in said and "DELETE=1" in said
-
-
 def image(root, *names):
     for name in names:
         path = root / name
