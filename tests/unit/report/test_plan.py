@@ -64,7 +64,8 @@ def plan(tmp_path, capsys, *words):
 
 
 def on_paper(capsys, *words):
-    assert main(["plan", "--gpu", "2080ti", "--link", "1gbit", *words]) == 0
+    given = ["--gpu", "2080ti", "--link", "1gbit", "--precision", "fp32"]
+    assert main(["plan", *given, *words]) == 0
     return capsys.readouterr().out
 
 
