@@ -3,15 +3,7 @@
 from torch import nn
 
 from tests.trainer_models import Unused, plain
-
-
-def fixed(num_classes):
-    """No dropout, whose chance is another on each device."""
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.Conv2d(8, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
-        nn.Flatten(), nn.Linear(8 * 9, num_classes),
-    )  # fmt: skip
+from tests.trainer_models import normed_alone as fixed
 
 
 def plain_unused(num_classes):

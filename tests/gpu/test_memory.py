@@ -50,13 +50,17 @@ def code(many, device, *argv, divisor=1, model="hungry", batch=40, beside=0):
     return run_ranks([1], limited, device, beside, *words, env=env, quiet=True)[0]
 
 
-def test_a_step_that_does_not_fit_ends_with_the_code_of_memory(many, device):
-    assert code(many, device) == OUT_OF_MEMORY
-
-
-def test_with_smaller_micro_batches_training_and_evaluation_fit(many, device):
-    """As the launcher starts the run again; the 40 images of val are evaluated few at a time."""
-    assert code(many, device, divisor=8) == 0
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        pytest.param({}, OUT_OF_MEMORY, marks=pytest.mark.quick),
+        ({"divisor": 8}, 0),  # as the launcher starts it again; evaluation fits, too
+        ({"model": "hungry_in_evaluation", "batch": 4}, OUT_OF_MEMORY),
+    ],
+    ids=["a step", "smaller micro-batches", "an evaluation"],
+)
+def test_what_does_not_fit_ends_with_the_code_of_memory(many, device, given, wanted):
+    assert code(many, device, **given) == wanted
 
 
 def test_auto_batch_finds_micro_batches_that_fit(many, device, tmp_path):
@@ -67,15 +71,6 @@ def test_auto_batch_finds_micro_batches_that_fit(many, device, tmp_path):
     assert code(many, device, *argv, beside=total // 20) == 0
     lines = (tmp_path / "nodes/node1/rank0.steps.jsonl").read_text().splitlines()
     assert 2 <= json.loads(lines[0])["accumulate"] <= 16
-
-
-def test_recomputing_activations_does_not_help_one_stage(many, device):
-    """What is told is the truth: the stage itself does not fit."""
-    assert code(many, device, "--checkpoint_activations") == OUT_OF_MEMORY
-
-
-def test_an_evaluation_that_does_not_fit_ends_with_the_code_of_memory(many, device):
-    assert code(many, device, model="hungry_in_evaluation", batch=4) == OUT_OF_MEMORY
 
 
 def squeezed(device):

@@ -1,18 +1,15 @@
 """What a step computes: a plain loop's numbers, in the formats and types that were asked for."""
 
-import functools
-
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from tests.gpu.jobs import batches, distance, prepared, train, weights
+from tests.gpu.jobs import HALF, batches, distance, prepared, train, weights
 from trainer.data.batch import MEAN, STD
 
 CPU = torch.device("cpu")
 FP64 = {"model": "tests.gpu.models:fixed", "precision": "fp64"}
-HALF = ["O1", "O2", "O3"]
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +29,7 @@ def by_hand(images):
     return weights(job)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("given", [{}, {"channels_last": True}, {"checkpoint_activations": True}])
 def test_20_steps_are_those_of_a_plain_loop(images, device, by_hand, given):
     job = prepared(images, device, **FP64, **given)
@@ -39,40 +37,15 @@ def test_20_steps_are_those_of_a_plain_loop(images, device, by_hand, given):
     assert distance(weights(job), by_hand) < 1e-9
 
 
-def test_micro_batches_sum_to_the_batch(images, device):
-    """Without batch normalisation, which sees a micro-batch at a time."""
-    given = {"model": "tests.trainer_models:plain", "precision": "fp64"}
-    whole, parts = (prepared(images, device, accumulate=n, **given) for n in (1, 5))
-    for job in (whole, parts):
-        train(job, batches(job, 5, 20))
-    assert distance(weights(parts), weights(whole)) < 1e-10
-
-
 @pytest.mark.parametrize("level", ["fp32", "bf16", *HALF])
-def test_each_precision_learns(images, device, without_apex, level):
-    job = prepared(images, device, precision=level)
+def test_each_precision_learns_in_its_type(images, device, without_apex, level):
+    job, types = prepared(images, device, precision=level), set()
+    job.model[0].register_forward_hook(lambda _, __, output: types.add(output.dtype))
     losses = [float(loss) for loss in train(job, batches(job, 8))]
     first, last = sum(losses[:4]), sum(losses[-4:])
     assert last < 0.6 * first
-
-
-@pytest.mark.parametrize("level", HALF)
-def test_types_of_weights_norms_and_masters(images, device, without_apex, level):
-    job = prepared(images, device, precision=level)
-    seen = {}
-    conv, norm = job.model[0], job.model[1]
-    conv.register_forward_hook(lambda _, __, output: seen.update(conv=output.dtype))
-    train(job, batches(job, 1, 2))
-    half, full = torch.float16, torch.float32
-    assert conv.weight.dtype is {"O1": full}.get(level, half)
-    assert norm.weight.dtype is norm.running_var.dtype is {"O3": half}.get(level, full)
-    assert seen["conv"] is half
-    stepped = {p.dtype for group in job.optimizer.param_groups for p in group["params"]}
-    assert stepped == {{"O3": half}.get(level, full)}
-    assert len(job.precision.masters) == (4 if level == "O2" else 0)
-    assert all(p.device == device for p in job.model.parameters())
-    for own, master in job.precision.masters:
-        assert torch.equal(own, master.half())
+    assert types == {{"fp32": torch.float32, "bf16": torch.bfloat16}.get(level, torch.float16)}
+    assert all(torch.equal(own, master.half()) for own, master in job.precision.masters)
 
 
 def begin_with(scale, value):
@@ -80,6 +53,7 @@ def begin_with(scale, value):
     scale.load_state_dict({"value": value, "good_steps": 0})
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_a_step_that_overflows_is_skipped_and_halves_the_scale(images, device, without_apex, level):
     job = prepared(images, device, precision=level, ema=0.9)
@@ -100,15 +74,6 @@ def test_a_step_that_overflows_is_skipped_and_halves_the_scale(images, device, w
     train(job, fed[3:4], begin=3)
     assert (good, scale.good_steps) == (2, 1)
     assert not torch.equal(before["0.weight"], weights(job)["0.weight"])
-
-
-def test_masters_keep_what_half_weights_round_away(images, device, without_apex):
-    job = prepared(images, device, precision="O2")
-    own, master = job.precision.masters[0]
-    before = own.detach().clone(), master.detach().clone()
-    train(job, batches(job, 1, 1), lr=1e-6)
-    assert not torch.equal(master, before[1])
-    assert float((own == before[0]).float().mean()) > 0.9
 
 
 @pytest.mark.parametrize("level", ["fp32", "bf16", "O2"])
@@ -145,21 +110,6 @@ def test_recomputing_activations_takes_less_memory(images, device):
 
 
 @pytest.mark.needs_torch_2
-@pytest.mark.parametrize("parts", [1, 2])
-def test_compile_makes_one_graph_a_batch_size(images, device, parts, monkeypatch):
-    """An epoch of three whole batches and one of 8 images; nothing breaks the graph. The compiler
-    behind it is a stand-in, which counts."""
-    from torch._dynamo.testing import CompileCounter
-
-    counter = CompileCounter()
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
-    torch._dynamo.reset()
-    job = prepared(images, device, compile=True, accumulate=parts)
-    train(job, batches(job, 2))
-    assert 1 <= counter.frame_count <= 2
-
-
-@pytest.mark.needs_torch_2
 @pytest.mark.needs_gpu
 @pytest.mark.parametrize("level", ["fp32", "bf16"])
 def test_compiled_kernels_compute_the_same(images, device, level):
@@ -172,8 +122,9 @@ def test_compiled_kernels_compute_the_same(images, device, level):
     assert distance(weights(made), weights(plain)) < (1e-3 if level == "fp32" else 0.1)
 
 
+@pytest.mark.needs_gpu
 def test_the_stopwatch_s_parts_make_up_the_steps(images, device):
-    """Categories of the device's time line, or of the CPU's clock; none is negative."""
+    """By the device's time line."""
     job = prepared(images, device)
     fed = batches(job, 2)
     train(job, fed[:2])
@@ -181,8 +132,7 @@ def test_the_stopwatch_s_parts_make_up_the_steps(images, device):
     train(job, fed[2:], begin=2)
     lap = job.clock.lap()
     spent = job.clock.read(lap)
+    whole = lap.marks[0].elapsed_time(lap.marks[-1]) / 1000
     assert {"h2d", "forward", "backward", "optimizer"} <= set(spent)
-    assert all(value >= 0 for value in spent.values())
-    if device.type == "cuda":
-        whole = lap.marks[0].elapsed_time(lap.marks[-1]) / 1000
-        assert sum(spent.values()) == pytest.approx(whole, rel=0.01)
+    assert min(spent.values()) >= 0
+    assert sum(spent.values()) == pytest.approx(whole, rel=0.01)
