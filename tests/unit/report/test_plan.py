@@ -179,7 +179,8 @@ def test_the_best_of_a_plan_costs_no_accuracy(capsys, monkeypatch, labels, said)
 
 
 def test_a_plan_says_how_many_images_more_the_fastest_takes(capsys):
-    out = " ".join(on_paper(capsys, "--gpu", "4090").split())
+    assert main(["plan", "--gpu", "4090"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
     assert re.search(r"powersgd:4, .* accuracy is all-reduce's after 1\.\d\d times as many", out)
 
 
