@@ -96,7 +96,7 @@ def label_of(strategy: Strategy, family: str = SGD) -> str:
 def with_adam(strategy: Strategy) -> str:
     """What was seen of it with Adam's family, as a clause."""
     lost = WITH_ADAM.get(strategy.spec)
-    return f"{lost} than with {strategies.EXACT}" if lost else "nothing was measured"
+    return f"{lost} than with {strategies.EXACT}" if lost else "too little was measured to say"
 
 
 def elsewhere(strategy: Strategy) -> str:

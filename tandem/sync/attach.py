@@ -183,8 +183,8 @@ def about_adam(spec: str) -> Optional[str]:
     if strategy.exact or strategy.name in prices.PROMISING[prices.ADAM]:
         return None
     return (
-        f"{WHOSE}: {spec} is measured with SGD. With Adam: {prices.with_adam(strategy)}: take "
-        f"{EXACT} or bf16 there (docs/slow-networks.md)."
+        f"{WHOSE}: if the optimizer is Adam or of its family, take {EXACT} or bf16 instead of "
+        f"{spec}; what is known of it there: {prices.with_adam(strategy)} (docs/slow-networks.md)."
     )
 
 
