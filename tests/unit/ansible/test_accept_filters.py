@@ -44,7 +44,7 @@ def results(rates, mtu=1500, speed=1000):
 
 
 def test_good_machines_have_no_findings():
-    """What is found in others: refusals.py."""
+    """What is found in others: tests/messages/ansible.py."""
     assert accept.accept_findings(results({"ab": 941, "ac": 939, "bc": 930}), None) == []
     assert accept.accept_findings(results({"ab": 94}, speed=None), None) == []
 
@@ -151,7 +151,7 @@ GOOD = {
 
 
 def test_a_card_in_good_order_is_right():
-    """What is found of others: refusals.py."""
+    """What is found of others: tests/messages/ansible.py."""
 
     def findings(allreduce=None, **changes):
         results = {"node1": [{**GOOD, **changes}]}

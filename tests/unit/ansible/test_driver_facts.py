@@ -1,7 +1,6 @@
 """What driver_facts reads from the output of dpkg, apt, modinfo and systemctl."""
 
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -140,25 +139,10 @@ def test_of_two_modules_the_newer_one_counts(says, monkeypatch):
     assert collect.module("5.10.0-36-amd64") is None
 
 
-def test_offered_is_what_apt_would_install(says):
-    says("apt-cache pkgnames", "bash\nnvidia-kernel-dkms\nnvidia-driver-999\n")
-    says("apt-cache -o Dir::Etc::preferencesparts=", POLICY)
-    assert collect.archive("/none", simulate=False, installed=NOTHING) == {
-        "offered": {"nvidia-kernel-dkms": "535.300.01-1"},
-        "offered_transitional": {},
-        "uninstallable": {},
-        "prebuilt": {},
-    }
-
-
 # Debian 12 with non-free and without non-free-firmware, as its apt-get 2.6.1 says it.
 UNMET = """\
 Reading package lists...
-Some packages could not be installed. This may mean that you have
-requested an impossible situation or if you are using the unstable
-distribution that some required packages have not yet been created
-or been moved out of Incoming.
-The following information may help to resolve the situation:
+Some packages could not be installed. This may mean that you have ...
 
 The following packages have unmet dependencies:
  nvidia-kernel-dkms : Depends: firmware-nvidia-gsp (= 535.261.03) but it is not installable
@@ -167,7 +151,7 @@ E: Unable to correct problems, you have held broken packages.
 
 
 def test_a_driver_that_apt_cannot_install_is_told_with_apts_own_reason(says, monkeypatch):
-    says("apt-cache pkgnames", "nvidia-kernel-dkms\nnvidia-smi\n")
+    says("apt-cache pkgnames", "bash\nnvidia-kernel-dkms\nnvidia-driver-999\n")
     says("apt-cache -o Dir::Etc::preferencesparts=", POLICY)
     asked = []
 
@@ -182,6 +166,8 @@ def test_a_driver_that_apt_cannot_install_is_told_with_apts_own_reason(says, mon
         "but it is not installable"
     }
     assert asked == ["nvidia-kernel-dkms"]  # the others depend on it, or stand alone
+    offered = collect.archive("/none", simulate=False, installed=NOTHING)["offered"]
+    assert offered == {"nvidia-kernel-dkms": "535.300.01-1"}
     monkeypatch.setattr(collect, "outcome", lambda *argv: (True, "Inst nvidia-kernel-dkms"))
     assert collect.archive("/none", simulate=True, installed=NOTHING)["uninstallable"] == {}
 
@@ -196,16 +182,9 @@ def stanza(name, version, *lines):
 
 def driver(version, *lines):
     """The packages of a driver, one of which requires another at the same version."""
+    gsp = stanza("firmware-nvidia-gsp", version, *lines)
     depends = f"Depends: firmware-nvidia-gsp (= {version})"
-    return stanza("firmware-nvidia-gsp", version, *lines) + stanza(
-        "nvidia-kernel-dkms", version, depends, *lines
-    )
-
-
-HALF = stanza(
-    "nvidia-kernel-dkms", OLD, f"Depends: firmware-nvidia-gsp (= {OLD})",
-    "Status: install ok unpacked",
-)  # fmt: skip
+    return gsp + stanza("nvidia-kernel-dkms", version, depends, *lines)
 
 
 def fields(packages):
@@ -220,8 +199,6 @@ def fields(packages):
 @pytest.fixture
 def apt(tmp_path, monkeypatch):
     """apt(status, index): the real apt of a machine with these packages, and this archive."""
-    if not shutil.which("apt-get"):
-        pytest.skip("asks the real apt")
     for folder in ("lists/partial", "archives/partial", "preferences.d"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "sources").write_text(f"deb [trusted=yes] file:{tmp_path} ./\n")
@@ -244,7 +221,11 @@ def apt(tmp_path, monkeypatch):
     ("status", "offered", "broken"),
     [
         (driver(OLD, "Status: hold ok installed"), NEW, None),
-        (HALF, OLD, f"nvidia-kernel-dkms : Depends: firmware-nvidia-gsp (= {OLD})"),
+        (
+            driver(OLD, "Status: install ok unpacked").partition("\n\n")[2],
+            OLD,
+            f"nvidia-kernel-dkms : Depends: firmware-nvidia-gsp (= {OLD})",
+        ),
     ],
     ids=["held", "broken off"],
 )

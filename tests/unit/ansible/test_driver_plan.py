@@ -1,6 +1,6 @@
 """What is done about a machine's driver, by a table of plans: driver_plans.txt, reviewed as a file.
 
-What is refused: refusals.py.
+What is refused: tests/messages/ansible.py.
 """
 
 from functools import partial

@@ -47,7 +47,7 @@ def test_done_is_when_module_and_nvidia_smi_agree_on_every_card():
     ],
 )  # fmt: skip
 def test_what_only_a_reboot_cures(changes, smi):
-    """And what nothing here cures: refusals.py."""
+    """And what nothing here cures: tests/messages/ansible.py."""
     assert outcome(smi=smi, **changes)["state"] == "reboot"
 
 
@@ -108,10 +108,8 @@ def test_a_transitional_package_is_held_too_since_its_next_version_leads_elsewhe
 
 def test_pins_name_each_version_once():
     text = hold(DEBIAN, "535.261.03")["preferences"]
-    stanzas = text.split("\n\n")
     assert "Package: libnvidia-ml1 nvidia-kernel-dkms\nPin: version 535.261.03-1\n" in text
-    assert len(stanzas) == 2
-    assert all(stanza.count("Pin-Priority: 999") == 1 for stanza in stanzas)
+    assert [stanza.count("Pin-Priority: 999") for stanza in text.split("\n\n")] == [1, 1]
 
 
 def test_unattended_upgrades_are_told_every_held_package_and_modules_to_come():

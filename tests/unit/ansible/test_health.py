@@ -82,14 +82,6 @@ def test_one_folder_of_each_disk_is_looked_at_there_or_not(tmp_path):
     assert found["folder"] == str(tmp_path) and 0 <= found["free"] <= found["size"]
 
 
-def test_a_machine_where_nothing_is_wrong_has_no_finding():
-    assert health.findings(row()) == []
-    assert health.findings(health.absent("pc1")) == []
-    assert row()["gpus"] == [
-        {"name": "NVIDIA GeForce RTX 2080 Ti", "celsius": 35, "watts": 12, "lost": False}
-    ]
-
-
 def test_what_nvidia_smi_prints_for_figures_that_it_has_not():
     cards = row(smi={"done": True, "text": SMI})["gpus"]
     assert [card["celsius"] for card in cards] == [41, 88, None, None]
@@ -98,6 +90,7 @@ def test_what_nvidia_smi_prints_for_figures_that_it_has_not():
     found = health.findings(row(smi={"done": True, "text": SMI}))
     assert [one["fault"] for one in found] == ["gpu_hot", "gpu_failed", "gpu_failed"]
     assert health.findings(row(smi=None)) == []  # no driver: others say so where there is a card
+    assert health.findings(row()) == health.findings(health.absent("pc1")) == []
 
 
 # {fault, or fault and case: what such a machine says}; the sentences: tests/messages/ansible.txt.

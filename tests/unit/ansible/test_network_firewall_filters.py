@@ -49,15 +49,14 @@ def test_bridges_of_containers_and_virtual_machines_are_let_in():
 
 
 def test_a_bridge_that_a_card_is_part_of_leads_to_the_lan():
-    facts = {
-        "interfaces": ["lxdbr0", "eno1", "veth0_a"],
-        "lxdbr0": {"type": "bridge", "interfaces": ["veth0-a", "eno1"]},
-        "eno1": {"type": "ether", "pciid": "0000:02:00.0"},
-        "veth0_a": {"type": "ether"},
-    }
-    assert firewall.container_bridges(facts) == []
-    facts["lxdbr0"]["interfaces"] = ["veth0-a"]
-    assert firewall.container_bridges(facts) == ["lxdbr0"]
+    for ports, bridges in ((["veth0-a", "eno1"], []), (["veth0-a"], ["lxdbr0"])):
+        facts = {
+            "interfaces": ["lxdbr0", "eno1", "veth0_a"],
+            "lxdbr0": {"type": "bridge", "interfaces": ports},
+            "eno1": {"type": "ether", "pciid": "0000:02:00.0"},
+            "veth0_a": {"type": "ether"},
+        }
+        assert firewall.container_bridges(facts) == bridges
 
 
 CARDS = {
@@ -227,7 +226,6 @@ def test_other_addresses_are_addresses(given):
 
 
 def test_a_machine_keeps_the_address_beside_which_it_gets_another():
-    variables = {"inventory_hostname": "a", "ansible_host": "10.0.0.5"}
-    assert firewall.kept_addresses(variables, "10.0.0.8") == "10.0.0.5"
-    variables["other_addresses"] = "10.0.0.8,10.0.0.7"
-    assert firewall.kept_addresses(variables, "10.0.0.8") == "10.0.0.7,10.0.0.5"
+    for others, kept in (("", "10.0.0.5"), ("10.0.0.8,10.0.0.7", "10.0.0.7,10.0.0.5")):
+        own = {"inventory_hostname": "a", "ansible_host": "10.0.0.5", "other_addresses": others}
+        assert firewall.kept_addresses(own, "10.0.0.8") == kept

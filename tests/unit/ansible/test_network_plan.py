@@ -229,19 +229,12 @@ def test_card_facts_hold_ipv4_alone():
     assert facts_of.card_facts(leased, "eth0", "node1")["dynamic"]
 
 
-@pytest.mark.parametrize(
-    ("given", "full"),
-    [("192.168.56.111", "192.168.56.111/24"), ("10.1.2.3/16", "10.1.2.3/16")],
-)
-def test_the_prefix_length_comes_from_the_card_when_it_is_left_out(given, full):
-    assert facts_of.full_address(given, ["192.168.56.20/24"], "node1") == full
-
-
-def test_two_machines_with_one_address_are_named():
-    hostvars = {
-        "a": {"ansible_host": "10.0.0.5", "address": "10.0.0.9/24"},
-        "b": {"ansible_host": "10.0.0.9"},
-    }
+def test_addresses_of_the_inventory():
+    """The prefix length comes from the card where it is left out."""
+    for given, full in (("192.168.56.111", "192.168.56.111/24"), ("10.1.2.3/16", "10.1.2.3/16")):
+        assert facts_of.full_address(given, ["192.168.56.20/24"], "node1") == full
+    one = {"ansible_host": "10.0.0.5", "address": "10.0.0.9/24"}
+    hostvars = {"a": one, "b": {"ansible_host": "10.0.0.9"}}
     conflicts = facts_of.address_conflicts(["a", "b"], hostvars)
     assert conflicts == ["a and b would both have 10.0.0.9."]
 

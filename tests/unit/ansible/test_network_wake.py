@@ -30,14 +30,11 @@ Settings for eno1:
 """
 
 
-def test_what_is_recorded_is_of_the_card_that_the_inventory_names():
-    record = planned.wake_record(machine(), "192.168.56.111", "2222")
-    assert record == {"mac": MAC, "address": "192.168.56.111", "port": 2222}
-
-
 @pytest.mark.parametrize("mac", [None, "", "ff:ff:ff:ff:ff:ff", "3c:7c", MAC + "\n", ["a"]])
 def test_a_machine_that_gives_no_hardware_address_of_its_own_is_refused(mac):
     facts = machine()
+    record = planned.wake_record(facts, "192.168.56.111", "2222")
+    assert record == {"mac": MAC, "address": "192.168.56.111", "port": 2222}
     facts["links"][0]["mac"] = mac
     with pytest.raises(PlanError):
         planned.wake_record(facts, "192.168.56.111", 22)
@@ -63,7 +60,7 @@ UP = ["enabled", "active"]
     ],
 )
 def test_whether_a_machine_will_wake(printed, service, kept, wakes):
-    """How it is said: refusals.py."""
+    """How it is said: tests/messages/ansible.py."""
     assert (planned.wake_verdict(printed, service, kept, RECORD) == "") is wakes
 
 

@@ -46,16 +46,11 @@ def test_what_dhcp_gave_is_kept_by_the_cards_own_answers():
 
 
 def test_without_systemd_resolved_resolv_conf_says_it():
-    text = (
-        "# by dhclient\ndomain lab.example\nsearch lab.example b.example\nnameserver 127.0.0.53\n"
-    )
-    found = preserved_settings.present_way(
-        facts(card_dns="", card_search="", resolv=f"{text}nameserver 192.168.56.1\nnameserver\n")
-    )
+    text = "domain lab.example\nsearch lab.example b.example\nnameserver 127.0.0.53\nnameserver\n"
+    resolv = f"# by dhclient\n{text}nameserver 192.168.56.1\n"
+    found = preserved_settings.present_way(facts(card_dns="", card_search="", resolv=resolv))
     assert (found["dns"], found["search"]) == (["192.168.56.1"], ["lab.example", "b.example"])
-
-
-def test_name_servers_of_another_card_are_not_this_ones():
+    # Name servers of another card are not this one's.
     other = facts(card_dns="Link 2 (eno1):", resolv="nameserver 10.8.0.1\n")
     assert preserved_settings.present_way(other)["dns"] == []
 
@@ -102,7 +97,7 @@ def test_whom_the_machines_own_resolver_asks_is_kept(told):
 
 
 def test_name_servers_that_only_dhcp_knows_are_asked_for_where_it_may_know_them():
-    """What is refused: refusals.py."""
+    """What is refused: tests/messages/ansible.py."""
     alone = facts(**LOCAL)
     named = preserved_settings.completed(alone, {**REPLACE, "dns": ["127.0.1.1"]})
     assert named["dns"] == ["127.0.1.1"]

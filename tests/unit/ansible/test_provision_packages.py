@@ -54,14 +54,13 @@ def test_a_lock_is_told_from_other_failures(who):
     assert locked({"failed": True, **REFUSALS[who]})
 
 
+NO_SPACE = "dpkg: error processing package tzdata: You don't have enough free space"
+UNKNOWN = "E: Unable to locate package nvidia-driver-999"
+
+
 @pytest.mark.parametrize(
     "result",
-    [
-        {},
-        {"msg": None, "changed": True},
-        {"msg": "E: Unable to locate package nvidia-driver-999", "failed": True},
-        {"stderr": "dpkg: error processing package tzdata: You don't have enough free space"},
-    ],
+    [{}, {"msg": None, "changed": True}, {"msg": UNKNOWN, "failed": True}, {"stderr": NO_SPACE}],
 )
 def test_what_is_no_lock_is_not_waited_for(result):
     assert not locked(result)

@@ -153,9 +153,34 @@ def test_fault(case):
         assert fault not in found(facts)
 
 
-@pytest.mark.parametrize("cards", [[], ["1e07"]])
-def test_healthy_machines_have_none(cards):
-    assert found(machine("debian11" if cards else "debian12", cards)) == []
+FRESH = machine(rsync=False, python_venv=False, dead_sources=[DEAD])
+BIONIC = machine("ubuntu1804", ["1e07"], conda=True)
+COLLECTED = {"clock": [400.0, 600.0]}  # the time of collecting counts, not that of judging
+
+
+@pytest.mark.parametrize(
+    ("facts", "question", "faults"),
+    [
+        (machine(), {}, []),
+        (turing(), {}, []),
+        (machine(sudo=False, rsync=False, firewalld=True), {}, ["sudo", "rsync", "firewall"]),
+        # What the bundle brings, and what was needed to make the environment.
+        (FRESH, {}, ["apt_source", "rsync", "venv"]),
+        (FRESH, {"offline": True}, []),
+        (machine(python_venv=False), {"provisioned": True}, []),
+        (machine(*CARD), {"provisioned": True}, []),
+        (BIONIC, {}, ["python"]),
+        (BIONIC, {"ansible_core": "2.16.19"}, []),
+        # Folders of one disk need the sum.
+        (machine(**disks(free=9.4e9)), {}, ["disk_full"]),
+        (machine(**disks(free=9.6e9)), {}, []),
+        (machine(clock=500.0), COLLECTED, []),
+        (machine(clock=391.0), COLLECTED, ["clock"]),
+        (machine(held_since=1000.0 - 89 * 86400), {}, []),
+    ],
+)
+def test_what_is_a_fault_and_what_is_none(facts, question, faults):
+    assert found(facts, **question) == faults
 
 
 def test_packages_that_apt_calls_broken_stop_a_machine_by_one_fault_alone():
@@ -272,12 +297,6 @@ def test_apt_itself_says_which_source_is_dead(tmp_path, monkeypatch):
     server.shutdown()
 
 
-def test_what_the_bundle_brings_is_no_fault_of_a_machine_without_internet():
-    facts = machine(rsync=False, python_venv=False, dead_sources=[DEAD])
-    assert found(facts) == ["apt_source", "rsync", "venv"]
-    assert found(facts, offline=True) == []
-
-
 def test_what_is_said_to_be_installed_by_the_roles_is_in_their_lists():
     """A fresh Ubuntu has no python3-venv, a fresh Debian no rsync."""
     wanted = {}
@@ -306,35 +325,6 @@ def test_a_driver_that_the_role_will_not_refuse_is_no_fault(changes, setting):
     facts, question = ASKED["driver, display"]
     asked = {**QUESTION["driver"], **setting}
     assert "driver" not in found({**facts, **changes}, **question, driver=asked)
-
-
-def test_an_older_python_is_in_order_for_the_older_ansible():
-    old = machine("ubuntu1804", ["1e07"], conda=True)
-    assert found(old) == ["python"]
-    assert found(old, ansible_core="2.16.19") == []
-
-
-def test_what_was_needed_to_make_the_environment_is_not_asked_for_afterwards():
-    assert found(machine(python_venv=False), provisioned=True) == []
-    assert found(machine(*CARD), provisioned=True) == []
-
-
-def test_everything_is_said_at_once():
-    assert found(machine(sudo=False, rsync=False, firewalld=True)) == ["sudo", "rsync", "firewall"]
-
-
-def test_folders_of_one_disk_need_the_sum():
-    assert found(machine(**disks(free=9.4e9))) == ["disk_full"]
-    assert found(machine(**disks(free=9.6e9))) == []
-
-
-def test_the_clock_is_judged_against_the_time_of_collecting_not_of_judging():
-    assert found(machine(clock=500.0), clock=[400.0, 600.0]) == []
-    assert found(machine(clock=391.0), clock=[400.0, 600.0]) == ["clock"]
-
-
-def test_a_kernel_that_is_held_for_a_while_is_no_finding_yet():
-    assert found(machine(held_since=1000.0 - 89 * 86400)) == []
 
 
 def test_one_machine_under_two_names_is_seen():

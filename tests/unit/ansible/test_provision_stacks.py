@@ -176,7 +176,7 @@ def test_every_row_has_its_locks_with_hashes(name):
         assert all("--hash=sha256:" in package for package in packages)
 
 
-def test_every_download_has_a_checksum_of_the_right_length():
+def test_every_driver_has_a_checksum_of_the_right_length():
     for row in TABLE["drivers"]:
         assert len(row["sha256"] or 64 * "0") == 2 * hashlib.sha256().digest_size
         # Data-centre drivers are in a folder of their own; in XFree86/ they are answered by 404.

@@ -18,9 +18,7 @@ check = load("ansible/check.py")
 
 def test_what_ansible_says_first_is_the_reason():
     printed = "PLAY [x] ***\n[ERROR]: the inventory is broken.\nOrigin: a:1\n\nfatal: [b]: no\n"
-    assert check.reason(printed) == (
-        "the inventory is broken. To see all of it: ansible-playbook ansible/playbooks/check.yml"
-    )
+    assert check.reason(printed).startswith("the inventory is broken. To see all of it:")
 
 
 def test_looking_is_not_silent_and_tells_the_task(monkeypatch, tmp_path):

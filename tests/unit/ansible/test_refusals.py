@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.unit.ansible.refusals import REFUSALS
+from tests.messages.ansible import REFUSALS
 
 
 @pytest.mark.parametrize("case", REFUSALS)

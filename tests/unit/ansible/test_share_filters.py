@@ -58,7 +58,7 @@ def mounted(fstype, options="ro,relatime", source="/dev/sdb1"):
 
 
 def test_what_can_be_shared_is_not_refused():
-    """What is refused, and why a share cannot be read: refusals.py."""
+    """What is refused, and why a share cannot be read: tests/messages/ansible.py."""
     assert share.share_refusal("smb", "/media/win", mounted("ntfs3")) == ""
     assert share.share_refusal("nfs", "/data", mounted("ext4")) == ""
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from planning import PlanError
-from tests.unit.ansible.provision_machines import ROOT, TABLE, load, machine, reviewed
+from tests.unit.ansible.provision_machines import ROOT, TABLE, load, machine, reviewed, stand_in
 
 dry = load("ansible/dry_provision.py")
 stacks = dry.stacks
@@ -118,19 +118,11 @@ def test_dry_provision_prints_the_whole_list(path, tmp_path):
     expected = EXPECTED / f"{path.stem}.txt"
     right = f"right? then: make dry-provision FACTS={path.relative_to(ROOT)} > {expected}"
     try:
-        found = dry.rows(dry.read(path), TABLE, tmp_path)
+        printed = dry.text(dry.rows(dry.read(path), TABLE, tmp_path))
     except PlanError as error:
-        assert f"tandem: {error}\n" == expected.read_text(), right
-        return
-    hosts = [entry["facts"]["host"] for entry in json.loads(path.read_text())]
-    for host in hosts:
-        names = {row["what"] for row in found if row["host"] == host}
-        if names == {"release"}:
-            continue
-        assert {"cards", "stack", "driver", "python", "torch", "torchvision", "apex"} <= names
-        assert {"cuda", "cudnn", "nccl"} <= names or "toolkit" in names
-    printed = dry.text(found)
-    assert max(len(line) for line in printed.splitlines()) <= 80
+        printed = f"tandem: {error}"
+    else:
+        assert max(len(line) for line in printed.splitlines()) <= 80
     assert printed + "\n" == expected.read_text(), right
 
 
@@ -153,21 +145,16 @@ def test_a_file_of_facts_that_lacks_one_is_refused_by_its_name(fact, tmp_path, c
         assert said.out and said.err == ""  # this plan did not need it
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["{", "{}", "[1]", '[{"facts": []}]', '[{"facts": {"host": 1}}]', '[{"settings": {}}]', "x"],
-)
+OFF = '[{"facts": {"host": "pc1"}}, {"facts": {"host": "pc2"}}]'  # none answered
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[1]", '[{"facts": []}]', '[{"facts": {"host": 1}}]',
+                                  '[{"settings": {}}]', "x", OFF])  # fmt: skip
 def test_a_file_that_is_no_list_of_facts_is_refused(text, tmp_path, capsys):
     (tmp_path / "odd.json").write_text(text)
-    assert dry.main(["--facts", str(tmp_path / "odd.json")]) == 2
+    assert dry.main(["--facts", str(tmp_path / "odd.json")]) == (1 if text is OFF else 2)
     said = capsys.readouterr().err
-    assert said.startswith("tandem: ") and str(tmp_path / "odd.json") in said and "\n" in said
-
-
-def test_machines_none_of_which_answered_are_named(tmp_path, capsys):
-    (tmp_path / "off.json").write_text('[{"facts": {"host": "pc1"}}, {"facts": {"host": "pc2"}}]')
-    assert dry.main(["--facts", str(tmp_path / "off.json")]) == 1
-    assert "pc1, pc2: no machine answered" in capsys.readouterr().err
+    assert said.startswith("tandem: ") and ("pc1, pc2:" if text is OFF else "odd.json") in said
 
 
 def test_nvcc_of_a_toolkit_is_asked_for_its_version(tmp_path, monkeypatch):
@@ -181,9 +168,7 @@ def test_nvcc_of_a_toolkit_is_asked_for_its_version(tmp_path, monkeypatch):
     ):
         (tmp_path / name / "bin").mkdir(parents=True)
         if script:
-            nvcc = tmp_path / name / "bin/nvcc"
-            nvcc.write_text(f"#!/bin/sh\n{script}\n")
-            nvcc.chmod(0o755)
+            stand_in(tmp_path / name / "bin", nvcc=script)
     (tmp_path / "cuda").symlink_to("cuda-10.2")
     (tmp_path / "cuda-12.6/.tandem").mkdir(parents=True)
     (tmp_path / "cuda-12.6/.tandem/cuda").touch()
