@@ -90,8 +90,8 @@ def test_trials_of_auto_batch_have_no_collectives(tmp_path):
     """One rank tries twice, the others once, and batch normalisation is over all of them."""
     images = make_images(tmp_path / "images", per_class=4)
     more = ["--per_node_batch_size", 8, "--auto_batch", "--sync_bn", "--timeout", 10]
-    ended = run(images, "small_device_late", *more, "--output", tmp_path, nodes=(1, 2))
-    assert ended == [0, 0, 0]
+    codes = run(images, "small_device_late", *more, "--output", tmp_path, nodes=(1, 2))
+    assert codes == [0, 0, 0]
     assert [start["accumulate"] for (start,) in lines(tmp_path, "start")] == [2, 2, 2]
 
 
