@@ -107,7 +107,7 @@ def end(started, number):
         child.join()
 
 
-def saved(output, host="node1"):
+def newest_checkpoint(output, host="node1"):
     """The newest checkpoint of a machine."""
     from tandem.compat import load_tensors
 

@@ -1,7 +1,6 @@
 """What the trainer and `tandem.sync.attach` refuse before a step is made, and which precision a run
 gets."""
 
-import contextlib
 from types import SimpleNamespace
 
 import torch
@@ -53,66 +52,66 @@ class FSDPModule(torch.nn.Module):
     """A stand-in: what torch's fully_shard makes a model's class inherit from."""
 
 
-def said(function):
+def sentence(function):
     try:
         return function()
     except UserError as error:
         return str(error)
 
 
-def level(asked, devices, **settings):
-    return said(lambda: ": ".join(resolve(asked, devices, **settings)))
+def level(name, devices, **settings):
+    return sentence(lambda: ": ".join(resolve(name, devices, **settings)))
 
 
-@contextlib.contextmanager
-def alone():
-    """A process group of one rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def attached():
+def attachments():
     """What `attach` refuses of a model, and what it refuses to load."""
     net = torch.nn.Linear(2, 2)
-    hooked, late = DistributedDataParallel(net), DistributedDataParallel(net)
-    hooked.register_comm_hook(None, lambda _, bucket: None)
+    with_hook, late = DistributedDataParallel(net), DistributedDataParallel(net)
+    with_hook.register_comm_hook(None, lambda _, bucket: None)
     late(torch.ones(1, 2))
     yield "no DDP", lambda: sync.attach(net, "ef:2")
     yield "FSDP", lambda: sync.attach(FSDPModule(), "ef:2")
     yield "no strategy", lambda: sync.attach(DistributedDataParallel(net), "ef:3")
     yield "no steps", lambda: sync.attach(DistributedDataParallel(net), "ef:2", -1)
     yield "it has run", lambda: sync.attach(late, "ef:2")
-    yield "another hook", lambda: sync.attach(hooked, "ef:2")
+    yield "another hook", lambda: sync.attach(with_hook, "ef:2")
     ours = sync.attach(DistributedDataParallel(net), "ef:2")
     yield "no backward", lambda: ours.settle(lambda: None)
     state = ours.state_dict()
     for name, value in {"spec": "ef:4", "nodes": [0, 0], "steps": True}.items():
-        changed = {**state, name: value}
-        yield f"state: {name}", lambda changed=changed: ours.load_state_dict(changed)
+        other = {**state, name: value}
+        yield f"state: {name}", lambda other=other: ours.load_state_dict(other)
     del state["sync"]
     yield "state: nothing left out", lambda: ours.load_state_dict(state)
     yield "no state", lambda: ours.load_state_dict([])
 
 
-def render():
-    made = {f"option: {code}": said(lambda w=w: parse(w.split())) for code, w in OPTIONS.items()}
-    for spec in STRATEGIES:
-        made[f"strategy: {spec}"] = said(lambda spec=spec: strategies.parse(spec))
-    with alone():
-        made.update({f"attach: {code}": said(function) for code, function in attached()})
-    for asked, every in LEVELS.items():
-        for devices in every:
-            names = ", ".join(dict.fromkeys(f"{one.name} of {one.torch}" for one in devices))
-            made[f"precision: {asked} on {names}"] = level(asked, devices)
-    made["precision: that of a run that goes on"] = level("bf16", [TURING], kept=True)
-    made["precision: emulated by an old torch"] = level("bf16", [OLD], emulate=True)
-    begun = [{"step": step, "epoch": 2, "loss": loss, "host": f"node{step}", "rank": step - 6,
-              "tensor": "0.weight"} for step, loss in ((6, None), (7, "NaN"))]  # fmt: skip
+def divergences():
+    trouble = {"epoch": 2, "tensor": "0.weight"}
+    silent = {**trouble, "step": 6, "loss": None, "host": "node6", "rank": 0}
+    first = {**trouble, "step": 7, "loss": "NaN", "host": "node7", "rank": 1}
     options = Options(sync="ef:4", precision="O1", model="own.py:net", lr=0.05)
     world = SimpleNamespace(size=2)
-    made["diverged on one rank"] = sentences(begun, options, world)
-    made["diverged without a loss"] = sentences(begun[:1], Options(clip_grad_norm=1.0), world)
-    return made
+    yield "on one rank", sentences([silent, first], options, world)
+    yield "without a loss", sentences([silent], Options(clip_grad_norm=1.0), world)
+
+
+def render():
+    every = {}
+    for code, words in OPTIONS.items():
+        every[f"option: {code}"] = sentence(lambda words=words: parse(words.split()))
+    for spec in STRATEGIES:
+        every[f"strategy: {spec}"] = sentence(lambda spec=spec: strategies.parse(spec))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        every.update({f"attach: {code}": sentence(function) for code, function in attachments()})
+    finally:
+        dist.destroy_process_group()
+    for name, groups in LEVELS.items():
+        for devices in groups:
+            names = ", ".join(dict.fromkeys(f"{one.name} of {one.torch}" for one in devices))
+            every[f"precision: {name} on {names}"] = level(name, devices)
+    every["precision: that of a run that goes on"] = level("bf16", [TURING], kept=True)
+    every["precision: emulated by an old torch"] = level("bf16", [OLD], emulate=True)
+    every.update({f"diverged {code}": text for code, text in divergences()})
+    return every

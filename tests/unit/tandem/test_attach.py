@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from contract.errors import UserError
 from tandem import sync
-from tests.trainer_ranks import make_images, run_ranks, saved, trainer
+from tests.trainer_ranks import make_images, newest_checkpoint, run_ranks, trainer
 from tests.unit.tandem import loop
 
 SPEC = "ef:1.6"
@@ -29,7 +29,7 @@ def trainers(images, output, nodes, epochs, model, batch, *more, spec=SPEC):
     argv += [] if "--precision" in more else ["--precision", "fp32"]
     argv += ["--evaluate_every", 1000, "--checkpoint_every", 1000]
     assert run_ranks(nodes, trainer, *argv, quiet=True) == [0] * sum(nodes)
-    state = saved(output)
+    state = newest_checkpoint(output)
     return state["step"], {name: value.numpy() for name, value in state["model"].items()}
 
 

@@ -215,12 +215,12 @@ def measured(path, factor):
     def most():
         return int(re.search(r"VmHWM:\s*(\d+)", Path("/proc/self/status").read_text())[1])
 
-    before, said = most(), ""
+    before, reason = most(), ""
     try:
         decode.open_picture(path).pixels(factor)
     except BadImage as error:
-        said = str(error)
-    return said, (most() - before) >> 10
+        reason = str(error)
+    return reason, (most() - before) >> 10
 
 
 SIDEWAYS = b"Exif\0\0II*\0" + struct.pack("<IHHHIII", 8, 1, decode.ORIENTATION, 3, 1, 6, 0)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.trainer_ranks import run_ranks, saved, trainer
+from tests.trainer_ranks import newest_checkpoint, run_ranks, trainer
 
 PER_CLASS = 41
 
@@ -19,7 +19,7 @@ EPOCHS = ("--epochs", 3)
 def trained(images, output, nodes, *argv):
     argv = ["--data", images, "--output", output, *EXACT, *argv]
     assert run_ranks(nodes, trainer, *argv) == [0] * sum(nodes)
-    return saved(output)["model"]
+    return newest_checkpoint(output)["model"]
 
 
 def distance(ours, theirs):
@@ -53,7 +53,7 @@ def test_all_ranks_hold_the_same_parameters_and_buffers(images, tmp_path):
     argv = ["--data", images, "--output", tmp_path, "--epochs", 2, "--ema", 0.9]
     argv += ["--model", "tests.trainer_models:normed", "--per_node_batch_size", 8]
     run_ranks([1, 1, 1], trainer, *argv)
-    first = saved(tmp_path)["model"]
+    first = newest_checkpoint(tmp_path)["model"]
     for host in ("node2", "node3"):
-        other = saved(tmp_path, host)["model"]
+        other = newest_checkpoint(tmp_path, host)["model"]
         assert all(torch.equal(first[key], other[key]) for key in first)

@@ -30,23 +30,16 @@ def test_a_label_follows_from_the_interval(price, label):
     assert price.label == label
 
 
-@pytest.fixture
-def table(monkeypatch):
+def test_a_price_is_of_exactly_these_arguments_and_advice_names_nothing_that_costs(monkeypatch):
     found = {
         "ef:2": {"seeds": 9, "difference": 0.0, "low": -0.2, "high": 0.2, "samples": None},
         "ef:4": {"seeds": 2, "difference": 0.0, "low": -2.0, "high": 2.0, "samples": None},
         "bf16": {"seeds": 9, "difference": -3.0, "low": -4.0, "high": -2.0, "samples": 1.5},
     }
     monkeypatch.setattr(prices, "read", lambda: {"strategies": found})
-
-
-def test_a_price_is_of_exactly_these_arguments(table):
     assert prices.label_of(strategies.parse("ef:2")) == "safe"
     assert prices.label_of(strategies.parse("ef:8")) == "not measured"
     assert prices.label_of(strategies.parse("allreduce")) == "exact"
-
-
-def test_advice_names_nothing_that_was_seen_to_cost_accuracy(table):
     named = [one.spec for one in prices.advised()]
     assert named == ["allreduce", "fp16", "ef:8", "ef:4", "ef:2", "ef:1.6"]
 

@@ -33,10 +33,10 @@ def failing(said):
 
 def test_an_exception_is_said_last_and_the_code_is_1(tmp_path):
     """NCCL's tear-down waits for a collective, or the watchdog ends it with another code."""
-    ended = CONTEXT.Process(target=failing, args=(str(tmp_path / "said"),))
-    ended.start()
-    ended.join()
-    assert ended.exitcode == 1
+    child = CONTEXT.Process(target=failing, args=(str(tmp_path / "said"),))
+    child.start()
+    child.join()
+    assert child.exitcode == 1
     lines = (tmp_path / "said").read_text().splitlines()
     assert lines[-1] == "ValueError: broken on purpose"
 

@@ -11,12 +11,17 @@ import torch
 from contract.errors import UserError
 from contract.options import Options
 from tandem.place import Place
-from tests.trainer_ranks import make_images, run_ranks, said, trainer
+from tests.trainer_ranks import lines, make_images, run_ranks, said, trainer
 from trainer import world
 from trainer.memory import OutOfMemory, is_out_of_memory, one_pass
 from trainer.step import reserved
 
 MODEL = ["--model", "tests.trainer_models:plain", "--workers", 0, "--epochs", 1]
+
+
+def run(images, model, *more, nodes=(1,), function=trainer, **settings):
+    argv = ["--data", images, *MODEL, "--model", f"tests.trainer_models:{model}"]
+    return run_ranks(nodes, function, *argv, *more, **settings)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +59,7 @@ def test_a_sentence_names_its_machine_where_others_have_none(images):
 
 
 def test_unused_parameters_train_when_asked_for(images):
-    argv = ["--data", images, *MODEL, "--model", "tests.trainer_models:unused"]
-    assert run_ranks([1, 1], trainer, *argv, "--find_unused_parameters") == [0, 0]
+    assert run(images, "unused", "--find_unused_parameters", nodes=(1, 1)) == [0, 0]
 
 
 def test_a_missing_process_is_a_sentence_not_a_hang(images):
@@ -68,30 +72,27 @@ def test_a_missing_process_is_a_sentence_not_a_hang(images):
 
 def test_out_of_memory_has_its_own_code_and_a_smaller_micro_batch_goes_on(images, tmp_path):
     """Pitfall 17. The device holds 4 images: 8 do not fit, 2 x 4 do."""
-    argv = ["--data", images, "--model", "tests.trainer_models:small_device", "--workers", 0]
-    argv += ["--epochs", 1, "--output", tmp_path, "--per_node_batch_size", 8]
-    assert run_ranks([1], trainer, *argv) == [76]
+    more = ["--output", tmp_path, "--per_node_batch_size", 8]
+    assert run(images, "small_device", *more) == [76]
     smaller = {"TANDEM_MICRO_BATCH_DIVISOR": 2, "TANDEM_ATTEMPT": 2}
-    assert run_ranks([1], trainer, *argv, env=smaller) == [0]
+    assert run(images, "small_device", *more, env=smaller) == [0]
 
 
 def test_evaluation_computes_on_no_more_images_at_once_than_training(images, tmp_path):
     """Training fitted and evaluation did not, which no smaller micro-batch cured."""
-    argv = ["--data", images, "--model", "tests.trainer_models:small_device_always"]
-    argv += ["--epochs", 1, "--per_node_batch_size", 8, "--accumulate", 2, "--workers", 0]
-    assert run_ranks([1], trainer, *argv, "--output", tmp_path) == [0]
+    more = ["--per_node_batch_size", 8, "--accumulate", 2]
+    assert run(images, "small_device_always", *more, "--output", tmp_path) == [0]
     predict = ["--resume", tmp_path, "--predict", tmp_path / "out.csv"]
-    assert run_ranks([1], trainer, *argv, *predict) == [0]
+    assert run(images, "small_device_always", *more, *predict) == [0]
 
 
 def test_trials_of_auto_batch_have_no_collectives(tmp_path):
     """One rank tries twice, the others once, and batch normalisation is over all of them."""
     images = make_images(tmp_path / "images", per_class=4)
-    argv = ["--data", images, "--model", "tests.trainer_models:small_device_late", "--workers", 0]
-    argv += ["--epochs", 1, "--per_node_batch_size", 8, "--auto_batch", "--sync_bn"]
-    argv += ["--timeout", 10, "--output", tmp_path]
-    assert run_ranks([1, 2], trainer, *argv) == [0, 0, 0]
-    assert '"accumulate": 2' in (tmp_path / "nodes/node2/rank1.steps.jsonl").read_text()
+    more = ["--per_node_batch_size", 8, "--auto_batch", "--sync_bn", "--timeout", 10]
+    codes = run(images, "small_device_late", *more, "--output", tmp_path, nodes=(1, 2))
+    assert codes == [0, 0, 0]
+    assert [start["accumulate"] for (start,) in lines(tmp_path, "start")] == [2, 2, 2]
 
 
 def test_a_trial_leaves_room_for_what_the_optimizer_makes_later(monkeypatch):
@@ -116,9 +117,8 @@ def alive(*argv):
 
 
 def test_a_step_that_is_skipped_leaves_nothing_in_memory(images):
-    argv = ["--data", images, "--model", "tests.trainer_models:watched", "--workers", 0]
-    argv += ["--epochs", 1, "--per_node_batch_size", 8, "--skip_oom"]
-    [(code, found)] = run_ranks([1], alive, *argv)
+    more = ["--per_node_batch_size", 8, "--skip_oom"]
+    [(code, found)] = run(images, "watched", *more, function=alive)
     assert code == 0
     assert len(found) > 2 and not any(found)
 

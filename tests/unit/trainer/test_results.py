@@ -184,14 +184,14 @@ def test_export_refuses_in_one_sentence(trained, capsys, argv, word):
 
 def test_lines_add_up_to_the_loops_time(trained):
     """No category is a remainder: the sum of all lines is the time from start to end."""
-    for told in lines(trained):
-        kinds = [line["kind"] for line in told]
-        assert (kinds[0], kinds[-1], told[-1]["status"]) == ("start", "end", "finished")
-        assert kinds.count("step") == 2 * told[0]["steps_per_epoch"] == 8
+    for of_rank in lines(trained):
+        kinds = [line["kind"] for line in of_rank]
+        assert (kinds[0], kinds[-1], of_rank[-1]["status"]) == ("start", "end", "finished")
+        assert kinds.count("step") == 2 * of_rank[0]["steps_per_epoch"] == 8
         assert kinds.count("evaluate") == 2
-        total = sum(sum(line.get("seconds", {}).values()) for line in told)
-        assert total == pytest.approx(told[-1]["mono"] - told[0]["mono"], abs=1e-3)
-        step = next(line for line in told if line["kind"] == "step")
+        total = sum(sum(line.get("seconds", {}).values()) for line in of_rank)
+        assert total == pytest.approx(of_rank[-1]["mono"] - of_rank[0]["mono"], abs=1e-3)
+        step = next(line for line in of_rank if line["kind"] == "step")
         assert {"data", "forward", "backward", "sync_exposed", "optimizer"} <= set(step["seconds"])
 
 

@@ -7,7 +7,7 @@ import torch
 
 from contract.options import Options
 from tandem.sync import Topology, make
-from tests.trainer_ranks import make_images, run_ranks, saved, trainer
+from tests.trainer_ranks import make_images, newest_checkpoint, run_ranks, trainer
 from tests.unit.trainer.sync_ranks import net
 from trainer.parallel import wrap
 from trainer.world import start
@@ -50,7 +50,7 @@ def train(images, output, nodes, *more):
     """The saved weights, after runs whose ranks' batches make up the same ones of machines."""
     argv = ["--data", images, "--output", output, *ARGV, *more]
     assert run_ranks(list(nodes), trainer, *argv, quiet=True) == [0] * sum(nodes)
-    return saved(output)["model"]
+    return newest_checkpoint(output)["model"]
 
 
 @pytest.mark.parametrize(

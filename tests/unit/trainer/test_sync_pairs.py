@@ -4,7 +4,7 @@ with each strategy at least once, and settings in pairs. (O2 computes on GPUs al
 import pytest
 import torch
 
-from tests.trainer_ranks import lines, run_ranks, saved, trainer
+from tests.trainer_ranks import lines, newest_checkpoint, run_ranks, trainer
 
 PER_CLASS = 14
 
@@ -41,7 +41,7 @@ def test_a_run_ends_with_the_same_finite_weights_on_all_machines(
 ):
     argv = ["--data", images, "--output", tmp_path, "--sync", spec, *ARGV, *more]
     assert run_ranks(nodes, trainer, *argv, quiet=True) == [0] * sum(nodes)
-    ours, theirs = (saved(tmp_path, f"node{host}")["model"] for host in (1, 2))
+    ours, theirs = (newest_checkpoint(tmp_path, f"node{host}")["model"] for host in (1, 2))
     for name, value in ours.items():
         assert bool(torch.isfinite(value.float()).all()), name
         assert "running" in name or torch.equal(value, theirs[name]), name
@@ -52,6 +52,6 @@ def test_the_lines_of_exact_steps_say_so(images, tmp_path, spec, warmup, count):
     argv = ["--data", images, "--output", tmp_path, "--sync", spec, *ARGV, *FP32]
     run_ranks(EVEN, trainer, *argv, "--sync_warmup", warmup, quiet=True)
     for start, *steps in lines(tmp_path):
-        told = [line.get("exact", False) for line in steps if line["kind"] == "step"]
-        assert told == [True] * count + [False] * (len(told) - count)
+        exact = [line.get("exact", False) for line in steps if line["kind"] == "step"]
+        assert exact == [True] * count + [False] * (len(exact) - count)
         assert start["warmup"] == warmup

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from tests.trainer_ranks import run_ranks, saved, trainer
+from tests.trainer_ranks import newest_checkpoint, run_ranks, trainer
 
 PER_CLASS = 15
 
@@ -66,7 +66,7 @@ def test_the_same_ranks_go_on_to_the_bit(images, undisturbed, tmp_path):
     (tmp_path / f"cut/checkpoints/node2/rank{nodes[0]}/step-{second:08d}.pt").unlink()
     done = train(images, tmp_path / "cut", spec, nodes, "--checkpoint_every", 3)
     assert done == [0] * sum(nodes)
-    ours, theirs = saved(tmp_path / "cut")["model"], saved(whole)["model"]
+    ours, theirs = newest_checkpoint(tmp_path / "cut")["model"], newest_checkpoint(whole)["model"]
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert first < second < steps_of(whole)[-1]
 
