@@ -101,7 +101,8 @@ def test_a_controller(tmp_path, figure, count):
             arrived += len(data)
             for frame, _ in readers[rank].feed(data):
                 kept.take(f"node{rank + 1}", frame)
-        kept.write()
+        for node in hosts:
+            kept.write(node.host)
         ruling.look(float(second), kept.sums)
         spool.drain()
         spent += time.process_time() - before
@@ -120,7 +121,8 @@ def test_a_controller(tmp_path, figure, count):
         for rank, guard in enumerate(guards):
             for frame, _ in readers[rank].feed(guard.second()[0]):
                 kept.take(f"node{rank + 1}", frame)
-        kept.write()
+        for node in hosts:
+            kept.write(node.host)
         spool.drain()
         begun = time.process_time()
         lines(follower.look(), True)

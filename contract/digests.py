@@ -31,15 +31,19 @@ TICK = 1e-4  # seconds
 # The first step of a rank, which also warms up, then those of a strategy's warm-up and the others.
 STEPS = ("first", "exact", "steady")
 PHASES = (*STEPS, "beside")  # lines that are no steps: evaluating, saving
+MOST = 1000  # steps in a row of a digest
 EVALUATED = dict.fromkeys(("epoch", "top1", "top5", "loss", "train_loss"), Maybe(float))
 # A rank's row of a digest, without its rank.
 ROW: dict[str, object] = {
     "phase": Maybe(One(STEPS)),
-    **dict.fromkeys(("step", "epoch", "steps", "samples"), Maybe(NATURAL)),
+    **dict.fromkeys(("step", "epoch", "samples"), Maybe(NATURAL)),
+    "steps": Maybe(One(range(1, MOST + 1))),
     **dict.fromkeys(("spent", "beside", "waits"), Maybe([NATURAL])),
     **dict.fromkeys(("loss", "top1"), Maybe(float)),
     "evaluated": Maybe(EVALUATED),
 }
+# What a row has all of, or nothing.
+OF_STEPS = ("phase", "step", "epoch", "steps", "samples", "spent", "waits")
 # How a machine is. `gpus`: index, percent, bytes, degrees Celsius, watts, MHz.
 GPU = Row((NATURAL, *((float, None),) * 5))
 SIZE: dict[str, object] = dict.fromkeys(("cores", "memory"), Maybe(NATURAL))
@@ -120,10 +124,10 @@ class RankSums:
         for name in ("loss", "top1"):
             if row[name] is not None:
                 setattr(self, name, row[name])
-        if row["phase"] is not None and row["steps"]:
-            self.phases[row["phase"]].add(row["steps"], row["spent"] or [])
-            self.samples += row["samples"] or 0
-            self.step, self.epoch = row["step"] or 0, row["epoch"] or 0
+        if row["phase"] is not None:
+            self.phases[row["phase"]].add(row["steps"], row["spent"])
+            self.samples += row["samples"]
+            self.step, self.epoch = row["step"], row["epoch"]
 
     @property
     def steps(self) -> int:
@@ -169,8 +173,8 @@ class Least:
     _open: dict[int, tuple[int, int]] = field(default_factory=dict)  # step: ranks, least ticks
 
     def add(self, row: dict[str, Any]) -> None:
-        phase, steps, waits = row["phase"], row["steps"] or 0, row["waits"]
-        if phase not in self.sums or not waits or not 0 < steps <= WINDOW:
+        phase, steps, waits = row["phase"], row["steps"], row["waits"]
+        if phase not in self.sums or not waits:
             return
         size = -(-steps // len(waits))  # each of the waits is the mean of so many steps
         begin = row["step"] - steps + 1
@@ -223,6 +227,17 @@ class RunSums:
         if seconds <= 0:
             return None
         return self.world * sum(one.samples for one in known) / seconds
+
+
+def checked_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of a digest, of which each fits ROW: one a rank, with all of its steps or none.
+    Raises Invalid."""
+    if len({row["rank"] for row in rows}) < len(rows):
+        raise Invalid("a digest with two rows of a rank")
+    for row in rows:
+        if len({row[name] is None for name in OF_STEPS}) > 1:
+            raise Invalid("a digest with half of what is told of steps")
+    return rows
 
 
 def machine_sums(before: dict[str, float], told: dict[str, Any], passed: float) -> dict[str, float]:

@@ -38,12 +38,14 @@ GONE = {"sync_rule": "no strategy has rounds any more, so leave it out, and use 
 class Optimizer(NamedTuple):
     """`torch`: its class in torch.optim. `arguments`: its own, beside the learning rate and the
     weight decay. `keeps`: the tensors that it keeps of each weight, of the weight's size, by
-    torch's names. `counts`: it also counts the weight's steps, and all is there from the first."""
+    torch's names. `counts`: it also counts the weight's steps, and all is there from the first.
+    `family`: by which contract/prices.py says what a strategy costs."""
 
     torch: str
     arguments: Callable[["Options"], Dict[str, Any]]
     keeps: Callable[["Options"], Tuple[str, ...]]
     counts: bool
+    family: str
 
 
 OPTIMIZERS = {
@@ -52,12 +54,14 @@ OPTIMIZERS = {
         lambda options: {"momentum": options.momentum},
         lambda options: ("momentum_buffer",) * (options.momentum > 0),
         counts=False,
+        family=prices.SGD,
     ),
     "adamw": Optimizer(
         "AdamW",
         lambda options: {"betas": (options.momentum, options.beta2)},
         lambda options: ("exp_avg", "exp_avg_sq"),
         counts=True,
+        family=prices.ADAM,
     ),
 }
 
@@ -263,7 +267,7 @@ class Options:
     sync: str = opt(
         strategies.EXACT,
         f"how ranks sum gradients: {strategies.usages()}. Price in accuracy, as "
-        f"measured on one task: {prices.labels() or 'of none yet'}",
+        f"measured with SGD on one task: {prices.labels() or 'of none yet'}",
         make="SYNC",
         make_help="how ranks sum: allreduce (default), auto, ef:2 ... (docs/slow-networks.md)",
     )
@@ -318,6 +322,11 @@ class Options:
         asked += [name for name, entry in ENTRIES.items() if entry.writes and getattr(self, name)]
         if asked and self.output is None:
             raise UserError(f"--{asked[0]} needs --output DIR.")
+
+    @property
+    def family(self) -> str:
+        """Of its optimizer."""
+        return OPTIMIZERS[self.optimizer].family
 
     @property
     def exact_epochs(self) -> float:

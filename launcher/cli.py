@@ -78,6 +78,8 @@ def _predict(given: argparse.Namespace) -> int:
         more = [
             f"--{name}={value}" for name in ("model", "nodes") if (value := getattr(given, name))
         ]
+        named = Options(data="", trainer=tuple(given.trainer)).asked("--optimizer")
+        more += [f"--optimizer={named}"] if named else []
         return measure.on_paper(words + more)
     own = {
         k: v

@@ -110,6 +110,10 @@ def records(
                 break
             except NotHere as error:
                 problems.append(f"{part.host}: {file.name} was not collected: {error}.")
+            except Unwritable:
+                raise
+            except Exception as error:  # a defect here is that machine's alone
+                problems.append(f"{part.host}: {file.name} was not collected: {error!r:.200}.")
         return problems
 
     with ThreadPoolExecutor(max_workers=8) as pool:
@@ -255,6 +259,10 @@ def best_and_last(
             except NotHere as error:
                 problems.append(f"{host}: {name} was not collected: {error}.")
                 no_room = error if isinstance(error, TooLarge) else no_room
+            except Unwritable:
+                raise
+            except Exception as error:  # a defect here is that machine's alone
+                problems.append(f"{host}: {name} was not collected: {error!r:.200}.")
         if folder / f"checkpoints/{host}/{tips[host][1]}" in paths:
             break
     if no_room is not None and not paths:

@@ -54,7 +54,7 @@ def plan(options: Options, words: list[str], anew: bool) -> int:
     words = [*words, "--model", settings.model]
     if settings.image_size is not None:
         words += ["--image-size", str(settings.image_size)]
-    words += ["--warmup", str(settings.phases.warmup)]
+    words += ["--warmup", str(settings.phases.warmup), "--optimizer", settings.optimizer]
     hosts, problem = machines_of(options)
     count = options.nodes or len(hosts)
     words += ["--nodes", str(count)] if count else []

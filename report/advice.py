@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from contract import prices, strategies
+from contract.options import OPTIMIZERS
 from contract.split import weights_of
 from report import formulas
 from report.bottleneck import Seen, one_is_slower, parts
@@ -161,7 +162,7 @@ def network_advice(step: Step, now: Situation, start: Entry) -> list[Remedy]:
         return []
     found: list[Remedy] = []
     if step.rate and not step.one_machine:
-        found += strategy_advice(step, now)
+        found += strategy_advice(step, now, family_of(step, start))
         for mbit, name in LINKS:
             rate = formulas.goodput(mbit)
             if rate > 1.5 * step.rate:
@@ -201,7 +202,16 @@ def calibrated(step: Step, wait: float) -> float:
     return wait * step.network / said if said else wait
 
 
-def strategy_advice(step: Step, now: Situation) -> list[Remedy]:
+def family_of(step: Step, start: Entry) -> str | None:
+    """Of the run's optimizer; None where a script's own is not known."""
+    if step.own_script:
+        return None
+    options = start.get("options")
+    name = options.get("optimizer") if isinstance(options, dict) else None
+    return OPTIMIZERS[name].family if name in OPTIMIZERS else prices.SGD
+
+
+def strategy_advice(step: Step, now: Situation, family: str | None) -> list[Remedy]:
     """Of the strategies not used, the fastest over a run of as many epochs, its warm-up included,
     or where this one was all warm-up after it."""
     rate, rest = step.rate, step.seconds - step.network
@@ -209,7 +219,7 @@ def strategy_advice(step: Step, now: Situation) -> list[Remedy]:
         return []
     waits = [
         (calibrated(step, waited), strategy)
-        for strategy in prices.advised()
+        for strategy in prices.advised(family or prices.SGD)
         if strategy != step.strategy
         and (waited := step.wait(strategy, step.nodes, rate)) is not None
     ]
@@ -229,7 +239,10 @@ def strategy_advice(step: Step, now: Situation) -> list[Remedy]:
     if step.asked is not None and best.rule.warms:
         how += f" {step.ways.warmed_up}"
         args = ("--sync_warmup", "0")
-    change = f"{how}: {best.rule.text} (accuracy: {prices.label_of(best)})"
+    label = prices.label_of(best, family or prices.SGD)
+    if family is None and best not in prices.advised(prices.ADAM):
+        label += f" with SGD; with Adam {prices.with_adam(best)}"
+    change = f"{how}: {best.rule.text} (accuracy: {label})"
     wait = waiting(seconds - rest)
     return [remedy(now, change, "network", wait, words={"SYNC": best.spec}, args=args)]
 

@@ -18,14 +18,14 @@ from report.measure import Step, measure_step, own_speeds
 from report.network import network_use
 from report.predict import Basis
 from report.progress import learning_curve
-from report.published_speeds import BATCH, images_per_second, paper_step
+from report.published_speeds import BATCH, images_per_second, level_of, paper_step
 from report.records import RankRecord, Run, read_run
 from tools import verbs
 
 
 def on_paper(gpu: str, model: str, precision: str | None) -> Basis:
     """A machine that nobody measured. Raises UserError where nothing says how fast it is."""
-    level = "fp32" if precision in (None, "auto") else str(precision)
+    level = level_of(gpu) if precision in (None, "auto") else str(precision)
     speed, source = images_per_second(gpu, model, level)
     step = paper_step(gpu, model, level)
     about = (f"One {gpu} on paper: {speed:.0f} images/s, {source}.",)

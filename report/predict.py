@@ -57,7 +57,9 @@ class Basis:
 class Row:
     """One prediction. `bytes_sent` per node and step, `step_seconds` and `images_per_second` are of
     the steps after the warm-up; `run_images_per_second` and `run_seconds` of a whole run, with
-    what it evaluates (None where an epoch's images are not known)."""
+    what it evaluates (None where an epoch's images are not known). `label`: the strategy's with the
+    run's optimizer; `samples`: how many times the images it takes to all-reduce's accuracy: 1 where
+    nothing else is known, None where no run was seen to reach it."""
 
     nodes: int
     sync: str
@@ -66,10 +68,17 @@ class Row:
     images_per_second: float
     run_images_per_second: float
     run_seconds: float | None
+    label: str
+    samples: float | None = 1.0
 
 
 def predict(
-    basis: Basis, nodes: int, rate: Callable[[int], float], asked: Strategy, phases: Phases
+    basis: Basis,
+    nodes: int,
+    rate: Callable[[int], float],
+    asked: Strategy,
+    phases: Phases,
+    family: str = prices.SGD,
 ) -> list[Row]:
     """A Row for each number of nodes up to `nodes` and each usual strategy and the one asked for;
     one node needs no strategy. A strategy whose bytes do not follow from the basis has no row.
@@ -79,16 +88,17 @@ def predict(
     formulas.sync_wait; waiting for slower peers is not predicted.
     """
     compared = list(dict.fromkeys([*strategies.usual(), asked]))
-    rows = [predict_row(basis, 1, compared[0], 1.0, phases)]
+    rows = [predict_row(basis, 1, compared[0], 1.0, phases, family)]
     for n in range(2, nodes + 1):
-        rows += [predict_row(basis, n, strategy, rate(n), phases) for strategy in compared]
+        rows += [predict_row(basis, n, strategy, rate(n), phases, family) for strategy in compared]
     return [row for row in rows if row is not None]
 
 
 def predict_row(
-    basis: Basis, nodes: int, strategy: Strategy, rate: float, phases: Phases
+    basis: Basis, nodes: int, strategy: Strategy, rate: float, phases: Phases, family: str
 ) -> Row | None:
-    """One prediction; None where it is not known how much the strategy sends."""
+    """One prediction; None where it is not known how much the strategy sends. `family`: of the
+    optimizer."""
     step = basis.step_of(nodes)
     waited = step.wait(strategy, nodes, rate)
     exact = step.wait(strategies.parse(EXACT), nodes, rate)
@@ -101,26 +111,31 @@ def predict_row(
     if basis.train_images:
         evaluated = basis.evaluate_seconds * step.nodes / nodes
         run = phases.epochs * (basis.train_images / over_run + evaluated)
-    return Row(nodes, strategy.spec, sent, spent, images / spent, over_run, run)
+    # One machine sums nothing.
+    label = prices.label_of(strategy, family) if nodes > 1 else "exact"
+    samples: float | None = None if label == "experimental" else 1.0
+    if label == "costs samples":
+        samples = prices.price_of(strategy).samples
+    figures = nodes, strategy.spec, sent, spent, images / spent, over_run, run
+    return Row(*figures, label=label, samples=samples)
 
 
 def fastest(rows: list[Row]) -> Row:
-    """The fastest row over a whole run; among equals, the one with fewer machines."""
-    return max(rows, key=lambda row: (row.run_images_per_second, -row.nodes))
+    """The row that has all-reduce's accuracy first, by what is known of it; among equals, the one
+    with fewer machines."""
+    reached = [row for row in rows if row.samples]
+    return max(
+        reached, key=lambda row: (row.run_images_per_second / (row.samples or 1), -row.nodes)
+    )
 
 
 def best(rows: list[Row]) -> Row:
     """The fastest of those that cost no accuracy: exact ones, and those measured as safe."""
-    return fastest([row for row in rows if label_in(row) in HARMLESS])
+    return fastest([row for row in rows if row.label in HARMLESS])
 
 
 def best_exact(rows: list[Row]) -> Row:
-    return fastest([row for row in rows if label_in(row) == "exact"])
-
-
-def label_in(row: Row) -> str:
-    """The label of the strategy's price in accuracy; one machine sums nothing."""
-    return prices.label_of(strategies.parse(row.sync)) if row.nodes > 1 else "exact"
+    return fastest([row for row in rows if row.label == "exact"])
 
 
 def worth_showing(rows: list[Row], asked: Strategy) -> list[Row]:
@@ -157,16 +172,15 @@ def conclusion(rows: list[Row]) -> str:
         sentence += f"Best (*): {_what(winner, rows)}. Best exact (=): "
         sentence += f"{_what(best_exact(rows), rows)}. "
     first = fastest(rows)
-    if label_in(first) not in HARMLESS:
+    if first.label not in HARMLESS:
         sentence += f"Fastest (+): {_what(first, rows)}, whose accuracy is {_known(first)}. "
     return sentence + "What a strategy costs in accuracy: docs/slow-networks.md."
 
 
 def _known(row: Row) -> str:
-    label, samples = label_in(row), prices.price_of(strategies.parse(row.sync)).samples
-    if label == "costs samples" and samples:
-        return f"all-reduce's after {samples:.2f} times as many images"
-    return label if label == "not measured" else f"labelled {label}"
+    if row.label == "costs samples":
+        return f"all-reduce's after {row.samples:.2f} times as many images, in as much more time"
+    return row.label if row.label == "not measured" else f"labelled {row.label}"
 
 
 def _what(row: Row, rows: list[Row]) -> str:

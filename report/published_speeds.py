@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from contract import strategies
+from contract import levels, strategies
 from contract.errors import UserError
+from contract.levels import Device
 from contract.strategies import Payload
 from report.measure import Step
 
@@ -22,7 +23,7 @@ SPECIFICATIONS = "NVIDIA's specifications"
 
 class Card(NamedTuple):
     """Bandwidth of its memory in GB/s and fp32 arithmetic in Tflop/s, from NVIDIA's specifications;
-    images/s in fp32 and in 16 bits where they were published. Cards before Turing gain little from
+    images/s in fp32 and in 16 bits where they were published. Cards before Volta gain little from
     16 bits, so no figure is estimated for them there."""
 
     gigabytes: float
@@ -73,7 +74,8 @@ CARDS = {
     "5080": Card(960, 56.3),
     "5090": Card(1792, 104.8),
 }
-TURING = tuple(CARDS).index("2060")
+# The first card of each generation, and its compute capability.
+GENERATIONS = {"1070": 61, "titanv": 70, "2060": 75, "3060": 86}
 # An estimate's seconds an image are a part of memory, 1 / GB/s, and a part of arithmetic,
 # 1 / Tflop/s: the least squares of relative errors over the cards of PYTORCH's tables that are no
 # data-centre cards. Each of these, left out, is estimated within 11 % (fp32), and but for the 3080
@@ -106,6 +108,19 @@ def card_of(gpu: str) -> tuple[str, Card]:
     return name, CARDS[name]
 
 
+def level_of(gpu: str) -> str:
+    """The precision that `make train` takes by itself on such cards, with a torch of today. Raises
+    UserError."""
+    name, _ = card_of(gpu)
+    return levels.best_level([Device(gpu, "cuda", name, generation(name))]).name
+
+
+def generation(name: str) -> int:
+    """The compute capability of a card of CARDS, or of its generation's first."""
+    places = list(CARDS)
+    return max(sm for at, sm in GENERATIONS.items() if places.index(at) <= places.index(name))
+
+
 def images_per_second(gpu: str, model: str, precision: str) -> tuple[float, str]:
     """Of one such card, and where that comes from. Raises UserError where nothing says it."""
     name, card = card_of(gpu)
@@ -119,7 +134,7 @@ def images_per_second(gpu: str, model: str, precision: str) -> tuple[float, str]
     if published is not None:
         # Each figure in 16 bits is PYTORCH's.
         speed, told = published, f"published at {PYTORCH if half else card.source}"
-    elif half and tuple(CARDS).index(name) < TURING:
+    elif half and generation(name) < levels.VOLTA:
         raise UserError(f"--gpu {gpu}: no speed in 16 bits is known: leave PRECISION out.")
     else:
         memory, arithmetic = COSTS[bits]

@@ -1,5 +1,6 @@
 """Several ranks of the trainer on this machine, forked from a server (tests/trainer_preload.py)."""
 
+import json
 import multiprocessing
 import os
 import socket
@@ -79,6 +80,20 @@ def steps_done(output):
     return sum(path.read_text().count('"kind": "step"') for path in lines)
 
 
+def lines(output, kind=""):
+    """By rank: its lines, or those of a kind."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    found = []
+    for path in sorted(output.glob("nodes/*/rank*.steps.jsonl")):
+        every = [json.loads(one, parse_constant=refuse) for one in path.read_text().splitlines()]
+        found.append([line for line in every if kind in ("", line["kind"])])
+    assert found
+    return found
+
+
 def wait_for_steps(output, count, started):
     while steps_done(output) < count and all(child.is_alive() for child, _ in started):
         time.sleep(0.002)
@@ -90,6 +105,14 @@ def end(started, number):
             os.kill(child.pid, number)
     for child, _ in started:
         child.join()
+
+
+def newest_checkpoint(output, host="node1"):
+    """The newest checkpoint of a machine."""
+    from tandem.compat import load_tensors
+
+    with sorted((output / "checkpoints" / host).glob("step-*.pt"))[-1].open("rb") as file:
+        return load_tensors(file)
 
 
 def trainer(*argv):

@@ -27,13 +27,18 @@ from typing import IO
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = ".venv/bin/python"
+OTHER_CORE = ".venv-core2.16"
 KEPT = ROOT / ".tandem/test-all"
 CI = os.environ.get("CI") == "true"
 # Two cores: beside a third process, since some tests wait for guards or ranks.
 BUSY = f"--numprocesses={(os.cpu_count() or 1) + 1}"
-# Files of the lab that need no environment of their own: they go beside the CUDA 10.2 stack, which
-# takes a disk of its own.
-BESIDE_LEGACY = ("site_check", "site_driver_short", "site_firewall", "site_network", "site_trust")
+# Where the disk has less room, the lab's files go in two calls: beside the CUDA 10.2 stack, whose
+# environment takes several GB, those that need none of their own.
+ROOMY = 40 << 30  # bytes
+BESIDE_LEGACY = (
+    *("site_check", "site_driver_short", "site_firewall", "site_network", "site_trust"),
+    *("chaos", "control", "guard_watched", "lab_faults", "lab_machines"),
+)
 # What `make test` needs of Debian, by a command of each package (tools/test-packages.txt).
 COMMANDS = {"ssh": "openssh-client", "rsync": "rsync", "iostat": "sysstat", "chromium": "chromium"}
 
@@ -97,16 +102,21 @@ def ring_lab(only: str) -> list[Part]:
         return [*parts, pytest(only, *long, *paths(only, "lab"))]
     legacy = "tests/lab/test_legacy.py"
     beside = [f"tests/lab/test_{name}.py" for name in BESIDE_LEGACY]
+    # They mostly wait for machines, so three processes share them, the longest first;
+    # tests/lab/conftest.py says which files go together.
+    three, order = (*long, "--numprocesses=3"), "--no-loadscope-reorder"
+    first = ["tests/lab/test_site.py", legacy, *beside]
+    ansibles = Part("both Ansibles", ("tools/cores.sh",), spares=("runs", ".tandem", OTHER_CORE))
+    if shutil.disk_usage(ROOT).free >= ROOMY:
+        others = [name for name in files("tests/lab") if name not in first]
+        return [*parts, ansibles, pytest("the lab", *three, order, *first, *others)]
     rest = [f"--ignore={name}" for name in (legacy, *beside)]
     last = ("runs", ".tandem", "bundle/wheels/cu102-*", "/var/cache/tandem-lab/envs/bullseye")
-    # They mostly wait for machines, so two processes share them; tests/lab/conftest.py says which
-    # files go together.
-    two, order = (*long, "--numprocesses=2"), "--no-loadscope-reorder"
     return [
         *parts,
-        Part("both Ansibles", ("tools/cores.sh",), spares=("runs", ".tandem", ".venv-core2.16")),
-        pytest("the lab with the CUDA 10.2 stack", *two, order, legacy, *beside, spares=last),
-        pytest("the lab", *two, *rest, "tests/lab"),
+        ansibles,
+        pytest("the lab with the CUDA 10.2 stack", *three, order, legacy, *beside, spares=last),
+        pytest("the lab", *three, *rest, "tests/lab"),
     ]
 
 
@@ -118,8 +128,7 @@ def ring_all(only: str) -> list[Part]:
     hour = ("-o", "faulthandler_timeout=3600")
     long = collected("-m", "long", "tests/unit", "tests/train", "tests/lab")
     parts = [pytest(file, "-m", "long", *hour, file) for file in long]
-    figures = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "bench").glob("test_*.py"))
-    parts += [pytest(file, *hour, file) for file in figures]
+    parts += [pytest(file, *hour, file) for file in files("bench")]
     ours, forty = {"PYTHON": PYTHON}, {"TANDEM_CHAOS_TRIALS": "40"}
     parts += [
         pytest("40 faults", *hour, "tests/lab/test_chaos.py", env=forty),
@@ -153,6 +162,11 @@ def paths(only: str, room: str = "unit") -> list[str]:
             )
         found.append(exists[0])
     return found
+
+
+def files(folder: str) -> list[str]:
+    """The files of tests in a folder."""
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).glob("test_*.py"))
 
 
 def collected(*words: str) -> list[str]:

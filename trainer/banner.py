@@ -67,7 +67,7 @@ def sentences(job: Job, cost: Cost) -> str:
         strategy = parse(carried_out(options.sync, world.nodes))
         steps = options.epochs * job.steps_per_epoch
         warm_up = options.phases.all_warm_up(strategy)
-        for told in [warm_up, *prices.caveats(strategy, options.optimizer, steps)]:
+        for told in [warm_up, *prices.caveats(strategy, options.family, steps)]:
             parts += f"\n{told}" if told else ""
     saved = "" if options.output else "; nothing is saved: no --output"
     return (

@@ -58,10 +58,26 @@ def runs(lines: list[dict]) -> Runs:
         if line["task"] == study.TASK and line["lr"] in ends and line["seed"] < FIRST_TRIAL:
             key = sync + ends[line["lr"]], line["epochs"]
             found.setdefault(key, {})[line["seed"]] = 100 * line["top1"]
+    return with_same(found)
+
+
+def with_same(found: Runs) -> Runs:
+    """And of those that are equal to the bit."""
     for name, other in SAME.items():
         lengths = {epochs: told for (sync, epochs), told in found.items() if sync == other}
         found.update({(name, epochs): told for epochs, told in lengths.items()})
     return found
+
+
+def on_fonts(lines: list[dict]) -> dict[str, dict]:
+    """Prices on the second task, by runs of the usual length at its own rate."""
+    lr, found = study.best_rate(study.results(lines), study.FONTS, "sgd"), {}
+    same = {"task": study.FONTS, "lr": lr, "epochs": study.EPOCHS, "warmup": study.WARMUP}
+    for line in lines:
+        if usual_ways(line) and all(line.get(name) == value for name, value in same.items()):
+            key = line["sync"], study.EPOCHS
+            found.setdefault(key, {})[line["seed"]] = 100 * line["top1"]
+    return {spec: price(found, spec) for spec in measured(with_same(found))}
 
 
 def usual_ways(line: dict) -> bool:
@@ -335,7 +351,7 @@ def chart(told: dict) -> str:
 
 def main() -> None:
     found = runs(study.known())
-    told = document(found)
+    told = {**document(found), "fonts": on_fonts(study.known())}
     PRICES.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     page = put(PAGE.read_text(encoding="utf-8"), "accuracy", accuracy_table(told, found))
     PAGE.write_text(put(page, "time", time_table(found)), encoding="utf-8")

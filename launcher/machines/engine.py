@@ -49,8 +49,9 @@ class Process(Protocol):
 
     def close_stdin(self) -> None: ...
 
-    def wait(self) -> int:
-        """The exit status, -1 when the connection broke; call it after read() returned b""."""
+    def wait(self, seconds: float | None = None) -> int:
+        """The exit status, -1 when the connection broke, or none came in time; call it after
+        read() returned b""."""
 
     def stderr(self) -> str:
         """The end of its stderr, once it has ended."""

@@ -74,6 +74,7 @@ def _path(name: str) -> Path:
 
 FIRST_PORT = 29500
 PORTS = 32
+NO_STATUS = -1  # what paramiko has where the connection ended before the command
 SECONDS = 30.0
 INTERFACE = Match(r"[^\s/]{1,15}")
 ROUTE = {"interface": (INTERFACE, None), "source": (str, None), "error": (str, None)}
@@ -211,6 +212,8 @@ def _ask(node: Node, task: dict[str, Any]) -> Facts | str:
         return Facts(host=host.name, asked_unix=asked, answered_unix=time.time(), **found)
     if status in (126, 127):
         return no_python(host, said)
+    if status == NO_STATUS:
+        return f"{host.label()}: the connection broke while asking it."
     if status is None:
         return (
             f"{host.label()}: gave no answer within {SECONDS:.0f} s: is its disk or its data "

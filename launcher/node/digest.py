@@ -23,8 +23,10 @@ HEAD = 80  # of them for type, seq and mono
 WAITS = (
     40  # waits of single steps in a digest, where there is room; of more steps, of several together
 )
+STEPS = 1000  # of a rank in a digest; the others wait for the next
 CHUNK = 1 << 18  # bytes of a file that are read at once: more than a thousand steps
 LINE = 1 << 16  # bytes; a longer line is left out
+LEVELS = 16  # of lists and mappings within each other in a start line
 EVALUATED = ("epoch", "top1", "top5", "loss", "train_loss")
 
 
@@ -114,7 +116,8 @@ class RankDigest:
         if line.get("attempt") != self.attempt:
             return True
         if kind == "start":
-            self.begun = json.dumps(line).encode()
+            if shallow(line):
+                self.begun = json.dumps(line).encode()
             return True
         seconds = seconds if isinstance(seconds, dict) else {}
         if kind == "step":
@@ -128,7 +131,7 @@ class RankDigest:
     def add_step(self, line, seconds):
         exact = "exact" if line.get("exact") is True else "steady"
         phase = exact if self.seen else "first"
-        if self.phase not in (None, phase):
+        if self.phase not in (None, phase) or len(self.waits) == STEPS:
             return False
         step, epoch, samples = (line.get(name) for name in ("step", "epoch", "samples"))
         if not all(type(one) is int and 0 <= one < 1 << 48 for one in (step, epoch, samples)):
@@ -176,6 +179,14 @@ def parse(line):
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def shallow(value, levels=LEVELS):
+    """Whether no more levels lie in a value; a deep one can be read, but not be written again."""
+    if not isinstance(value, (list, dict)):
+        return True
+    parts = value.values() if isinstance(value, dict) else value
+    return levels > 0 and all(shallow(part, levels - 1) for part in parts)
 
 
 class Digest:

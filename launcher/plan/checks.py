@@ -243,7 +243,8 @@ def decide_sync(
         PRECISION=settings.precision,
         ARGS=f"--image_size {size}" if size else None,
     )
-    choice = predictions.choose_sync(found.speeds if found else {}, nodes, measure)
+    speeds = found.speeds if found else {}
+    choice = predictions.choose_sync(speeds, nodes, measure, settings.family)
     terminal.say(f"sync {choice.sync}: {choice.why}")
     return replace(settings, sync=choice.sync), choice.why
 

@@ -94,8 +94,8 @@ def slower_than_one(settings: TrainerOptions, hosts: list[Host]) -> str | None:
     alone, together = found.speed(sync, 1), found.speed(sync, nodes)
     if alone is None or together is None or together >= alone:
         return None
-    advised = [(found.speed(one.spec, nodes) or 0.0, one.spec) for one in prices.advised()]
-    speed, better = max(advised)
+    advised = prices.advised(settings.family)
+    speed, better = max((found.speed(one.spec, nodes) or 0.0, one.spec) for one in advised)
     remedy = f"SYNC={better} would give {speed:.0f}" if speed > alone else "train on one machine"
     return (
         f"by make plan {nodes} machines with SYNC={sync} are slower than one alone, "
@@ -103,20 +103,26 @@ def slower_than_one(settings: TrainerOptions, hosts: list[Host]) -> str | None:
     )
 
 
-def choose_sync(speeds: dict[tuple[str, int], float], nodes: int, measure: str) -> Choice:
+def choose_sync(
+    speeds: dict[tuple[str, int], float], nodes: int, measure: str, family: str = prices.SGD
+) -> Choice:
     """Chooses by the images/s of each (strategy, number of machines); `speeds` is empty where
-    nothing is known, and the command `measure` then helps."""
+    nothing is known, and the command `measure` then helps. `family`: of the optimizer."""
     exact, alone = strategies.EXACT, nodes == 1
     if alone or (exact, nodes) not in speeds:
         unknown = f"exact, for make plan knows no such run yet: `{measure}` before it measures one"
         why = "one machine waits for no other" if alone else unknown
         return Choice(exact, why)
-    labels = {spec: prices.label_of(strategies.parse(spec)) for spec, n in speeds if n == nodes}
-    safe = [(speeds[spec, nodes], spec) for spec, label in labels.items() if label == "safe"]
-    speed, best = max([*safe, (speeds[exact, nodes], exact)])
+    known = [strategies.parse(spec) for spec, count in speeds if count == nodes]
+    safe = [one.spec for one in known if prices.label_of(one, family) == "safe"]
+    speed, best = max((speeds[spec, nodes], spec) for spec in [*safe, exact])
     if best == exact:
-        return Choice(exact, "no strategy that was measured as safe is faster, by make plan")
+        with_it = " with Adam" if family == prices.ADAM else ""
+        return Choice(
+            exact, f"no strategy that was measured as safe{with_it} is faster, by make plan"
+        )
     figures = f"{speed:.0f} images/s by make plan, {speeds[exact, nodes]:.0f} with {exact}"
     if speed <= NEARLY * speeds[exact, nodes]:
         return Choice(exact, f"{best} would give little more: {figures}")
-    return Choice(best, f"{figures}; safe for accuracy where it was measured")
+    also = prices.elsewhere(strategies.parse(best))
+    return Choice(best, f"{figures}; safe for accuracy on one task{also and f', {also}'}")

@@ -17,6 +17,7 @@ from contract.validate import Invalid
 from contract.waits import WORDS, MeanStep, largest_wait, mean_step
 from launcher.background import Spool
 from launcher.folders import write_whole
+from launcher.node.digest import shallow
 from launcher.plan.plan import Plan
 
 # Lines of a file: beyond the first number the newest stay, and the others are thinned evenly.
@@ -110,14 +111,16 @@ class Digests:
         checked = validate.check(line, START, "start line")
         if checked["attempt"] != self.sums.attempt:
             raise Invalid(f"a start line of attempt {checked['attempt']}")
+        if not shallow(line):
+            raise Invalid("a start line of lists in lists in lists")
         size = {name: frame[name] for name in digests.SIZE}
         head = {"attempt": self.sums.attempt, "rank": frame["rank"], "unix": time.time()}
         self._machines[host].file.add({**head, "start": line, "machine": size})
 
     def take(self, host: str, frame: dict[str, Any]) -> None:
-        """A digest: sums are made of each, however many come."""
+        """A digest: sums are made of each, however many come. Raises Invalid."""
         machine = self._machines[host]
-        for row in frame["ranks"]:
+        for row in digests.checked_rows(frame["ranks"]):
             machine.ranks.add(row["rank"])
             self.sums.ranks.setdefault(row["rank"], RankSums()).add(row)
             self._least.add(row)
@@ -136,14 +139,14 @@ class Digests:
         """Bytes that may still be written on a machine, as its guard's beat says."""
         self._machines[host].disk_free = disk
 
-    def write(self) -> None:
-        """Keep what is new, a line a machine: to be called once a second, however many digests a
-        machine sends."""
-        for machine in self._machines.values():
-            if machine.changed:
-                machine.changed = False
-                machine.file.add(self._line(machine))
-                machine.evaluated = []
+    def write(self, host: str) -> None:
+        """Keep what is new of a machine in a line: to be called once a second, however many digests
+        it sends."""
+        machine = self._machines[host]
+        if machine.changed:
+            machine.changed = False
+            machine.file.add(self._line(machine))
+            machine.evaluated = []
 
     def _line(self, machine: Machine) -> dict[str, Any]:
         ranks = {str(rank): self.sums.ranks[rank].document() for rank in sorted(machine.ranks)}
@@ -183,16 +186,17 @@ class Ruling:
             self._looks.popleft()
         if self._looks and self._enough(now, sums, *self._looks[0]):
             self._judge(sums)
-        self._looks.append((now, sums.copy()))
+        # A look before all ranks are there is never enough, and would keep its place for an hour.
+        if len(sums.ranks) == sums.world:
+            self._looks.append((now, sums.copy()))
 
     def _judge(self, sums: RunSums) -> None:
         """Say what rules since the oldest look, if both halves of that time agree."""
         begin, middle = self._looks[0][1], self._looks[len(self._looks) // 2][1]
         parts = (sums.since(begin), middle.since(begin), sums.since(middle))
         steps = [step for step in map(mean_step, parts) if step is not None]
-        kinds = {largest_wait(step.fractions) for step in steps}
-        kind = kinds.pop()
-        if len(steps) < len(parts) or kinds or kind is None or kind in self._said:
+        kind, *others = {largest_wait(step.fractions) for step in steps} or {None}
+        if len(steps) < len(parts) or others or kind is None or kind in self._said:
             return
         shares = [step.fractions[kind] for step in steps]
         if max(shares) - min(shares) <= STEADY * shares[0]:

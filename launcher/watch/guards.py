@@ -149,6 +149,7 @@ class Guarded:
         self.frames = Frames(node.ranks, run)
         self.heard = now
         self.exit: dict[str, Any] | None = None
+        self.behind = False  # it sent frames that were not taken yet
         self.ended = False  # its stream has ended, or it was given up
         self.gone = False
         self._pending = bytearray()

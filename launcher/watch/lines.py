@@ -198,7 +198,10 @@ class RunLogs:
 
     def close(self) -> None:
         """Close all logs. Returns when the disk has taken everything."""
-        for log in self._logs.values():
-            log.close()
+        for (host, _), log in self._logs.items():
+            try:
+                log.close()
+            except Exception as error:
+                self.terminal.say(f"{host}: its last lines ended in an error here: {error!r:.200}")
         self.terminal.spool.drain()
         self.terminal.bar("")

@@ -3,10 +3,15 @@ through, and whether this process itself could not run."""
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import selectors
+import socket
 import time
+import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from contract.validate import Invalid
@@ -29,6 +34,9 @@ STOP_GRACE = 20
 EXITS_WITHIN = 10.0
 # The event loop turns at least once a second; under load it is late by less than this.
 LONGEST_TURN = 5.0
+# How long frames of one machine are taken in a turn; the rest of them waits for the next.
+SLICE = 0.1
+STATUS_WITHIN = 1.0  # how long a guard that has closed its stream may take to end
 
 
 class Stage(enum.Enum):
@@ -83,6 +91,13 @@ class Pauses:
         return pause
 
 
+def place_of(error: Exception) -> str:
+    """An error of Tandem's own in a line: what a machine sent may be part of its text."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__}: {str(error)[:200]}"
+    return f"{what} ({Path(last.filename).name}:{last.lineno})"
+
+
 @dataclass
 class Outcome:
     """How an attempt ended."""
@@ -117,7 +132,7 @@ class Watch:
         self._begin = self._end = now
         self._guards = {n.host: Guarded(n, processes[n.host], now, plan.run) for n in plan.nodes}
         self._digests = Digests(plan, logs.folder, logs.terminal.spool)
-        self._ruling = Ruling(self._say)
+        self._ruling: Ruling | None = Ruling(self._say)
         self._pauses = Pauses()
         self._failures: list[Failure] = []
         self._stage, self._since = Stage.RUNNING, now
@@ -130,18 +145,17 @@ class Watch:
         with selectors.DefaultSelector() as selector, wakeup() as wake:
             selector.register(wake, selectors.EVENT_READ)
             for guard in self._guards.values():
-                selector.register(guard.process, selectors.EVENT_READ, guard)
-                guard.send(task(self._plan, guard.node))
+                with self._border(guard, selector):
+                    selector.register(guard.process, selectors.EVENT_READ, guard)
+                    guard.send(task(self._plan, guard.node))
             renew_at = time.monotonic() + RENEW_EVERY
             while self._active():
-                timeout = max(0.0, renew_at - time.monotonic())
-                for key, _ in selector.select(min(timeout, self._until_deadline())):
-                    if key.data is None:
-                        wake.recv(4096)
-                    elif self._read(key.data):
-                        selector.unregister(key.fd)
-                        # Only now: a channel that is closed has another descriptor, or none.
-                        key.data.process.close()
+                asked = self._stopper.asked
+                for guard in self._ready(selector, wake, renew_at):
+                    with self._border(guard, selector):
+                        self._read(guard)
+                    if self._stopper.asked > asked:
+                        break  # what the others sent is still there in the next turn
                 now = time.monotonic()
                 # After `now`, by which silence is judged: an earlier pause is known by then, and
                 # one that begins here counts against nobody.
@@ -149,18 +163,66 @@ class Watch:
                 if now >= renew_at:
                     renew_at = now + RENEW_EVERY
                     self._logs.report_disk()
-                    self._digests.write()
-                    self._ruling.look(now, self._digests.sums)
+                    self._write_digests(selector)
+                    self._look(now)
                     if self._owners and self._stage is Stage.RUNNING:
                         self._regroup = self._owners.regroup()
                     if self._notice:
                         begun, size = len(self._begun), self._plan.world_size
                         self._notice.update(f"{begun} of {size} processes run")
                     for guard in self._active():
-                        guard.renew()
+                        with self._border(guard, selector):
+                            guard.renew()
                 self._decide(now, selector)
-            self._digests.write()
+            self._write_digests(selector)
         return self._outcome()
+
+    @contextlib.contextmanager
+    def _border(self, guard: Guarded, selector: selectors.BaseSelector) -> Iterator[None]:
+        """Around whatever is done with one machine and its data: what goes wrong there, a defect of
+        ours included, is that machine's failure."""
+        try:
+            yield
+        except Invalid as error:
+            self._distrust(guard, f"it sent something that no guard sends: {error}")
+        except Exception as error:
+            self._distrust(guard, f"what it sent ended in an error here: {place_of(error)}")
+        if guard.ended:
+            self._hang_up(guard, selector)
+
+    def _hang_up(self, guard: Guarded, selector: selectors.BaseSelector) -> None:
+        keys = selector.get_map().values()
+        for fd in [key.fd for key in keys if key.data is guard]:
+            selector.unregister(fd)
+            # Only now: a channel that is closed has another descriptor, or none.
+            if not guard.gone:
+                with contextlib.suppress(Exception):
+                    guard.process.close()
+
+    def _ready(
+        self, selector: selectors.BaseSelector, wake: socket.socket, until: float
+    ) -> list[Guarded]:
+        """The guards that have sent something, once one has or at `until`."""
+        behind = [guard for guard in self._active() if guard.behind]
+        wait = min(max(0.0, until - time.monotonic()), self._until_deadline())
+        ready = [key.data for key, _ in selector.select(0.0 if behind else wait)]
+        if None in ready:
+            wake.recv(4096)
+        return behind + [one for one in ready if one is not None and one not in behind]
+
+    def _write_digests(self, selector: selectors.BaseSelector) -> None:
+        for host, guard in self._guards.items():
+            with self._border(guard, selector):
+                self._digests.write(host)
+
+    def _look(self, now: float) -> None:
+        """Say what rules. It is made of what all machines told, so an error there names none."""
+        try:
+            if self._ruling:
+                self._ruling.look(now, self._digests.sums)
+        except Exception as error:
+            self._ruling = None
+            self._say(f"what the run waits for is not looked at any more: {place_of(error)}")
 
     def _notice_pause(self) -> None:
         """No node counts as silent while this process did not run: what it sent is still unread."""
@@ -183,36 +245,34 @@ class Watch:
             return max(0.0, self._since + SETTLE - time.monotonic())
         return RENEW_EVERY
 
-    def _read(self, guard: Guarded) -> bool:
-        """Take what a guard sent; True at the end of its stream."""
-        try:
-            data = guard.process.read()
-        except OSError:
-            data = b""
-        if data is None:
-            return False
+    def _read(self, guard: Guarded) -> None:
+        """Take what a guard sent, for about SLICE seconds."""
+        data: bytes | None = b""
+        if not guard.behind:
+            with contextlib.suppress(OSError):
+                data = guard.process.read()
+            if data is None:
+                return
         now = self._end = time.monotonic()
-        if data == b"":
+        if not data and not guard.behind:
             self._ended(guard)
-            return True
-        try:
-            for frame, payload in guard.frames.feed(data):
-                # Only a whole frame is a sign of life, not a single byte now and then; and after
-                # the last frame the stream has to end.
-                if guard.exit is None:
-                    guard.heard = now
-                self._take(guard, frame, payload)
-        except Invalid as error:
-            self._distrust(guard, error)
-            return True
-        return False
+            return
+        guard.behind = True
+        for frame, payload in guard.frames.feed(data or b""):
+            # Only a whole frame is a sign of life, not a single byte now and then; and after
+            # the last frame the stream has to end.
+            if guard.exit is None:
+                guard.heard = now
+            self._take(guard, frame, payload)
+            if time.monotonic() - now > SLICE:
+                return
+        guard.behind = False
 
-    def _distrust(self, guard: Guarded, error: Invalid) -> None:
-        """Stop believing this guard. The loop then closes its stdin, which ends the run on its
+    def _distrust(self, guard: Guarded, message: str) -> None:
+        """Stop believing this guard. Its stdin is closed then, which ends the run on its
         machine."""
         guard.ended = True
         guard.exit = None
-        message = f"it sent something that no guard sends: {error}"
         self._fail(self._failure(guard.node.host, "guard", message=message))
 
     def _take(self, guard: Guarded, frame: dict[str, Any], payload: bytes) -> None:
@@ -304,11 +364,12 @@ class Watch:
         return any(failure.host == host for failure in self._failures)
 
     def _fail(self, failure: Failure) -> None:
+        _ = failure.place  # judged now, within the border of its machine
         self._failures.append(failure)
 
     def _ended(self, guard: Guarded) -> None:
         guard.ended = True
-        status = guard.process.wait()
+        status = guard.process.wait(STATUS_WITHIN)
         if guard.exit is not None:
             return
         host = guard.node.host
@@ -325,7 +386,7 @@ class Watch:
         for guard in self._active():
             if now - guard.heard > SILENCE:
                 guard.ended = guard.gone = True
-                selector.unregister(guard.process)
+                self._hang_up(guard, selector)
                 # Silence after the order to end must not hide a guard that is distrusted.
                 if not (self._ending and self._distrusted):
                     message = f"no heartbeat for {SILENCE:.0f} s"
@@ -355,17 +416,17 @@ class Watch:
             again = " (press again to kill them at once)" if self._stopper.asked else ""
             self._say(f"{why}: the workers {what}{again}")
         for guard in self._active():
-            if stage is Stage.STOPPING:
-                guard.send({"type": "stop", "grace": STOP_GRACE})
-            elif stage is Stage.ENDING:
-                guard.send({"type": "kill"})
-            elif stage is Stage.OVER:
-                guard.ended = True
-                selector.unregister(guard.process)
-                # The others only lost their peer: it is this one that holds on to the run.
-                if all(failure.peer_lost for failure in self._failures):
-                    message = "it was told to end its part, but went on"
-                    self._fail(self._failure(guard.node.host, "guard", message=message))
+            with self._border(guard, selector):
+                if stage is Stage.STOPPING:
+                    guard.send({"type": "stop", "grace": STOP_GRACE})
+                elif stage is Stage.ENDING:
+                    guard.send({"type": "kill"})
+                elif stage is Stage.OVER:
+                    guard.ended = True
+                    # The others only lost their peer: it is this one that holds on to the run.
+                    if all(failure.peer_lost for failure in self._failures):
+                        message = "it was told to end its part, but went on"
+                        self._fail(self._failure(guard.node.host, "guard", message=message))
 
     @property
     def _distrusted(self) -> bool:

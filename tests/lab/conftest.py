@@ -41,6 +41,7 @@ LONG = {
     "test_site_driver_vm.py",
     "test_site_network_managers.py",
     "test_site_offline.py",
+    "test_site_oomd.py",
     "test_site_releases.py",
     "test_site_share.py",
     "test_site_toolkit.py",

@@ -64,6 +64,7 @@ def control(lab, *words, check=True):
     return lab.control(*LAUNCHER, *words, check=check)
 
 
+@pytest.mark.long
 def test_a_second_run_is_refused_by_name_or_waits(pair_of_nodes, start):
     first = start(100)
     first.wait_for(r"\] step 3\n", NODES)
@@ -97,6 +98,7 @@ input()
 """
 
 
+@pytest.mark.long
 def test_of_two_that_looked_in_the_same_second_one_begins(pair_of_nodes, start):
     """The race of two launchers: the machine was free when it was checked, and is taken now."""
     argv = pair_of_nodes.argv("ssh", "2", "--", f"python3 -c {shlex.quote(HOLD)}")

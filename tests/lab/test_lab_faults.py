@@ -58,6 +58,7 @@ def test_peers_see_silence_and_mending_ends_it(pair, fault, state):
     assert states(pair)["node1"] == ("running", "yes")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["freeze", "cut"])
 def test_connections_live_through_what_is_mended_soon(pair, fault):
     held = HeldConnection(pair)
@@ -74,6 +75,7 @@ def test_a_process_that_is_killed_closes_its_connections(pair):
     assert held.fate() in ("closed", "reset")
 
 
+@pytest.mark.long
 def test_several_faults_at_once_are_all_mended(pair):
     for fault in ("freeze", "cut"):
         pair(fault, "1")
@@ -86,6 +88,7 @@ def test_several_faults_at_once_are_all_mended(pair):
     assert states(pair)["node1"] == ("running", "yes")
 
 
+@pytest.mark.long
 def test_dead_machines_cannot_freeze(pair):
     pair("kill", "2")
     refused = pair("freeze", "2", check=False)
@@ -93,6 +96,7 @@ def test_dead_machines_cannot_freeze(pair):
     assert refused.stderr == "lab: node2 is off: a machine without power cannot be frozen\n"
 
 
+@pytest.mark.long
 def test_machines_that_let_nobody_in_are_not_rebooted(pair):
     pair("cut", "2")
     refused = pair("reboot", "2", check=False)
@@ -126,6 +130,7 @@ def test_reboot(pair):
     assert pair.ssh(1, "systemctl is-system-running --wait") == "running\n"
 
 
+@pytest.mark.long
 def test_power_off_from_inside_and_mend(pair):
     before = pair.ssh(2, BOOT_ID)
     pair("ssh", "2", "--", "sudo systemctl poweroff", check=False)
@@ -178,6 +183,7 @@ def test_rates_hold_in_both_directions_and_on_one_cable_alone(pair):
     assert megabits(pair, 1, 2) > 100
 
 
+@pytest.mark.long
 def test_rate_survives_a_loss_of_power(pair):
     pair("shape", "20mbit")
     pair("kill", "1")

@@ -70,7 +70,7 @@ def test_the_trainer_passes_its_own_tests(node1, capsys):
     assert "torch 1.12.1" in printed
     options = "--quiet -p no:cacheprovider --import-mode=importlib -m 'not long' -n 2"
     # A failed test ends the ssh command with pytest's code, and the fixture shows all it printed.
-    rooms = "tests/unit/tandem tests/unit/trainer tests/train"
+    rooms = "tests/unit/tandem tests/unit/trainer"
     printed += node1(f"OMP_NUM_THREADS=1 {ENV} -m pytest {options} {rooms}")
     with capsys.disabled():
         print(f"\n{printed}")
@@ -146,6 +146,7 @@ def test_three_machines_train_as_well_as_the_newest_torch(legacy):
     assert abs(old["final_top1"] - newest["final_top1"]) <= 0.01
 
 
+@pytest.mark.long
 def test_the_first_model_of_this_project_learns_there(legacy):
     """ResNet-18 on the digits: four epochs are far from enough, and tell learning from chance."""
     legacy.control("make", "train", "NODES=3", "MODEL=resnet18", "EPOCHS=4")

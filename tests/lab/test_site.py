@@ -60,6 +60,7 @@ def test_a_second_user_takes_nothing_from_the_first_and_keeps_its_shell(let_in, 
     let_in.admin(2, "sudo sed -i /^anna/d /etc/sudoers.d/tandem; sudo userdel --remove anna")
 
 
+@pytest.mark.long
 def test_check_of_fresh_machines_predicts_and_changes_nothing(let_in):
     hosts = let_in.member(1, "cat /etc/hosts")
     figures = recap(let_in.control(*PLAY, "--check").stdout)

@@ -81,12 +81,14 @@ def said(done):
     return " ".join(done.stdout.split())
 
 
+@pytest.mark.long
 def test_no_installer_is_said_before_anything_is_changed(provision):
     done = provision(conda_installer="", check=False)
     assert "to be installed by conda, but no installer of conda is named" in said(done)
     assert provision.lab.ssh(1, f"ls {ROOT} 2>&1 || true").count("No such file") == 1
 
 
+@pytest.mark.long
 def test_condas_own_python_needs_no_channel(provision):
     first = said(provision(offline=True))
     digest = hashlib.sha256(provision.installer.read_bytes()).hexdigest()
@@ -108,6 +110,7 @@ def test_pypis_apex_is_refused_by_name(provision):
     provision.lab.ssh(1, f"sudo rm -r {apex}")
 
 
+@pytest.mark.long
 def test_another_python_comes_from_the_channel_or_is_refused_offline(provision):
     remove = f"sudo rm -rf {ROOT}/envs {ROOT}/env"
     provision.lab.ssh(1, f"{remove}; echo 3.10 | sudo tee /etc/standin-python")
@@ -126,6 +129,7 @@ def test_another_python_comes_from_the_channel_or_is_refused_offline(provision):
     assert call[-2:] == ["python=3.11", "pip"]
 
 
+@pytest.mark.long
 def test_another_installer_than_the_first_is_refused(provision):
     digest = hashlib.sha256(provision.installer.read_bytes()).hexdigest()
     assert provision.seen.read_text() == f"{digest}  {provision.installer}\n"

@@ -38,7 +38,7 @@ def runs() -> set[str]:
     return {path.name for path in (CHECKOUT / "runs").glob("*Z-small_cnn-*")}
 
 
-@pytest.mark.parametrize("nodes", [4, 3, 1])
+@pytest.mark.parametrize("nodes", [4, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 1))])
 def test_all_ranks_end_with_the_same_parameters_and_buffers(provisioned, nodes):
     done = launch(provisioned, "train", "--nodes", str(nodes), "--epochs", "1")
     folder = run_folder(done)

@@ -10,7 +10,7 @@ from tests.trainer_ranks import make_images
 # runs/latest.
 RUNS = (
     *("test_train_demo.py", "test_train_known_scripts.py", "test_train_owners.py"),
-    *("test_train_script.py", "test_train_script_odd.py", "test_train_script_verbs.py"),
+    "test_train_script.py",
 )
 GROUPS = dict.fromkeys(RUNS, "runs")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("fabric", reason="a run needs the control machine's environment")
+pytestmark = pytest.mark.long
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGE = (CHECKOUT / "docs/own-script.md").read_text()
 COMMANDS = re.findall(r"^make train SCRIPT=~.*(?:\n  .*)*", PAGE, re.M)

@@ -18,6 +18,7 @@ from tandem.compat import load_tensors
 from tests.lab import lineage
 
 pytest.importorskip("fabric", reason="the launcher needs the control machine's environment")
+pytestmark = pytest.mark.long
 CHECKOUT = Path(__file__).resolve().parents[2]
 EPOCHS = 16
 PATIENCE = 240  # seconds, on a machine that does other things too

@@ -56,21 +56,22 @@ def same(ours, theirs):
     assert ours["step"] == theirs["step"]
 
 
-def test_twenty_kills_change_no_bit(images, undisturbed, tmp_path):
+@pytest.mark.parametrize("most", [3, pytest.param(20, marks=pytest.mark.long)])
+def test_kills_change_no_bit(images, undisturbed, tmp_path, most):
     kills, chance = 0, random.Random(1)
-    while kills < 20:
-        more = ("--checkpoint_every", 3)
-        started = start_ranks(NODES, trainer, *argv(images, tmp_path, *more), quiet=True)
+    while kills < most:
+        started = start_ranks(NODES, trainer, *argv(images, tmp_path), quiet=True)
         wait_for_steps(tmp_path, steps_done(tmp_path) + chance.randint(4, 12), started)
         kills += any(child.is_alive() for child, _ in started)
         end(started, signal.SIGKILL)
         if (tmp_path / "checkpoints/node1").is_dir() and state(tmp_path)["epoch"] == 30:
             break
-    assert kills == 20
+    assert kills == most
     assert run_ranks(NODES, trainer, *argv(images, tmp_path), quiet=True) == [0, 0, 0]
     same(state(tmp_path), undisturbed)
 
 
+@pytest.mark.long
 def test_a_kill_leaves_less_than_two_seconds_of_steps_untold(tmp_path):
     """Between log points, in an epoch of hundreds of steps, whenever it comes."""
     chance, images = random.Random(2), make_images(tmp_path / "images", per_class=1500)
@@ -134,14 +135,18 @@ def save_for_ever(folder, pipe):
         writer.save({"step": step, "model": {"weight": tensor}}, best=step % 2 == 0)
 
 
-def test_killed_while_saving_leaves_whole_checkpoints(tmp_path):
-    """200 kills; after each, whatever has a checkpoint's name loads and is what was saved."""
+@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.long)])
+def test_killed_while_saving_leaves_whole_checkpoints(tmp_path, kills):
+    """After each kill, whatever has a checkpoint's name loads and is what was saved."""
     chance, seen = random.Random(2), 0
-    for _ in range(200):
+    for _ in range(kills):
         ours, theirs = CONTEXT.Pipe()
         child = CONTEXT.Process(target=save_for_ever, args=(tmp_path, theirs))
         child.start()
         assert ours.recv() == "ready"
+        while not any(tmp_path.glob("*.pt")):
+            assert child.is_alive()
+            time.sleep(0.001)
         time.sleep(chance.uniform(0, 0.03))
         os.kill(child.pid, signal.SIGKILL)
         child.join()
@@ -151,4 +156,4 @@ def test_killed_while_saving_leaves_whole_checkpoints(tmp_path):
                 found = load_tensors(file)
             assert (found["model"]["weight"] == found["step"]).all()
             seen += 1
-    assert seen >= 200
+    assert seen >= kills

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,32 +16,20 @@ from tests import run_directory
 from tests.train.script_runs import (
     CHECKOUT,
     EXAMPLE,
-    TRAIN,
+    STARTED,
     ended,
     left,
     start,
     train,
     until_it_says,
 )
+from tests.trainer_ranks import free_port
 
 pytest.importorskip("fabric", reason="a run needs the control machine's environment")
 
 
-def test_a_plain_script_trains_and_what_it_wrote_comes_here():
-    words = ("--output=checkpoints",)
-    said, code, run = train(EXAMPLE, *words, arguments=("--lr", "0.2", "--epochs", "2"))
-    assert code == 0, said
-    assert "[node1 0] epoch 1: loss" in said
-    assert "train.py --lr 0.2 --epochs 2, 2 nodes (2 ranks)" in said
-    assert "nobody timed its steps" in said and "MEMORY" in said
-    assert run_directory.problems(run) == []
-    summary = json.loads((run / "summary.json").read_text())
-    assert (summary["status"], summary["nodes"], summary["world_size"]) == ("finished", 2, 2)
-    came = sorted(str(p.relative_to(run)) for p in (run / "work").rglob("*") if p.is_file())
-    assert came == [f"work/node1/checkpoints/epoch-00{n}.pt" for n in (0, 1)]
-
-
-def test_two_lines_time_its_steps_as_the_records_of_a_run_have_them(script):
+def test_a_script_trains_its_steps_are_timed_and_what_it_wrote_comes_here(script):
+    """One of PyTorch alone, with the two lines that time its steps."""
     source = EXAMPLE.read_text()
     for old, new in (
         ("import torch\n", "import torch\nfrom tandem import timings\n"),
@@ -49,30 +38,17 @@ def test_two_lines_time_its_steps_as_the_records_of_a_run_have_them(script):
     ):
         assert source.count(old) == 1
         source = source.replace(old, new)
-    said, code, run = train(script(source), arguments=("--epochs", "2"))
+    words = ("--lr", "0.2", "--epochs", "2")
+    said, code, run = train(script(source), "--output=checkpoints", arguments=words)
     assert code == 0, said
+    assert "[node1 0] epoch 1: loss" in said
     assert run_directory.problems(run) == []
     summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["nodes"], summary["world_size"]) == ("finished", 2, 2)
     assert (summary["steps"], summary["sync"]) == (64, "allreduce")
-    assert summary["images_per_second"] > 0 and "nobody timed" not in said
-
-
-def test_a_dry_run_prints_what_a_run_executes():
-    argv = [
-        *TRAIN[:3],
-        "dry-run",
-        *TRAIN[4:],
-        "--nodes=2",
-        f"--script={EXAMPLE}",
-        "--",
-        "--lr",
-        "1",
-    ]
-    done = subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True, check=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("cd ")]
-    assert len(lines) == 2
-    assert all(line.endswith("--use_env train.py --lr 1") for line in lines)
-    assert f"script train.py, with {EXAMPLE.parent}" in done.stdout
+    assert summary["images_per_second"] > 0
+    came = sorted(str(p.relative_to(run)) for p in (run / "work").rglob("*") if p.is_file())
+    assert came == [f"work/node1/checkpoints/epoch-00{n}.pt" for n in (0, 1)]
 
 
 FAILS = """
@@ -85,6 +61,7 @@ distributed.barrier()
 """
 
 
+@pytest.mark.long
 def test_the_first_cause_is_named_and_the_failure_is_final(script):
     said, code, run = train(script(FAILS))
     assert code == 1, said
@@ -111,6 +88,7 @@ time.sleep(3600)
 """
 
 
+@pytest.mark.long
 def test_a_script_that_ignores_sigterm_and_forks_a_daemon_leaves_nothing(script):
     """It also prints binary."""
     run = start(script(STUBBORN))
@@ -125,6 +103,7 @@ def test_a_script_that_ignores_sigterm_and_forks_a_daemon_leaves_nothing(script)
     assert left(f"runs/{name}/work") == []
 
 
+@pytest.mark.long
 def test_it_goes_on_from_its_newest_checkpoint_after_a_kill():
     words = ("--output=checkpoints", "--resume-args=--resume {last}", "--max-restarts=1")
     run = start(EXAMPLE, *words, arguments=("--epochs", "400"))
@@ -150,39 +129,147 @@ def is_rank(pid):
     return b"train.py" in words and b"-u" in words and not any(b"supervisor" in w for w in words)
 
 
+GOES_ON = """
+import os, pathlib, time
+from torch import distributed
+distributed.init_process_group("gloo")
+pathlib.Path("out").mkdir()
+pathlib.Path("out", os.environ["MASTER_PORT"]).write_text("")
+print("it runs as rank", distributed.get_rank(), flush=True)
+while not pathlib.Path("../../end").exists():
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.long
 def test_two_runs_of_a_script_at_a_time_do_not_meet(script):
     """The second one is refused by the machine's lock, or started on purpose; each has its own
     folder, port and output."""
-    source = script(
-        "import os, pathlib\nfrom torch import distributed\n"
-        "distributed.init_process_group('gloo')\n"
-        "pathlib.Path('out').mkdir()\n"
-        "pathlib.Path('out', os.environ['MASTER_PORT']).write_text('')\n"
-        "print('it runs', flush=True)\n"
-        "import time\nwhile not pathlib.Path('../../end').exists(): time.sleep(0.1)\n"
-    )
+    source = script(GOES_ON)
     first = start(source, "--output=out")
     until_it_says(first, "it runs")
     one = (CHECKOUT / "runs/latest").resolve()
-    argv = [word for word in TRAIN if word != "--queue"]
-    refused = subprocess.run(
-        [*argv, "--nodes=2", f"--script={source}"], cwd=CHECKOUT, capture_output=True, text=True
-    )
-    assert refused.returncode == 2
-    assert "it is in use by" in refused.stderr and one.name in refused.stderr
+    said, code, _ = train(source, waits=False)
+    assert code == 2, said
+    assert "it is in use by" in said and one.name in said
     while time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) in one.name:
         time.sleep(0.1)
     second = start(source, "--output=out", "--force", waits=False)
     until_it_says(second, "it runs")
     other = (CHECKOUT / "runs/latest").resolve()
     assert one != other
-    for run in (one, other):
-        for node in ("node1", "node2"):
-            (CHECKOUT / ".tandem" / node / "runs" / run.name / "end").write_text("")
     ports = []
     for process, run in ((first, one), (second, other)):
+        for node in ("node1", "node2"):
+            (CHECKOUT / ".tandem" / node / "runs" / run.name / "end").write_text("")
         said, code, _ = ended(process)
         assert code == 0, said
         ports.append({path.name for path in run.glob("work/*/out/*")})
-    assert [len(some) for some in ports] == [1, 1]
-    assert ports[0] != ports[1]
+    assert [len(some) for some in ports] == [1, 1] and ports[0] != ports[1]
+
+
+WRITES = """
+import os
+from torch import distributed
+distributed.init_process_group("gloo")
+print("the first line", flush=True)
+for number in range(48 << 10):
+    os.write(1, b"%07d %s\\n" % (number, b"x" * 1015))
+print("the last line", flush=True)
+"""
+
+
+@pytest.mark.long
+def test_a_log_without_end_keeps_its_beginning_and_its_end_and_the_run_goes_on(script):
+    """48 MiB of each rank, of which 4 may stay: as with 10 GB and the usual 256."""
+    said, code, run = train(script(WRITES), "--keep=log=4")
+    assert code == 0, said[-2000:]
+    for rank in (0, 1):
+        files = list(run.glob(f"nodes/node{rank + 1}/rank{rank}.log*"))
+        assert (3 << 20) < sum(path.stat().st_size for path in files) <= (4 << 20) + (64 << 10)
+        texts = {path.name: path.read_text() for path in files}
+        assert texts[f"rank{rank}.log.first"].startswith("the first line\n")
+        assert texts[f"rank{rank}.log"].endswith("the last line\n")
+    controllers = sum(path.stat().st_size for path in run.glob("controller.log*"))
+    assert controllers <= (4 << 20) + (64 << 10)
+
+
+FIXED = """
+import socket, time
+from torch import distributed
+distributed.init_process_group("gloo")
+own = socket.create_server(("127.0.0.1", {port}))
+time.sleep(3600)
+"""
+
+
+@pytest.mark.long
+def test_a_fixed_port_is_named_where_two_nodes_are_one_machine(script):
+    said, code, _ = train(script(FIXED.format(port=free_port())))
+    assert code == 1, said
+    assert "OSError: [Errno 98] Address already in use" in said
+    assert "let the script take MASTER_PORT from its environment" in " ".join(said.split())
+
+
+ALONE = "import time\nfrom torch import distributed\ntime.sleep(3600)\n"
+# A minute is long for a test: so many seconds instead.
+SOON = """
+import sys
+from launcher import cli
+from launcher.watch import guards
+task = guards.task
+guards.task = lambda plan, node: {**task(plan, node), "meet_within": 3.0}
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.long
+def test_a_script_that_makes_no_process_group_is_told_after_a_while_and_goes_on(script):
+    run = start(script(ALONE), program=SOON)
+    said = [until_it_says(run, "met no other in 3 s") for _ in range(2)]
+    assert sorted(line.split(": ")[1][:5] for line in said) == ["node1", "node2"]
+    assert run.poll() is None
+    os.kill(run.pid, signal.SIGTERM)
+    said, code, _ = ended(run)
+    assert code == STOPPED, said
+
+
+def verb(*words):
+    argv = [sys.executable, "-m", "launcher", *words]
+    done = subprocess.run(
+        argv, cwd=CHECKOUT, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.long
+def test_the_verbs_of_a_run_that_goes_on_without_a_terminal(script):
+    """Attach, status and stop, and a second one that waits for its turn."""
+    said, code, run = ended(start(script(GOES_ON), "--detach"))
+    assert code == 0, said
+    attach = [sys.executable, "-m", "launcher", "attach", run.name]
+    STARTED.append(subprocess.Popen(
+        attach, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    ))  # fmt: skip
+    view = STARTED[-1]
+    for _ in range(2):
+        until_it_says(view, "it runs as rank")
+    code, said = verb("status", run.name)
+    assert code == 0, said
+    assert f"run {run.name}: running, carried out by process" in said
+    assert "it runs as rank 1" in said
+    assert json.loads(verb("status", run.name, "--json")[1])["state"] == "running"
+    second = start(script("print('it is its turn')\n"))
+    until_it_says(second, "waiting for machines: ")
+    assert second.poll() is None and len(left(f"runs/{run.name}/work")) >= 2
+    code, said = verb("stop", run.name)
+    assert code == 0, said
+    assert left(f"runs/{run.name}/work") == []
+    assert json.loads((run / "attempts.json").read_text())["status"] == "stopped"
+    said, code, _ = ended(view)
+    assert "stopped" in said and code == 0
+    assert verb("stop", run.name)[0] == 2  # it is not under way
+    said, code, other = ended(second)
+    assert code == 0, said
+    assert other.name != run.name and "it is its turn" in said

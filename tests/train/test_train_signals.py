@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import pytest
 import torch
 
 from contract.errors import STOPPED
@@ -56,6 +57,7 @@ def end_of(process):
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_sigterm_to_every_process_of_spawn_saves_and_no_bit_is_lost(images, tmp_path):
     """Two ranks with two loader processes each, and the process that started the ranks."""
     command = [sys.executable, "-m", "trainer", *argv(images, tmp_path / "a", "--spawn", 2)]

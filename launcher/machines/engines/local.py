@@ -49,8 +49,11 @@ class LocalProcess:
     def close_stdin(self) -> None:
         self._stdin.close()
 
-    def wait(self) -> int:
-        return self._process.wait()
+    def wait(self, seconds: float | None = None) -> int:
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:  # it closed its stdout, and lives
+            return -1
 
     def stderr(self) -> str:
         self._stderr.seek(0)

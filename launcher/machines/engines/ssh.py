@@ -100,13 +100,15 @@ class SshProcess:
             return self._channel.send(bytes(data[: 1 << 16]))
         except socket.timeout:
             return 0
+        except OSError as error:  # a closed channel: the command ended before it had read all
+            raise BrokenPipeError(str(error)) from None
 
     def close_stdin(self) -> None:
         self._channel.shutdown_write()
 
-    def wait(self) -> int:
+    def wait(self, seconds: float | None = None) -> int:
         # Not recv_exit_status(): it waits for ever when a machine died between output and status.
-        self._channel.status_event.wait(STATUS_SECONDS)
+        self._channel.status_event.wait(seconds or STATUS_SECONDS)
         return self._channel.exit_status
 
     def stderr(self) -> str:

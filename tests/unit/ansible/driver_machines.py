@@ -98,10 +98,15 @@ def upgrade(recorded, stack="cu102", **wanted):
     return driver.upgrade_plan(recorded, WANTED | wanted, row, TABLE)
 
 
-def refused(recorded, stack="cu102", **wanted):
-    made = plan(recorded, stack, **wanted)
+def refused(recorded, stack="cu102", by=plan, **wanted):
+    """The sentence with which one of these two refuses."""
+    made = by(recorded, stack, **wanted)
     assert made["action"] == "refuse", made
-    return f"{made['reason']}; {made['remedy']}"
+    return f"{made['reason']}. Remedy: {made['remedy']}"
+
+
+def names(chosen):
+    return [text.partition("=")[0] for text in chosen["packages"]]
 
 
 def packaged(version="535.261.03", **changes):
@@ -114,3 +119,37 @@ def packaged(version="535.261.03", **changes):
 def by_runfile(version="535.261.03", **changes):
     state = {"driver": version, "driver_library": version, "module": version, "runfile": version}
     return facts(**(state | changes))
+
+
+META = "linux-modules-nvidia-580-open-generic-hwe-22.04"
+OWN = "linux-modules-nvidia-580-open-6.8.0-60-generic"
+
+
+def signed(*, coming=(), own=True, display_manager=None, **changes):
+    """A machine with Secure Boot whose archive has signed modules, and what apt would bring."""
+    made = facts("ubuntu2204", ["2080 Ti"], UBUNTU, display_manager=display_manager,
+                 secure_boot=True, kernel_series="generic-hwe-22.04", **changes)  # fmt: skip
+    modules = [META, OWN] if own else [META]
+    made["offered"] |= dict.fromkeys(modules, "6.8.0-60.63")
+    for driver_ in ("driver", "headless-no-dkms"):
+        made["prebuilt"][" ".join([*modules, f"nvidia-{driver_}-580-open"])] = [*modules, *coming]
+    return made
+
+
+# Displays and processes on the card, and a machine for whose kernel the archive may have a newer.
+XORG = [{"pid": 812, "command": "Xorg"}]
+GDM = {"display_manager": "gdm.service", "display_manager_active": True}
+BUSY = [{"pid": 99, "command": "python3"}]
+KERNELS = {"linux-image-amd64": "6.1.176-1", "linux-headers-amd64": "6.1.176-1"}
+
+
+def moving(newer="6.1.180-1", **changes):
+    made = packaged(kernel_headers=True, **changes)
+    made["packages"] = made["packages"] | KERNELS
+    made["offered"] = made["offered"] | dict.fromkeys(KERNELS, newer)
+    return made
+
+
+def full(made):
+    """The same with too little room for an initial RAM disk."""
+    return {**made, "free": {**made["free"], "/boot": 4e7}}

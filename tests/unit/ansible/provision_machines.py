@@ -1,7 +1,10 @@
-"""Realistic machines, in the form that ansible/library/machine_facts.py returns, for the tests."""
+"""Realistic machines, in the form that ansible/library/machine_facts.py returns, for the tests; how
+to load ansible/'s files and to run its playbooks."""
 
 import copy
 import importlib.util
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -18,63 +21,37 @@ TABLE = yaml.safe_load((ROOT / "ansible/stacks.yml").read_text())["stacks"]
 
 # A healthy member: Debian 12 on gigabit Ethernet, no GPU.
 HEALTHY = {
+    **dict.fromkeys(("gcc", "driver", "driver_library", "secure_boot", "address_owner")),
+    **dict.fromkeys(("apt_lock", "broken", "held_since")),
+    **dict.fromkeys(("kernel_headers", "nouveau", "firewalld", "dpkg_broken"), False),
+    **dict.fromkeys(("conda", "uv"), False),
+    **dict.fromkeys(("python_venv", "systemd", "sudo", "rsync"), True),
+    **{name: [] for name in ("environments", "gpus", "loopback_names", "missing_libraries")},
+    **{name: [] for name in ("missing_mounts", "boot_passphrases", "dead_sources")},
     "host": "node1",
+    "hostname": "node1",
     "distribution": "debian",
     "release": "12",
     "codename": "bookworm",
     "kernel": "6.1.0-31-amd64",
-    "kernel_headers": False,
     "arch": "x86_64",
     "glibc": "2.36",
-    "gcc": None,
     "python": "3.11.2",
-    "python_venv": True,
-    "systemd": True,
-    "environments": [],
     "memory": 33_000_000_000,
     "machine_id": "0" * 31 + "1",
-    "gpus": [],
-    "driver": None,
-    "driver_library": None,
-    "nouveau": False,
-    "secure_boot": None,
-    "hostname": "node1",
-    "links": [
-        {
-            "name": "eno1",
-            "mac": "3c:7c:3f:00:00:01",
-            "mtu": 1500,
-            "speed": 1000,
-            "duplex": "full",
-            "wireless": False,
-            "addresses": ["192.168.56.111"],
-            "networks": ["192.168.56.111/24"],
-        }
-    ],
     "interface": "eno1",
-    "loopback_names": [],
+    "links": [
+        {"name": "eno1", "mac": "3c:7c:3f:00:00:01", "mtu": 1500, "speed": 1000, "duplex": "full",
+         "wireless": False, "addresses": ["192.168.56.111"], "networks": ["192.168.56.111/24"]}
+    ],
     "ufw_conf": "",
-    "firewalld": False,
-    "address_owner": None,
-    "sudo": True,
-    "apt_lock": None,
-    "dpkg_broken": False,
-    "broken": None,
     "clock": 1000.0,
-    "missing_libraries": [],
-    "missing_mounts": [],
-    "held_since": None,
-    "boot_passphrases": [],
-    "dead_sources": [],
     "toolkits": {},
-    "rsync": True,
-    "conda": False,
-    "uv": False,
     "disks": {
-        "/opt/tandem": {"free": 9e10, "free_inodes": 5e6, "read_only": False, "device": 1},
-        "/var/tmp": {"free": 9e10, "free_inodes": 5e6, "read_only": False, "device": 1},
+        folder: {"free": 9e10, "free_inodes": 5e6, "read_only": False, "device": 1}
+        for folder in ("/opt/tandem", "/var/tmp")
     },
-}
+}  # fmt: skip
 
 QUESTION = {
     "address": "192.168.56.111",
@@ -114,26 +91,13 @@ RELEASES = {
 TOOLS = {"dkms": "3.0.10-8", "gcc": "4:12.2.0-3", "make": "4.3-4.1", "openssl": "3.0.17-1"}
 # What driver_facts adds on a machine with a card: no driver of packages or by the installer.
 NO_DRIVER = {
-    "packages": {},
-    "held": [],
-    "transitional": {},
-    "offered_transitional": {},
-    "kernel_series": None,
-    "prebuilt": {},
-    "runfile": None,
-    "module": None,
-    "pending": False,
-    "dkms": True,
-    "kernel_compiler": None,
-    "waiting_kernel": None,
-    "waiting_module": None,
+    **{name: {} for name in ("packages", "transitional", "offered_transitional", "prebuilt")},
+    **{name: [] for name in ("held", "displays", "sessions", "gpu_processes")},
+    **dict.fromkeys(("kernel_series", "runfile", "module", "kernel_compiler", "waiting_kernel")),
+    **dict.fromkeys(("waiting_module", "signing_key", "display_manager")),
+    **dict.fromkeys(("pending", "display_manager_active"), False),
     "uninstallable": {},
-    "signing_key": None,
-    "displays": [],
-    "sessions": [],
-    "gpu_processes": [],
-    "display_manager": None,
-    "display_manager_active": False,
+    "dkms": True,
     "free": dict.fromkeys(driver.SPACE, 9e10),
 }
 
@@ -162,3 +126,48 @@ def load(path):
     sys.modules[spec.name] = module  # dataclasses look themselves up there
     spec.loader.exec_module(module)
     return module
+
+
+def tasks_of(rows):
+    """Tasks of a file or of its plays, those in blocks too."""
+    for row in rows or []:
+        for part in ("block", "rescue", "always", "pre_tasks", "tasks", "post_tasks", "handlers"):
+            yield from tasks_of(row.get(part))
+        yield row
+
+
+def ansible_playbook(folder, plays, *words, inventory="localhost,", **environment):
+    """Ansible's end: it plays `plays`, or their text, on machines that are this one."""
+    text = plays if isinstance(plays, str) else yaml.safe_dump(plays)
+    (folder / "book.yml").write_text(text)
+    if isinstance(inventory, dict):
+        (folder / "hosts.yml").write_text(yaml.safe_dump({"cluster": {"hosts": inventory}}))
+        inventory = folder / "hosts.yml"
+    argv = [Path(sys.executable).with_name("ansible-playbook"), "--connection", "local", *words]
+    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), **environment}
+    argv += ["--inventory", inventory, folder / "book.yml"]
+    return subprocess.run(argv, capture_output=True, text=True, env=environment, cwd=folder)
+
+
+def played(folder, plays, code=0, inventory="localhost,", **environment):
+    """What Ansible prints of them, on one line, when it ends with `code`."""
+    done = ansible_playbook(folder, plays, inventory=inventory, **environment)
+    assert done.returncode == code, done.stdout + done.stderr
+    return " ".join(done.stdout.split())
+
+
+def stand_in(folder, **programs):
+    """Writes programs, shell scripts; returns a PATH on which they come first."""
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+def reviewed(name, made):
+    """{case: text} is what the file says; TANDEM_SNAPSHOTS=write writes it anew."""
+    path = Path(__file__).parent / name
+    text = "".join(f"== {case}\n{lines}\n\n" for case, lines in made.items())
+    if os.environ.get("TANDEM_SNAPSHOTS") == "write":
+        path.write_text(text)
+    assert path.read_text() == text, "read the difference, then write it anew"

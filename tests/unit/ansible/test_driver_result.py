@@ -1,10 +1,15 @@
-"""What came of an installation and what is held, by what modprobe, nvidia-smi and dpkg say."""
+"""What came of an installation and what is held, by what modprobe, nvidia-smi and dpkg say; power
+limits; and a reboot."""
 
 import re
 
+import jinja2
 import pytest
 
+from planning import driver_power
 from planning import driver_result as after
+from planning.boot import linux_again
+from tests.unit.ansible.provision_machines import ROOT
 
 STATE = {
     "driver": "535.261.03",
@@ -36,40 +41,14 @@ def test_done_is_when_module_and_nvidia_smi_agree_on_every_card():
         ({}, {"rc": 18, "text": "Failed to initialize NVML: Driver/library version mismatch\n"}),
         ({"driver_library": "535.300.01"}, None),
         ({"nouveau": True, "driver": None}, None),
+        # As Ubuntu's signed ones come by their metapackage, on a machine with an older kernel.
+        ({"driver": None, "module": None, "waiting_kernel": "6.1.0-50-amd64",
+          "waiting_module": "535.261.03"}, None),
     ],
-)
+)  # fmt: skip
 def test_what_only_a_reboot_cures(changes, smi):
+    """And what nothing here cures: tests/messages/ansible.py."""
     assert outcome(smi=smi, **changes)["state"] == "reboot"
-
-
-@pytest.mark.parametrize("word", ["Key was rejected by service", "Required key not available"])
-def test_secure_boot_gives_the_steps_at_the_machine(word):
-    said = outcome(f"could not insert 'nvidia': {word}", driver=None)
-    assert said["state"] == "refuse"
-    for step in ("mokutil --import /var/lib/dkms/mok.pub", "Enroll MOK", "goes on from there"):
-        assert step in said["remedy"]
-    ubuntus = "/var/lib/shim-signed/mok/MOK.der"
-    said = outcome(word, driver=None, signing_key=ubuntus)
-    assert f"--import {ubuntus}" in said["remedy"]
-
-
-def test_a_module_without_a_card_says_exactly_that():
-    said = outcome("could not insert 'nvidia': No such device", driver=None)
-    assert "module 535.261.03 is built for 6.1.0-31-amd64" in said["reason"]
-    assert "finds no card" in said["reason"]
-
-
-def test_a_module_for_the_next_boots_kernel_alone_takes_a_reboot():
-    """As Ubuntu's signed ones come by their metapackage, on a machine with an older kernel."""
-    waits = {"waiting_kernel": "6.1.0-50-amd64", "waiting_module": "535.261.03"}
-    said = outcome("not found", driver=None, module=None, **waits)
-    assert said["state"] == "reboot" and "6.1.0-50-amd64" in said["reason"]
-
-
-def test_no_module_for_the_running_kernel_names_the_logs():
-    said = outcome("not found", driver=None, module=None)
-    assert "no nvidia module for the running kernel 6.1.0-31-amd64" in said["reason"]
-    assert "make.log" in said["remedy"]
 
 
 # --- holding ------------------------------------------------------------------------------------
@@ -103,31 +82,20 @@ def hold(packages, version, transitional=()):
 
 
 @pytest.mark.parametrize(
-    ("packages", "version", "held"),
+    ("packages", "version", "free"),
     [
-        (
-            DEBIAN,
-            "535.261.03",
-            ["libnvidia-ml1", "linux-headers-amd64", "linux-image-amd64", "nvidia-kernel-dkms"],
-        ),
-        (
-            UBUNTU,
-            "580.126.20",
-            [
-                "linux-generic-hwe-22.04",
-                "linux-image-generic-hwe-22.04",
-                "linux-modules-nvidia-580-open-6.8.0-60-generic",
-                "linux-modules-nvidia-580-open-generic-hwe-22.04",
-                "nvidia-driver-580-open",
-            ],
-        ),
+        (DEBIAN, "535.261.03", {"nvidia-container-toolkit", "nvidia-cuda-toolkit", "dkms",
+         "linux-image-6.1.0-31-amd64", "linux-headers-6.1.0-31-common", "unattended-upgrades"}),
+        (UBUNTU, "580.126.20", {"linux-image-6.8.0-60-generic",
+         "linux-modules-extra-6.8.0-60-generic"}),
+        ({"linux-image-amd64": "6.1.129-1"}, "580.126.20", set()),  # by the installer
     ],
-    ids=["debian", "ubuntu"],
-)
+    ids=["debian", "ubuntu", "runfile"],
+)  # fmt: skip
 def test_held_are_the_driver_and_the_kernels_metapackages_and_no_neighbours(
-    packages, version, held
+    packages, version, free
 ):
-    assert hold(packages, version)["packages"] == held
+    assert hold(packages, version)["packages"] == sorted(set(packages) - free)
 
 
 def test_a_transitional_package_is_held_too_since_its_next_version_leads_elsewhere():
@@ -140,10 +108,8 @@ def test_a_transitional_package_is_held_too_since_its_next_version_leads_elsewhe
 
 def test_pins_name_each_version_once():
     text = hold(DEBIAN, "535.261.03")["preferences"]
-    stanzas = text.split("\n\n")
     assert "Package: libnvidia-ml1 nvidia-kernel-dkms\nPin: version 535.261.03-1\n" in text
-    assert len(stanzas) == 2
-    assert all(stanza.count("Pin-Priority: 999") == 1 for stanza in stanzas)
+    assert [stanza.count("Pin-Priority: 999") for stanza in text.split("\n\n")] == [1, 1]
 
 
 def test_unattended_upgrades_are_told_every_held_package_and_modules_to_come():
@@ -169,24 +135,97 @@ def test_what_an_installation_let_go_that_broke_off_is_held_at_whichever_version
     assert "nvidia-kernel-dkms" in none and "nvidia-container-toolkit" not in none
 
 
-def test_a_runfiles_machine_holds_its_kernel_alone():
-    held = hold({"linux-image-amd64": "6.1.129-1"}, "580.126.20")
-    assert held["packages"] == ["linux-image-amd64"]
-
-
 def test_the_next_kernel_comes_by_its_metapackages():
-    installed = {
-        "linux-image-amd64": "6.1.129-1",
-        "linux-headers-amd64": "6.1.129-1",
-        "linux-image-6.1.0-31-amd64": "6.1.128-1",
-        "linux-headers-6.1.0-31-amd64": "6.1.128-1",
-        "nvidia-kernel-dkms": "535.261.03-1",
-        "linux-modules-nvidia-580-generic": "6.8.0-60",
-        "linux-generic-hwe-22.04": "6.8.0.60",
-    }
-    assert after.kernel_packages({"packages": installed}) == [
+    image = ["linux-headers-amd64", "linux-image-amd64"]
+    assert after.kernel_packages({"packages": DEBIAN}) == image
+    assert after.kernel_packages({"packages": UBUNTU}) == [
         "linux-generic-hwe-22.04",
-        "linux-headers-amd64",
-        "linux-image-amd64",
-        "linux-modules-nvidia-580-generic",
+        "linux-image-generic-hwe-22.04",
+        "linux-modules-nvidia-580-open-generic-hwe-22.04",
     ]
+
+
+# --- power limit and persistence ----------------------------------------------------------------
+
+CARDS = (
+    "NVIDIA GeForce RTX 2080 Ti, 100.00, 280.00, 250.00, Disabled\n"
+    "NVIDIA GeForce RTX 2080 Ti, 100.00, 280.00, 200.00, Enabled\n"
+)
+LAPTOP = "NVIDIA GeForce RTX 3070 Laptop GPU, [N/A], [N/A], [N/A], Disabled\n"
+
+
+def power(watts, printed=CARDS, persistence=False):
+    return driver_power.power_plan("pc1", persistence, watts, printed)
+
+
+def test_by_default_nothing_is_changed():
+    assert power(0) == {"persistence": False, "watts": 0, "wrong": []}
+    assert power(0, LAPTOP) == {"persistence": False, "watts": 0, "wrong": []}
+
+
+def test_a_limit_brings_persistence_and_names_what_is_not_so():
+    found = power(200)
+    assert (found["persistence"], found["watts"]) == (True, 200)
+    assert found["wrong"] == [
+        "the limit of its NVIDIA GeForce RTX 2080 Ti is 250.0 W",
+        "its NVIDIA GeForce RTX 2080 Ti is not kept initialised",
+    ]
+    assert power(200, CARDS.splitlines()[1])["wrong"] == []
+    assert power(200, "")["wrong"] == []  # no driver yet
+
+
+def unit(found):
+    template = ROOT / "ansible/roles/driver/templates/tandem-gpu.service.j2"
+    made = jinja2.Environment(trim_blocks=True).from_string(template.read_text())
+    return made.render(ansible_managed="", driver_power=found).splitlines()
+
+
+def test_the_unit_sets_the_limit_after_persistence():
+    start = [line for line in unit(power(200)) if line.startswith("ExecStart=")]
+    assert start == [
+        "ExecStart=/usr/bin/nvidia-smi --persistence-mode=1",
+        "ExecStart=/usr/bin/nvidia-smi --power-limit=200",
+    ]
+    assert [line for line in unit(power(0, persistence=True)) if "limit" in line] == []
+
+
+def test_the_role_asks_for_what_is_read():
+    assert (
+        f"driver_power_query: {driver_power.QUERY}\n"
+        in (ROOT / "ansible/roles/driver/vars/main.yml").read_text()
+    )
+
+
+# --- two systems: a reboot by the role ends in Linux --------------------------------------------
+
+# As grub-mkconfig of Debian 12 writes it, without the contents of the entries.
+LINUX = """\
+set default="2"
+menuentry 'Debian GNU/Linux' --class debian --class gnu-linux --class gnu --class os $menuentry_id_option 'gnulinux-simple-1' {
+}
+submenu 'Advanced options for Debian GNU/Linux' $menuentry_id_option 'gnulinux-advanced-1' {
+	menuentry 'Debian GNU/Linux, with Linux 6.1.0-31-amd64' --class debian --class gnu-linux --class gnu --class os $menuentry_id_option 'gnulinux-6' {
+	}
+}
+"""  # noqa: E501
+WINDOWS = """\
+menuentry 'Windows Boot Manager (on /dev/nvme0n1p1)' --class windows --class os $menuentry_id_option 'osprober-efi-AA' {
+}
+"""  # noqa: E501
+EFI = "BootCurrent: 0003\nTimeout: 1 seconds\nBootOrder: {}\nBoot0000* Windows Boot Manager\n"
+
+
+@pytest.mark.parametrize(
+    ("grub", "efi", "commands"),
+    [
+        ("", "", []),
+        (LINUX, EFI.format("0003,0000"), []),
+        (LINUX + WINDOWS, EFI.format("0003,0000"), [["grub-reboot", "0"]]),
+        (WINDOWS + LINUX, "", [["grub-reboot", "1"]]),
+        # Windows comes first in the firmware; Linux was chosen by hand at power-on.
+        (LINUX, EFI.format("0000,0003"), [["efibootmgr", "--quiet", "--bootnext", "0003"]]),
+        (WINDOWS, EFI.format("0003,0000"), []),
+    ],
+)
+def test_the_next_boot_is_linux(grub, efi, commands):
+    assert linux_again(grub, efi) == commands

@@ -1,27 +1,24 @@
 """`tandem`, the command for whoever sits at a PC that trains in others' time."""
 
-import importlib.util
 import os
 import pwd
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from launcher.machines.owned import AWAY
 from launcher.node import machine_lock
+from tests.unit.ansible.provision_machines import ROOT, load
 
-FILES = Path(__file__).resolve().parents[3] / "ansible/roles/owner/files"
+FILES = ROOT / "ansible/roles/owner/files"
 ME = pwd.getpwuid(os.getuid()).pw_name
 
 
 @pytest.fixture
 def tandem(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("tandem_command", FILES / "tandem.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load("ansible/roles/owner/files/tandem.py")
     assert str(module.AWAY) == AWAY
     monkeypatch.setattr(module, "AWAY", tmp_path)
     monkeypatch.setattr(module, "TEXT", FILES / "owner.txt")

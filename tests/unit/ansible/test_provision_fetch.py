@@ -42,7 +42,7 @@ class Server(http.server.BaseHTTPRequestHandler):
 def url(monkeypatch):
     monkeypatch.setattr(Server, "sent", [])
     server = http.server.HTTPServer(("127.0.0.1", 0), Server)
-    threading.Thread(target=server.serve_forever).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,)).start()
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
@@ -65,25 +65,21 @@ def get(file):
         ("/plain", 1000, [len(CONTENT)]),
     ],
 )
-def test_half_a_file_is_finished(url, tmp_path, path, there, sent):
+def test_half_a_file_is_finished(url, tmp_path, capsys, path, there, sent):
     (tmp_path / "file.part").write_bytes(CONTENT[:there])
     get(wanted(url + path, tmp_path))
     assert (tmp_path / "file").read_bytes() == CONTENT
-    assert Server.sent == sent
+    assert Server.sent == sent and capsys.readouterr().out == "test: 1/1 file\n"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_whole_file_is_not_fetched_again_and_a_broken_one_is(url, tmp_path):
-    (tmp_path / "file").write_bytes(CONTENT)
-    get(wanted(url, tmp_path))
-    assert Server.sent == []
-    (tmp_path / "file").write_bytes(CONTENT[:-1] + b"x")
-    get(wanted(url, tmp_path))
-    assert (tmp_path / "file").read_bytes() == CONTENT
-
-
-def test_another_file_than_expected_is_refused_and_deleted(url, tmp_path):
-    with pytest.raises(BundleError, match="its SHA-256 differs"):
+    for content, sent in ((CONTENT, []), (CONTENT[:-1] + b"x", [len(CONTENT)])):
+        (tmp_path / "file").write_bytes(content)
+        get(wanted(url, tmp_path))
+        assert (tmp_path / "file").read_bytes() == CONTENT and Server.sent == sent
+    (tmp_path / "file").unlink()
+    with pytest.raises(BundleError, match="its SHA-256 differs"):  # of another than was expected
         get(wanted(url, tmp_path, "0" * 64))
     assert list(tmp_path.iterdir()) == []
 
@@ -93,27 +89,19 @@ def test_a_server_that_is_not_there_is_a_sentence(tmp_path):
         get(wanted("http://127.0.0.1:9/file", tmp_path))
 
 
-def test_lines_without_a_terminal(url, tmp_path, capsys):
-    get(wanted(url, tmp_path))
-    assert capsys.readouterr().out == "test: 1/1 file\n"
-
-
 def test_proxies_of_the_environment_are_used_unless_apt_has_one(monkeypatch):
     monkeypatch.setenv("http_proxy", "http://environment.invalid:1")
     monkeypatch.setattr(fetch, "_is_whole", lambda file: True)
-    made = []
-    build = urllib.request.build_opener
-    monkeypatch.setattr(
-        urllib.request,
-        "build_opener",
-        lambda handler: made.append(handler.proxies) or build(handler),
-    )
+    made, build = [], urllib.request.build_opener
+
+    def noted(handler):
+        made.append(handler.proxies["http"])
+        return build(handler)
+
+    monkeypatch.setattr(urllib.request, "build_opener", noted)
     fetch.fetch_all([], "test", fetch.Progress())
     fetch.fetch_all([], "test", fetch.Progress(), "http://apt.invalid:2")
-    assert [proxies["http"] for proxies in made] == [
-        "http://environment.invalid:1",
-        "http://apt.invalid:2",
-    ]
+    assert made == ["http://environment.invalid:1", "http://apt.invalid:2"]
 
 
 def test_a_terminal_that_is_another_users_is_no_defect(tmp_path, capsys):

@@ -16,23 +16,6 @@ DEBIAN = """127.0.0.1\tlocalhost
 """
 
 
-def test_own_name_leaves_the_loopback_line_and_other_lines_stay():
-    made = members.hosts_file(DEBIAN, ADDRESSES)
-    assert "127.0.1.1\tnode1.lan\n" in made
-    assert "192.168.1.9 printer\n" in made and "# printers\n" in made
-    assert "127.0.0.1\tlocalhost\n" in made
-    assert made.splitlines()[-4:-1] == [
-        members.HOSTS_BEGIN,
-        "192.168.56.111\tnode1",
-        "192.168.56.112\tnode2",
-    ]
-
-
-def test_a_loopback_line_of_members_alone_goes():
-    made = members.hosts_file("127.0.1.1 node1\n", ADDRESSES).splitlines()
-    assert not [line for line in made if line.startswith("127.0.1.1")]
-
-
 @pytest.mark.parametrize(
     "text", [DEBIAN, "", "\n127.0.0.1 node1\n127.0.0.1 node2 localhost # x\n\n"]
 )
@@ -42,8 +25,27 @@ def test_the_hosts_file_comes_back_with_what_others_added(text):
     assert members.former_hosts_file(ours + "10.9.9.9 new\n") == text + "10.9.9.9 new\n"
 
 
+WRITTEN = """\
+127.0.0.1\tlocalhost
+# tandem replaced: 127.0.1.1\tnode1.lan node1
+127.0.1.1\tnode1.lan
+
+# printers
+192.168.1.9 printer
+::1     ip6-localhost
+# BEGIN tandem: the members of the cluster
+192.168.56.111\tnode1
+192.168.56.112\tnode2
+# END tandem
+"""
+
+
 def test_hosts_file_is_stable_and_follows_the_inventory():
+    """Own names leave the loopback's line, and one of members alone goes."""
+    alone = members.hosts_file("127.0.1.1 node1\n", ADDRESSES)
+    assert alone.startswith("# tandem removed: 127.0.1.1 node1\n# BEGIN")
     once = members.hosts_file(DEBIAN, ADDRESSES)
+    assert once == WRITTEN
     assert members.hosts_file(once, ADDRESSES) == once
     moved = members.hosts_file(once, {"node1": "10.0.0.1"})
     assert "10.0.0.1\tnode1" in moved and "node2" not in moved
@@ -52,16 +54,11 @@ def test_hosts_file_is_stable_and_follows_the_inventory():
 def test_known_hosts_replaces_members_keys_and_keeps_others():
     key = {"type": "ssh-ed25519", "key": "NEW"}
     text = (
-        "node1,192.168.56.111 ssh-ed25519 OLD\n"
-        "github.com ssh-ed25519 X\n"
-        "node2,192.168.56.112 ssh-rsa Y\n"
+        "node1,192.168.56.111 ssh-ed25519 {}\ngithub.com ssh-ed25519 X\nnode2,10.0.0.2 ssh-rsa Y\n"
     )
-    made = members.known_hosts_file(text, [{"names": ["node1", "192.168.56.111"], "keys": [key]}])
-    assert made == (
-        "node1,192.168.56.111 ssh-ed25519 NEW\n"
-        "github.com ssh-ed25519 X\n"
-        "node2,192.168.56.112 ssh-rsa Y\n"  # switched off today: its key stays
-    )
+    member = {"names": ["node1", "192.168.56.111"], "keys": [key]}
+    # node2 is switched off today: its key stays.
+    assert members.known_hosts_file(text.format("OLD"), [member]) == text.format("NEW")
 
 
 @pytest.mark.parametrize("present", [[1], [2, 3], [3, 1], [1, 2, 3]])
@@ -100,19 +97,15 @@ def test_a_host_key_is_taken_as_it_is_told():
     assert members.host_keys(facts(), "node1") == [{"type": "ssh-ed25519", "key": GOOD}]
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        facts(key=GOOD + "\n@cert-authority * ssh-rsa AAAA"),
-        facts(key=f"{GOOD} node2"),
-        facts(key="AAAA"),
-        facts(key=None),
-        facts(key=key_of("ssh-rsa")),  # another kind inside
-        facts(kind="ssh-ed25519\n*"),
-        facts(kind="ssh-dss"),
-        facts(kind=None),
-    ],
-)
-def test_what_is_no_host_key_becomes_no_line_and_its_machine_is_named(told):
-    with pytest.raises(PlanError, match="node1: what it reports as its ed25519 host key"):
-        members.host_keys(told, "node1")
+ROGUE = f"{GOOD}\n@cert-authority * ssh-rsa AAAA"
+OTHER = key_of("ssh-rsa")
+
+
+@pytest.mark.parametrize("key", [ROGUE, f"{GOOD} node2", "AAAA", None, OTHER])
+@pytest.mark.parametrize("kind", ["ssh-ed25519", "ssh-ed25519\n*", "ssh-dss", None])
+def test_what_is_no_host_key_becomes_no_line(kind, key):
+    with pytest.raises(PlanError):
+        members.host_keys(facts(kind, key), "node1")
+    if kind != "ssh-ed25519":
+        with pytest.raises(PlanError):
+            members.host_keys(facts(kind), "node1")

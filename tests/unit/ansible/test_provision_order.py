@@ -1,18 +1,13 @@
 """Rules that only a role's text holds: what is kept, tried, read again, or may not fail.
 
-Each was found by breaking the role: no other test noticed.
+Each came to light by breaking the role: no other test noticed.
 """
 
-import os
 import re
-import subprocess
-from pathlib import Path
 
-import pytest
 import yaml
 
-from tests.unit.ansible.provision_machines import ROOT
-from tests.unit.ansible.test_provision_packages import tasks_of
+from tests.unit.ansible.provision_machines import ROOT, played, tasks_of
 
 ROLES = ROOT / "ansible/roles"
 
@@ -21,51 +16,41 @@ def tasks(path):
     return list(tasks_of(yaml.safe_load((ROLES / path).read_text())))
 
 
-def played(folder: Path, variables: dict, rows: list, code: int = 0) -> str:
-    """What Ansible prints of these tasks on this machine, when it ends with `code`."""
-    play = {"hosts": "localhost", "gather_facts": False, "vars": variables, "tasks": rows}
-    (folder / "book.yml").write_text(yaml.safe_dump([play]))
-    argv = ["ansible-playbook", "-c", "local", "-i", "localhost,", str(folder / "book.yml")]
-    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-    done = subprocess.run(argv, capture_output=True, text=True, env=environment)
-    assert done.returncode == code, done.stdout
-    return " ".join(done.stdout.split())
+INSTALLER = {"url": "https://x.invalid/a.run", "sha256": "0" * 64}
+# What `auto` decided is kept if it has cards, and a person's file stays. An NFS server without a
+# folder of settings, as nfs-utils 1.3.4 of Ubuntu 18.04 and 20.04 and Debian 11, gets arguments.
+PLAYS = {
+    "cards": {"preflight_stack": {"name": "cu126", "cuda": "12.6"}},
+    "off": {"preflight_stack": {"name": "cpu", "cuda": None}},  # the cards are only off today
+    "mine": {"preflight_stack": {"name": "cu126", "cuda": "12.6"}},
+    "new_nfs": {"share_server_conf_d": {"stat": {"exists": True}}},
+    "old_nfs": {"share_server_conf_d": {"stat": {"exists": False}}},
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "cuda", "before", "after"),
-    [
-        ("cu126", "12.6", None, "stack: cu126"),
-        ("cpu", None, None, None),  # the cards are only off today
-        ("cu126", "12.6", "stack: cu126 # mine\n", "stack: cu126 # mine"),
-    ],
-)
-def test_what_auto_decided_is_kept_if_it_has_cards_and_a_persons_file_stays(
-    tmp_path, name, cuda, before, after
-):
-    file = tmp_path / "inventory.stack.yml"
-    if before:
-        file.write_text(before)
-    variables = {"stack": "auto", "preflight_kept_file": str(file)}
-    variables["preflight_stack"] = {"name": name, "cuda": cuda}
-    rows = yaml.safe_load((ROLES / "preflight/tasks/keep.yml").read_text())
-    played(tmp_path, variables, rows)
-    assert (file.read_text().splitlines()[-1] if file.exists() else None) == after
-
-
-@pytest.mark.parametrize(
-    ("folder", "settings"), [(True, "nfs.conf"), (False, "nfs-server.service")]
-)
-def test_an_nfs_server_without_a_folder_of_settings_gets_arguments(tmp_path, folder, settings):
-    """nfs-utils 1.3.4 of Ubuntu 18.04 and 20.04 and Debian 11."""
-    variables = yaml.safe_load((ROLES / "share_server/vars/main.yml").read_text())
-    variables = {key: value for key, value in variables.items() if "settings" in key
-                 or key in ("share_server_conf", "share_server_drop_ins")}  # fmt: skip
-    variables["share_server_conf_d"] = {"stat": {"exists": folder}}
+def test_what_roles_decide_by_themselves(tmp_path):
+    """By Ansible itself, all in one."""
+    (tmp_path / "mine").write_text("stack: cu126 # mine\n")
+    files = {name: {"preflight_kept_file": str(tmp_path / name)} for name in PLAYS}
+    hosts = {name: {**files[name], "stack": "auto", **said} for name, said in PLAYS.items()}
+    keep = yaml.safe_load((ROLES / "preflight/tasks/keep.yml").read_text())
+    server = yaml.safe_load((ROLES / "share_server/vars/main.yml").read_text())
     asked = "{{ share_server_settings_template }} {{ share_server_settings_file }}"
-    said = played(tmp_path, variables, [{"ansible.builtin.debug": {"msg": asked}}])
-    file = "/etc/nfs.conf.d" if folder else "/etc/systemd/system/nfs-server.service.d"
-    assert f"{settings}.j2 {file}/tandem.conf" in said
+    said = played(
+        tmp_path,
+        [
+            {"hosts": "cards,off,mine", "gather_facts": False, "tasks": keep},
+            {"hosts": "new_nfs,old_nfs", "gather_facts": False, "vars": server,
+             "tasks": [{"ansible.builtin.debug": {"msg": asked}}]},
+        ],
+        inventory=hosts,
+    )  # fmt: skip
+    assert (tmp_path / "cards").read_text().splitlines()[-1] == "stack: cu126"
+    assert not (tmp_path / "off").exists()
+    assert (tmp_path / "mine").read_text() == "stack: cu126 # mine\n"
+    assert "nfs.conf.j2 /etc/nfs.conf.d/tandem.conf" in said
+    service = "/etc/systemd/system/nfs-server.service.d/tandem.conf"
+    assert f"nfs-server.service.j2 {service}" in said
     text = (ROLES / "share_server/templates/nfs-server.service.j2").read_text()
     # systemd adds a second ExecStart unless the first one is emptied.
     assert re.search(r"^ExecStart=\nExecStart=/usr/sbin/rpc\.nfsd ", text, re.MULTILINE)
@@ -116,12 +101,12 @@ def test_only_what_apt_planned_is_recorded_as_ours():
 
 def test_an_installer_that_is_another_file_than_was_named_is_never_run(tmp_path):
     (tmp_path / "here.run").write_text("another file")
-    folder, planned = tmp_path / "t", {"url": "https://x.invalid/a.run", "sha256": "0" * 64}
-    variables = {"driver_temporary": str(folder), "driver_file": str(folder / "a.run")}
-    variables |= {"driver_here": str(tmp_path / "here.run"), "driver_planned": planned}
+    variables = {"driver_temporary": f"{tmp_path}/t", "driver_file": f"{tmp_path}/t/a.run"}
+    variables |= {"driver_here": f"{tmp_path}/here.run", "driver_planned": INSTALLER}
     rows = yaml.safe_load((ROLES / "driver/tasks/fetch.yml").read_text())
-    said = played(tmp_path, variables, rows, code=2)
-    assert "The SHA-256 of https://x.invalid/a.run is" in said and "nothing was installed" in said
+    play = {"hosts": "localhost", "gather_facts": False, "vars": variables, "tasks": rows}
+    said = played(tmp_path, [play], 2)
+    assert "The SHA-256 of https://x.invalid/a.run is" in said
     fetched = tasks("driver/tasks/fetch.yml")[2]["ansible.builtin.get_url"]
     assert fetched["checksum"] == "sha256:{{ driver_planned.sha256 }}"
     first, *_ = yaml.safe_load((ROLES / "driver/tasks/act.yml").read_text())[0]["block"]

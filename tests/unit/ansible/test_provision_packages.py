@@ -1,14 +1,12 @@
 """What apt would bring along, from what its simulation prints; who waits for its lock."""
 
-import os
 import re
-import subprocess
 
 import pytest
 import yaml
 
 from planning.packages import locked, packages_planned
-from tests.unit.ansible.provision_machines import ROOT
+from tests.unit.ansible.provision_machines import ROOT, played, stand_in, tasks_of
 
 # apt-get 2.6.1 of Debian 12, and a foreign architecture as Ubuntu's desktops have one.
 SIMULATED = """\
@@ -56,14 +54,13 @@ def test_a_lock_is_told_from_other_failures(who):
     assert locked({"failed": True, **REFUSALS[who]})
 
 
+NO_SPACE = "dpkg: error processing package tzdata: You don't have enough free space"
+UNKNOWN = "E: Unable to locate package nvidia-driver-999"
+
+
 @pytest.mark.parametrize(
     "result",
-    [
-        {},
-        {"msg": None, "changed": True},
-        {"msg": "E: Unable to locate package nvidia-driver-999", "failed": True},
-        {"stderr": "dpkg: error processing package tzdata: You don't have enough free space"},
-    ],
+    [{}, {"msg": None, "changed": True}, {"msg": UNKNOWN, "failed": True}, {"stderr": NO_SPACE}],
 )
 def test_what_is_no_lock_is_not_waited_for(result):
     assert not locked(result)
@@ -73,14 +70,6 @@ CHANGES = re.compile(r"ansible\.builtin\.(apt|dpkg_selections)$")
 BY_COMMAND = re.compile(
     r"'apt',|dpkg --configure|'dpkg', '--purge'|apt-get (?!.*simulate)[^']*(install|update)"
 )
-
-
-def tasks_of(rows):
-    """Tasks of a file or of its plays, those in blocks too."""
-    for row in rows or []:
-        for part in ("block", "rescue", "always", "pre_tasks", "tasks", "post_tasks"):
-            yield from tasks_of(row.get(part))
-        yield row
 
 
 def test_each_task_that_changes_packages_waits_for_those_that_others_install():
@@ -101,63 +90,49 @@ def test_each_task_that_changes_packages_waits_for_those_that_others_install():
     assert seen == {"packages", "driver", "clock", "offline", "bootstrap"}
 
 
-DPKG = """#!/bin/sh
-echo >> tries
-[ $(wc -l < tries) -gt 2 ] || { echo 'dpkg: error: dpkg is locked by another process' >&2; exit 2; }
+# Only the third try succeeds. Over ssh the words come in stdout. On a machine without any lists of
+# apt's, which DPkg::Lock::Timeout does not wait for, nothing can be installed before.
+DPKG = """\
+echo >> $HOST.tries
+[ $(wc -l < $HOST.tries) -gt 2 ] || { echo 'dpkg: is locked by another process' >&2; exit 2; }
 """
-# Only `update` meets the lock of apt's lists, which DPkg::Lock::Timeout does not wait for; over ssh
-# the words come in stdout. On a machine without any lists nothing can be installed before.
-APT_GET = """#!/bin/sh
-case $1 in
-update) echo >> tries; [ $(wc -l < tries) -gt 2 ] && { touch lists; exit 0; }
-    echo "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 7 (apt)" >&%s
+APT_GET = """\
+echo >> $HOST.tries
+case $1:$HOST in
+*:refused) echo 'E: Unable to locate package python3'; exit 100 ;;
+update:*) [ $(wc -l < $HOST.tries) -gt 2 ] && { touch $HOST.lists; exit 0; }
+    words="E: Could not get lock /var/lib/apt/lists/lock. It is held by process 7 (apt)"
+    [ $HOST = err ] && echo $words >&2 || echo $words
     exit 100 ;;
-*) test -e lists || { echo 'E: Unable to locate package python3'; exit 100; } ;;
+*) test -e $HOST.lists || { echo 'E: Unable to locate package python3'; exit 100; } ;;
 esac
 """
 
 
-def played(folder, tasks, program, text):
-    """Plays tasks on this machine with a stand-in for a program; returns Ansible's end."""
-    (folder / program).write_text(text)
-    (folder / program).chmod(0o755)
-    play = {"name": "Play", "hosts": "localhost", "gather_facts": False, "tasks": tasks,
-            "vars": {"packages_unwanted": ["cowsay"]},
-            "environment": {"PATH": f"{folder}:{os.environ['PATH']}"}}  # fmt: skip
-    (folder / "book.yml").write_text(yaml.safe_dump([play]))
-    # `raw` knows no environment but that of Ansible's own.
-    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-                   "PATH": f"{folder}:{os.environ['PATH']}"}  # fmt: skip
-    argv = ["ansible-playbook", "--connection", "local", "--inventory", "localhost,", "book.yml"]
-    return subprocess.run(argv, capture_output=True, text=True, env=environment, cwd=folder)
-
-
-def test_a_locked_dpkg_is_asked_again_until_it_is_free(tmp_path):
+def test_a_lock_is_waited_for_and_nothing_else_is(tmp_path):
+    """Role packages, and bootstrap, which has no Python there, by Ansible itself."""
+    path = stand_in(tmp_path, **{"dpkg": DPKG, "apt-get": APT_GET})
     text = (ROOT / "ansible/roles/packages/tasks/purge.yml").read_text()
-    (tmp_path / "purge.yml").write_text(
-        text.replace("become: true", "become: false").replace("delay: 10", "delay: 0")
-    )
-    done = played(tmp_path, [{"ansible.builtin.import_tasks": "purge.yml"}], "dpkg", DPKG)
-    assert done.returncode == 0 and "attempts" not in done.stderr, done.stdout
-    assert (tmp_path / "tries").read_text() == "\n" * 3
-
-
-@pytest.mark.parametrize("stream", [1, 2])
-def test_bootstrap_waits_for_the_lock_of_apts_lists(tmp_path, stream):
-    text = (ROOT / "ansible/playbooks/bootstrap.yml").read_text()
-    play = yaml.safe_load(text.replace("/usr/bin/python3", "/nowhere"))[0]
-    (task,) = play["pre_tasks"]
-    done = played(tmp_path, [{**task, "delay": 0}], "apt-get", APT_GET % stream)
-    assert done.returncode == 0 and "changed=1" in done.stdout, done.stdout
-    assert (tmp_path / "tries").read_text() == "\n" * 3
-
-
-def test_bootstrap_does_not_wait_for_what_is_no_lock(tmp_path):
-    text = (ROOT / "ansible/playbooks/bootstrap.yml").read_text().replace("/usr/bin/python3", "/no")
-    refuses = "#!/bin/sh\necho >> tries; echo 'E: Unable to locate package python3'; exit 100\n"
-    done = played(tmp_path, yaml.safe_load(text)[0]["pre_tasks"], "apt-get", refuses)
-    assert done.returncode == 2 and "Unable to locate" in done.stdout
-    assert (tmp_path / "tries").read_text() == "\n" * 2  # update, and install
+    text = text.replace("become: true", "become: false").replace("delay: 10", "delay: 0")
+    (tmp_path / "purge.yml").write_text(text)
+    bare = (ROOT / "ansible/playbooks/bootstrap.yml").read_text()
+    bare = bare.replace("/usr/bin/python3", "/nowhere")
+    (task,) = yaml.safe_load(bare)[0]["pre_tasks"]
+    # `raw` knows no environment but that of Ansible's own.
+    raw = f"cd {tmp_path}; export HOST={{{{ inventory_hostname }}}}\n" + task["ansible.builtin.raw"]
+    purge = {"hosts": "purge", "gather_facts": False, "vars": {"packages_unwanted": ["cowsay"]},
+             "environment": {"PATH": path, "HOST": "purge"},
+             "tasks": [{"ansible.builtin.import_tasks": "purge.yml"}]}  # fmt: skip
+    prepare = {"hosts": "out,err,refused", "gather_facts": False,
+               "tasks": [{**task, "ansible.builtin.raw": raw, "delay": 0}]}  # fmt: skip
+    hosts = {name: {} for name in ("purge", "out", "err", "refused")}
+    said = played(tmp_path, [purge, prepare], 2, hosts, PATH=path)
+    recap = said.partition("PLAY RECAP")[2]
+    failed = dict(re.findall(r"(\w+) : ok=\d+ .*? failed=(\d)", recap))
+    assert failed == {"purge": "0", "out": "0", "err": "0", "refused": "1"}
+    tries = {name: (tmp_path / f"{name}.tries").read_text().count("\n") for name in hosts}
+    # Once more to install, where the lists came; of the refused one update, and install.
+    assert tries == {"purge": 3, "out": 4, "err": 4, "refused": 2}
 
 
 def test_the_stick_waits_for_the_lock_of_dpkg_and_has_package_lists_of_its_own():

@@ -3,42 +3,34 @@
 import pytest
 import yaml
 
-from tests.unit.ansible.provision_machines import ROOT, load
+from tests.unit.ansible.provision_machines import ROOT, load, tasks_of
 
 role_readmes = load("ansible/role_readmes.py")
 ROLES = sorted(path for path in (ROOT / "ansible/roles").iterdir() if path.is_dir())
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
-def test_readme_is_generated_from_the_specs(role):
-    assert (role / "README.md").read_text() == role_readmes.readme(role), (
-        "run: python ansible/role_readmes.py"
-    )
-
-
-@pytest.mark.parametrize("role", ROLES, ids=lambda role: role.name)
-def test_defaults_are_documented(role):
+def test_variables_are_documented_and_the_readme_is_made_of_that(role):
     specs = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]
     documented = {name for spec in specs.values() for name in spec.get("options", {})}
     defaults = role / "defaults/main.yml"
     if defaults.exists():
         assert set(yaml.safe_load(defaults.read_text())) <= documented
+    made = role_readmes.readme(role)
+    assert (role / "README.md").read_text() == made, "run: python ansible/role_readmes.py"
 
 
-def tasks(entries):
-    """All tasks of a file, those in blocks too."""
-    for entry in entries if isinstance(entries, list) else []:
-        parts = ("pre_tasks", "tasks", "post_tasks", "handlers", "block", "rescue", "always")
-        for part in parts:
-            yield from tasks(entry.get(part))
-        yield entry
+def plays_of(path):
+    """Plays or tasks of a file; vars and the like have none."""
+    rows = yaml.safe_load(path.read_text())
+    return rows if isinstance(rows, list) else []
 
 
 def test_every_copy_knows_the_host_key_and_takes_no_agent_along():
     """Of itself synchronize reads neither ansible.cfg nor known_hosts, and trusts any server."""
     found = {}
     for path in [ROOT / "site.yml", *(ROOT / "ansible").rglob("*.yml")]:
-        for task in tasks(yaml.safe_load(path.read_text())):
+        for task in tasks_of(plays_of(path)):
             for name in {"synchronize", "ansible.posix.synchronize"} & task.keys():
                 found[f"{path.relative_to(ROOT)}: {task['name']}"] = (
                     isinstance(task[name], dict)

@@ -1,24 +1,21 @@
 """site.yml itself, by Ansible with stand-ins for its roles: a machine's fault stays its own."""
 
-import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.unit.ansible.provision_machines import ROOT
+from tests.unit.ansible.provision_machines import ROOT, played
 
 # What a stand-in does: it fails where it is told to, and says that it was there where it is not.
 STAND_IN = """\
 - name: Stand-in
-  ansible.builtin.fail: {msg: "broken here"}
-  when: (ansible_role_name | default(role_name)) ~ '@' ~ inventory_hostname in broken
-- name: Say that it was here
-  ansible.builtin.debug:
-    msg: "ran {{ ansible_role_name | default(role_name) }}@{{ inventory_hostname }}"
+  ansible.builtin.debug: {msg: "{{ 'broken here' if here in broken else 'ran ' ~ here }}"}
+  failed_when: here in broken
+  vars:
+    here: "{{ (ansible_role_name | default(role_name)) ~ '@' ~ inventory_hostname }}"
 """
 ROLES = sorted(path.name for path in (ROOT / "ansible/roles").iterdir())
 # reach sorts machines by `raw`'s answers; python_env's report is what is tested.
@@ -47,35 +44,30 @@ def roles(tmp_path_factory) -> Path:
     return folder
 
 
-def site(roles, folder, broken, book="site.yml", in_use=()):
-    """(words that it printed, exit code) of a playbook on four machines that are this one.
+def site(roles, folder, broken, book="site.yml", names=("pc1", "pc2", "pc3"), in_use=()):
+    """What a playbook printed before it failed on machines that are this one.
 
     By their facts each has a card, and pc1 is the control machine. in_use: where somebody trains.
     """
+    variables = {"broken": broken, "ansible_become": False, "require_all": False,
+                 "share_protocol": "local", "driver_policy": "install", "proxy_environment": {},
+                 "ansible_connection": "local"}  # fmt: skip
     hosts = {}
-    for name in ("pc1", "pc2", "pc3", "pc4"):
+    for name in names:
         facts = {"machine_id": MACHINE_ID if name == "pc1" else name, "gpus": [{"vendor": "10de"}]}
-        hosts[name] = {"ansible_connection": "local", "preflight_facts": facts}
-        names = "0: 2 0 0 2 1 7 @tandem/7/some-run/anna@desk\n" if name in in_use else ""
-        (folder / f"{name}.unix").write_text(names)
-    variables = {"broken": broken, "ansible_become": False, "require_all": False}
-    variables |= {"share_protocol": "local", "driver_policy": "install", "proxy_environment": {}}
-    groups = {"cluster": {"hosts": hosts, "vars": variables}}
-    (folder / "hosts.yml").write_text(yaml.safe_dump(groups))
-    (folder / FREE).parent.mkdir(parents=True)
-    for name in ("site.yml", UPGRADE, FREE):
+        hosts[name] = {**variables, "preflight_facts": facts}
+        marks = "0: 2 0 0 2 1 7 @tandem/7/some-run/anna@desk\n" if name in in_use else ""
+        (folder / f"{name}.unix").write_text(marks)
+    for name in {"site.yml", book, FREE}:
         text = (ROOT / name).read_text()
         text = text.replace("gather_facts: true", "gather_facts: false")
         text = text.replace("/proc/net/unix", f"{folder}/{{{{ inventory_hostname }}}}.unix")
-        (folder / name).write_text(text.replace("become: true", "become: false"))
-    variables = {
-        "ANSIBLE_ROLES_PATH": str(roles),
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_GATHERING": "explicit",
-    }
-    argv = ["ansible-playbook", "--inventory", str(folder / "hosts.yml"), str(folder / book)]
-    done = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, **variables})
-    return " ".join(done.stdout.split()), done.returncode
+        text = text.replace("import_playbook: ../../site.yml", "import_playbook: site.yml")
+        text = text.replace("import_tasks: tasks/free.yml", "import_tasks: free.yml")
+        (folder / Path(name).name).write_text(text.replace("become: true", "become: false"))
+    text = (folder / Path(book).name).read_text()
+    plans = {"ANSIBLE_ROLES_PATH": str(roles), "ANSIBLE_GATHERING": "explicit"}
+    return played(folder, text, 2, hosts, **plans)
 
 
 def recap(said):
@@ -107,27 +99,27 @@ def test_each_play_that_downloads_goes_through_the_proxy():
 
 
 def test_machines_that_fail_take_no_other_along_not_even_the_first_ones_python(roles, tmp_path):
-    said, code = site(roles, tmp_path, ["clock@pc1", "driver@pc3", "python_env@pc2"])
-    ended = {"pc1": False, "pc2": False, "pc3": False, "pc4": True}
-    assert code == 2 and recap(said) == ended
+    said = site(roles, tmp_path, ["clock@pc1", "python_env@pc2"])
+    assert recap(said) == {"pc1": False, "pc2": False, "pc3": True}
     assert "That was pc2, and there it failed (see above)" in said
-    assert "So it was not tried on pc4." in said
-    assert "ran sysstat@pc4" in said and "ran python_env@pc4" not in said
+    assert "So it was not tried on pc3." in said
+    assert "ran sysstat@pc3" in said and "ran python_env@pc3" not in said
     after = said.partition("PLAY [Install NVIDIA's apex")[2]
     assert "PLAY [Let members in and keep strangers out]" in after and "broken here" not in after
 
 
-def test_an_upgrade_stops_at_the_first_that_fails_and_takes_the_control_machine_last(
-    roles, tmp_path
+@pytest.mark.parametrize(
+    ("broken", "in_use", "touched"), [(["driver@pc3"], [], True), ([], ["pc2"], False)]
+)
+def test_an_upgrade_stops_at_the_first_that_fails_or_trains(
+    roles, tmp_path, broken, in_use, touched
 ):
-    said, code = site(roles, tmp_path, ["driver@pc3"], UPGRADE)
-    assert code == 2 and not recap(said)["pc3"] and sum(recap(said).values()) == 3
-    assert "broken here Upgrading stopped at pc3; not touched yet: pc4, pc1." in said
+    """It takes the control machine last."""
+    names = ("pc1", "pc2", "pc3") if touched else ("pc1", "pc2")
+    said = site(roles, tmp_path, broken, UPGRADE, names, in_use)
+    stopped = names[-1]
+    assert f"Upgrading stopped at {stopped}; not touched yet: pc1." in said
+    assert recap(said) == {name: name != stopped for name in names}
+    assert ("ran driver@pc2" in said) is touched
+    assert ("pc2 is in use by anna@desk: run some-run. It was not upgraded." in said) is not touched
     assert "PLAY [Let members in and keep strangers out]" not in said
-
-
-def test_an_upgrade_stops_at_a_machine_that_trains_and_names_its_run(roles, tmp_path):
-    said, code = site(roles, tmp_path, [], UPGRADE, in_use=["pc3"])
-    assert code == 2 and not recap(said)["pc3"]
-    told = "pc3 is in use by anna@desk: run some-run. It was not upgraded. Wait for its end"
-    assert told in said and "Upgrading stopped at pc3; not touched yet: pc4, pc1." in said

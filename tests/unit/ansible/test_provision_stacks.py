@@ -1,15 +1,13 @@
 """The resolver over recorded machines: every generation of cards on every release."""
 
 import hashlib
-import os
 import re
-import subprocess
 
 import pytest
 import yaml
 
 from planning import PlanError, stacks
-from tests.unit.ansible.provision_machines import RELEASES, ROOT, TABLE, machine
+from tests.unit.ansible.provision_machines import RELEASES, ROOT, TABLE, machine, played
 
 # PCI device numbers (pci.ids) of common cards.
 CARDS = {
@@ -30,57 +28,45 @@ CARDS = {
     "H100": ("2330", "Hopper", 90),
     "RTX 5090": ("2b85", "Blackwell", 120),
 }
-AUTO = {50: "cu102", 52: "cu102", 60: "cu102", 61: "cu102", 70: "cu102", 75: "cu102"}
+AUTO = dict.fromkeys((50, 52, 60, 61, 70, 75), "cu102")
 
 
-def card(name):
-    return CARDS[name][0]
+PREFLIGHT = yaml.safe_load((ROOT / "ansible/roles/preflight/vars/main.yml").read_text())
 
 
 @pytest.mark.parametrize("name", CARDS)
-def test_generation_of_a_card(name):
+def test_auto_takes_the_projects_stack_up_to_turing_else_the_newest(name):
     device, generation, sm = CARDS[name]
     row = stacks.generation(device, TABLE)
     assert (row["name"], row["sm"]) == (generation, sm)
-
-
-@pytest.mark.parametrize("release", sorted(set(RELEASES) - {"ubuntu1804", "ubuntu1804hwe"}))
-@pytest.mark.parametrize("name", CARDS)
-def test_auto_takes_the_projects_stack_up_to_turing_else_the_newest(name, release):
-    sm = CARDS[name][2]
-    chosen = stacks.resolve([machine(release, [card(name)])], "auto", TABLE)
-    assert chosen["name"] == AUTO.get(sm, "cu132")
+    for release in sorted(set(RELEASES) - {"ubuntu1804", "ubuntu1804hwe"}):
+        chosen = stacks.resolve([machine(release, [device])], "auto", TABLE)
+        assert chosen["name"] == AUTO.get(sm, "cu132")
 
 
 @pytest.mark.parametrize("release", ["ubuntu1804", "ubuntu1804hwe"])
 def test_old_glibc_has_cu102_alone(release):
     assert stacks.resolve([machine(release, ["1e07"])], "auto", TABLE)["name"] == "cu102"
-    with pytest.raises(PlanError, match=r"needs glibc 2\.28.*has 2\.27"):
-        stacks.resolve([machine(release, ["2204"])], "auto", TABLE)
 
 
 def test_no_gpu_means_cpu_and_a_machine_without_has_no_part_in_the_choice():
     with_card, without = machine(cards=["2204"]), machine(host="node2")
     assert stacks.resolve([without], "auto", TABLE)["name"] == "cpu"
+    intel = machine(gpus=[{"vendor": "8086", "device": "9bc5"}])
+    off = stacks.resolve([intel], "auto", TABLE, ["node1", "node5"])
+    assert off["name"] == "cpu"  # where nobody has a card one that is off blocks nothing
+    assert off["reason"] == "no machine that was asked has an NVIDIA GPU; not asked: node5"
     chosen = stacks.resolve([with_card, without], "auto", TABLE, ["node1", "node2"])
     assert chosen["name"] == "cu132"
     assert chosen["reason"].endswith("no NVIDIA GPU in node2")
 
 
-def test_where_nobody_has_a_card_a_machine_that_is_off_blocks_nothing_and_is_named():
-    chosen = stacks.resolve([machine()], "auto", TABLE, ["node1", "node5"])
-    assert chosen["name"] == "cpu"
-    assert chosen["reason"] == "no machine that was asked has an NVIDIA GPU; not asked: node5"
-
-
-def test_where_cards_are_a_machine_that_is_off_blocks_auto_with_every_way_on():
+def test_where_cards_are_a_machine_that_is_off_blocks_auto():
     pascal, ampere = machine(cards=["1b06"]), machine(cards=["2204"], host="node2")
     members = ["node1", "node2"]
     for there in ([pascal], [ampere]):
-        with pytest.raises(PlanError, match=r"what card node[12] has is not known") as caught:
+        with pytest.raises(PlanError):
             stacks.resolve(there, "auto", TABLE, members)
-        assert "write stack: NAME" in str(caught.value)
-        assert "take its line out of the inventory" in str(caught.value)
         assert stacks.resolve(there, "cu126", TABLE, members)["name"] == "cu126"
     assert stacks.resolve([pascal, ampere], "auto", TABLE, members)["name"] == "cu126"
 
@@ -93,17 +79,13 @@ def test_what_auto_decided_is_kept_whoever_is_on_and_whatever_comes():
         assert (chosen["name"], chosen["reason"]) == ("cu126", "decided before, and kept")
     # A stack that is named goes before the kept one.
     assert stacks.resolve([ampere], "cu132", TABLE, [], kept)["name"] == "cu132"
-    with pytest.raises(PlanError, match=r"cu126 was decided before \(/a/inventory\.stack\.yml"):
-        stacks.resolve([machine(cards=["2b85"])], "auto", TABLE, [], kept)
-    with pytest.raises(PlanError, match="'cu1' is not in"):
-        stacks.resolve([pascal], "auto", TABLE, [], {"stack": "cu1", "path": "x"})
 
 
 @pytest.mark.parametrize("text", ["", "stack:", "cu126", "[stack]", "stack: {", "stack: 126\n"])
-def test_a_kept_file_that_says_no_stack_is_named_with_the_remedy(text):
+def test_a_kept_file_that_says_no_stack_is_refused(text):
     found = stacks.kept("# a comment\nstack: cu126\n", "x")
     assert found == {"stack": "cu126", "path": "x"}
-    with pytest.raises(PlanError, match=r"/a/pc\.stack\.yml does not say which stack.*delete"):
+    with pytest.raises(PlanError):
         stacks.kept(text, "/a/pc.stack.yml")
 
 
@@ -115,17 +97,12 @@ def test_every_way_to_the_kept_file_is_the_same(tmp_path):
     assert stacks.kept_file(str(inventory)) == str(path)
     path.write_text("stack: cu126\n")
     (play,) = yaml.safe_load((ROOT / "ansible/playbooks/bundle.yml").read_text())
-    variables = yaml.safe_load((ROOT / "ansible/roles/preflight/vars/main.yml").read_text())
     play["tasks"] = [{"ansible.builtin.debug": {"msg": "bundle_stack={{ bundle_stack }}"}}]
-    role = {**play, "hosts": "cluster", "vars": variables}
+    role = {**play, "hosts": "cluster", "vars": PREFLIGHT}
     role["tasks"] = [{"ansible.builtin.debug": {"msg": "preflight={{ preflight_kept.stack }}"}}]
-    (tmp_path / "book.yml").write_text(yaml.safe_dump([play, role]))
     (tmp_path / "group_vars").symlink_to(ROOT / "group_vars")
-    argv = ["ansible-playbook", "--inventory", str(inventory), str(tmp_path / "book.yml")]
-    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-    done = subprocess.run(argv, capture_output=True, text=True, env=environment)
-    assert "bundle_stack=cu126" in done.stdout, done.stdout
-    assert "preflight=cu126" in done.stdout, done.stdout
+    said = played(tmp_path, [play, role], inventory=inventory)
+    assert "bundle_stack=cu126" in said and "preflight=cu126" in said
 
 
 def test_one_machine_is_judged_by_the_stack_of_all():
@@ -139,21 +116,14 @@ def test_one_machine_is_judged_by_the_stack_of_all():
 
 
 def test_preflight_asks_an_office_pc_by_the_stack_of_all(tmp_path):
-    variables = yaml.safe_load((ROOT / "ansible/roles/preflight/vars/main.yml").read_text())
-    hosts = {
-        facts["host"]: {"ansible_connection": "local", "preflight_facts": facts}
-        for facts in (machine(cards=["1e07"]), machine("ubuntu2204", host="node2"))
-    }
-    (tmp_path / "pcs.yml").write_text(yaml.safe_dump({"cluster": {"hosts": hosts}}))
-    asked = variables["preflight_question"]["stack"]
-    play = {"hosts": "cluster", "gather_facts": False, "vars": {**variables, "asked": asked}}
-    play["vars"] |= {"role_path": str(ROOT / "ansible/roles/preflight"), "stack": "auto"}
+    pcs = (machine(cards=["1e07"]), machine("ubuntu2204", host="node2"))
+    hosts = {facts["host"]: {"preflight_facts": facts} for facts in pcs}
+    asked = {"asked": PREFLIGHT["preflight_question"]["stack"], "stack": "auto"}
+    asked["role_path"] = str(ROOT / "ansible/roles/preflight")
+    play = {"hosts": "cluster", "gather_facts": False, "vars": {**PREFLIGHT, **asked}}
     play["tasks"] = [{"ansible.builtin.debug": {"msg": "{{ inventory_hostname }}={{ asked }}"}}]
-    (tmp_path / "book.yml").write_text(yaml.safe_dump([play]))
-    argv = ["ansible-playbook", "-i", str(tmp_path / "pcs.yml"), str(tmp_path / "book.yml")]
-    environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-    done = subprocess.run(argv, capture_output=True, text=True, env=environment)
-    assert "node1=cu102" in done.stdout and "node2=cu102" in done.stdout, done.stdout
+    said = played(tmp_path, [play], inventory=hosts)
+    assert "node1=cu102" in said and "node2=cu102" in said
 
 
 @pytest.mark.parametrize(
@@ -166,44 +136,11 @@ def test_auto_prefers_a_stack_that_the_installed_driver_runs(driver, stack):
     assert ("by the drivers that are installed" in chosen["reason"]) == (stack == "cu126")
 
 
-def test_pascal_beside_ampere_gets_the_newest_that_both_can_run():
-    mixed = [machine(cards=["1b06"]), machine(cards=["2204"], host="node2")]
-    assert stacks.resolve(mixed, "auto", TABLE)["name"] == "cu126"
-
-
-def test_pascal_beside_turing_that_ask_for_the_newest_hear_the_reason_and_the_nearest():
-    mixed = [machine(cards=["1b06"]), machine(cards=["1e07"], host="node2")]
-    with pytest.raises(PlanError) as caught:
-        stacks.resolve(mixed, "cu132", TABLE)
-    said = str(caught.value)
-    assert "Pascal" in said and "sm_61" in said and "stack: cu102" in said
-    assert "node2" not in said  # Turing is able
-
-
-def test_volta_beside_blackwell_has_no_common_stack():
-    with pytest.raises(PlanError, match="no stack fits"):
-        stacks.resolve([machine(cards=["1db4"]), machine(cards=["2b85"])], "auto", TABLE)
-
-
-def test_unknown_stack_and_unknown_card_are_named():
-    with pytest.raises(PlanError, match=r"'cu999' is not in ansible/stacks\.yml"):
-        stacks.resolve([machine()], "cu999", TABLE)
-    with pytest.raises(PlanError, match=r"ffff is not in ansible/stacks\.yml"):
-        stacks.resolve([machine(cards=["ffff"])], "auto", TABLE)
-
-
-def test_cards_of_other_makers_do_not_count():
-    intel = machine(gpus=[{"vendor": "8086", "device": "9bc5"}])
-    assert stacks.resolve([intel], "auto", TABLE)["name"] == "cpu"
-
-
-def test_driver_of_the_newest_branch_serves_old_toolkits_and_440_is_refused_on_new_kernels():
+def test_driver_of_the_newest_branch_serves_old_toolkits_and_440_old_kernels():
     turing = machine(cards=["1e07"])
     cu102 = stacks.resolve([turing], "cu102", TABLE)
     assert stacks.resolve_driver(turing, cu102, TABLE)["branch"] == 580
     only_440 = dict(TABLE, drivers=[row for row in TABLE["drivers"] if row["branch"] == 440])
-    with pytest.raises(PlanError, match=r"kernels below 5\.6 only, and this is 6\.1"):
-        stacks.resolve_driver(turing, cu102, only_440)
     old = machine("ubuntu1804hwe", ["1e07"])
     assert stacks.resolve_driver(old, cu102, only_440)["version"] == "440.33.01"
 
@@ -226,11 +163,6 @@ def test_python(release, stack, manager, expected):
     assert stacks.python_for(row, machine(release), manager) == expected
 
 
-def test_venv_of_an_unfit_python_is_refused():
-    with pytest.raises(PlanError, match=r"its own Python is 3\.10.*conda or uv"):
-        stacks.python_for(dict(TABLE["rows"]["cpu"], name="cpu"), machine("ubuntu2204"), "venv")
-
-
 @pytest.mark.parametrize("name", TABLE["rows"])
 def test_every_row_has_its_locks_with_hashes(name):
     row = TABLE["rows"][name]
@@ -244,12 +176,7 @@ def test_every_row_has_its_locks_with_hashes(name):
         assert all("--hash=sha256:" in package for package in packages)
 
 
-def test_generations_do_not_overlap():
-    rows = TABLE["gpus"]["generations"]
-    assert all(before["last"] < after["first"] for before, after in zip(rows, rows[1:]))
-
-
-def test_every_download_has_a_checksum_of_the_right_length():
+def test_every_driver_has_a_checksum_of_the_right_length():
     for row in TABLE["drivers"]:
         assert len(row["sha256"] or 64 * "0") == 2 * hashlib.sha256().digest_size
         # Data-centre drivers are in a folder of their own; in XFree86/ they are answered by 404.
@@ -290,6 +217,3 @@ def test_a_driver_that_no_package_brings_weighs_more_than_one_that_is_old():
 def test_the_k80_is_no_gk110():
     """GK210 (102d in pci.ids) has compute capability 3.7, for which torch 1.12.1 has code."""
     assert stacks.resolve([machine("debian12", ["102d"])], "auto", TABLE)["name"] == "cu102"
-    for k40 in ("1024", "102e"):
-        with pytest.raises(PlanError, match="sm_35"):
-            stacks.resolve([machine("debian12", [k40])], "auto", TABLE)

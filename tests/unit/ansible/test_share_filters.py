@@ -1,12 +1,14 @@
-"""What a share's fstab line says, and which disks are refused."""
+"""What a share's fstab line says, which disks are mounted, and its password: made once, encrypted,
+readable by its owner alone, and never shown."""
 
 import json
-import re
 import subprocess
 
 import pytest
+from ansible.parsing.vault import VaultLib, VaultSecret
 
-from planning import PlanError, share
+from planning import share
+from tests.unit.ansible.provision_machines import ansible_playbook
 
 MACHINE = {
     "kernel": "6.1.0-25-amd64",
@@ -15,18 +17,18 @@ MACHINE = {
 }
 
 
-@pytest.mark.parametrize("protocol", ["nfs", "smb"])
-def test_no_boot_waits_for_a_share_and_nobody_writes(protocol):
-    options = share.share_options(protocol, MACHINE).split(",")
-    wanted = {"ro", "nosuid", "nodev", "_netdev", "nofail", "x-systemd.automount"}
-    assert wanted <= set(options)
+COMMON = "ro,nosuid,nodev,hard,_netdev,nofail,x-tandem,x-systemd.automount"
 
 
-def test_smb_takes_its_password_from_a_file_and_speaks_3_1_1_alone():
-    options = share.share_options("smb", MACHINE).split(",")
-    assert "credentials=/etc/tandem/share.credentials" in options
-    assert "vers=3.1.1" in options
-    assert not [option for option in options if option.startswith("pass")]
+def test_no_boot_waits_for_a_share_and_nobody_writes():
+    """SMB takes its password from a file, and speaks 3.1.1 alone."""
+    assert share.share_options("nfs", {**MACHINE, "speed": 1000}) == (
+        f"{COMMON},x-systemd.mount-timeout=20,vers=4.2,noatime"
+    )
+    assert share.share_options("smb", MACHINE) == (
+        f"{COMMON},x-systemd.mount-timeout=20,credentials=/etc/tandem/share.credentials,"
+        "vers=3.1.1,uid=1000,gid=1001,file_mode=0444,dir_mode=0555"
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,23 +57,10 @@ def mounted(fstype, options="ro,relatime", source="/dev/sdb1"):
     return json.dumps({"filesystems": [row]})
 
 
-@pytest.mark.parametrize("filesystem", ["fuseblk", "ntfs3"])
-def test_an_ntfs_disk_goes_by_smb_and_not_by_nfs(filesystem):
-    refusal = share.share_refusal("nfs", "/media/win", mounted(filesystem))
-    assert refusal.startswith("/media/win lies on an NTFS disk")
-    assert "share_protocol: smb" in refusal
-    assert share.share_refusal("smb", "/media/win", mounted(filesystem)) == ""
-
-
-def test_a_share_is_not_shared_again():
-    assert "itself a share" in share.share_refusal("smb", "/mnt/nas", mounted("nfs4"))
+def test_what_can_be_shared_is_not_refused():
+    """What is refused, and why a share cannot be read: tests/messages/ansible.py."""
+    assert share.share_refusal("smb", "/media/win", mounted("ntfs3")) == ""
     assert share.share_refusal("nfs", "/data", mounted("ext4")) == ""
-
-
-def test_a_disk_of_a_desktop_is_refused_since_it_goes_with_its_user():
-    found = mounted("ntfs3", "rw,nosuid,nodev,uid=1000,gid=1000,uhelper=udisks2")
-    refusal = share.share_refusal("smb", "/media/anna/Daten/set", found)
-    assert "goes when that user logs out" in refusal and "set share_disk" in refusal
 
 
 # A PC with Windows beside Linux, as `lsblk --json --paths` of util-linux 2.38 prints it.
@@ -106,39 +95,8 @@ def test_an_ntfs_disk_is_mounted_read_only_by_its_uuid(disk):
     assert (plan["source"], plan["fstype"]) == ("UUID=01DA5C3B6E7F1230", "ntfs3")
     assert {"ro", "nosuid", "nodev", "nofail", "umask=0222"} == set(plan["options"].split(","))
     assert share.share_disk(disk, LSBLK, False, "smb", PLACE, "node1")["fstype"] == "ntfs-3g"
-
-
-@pytest.mark.parametrize(
-    ("disk", "reason"),
-    [
-        ("/dev/sdb", "is encrypted (BitLocker)"),
-        ("/dev/nvme0n1", "holds no file system"),
-        ("UUID=none", "is none of its disks. Disks with data: /dev/sda1, /dev/sdb, /dev/nvme0n1p1"),
-        ("PARTUUID=1", "is none of its disks"),
-        ("UUID=6a0f", "/dev/nvme0n1p2 is mounted at / already"),
-    ],
-)
-def test_a_disk_that_cannot_be_mounted_is_refused_with_the_reason(disk, reason):
-    with pytest.raises(PlanError, match=f"^node1: .*{re.escape(reason)}"):
-        share.share_disk(disk, LSBLK, True, "smb", PLACE, "node1")
-
-
-def test_a_disk_that_nfs_cannot_export_is_refused_before_it_is_mounted():
-    with pytest.raises(PlanError, match=r"^node1: /dev/sda1 is an NTFS disk, which"):
-        share.share_disk("LABEL=Daten", LSBLK, True, "nfs", PLACE, "node1")
-    mounted_by_us = LSBLK.replace(
-        '"1.8T", "mountpoint": null}', f'"1.8T", "mountpoint": "{PLACE}"}}'
-    )
-    assert share.share_disk("LABEL=Daten", mounted_by_us, True, "smb", PLACE, "node1")
-
-
-def test_a_missing_folder_names_the_disks_that_nobody_has_mounted():
-    said = share.share_missing("/media/disk2/images", LSBLK)
-    assert "nobody has mounted: /dev/sda1 (ntfs, Daten, 1.8T), /dev/sdb (BitLocker" in said
-    assert "set share_disk: /dev/sda1" in said
-    assert "nvme" not in said
-    alone = json.dumps({"blockdevices": json.loads(LSBLK)["blockdevices"][2:]})
-    assert share.share_missing("/x", alone).endswith("Correct share_path, or mount its disk.")
+    by_us = LSBLK.replace('"1.8T", "mountpoint": null}', f'"1.8T", "mountpoint": "{PLACE}"}}')
+    assert by_us != LSBLK and share.share_disk(disk, by_us, True, "smb", PLACE, "node1") == plan
 
 
 @pytest.mark.parametrize("path", ["/srv/tandem/data", "/mnt/Mein-Datensatz/ä b", "/.hidden/.x_1:2"])
@@ -147,26 +105,33 @@ def test_units_are_named_as_systemd_names_them(path):
     assert share.share_unit(path) == escaped.stdout.strip()
 
 
-@pytest.mark.parametrize(
-    ("protocol", "journal", "meaning"),
-    [
-        ("smb", "mount error(13): Permission denied", "the password or the account is refused"),
-        ("smb", "mount error(2): No such file or directory", "no share of that name"),
-        ("smb", "mount error(112): Host is down", "SMB 1 alone"),
-        ("nfs", "mount.nfs4: access denied by server while mounting", "does not export the folder"),
-        ("nfs", "mount.nfs4: No route to host", "does not answer"),
-        ("smb", "mount error(113): could not connect to 10.0.0.5Unable to find", "not answer"),
-        ("smb", "mount error: cifs filesystem not supported by the system", "no driver"),
-        ("nfs", "mount: unknown filesystem type 'nfs4'", "no driver"),
-        ("nfs", "srv-x.mount: Mounting timed out. Terminating.", "does not answer"),
-        ("nfs", "something new", "something new"),
-    ],
-)
-def test_why_a_share_cannot_be_read_is_said_in_a_sentence(protocol, journal, meaning):
-    assert meaning in share.share_failure(protocol, f"Mounting /srv/x...\n{journal}", "ls: No")
+PLAY = """
+- name: Made here
+  hosts: localhost
+  gather_facts: false
+  roles: [share_secret]
+
+- name: Given for an existing server
+  hosts: localhost
+  gather_facts: false
+  vars: {share_secret_given: "of-the-windows-pc"}
+  roles: [share_secret]
+  post_tasks:
+    - name: It is what is used
+      ansible.builtin.assert: {that: share_secret_password == "of-the-windows-pc"}
+      no_log: true
+"""
 
 
-def test_a_folder_that_nothing_is_mounted_at_is_no_silent_server():
-    assert share.share_failure("nfs", "\n", "ls: No") == (
-        "ls: No. Nothing tried to mount it. Run: make provision TAGS=data."
-    )
+def test_a_password_is_made_sealed_and_never_shown(tmp_path):
+    folder = tmp_path / "secret"
+    done = ansible_playbook(tmp_path, PLAY, "-vvv", "-e", f"share_secret_folder={folder}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    key = (folder / "vault-pass").read_text()
+    sealed = (folder / "share.vault").read_bytes()
+    password = VaultLib([("default", VaultSecret(key.encode()))]).decrypt(sealed).decode()
+    assert len(password) == 32 and password != key
+    modes = [oct(path.stat().st_mode & 0o777) for path in (folder, *sorted(folder.iterdir()))]
+    assert modes == ["0o700", "0o600", "0o600"]
+    for secret in (key, password, "of-the-windows-pc"):
+        assert secret not in done.stdout + done.stderr

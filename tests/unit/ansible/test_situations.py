@@ -48,13 +48,9 @@ def test_each_recorded_machine_says_what_it_was_written_from():
 
 
 @pytest.mark.parametrize(("name", "lines"), QUOTED)
-def test_the_page_quotes_what_make_dry_provision_prints(name, lines):
+def test_the_page_quotes_what_is_printed_and_make_check_says_what_is_found(name, lines):
     printed = (ROOT / f"tests/unit/ansible/dry_provision/{name}.txt").read_text().splitlines()
     assert [line for line in lines.splitlines() if line not in printed] == []
-
-
-@pytest.mark.parametrize("name", FOUND)
-def test_what_make_check_says_there(name):
     (entry,) = json.loads((ROOT / f"examples/machines/{name}.json").read_text())
     wanted = driver.driver_wanted(entry.get("settings", {}), [])
     asked = {**QUESTION, "driver": wanted, "offline": wanted["offline"]}

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import json
 import os
 import subprocess
 import tarfile
@@ -107,22 +106,15 @@ def make_deb(folder, name, files):
     return folder / f"{name}.deb"
 
 
-def test_a_local_repository_deb(toolkit, tmp_path):
-    header = {"usr/include/nccl.h": b"x"}
-    inner = {
-        "var/nccl-repo/libnccl2.deb": make_deb(tmp_path, "libnccl2", LIBRARY).read_bytes(),
-        "var/nccl-repo/libnccl-dev.deb": make_deb(tmp_path, "libnccl-dev", header).read_bytes(),
-    }
+def test_a_deb_that_holds_the_library_or_debs_that_do(toolkit, tmp_path):
+    library = make_deb(tmp_path, "libnccl2", LIBRARY)
+    dev = make_deb(tmp_path, "libnccl-dev", {"usr/include/nccl.h": b"x"})
+    inner = {f"var/nccl-repo/{deb.name}": deb.read_bytes() for deb in (library, dev)}
     src = make_deb(tmp_path, "nccl-repo-ubuntu1804-2.7.5-ga-cuda10.2", inner)
     files = archive.install(str(toolkit), "nccl", str(src), digest(src))
     assert sorted(files) == ["include/nccl.h", "lib64/libnccl.so.2.7.5"]
-
-
-def test_a_deb_that_holds_the_library_itself(toolkit, tmp_path):
-    src = make_deb(tmp_path, "libnccl2", LIBRARY)
-    assert archive.install(str(toolkit), "nccl", str(src), digest(src)) == [
-        "lib64/libnccl.so.2.7.5"
-    ]
+    files = archive.install(str(toolkit), "nccl", str(library), digest(library))
+    assert files == ["lib64/libnccl.so.2.7.5"]
 
 
 def test_a_full_disk_is_not_called_a_broken_package(tmp_path, monkeypatch):
@@ -215,17 +207,6 @@ def test_what_is_no_file_is_left_out_and_programs_stay_programs(toolkit, tmp_pat
     assert modes == [0o755, 0o644]
 
 
-@pytest.mark.parametrize("link", ["/etc/passwd", "../../../etc/passwd"])
-def test_a_link_that_leads_out_is_refused(toolkit, tmp_path, link):
-    header, library, _ = LAYOUTS["cudnn-8.0.tgz"]
-    more = [member("cuda/lib64/libcudnn_x.so", tarfile.SYMTYPE, link)]
-    src = make_tar(tmp_path / "cudnn.tgz", [header, library], more=more)
-    before = tree(toolkit)
-    with pytest.raises(archive.Refused, match="a link in it leads out of it"):
-        archive.install(str(toolkit), "cudnn", str(src), digest(src))
-    assert tree(toolkit) == before
-
-
 def test_a_kill_during_a_change_of_versions_loses_no_file_of_either(toolkit, tmp_path, monkeypatch):
     old, new = (
         make_tar(tmp_path / f"{version}.tgz", [f"cuda/lib64/libcudnn.so.{version}"])
@@ -259,18 +240,25 @@ def test_a_full_disk_leaves_the_toolkit_as_it_was(toolkit, tmp_path, monkeypatch
     assert tree(toolkit) == before
 
 
+OUT = "cuda/include/../../../../etc/passwd"
+THEIRS = ["cuda/lib64/libcudnn.so.8", "cuda/include/cuda.h"]  # the latter is there already
+
+
 @pytest.mark.parametrize(
-    ("names", "sentence"),
+    ("names", "link"),
     [
-        (["cuda/include/../../../../etc/passwd"], "leads out of it"),
-        (["cuda/include/cudnn.h"], "no library of cudnn"),
-        (["cuda/lib64/libcudnn.so.8", "cuda/include/cuda.h"], "is there already"),
+        ([OUT], None),
+        (["cuda/include/cudnn.h"], None),  # no library
+        (THEIRS, None),
+        (["cuda/include/cudnn.h", THEIRS[0]], "/etc/passwd"),
+        (["cuda/include/cudnn.h", THEIRS[0]], "../../../etc/passwd"),
     ],
 )
-def test_archives_that_are_refused(toolkit, tmp_path, names, sentence):
-    src = make_tar(tmp_path / "x.tgz", names)
+def test_archives_that_are_refused(toolkit, tmp_path, names, link):
+    more = [member("cuda/lib64/libcudnn_x.so", tarfile.SYMTYPE, link)] if link else []
+    src = make_tar(tmp_path / "x.tgz", names, more=more)
     before = tree(toolkit)
-    with pytest.raises(archive.Refused, match=sentence):
+    with pytest.raises(archive.Refused):
         archive.install(str(toolkit), "cudnn", str(src), digest(src))
     assert tree(toolkit) == before
-    assert json.dumps(archive.read_record(str(toolkit), "cudnn")) == '{"sha256": null, "files": []}'
+    assert archive.read_record(str(toolkit), "cudnn") == {"sha256": None, "files": []}

@@ -26,8 +26,8 @@ def file(tmp_path):
 def test_a_missing_file_is_named_with_page_and_folder(tmp_path, capsys):
     assert run(tmp_path) == 2
     said = capsys.readouterr().err
-    assert "standin-cudnn.tgz" in said and "https://developer.invalid" in said
-    assert str(tmp_path / "installers/kit") in said
+    for word in ("standin-cudnn.tgz", PART["page"], str(tmp_path / "installers/kit")):
+        assert word in said
 
 
 def test_the_first_use_counts_also_after_a_failure(tmp_path, file, capsys):
@@ -66,9 +66,9 @@ def test_the_bundle_and_the_roles_mean_the_same_folder(tmp_path):
 @pytest.mark.parametrize(("apex", "tools"), [("auto", True), ("false", False)])
 def test_the_bundle_of_a_stack_with_apex_has_the_tools_that_build_it(tmp_path, apex, tools):
     bundle = load("ansible/bundle.py")
-    empty = {"wheels": [], "releases": {}, "packages": [], "conda": [], "mirrors": {}}
-    empty["driver_version"] = "auto"
-    wanted = {**empty, "stacks": ["cu102"], "toolkit": "auto", "apex": apex, "index_url": "x"}
+    wanted = {"wheels": [], "releases": {}, "packages": [], "conda": [], "mirrors": {},
+              "driver_version": "auto", "stacks": ["cu102"], "toolkit": "auto", "apex": apex,
+              "index_url": "x"}  # fmt: skip
     names = {order.folder.name for order in bundle.plan(wanted, tmp_path)}
     assert ("apex-build" in names) is tools
     assert "toolkit-10.2" in names

@@ -7,8 +7,7 @@ import pytest
 import yaml
 
 from planning import PlanError
-from tests.unit.ansible.driver_machines import facts
-from tests.unit.ansible.provision_machines import ROOT, TABLE, load, machine
+from tests.unit.ansible.provision_machines import ROOT, TABLE, load, machine, reviewed, stand_in
 
 dry = load("ansible/dry_provision.py")
 stacks = dry.stacks
@@ -28,120 +27,62 @@ def turing(host="node1", **changes):
     return machine("ubuntu2204", ["1e07"], host=host, **changes)
 
 
-def test_cu102_gets_the_whole_toolkit_where_there_are_cards():
-    made = plan(turing(gcc="7.5.0"), machine(host="node2"))
-    assert [part["name"] for part in made["node1"]["toolkit"]["parts"]] == ["cuda", "cudnn", "nccl"]
-    assert made["node1"]["toolkit"]["folder"] == "/usr/local/cuda-10.2"
-    assert made["node2"] == {"toolkit": None, "found": None, "apex": None}
-
-
-@pytest.mark.parametrize(
-    ("toolkits", "changes", "used", "reason"),
-    [
-        ({"/usr/local/cuda-10.2": "10.2.89"}, {}, True, "CUDA 10.2.89 is there, and used"),
-        ({"/usr/local/cuda": "10.2.89"}, {}, True, "CUDA 10.2.89 is there, and used"),
-        ({"/usr/local/cuda-10.2": "10.1.243"}, {}, False, "says 10.1.243, not 10.2"),
-        ({"/usr/local/cuda-10.2": None}, {}, False, "its nvcc gives no answer"),
-        ({"/usr/local/cuda-10.2": "10.2.89"}, {"gcc": "11.4.0"}, False, "nothing is built"),
-    ],
-)
-def test_a_toolkit_that_is_there_is_used_or_left_alone_and_never_an_error(
-    toolkits, changes, used, reason
-):
-    """The first users' own machines have CUDA 10.2 by NVIDIA's runfile."""
-    made = plan(turing(**{"gcc": "7.5.0", "toolkits": toolkits, **changes}))["node1"]
-    assert made["toolkit"] is None and made["found"]["used"] is used
-    assert reason in made["found"]["reason"]
-    assert made["apex"]["extensions"] is used
-    assert made["apex"]["cuda_home"] == (next(iter(toolkits)) if used else "")
-
-
-def test_a_toolkit_that_is_there_is_no_concern_where_none_is_wanted_or_another_one_is():
-    there = {"toolkits": {"/usr/local/cuda-10.2": "10.2.89", "/usr/local/cuda-11.8": "11.8.89"}}
-    assert plan(turing(gcc="7.5.0", **there), toolkit=False)["node1"]["found"] is None
-    other = plan(turing(gcc="7.5.0", toolkits={"/usr/local/cuda-10.0": "10.0.130"}))["node1"]
-    assert other["found"] is None and other["toolkit"]["folder"] == "/usr/local/cuda-10.2"
-    # Asked for by name, a wrong one in its place is refused by the role.
-    wrong = {"toolkits": {"/usr/local/cuda-10.2": "10.1.243"}}
-    assert plan(turing(gcc="7.5.0", **wrong), toolkit=True)["node1"]["toolkit"]
-
-
-def test_what_gcc_decides_is_decided_by_the_one_that_role_base_installs():
-    """A bare 18.04: the second run found a gcc that the first had installed, and went on."""
-    offered = {"packages": {}, "offered": {"gcc": "4:7.4.0-1ubuntu2.3"}}
-    first = plan(machine("ubuntu1804", ["1e07"], gcc=None, **offered))["node1"]
-    second = plan(machine("ubuntu1804", ["1e07"], gcc="7.5.0", **offered))["node1"]
-    assert first["toolkit"] == second["toolkit"] and first["toolkit"]
-    assert first["apex"]["extensions"] and second["apex"]["extensions"]
-
-
+# A bare 18.04: the second run found a gcc that the first had installed, and went on.
+OFFERED = {"packages": {}, "offered": {"gcc": "4:7.4.0-1ubuntu2.3"}}
+# Ubuntu 20.04's universe has 7 and 8, and torch 1.12.1 takes none after 8.0.0.
 FOCAL = {"g++": "4:9.3.0-1ubuntu2", "g++-7": "7.5.0-6ubuntu2", "g++-8": "8.4.0-3ubuntu2"}
 
 
-@pytest.mark.parametrize("where", ["offered", "packages"])
-def test_an_older_compiler_of_the_archive_builds_apex_where_the_machines_own_is_too_new(where):
-    """Ubuntu 20.04's universe has 7 and 8, and torch 1.12.1 takes none after 8.0.0."""
-    made = plan(machine("ubuntu2004", ["1e07"], gcc="9.4.0", **{where: FOCAL}))["node1"]
-    assert made["toolkit"] and made["apex"]["extensions"]
-    assert (made["apex"]["compiler"], made["apex"]["reason"]) == ("g++-7", "gcc 7.5.0 by g++-7")
-    bare = plan(machine("ubuntu2004", ["1e07"], gcc="9.4.0"))["node1"]["apex"]
-    assert (bare["compiler"], bare["extensions"]) == ("", False)
-    own = plan(machine("ubuntu1804", ["1e07"], gcc="7.5.0", **{where: FOCAL}))["node1"]["apex"]
-    assert (own["compiler"], own["extensions"]) == ("", True)
-    without = plan(
-        machine("ubuntu2004", ["1e07"], gcc="9.4.0", **{where: FOCAL}), apex_extensions=False
-    )["node1"]["apex"]
-    assert (without["compiler"], without["extensions"]) == ("", False)
+def focal(gcc="9.4.0", **changes):
+    return machine("ubuntu2004", ["1e07"], gcc=gcc, **changes)
 
 
-def test_newer_stacks_get_one_on_request_alone():
-    card = machine(cards=["2204"])
-    assert plan(card, stack="cu132")["node1"]["toolkit"] is None
-    asked = plan(card, stack="cu132", toolkit=True)["node1"]
-    assert asked["toolkit"]["folder"] == "/usr/local/cuda-13.2"
-    assert asked["apex"] is None
-    assert plan(turing(), toolkit=False)["node1"]["toolkit"] is None
+def there(version, gcc="7.5.0", folder="/usr/local/cuda-10.2"):
+    """The first users' own machines have CUDA 10.2 by NVIDIA's runfile."""
+    return turing(gcc=gcc, toolkits={folder: version})
 
 
-@pytest.mark.parametrize(
-    ("wanted", "stack", "sentence"),
-    [
-        ({"toolkit": True}, "cpu", "stack cpu has no CUDA"),
-        ({"apex": True}, "cu132", "stack cu132 has none.*stack: cu102"),
-        ({"toolkit": "yes"}, "cu102", "toolkit is 'yes': write auto, true or false"),
-        ({"apex_extensions": True}, "cu102", "every machine that gets apex: node1: gcc 11.4.0"),
-    ],
-)
-def test_settings_that_cannot_be_granted(wanted, stack, sentence):
-    with pytest.raises(PlanError, match=sentence):
-        plan(turing(gcc="11.4.0"), stack=stack, **wanted)
+PLANS = {
+    "gcc 7": plan(turing(gcc="7.5.0"), machine(host="node2")),
+    "gcc 8": plan(turing(gcc="8.3.0")),  # torch 1.12.1: "maximum required version ... (8.0.0)"
+    "gcc 9": plan(turing(gcc="9.4.0")),
+    "gcc 9, toolkit": plan(turing(gcc="9.4.0"), toolkit=True),
+    "no gcc": plan(turing(gcc=None)),
+    "no gcc, toolkit": plan(turing(gcc=None), toolkit=True),
+    "no extensions": plan(turing(gcc="7.5.0"), apex_extensions=False),
+    "no toolkit": plan(turing(gcc="7.5.0"), toolkit=False),
+    "first run": plan(machine("ubuntu1804", ["1e07"], gcc=None, **OFFERED)),
+    "second run": plan(machine("ubuntu1804", ["1e07"], gcc="7.5.0", **OFFERED)),
+    "older gcc offered": plan(focal(offered=FOCAL)),
+    "older gcc installed": plan(focal(packages=FOCAL)),
+    "older gcc not needed": plan(machine("ubuntu1804", ["1e07"], gcc="7.5.0", offered=FOCAL)),
+    "older gcc not wanted": plan(focal(offered=FOCAL), apex_extensions=False),
+    "newer stack": plan(machine(cards=["2204"]), stack="cu132"),
+    "newer stack, toolkit": plan(machine(cards=["2204"]), stack="cu132", toolkit=True),
+    "theirs": plan(there("10.2.89")),
+    "theirs by its link": plan(there("10.2.89", folder="/usr/local/cuda")),
+    "theirs is another": plan(there("10.1.243")),
+    "theirs is another, toolkit": plan(there("10.1.243"), toolkit=True),  # refused by the role
+    "theirs says nothing": plan(there(None)),
+    "theirs, gcc 11": plan(there("10.2.89", gcc="11.4.0")),
+    "theirs, no toolkit": plan(there("10.2.89"), toolkit=False),
+    "theirs elsewhere": plan(there("10.0.130", folder="/usr/local/cuda-10.0")),
+}
 
 
-def test_extensions_need_the_toolkit():
-    with pytest.raises(PlanError, match="gets apex: node1: no CUDA toolkit"):
-        plan(turing(gcc="7.5.0"), apex_extensions=True, toolkit=False)
+def shown(made):
+    lines = []
+    for host, rows in made.items():
+        kit, found, apex = rows["toolkit"], rows["found"], rows["apex"]
+        names = kit and " ".join(part["name"] for part in kit["parts"])
+        lines.append(f"{host} toolkit: {kit and kit['folder']} {names or ''}".rstrip())
+        for name, row in (("found", found), ("apex", apex)):
+            lines += [f"{host} {name} {key}: {row[key]}" for key in row or () if key != "part"]
+    return "\n".join(line.removesuffix(": ") for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("gcc", "wanted", "extensions"),
-    [
-        ("7.5.0", "auto", True),
-        ("8.3.0", "auto", False),  # torch 1.12.1: "maximum required version by CUDA 10.2 (8.0.0)"
-        ("9.4.0", "auto", False),
-        (None, "auto", False),
-        ("7.5.0", False, False),
-    ],
-)
-def test_apex_gets_cuda_extensions_where_gcc_is_old_enough(gcc, wanted, extensions):
-    apex = plan(turing(gcc=gcc), apex_extensions=wanted)["node1"]["apex"]
-    assert apex["extensions"] is extensions
-    assert apex["cuda_home"] == ("/usr/local/cuda-10.2" if extensions else "")
-
-
-@pytest.mark.parametrize(("gcc", "there"), [("7.5.0", True), ("9.4.0", False), (None, False)])
-def test_the_toolkit_comes_unasked_only_where_it_can_build_apex(gcc, there):
-    assert bool(plan(turing(gcc=gcc))["node1"]["toolkit"]) is there
-    assert plan(turing(gcc=gcc), toolkit=True)["node1"]["toolkit"]
+def test_plans_are_those_that_were_reviewed():
+    reviewed("toolkit_plans.txt", {case: shown(made) for case, made in PLANS.items()})
 
 
 def test_each_machine_builds_apex_for_its_own_cards():
@@ -177,19 +118,11 @@ def test_dry_provision_prints_the_whole_list(path, tmp_path):
     expected = EXPECTED / f"{path.stem}.txt"
     right = f"right? then: make dry-provision FACTS={path.relative_to(ROOT)} > {expected}"
     try:
-        found = dry.rows(dry.read(path), TABLE, tmp_path)
+        printed = dry.text(dry.rows(dry.read(path), TABLE, tmp_path))
     except PlanError as error:
-        assert f"tandem: {error}\n" == expected.read_text(), right
-        return
-    hosts = [entry["facts"]["host"] for entry in json.loads(path.read_text())]
-    for host in hosts:
-        names = {row["what"] for row in found if row["host"] == host}
-        if names == {"release"}:
-            continue
-        assert {"cards", "stack", "driver", "python", "torch", "torchvision", "apex"} <= names
-        assert {"cuda", "cudnn", "nccl"} <= names or "toolkit" in names
-    printed = dry.text(found)
-    assert max(len(line) for line in printed.splitlines()) <= 80
+        printed = f"tandem: {error}"
+    else:
+        assert max(len(line) for line in printed.splitlines()) <= 80
     assert printed + "\n" == expected.read_text(), right
 
 
@@ -212,20 +145,16 @@ def test_a_file_of_facts_that_lacks_one_is_refused_by_its_name(fact, tmp_path, c
         assert said.out and said.err == ""  # this plan did not need it
 
 
-@pytest.mark.parametrize(
-    "text", ["{}", "[1]", '[{"facts": []}]', '[{"facts": {"host": 1}}]', '[{"settings": {}}]', "x"]
-)
+OFF = '[{"facts": {"host": "pc1"}}, {"facts": {"host": "pc2"}}]'  # none answered
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[1]", '[{"facts": []}]', '[{"facts": {"host": 1}}]',
+                                  '[{"settings": {}}]', "x", OFF])  # fmt: skip
 def test_a_file_that_is_no_list_of_facts_is_refused(text, tmp_path, capsys):
     (tmp_path / "odd.json").write_text(text)
-    assert dry.main(["--facts", str(tmp_path / "odd.json")]) == 2
+    assert dry.main(["--facts", str(tmp_path / "odd.json")]) == (1 if text is OFF else 2)
     said = capsys.readouterr().err
-    assert said.startswith("tandem: ") and str(tmp_path / "odd.json") in said and "\n" in said
-
-
-def test_machines_none_of_which_answered_are_named(tmp_path, capsys):
-    (tmp_path / "off.json").write_text('[{"facts": {"host": "pc1"}}, {"facts": {"host": "pc2"}}]')
-    assert dry.main(["--facts", str(tmp_path / "off.json")]) == 1
-    assert "pc1, pc2: no machine answered" in capsys.readouterr().err
+    assert said.startswith("tandem: ") and ("pc1, pc2:" if text is OFF else "odd.json") in said
 
 
 def test_nvcc_of_a_toolkit_is_asked_for_its_version(tmp_path, monkeypatch):
@@ -239,9 +168,7 @@ def test_nvcc_of_a_toolkit_is_asked_for_its_version(tmp_path, monkeypatch):
     ):
         (tmp_path / name / "bin").mkdir(parents=True)
         if script:
-            nvcc = tmp_path / name / "bin/nvcc"
-            nvcc.write_text(f"#!/bin/sh\n{script}\n")
-            nvcc.chmod(0o755)
+            stand_in(tmp_path / name / "bin", nvcc=script)
     (tmp_path / "cuda").symlink_to("cuda-10.2")
     (tmp_path / "cuda-12.6/.tandem").mkdir(parents=True)
     (tmp_path / "cuda-12.6/.tandem/cuda").touch()
@@ -277,48 +204,33 @@ def test_settings_are_taken_as_an_inventory_says_them(said, offline):
     assert (wanted["policy"], wanted["version"]) == ("install", "580.126")
 
 
-@pytest.mark.parametrize(
-    ("setting", "value", "remedy"),
-    [
-        ("driver_policy", "upgrde", "write keep, install or upgrade"),
-        ("allow_stop_display", "perhaps", "write true or false"),
-    ],
-)
-def test_a_setting_that_cannot_be_is_one_sentence(setting, value, remedy, tmp_path, capsys):
-    (entry,) = json.loads((ROOT / "examples/machines/3090-debian12.json").read_text())
-    entry["settings"] = {setting: value}
-    (tmp_path / "facts.json").write_text(json.dumps([entry]))
-    assert dry.main(["--facts", str(tmp_path / "facts.json")]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == "" and printed.err == f"tandem: {setting} is {value!r}: {remedy}\n"
-
-
-def test_a_file_of_facts_that_cannot_be_read_is_named(tmp_path, capsys):
-    (tmp_path / "facts.json").write_text("{")
-    assert dry.main(["--facts", str(tmp_path / "facts.json")]) == 2
-    assert "facts.json cannot be read as a file of facts" in capsys.readouterr().err
-
-
-def test_an_impossible_stack_ends_with_one_sentence(tmp_path, capsys):
-    entry = {"facts": facts("ubuntu1804", ["3090"], gcc=None), "settings": {"stack": "auto"}}
-    (tmp_path / "facts.json").write_text(json.dumps([entry]))
-    assert dry.main(["--facts", str(tmp_path / "facts.json")]) == 1
-    assert "glibc 2.28" in capsys.readouterr().err
+def dry_provision(tmp_path, capsys, file, **changes):
+    """(code, what is printed, the error) for a recorded machine with other facts or settings."""
+    (entry,) = json.loads((ROOT / f"examples/machines/{file}.json").read_text())
+    entry["facts"] |= changes.pop("facts", {})
+    (tmp_path / "facts.json").write_text(json.dumps([{**entry, **changes}]))
+    code = dry.main(["--facts", str(tmp_path / "facts.json")])
+    return code, *capsys.readouterr()
 
 
 @pytest.mark.parametrize("stack", ["auto", "cu132", "cpu"])
 def test_a_card_that_no_table_has_is_one_sentence_and_its_remedy_works(tmp_path, capsys, stack):
-    (entry,) = json.loads((ROOT / "examples/machines/3090-debian12.json").read_text())
-    entry["facts"]["gpus"] = [{"vendor": "10de", "device": "3e04"}]
-    entry["settings"] = {"stack": stack}
-    (tmp_path / "facts.json").write_text(json.dumps([entry]))
-    code = dry.main(["--facts", str(tmp_path / "facts.json")])
-    printed = capsys.readouterr()
-    if stack == "cpu":
-        assert code == 0 and "NVIDIA 3e04, a card that is not in ansible/stacks.yml" in printed.out
-        return
-    assert (code, printed.out) == (1, "")
-    assert printed.err == (
-        "tandem: node1: its NVIDIA card 3e04 is not in ansible/stacks.yml: add its generation "
-        "there, or set stack: cpu, which needs no card\n"
+    facts, settings = {"gpus": [{"vendor": "10de", "device": "3e04"}]}, {"stack": stack}
+    code, said, error = dry_provision(
+        tmp_path, capsys, "3090-debian12", facts=facts, settings=settings
     )
+    if stack == "cpu":
+        assert code == 0 and "NVIDIA 3e04, a card that is not in ansible/stacks.yml" in said
+    else:
+        assert (code, said) == (1, "") and error.startswith("tandem: node1: its NVIDIA card 3e04")
+        assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"driver_policy": "upgrde"}, {"allow_stop_display": "perhaps"}, {"stack": "cu1"}],
+)
+def test_a_setting_that_cannot_be_is_one_sentence(settings, tmp_path, capsys):
+    code, said, error = dry_provision(tmp_path, capsys, "3090-debian12", settings=settings)
+    (value,) = settings.values()
+    assert (code, said) == (1, "") and repr(value) in error and error.count("\n") == 1

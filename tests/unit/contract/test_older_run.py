@@ -52,6 +52,7 @@ def test_the_launcher_goes_on_with_its_options(older, monkeypatch):
     assert (settings.epochs, settings.precision, settings.lr, settings.keep) == (3, "fp32", 0.1, 9)
 
 
+@pytest.mark.long
 def test_its_checkpoint_is_continued_by_the_trainer_alone(tmp_path):
     """Under bare torchrun, by trainer/ and contract/ in a folder that holds nothing else of the
     checkout."""

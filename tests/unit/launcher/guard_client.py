@@ -89,10 +89,11 @@ class Client:
             self.pump(0.1)
 
     def wait_for_output(self, text, rank=0, stream="stdout"):
-        """Waits until a rank has printed this."""
+        """Waits until a rank has printed this, renewing the lease meanwhile."""
         limit = time.monotonic() + PATIENCE
         while text not in self.output.get((rank, stream), b""):
             assert time.monotonic() < limit, f"{text} was not printed: {self.output}"
+            self.send(type="lease")
             self.pump(0.1)
 
     def close(self):

@@ -1,6 +1,6 @@
 """Stands in for torch.distributed.launch: starts workers as it does, returns 1 if one failed.
 
-Usage: guard_launch.py NUMBER SCRIPT. Each worker runs the Python SCRIPT. With DEAF set
+Usage: guard_launch.py NUMBER SCRIPT [WORD...]. Each worker runs the Python SCRIPT. With DEAF set
 it waits until all have ended, as launch may for 30 s; else it leaves after the first failure.
 """
 
@@ -13,7 +13,7 @@ number, script = int(sys.argv[1]), sys.argv[2]
 workers = []
 for rank in range(number):
     environment = dict(os.environ, LOCAL_RANK=str(rank), RANK=str(rank))
-    command = [os.environ["PYTHON_EXEC"], "-u", "-c", script]
+    command = [os.environ["PYTHON_EXEC"], "-u", "-c", script, *sys.argv[3:]]
     workers.append(subprocess.Popen(command, env=environment, start_new_session=True))
 while True:
     codes = [worker.poll() for worker in workers]

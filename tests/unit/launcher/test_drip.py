@@ -56,7 +56,7 @@ class Says:
     def write(self, data):
         return len(data)
 
-    def wait(self):
+    def wait(self, seconds=0.0):
         return 0
 
     def stderr(self):

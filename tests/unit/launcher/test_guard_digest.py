@@ -49,6 +49,7 @@ def test_a_digest_has_the_steps_since_the_last_one(tmp_path):
 
 def test_the_order_of_the_times_is_that_of_the_control_side():
     assert digest.CATEGORIES == digests.CATEGORIES and digest.TICK == digests.TICK
+    assert digest.STEPS == digests.MOST
 
 
 def test_a_digest_has_steps_of_one_phase(tmp_path):
@@ -106,6 +107,16 @@ def test_a_long_line_costs_no_memory_and_hides_no_other(tmp_path):
         assert len(rank.digest.partial) <= digest.LINE
     rank.write("\n", step(1))
     assert rank.digest.take()["step"] == 1
+
+
+def test_a_start_line_is_told_unless_nobody_could_write_it_again(tmp_path):
+    rank = Rank(tmp_path)
+    rank.write(json.dumps({"kind": "start", "attempt": 1, "matrices": [[1, 2]]}) + "\n")
+    rank.digest.take()
+    assert b"matrices" in rank.digest.begun
+    rank.digest.begun = None
+    rank.write('{"kind": "start", "attempt": 1, "x": ' + "[" * 900 + "]" * 900 + "}\n")
+    assert rank.digest.take() is None and rank.digest.begun is None
 
 
 def test_what_is_no_file_does_not_hold_up_the_guard(tmp_path):

@@ -17,11 +17,6 @@ from launcher.node.task import read_task
 IOSTAT = Path(__file__).with_name("iostat.json").read_text()  # sysstat 12.6.1, -o JSON -d -x -y 1
 
 
-def test_a_whole_iostat_document_is_taken_as_it_is():
-    assert disks.complete(IOSTAT) == json.loads(IOSTAT)["sysstat"]
-    assert len(disks.complete(IOSTAT)["hosts"][0]["statistics"]) == 3
-
-
 def test_a_cut_iostat_document_ends_with_its_last_whole_report():
     whole = json.loads(IOSTAT)["sysstat"]["hosts"][0]["statistics"]
     counts = []
@@ -33,8 +28,8 @@ def test_a_cut_iostat_document_ends_with_its_last_whole_report():
             counts.append(len(reports))
     assert counts == sorted(counts)
     assert set(counts) == {0, 1, 2, 3}
-    assert disks.complete("") is None
     assert disks.complete(IOSTAT[:40]) is None
+    assert disks.complete(IOSTAT) == json.loads(IOSTAT)["sysstat"]
 
 
 @pytest.fixture
@@ -52,16 +47,15 @@ def record(tmp_path):
 
 
 @pytest.mark.parametrize("source", ["iostat", "diskstats"])
-def test_recording_for_two_seconds(record, tmp_path, monkeypatch, source):
+def test_recording_for_a_second(record, tmp_path, monkeypatch, source):
     if source == "iostat" and not disks.has_iostat():
         pytest.skip("sysstat is not installed here")
     monkeypatch.setattr(disks, "has_iostat", lambda: source == "iostat")
     made, troubles = record(data=str(tmp_path))
     began = time.monotonic()
     made.start()
-    for _ in range(2):
-        time.sleep(1.05)
-        made.sample()
+    time.sleep(1.05)
+    made.sample()
     made.stop()
     assert troubles == []
     (entry,) = json.loads((tmp_path / "iostat.json").read_text())["attempts"]
@@ -70,9 +64,9 @@ def test_recording_for_two_seconds(record, tmp_path, monkeypatch, source):
     assert "data_disk" in entry
     host = entry["sysstat"]["hosts"][0]
     assert host["nodename"] == os.uname().nodename
-    assert len(host["statistics"]) >= 2
+    assert len(host["statistics"]) >= 1
     lines = [json.loads(line) for line in (tmp_path / "net.jsonl").read_text().splitlines()]
-    assert len(lines) == 4
+    assert len(lines) == 3
     assert all(line["attempt"] == 2 and line["interface"] == "lo" for line in lines)
     assert [line["mono"] for line in lines] == sorted(line["mono"] for line in lines)
     names = ["iostat.json", "machine.jsonl", "net.jsonl"]

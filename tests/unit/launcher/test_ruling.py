@@ -46,6 +46,20 @@ def test_each_kind_is_said_once_and_what_comes_later_too():
     assert run.said == [TOLD, "images: 0.50 s of 1.00 s a step; `make report` says what to do"]
 
 
+def test_the_time_before_the_first_steps_keeps_nothing_from_being_said():
+    run = Attempt()
+    run.steps(100, each=0)
+    run.steps(120, sync=0.4)
+    assert run.said == [TOLD]
+
+
+@pytest.mark.parametrize("phase", ["first", "exact"])
+def test_steps_of_which_none_counts_say_nothing(phase):
+    run = Attempt()
+    run.steps(120, phase=phase, sync=0.0)
+    assert run.said == []
+
+
 @pytest.mark.parametrize("steps", [LEAST_STEPS - 5, 0])
 def test_few_steps_say_nothing(steps):
     run = Attempt()

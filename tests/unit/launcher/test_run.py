@@ -1,14 +1,16 @@
 """Whole runs on local nodes: real guards and processes, a stand-in for torch and the trainer."""
 
+import contextlib
 import errno
 import json
 import os
 import signal
-import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,20 +18,19 @@ from contract import runs
 from contract.errors import UNWRITTEN, UserError
 from contract.options import Options as TrainerOptions
 from contract.runs import prediction_path
-from launcher import collect, folders, run
-from launcher.machines.engine import Busy, MachineError
+from launcher import collect, folders, hours, run
+from launcher.machines.engine import Busy
 from launcher.machines.engines.local import LocalNode
 from launcher.machines.engines.ssh import SshNode
 from launcher.options import Options
-from launcher.plan import checks, plan, predictions, preflight
+from launcher.plan import checks, predictions, preflight
 from launcher.plan.checks import ReadyRun
 from launcher.run import Run
 from launcher.terminal import Terminal
 from launcher.watch import attempts
-from tests.unit.launcher.launcher_values import SETTINGS, facts, host
+from tests.unit.launcher.launcher_values import SETTINGS, build, facts, host
 
 pytestmark = pytest.mark.usefixtures("settles_soon")
-CHECKOUT = Path(__file__).resolve().parents[3]
 PYTHON = Path(__file__).with_name("launcher_python.py")
 REPORT = run.REPORT
 
@@ -89,100 +90,87 @@ def told(folder):
     return json.loads((folder / "attempts.json").read_text())
 
 
+WHOLE = """
+import json
+print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], repr(os.environ['ODD']))
+print('argv', json.dumps(sys.argv[1:]))
+held = f"{sys.argv[sys.argv.index('--output') + 1]}/checkpoints/{os.environ['TANDEM_NODE']}"
+os.makedirs(held)
+for name in ('step-8.pt', 'step-12.pt', 'best.pt'): open(f'{held}/{name}', 'w').close()
+"""
+ODD = "a b'c\"d$HOME\n`e`\\ü"
+
+
 def test_a_run_that_finishes(start, monkeypatch):
     monkeypatch.setattr("launcher.run.REPORT", REPORT)
-    script = "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
-    code, said, folder = start(script)
-    assert code == 0
-    for rank in range(3):
-        assert f"[node{rank + 1} {rank}] rank {rank} of 3\n" in said
-        log = folder / f"nodes/node{rank + 1}/rank{rank}.log"
-        assert log.read_text() == f"rank {rank} of 3\n"
-        assert (folder / f"nodes/node{rank + 1}/exit.json").exists()
-        assert (folder / f"nodes/node{rank + 1}/iostat.json").exists()
-    assert told(folder)["status"] == "finished"
+    code, said, folder = start(WHOLE, env={"ODD": ODD})
+    assert (code, told(folder)["status"]) == (0, "finished")
+    for rank, node in enumerate(json.loads((folder / "plan.json").read_text())["nodes"]):
+        line = f"rank {rank} of 3 {ODD!r}"
+        words = node["argv"][node["argv"].index("trainer") + 1 :]
+        argv = f"argv {json.dumps(words)}"
+        assert f"[{node['host']} {rank}] {line}\n[{node['host']} {rank}] {argv}\n" in said
+        there = folder / "nodes" / node["host"]
+        assert (there / f"rank{rank}.log").read_text() == f"{line}\n{argv}\n"
+        assert (there / "exit.json").exists() and (there / "iostat.json").exists()
+    held = sorted(path.name for path in (folder / "checkpoints/node1").iterdir())
+    assert held == ["best.pt", "step-12.pt"] and said.count("tandem: checkpoint ") == 2
     assert (folder.parent / "latest").resolve() == folder.resolve()
 
 
 def test_the_first_cause_ends_all_and_gives_the_exit_code(start):
-    code, said, folder = start(
-        "rank = int(os.environ['RANK'])\n"
-        "if rank == 1:\n    print('about to break'); sys.exit(41)\n"
-        "time.sleep(600)"
-    )
+    script = "if os.environ['RANK'] == '1': print('about to break'); sys.exit(41)\ntime.sleep(600)"
+    code, said, folder = start(script)
     assert code == 41
     cause = told(folder)["attempts"][0]["first_cause"]
     assert (cause["host"], cause["rank"], cause["exit_code"]) == ("node2", 1, 41)
     assert cause["last_lines"] == ["about to break"]
     assert said.count(": clean: ") == 3
+    assert said.splitlines()[-1].startswith("tandem: this run cannot be continued")
 
 
-def test_a_signal_is_told_and_gives_128_more(start):
-    code, _, folder = start(
-        "if os.environ['RANK'] == '2': os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)"
-    )
-    assert code == 137
-    cause = told(folder)["attempts"][0]["first_cause"]
-    assert (cause["host"], cause["signal"], cause["exit_code"]) == ("node3", "SIGKILL", None)
-
-
-def test_a_restart_has_a_new_port_and_resumes(start):
-    code, said, folder = start(
-        "print(os.environ['MASTER_PORT'], sys.argv[-2:])\n"
-        "if os.environ['TANDEM_ATTEMPT'] == '1': time.sleep(0.2); sys.exit(9)",
-        max_restarts=1,
-    )
-    assert code == 0
-    first, second = told(folder)["attempts"]
-    assert (first["status"], second["status"]) == ("failed", "finished")
-    assert first["master_port"] != second["master_port"]
-    assert f"{second['master_port']} ['--resume', 'auto']" in said
-    assert "failed: exit code 9" in second["reason"]
-
-
-@pytest.mark.parametrize("before", ["stopped", "failed", "finished"])
+@pytest.mark.parametrize("before", ["stopped", "finished"])
 def test_a_run_that_is_resumed_in_vain_stays_what_it_was(start, before):
-    """The trainer refuses, for its data set is another; 41 is a real failure."""
     refusal = "print('trainer: another data set', file=sys.stderr); sys.exit(2)"
     code, said, folder = start(refusal, nodes=1, resumed=before)
     assert code == 2 and "another data set" in said
     assert told(folder)["status"] == before
     assert [one["status"] for one in told(folder)["attempts"]] == [before, "failed"]
-    code, _, folder = start("sys.exit(41)", nodes=1, resumed=before)
+
+
+def test_a_run_that_is_resumed_and_fails_has_failed(start):
+    code, _, folder = start("sys.exit(41)", nodes=1, resumed="finished")
     assert (code, told(folder)["status"]) == (41, "failed")
 
 
-def test_at_its_hour_a_run_saves_and_ends_as_by_make_stop(start):
-    """The rank notes what it is asked, and ends with the code of a trainer that has saved."""
-    saves = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))\ntime.sleep(600)"
-    code, said, folder = start(saves, nodes=2, until=int(time.time()) + 8, max_restarts=3)
-    assert told(folder)["status"] == "stopped" and len(told(folder)["attempts"]) == 1
-    assert "(UNTIL): the run saves and ends" in said
-    assert code == 75
+@pytest.mark.parametrize("by", ["make stop", "UNTIL"])
+def test_a_run_that_is_to_stop_saves_and_ends(start, monkeypatch, by):
+    script = (
+        "signal.signal(signal.SIGTERM, lambda *_: (print('saved'), sys.exit(75)))\n"
+        "print('ready', flush=True)\ntime.sleep(600)"
+    )
+    seen, clock = Terminal.lines, [0.0]
+
+    def lines(self, texts):
+        seen(self, texts)
+        if "ready" in texts[0] and by == "UNTIL":
+            clock[0] = 2000.0
+        elif "ready" in texts[0]:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Terminal, "lines", lines)
+    monkeypatch.setattr(hours, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(hours, "time", SimpleNamespace(time=lambda: clock[0]))
+    monkeypatch.setattr(hours, "awake", lambda *_: contextlib.nullcontext())
+    code, said, folder = start(script, 1, max_restarts=3, until=1000 * (by == "UNTIL") or None)
+    assert (code, told(folder)["status"], len(told(folder)["attempts"])) == (75, "stopped", 1)
+    assert "[node1 0] saved" in said and "node1: clean: " in said
+    assert ("(UNTIL): the run saves and ends" in said) is (by == "UNTIL")
 
 
 def test_a_machine_lost_at_a_restart_is_one_more_failure(start, monkeypatch):
-    """Between looking and starting; the run goes on without asking anybody."""
-    seen, lost = run.start_guards, []
-
-    def start_guards(plan, machines):
-        if plan.attempt == 2 and not lost:
-            lost.append(MachineError(["node2"], "node2 (127.0.0.1): cannot be reached: No route"))
-            raise lost[0]
-        return seen(plan, machines)
-
-    monkeypatch.setattr(run, "start_guards", start_guards)
-    script = "if os.environ['TANDEM_ATTEMPT'] == '1': sys.exit(9)"
-    code, said, folder = start(script, nodes=2, max_restarts=2)
-    assert code == 0
-    assert [one["status"] for one in told(folder)["attempts"]] == ["failed", "failed", "finished"]
-    cause = told(folder)["attempts"][1]["first_cause"]
-    assert (cause["host"], "No route" in cause["message"]) == ("node2", True)
-    assert "starting again: node2 gone: node2 (127.0.0.1): cannot be reached" in said
-
-
-def test_of_machines_of_like_names_the_one_that_is_lost_is_named(start, monkeypatch):
-    """node10's name begins like node1's; what is lost is its ssh connection, not a stand-in."""
+    """Between looking and starting; node10's name begins like node1's. What is lost is its ssh
+    connection, not a stand-in."""
 
     class Broken(LocalNode):
         def start(self, argv):
@@ -205,11 +193,19 @@ def test_of_machines_of_like_names_the_one_that_is_lost_is_named(start, monkeypa
         return seen(plan, machines)
 
     monkeypatch.setattr(run, "start_guards", start_guards)
-    script = "if os.environ['TANDEM_ATTEMPT'] == '1': sys.exit(9)"
+    script = (
+        "print(os.environ['MASTER_PORT'], sys.argv[-2:])\n"
+        "if os.environ['TANDEM_ATTEMPT'] == '1': sys.exit(9)"
+    )
     code, said, folder = start(script, nodes=[1, 10], max_restarts=2)
     assert code == 0
-    assert told(folder)["attempts"][1]["first_cause"]["host"] == "node10"
+    first, second, third = told(folder)["attempts"]
+    statuses = [one["status"] for one in (first, second, third)]
+    assert statuses == ["failed", "failed", "finished"]
+    assert "failed: exit code 9" in second["reason"] and second["first_cause"]["host"] == "node10"
     assert "starting again: node10 gone: node10 (" in said
+    assert len({one["master_port"] for one in (first, second, third)}) == 3
+    assert f"{third['master_port']} ['--resume', 'auto']" in said
 
 
 def test_what_no_other_machine_would_mend_ends_the_run_with_its_records(start, monkeypatch):
@@ -221,45 +217,16 @@ def test_what_no_other_machine_would_mend_ends_the_run_with_its_records(start, m
         seen(plan, machines, say)
 
     monkeypatch.setattr(run, "sync_code", sync_code)
-    code, said, folder = start("sys.exit(9)", nodes=2, max_restarts=2)
+    code, said, folder = start("sys.exit(9)", nodes=1, max_restarts=2)
     assert code == 1
     assert "tandem: this machine's disk is full" in said
     assert [one["first_cause"]["exit_code"] for one in told(folder)["attempts"]] == [9]
     assert told(folder)["status"] == "failed"
-    assert (folder / "nodes/node2/exit.json").exists()
+    assert (folder / "nodes/node1/exit.json").exists()
 
 
-def test_environment_survives_every_character(start):
-    odd = "a b'c\"d$HOME\n`e`\\ü"
-    code, said, _ = start("print(repr(os.environ['ODD']))", nodes=1, env={"ODD": odd})
-    assert code == 0
-    assert f"[node1 0] {odd!r}\n" in said
-
-
-def test_the_nodes_get_exactly_what_the_plan_says(start):
-    _, said, folder = start("import json; print('argv', json.dumps(sys.argv[1:]))", nodes=2)
-    kept = json.loads((folder / "plan.json").read_text())
-    for node in kept["nodes"]:
-        after = node["argv"][node["argv"].index("trainer") + 1 :]
-        assert f"[{node['host']} {node['node_rank']}] argv {json.dumps(after)}\n" in said
-
-
-def test_checkpoints_best_and_last_come_back(start):
-    script = (
-        "out = sys.argv[sys.argv.index('--output') + 1]\n"
-        "held = f\"{out}/checkpoints/{os.environ['TANDEM_NODE']}\"\n"
-        "os.makedirs(held)\n"
-        "for name in ('step-8.pt', 'step-12.pt', 'best.pt'): open(f'{held}/{name}', 'w').close()"
-    )
-    code, said, folder = start(script, nodes=2)
-    assert code == 0
-    held = sorted(path.name for path in (folder / "checkpoints" / "node1").iterdir())
-    assert held == ["best.pt", "step-12.pt"]
-    assert said.count("tandem: checkpoint ") == 2
-
-
-def test_a_disk_that_takes_nothing_more_is_told_once_and_in_the_exit_code(start, monkeypatch):
-    make = collect.tempfile.mkdtemp
+def refuse_records(monkeypatch):
+    make = tempfile.mkdtemp
 
     def full(*words, **options):
         if options.get("prefix") != ".collect-":
@@ -267,37 +234,36 @@ def test_a_disk_that_takes_nothing_more_is_told_once_and_in_the_exit_code(start,
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(collect.tempfile, "mkdtemp", full)
-    code, said, folder = start("print('trained')", nodes=2)
-    assert (code, told(folder)["status"]) == (UNWRITTEN, "finished")
-    assert said.count("No space left on device") == 1
-    assert "stays on the machines, in runs/r of their node_dir" in said
-    assert "Traceback" not in said
 
 
-def test_a_run_whose_report_cannot_be_made_does_not_end_well(start, monkeypatch):
+def refuse_report(monkeypatch):
     monkeypatch.setattr("launcher.run.REPORT", (sys.executable, "-c", "raise SystemExit('full')"))
-    code, said, _ = start("print('trained')", nodes=1)
-    assert code == UNWRITTEN and "the report could not be made (full)" in said
 
 
-def test_a_run_whose_outcome_cannot_be_written_does_not_end_well(start, monkeypatch):
+def refuse_outcome(monkeypatch):
     write = attempts.write_json
 
     def refuse(path, value, mode=0o644):
-        if value["status"] == "finished":
+        if value.get("status") == "finished":
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         write(path, value, mode)
 
-    begin = attempts.Attempts.begin
+    monkeypatch.setattr(attempts, "write_json", refuse)
 
-    def begin_then_refuse(self, *words):
-        begin(self, *words)
-        monkeypatch.setattr(attempts, "write_json", refuse)
 
-    monkeypatch.setattr(attempts.Attempts, "begin", begin_then_refuse)
+@pytest.mark.parametrize(
+    ("refuse", "why"),
+    [
+        (refuse_records, "stays on the machines, in runs/r of their node_dir"),
+        (refuse_report, "the report could not be made (full)"),
+        (refuse_outcome, "attempts.json could not be written (Read-only file system)"),
+    ],
+)
+def test_a_run_of_which_something_is_not_written_does_not_end_well(start, monkeypatch, refuse, why):
+    refuse(monkeypatch)
     code, said, _ = start("print('trained')", nodes=1)
     assert code == UNWRITTEN
-    assert "attempts.json could not be written (Read-only file system)" in said
+    assert said.count(why) == 1 and "Traceback" not in said
 
 
 SAVING = """
@@ -305,22 +271,17 @@ out = sys.argv[sys.argv.index('--output') + 1]
 host = os.environ['TANDEM_NODE']
 os.makedirs(f'{out}/nodes/{host}', exist_ok=True)
 with open(f"{out}/nodes/{host}/rank{os.environ['RANK']}.steps.jsonl", 'w') as file:
-    file.write('{"kind": "checkpoint", "attempt": 1, "step": 3, "file": %s}\\n')
+    file.write('{"kind": "checkpoint", "attempt": 1, "step": 3, "file": "step-3.pt"}\\n')
 sys.exit(9)
 """
 
 
-@pytest.mark.parametrize(
-    ("script", "last"),
-    [
-        ("sys.exit(9)", "this run cannot be continued"),
-        (SAVING % "null", "this run cannot be continued"),
-        (SAVING % '"step-3.pt"', "to continue where it was saved: `make train RESUME=r`"),
-    ],
-)
-def test_a_failed_run_ends_with_what_to_type(start, script, last):
-    _, said, _ = start(script, nodes=2)
-    assert said.splitlines()[-1].startswith(f"tandem: {last}")
+def test_a_failed_run_that_saved_ends_with_what_to_type(start, monkeypatch):
+    _, said, folder = start(SAVING, nodes=1)
+    assert "`make train RESUME=r`" in said.splitlines()[-1]
+    (path,) = folder.glob("nodes/node1/rank0.steps.jsonl")
+    path.write_text(path.read_text().replace('"step-3.pt"', "null"))
+    assert not attempts.Attempts.saved(folder)
 
 
 def test_what_a_start_waits_for_is_said_until_a_rank_speaks(start, monkeypatch, tmp_path):
@@ -346,62 +307,20 @@ def test_what_a_start_waits_for_is_said_until_a_rank_speaks(start, monkeypatch, 
     assert prefix in before and prefix not in after
 
 
-def test_a_traceback_is_in_the_log_and_the_error_on_the_terminal(start):
-    _, said, folder = start("def f(): raise ValueError('odd')\nf()", nodes=1)
-    assert "[node1 0] ValueError: odd\n" in said
-    before_cause = said.split("tandem: node1, rank 0")[0]
-    assert "Traceback" not in before_cause and "line 2" not in before_cause
-    assert "Traceback" in (folder / "nodes/node1/rank0.log").read_text()
-
-
 def test_a_run_has_one_controller(tmp_path):
     held = folders.lock(tmp_path)
-    script = (
-        "import pathlib, sys\nfrom launcher import folders\nfolders.lock(pathlib.Path(sys.argv[1]))"
-    )
-    other = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], cwd=CHECKOUT, capture_output=True, text=True
-    )
-    assert f"is being carried out by process {os.getpid()}" in other.stderr
+    with pytest.raises(UserError, match=f"is being carried out by process {os.getpid()}"):
+        folders.lock(tmp_path)
     held.close()
     folders.lock(tmp_path).close()
 
 
 def test_what_a_dead_controller_left_open_is_closed(tmp_path):
-    begun = attempts.Attempts(tmp_path)
-    begun.begin(plan_of_one(), "first attempt", 0.0)
+    attempts.Attempts(tmp_path).begin(build([host(1)], [facts(1)]), "first attempt", 0.0)
     again = attempts.Attempts(tmp_path)
     assert again.close_broken() == 1
     assert again.list[0]["status"] == "failed"
     assert again.ports == {29500}
-
-
-def plan_of_one() -> plan.Plan:
-    from tests.unit.launcher.launcher_values import build
-
-    return build([host(1)], [facts(1)])
-
-
-def test_stop_asks_the_workers_to_save(start, monkeypatch):
-    script = (
-        "def leave(*_): print('saved'); sys.exit(75)\n"
-        "signal.signal(signal.SIGTERM, leave)\n"
-        "print('ready', flush=True)\n"
-        "time.sleep(600)"
-    )
-    seen = Terminal.lines
-
-    def lines(self, texts):
-        seen(self, texts)
-        if "ready" in texts[0] and not getattr(self, "asked", False):
-            self.asked = True
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(Terminal, "lines", lines)
-    code, said, folder = start(script, nodes=1)
-    assert (code, told(folder)["status"]) == (75, "stopped")
-    assert "[node1 0] saved" in said
-    assert "node1: clean: " in said
 
 
 def test_the_plan_carries_what_was_predicted(tmp_path, monkeypatch):

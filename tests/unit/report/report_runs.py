@@ -19,38 +19,49 @@ GUARD = 100.0  # the guard's start on each machine's monotonic clock
 START, STOP, EVALUATE, CHECKPOINT = 6.0, 1.0, 2.0, 0.5
 
 
+DEFAULTS = {
+    "batch": 32,
+    "by_rank": {},  # other seconds of a step, by rank
+    "parts": [],  # images of a step, by rank
+    "sync": "allreduce",
+    "bucket_mb": 25,
+    "model": "resnet50",
+    "data": "imagenet",
+    "gradient_bytes": GRADIENTS,
+    "speed_mbit": 10000,
+    "connection": "ssh",
+    "checkpoint": CHECKPOINT,
+    "disk": {"rkB/s": 900.0, "util": 3.0, "r_await": 0.8},
+    "mounts": 0.0,
+    "gpu": False,
+    "links": {},
+    # What a second adds to the counters of a machine, or its state; of one host, by name.
+    "machine": {},
+    "machines": {},
+    "versions": {},
+    "options": {},
+    "cpu": "Intel(R) Core(TM) i7-8700 CPU @ 3.20GHz",
+    # The first steps, exact sums with the same seconds but for those that differ.
+    "exact": 0,
+    "exact_step": {},
+    "exact_sent": 0.0,
+}
+
+
 class RunBuilder:
     """Each method writes one kind of file; `write` writes them all."""
 
-    def __init__(self, folder, nodes=4, steps=240, epochs=2, step=None, by_rank=None, **settings):
+    def __init__(self, folder, nodes=4, steps=240, epochs=2, step=None, **settings):
+        self.__dict__.update(
+            DEFAULTS, sent=2 * (nodes - 1) / nodes * settings.get("gradient_bytes", GRADIENTS)
+        )
+        assert settings.keys() <= self.__dict__.keys(), settings
+        self.__dict__.update(settings)
         self.folder = Path(folder)
         self.hosts = [f"node{rank + 1}" for rank in range(nodes)]
         self.epochs, self.per_epoch = epochs, steps // epochs
         self.step = {**STEP, **(step or {})}
-        self.by_rank = by_rank or {}
-        self.batch = settings.get("batch", 32)
-        self.parts = settings.get("parts", [])  # images of a step, by rank
-        self.sync = settings.get("sync", "allreduce")
-        self.bucket_mb = settings.get("bucket_mb", 25)
-        self.model = settings.get("model", "resnet50")
-        self.gradient_bytes = settings.get("gradient_bytes", GRADIENTS)
-        self.sent = settings.get("sent", 2 * (nodes - 1) / nodes * self.gradient_bytes)
-        self.speed_mbit = settings.get("speed_mbit", 10000)
-        self.connection = settings.get("connection", "ssh")
-        self.checkpoint = settings.get("checkpoint", CHECKPOINT)
-        self.disk = settings.get("disk", {"rkB/s": 900.0, "util": 3.0, "r_await": 0.8})
-        self.mounts = settings.get("mounts", 0.0)
-        self.gpu = settings.get("gpu", False)
-        self.links = settings.get("links", {})
-        # What a second adds to the counters of a machine, or its state; of one host, by name.
-        self.machine, self.machines = settings.get("machine", {}), settings.get("machines", {})
-        self.versions, self.options = settings.get("versions", {}), settings.get("options", {})
-        self.cpu = settings.get("cpu", "Intel(R) Core(TM) i7-8700 CPU @ 3.20GHz")
-        self.data = settings.get("data", "imagenet")
         self.attempt = 1
-        # The first steps, exact sums with the same seconds but for those that differ.
-        self.exact, self.exact_step = settings.get("exact", 0), settings.get("exact_step", {})
-        self.exact_sent = settings.get("exact_sent", 0.0)
         self.warmup = self.exact / self.per_epoch
 
     @property
@@ -190,35 +201,18 @@ class RunBuilder:
         for epoch in range(self.epochs):
             for _ in range(self.per_epoch):
                 step += 1
-                lines.append(
-                    {
-                        "kind": "step",
-                        "attempt": self.attempt,
-                        "step": step,
-                        "epoch": epoch,
-                        "samples": self.parts[rank] if self.parts else self.batch,
-                        **({"exact": True} if step <= self.exact else {}),
-                        "seconds": {**seconds, **(self.exact_step if step <= self.exact else {})},
-                    }
-                )
-                if step == steps:
-                    break
-            if step == steps:
-                break
-            lines.append(self.evaluate_line(epoch))
-            lines.append(self.checkpoint_line(step))
+                samples = self.parts[rank] if self.parts else self.batch
+                line = {"kind": "step", "attempt": self.attempt, "step": step, "epoch": epoch}
+                lines.append({**line, "samples": samples, "seconds": seconds})
+                if step <= self.exact:
+                    lines[-1].update(exact=True, seconds={**seconds, **self.exact_step})
+            lines += [self.evaluate_line(epoch), self.checkpoint_line(step)]
+        if steps:
+            lines = lines[: 1 + steps]
         if end:
-            lines.append(
-                {
-                    "kind": "end",
-                    "attempt": self.attempt,
-                    "mono": GUARD + START + self.loop_seconds,
-                    "seconds": {},
-                    "status": "finished",
-                    "peak_memory_bytes": 10**9,
-                    "bad_images": 0,
-                }
-            )
+            line = {"kind": "end", "attempt": self.attempt, "status": "finished", "seconds": {}}
+            mono = GUARD + START + self.loop_seconds
+            lines.append({**line, "mono": mono, "peak_memory_bytes": 10**9, "bad_images": 0})
         self.append(f"nodes/{host}/rank{rank}.steps.jsonl", lines)
 
     def evaluate_line(self, epoch):
@@ -258,17 +252,8 @@ class RunBuilder:
         self.dump(f"nodes/{host}/exit.json", document)
 
     def write_iostat(self, host):
-        disk = {
-            "disk_device": "sda",
-            "r/s": 10.0,
-            "rkB/s": 0.0,
-            "w/s": 2.0,
-            "wkB/s": 40.0,
-            "r_await": 0.8,
-            "w_await": 1.0,
-            "util": 0.0,
-            **self.disk,
-        }
+        disk = {"disk_device": "sda", "r/s": 10.0, "w/s": 2.0, "wkB/s": 40.0, "w_await": 1.0}
+        disk |= self.disk
         reports = [{"disk": [disk]} for _ in range(int(self.wall))]
         document = {"sysstat": {"hosts": [{"nodename": host, "statistics": reports}]}}
         entry = {"attempt": self.attempt, "source": "iostat", "mono_start": GUARD, "interval": 1.0}
@@ -350,6 +335,10 @@ class RunBuilder:
             file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
+STRAGGLER = {
+    "step": {"sync_exposed": 0.16},
+    "by_rank": {2: {"backward": 0.23, "sync_exposed": 0.01}},
+}
 # One setting per value of `bottleneck`: what the run would have measured.
 BOTTLENECKS = {
     "network": {"step": {"sync_exposed": 1.2}, "speed_mbit": 1000},
@@ -367,18 +356,13 @@ BOTTLENECKS = {
     "data_share": {"step": {"data": 0.3}, "mounts": 9.0},
     "data_decode": {"step": {"data": 0.3}},
     "h2d": {"step": {"h2d": 0.2}},
-    "straggler": {
-        "step": {"sync_exposed": 0.16},
-        "by_rank": {2: {"backward": 0.23, "sync_exposed": 0.01}},
-    },
+    "straggler": STRAGGLER,
     "cpu_contention": {
-        "step": {"sync_exposed": 0.16},
-        "by_rank": {2: {"backward": 0.23, "sync_exposed": 0.01}},
+        **STRAGGLER,
         "machines": {"node3": {"busy": 7.9, "ran": 2.0, "waited": 2.5}},
     },
     "memory_pressure": {
-        "step": {"sync_exposed": 0.16},
-        "by_rank": {2: {"backward": 0.23, "sync_exposed": 0.01}},
+        **STRAGGLER,
         "machines": {
             "node3": {"in": 6e6, "out": 7e6, "pressure": 0.4, "available": 200 << 20},
         },
@@ -386,3 +370,25 @@ BOTTLENECKS = {
     "checkpoint": {"checkpoint": 12.0},
     "none": {"step": {"data": 0.05, "h2d": 0.05, "sync_exposed": 0.05, "other": 0.05}},
 }
+
+# Four machines on 1 Gbit/s: with ef:1.6 a step waits 5 ms, and 1.2 s where it sums exactly.
+WARMED = {
+    "sync": "ef:1.6",
+    "bucket_mb": 8,
+    "speed_mbit": 1000,
+    "step": {"sync_exposed": 0.005},
+    "exact_step": {"sync_exposed": 1.2},
+    "sent": 8e6,
+    "exact_sent": 153.4e6,
+}
+
+
+def change(path, **values):
+    """Other fields of a JSON document."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def change_lines(path, change):
+    """Each line of a JSON Lines file as `change` returns it, or leaves it."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(change(line) or line) + "\n" for line in lines))

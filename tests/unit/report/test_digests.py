@@ -59,7 +59,8 @@ def tell(run, seconds=None, swapped=0):
                     file.write(json.dumps(line) + "\n")
             row = digest.take()
             kept.take(host, frame(row, clocks[host] + now, swapped))
-        kept.write()
+        for host in ranks:
+            kept.write(host)
     spool.drain()
     for _, _, path in ranks.values():
         path.unlink()

@@ -7,17 +7,17 @@ import pytest
 
 from report.__main__ import main
 from report.measurements import read_basis
-from tests.unit.report.report_runs import RunBuilder
+from tests.unit.report.report_runs import RunBuilder, change
 
-NAME = "20261122T120000Z-resnet50-3n"
+NAME, NEWER = "20261122T120000Z-resnet50-3n", "20261122T130000Z-resnet50-4n"
 
 
 class Measured(RunBuilder):
     """Each machine is a world of its own."""
 
-    def __init__(self, folder, data="", made=None, links=True, **settings):
+    def __init__(self, folder, data="", made=None, **settings):
         super().__init__(folder, nodes=3, epochs=1, **settings)
-        self.data, self.made, self.measures_links = data, made or time.time(), links
+        self.data, self.made = data, made or time.time()
 
     def start_line(self, rank, host):
         alone = {"world_size": 1, "global_batch": self.batch, "rank": 0, "node_rank": 0}
@@ -28,27 +28,23 @@ class Measured(RunBuilder):
 
     def write(self):
         super().write()
-        path = self.folder / "plan.json"
-        told = {**json.loads(path.read_text()), "data": self.data}
-        path.write_text(json.dumps({**told, "created_unix": self.made}))
-        for index, host in enumerate(self.hosts if self.measures_links else ()):
-            (self.folder / f"nodes/{host}/rank{index}.steps.jsonl").rename(
-                self.folder / f"nodes/{host}/rank0.steps.jsonl.new"
-            )
-            after = self.hosts[(index + 1) % 3]
-            rates = {"mbit_to": 900.0 - index, "mbit_from": 940.0}
-            told = {"host": host, "pairs": {after: rates}, "ring": {"mbit": 700.0 + index}}
-            (self.folder / f"nodes/{host}/links.json").write_text(json.dumps(told))
-        for path in self.folder.glob("nodes/*/*.new"):
-            path.rename(path.with_suffix(""))
+        change(self.folder / "plan.json", data=self.data, created_unix=self.made)
+        for index, host in enumerate(self.hosts):
+            path = self.folder / f"nodes/{host}/rank{index}.steps.jsonl"
+            path.rename(path.with_name("rank0.steps.jsonl"))
+            rates = {self.hosts[(index + 1) % 3]: {"mbit_to": 900.0 - index, "mbit_from": 940.0}}
+            self.dump(f"nodes/{host}/links.json", {"pairs": rates, "ring": {"mbit": 700.0 + index}})
         return self.folder
 
 
 def plan(tmp_path, capsys, *words):
-    argv = ["plan", "--runs", str(tmp_path), "--model", "resnet50", "--nodes", "3", *words]
-    code = main(argv)
-    told = capsys.readouterr()
-    return code, told.out + told.err
+    code = main(["plan", "--runs", str(tmp_path), "--model", "resnet50", "--nodes", "3", *words])
+    return code, capsys.readouterr()
+
+
+def kept(tmp_path):
+    """What a plan of three machines wrote for the runs after it."""
+    return json.loads((tmp_path / "plan-resnet50-3n.json").read_text())
 
 
 HERE = ("--machines", "node1,node2,node3")
@@ -63,39 +59,27 @@ def test_the_machines_in_parts_by_speed_and_the_links_as_measured(tmp_path, caps
     assert basis.own_speeds == pytest.approx({"node1": 250, "node2": 190.5, "node3": 250}, abs=0.1)
     # Of two the slower way of their link; of three what came while all sent.
     assert [rate * 8 / 1e6 for rate in basis.rates] == pytest.approx([900.0, 900.0, 700.0])
-    code, out = plan(tmp_path, capsys, *HERE)
-    assert code == 0
-    told = " ".join(out.split())
-    assert "on node1, node2, node3 by themselves, on noise in the place of images" in told
-    assert "a step took 0.13 s (node1) to 0.17 s (node2)" in told
-    assert (
-        "(BALANCE=auto) the images of a step are node1 35, node2 26, node3 35: a step of all takes "
-        "0.14 s without the network, and with equal parts 0.17 s" in told
-    )
-    assert (
-        "Of it on node2: forward 40 ms, backward 0.12 s, optimizer 4 ms. 25.6 M parameters, 102 MB"
-        in told
-    )
-    assert "Links: 899 Mbit/s of payload in pairs, 700 while all sent" in told
-    assert "90 epochs" not in told.split("Counted over")[0]  # of noise
-    assert max(map(len, out.splitlines())) <= 80
-    rows = {tuple(line.split()[:2]): line.split() for line in out.splitlines()}
-    assert float(rows["1", "="][6]) == pytest.approx(32 / 0.128, rel=0.01)
-    kept = json.loads((tmp_path / "plan-resnet50-3n.json").read_text())
-    assert kept["own_speeds"]["node2"] == pytest.approx(190.5, abs=0.1)
+    code, (out, _) = plan(tmp_path, capsys, *HERE)
+    said = " ".join(out.split())
+    assert code == 0 and max(map(len, out.splitlines())) <= 80
+    parts = "(BALANCE=auto) the images of a step are node1 35, node2 26, node3 35: a step of all"
+    assert f"{parts} takes 0.14 s without the network, and with equal parts 0.17 s" in said
+    assert "a step took 0.13 s (node1) to 0.17 s (node2). Of it on node2: forward 40 ms" in said
+    assert "Links: 899 Mbit/s of payload in pairs, 700 while all sent" in said
+    assert "on noise in the place of images" in said
+    assert "90 epochs" not in said.split("Counted over")[0]  # of noise
+    assert kept(tmp_path)["own_speeds"]["node2"] == pytest.approx(190.5, abs=0.1)
+    alone = kept(tmp_path)["rows"][0]
+    assert alone["images_per_second"] == pytest.approx(32 / 0.128, rel=0.01)
 
 
 def test_of_machines_that_are_nearly_alike_the_slowest_counts(tmp_path, capsys):
-    Measured(tmp_path / "measured" / NAME, by_rank={1: {"backward": 0.09}}).write()
-    basis = read_basis(tmp_path / "measured" / NAME)
+    images = {"data": "imagenet", "by_rank": {1: {"backward": 0.09}}}
+    basis = read_basis(Measured(tmp_path / "measured" / NAME, **images).write())
     assert [round(step.work, 3) for step in basis.steps] == [0.128, 0.138, 0.138]
-    assert "BALANCE" not in plan(tmp_path, capsys, *HERE)[1]
-
-
-def test_images_of_ones_own_give_the_time_of_epochs(tmp_path, capsys):
-    Measured(tmp_path / "measured" / NAME, data="imagenet").write()
-    _, out = plan(tmp_path, capsys, *HERE)
-    assert "90 epochs" in out and "noise" not in out
+    _, (out, _) = plan(tmp_path, capsys, *HERE)
+    # Images of one's own give the time of epochs.
+    assert "90 epochs" in out and "noise" not in out and "BALANCE" not in out
 
 
 @pytest.mark.parametrize(
@@ -111,37 +95,34 @@ def test_images_of_ones_own_give_the_time_of_epochs(tmp_path, capsys):
 )
 def test_what_was_measured_of_something_else_is_not_taken(tmp_path, capsys, words, settings):
     Measured(tmp_path / "measured" / NAME, **settings).write()
-    code, out = plan(tmp_path, capsys, *words)
-    assert code == 3
-    assert "Nothing of resnet50" in out and "`make plan NODES=3 MODEL=resnet50" in out
+    code, (_, err) = plan(tmp_path, capsys, *words)
+    assert code == 3 and "`make plan NODES=3 MODEL=resnet50" in err
     assert not list(tmp_path.glob("plan-*"))
 
 
-def test_what_was_measured_serves_fewer_machines_and_any_precision(tmp_path, capsys):
+def test_the_newest_of_runs_and_measurements_is_taken_for_any_of_its_machines(tmp_path, capsys):
     Measured(tmp_path / "measured" / NAME).write()
-    words = ("--nodes", "2", "--machines", "node1,node2,node9", "--precision", "auto")
-    assert plan(tmp_path, capsys, *words, "--batch", "32")[0] == 0
+    words = ("--machines", "node1,node2,node9", "--precision", "auto", "--batch", "32")
+    assert plan(tmp_path, capsys, *words, "--nodes", "2")[0] == 0
+    for run, newest in ((None, NAME), ("20261122T110000Z-resnet50-4n", NAME), (NEWER, NEWER)):
+        if run:
+            RunBuilder(tmp_path / run).write()
+        assert plan(tmp_path, capsys, *HERE)[0] == 0
+        assert kept(tmp_path)["from_run"] == newest
 
 
-def test_the_newest_of_runs_and_measurements_is_taken(tmp_path, capsys):
-    Measured(tmp_path / "measured" / NAME).write()
-    RunBuilder(tmp_path / "20261122T110000Z-resnet50-4n").write()
-    assert "Measured at" in plan(tmp_path, capsys, *HERE)[1]
-    RunBuilder(tmp_path / "20261122T130000Z-resnet50-4n").write()
-    assert "20261122T130000Z" in plan(tmp_path, capsys, *HERE)[1]
-
-
-@pytest.mark.parametrize("broken", ["ring", "attempts", "rank"])
-def test_half_a_measurement_predicts_nothing_that_it_did_not_measure(tmp_path, capsys, broken):
+def test_half_a_measurement_predicts_nothing_that_it_did_not_measure(tmp_path, capsys):
     folder = Measured(tmp_path / "measured" / NAME).write()
-    if broken == "ring":
-        (folder / "nodes/node2/links.json").write_text('{"pairs": 3, "ring": {"mbit": "fast"}}')
+    links = folder / "nodes/node2/links.json"
+    for odd in ('{"pairs": 3, "ring": {"mbit": "fast"}}', '{"pairs": {"node3": 3}, "ring": []}'):
+        links.write_text(odd)
         assert read_basis(folder).rates == ()
-        (folder / "nodes/node2/links.json").write_text('{"pairs": {"node3": 3}, "ring": []}')
-        assert read_basis(folder).rates == ()
-        return
-    if broken == "attempts":
-        (folder / "attempts.json").write_text(json.dumps({"status": "failed", "attempts": []}))
-    else:
-        (folder / "nodes/node3/rank0.steps.jsonl").write_text("")
-    assert plan(tmp_path, capsys, *HERE)[0] == 3
+    for path, odd in (
+        (folder / "nodes/node3/rank0.steps.jsonl", ""),
+        (folder / "attempts.json", '{"status": "failed", "attempts": []}'),
+    ):
+        before = path.read_text()
+        path.write_text(odd)
+        assert plan(tmp_path, capsys, *HERE)[0] == 3
+        path.write_text(before)
+    assert plan(tmp_path, capsys, *HERE)[0] == 0

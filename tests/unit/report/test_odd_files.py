@@ -9,18 +9,17 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from report import files, records
 from report.__main__ import main
 from tests.fuzz import damaged, many, odd
-from tests.unit.report.report_runs import RunBuilder
+from tests.unit.report.report_runs import RunBuilder, change, change_lines
 
 ROOT = Path(__file__).parents[3]
 FILES = (
@@ -30,51 +29,14 @@ FILES = (
 )  # fmt: skip
 
 
-def fifo(path):
-    os.mkfifo(path)
-
-
-def zero(path):
-    path.symlink_to("/dev/zero")
-
-
-def deep(path):
-    path.write_text('{"a": ' + "[" * 200_000)
-
-
-def bare_list(path):
-    path.write_text('["start"]\n[1]\n3\n')
-
-
-def lone_surrogate(path):
-    path.write_text('{"attempt": 1, "mono": 1.0, "interface": "\\ud800", "kind": "\\udfff"}\n')
-
-
-@pytest.mark.parametrize("odd", [fifo, zero, deep, bare_list, lone_surrogate])
-@pytest.mark.parametrize(
-    "name", ["iostat.json", "net.jsonl", "machine.jsonl", "exit.json", "rank0.steps.jsonl"]
-)
-def test_an_odd_file_of_a_node_does_not_end_the_report(tmp_path, odd, name):
+def test_a_folder_whose_name_is_no_text_is_no_host(tmp_path):
     run = RunBuilder(tmp_path / "run").write()
-    path = run / "nodes/node1" / name
-    path.unlink()
-    odd(path)
-    codes = []
-    thread = threading.Thread(target=lambda: codes.append(main([str(run)])), daemon=True)
-    thread.start()
-    thread.join(60)
-    assert codes == [0]
-    assert json.loads((run / "summary.json").read_text())["status"] == "finished"
-
-
-@pytest.mark.parametrize("name", [b"caf\xe9", b"\x1b]0;x\x07", b"a\nb"])
-def test_a_folder_whose_name_is_no_text_is_no_host(tmp_path, name):
-    run = RunBuilder(tmp_path / "run").write()
-    odd = run / "nodes" / os.fsdecode(name)
-    odd.mkdir()
-    for file in ("rank7.steps.jsonl", "net.jsonl", "exit.json", "iostat.json"):
-        text = '{"kind": "start", "attempt": 1, "mono": 1.0, "attempts": [{}]}\n'
-        (odd / file).write_text(text)
+    for name in (b"caf\xe9", b"\x1b]0;x\x07", b"a\nb"):
+        folder = run / "nodes" / os.fsdecode(name)
+        folder.mkdir()
+        for file in ("rank7.steps.jsonl", "net.jsonl", "exit.json", "iostat.json"):
+            line = '{"kind": "start", "attempt": 1, "mono": 1.0, "attempts": [{}]}\n'
+            (folder / file).write_text(line)
     assert main([str(run)]) == 0
     assert json.loads((run / "summary.json").read_text())["world_size"] == 4
 
@@ -87,12 +49,11 @@ def whole(tmp_path_factory):
     run.write()
     cause = {"host": "node1", "rank": 0, "message": "it fell", "remedy": "get up", "exception": "E"}
     run.write_control(status="failed", first_cause={**cause, "last_lines": ["a", "b"]})
-    plan = json.loads((folder / "plan.json").read_text())
-    plan["options"] = {"model": "resnet50", "batch": 32, "trainer": ["--lr", "0.1"]}
-    plan["predicted"] = {"images_per_second": 100.0, "made_unix": 1.0}
-    (folder / "plan.json").write_text(json.dumps(plan))
+    options = {"model": "resnet50", "batch": 32, "trainer": ["--lr", "0.1"]}
+    predicted = {"images_per_second": 100.0, "made_unix": 1.0}
+    change(folder / "plan.json", options=options, predicted=predicted)
     path = folder / "nodes/node1/rank0.steps.jsonl"
-    path.write_text(path.read_text().replace('"kind": "step"', '"exact": true, "kind": "step"'))
+    change_lines(path, lambda line: {**line, "exact": True} if line["kind"] == "step" else line)
     return folder
 
 
@@ -130,20 +91,13 @@ def test_a_report_is_made_whatever_a_file_holds(whole, name):
     path = whole / name
     with borrowed(path) as (good, documents):
 
-        @many(40)
-        @given(odd(documents))
-        def each_odd(made):
-            write_lines(path, made)
+        @many(70)
+        @given(odd(documents) | damaged(good))
+        def each(made):
+            path.write_bytes(made) if isinstance(made, bytes) else write_lines(path, made)
             reported(whole)
 
-        @many(30)
-        @given(damaged(good))
-        def each_damaged(content):
-            path.write_bytes(content)
-            reported(whole)
-
-        each_odd()
-        each_damaged()
+        each()
 
 
 def missing(path):
@@ -155,8 +109,8 @@ def huge(path):
         file.truncate(9 << 20)
 
 
-def no_text(path):
-    path.write_bytes(b"\xff\xfe{")
+def half(path):
+    path.write_text(path.read_text()[: path.stat().st_size // 2])
 
 
 def a_folder(path):
@@ -169,6 +123,11 @@ def a_link(path):
     path.symlink_to(path.with_suffix(".moved").name)
 
 
+def zero(path):
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
 def a_pipe(path):
     path.unlink()
     os.mkfifo(path)
@@ -179,31 +138,45 @@ def another_rank(path):
         (path.parent / name).write_bytes(path.read_bytes())
 
 
-SPOILED = (missing, huge, no_text, a_folder, a_link, a_pipe, another_rank, deep)
+CONTENTS = {
+    "no text": b"\xff\xfe{",
+    "deep": b'{"a": ' + b"[" * 200_000,
+    "lists": b'["start"]\n[1]\n3\n',
+    "surrogates": b'{"attempt": 1, "mono": 1.0, "interface": "\\ud800", "kind": "\\udfff"}\n',
+    "no sense": b'null\n"x"\n{"kind": "step", "seconds": 3, "step": "x"}\n'
+    b'{"kind": "step", "step": 9, "samples": NaN, "seconds": {"data": "a", "forward": Infinity}}\n'
+    b'{"kind": "evaluate", "epoch": null}\n{"kind": "end", "mono": "late"}\n\x00\xff\n{"kin',
+}
 
 
-@many(30)
-@example({"plan.json": missing, "attempts.json": missing}, "nodes", 8)
-@example({"nodes/node1/rank0.steps.jsonl": missing, "plan.json": missing}, None, 8)
-@example({}, ".", 8)
-@example({}, None, 1)
-@given(
-    st.dictionaries(st.sampled_from(FILES), st.sampled_from(SPOILED), min_size=1),
-    st.sampled_from([None, None, "nodes"]),
-    st.sampled_from([1, 8, 1 << 20]),
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("content", CONTENTS)
+def test_a_report_is_made_whatever_all_files_hold(whole, tmp_path, content, added):
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    for name in FILES:
+        before = (run / name).read_bytes() if added else b""
+        (run / name).write_bytes(before + CONTENTS[content])
+    reported(run)
+
+
+@pytest.mark.hypothesis
+@pytest.mark.parametrize(
+    "spoil", [missing, huge, half, a_folder, a_link, zero, a_pipe, another_rank]
 )
-def test_a_report_is_made_whatever_kind_its_files_are(whole, tmp_path_factory, kinds, gone, most):
-    """`gone`: a folder that is not there; `most`: how many steps and ranks are read."""
-    run = tmp_path_factory.mktemp("spoiled") / "run"
-    shutil.copytree(whole, run)
-    for name, spoil in kinds.items():
-        spoil(run / name)
-    if gone:
-        shutil.rmtree(run / gone)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "MOST_STEPS", most)
-        patch.setattr(records, "MOST_RECORDS", most)
+def test_a_report_is_made_whatever_kind_its_files_are(whole, tmp_path, monkeypatch, spoil):
+    """Each of them, and all; of these also where few steps and ranks are read."""
+    for number, names in enumerate([*([name] for name in FILES), FILES]):
+        run = Path(shutil.copytree(whole, tmp_path / str(number)))
+        for name in names:
+            spoil(run / name)
         reported(run)
+    for most in (1, 8):
+        monkeypatch.setattr(records, "MOST_STEPS", most)
+        monkeypatch.setattr(records, "MOST_RECORDS", most)
+        reported(run)
+    shutil.rmtree(run / "nodes")
+    reported(run)
 
 
 @pytest.mark.hypothesis
@@ -240,58 +213,41 @@ def test_a_plan_is_made_or_refused_whatever_a_run_holds(whole, data):
         assert all(line.isprintable() for line in out.buffer.getvalue().decode().splitlines())
 
 
-@pytest.mark.parametrize("value", [1e18, -1e18, 2**63, math.inf, -math.inf, math.nan, True, "1"])
-def test_a_number_that_no_file_of_a_run_has_counts_as_absent(value):
-    assert files.number(value) is None
-
-
-@pytest.mark.parametrize("value", [0, -1, 0.5, 999_999_999_999_999_999, -9.9e17])
-def test_a_number_of_a_run_is_read_as_it_is(value):
-    assert files.number(value) is value
+def test_a_number_that_no_file_of_a_run_has_counts_as_absent():
+    for value in (1e18, -1e18, 2**63, math.inf, -math.inf, math.nan, True, "1"):
+        assert files.number(value) is None
+    for value in (0, -1, 0.5, 999_999_999_999_999_999, -9.9e17):
+        assert files.number(value) is value
 
 
 @pytest.mark.parametrize(
-    "field, value",
-    [
-        ("world_size", 10**17),
-        ("steps_per_epoch", 10**400),
-        ("mono", -(10**400)),
-        ("image_size", 10**400),
-    ],
+    ("field", "value"),
+    [("world_size", 10**17), ("steps_per_epoch", 10**400), ("image_size", 10**400)],
 )
 def test_numbers_that_no_run_has_are_absent(tmp_path, field, value):
-    """Of 10**17 ranks each was looked for; a float holds no number of 400 digits."""
+    """Of 10**17 ranks each was looked for; a float holds no number of 400 digits. `²` is a digit to
+    str.isdigit(), and none to int()."""
     run = RunBuilder(tmp_path / "run").write()
-    path = run / "nodes/node1/rank0.steps.jsonl"
-    first, *others = path.read_text().splitlines()
-    path.write_text("\n".join([json.dumps({**json.loads(first), field: value}), *others]))
-    assert main([str(run)]) == 0
-
-
-def test_a_rank_is_a_number_of_plain_digits(tmp_path):
-    """`²` is a digit to str.isdigit(), and none to int()."""
-    run = RunBuilder(tmp_path / "run").write()
-    path = run / "nodes/node1/exit.json"
+    change_lines(run / "nodes/node1/rank0.steps.jsonl", lambda line: {**line, field: value})
+    path = run / "nodes/node2/exit.json"
     document = json.loads(path.read_text())
     document["attempts"][0]["workers"] = {"²": {}, "٣": {}, "-1": {}, "9" * 30: {}, "0": {}}
     path.write_text(json.dumps(document))
-    (run / "nodes/node1/rank0.steps.jsonl").unlink()
+    (run / "nodes/node2/rank1.steps.jsonl").unlink()
     assert main([str(run)]) == 0
 
 
 NAME = "\x1b]0;title\x07\x1b]52;c;cHduZWQ=\x07\ud800sda\u202e"
 
 
-def test_names_of_cards_disks_mounts_and_devices_tell_a_terminal_nothing(whole, tmp_path):
+def test_names_of_cards_disks_mounts_and_devices_tell_a_terminal_nothing(tmp_path):
     run = RunBuilder(tmp_path / "run", gpu=True, mounts=3.0).write()
     keys = ("interface", "disk_device", "mount", "type", "device", "model", "sync", "precision")
     for path in run.glob("nodes/*/*.json*"):
-        lines = [renamed(json.loads(line), keys) for line in path.read_text().splitlines()]
-        path.write_text("\n".join(map(json.dumps, lines)))
+        change_lines(path, lambda line: renamed(line, keys))
     said = reported(run)
     assert "sda" in said and "title" in said
-    text = (run / "report.txt").read_text()
-    assert all(line.isprintable() for line in text.splitlines())
+    assert all(line.isprintable() for line in (run / "report.txt").read_text().splitlines())
 
 
 def renamed(value, keys):
@@ -325,7 +281,7 @@ def samples(run):
 
 def mounts(run):
     with (run / "nodes/node1/mounts.jsonl").open("a") as file:
-        for index in range(40_000):
+        for index in range(20_000):
             line = {"attempt": 1, "mono": 106.5, "mount": f"/{index}", "read_bytes": 1}
             file.write(json.dumps(line) + "\n")
 
@@ -347,19 +303,20 @@ def reports(run):
 def attempts(run):
     path = run / "nodes/node1/rank0.steps.jsonl"
     with path.open("a") as file:
-        for attempt in range(200_000):
+        for attempt in range(60_000):
             file.write(json.dumps({"kind": "start", "attempt": attempt, "mono": 1.0}) + "\n")
 
 
 def workers(run):
     path = run / "nodes/node1/exit.json"
-    entry = {"mono_start": 1.0, "mono_end": 9.0, "workers": {str(n): 0 for n in range(100_000)}}
+    entry = {"mono_start": 1.0, "mono_end": 9.0, "workers": {str(n): 0 for n in range(50_000)}}
     path.write_text(json.dumps({"attempts": [{**entry, "attempt": n} for n in range(1, 5)]}))
 
 
-@pytest.mark.parametrize(
-    "large", [cards, samples, mounts, steps, reports, attempts, workers], ids=lambda f: f.__name__
-)
+LONG = [pytest.param(one, marks=pytest.mark.long) for one in (samples, steps, reports)]
+
+
+@pytest.mark.parametrize("large", [cards, mounts, attempts, workers, *LONG])
 def test_a_large_file_takes_neither_much_memory_nor_long(tmp_path, large):
     """300 MiB at most, and as long as it takes to parse each line a few times."""
     run = RunBuilder(tmp_path / "run", gpu=True, mounts=3.0).write()
@@ -395,9 +352,6 @@ sys.exit(code)
 
 def test_a_document_that_is_too_large_is_left_out_with_a_sentence(tmp_path):
     run = RunBuilder(tmp_path / "run").write()
-    path = run / "nodes/node1/exit.json"
-    path.write_text(path.read_text().rstrip() + " " * (9 << 20))
-    assert main([str(run)]) == 0
     (run / "attempts.json").write_text("[" + "1," * (5 << 20) + "1]")
     assert main([str(run)]) == 0
     assert "attempts.json has 10 MiB; up to 8 are read" in (run / "report.txt").read_text()
@@ -415,26 +369,15 @@ def test_more_steps_than_are_kept_are_counted_and_said(tmp_path, monkeypatch):
     assert "of its first 10 steps" in " ".join((run / "report.txt").read_text().split())
 
 
-@pytest.mark.parametrize(
-    "limit, word",
-    [
-        ("MOST_MEMORY = 96 << 20", "MiB of memory would be"),
-        ("MOST_SECONDS = 1", "1 s of computing"),
-    ],
-)
-def test_the_report_has_limits_of_its_own(tmp_path, limit, word):
+@pytest.mark.parametrize("limit", ["MOST_MEMORY = 96 << 20", "MOST_SECONDS = 1"])
+def test_the_report_has_limits_of_its_own(tmp_path, limit):
     run = RunBuilder(tmp_path / "run").write()
     if "MEMORY" in limit:
         (run / "plan.json").write_text("[" + "[]," * (5 << 19) + "1]")
     else:
         steps(run)
-    code = "import sys; from report import __main__ as m; m.{}; sys.exit(m.limited(sys.argv[1:]))"
-    done = subprocess.run(
-        [sys.executable, "-c", code.format(limit), str(run)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2, done.stderr
-    assert word in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    code = f"import sys; from report import __main__ as m; m.{limit}; "
+    code += "sys.exit(m.limited(sys.argv[1:]))"
+    argv = [sys.executable, "-c", code, str(run)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

@@ -17,31 +17,31 @@ from report.overtime import recorded
 from report.page import bound, render_page
 from report.records import CATEGORIES
 from report.text import render_text
-from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
+from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder, change, change_lines
 
 
-@pytest.mark.parametrize("cause", BOTTLENECKS)
+@pytest.mark.parametrize("cause", ["network", "cpu_contention", "memory_pressure"])
 def test_text_stays_within_80_columns_of_ascii(tmp_path, cause):
-    settings = {"nodes": 12, "gpu": True, **BOTTLENECKS[cause]}
-    text = render_text(analyse(RunBuilder(tmp_path / "run", **settings).write()))
-    assert text.isascii()
+    settings = {"nodes": 12, "gpu": True, "mounts": 1.0, **BOTTLENECKS[cause]}
+    analysis = analyse(RunBuilder(tmp_path / "run", **settings).write())
+    text = render_text(analysis)
+    assert text.isascii() and "\033" not in text
     assert max(map(len, text.splitlines())) <= 80
-    assert "\033" not in text
+    # Machines stand in the order of their numbers.
+    hosts = [use.host for use in analysis.disks]
+    assert hosts == [use.host for use in analysis.networks] == [f"node{n}" for n in range(1, 13)]
 
 
-def test_page_is_one_small_offline_file(tmp_path):
-    run = RunBuilder(tmp_path / "run", nodes=16, steps=4000, epochs=100, gpu=True).write()
-    page = render_page(analyse(run))
+def test_page_is_one_small_offline_file_with_a_text_for_every_chart_and_table(tmp_path):
+    settings = {**BOTTLENECKS["network"], "step": {"sync_exposed": 0.2}}
+    run = RunBuilder(tmp_path / "run", nodes=16, steps=2000, epochs=100, gpu=True, **settings)
+    page = render_page(analyse(run.write()))
     assert len(page.encode()) < 300_000
     assert not re.search(r"https?://|<script|<link|@import|url\(", page)
-
-
-def test_page_has_a_text_alternative_for_every_chart(tmp_path):
-    page = render_page(analyse(RunBuilder(tmp_path / "run", **BOTTLENECKS["network"]).write()))
-    assert page.count("<svg") >= 6
-    assert len(re.findall(r'<svg [^>]*role="img" aria-label="[^"]{20,}"', page)) == page.count(
-        "<svg"
-    )
+    charts = re.findall(r'<svg [^>]*role="img" aria-label="[^"]{20,}"', page)
+    assert len(charts) == page.count("<svg") >= 6
+    assert page.count("<th ") == page.count("<th scope=")
+    assert page.count("<table") == page.count("<caption>")
 
 
 def test_what_a_run_says_of_itself_cannot_become_markup(tmp_path):
@@ -67,9 +67,8 @@ page.srcdoc = {page};
 @pytest.mark.skipif(
     not shutil.which("chromium") and "CI" not in os.environ, reason="apt install chromium"
 )
-@pytest.mark.parametrize("cause", ["memory_pressure", "network"])
-def test_a_narrow_window_does_not_scroll_sideways(tmp_path, cause):
-    settings = {**BOTTLENECKS[cause], "model": "a_module.of_mine:" + "a_long_name_" * 5}
+def test_a_narrow_window_does_not_scroll_sideways(tmp_path):
+    settings = {**BOTTLENECKS["slow_link"], "model": "a_module.of_mine:" + "a_long_name_" * 5}
     page = render_page(analyse(RunBuilder(tmp_path / "run", gpu=True, **settings).write()))
     text = json.dumps(page).replace("</", "<\\/")
     (tmp_path / "measured.html").write_text(MEASURED.format(page=text))
@@ -80,35 +79,33 @@ def test_a_narrow_window_does_not_scroll_sideways(tmp_path, cause):
     assert 300 < int(width) <= 400
 
 
-def test_the_page_of_a_demo_says_what_its_machines_are(tmp_path):
-    settings = {"connection": "local", **BOTTLENECKS["straggler"]}
-    page = render_page(analyse(RunBuilder(tmp_path / "run", **settings).write()))
-    assert "The 4 machines of this run are processes of one PC" in page
-    assert "<h2>Network</h2>" not in page and "SYNC=" not in page
-
-
-def test_a_gap_is_drawn_as_a_gap(tmp_path):
-    builder = RunBuilder(tmp_path / "run")
+def test_what_the_page_says_beside_the_text(tmp_path):
+    builder = RunBuilder(tmp_path / "run", **{**BOTTLENECKS["network"], "parts": [38, 38, 16, 36]})
     builder.write()
     builder.write_control(wall_seconds=2 * builder.wall)
+    change(tmp_path / "run/plan.json", options={"model": "resnet50", "trainer": []})
     analysis = analyse(tmp_path / "run")
-    assert re.search(r"not accounted for +50.0%", render_text(analysis))
-    assert 'class="c-gap"' in render_page(analysis)
+    page = render_page(analysis)
+    assert 'class="c-gap"' in page
+    assert "Images of a step (BALANCE): node1 38" in page
+    card = page[page.index('class="verdict') : page.index("Where the time went")]
+    advice = analysis.summary["advice"]
+    assert card.count('<span class="money">') == sum(one["costs_money"] for one in advice) == 2
+    assert f">{advice[0]['command']}</pre>" in card
+    local = RunBuilder(tmp_path / "demo", **{**BOTTLENECKS["straggler"], "connection": "local"})
+    demo = render_page(analyse(local.write()))
+    assert "The 4 machines of this run are processes of one PC" in demo
+    assert "<h2>Network</h2>" not in demo and "SYNC=" not in demo
 
 
-def test_bars_of_a_chart_add_up_to_its_width():
+def test_bars_add_up_to_the_width_of_a_chart_and_ticks_are_round_and_few():
     drawn = charts.stacked_bars([("all", [("data", 3.0), ("gap", 1.0)])], 4.0, "s", "x")
     widths = [float(width) for width in re.findall(r'<rect[^>]* width="([\d.]+)"', drawn)]
     assert widths[0] == pytest.approx(3 * widths[1], rel=0.01)
     assert sum(widths) == pytest.approx(charts.WIDTH - charts.RIGHT - 120, abs=0.2)
-
-
-@pytest.mark.parametrize(("end", "expected"), [(1, 6), (7, 8), (100, 6), (53.5, 6), (0.03, 7)])
-def test_ticks_are_round_and_few(end, expected):
-    ticks = charts.ticks(end)
-    assert len(ticks) == expected
-    assert ticks[0] == 0
-    assert ticks[-1] <= end
+    for end, count in ((1, 6), (7, 8), (100, 6), (53.5, 6), (0.03, 7)):
+        ticks = charts.ticks(end)
+        assert (len(ticks), ticks[0]) == (count, 0) and ticks[-1] <= end
 
 
 def test_figures_stay_with_their_units():
@@ -164,22 +161,22 @@ def test_what_was_recorded_is_drawn_over_time_by_machine(tmp_path):
     assert {value for _, value in power["node2"]} == {180.0}
     sent = [value for _, value in found["Network card, sent"].lines["node1"][1:-2]]
     assert sum(sent) / len(sent) == pytest.approx(153.3 / 0.138, rel=0.1)
-    assert page.count("<th ") == page.count("<th scope=")
-    assert page.count("<table") == page.count("<caption>")
 
 
 def test_a_step_in_twenty_that_takes_long_is_seen(tmp_path):
     run = RunBuilder(tmp_path / "run", steps=2000).write()
     for path in run.glob("nodes/*/rank*.steps.jsonl"):
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        for line in lines:
-            if line["kind"] == "step" and line["step"] % 10 == 0:
-                line["seconds"]["forward"] = 1.0
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        change_lines(
+            path, lambda line: line["seconds"].update(forward=1.0) if tenth(line) else None
+        )
     spans = analyse(run).spans
     assert 50 < len(spans) <= 120
     assert [span.half for span in spans] == pytest.approx([0.138] * len(spans))
     assert [span.most for span in spans] == pytest.approx([1.098] * len(spans))
+
+
+def tenth(line):
+    return line["kind"] == "step" and line["step"] % 10 == 0
 
 
 def test_what_is_drawn_is_in_a_file_for_scripts(tmp_path):

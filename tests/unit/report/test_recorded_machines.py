@@ -15,21 +15,17 @@ import pytest
 
 from launcher.node import recorder
 from report.analysis import analyse
-from tests.unit.report.report_runs import GUARD, START, RunBuilder
+from tests.unit.report.report_runs import GUARD, START, STRAGGLER, RunBuilder
 
 RECORDED = Path(__file__).parent / "recorded"
-SLOW = {
-    "step": {"sync_exposed": 0.16},
-    "by_rank": {2: {"backward": 0.23, "sync_exposed": 0.01}},
-}
 # The machines that were so (the others were quiet), whether node3 is slow, and what it is.
 TRIALS = [
-    ({"node3": "thrashing"}, SLOW, "memory_pressure"),
-    ({"node3": "thrashing_a_little"}, SLOW, "memory_pressure"),
+    ({"node3": "thrashing"}, STRAGGLER, "memory_pressure"),
+    ({"node3": "thrashing_a_little"}, STRAGGLER, "memory_pressure"),
     ({"node3": "put_away"}, {}, "compute"),
-    ({"node3": "hog"}, SLOW, "cpu_contention"),
-    ({"node3": "busy"}, SLOW, "cpu_contention"),
-    (dict.fromkeys(("node1", "node2", "node3", "node4"), "busy"), SLOW, "straggler"),
+    ({"node3": "hog"}, STRAGGLER, "cpu_contention"),
+    ({"node3": "busy"}, STRAGGLER, "cpu_contention"),
+    (dict.fromkeys(("node1", "node2", "node3", "node4"), "busy"), STRAGGLER, "straggler"),
 ]
 
 

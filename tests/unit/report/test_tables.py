@@ -12,9 +12,6 @@ from report.progress import Epoch
 from report.text import render_text
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
 
-TITLES = {"disks": "DISKS", "networks": "NETWORK", "gpus": "GPUS", "memory": "MEMORY"}
-TITLES["machines"] = "MACHINES"
-
 
 class Cells(HTMLParser):
     """`tables`: rows of cells of each table of a page."""
@@ -43,7 +40,7 @@ class Cells(HTMLParser):
 
 def lines_of(text, title):
     """The lines of a section of the text below its title."""
-    return re.search(rf"^{title} .*\n((?:  .*\n)+)", text, re.M).group(1).splitlines()
+    return re.search(rf"^{title}\w* .*\n((?:  .*\n)+)", text, re.M).group(1).splitlines()
 
 
 @pytest.fixture
@@ -51,13 +48,13 @@ def analysis(tmp_path):
     return analyse(RunBuilder(tmp_path / "run", gpu=True, **BOTTLENECKS["network"]).write())
 
 
-@pytest.mark.parametrize("name", TITLES)
+@pytest.mark.parametrize("name", ["disks", "networks", "gpus", "memory", "machines"])
 def test_both_show_the_same_columns_and_cells(analysis, name):
     table = getattr(tables, name)(getattr(analysis, name))
     assert len(table.rows) >= 4
     on_page = Cells(render_page(analysis)).tables
     assert [list(row) for row in (table.heads, *table.rows)] in on_page
-    in_text = lines_of(render_text(analysis), TITLES[name])
+    in_text = lines_of(render_text(analysis), name.removesuffix("s").upper())
     for cells, line in zip((table.heads, *table.rows), in_text):
         assert re.split(r"  +", line.strip()) == list(cells)
 
@@ -78,10 +75,6 @@ def test_both_say_the_same_of_what_ran(tmp_path):
     text, page = " ".join(render_text(analysis).split()), render_page(analysis)
     assert [words for words in said if words not in text] == []
     assert [words for words in said if words not in page.replace("\u00a0", " ")] == []
-
-
-def test_packets_that_were_dropped_show_in_both(analysis):
-    assert "drops" in render_text(analysis) and "drops" in render_page(analysis)
 
 
 def test_where_columns_are_too_few_names_are_cut_and_no_figure():

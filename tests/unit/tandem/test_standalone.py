@@ -56,6 +56,7 @@ def test_every_import_of_the_rules_is_of_the_copy():
             assert not line.strip().startswith(("from contract", "import contract")), name
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="a node has no checkout")
 def test_pip_installs_tandem_alone(tmp_path):
     """By the tools of this environment, so that nothing is fetched."""

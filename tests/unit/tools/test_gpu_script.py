@@ -34,17 +34,14 @@ def script(*words, **environment):
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        check=False,
     )
 
 
 def test_without_a_gpu_it_fails_with_one_sentence(modules):
     done = script(PYTHON=sys.executable, PYTHONPATH=str(modules))
     assert done.returncode != 0
-    said = (done.stdout + done.stderr).strip()
-    assert said.count("\n") == 0
+    (said,) = (done.stdout + done.stderr).strip().splitlines()
     assert f"torch 2.9.1+cu130 of {sys.executable} sees no GPU" in said
-    assert "DEVICE=cpu" in said
 
 
 def test_a_python_that_lacks_something_is_named_with_it(modules, tmp_path):

@@ -123,7 +123,7 @@ imagenet.main(["--source", sys.argv[2], "--to", sys.argv[3]])
 """
 
 
-@pytest.mark.parametrize("copied", [0, 6, 12, 15])
+@pytest.mark.parametrize("copied", [0, 6, 15])
 def test_after_a_kill_the_same_command_goes_on(source, tmp_path, copied):
     target = tmp_path / "to"
     killed = subprocess.run(
@@ -155,6 +155,7 @@ def refused(source, tmp_path, capsys) -> str:
     assert run(source, tmp_path / "to") == 2
     printed = capsys.readouterr().err
     assert printed.startswith("tandem: ") and "Traceback" not in printed
+    assert not list(tmp_path.rglob("outside*"))
     return printed
 
 
@@ -166,30 +167,24 @@ def test_all_missing_archives_are_named_at_once(source, tmp_path, capsys):
     assert not (tmp_path / "to").exists()
 
 
-@pytest.mark.parametrize("name", [imagenet.TRAIN, imagenet.VAL, imagenet.DEVKIT])
-def test_half_an_archive_is_named(source, tmp_path, capsys, name):
-    content = (source / name).read_bytes()
-    (source / name).write_bytes(content[: len(content) // 2])
-    assert f"{source / name} cannot be read to its end" in refused(source, tmp_path, capsys)
+OUTSIDE = {f"{wnid}.tar": tar({"../outside.JPEG": b"x"}) for wnid in CLASSES}
 
 
-def test_a_devkit_of_another_shape_is_named(source, tmp_path, capsys):
-    (source / imagenet.DEVKIT).write_bytes(gzip.compress(tar({"readme.txt": b""})))
-    said = refused(source, tmp_path, capsys)
-    assert "has no meta.mat and no ILSVRC2012_validation_ground_truth.txt" in said
-
-
-def test_images_that_the_devkit_does_not_know_are_named(source, tmp_path, capsys):
-    (source / imagenet.VAL).write_bytes(tar({"ILSVRC2012_val_00000001.JPEG": b"x"}))
-    said = refused(source, tmp_path, capsys)
-    assert "ILSVRC2012_val_00000004.JPEG and 2 more" in said
-
-
-def test_an_archive_writes_nothing_beside_its_folder(source, tmp_path, capsys):
-    classes = {f"{wnid}.tar": tar({"../outside.JPEG": b"x"}) for wnid in CLASSES}
-    (source / imagenet.TRAIN).write_bytes(tar(classes))
-    assert "'../outside.JPEG', which is not an image" in refused(source, tmp_path, capsys)
-    assert not list(tmp_path.rglob("outside*"))
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        (imagenet.TRAIN, None, f"{imagenet.TRAIN} cannot be read to its end"),
+        (imagenet.VAL, None, f"{imagenet.VAL} cannot be read to its end"),
+        (imagenet.DEVKIT, None, f"{imagenet.DEVKIT} cannot be read to its end"),
+        (imagenet.DEVKIT, gzip.compress(tar({"readme.txt": b""})), "has no meta.mat and no ILSVRC"),
+        (imagenet.VAL, tar({"ILSVRC2012_val_00000001.JPEG": b"x"}), "00000004.JPEG and 2 more"),
+        (imagenet.TRAIN, tar(OUTSIDE), "'../outside.JPEG', which is not an image"),
+    ],
+)
+def test_half_an_archive_or_another_one_is_named(source, tmp_path, capsys, name, content, said):
+    path = source / name
+    path.write_bytes(content or path.read_bytes()[: path.stat().st_size // 2])
+    assert said in refused(source, tmp_path, capsys)
 
 
 def test_a_disk_that_is_too_small_is_named_before_anything_is_copied(

@@ -34,7 +34,7 @@ if pathlib.Path("wait").exists() and number == int(pathlib.Path("wait").read_tex
     pathlib.Path("waiting").touch()
     signal.pause()
 slow = 0.2 if "--sync=allreduce" in sys.argv else 0.0
-builder = RunBuilder(run, steps=600, step={"sync_exposed": slow + number / 1000})
+builder = RunBuilder(run, steps=240, step={"sync_exposed": slow + number / 1000})
 builder.write()
 if "--sync=ef:2" in sys.argv:
     builder.write_control(status="failed", first_cause={"message": "node2 is gone"})
@@ -161,13 +161,8 @@ def test_a_sweep_that_was_ended_goes_on_where_it_was(place, number):
     assert code == 0, said
     _, after = state()
     assert len(calls()) == 5
-    assert [(run["round"], run["cell"]) for run in after["runs"]] == [
-        (0, 0),
-        (0, 1),
-        (1, 0),
-        (1, 1),
-    ]
-    assert all(run["run"] for run in after["runs"])
+    done = [(run["round"], run["cell"]) for run in after["runs"] if run["run"]]
+    assert done == [(0, 0), (0, 1), (1, 0), (1, 1)]
     code, said = swept(f"--resume={folder.name}")
     assert (code, len(calls())) == (0, 5)
     assert "0 of 4 runs to do" in said
@@ -194,15 +189,11 @@ def end_orphans(place):
         (["--sweep=BATCH=1,2,3", "--rounds=500"], "1500 runs of 70 s take 29 hours"),
     ],
 )
-def test_what_cannot_be_swept_is_refused_in_a_sentence(place, words, said):
-    code, told = swept(*words)
-    assert code == 2
-    assert said in told
-    assert len(told.splitlines()) == 1
+def test_what_cannot_be_swept_is_refused_in_a_sentence(place, capsys, words, said):
+    assert sweep.main(words) == 2
+    err = capsys.readouterr().err
+    assert (said in err, err.count("\n")) == (True, 1)
     assert not Path("runs/sweeps").exists()
-
-
-def test_what_turns_out_to_take_more_than_a_day_says_so(tmp_path):
     with pytest.raises(UserError, match=r"3 runs of 40000 s take 33 hours.*RESUME=x FORCE=1"):
-        sweep.refuse_long(3, 40000, False, tmp_path / "x")
+        sweep.refuse_long(3, 40000, False, place / "x")
     sweep.refuse_long(3, 40000, True)

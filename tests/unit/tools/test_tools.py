@@ -1,6 +1,5 @@
 """The shell scripts under tools/, as far as they decide something."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -22,38 +21,22 @@ def checkout_without_python(tmp_path):
     return tmp_path
 
 
-def run_venv(checkout, *extra_path, environment="control"):
-    path = os.pathsep.join([*map(str, extra_path), str(checkout / "bin")])
-    return subprocess.run(
-        [checkout / "tools" / "venv.sh", environment],
-        env={"PATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def run_venv(checkout, environment="control"):
+    argv, env = [checkout / "tools/venv.sh", environment], {"PATH": str(checkout / "bin")}
+    return subprocess.run(argv, env=env, capture_output=True, text=True)
 
 
-def test_without_python_it_says_how_to_get_one(checkout_without_python):
-    done = run_venv(checkout_without_python)
-    assert done.returncode == 1
-    assert "apt install python3-venv" in done.stderr
-    assert "uv python install" in done.stderr
-    assert not (checkout_without_python / ".venv").exists()
-
-
-def test_a_python_that_is_too_old_counts_as_none(checkout_without_python):
-    old = checkout_without_python / "bin" / "python3"
-    old.write_text("#!/bin/sh\nexit 1\n")  # what `sys.exit(sys.version_info < (3, 11))` answers
-    old.chmod(0o755)
-    assert run_venv(checkout_without_python).returncode == 1
-
-
-def test_another_core_is_refused(checkout_without_python):
+def test_without_a_python_that_is_new_enough_it_says_how_to_get_one(checkout_without_python):
+    old = checkout_without_python / "bin/python3"
+    for _ in range(2):
+        done = run_venv(checkout_without_python)
+        assert done.returncode == 1
+        assert "apt install python3-venv" in done.stderr and "uv python install" in done.stderr
+        assert not (checkout_without_python / ".venv").exists()
+        old.write_text("#!/bin/sh\nexit 1\n")  # what `sys.exit(sys.version_info < ...)` answers
+        old.chmod(0o755)
     done = run_venv(checkout_without_python, environment="core2.17")
-    assert done.returncode == 1
-    assert done.stderr == (
-        "tandem: there is no environment core2.17: CORE may be 2.16, or be left out\n"
-    )
+    assert (done.returncode, "core2.17" in done.stderr) == (1, True)
 
 
 def test_installing_says_how_far_it_is_and_leaves_nothing(checkout_without_python):

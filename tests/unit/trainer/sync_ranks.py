@@ -14,28 +14,42 @@ from trainer.world import start
 WIDTH = 700
 
 
-class Counted:
-    """Bytes that this rank sends: by all_reduce as a ring sends them, and from rank to rank."""
+class Between:
+    """Bytes that this rank sends to other machines; sums go round a ring of their group's ranks."""
 
-    def __init__(self):
-        self._sizes = []  # appended to by several threads
-        others = dist.get_world_size() - 1
-        share = 2 * others / (others + 1)
-        self._wrap("all_reduce", lambda tensor, *_: share * size(tensor))
-        self._wrap("isend", lambda tensor, *_: size(tensor))
+    def __init__(self, world):
+        self._sizes, self._groups, self._world = [], {}, world
+        self._wrap("new_group", self._note)
+        self._wrap("all_reduce", self._sum)
+        self._wrap("broadcast", self._sum)
+        self._wrap("isend", lambda _, tensor, peer, **words: self._add(peer, size(tensor)))
 
     @property
     def sent(self):
         return sum(self._sizes)
 
-    def _wrap(self, name, count):
+    def _wrap(self, name, look):
         real = getattr(dist, name)
 
-        def counted(*args, **kwargs):
-            self._sizes.append(count(*args))
-            return real(*args, **kwargs)
+        def looked_at(*args, **words):
+            made = real(*args, **words)
+            look(made, *args, **words)
+            return made
 
-        setattr(dist, name, counted)
+        setattr(dist, name, looked_at)
+
+    def _note(self, made, ranks, *_):
+        self._groups[id(made)] = (made, ranks)  # kept, so that no other one gets its number
+
+    def _sum(self, _, tensor, *args, group=None, **words):
+        every = range(self._world.size)
+        ranks = list(every) if group is None else self._groups[id(group)][1]
+        following = ranks[(ranks.index(self._world.rank) + 1) % len(ranks)]
+        self._add(following, 2 * (len(ranks) - 1) / len(ranks) * size(tensor))
+
+    def _add(self, peer, count):
+        nodes = self._world.nodes
+        self._sizes.append(count if nodes[peer] != nodes[self._world.rank] else 0)
 
 
 def size(tensor):

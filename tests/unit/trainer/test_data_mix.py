@@ -20,10 +20,6 @@ def test_the_plan_depends_on_seed_step_and_rank_alone():
     assert 3 <= sum(kinds) <= 15
 
 
-def test_no_plan_without_alphas():
-    assert plan_mix(Options(), 32, 1, 0) is None
-
-
 def test_cutmix_shares_are_the_areas():
     for step in range(200):
         plan = plan_mix(Options(cutmix=1.0), 32, step, 0)

@@ -5,16 +5,15 @@ import os
 import socket
 import struct
 import time
-from typing import ClassVar
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from contract import card, strategies
+from contract import card
 from contract.options import Options
 from tandem import compat
-from tandem.sync import KINDS, Topology, carrier
 from tests.trainer_ranks import run_ranks
 
 
@@ -74,56 +73,27 @@ def test_values_come_in_rank_order_to_all():
     assert told == [(values, states, b"", bytes(range(256)))] * 3
 
 
-def too_much():
+def waited(seconds):
+    """A rank comes later than a step's peers would wait; then it sends more than a sentence."""
+    from datetime import timedelta
+
     from tandem import exchange
     from trainer.world import start
 
-    world = start(Options())
+    world = start(Options())  # whose meeting may take as long as a loaded machine needs
+    ours = exchange.Exchange(timedelta(milliseconds=50))
+    time.sleep(seconds * world.rank)
+    ranks = ours.json(world.rank)
     exchange.LARGEST = 100
     try:
-        world.gather("x" * 200 * world.rank)
+        return ranks, ours.json("x" * 200 * world.rank)
     except Exception as error:
-        return str(error)
+        return ranks, str(error)
 
 
-def test_more_than_a_sentence_of_json_is_refused():
-    assert run_ranks([1, 1], too_much) == ["rank 1 sent 202 bytes of JSON."] * 2
-
-
-def waited(seconds):
-    """A rank comes later than a step's peers would wait."""
-    from datetime import timedelta
-
-    from tandem.exchange import Exchange
-    from trainer.world import start
-
-    world = start(Options())  # whose meeting may take as long as a loaded machine needs
-    exchange = Exchange(timedelta(seconds=1))
-    time.sleep(seconds * world.rank)
-    return exchange.json(world.rank)
-
-
-def test_unequal_phases_are_not_under_the_patience_of_a_step():
-    assert run_ranks([1, 1], waited, 3) == [[0, 1]] * 2
-
-
-def failing_nccl():
-    from unittest import mock
-
-    from trainer import world
-
-    broken = RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:825, invalid usage\nDuplicate GPU")
-    with mock.patch.object(world.dist, "init_process_group", side_effect=broken):
-        try:
-            world.start(Options())
-        except Exception as error:
-            return type(error).__name__, str(error)
-
-
-def test_an_error_of_nccl_is_not_called_a_failed_meeting():
-    told = run_ranks([1, 1], failing_nccl)
-    assert [kind for kind, _ in told] == ["RuntimeError"] * 2
-    assert all("Duplicate GPU" in text for _, text in told)
+def test_unequal_phases_are_not_under_the_patience_of_a_step_and_much_json_is_refused():
+    wanted = [0, 1], "rank 1 sent 202 bytes of JSON."
+    assert run_ranks([1, 1], waited, 0.3) == [wanted] * 2
 
 
 @pytest.mark.parametrize(("version", "set_"), [("1.12.1", True), ("2.1.0", True), ("2.2.0", False)])
@@ -139,54 +109,35 @@ def test_old_torch_ends_a_collective_that_hangs_without_torchrun_too(monkeypatch
     assert compat.nccl_settings() == {}
 
 
-class Route:
-    """A UDP socket of a machine with lo and eth0, whose second address it goes out by."""
-
-    CARDS: ClassVar = {"lo": "127.0.0.1", "eth0": "198.51.100.7", "eth0:1": "192.0.2.7"}
-
-    def __init__(self, *_):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def connect(self, to):
-        if to[0] == "no.such.name":
-            raise socket.gaierror
-        self.own = "127.0.0.1" if to[0].startswith("127.") else "192.0.2.7"
-
-    def getsockname(self):
-        return self.own, 4711
-
-    def fileno(self):
-        return 3
-
-
 @pytest.mark.parametrize(
     ("address", "name"),
     [("192.0.2.1", "eth0"), ("192.0.2.7", "eth0"), ("127.0.1.1", None), ("no.such.name", None)],
 )
 def test_gloo_gets_the_card_that_leads_to_the_first_machine(monkeypatch, address, name):
+    """A UDP socket of a machine with lo and eth0, whose second address it goes out by."""
+    cards = {"lo": "127.0.0.1", "eth0": "198.51.100.7", "eth0:1": "192.0.2.7"}
+    own = "127.0.0.1" if address.startswith("127.") else "192.0.2.7"
+    route = mock.MagicMock(**{"getsockname.return_value": (own, 4711), "fileno.return_value": 3})
+    route.__enter__.return_value = route
+    route.connect.side_effect = socket.gaierror if address == "no.such.name" else None
+
     def ask(number, request, asked):
         """As SIOCGIFCONF: rows of a struct ifreq each, into the memory that is named."""
         size, memory = struct.unpack("iL", asked)
         rows = b"".join(
             name.encode().ljust(16, b"\0") + bytes(4) + socket.inet_aton(address) + bytes(16)
-            for name, address in Route.CARDS.items()
+            for name, address in cards.items()
         )
         assert len(rows) <= size
         ctypes.memmove(memory, rows, len(rows))
         return struct.pack("iL", len(rows), memory)
 
-    monkeypatch.setattr(card.socket, "socket", Route)
+    monkeypatch.setattr(card.socket, "socket", lambda *_: route)
     monkeypatch.setattr(card.fcntl, "ioctl", ask)
     assert card.card_towards(address) == name
 
 
-def met(monkeypatch, device):
+def met(monkeypatch, device, form=None):
     """Settings with which a group is formed by a rank on this device."""
     from types import SimpleNamespace
 
@@ -196,7 +147,7 @@ def met(monkeypatch, device):
     given = {}
     monkeypatch.setattr(world, "rendezvous", lambda *_, **__: iter([(dist.HashStore(), 0, 1)]))
     monkeypatch.setattr(world, "Exchange", lambda _: SimpleNamespace(meet=lambda: None))
-    monkeypatch.setattr(world.dist, "init_process_group", Formed(given))
+    monkeypatch.setattr(world.dist, "init_process_group", form or Formed(given))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     own = Device("node1", device.type, "a card")
     world._meet(Options(), world.Place(size=1), own, device)
@@ -214,60 +165,23 @@ class Formed:
 
 
 def test_nccl_is_told_the_process_s_gpu_and_gloo_none(monkeypatch):
-    """Barriers guess it otherwise, and errors come in the first step."""
-    monkeypatch.setattr(dist.distributed_c10d, "_get_split_source", SPLITS["2.15"], raising=False)
-    card = torch.device("cuda", 1)
+    """Barriers guess it otherwise, and errors come in the first step. Under torch 2.4 some ranks of
+    a group that is bound to a GPU would wait for others where Gloo's groups are made."""
+    splits, card = lambda pg, requested_backend: None, torch.device("cuda", 1)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_split_source", splits, raising=False)
     assert met(monkeypatch, card) == {"backend": "nccl", "device_id": card}
     assert met(monkeypatch, torch.device("cpu")) == {"backend": "gloo", "device_id": None}
-
-
-def test_a_torch_before_2_3_is_not_told(monkeypatch):
+    monkeypatch.setattr(dist.distributed_c10d, "_get_split_source", lambda pg: None)
+    assert compat.bound_to(card) == {}  # torch 2.4
+    monkeypatch.delattr(dist.distributed_c10d, "_get_split_source")
+    assert compat.bound_to(card) == {}  # a torch without a word on splits
     monkeypatch.setattr(dist, "init_process_group", lambda backend, timeout=None: None)
-    assert compat.bound_to(torch.device("cuda", 0)) == {}
+    assert compat.bound_to(card) == {}  # before 2.3
 
 
-SPLITS = {"2.4": lambda pg: None, "2.15": lambda pg, requested_backend: None}
+def test_an_error_of_nccl_is_not_called_a_failed_meeting(monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("NCCL error in: ProcessGroupNCCL.cpp:825, invalid usage")
 
-
-def splits_of(monkeypatch, rank, nodes, bound, heeds):
-    """The splits of NCCL's group that a rank takes part in while it makes the groups of `ef`, as
-    torch's _new_process_group_helper decides: `bound` to a GPU, and `heeds` the group's backend."""
-    told = []
-
-    def new_group(ranks, timeout, backend=None):
-        splits = bound and not (heeds and backend == "gloo")
-        member_of_nccls = rank in ranks and backend != "gloo"
-        if splits and (member_of_nccls or rank not in ranks):
-            told.append(tuple(ranks))
-        return object()
-
-    monkeypatch.setattr(dist, "get_rank", lambda *_: rank)
-    monkeypatch.setattr(dist, "get_world_size", lambda *_: len(nodes))
-    monkeypatch.setattr(dist, "new_group", new_group)
-    ours = Topology(nodes, rank).connected(9.0)
-    feedback = KINDS["ef"](strategies.parse("ef:2"), lambda: None)
-    feedback.topology = ours
-    stages = ours.stages(feedback.stages(), feedback.blank, feedback.wire)
-    carrier.Carrier(stages, torch.device("cpu"), 9.0)
-    return told
-
-
-@pytest.mark.parametrize("nodes", [(0, 0, 1, 1), (0, 1, 1), (0, 0, 1), (0, 0, 1, 1, 2, 2, 3, 3)])
-@pytest.mark.parametrize(("version", "heeds"), [("2.4", False), ("2.15", True)])
-def test_all_ranks_take_part_in_the_same_splits_of_nccls_group(monkeypatch, nodes, version, heeds):
-    """A replay of the order of groups. Bound to a GPU under torch 2.4, some wait for the others."""
-    monkeypatch.setattr(dist, "init_process_group", Formed({}))
-    monkeypatch.setattr(dist.distributed_c10d, "_get_split_source", SPLITS[version], raising=False)
-    bound = bool(compat.bound_to(torch.device("cuda", 0)))
-    every = range(len(nodes))
-    splits = [splits_of(monkeypatch, rank, nodes, bound, heeds) for rank in every]
-    assert all(one == splits[0] for one in splits)
-    assert bound is heeds
-    always = [splits_of(monkeypatch, rank, nodes, True, heeds) for rank in every]
-    assert all(one == always[0] for one in always) is heeds
-
-
-def test_a_torch_without_a_word_on_splits_is_not_told(monkeypatch):
-    monkeypatch.setattr(dist, "init_process_group", Formed({}))
-    monkeypatch.delattr(dist.distributed_c10d, "_get_split_source", raising=False)
-    assert compat.bound_to(torch.device("cuda", 0)) == {}
+    with pytest.raises(RuntimeError, match="invalid usage"):
+        met(monkeypatch, torch.device("cpu"), broken)

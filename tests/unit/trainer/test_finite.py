@@ -1,36 +1,23 @@
 """A run whose numbers are no longer finite ends on all ranks, and leaves what was good."""
 
-import json
+from itertools import chain
 
 import pytest
 import torch
 
 from contract.errors import BAD_INPUT, DIVERGED
 from tandem.compat import load_tensors
-from tests.trainer_ranks import make_images, run_ranks, said
+from tests.trainer_models import nan_in_every_evaluation, plain
+from tests.trainer_ranks import lines, run_ranks, said
+from trainer import export
 
 # Five steps an epoch on two ranks.
 ARGS = ["--workers", 0, "--per_node_batch_size", 2, "--lr", 0.05, "--checkpoint_every", 1]
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return make_images(tmp_path_factory.mktemp("images"), per_class=5)
-
-
 def run(images, output, model, *more, ranks=(1, 1), function=said):
     argv = ["--data", images, "--output", output, "--model", f"tests.trainer_models:{model}"]
     return run_ranks(list(ranks), function, *argv, *ARGS, *more)
-
-
-def lines(output):
-    def refuse(name):
-        raise AssertionError(f"{name} is not JSON")
-
-    texts = [path.read_text() for path in output.glob("nodes/*/*.jsonl")]
-    found = [json.loads(line, parse_constant=refuse) for t in texts for line in t.splitlines()]
-    assert found
-    return found
 
 
 def saved(output):
@@ -47,12 +34,9 @@ def test_a_loss_of_nan_ends_all_ranks_and_leaves_the_last_good_checkpoint(images
     (code, text), (other, silent) = run(images, tmp_path, "nan_from_pass_6", *more)
     assert (code, other) == (DIVERGED, DIVERGED)
     assert "the loss has been NaN since epoch 2, step 6:" in text
-    assert "--lr 0.05: try a tenth" in text
-    assert ("--sync" in text) is (sync != "allreduce")
-    assert text.count("\n") == 1
-    assert silent == ""
+    assert (text.count("\n"), silent) == (1, "")
     assert saved(tmp_path)[-1] in (4, 5)
-    assert {line["status"] for line in lines(tmp_path) if line["kind"] == "end"} == {"failed"}
+    assert {line["status"] for (line,) in lines(tmp_path, "end")} == {"failed"}
 
 
 def test_nan_on_one_rank_alone_names_it(images, tmp_path):
@@ -65,10 +49,10 @@ def test_nan_on_one_rank_alone_names_it(images, tmp_path):
 
 
 def test_without_checkpoints_in_between_it_ends_at_the_next_log_point(images, tmp_path):
-    more = ["--epochs", 30, "--checkpoint_every", 0, "--evaluate_every", 30, "--log_every", 4]
+    more = ["--epochs", 9, "--checkpoint_every", 0, "--evaluate_every", 9, "--log_every", 4]
     (code, _), _ = run(images, tmp_path, "nan_from_pass_6", *more)
     assert code == DIVERGED
-    steps = [line for line in lines(tmp_path) if line["kind"] == "step"]
+    steps = list(chain.from_iterable(lines(tmp_path, "step")))
     assert max(line["step"] for line in steps) <= 10
     assert [line["loss"] for line in steps if line["step"] == 8] == [None, None]
 
@@ -92,14 +76,13 @@ def test_steps_that_a_loss_scale_skips_are_no_divergence(images, tmp_path, model
     more = ["--epochs", 4, "--nonfinite_steps", steps, "--log_every", 1]
     ends = run(images, tmp_path, model, *more, function=under_a_loss_scale)
     assert [end for end, _ in ends] == [code, code]
-    assert ("--precision O1" in ends[0][1]) is (code == DIVERGED)
 
 
 def test_an_evaluation_that_is_not_finite_is_not_the_best(images, tmp_path):
     """Five passes an epoch. Running statistics may need more time than the weights."""
     ends = run(images, tmp_path, "nan_in_first_evaluation", "--epochs", 2)
     assert [code for code, _ in ends] == [0, 0]
-    losses = [line["loss"] for line in lines(tmp_path) if line["kind"] == "evaluate"]
+    losses = [line["loss"] for line in chain.from_iterable(lines(tmp_path, "evaluate"))]
     assert losses.count(None) == 2 < len(losses)
     best = load_tensors((tmp_path / "checkpoints/node1/best.pt").open("rb"))
     assert best["step"] == 10
@@ -113,13 +96,14 @@ def test_a_run_that_ends_without_a_finite_evaluation_has_failed(images, tmp_path
     assert not list(tmp_path.glob("checkpoints/*/best.pt"))
 
 
-@pytest.mark.parametrize("use", ["predict", "train", "export"])
-def test_weights_that_are_not_finite_are_refused(images, tmp_path, use, capsys):
-    from tests.trainer_models import plain
-    from trainer import export
-
+@pytest.mark.parametrize("use", ["outputs", "predict", "train", "export"])
+def test_weights_and_outputs_that_are_not_finite_are_refused(images, tmp_path, use, capsys):
     state = plain(4).state_dict()
-    state["0.weight"][0] = float("nan")
+    model = "nan_in_every_evaluation" if use == "outputs" else "plain"
+    if use == "outputs":
+        state = nan_in_every_evaluation(4).state_dict()
+    else:
+        state["0.weight"][0] = float("nan")
     name = tmp_path / "checkpoints/node1/step-00000001.pt"
     name.parent.mkdir(parents=True)
     at = {"epoch": 0, "sample": 1, "step": 1, "samples": 1, "run": "r", "best_top1": 0.0}
@@ -130,20 +114,8 @@ def test_weights_that_are_not_finite_are_refused(images, tmp_path, use, capsys):
         code = export.main([str(tmp_path), str(tmp_path / "out.pt")])
         text = capsys.readouterr().err
     else:
-        more = ["--predict", tmp_path / "out.pt"] if use == "predict" else ["--epochs", 1]
-        [(code, text)] = run(images, tmp_path, "plain", "--weights", name, *more, ranks=[1])
-    assert code == BAD_INPUT
+        more = ["--epochs", 1] if use == "train" else ["--predict", tmp_path / "out.pt"]
+        [(code, text)] = run(images, tmp_path, model, "--weights", name, *more, ranks=[1])
+    assert (code, text.count("\n")) == (BAD_INPUT, 1)
     assert "not finite" in text
-    assert "Traceback" not in text
     assert not (tmp_path / "out.pt").exists()
-
-
-def test_outputs_that_are_not_finite_are_no_predictions(images, tmp_path):
-    from tests.trainer_models import nan_in_every_evaluation
-
-    torch.save(nan_in_every_evaluation(4).state_dict(), tmp_path / "good.pt")
-    more = ["--weights", tmp_path / "good.pt", "--predict", tmp_path / "out.csv"]
-    [(code, text)] = run(images, tmp_path, "nan_in_every_evaluation", *more, ranks=[1])
-    assert code == BAD_INPUT
-    assert "outputs for 12 of 12 images are not finite" in text
-    assert not (tmp_path / "out.csv").exists()

@@ -80,25 +80,6 @@ def test_a_checkpoint_without_fused_leaves_the_optimizer_fused():
         one_step(net, precision, optimizer, 2.0**-6)
 
 
-def test_the_host_does_not_wait_to_know_what_overflowed():
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Readings(TorchDispatchMode):
-        found = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            self.found += function is torch.ops.aten._local_scalar_dense.default
-            return function(*args, **(kwargs or {}))
-
-    made = by_itself(momentum=0.9)
-    one_step(*made)
-    with Readings() as readings:
-        skipped = one_step(*made)
-        assert readings.found == 0
-        assert not skipped
-        assert readings.found == 1
-
-
 def test_the_scale_of_the_device_doubles_as_the_host_s():
     ours, theirs = DeviceScale(CPU), LossScale()
     for scale in (ours, theirs):
@@ -107,9 +88,10 @@ def test_the_scale_of_the_device_doubles_as_the_host_s():
         ours.update(torch.tensor(overflow))
         theirs.update(overflow)
         assert ours.state_dict() == theirs.state_dict()
-    ours.load_state_dict({"value": 2.0**24, "good_steps": 1999})
-    ours.update(torch.tensor(False))
-    assert ours.value == 2.0**24
+    for scale, overflow in ((ours, torch.tensor(False)), (theirs, False)):
+        scale.load_state_dict({"value": 2.0**24, "good_steps": 1999})
+        scale.update(overflow)
+        assert (scale.value, scale.good_steps) == (2.0**24, 0)  # apex's limit
 
 
 @pytest.mark.parametrize("level", ["fp32", "O2", "O3"])
@@ -137,34 +119,6 @@ def test_a_model_with_a_state_of_its_own_is_asked_each_time():
 
     precision, net = Precision("fp32", CPU), Own(2, 2)
     assert precision.live_state(net).keys() == net.state_dict().keys() | {"_extra_state"}
-
-
-@pytest.mark.parametrize("host", [False, True])
-def test_unscaling_takes_as_many_kernels_for_many_weights_as_for_few(host):
-    """The norm that was taken for it, clipped by infinity, cost two for each weight in torch 1.12,
-    320 a step for ResNet-50."""
-    by_itself()  # leaves out a torch without fused optimizers for the CPU
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Kernels(TorchDispatchMode):
-        found = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            self.found += 1
-            return function(*args, **(kwargs or {}))
-
-    counts = []
-    for layers in (1, 40):
-        weights = [nn.Parameter(torch.ones(2)) for _ in range(layers)]
-        optimizer = torch.optim.SGD(weights, lr=0.1, fused=True)
-        precision = Precision("O1", CPU)
-        precision.scale = LossScale() if host else DeviceScale(CPU)
-        for weight in weights:
-            weight.grad = torch.ones(2)
-        with Kernels() as kernels:
-            assert not precision.step(optimizer, clip=0.0)
-        counts.append(kernels.found)
-    assert counts[0] == counts[1]
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])

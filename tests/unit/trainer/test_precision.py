@@ -52,19 +52,6 @@ def with_gradients(net, precision, value):
         parameter.grad = torch.full_like(parameter, value * scale if value else float("inf"))
 
 
-def test_o2_steps_masters_and_rounds_them_into_the_model():
-    net, precision, optimizer = prepared("O2")
-    master = precision.masters[0][1]
-    before = master.detach().clone()
-    # Too small a change for a half weight: only the master keeps it.
-    with_gradients(net, precision, 2**-13)
-    assert precision.step(optimizer, clip=0) is False
-    assert torch.allclose(before - master, torch.full_like(master, 0.1 * 2**-13), rtol=0.02)
-    assert torch.equal(net[0].weight, master.half())
-    assert net[0].weight.grad.dtype is torch.float16
-    assert master.grad.dtype is torch.float32
-
-
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_the_scale_halves_on_overflow_and_doubles_after_2000_steps(level):
     """Pitfall 18: values overflow when stored as half."""
@@ -79,12 +66,6 @@ def test_the_scale_halves_on_overflow_and_doubles_after_2000_steps(level):
         with_gradients(net, precision, 2**-14)
         assert precision.step(optimizer, clip=0) is False
     assert precision.scale.value == 2.0**16
-
-
-def test_the_scale_stays_within_apex_s_limit():
-    scale = LossScale(2.0**24, 1999)
-    scale.update(overflow=False)
-    assert (scale.value, scale.good_steps) == (2.0**24, 0)
 
 
 def test_a_scaled_backward_and_clipping_give_the_unscaled_gradients():
@@ -144,6 +125,7 @@ def test_the_average_of_o2_is_that_of_its_masters():
         ema.update(precision.full_state(net))
         decay = (1 + update) / (10 + update)
         before = decay * before + (1 - decay) * master.detach()
+        assert torch.equal(net[0].weight, master.half())
     assert (net[0].weight == half).float().mean() > 0.5
     assert torch.allclose(ema.average["0.weight"], before, rtol=0, atol=1e-7)
     assert not torch.equal(ema.average["0.weight"].half().float(), ema.average["0.weight"])

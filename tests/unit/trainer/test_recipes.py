@@ -20,13 +20,15 @@ def test_a_recipe_is_read_whole(path):
         assert (list(found) if isinstance(found, tuple) else found) == value
 
 
-@pytest.mark.parametrize(("name", "rate"), [("resnet18-digits", 0.1), ("small_cnn-digits", 0.4)])
-def test_recipes_for_the_digits_have_their_rate_at_four_nodes_of_32(name, rate):
+@pytest.mark.parametrize(
+    ("name", "batch", "steps", "rates"),
+    [
+        ("resnet18-digits", 128, 12, {1: 0.1}),  # four nodes of 32
+        ("small_cnn-digits", 128, 12, {1: 0.4}),
+        ("resnet50-imagenet-90", 256, 5004, {0: 0.1, 29: 0.1, 30: 0.01, 60: 0.001, 89: 0.001}),
+    ],
+)
+def test_recipes_have_the_rates_that_they_are_known_for(name, batch, steps, rates):
     options = parse(["--config", str(FOLDER / f"{name}.yaml")])
-    assert learning_rate(options, 12, 12, 128) == pytest.approx(rate)
-
-
-def test_the_published_recipe_is_published_at_256():
-    options = parse(["--config", str(FOLDER / "resnet50-imagenet-90.yaml")])
-    rates = [learning_rate(options, epoch * 5004, 5004, 256) for epoch in (0, 29, 30, 60, 89)]
-    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.001, 0.001])
+    ours = {epoch: learning_rate(options, epoch * steps, steps, batch) for epoch in rates}
+    assert ours == pytest.approx(rates)

@@ -3,19 +3,25 @@
 import gc
 import os
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 
-from tests.trainer_ranks import make_images, run_ranks, said, trainer
+from contract.errors import UserError
+from contract.options import Options
+from tandem.place import Place
+from tests.trainer_ranks import lines, make_images, run_ranks, said, trainer
+from trainer import world
 from trainer.memory import OutOfMemory, is_out_of_memory, one_pass
+from trainer.step import reserved
 
 MODEL = ["--model", "tests.trainer_models:plain", "--workers", 0, "--epochs", 1]
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return make_images(tmp_path_factory.mktemp("images"), per_class=5)
+def run(images, model, *more, nodes=(1,), function=trainer, **settings):
+    argv = ["--data", images, *MODEL, "--model", f"tests.trainer_models:{model}"]
+    return run_ranks(nodes, function, *argv, *more, **settings)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +31,7 @@ def images(tmp_path_factory):
         (["--per_node_batch_size", 1], "Use at least 2"),
         (["--per_node_batch_size", 2, "--model", "resnet9"], "resnet9"),
         (["--skip_oom"], "--skip_oom"),
-        (["--precision", "O1"], "the CPU of node1 computes in fp32; use fp32"),
+        (["--precision", "O1"], "use fp32"),
         (["--parallel", "dp"], "use --parallel ddp"),
         (["--model", "tests.trainer_models:unused"], "--find_unused_parameters"),
         (["--resume", "/nowhere"], "/nowhere"),
@@ -39,10 +45,8 @@ def images(tmp_path_factory):
 def test_bad_input_ends_all_ranks_with_a_sentence(images, more, word):
     """Pitfall 21 among them: without find_unused_parameters it would hang at the second step."""
     for code, text in run_ranks([1, 1], said, "--data", images, *MODEL, *more):
-        assert code == 2, text
+        assert (code, text.count("\n")) == (2, 1), text
         assert word in text
-        assert text.count("\n") == 1
-        assert "Traceback" not in text
 
 
 def test_a_sentence_names_its_machine_where_others_have_none(images):
@@ -55,57 +59,43 @@ def test_a_sentence_names_its_machine_where_others_have_none(images):
 
 
 def test_unused_parameters_train_when_asked_for(images):
-    argv = ["--data", images, *MODEL, "--model", "tests.trainer_models:unused"]
-    assert run_ranks([1, 1], trainer, *argv, "--find_unused_parameters") == [0, 0]
+    assert run(images, "unused", "--find_unused_parameters", nodes=(1, 1)) == [0, 0]
 
 
 def test_a_missing_process_is_a_sentence_not_a_hang(images):
     """Pitfall 1: fewer processes than the world size."""
     env = {"WORLD_SIZE": 3}
-    code, text = run_ranks([1], said, "--data", images, *MODEL, "--timeout", 2, env=env)[0]
+    code, text = run_ranks([1], said, "--data", images, *MODEL, "--timeout", 1, env=env)[0]
     assert code == 2
     assert "Were 3 processes started" in text
 
 
 def test_out_of_memory_has_its_own_code_and_a_smaller_micro_batch_goes_on(images, tmp_path):
     """Pitfall 17. The device holds 4 images: 8 do not fit, 2 x 4 do."""
-    argv = ["--data", images, "--model", "tests.trainer_models:small_device", "--workers", 0]
-    argv += ["--epochs", 1, "--output", tmp_path, "--per_node_batch_size", 8]
-    assert run_ranks([1], trainer, *argv) == [76]
+    more = ["--output", tmp_path, "--per_node_batch_size", 8]
+    assert run(images, "small_device", *more) == [76]
     smaller = {"TANDEM_MICRO_BATCH_DIVISOR": 2, "TANDEM_ATTEMPT": 2}
-    assert run_ranks([1], trainer, *argv, env=smaller) == [0]
-
-
-def test_auto_batch_finds_what_fits(images, tmp_path):
-    argv = ["--data", images, "--model", "tests.trainer_models:small_device", "--workers", 0]
-    argv += ["--epochs", 1, "--output", tmp_path, "--per_node_batch_size", 8, "--auto_batch"]
-    assert run_ranks([1, 1], trainer, *argv) == [0, 0]
-    assert '"accumulate": 2' in (tmp_path / "nodes/node2/rank1.steps.jsonl").read_text()
+    assert run(images, "small_device", *more, env=smaller) == [0]
 
 
 def test_evaluation_computes_on_no_more_images_at_once_than_training(images, tmp_path):
     """Training fitted and evaluation did not, which no smaller micro-batch cured."""
-    argv = ["--data", images, "--model", "tests.trainer_models:small_device_always"]
-    argv += ["--epochs", 1, "--per_node_batch_size", 8, "--accumulate", 2, "--workers", 0]
-    assert run_ranks([1], trainer, *argv, "--output", tmp_path) == [0]
+    more = ["--per_node_batch_size", 8, "--accumulate", 2]
+    assert run(images, "small_device_always", *more, "--output", tmp_path) == [0]
     predict = ["--resume", tmp_path, "--predict", tmp_path / "out.csv"]
-    assert run_ranks([1], trainer, *argv, *predict) == [0]
+    assert run(images, "small_device_always", *more, *predict) == [0]
 
 
 def test_trials_of_auto_batch_have_no_collectives(tmp_path):
     """One rank tries twice, the others once, and batch normalisation is over all of them."""
     images = make_images(tmp_path / "images", per_class=4)
-    argv = ["--data", images, "--model", "tests.trainer_models:small_device_late", "--workers", 0]
-    argv += ["--epochs", 1, "--per_node_batch_size", 8, "--auto_batch", "--sync_bn"]
-    argv += ["--timeout", 10, "--output", tmp_path]
-    assert run_ranks([1, 2], trainer, *argv) == [0, 0, 0]
-    assert '"accumulate": 2' in (tmp_path / "nodes/node2/rank1.steps.jsonl").read_text()
+    more = ["--per_node_batch_size", 8, "--auto_batch", "--sync_bn", "--timeout", 10]
+    codes = run(images, "small_device_late", *more, "--output", tmp_path, nodes=(1, 2))
+    assert codes == [0, 0, 0]
+    assert [start["accumulate"] for (start,) in lines(tmp_path, "start")] == [2, 2, 2]
 
 
 def test_a_trial_leaves_room_for_what_the_optimizer_makes_later(monkeypatch):
-    from contract.options import Options
-    from trainer.step import reserved
-
     weights = torch.nn.Parameter(torch.zeros(1000))
     card = SimpleNamespace(total_memory=100_000)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
@@ -115,12 +105,6 @@ def test_a_trial_leaves_room_for_what_the_optimizer_makes_later(monkeypatch):
             optimizer=torch.optim.SGD([weights], 0.1),
         )  # fmt: skip
         assert reserved(job) == 5000 + copies * 4000
-
-
-def test_skip_oom_drops_the_step_in_one_process(images):
-    argv = ["--data", images, "--model", "tests.trainer_models:small_device", "--workers", 0]
-    argv += ["--epochs", 1, "--per_node_batch_size", 8, "--skip_oom"]
-    assert run_ranks([1], trainer, *argv) == [0]
 
 
 def alive(*argv):
@@ -133,12 +117,10 @@ def alive(*argv):
 
 
 def test_a_step_that_is_skipped_leaves_nothing_in_memory(images):
-    argv = ["--data", images, "--model", "tests.trainer_models:watched", "--workers", 0]
-    argv += ["--epochs", 1, "--per_node_batch_size", 8, "--skip_oom"]
-    [(code, found)] = run_ranks([1], alive, *argv)
+    more = ["--per_node_batch_size", 8, "--skip_oom"]
+    [(code, found)] = run(images, "watched", *more, function=alive)
     assert code == 0
-    assert len(found) > 2
-    assert not any(found)
+    assert len(found) > 2 and not any(found)
 
 
 def test_out_of_memory_is_recognised_on_old_and_new_torch():
@@ -167,29 +149,23 @@ def test_what_libraries_say_on_a_full_device_is_out_of_memory(monkeypatch, words
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda: stats)
 
     def failing(refused):
-        with one_pass():
+        with pytest.raises(RuntimeError) as raised, one_pass():
             stats["num_ooms"] += refused
             raise RuntimeError(words)
+        return raised.value
 
-    with pytest.raises(OutOfMemory, match=words[:20]):
-        failing(0)
+    assert isinstance(failing(0), OutOfMemory)
     assert not is_out_of_memory(RuntimeError("shapes do not match"))
     free[0] = 40
     # What cuDNN asked for, beyond this process's own limit.
-    with pytest.raises(OutOfMemory):
-        failing(1)
+    assert isinstance(failing(1), OutOfMemory)
     # What was refused before, to --auto_batch's trials, is no reason now.
-    with pytest.raises(RuntimeError) as raised:
-        failing(0)
-    assert not isinstance(raised.value, OutOfMemory)
-    assert not is_out_of_memory(raised.value)
+    error = failing(0)
+    assert not isinstance(error, OutOfMemory) and not is_out_of_memory(error)
 
 
 def test_the_device_is_set_before_the_group_is_formed(monkeypatch):
     """Pitfall 3: NCCL calls a model on another device than the local rank's "invalid usage"."""
-    from contract.options import Options
-    from trainer import world
-
     order = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: order.append(str(device)))
@@ -209,11 +185,6 @@ def test_a_start_without_the_launcher_takes_the_card_towards_the_master(
     monkeypatch, backend, cards
 ):
     """NCCL would take any other, such as docker0."""
-    from contract.errors import UserError
-    from contract.options import Options
-    from tandem.place import Place
-    from trainer import world
-
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     for name in (*names, "NCCL_DEBUG", "NCCL_ASYNC_ERROR_HANDLING", "MASTER_PORT"):
         monkeypatch.setenv(name, "x")
@@ -222,19 +193,11 @@ def test_a_start_without_the_launcher_takes_the_card_towards_the_master(
     monkeypatch.setattr(world, "card_towards", lambda address: "eno1")
     monkeypatch.setattr(world, "_backend", lambda device: backend)
 
-    def alone(*_, **__):
-        raise OSError("nobody is there")
-
-    monkeypatch.setattr(world, "rendezvous", alone)
+    alone = OSError("nobody is there")
+    monkeypatch.setattr(world, "rendezvous", mock.Mock(side_effect=alone))
     with pytest.raises(UserError, match="did not meet"):
         world._meet(Options(), Place(size=2), None, torch.device("cpu"))
     assert [os.environ.get(name) for name in names] == cards
-
-
-def test_tests_that_are_not_about_gpus_hide_them(images):
-    """Two ranks on a PC with one GPU would both take it, and NCCL refuses that."""
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
-    assert run_ranks([1], os.getenv, "CUDA_VISIBLE_DEVICES") == [""]
 
 
 def said_with_own_data(folders, *argv):

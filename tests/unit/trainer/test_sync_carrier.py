@@ -2,10 +2,8 @@
 
 import dataclasses
 import itertools
-import queue
 import threading
 from typing import Any, List, Tuple
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -86,33 +84,3 @@ def order_of_work():
 
 def test_the_link_carries_the_next_bucket_while_the_last_one_is_decoded():
     assert run_ranks([1, 1], order_of_work) == [[True, True]] * 2
-
-
-def test_a_gpus_stages_go_before_its_backward_and_spin_on_no_core(monkeypatch):
-    """Of a GPU that is not there: what torch is asked for."""
-    streams: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def stream(device, priority=0):
-        streams.put((device, priority))
-
-    monkeypatch.setattr(torch.cuda, "Stream", stream)
-    Carrier([Stage(lambda job: job), Stage(lambda job: job)], torch.device("cuda", 0), 9.0)
-    assert [streams.get(timeout=60) for _ in range(2)] == [(torch.device("cuda", 0), -1)] * 2
-    waited = []
-
-    class Event:
-        def __init__(self, blocking=False):
-            waited.append(blocking)
-
-        def record(self):
-            waited.append("recorded")
-
-        def synchronize(self):
-            waited.append("waited for")
-
-    there = mock.MagicMock(spec=torch.Tensor, shape=(3,), dtype=torch.uint8)
-    there.device.type = "cuda"
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch, "empty", lambda *_, **__: mock.MagicMock())
-    carrier.to_host(there)
-    assert waited == [True, "recorded", "waited for"]

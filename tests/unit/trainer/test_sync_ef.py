@@ -5,11 +5,13 @@ import hashlib
 import pytest
 import torch
 
+from contract.options import Options
 from contract.strategies import coded_bytes
 from tandem.sync.codec import CODECS
 from tandem.sync.powersgd import blank_pages, guess, orthonormalise
 from tests.trainer_ranks import run_ranks
-from tests.unit.trainer.sync_ranks import Counted, Steps, six_steps
+from tests.unit.trainer.sync_ranks import Between, Steps, six_steps
+from trainer.world import start
 
 
 @pytest.mark.parametrize("bits", CODECS)
@@ -40,40 +42,44 @@ def test_a_block_that_overflowed_is_seen_as_such_and_the_others_are_not(bits, ba
     assert not finite[1].any()
 
 
-def test_what_takes_the_place_of_zeros_is_drawn_once(monkeypatch):
-    """On the host: on a GPU each drawing would be copied there, and waited for."""
-    drawn, real = [], torch.randn
-
-    def counted(*shape, **more):
-        drawn.append(shape)
-        return real(*shape, **more)
-
-    monkeypatch.setattr(torch, "randn", counted)
+def test_what_takes_the_place_of_zeros_is_the_same_each_time():
     factors = [torch.zeros(37, 2), torch.zeros(11, 2)]
     factors[0][:, 0] = 2.0
     first, second = guess(factors)
     assert torch.equal(first, guess([factor.clone() for factor in factors])[0])
-    assert len(drawn) == 2
     assert torch.allclose(first[:, 0], torch.full((37,), 37**-0.5))
     assert first[:, 1].abs().min() > 0
     assert second.shape == (11, 2) and second.abs().min() > 0
 
 
 def summed_up(spec):
-    """Greatest difference, over 6 steps, of all sums and errors to the exact sums; digests."""
+    """How far all sums and what was left out are from the exact sums, after 6 steps; how far the
+    sums alone are; a digest of them; how much this rank keeps."""
     steps, total, exact, off = six_steps(spec)
     near = float((total - exact).norm() / exact.norm())
-    return off, near, hashlib.sha256(total.numpy().tobytes()).hexdigest(), len(steps.sync.kept)
+    held = sum(one.numel() for bucket in steps.sync.kept.values() for one in bucket.now)
+    assert len(steps.sync.kept) != 1, "several buckets"
+    return off, near, hashlib.sha256(total.numpy().tobytes()).hexdigest(), held
 
 
-@pytest.mark.parametrize(("spec", "near"), [("ef:8", 0.01), ("ef:2", 0.5), ("powersgd:3", 0.5)])
-def test_what_is_left_out_is_kept_and_all_ranks_have_the_same_sums(spec, near):
-    results = run_ranks([1, 1, 1], summed_up, spec)
-    for off, distance, _, buckets in results:
+@pytest.mark.parametrize(
+    ("spec", "near", "nodes"),
+    [
+        ("ef:8", 0.01, [1, 1, 1]),
+        ("ef:2", 0.5, [1, 1, 1]),
+        ("powersgd:3", 0.5, [1, 1, 1]),
+        ("ef:1.6", 0.5, [2, 1]),
+        ("powersgd:3", 0.5, [2, 1]),
+    ],
+)
+def test_what_is_left_out_is_kept_by_machines_and_all_ranks_have_the_same_sums(spec, near, nodes):
+    results = run_ranks(nodes, summed_up, spec)
+    for off, distance, _, _ in results:
         assert abs(off) < 1e-5
         assert distance < near
-        assert buckets > 1
     assert len({digest for _, _, digest, _ in results}) == 1
+    held = [one for *_, one in results]
+    assert held[0] > 0 and set(held) == ({held[0], 0} if nodes == [2, 1] else {held[0]})
 
 
 def overflowed(spec):
@@ -111,43 +117,51 @@ def test_warm_up_is_exact():
     assert run_ranks([1, 1], exact_first) == [(True, 0)] * 2
 
 
-def bytes_sent(specs, count):
-    """By spec: counted and declared bytes a step."""
-    found, world, counted = {}, None, None
+def bytes_sent(specs):
+    """By spec: bytes a step that this rank sends to other machines, and those declared."""
+    world, found = start(Options()), {}
+    between = Between(world)
+    machines = max(world.nodes) + 1
     for spec in specs:
         steps = Steps(spec, world)
-        world = steps.world
-        counted = counted or Counted()
-        steps.step(0)
-        before = counted.sent
-        for number in range(1, count + 1):
+        for number in range(3):
+            if number == 1:
+                before = between.sent
             steps.step(number)
-        sent = (counted.sent - before) / count
-        found[spec] = sent, steps.strategy.bytes_per_step(world.size, steps.payload)
+        gpus = world.size // machines
+        declared = steps.strategy.bytes_per_step(machines, steps.payload, gpus=gpus)
+        found[spec] = (between.sent - before) / 2, declared
     return found
 
 
-def test_bytes_are_those_that_the_registry_declares():
-    specs = ["allreduce", "fp16", "fp16:gloo", *(f"ef:{bits}" for bits in CODECS), "powersgd:2"]
-    for found in run_ranks([1, 1, 1], bytes_sent, specs, 2):
-        for spec, (sent, declared) in found.items():
-            assert abs(sent - declared) <= max(0.02 * declared, 2**16), spec
+FLAT = ["allreduce", "fp16", "fp16:gloo", *(f"ef:{bits}" for bits in CODECS), "powersgd:2"]
 
 
-def many_steps(spec, count):
+@pytest.mark.parametrize(
+    ("nodes", "specs"), [([1, 1, 1], FLAT), ([2, 2], ["allreduce", "ef:1.6", "powersgd:2"])]
+)
+def test_a_machine_sends_what_the_registry_declares_whatever_its_ranks(nodes, specs):
+    ranks = iter(run_ranks(nodes, bytes_sent, specs))
+    for count in nodes:
+        machine = [next(ranks) for _ in range(count)]
+        for spec in specs:
+            sent, declared = [found[spec][0] for found in machine], machine[0][spec][1]
+            assert abs(sum(sent) - declared) <= max(0.02 * declared, 2**16), spec
+            assert count == 1 or 0 in sent, spec
+
+
+def many_steps(spec):
     steps = Steps(spec)
-    for number in range(count):
+    for number in range(1000):
         steps.step(number)
     return True
 
 
-@pytest.mark.parametrize(
-    "count", [30, pytest.param(1000, marks=pytest.mark.long)], ids=["short", "long"]
-)
+@pytest.mark.long
 @pytest.mark.parametrize("spec", ["ef:2", "powersgd:2"])
-def test_many_steps_of_several_buckets_end(spec, count):
+def test_many_steps_of_several_buckets_end(spec):
     """The stock PowerSGD hook aborts here: its callbacks issue collectives in any order."""
-    assert run_ranks([1, 1, 1, 1], many_steps, spec, count) == [True] * 4
+    assert run_ranks([1, 1, 1, 1], many_steps, spec) == [True] * 4
 
 
 def test_matrices_of_few_ranks_are_rebuilt_by_as_few_columns():

@@ -6,7 +6,9 @@ import signal
 import pytest
 
 from tandem.sync import carrier
-from tests.trainer_ranks import make_images, start_ranks, trainer
+from tests.trainer_ranks import start_ranks, trainer
+
+PER_CLASS = 18
 
 SPECS = ("ef:2", "powersgd:1", "ef:1.6", "fp16:gloo")
 ARGV = [
@@ -33,11 +35,6 @@ def dying(victim, turn, *argv):
 
             setattr(carrier.dist, name, counted)
     return trainer(*argv)
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return make_images(tmp_path_factory.mktemp("images"), per_class=18)
 
 
 def end_of(child, pipe):

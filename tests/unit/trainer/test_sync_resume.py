@@ -6,8 +6,9 @@ import shutil
 import pytest
 import torch
 
-from tandem.compat import load_tensors
-from tests.trainer_ranks import make_images, run_ranks, trainer
+from tests.trainer_ranks import newest_checkpoint, run_ranks, trainer
+
+PER_CLASS = 15
 
 ARGV = [
     "--model", "tests.trainer_models:normed", "--precision", "fp32", "--augment", "none",
@@ -17,13 +18,11 @@ ARGV = [
 ONES, UNEVEN = [1, 1], [2, 1]
 # Those of all strategies that keep something for each machine; ranks of each machine.
 KEEPING = [
-    ("ef:2", ONES), ("powersgd:1", ONES), ("ef:1.6", UNEVEN), ("powersgd:1", UNEVEN)
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return make_images(tmp_path_factory.mktemp("images"), per_class=15)
+    ("ef:1.6", UNEVEN),
+    ("powersgd:1", ONES),
+    pytest.param(("ef:2", ONES), marks=pytest.mark.long),
+    pytest.param(("powersgd:1", UNEVEN), marks=pytest.mark.long),
+]
 
 
 def saying(path, *argv):
@@ -36,11 +35,6 @@ def saying(path, *argv):
 def train(images, output, spec, nodes, *more):
     argv = ["--data", images, "--output", output, "--sync", spec, *ARGV, *more]
     return run_ranks(nodes, saying, f"{output}.said", *argv)
-
-
-def weights(output):
-    with sorted((output / "checkpoints/node1").glob("step-*.pt"))[-1].open("rb") as file:
-        return load_tensors(file)["model"]
 
 
 @pytest.fixture(scope="module", params=KEEPING)
@@ -72,7 +66,7 @@ def test_the_same_ranks_go_on_to_the_bit(images, undisturbed, tmp_path):
     (tmp_path / f"cut/checkpoints/node2/rank{nodes[0]}/step-{second:08d}.pt").unlink()
     done = train(images, tmp_path / "cut", spec, nodes, "--checkpoint_every", 3)
     assert done == [0] * sum(nodes)
-    ours, theirs = weights(tmp_path / "cut"), weights(whole)
+    ours, theirs = newest_checkpoint(tmp_path / "cut")["model"], newest_checkpoint(whole)["model"]
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert first < second < steps_of(whole)[-1]
 

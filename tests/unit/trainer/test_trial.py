@@ -1,13 +1,12 @@
 """`--trial`: steps and their times, and nothing else."""
 
 import dataclasses
-import json
 import os
 
 from contract.command_line import parse
 from contract.options import Options
 from contract.runs import RECORD
-from tests.trainer_ranks import make_images, run_ranks
+from tests.trainer_ranks import lines, make_images, run_ranks
 from trainer.data.generated import CLASSES
 from trainer.process import work
 
@@ -17,22 +16,21 @@ def tried(output, *words):
     return work(parse([*common, "--per_node_batch_size", "8", "--device", "cpu", *words]))
 
 
-def lines(output, kind):
-    found = []
-    for path in sorted(output.glob("nodes/*/rank*.steps.jsonl")):
-        told = map(json.loads, path.read_text().splitlines())
-        found.append([line for line in told if line["kind"] == kind])
-    return found
-
-
 def test_two_ranks_of_a_machine_time_steps_on_noise_and_save_nothing(tmp_path):
-    assert run_ranks([2], tried, tmp_path, "--image_size", "16") == [0, 0]
+    words = ("--image_size", "16", "--accumulate", "2", "--bucket_mb", "3")
+    assert run_ranks([2], tried, tmp_path, *words) == [0, 0]
     first, second = lines(tmp_path, "step")
     assert len(first) == len(second) >= 4
     assert all(line["seconds"]["backward"] > 0 for line in first)
     (start,), _ = lines(tmp_path, "start")
     assert (start["image_size"], start["global_batch"]) == (16, 8)
     assert [CLASSES, 128, 1] in start["matrices"]
+    assert set(start["options"]) == {field.name for field in dataclasses.fields(Options)}
+    settled = {"accumulate": 2, "bucket_mb": 3, "sync_bn": False, "channels_last": False}
+    assert {name: start["options"][name] for name in settled} == settled
+    assert (start["record"], start["workers"]) == (RECORD, 0)
+    assert {"torchvision", "numpy", "pillow", "kernel"} <= set(start["versions"])
+    assert start["cores"] == len(os.sched_getaffinity(0))
     assert [end["status"] for (end,) in lines(tmp_path, "end")] == ["finished"] * 2
     assert not any(lines(tmp_path, "evaluate") + lines(tmp_path, "checkpoint"))
     assert not list(tmp_path.rglob("*.pt"))
@@ -47,16 +45,3 @@ def test_a_data_set_is_gone_through_again_until_the_time_is_over(tmp_path):
     (start,) = lines(tmp_path / "out", "start")[0]
     assert start["train_images"] == 12
     assert not list(tmp_path.rglob("*.pt"))
-
-
-def test_the_start_line_names_what_runs_can_differ_in(tmp_path):
-    words = ("--image_size", "16", "--accumulate", "2", "--bucket_mb", "3")
-    assert run_ranks([1], tried, tmp_path, *words) == [0]
-    (start,) = lines(tmp_path, "start")[0]
-    named = {field.name for field in dataclasses.fields(Options)}
-    assert set(start["options"]) == named
-    settled = {"accumulate": 2, "bucket_mb": 3, "sync_bn": False, "channels_last": False}
-    assert {name: start["options"][name] for name in settled} == settled
-    assert (start["record"], start["workers"]) == (RECORD, 0)
-    assert {"torchvision", "numpy", "pillow", "kernel"} <= set(start["versions"])
-    assert start["cores"] == len(os.sched_getaffinity(0))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from contract.errors import RankError
-from trainer import checkpoint, writer
+from trainer import writer
 from trainer.writer import Writer, write_whole
 
 
@@ -77,12 +77,6 @@ def test_an_older_run_s_later_steps_go_first(tmp_path):
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["step-00000001.pt", "step-00000002.pt"]
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path):
-    (tmp_path / "step-00000007.unfinished").write_bytes(b"half")
-    Writer(tmp_path, keep=2)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_another_process_may_remove_what_is_left_at_the_same_moment(tmp_path, monkeypatch):
     """Eight of 150 resumed runs with two ranks a node died of it."""
     (tmp_path / "step-00000007.unfinished").write_bytes(b"half")
@@ -132,7 +126,3 @@ def test_nothing_is_written_before_the_copy_has_arrived(tmp_path):
     there.set()
     own.finish()
     assert torch.load(path)["x"].tolist() == [7, 7]
-
-
-def test_the_cpu_s_copies_are_there_at_once():
-    assert checkpoint.arrival(torch.device("cpu"))() is None

@@ -1,0 +1,98 @@
+"""What a report says: verdict and advice of each cause, a whole report, a plan, a comparison."""
+
+import contextlib
+import io
+import json
+import shutil
+import tempfile
+from pathlib import Path
+
+from report.__main__ import main
+from report.analysis import analyse
+from report.text import render_text, unequal_parts
+from report.verdict import headline_of
+from tests.unit.report.report_runs import BOTTLENECKS, WARMED, RunBuilder, change
+
+SCRIPT = {"words": ["train.py"], "arguments": ["--lr=1"], "folder": "/p", "outputs": []}
+OPTIONS = {"batch": 32, "model": "resnet50", "data": "imagenet", "trainer": ["--lr=1"]}
+OF_SCRIPT = {"inventory": "own.ini", "script": "/p/train.py", "nodes": 4, "trainer": ["--lr=1"]}
+LOCAL = {"connection": "local"}
+# Runs of which more is said than of their cause.
+OTHERS = {
+    "a card that promises more": {**BOTTLENECKS["network"], "speed_mbit": 10000},
+    "late on one machine": {
+        "step": {"sync_exposed": 0.31},
+        "by_rank": {2: {"data": 0.3, "sync_exposed": 0.01}},
+    },
+    "a demo": {**BOTTLENECKS["network"], **LOCAL},
+    "a demo's straggler": {**BOTTLENECKS["straggler"], **LOCAL},
+    "one machine": {**BOTTLENECKS["network"], "nodes": 1, "sent": 0.0},
+    "parts by speed": {"parts": [38, 38, 16, 36]},
+    "warm-up": {"steps": 400, "exact": 100, **WARMED},
+    "all warm-up": {"exact": 240, **WARMED},
+    "network and saving": {"step": {"sync_exposed": 0.6}, "speed_mbit": 1000, "checkpoint": 30.0},
+    "too short": {"steps": 40},
+}
+
+
+def lines_of(folder):
+    """Verdict, advice with the first command, and what is said of parts."""
+    done = analyse(folder)
+    if done.too_short:
+        return (done.too_short.headline, done.too_short.because, done.too_short.command)
+    lines = [done.verdict.headline, *done.verdict.because, unequal_parts(done.step)]
+    for place, one in enumerate(done.summary["advice"]):
+        gain = one["predicted_images_per_second"] / done.advice.now
+        lines.append(f"{gain:.2f} x: {one['change']}{' ($)' if one['costs_money'] else ''}")
+        if one["command"] and (place == 0 or one["change"].endswith("together")):
+            lines.append(f"  {one['command']}")
+    return lines
+
+
+def printed(*words):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        main([str(word) for word in words])
+    return out.getvalue().partition("\nComparison: ")[0].rstrip()
+
+
+def failed(folder):
+    """A run with every kind of file, whose second attempt failed, and of which one machine left
+    nothing."""
+    run = RunBuilder(folder, gpu=True, mounts=3.0, **BOTTLENECKS["straggler"])
+    run.attempt = 2
+    run.write()
+    cause = {"host": "node3", "rank": 2, "message": "node3 has no space left", "remedy": "Delete."}
+    more = {"first_cause": {**cause, "last_lines": ["a line", "another"]}, "reason": "once more"}
+    run.write_control(status="failed", attempt=2, **more)
+    first = {"attempt": 1, "nodes": run.hosts, "wall_seconds": 9.0, "status": "failed"}
+    (last,) = json.loads((folder / "attempts.json").read_text())["attempts"]
+    change(folder / "attempts.json", attempts=[{**first, "reason": "first attempt"}, last])
+    shutil.rmtree(folder / "nodes/node4")
+    return folder
+
+
+def render():
+    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):
+        return {code: "\n".join(filter(None, lines)) for code, lines in sentences(Path())}
+
+
+def sentences(place):
+    """(code, lines), without those that another run said before."""
+    before = set()
+    for name, settings in {**BOTTLENECKS, **OTHERS}.items():
+        plan = RunBuilder(place / name, **settings).write() / "plan.json"
+        change(plan, options=OPTIONS)
+        lines = [*lines_of(plan.parent)]
+        if name in BOTTLENECKS or settings.get("exact") == 240:
+            change(plan, options=OF_SCRIPT, script=SCRIPT)
+            lines += [f"In a script: {one}" for one in lines_of(plan.parent) if one not in lines]
+        yield name, [line for line in lines if line not in before]
+        before.update(lines)
+    yield "a whole report", [render_text(analyse(failed(place / "failed"))).rstrip()]
+    for status in ("stopped", "running", "failed"):
+        yield status, [headline_of(status, None)]
+    yield "failed without a message", [headline_of("failed", {"host": "a", "rank": 1})]
+    yield "a plan on paper", [printed("plan", "--gpu=2080ti", "--link=1gbit", "--sync=ef:8")]
+    yield "a plan of a run", [printed("plan", "--run=network", "--runs=.", "--nodes=2")]
+    yield "a comparison", [printed("compare", "network", "warm-up", "a demo")]

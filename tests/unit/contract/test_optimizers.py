@@ -1,0 +1,84 @@
+"""What is known of a strategy with SGD does not count for a run with Adam, wherever it is asked."""
+
+import subprocess
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from contract import prices, strategies
+from contract.options import Options
+from launcher import cli, measure
+from launcher.plan import predictions
+from report.advice import advise
+from report.analysis import analyse
+from report.bottleneck import Seen
+from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
+from trainer import banner
+
+SPEEDS = {("allreduce", 4): 100.0, ("bf16", 4): 150.0, ("ef:4", 4): 300.0, ("ef:1.6", 4): 500.0}
+LOSE = ["ef:1.6", "ef:2", "ef:4", "powersgd:4"]
+
+
+def test_what_lost_with_adam_is_experimental_there_and_not_advised():
+    family = Options(optimizer="adamw").family
+    labels = [prices.label_of(strategies.parse(spec), family) for spec in LOSE]
+    assert labels == ["experimental"] * len(LOSE)
+    assert {one.name for one in prices.advised(family)} == {"allreduce", "bf16", "fp16"}
+
+
+def test_auto_takes_no_strategy_with_adam_that_is_safe_with_sgd_alone():
+    with_sgd = predictions.choose_sync(SPEEDS, 4, "", Options().family)
+    assert with_sgd.sync == "ef:1.6"
+    assert "measured loss" in with_sgd.why  # on the second task
+    with_adam = predictions.choose_sync(SPEEDS, 4, "", Options(optimizer="adamw").family)
+    assert with_adam.sync in ("allreduce", "bf16")
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_report_advises_by_the_optimizer_of_the_run(tmp_path, optimizer):
+    settings = {**BOTTLENECKS["network"], "options": {"optimizer": optimizer}}
+    found = analyse(RunBuilder(tmp_path / "run", **settings).write()).advice.remedies
+    (sync,) = [one.words["SYNC"] for one in found if "SYNC" in one.words]
+    assert (sync in LOSE) is (optimizer == "sgd")
+
+
+def test_beside_advice_for_a_script_stands_the_loss_with_adam(tmp_path):
+    """Whose optimizer nobody knows."""
+    step = analyse(RunBuilder(tmp_path / "run", **BOTTLENECKS["network"]).write()).step
+    own = replace(step, own_script=True)
+    told = [one.change for one in advise(own, "network", {}, Seen()).remedies]
+    (sync,) = [change for change in told if "tandem.sync.attach" in change]
+    assert str(prices.WITH_ADAM["ef:1.6"]) in sync
+
+
+@pytest.mark.parametrize("spec", LOSE)
+def test_a_strategy_that_was_chosen_by_name_is_told_once_what_it_lost_with_adam(spec):
+    (told,) = prices.caveats(strategies.parse(spec), Options(optimizer="adamw").family, steps=10)
+    assert str(prices.WITH_ADAM[spec]) in told
+
+
+def test_a_plan_is_asked_for_with_the_optimizer_of_the_run(monkeypatch):
+    asked = []
+
+    def report(words):
+        asked.extend(words)
+        return subprocess.CompletedProcess([], 0, "", "")
+
+    monkeypatch.setattr(measure, "report", report)
+    assert cli.main(["plan", "--model", "resnet50", "--", "--optimizer", "adamw"]) == 0
+    assert asked[asked.index("--optimizer") + 1] == "adamw"
+
+
+def test_the_first_lines_of_a_run_say_what_its_strategy_lost_with_adam():
+    options = Options(sync="ef:1.6", optimizer="adamw", output="x")
+    world = SimpleNamespace(size=2, nodes=(0, 1), batches=(16, 16), global_batch=32)
+    job = SimpleNamespace(
+        options=options,
+        world=world,
+        image_size=32,
+        micro_batches=1,
+        steps_per_epoch=100,
+        train_set=type("Images", (list,), {"classes": ("a", "b")})(range(64)),
+    )
+    assert str(prices.WITH_ADAM["ef:1.6"]) in banner.sentences(job, (1000, None))

@@ -1,0 +1,194 @@
+"""Machines whose frames would end the controller, make it deaf, or reach a defect of it: each is
+that machine's failure alone."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from contract.validate import Invalid
+from launcher import collect
+from launcher.background import Sizes, Spool
+from launcher.machines.engines.local import LocalProcess
+from launcher.terminal import Stopper
+from launcher.watch import failures
+from launcher.watch.digests import Digests, Ruling
+from launcher.watch.guards import Frames, Guarded
+from launcher.watch.lines import RankLog, RunLogs
+from launcher.watch.watch import Stage, Watch
+from tests.unit.launcher.scripted_guards import watch
+from tests.unit.launcher.test_digests import DIGEST, GOOD
+
+pytestmark = pytest.mark.usefixtures("settles_soon")
+BEGUN = """
+def begun(line):
+    say(type="begun", rank=own, run=task["run"], bytes=len(line))
+    sys.stdout.write(line); sys.stdout.flush()
+"""
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        "digest(row(None, steps=2))",
+        "digest(row(1, spent=None))",
+        "digest(row(4096, steps=4096))",
+        "digest(dict(rank=own, loss=1.0), dict(rank=own, loss=1.0))",
+    ],
+)
+def test_a_frame_that_no_reader_can_use_is_its_machines_failure(tmp_path, lie):
+    outcome, _ = watch(tmp_path, [GOOD, DIGEST + BEGUN + lie + "\nsys.stdin.read()"])
+    assert (outcome.cause.host, outcome.cause.source) == ("node2", "guard")
+    assert "it sent something that no guard sends" in outcome.cause.message
+    assert outcome.exits["node1"]["reason"] == "killed"
+
+
+def test_no_start_line_is_too_deep_for_its_refusal(tmp_path):
+    plan = SimpleNamespace(attempt=1, world_size=1, nodes=[SimpleNamespace(host="node1")])
+    digests = Digests(plan, tmp_path, Spool())
+    for deep in (20, 500, *range(850, 1000)):  # at the last Python can read, but not write it
+        line = b'{"kind": "start", "attempt": 1, "x": ' + b"[" * deep + b"]" * deep + b"}"
+        with pytest.raises(Invalid):
+            digests.begun("node1", {"rank": 0, "cores": 1, "memory": 1}, line)
+
+
+def second_process(process, *_):
+    return "second = 1" in process._process.args[-1]
+
+
+def second_host(_, host, *__):
+    return host == "node2"
+
+
+# What the loop calls for a machine's data, and whether these arguments are those of node2.
+CALLED = {
+    "what comes": (LocalProcess, "read", second_process),
+    "its status": (LocalProcess, "wait", second_process),
+    "its stderr": (LocalProcess, "stderr", second_process),
+    "orders": (Guarded, "send", lambda guard, *_: guard.node.host == "node2"),
+    "its lease": (Guarded, "renew", lambda guard: guard.node.host == "node2"),
+    "frames": (Frames, "feed", lambda frames, _: 1 in frames._shapes["beat"]["running"][0].values),
+    "beats": (Digests, "free", second_host),
+    "start lines": (Digests, "begun", second_host),
+    "digests": (Digests, "take", second_host),
+    "what is kept of them": (Digests, "write", second_host),
+    "lines": (RunLogs, "feed", second_host),
+    "what failed": (failures, "_answer", lambda failure, _: failure.source == "worker"),
+}
+SAYS = """
+second = 1
+say(type="beat", unix=1.0, running=[own], disk_free=1)
+say(type="log", rank=own, stream="stdout", bytes=2)
+print("x", flush=True)
+begun(json.dumps(dict(kind="start", attempt=1)))
+digest(row(1))
+time.sleep(0.3)
+say(type="worker_exit", rank=own, exit_code=1, signal=None, exception=None, first=True)
+sys.exit()
+"""
+
+
+def planted(monkeypatch, owner, name, here):
+    real = getattr(owner, name)
+
+    def broken(*args, **more):
+        if here(*args):
+            raise LookupError("planted")
+        return real(*args, **more)
+
+    monkeypatch.setattr(owner, name, broken)
+
+
+@pytest.mark.parametrize("reader", CALLED)
+def test_a_defect_that_a_machines_data_reach_is_its_failure_alone(tmp_path, monkeypatch, reader):
+    monkeypatch.setattr("launcher.watch.watch.RENEW_EVERY", 0.1)
+    planted(monkeypatch, *CALLED[reader])
+    outcome, _ = watch(tmp_path, [GOOD, DIGEST + BEGUN + SAYS])
+    assert outcome.status == "failed"
+    assert outcome.exits["node1"]["reason"] == "killed"
+    assert outcome.cause.host == "node2"
+
+
+def test_such_a_defect_is_told_with_its_place(tmp_path, monkeypatch):
+    planted(monkeypatch, *CALLED["digests"])
+    outcome, _ = watch(tmp_path, [GOOD, DIGEST + "digest(row(1))\nsys.stdin.read()"])
+    assert (outcome.cause.host, outcome.cause.source) == ("node2", "guard")
+    assert f"LookupError: planted ({Path(__file__).name}:" in outcome.cause.message
+
+
+def test_a_defect_in_what_all_machines_told_together_ends_no_run(tmp_path, monkeypatch):
+    planted(monkeypatch, Ruling, "look", lambda *_: True)
+    monkeypatch.setattr("launcher.watch.watch.RENEW_EVERY", 0.1)
+    outcome, said = watch(tmp_path, ["time.sleep(0.5)\nend('finished')"])
+    assert outcome.status == "finished" and said.count("LookupError: planted") == 1
+
+
+def test_a_defect_in_a_machines_last_lines_ends_no_run(tmp_path, monkeypatch):
+    planted(monkeypatch, RankLog, "close", lambda log: "node1" in log._label)
+    say = "say(type='log', rank=task['ranks'][0], stream='stdout', bytes=1)\n"
+    say += "print('x', end='', flush=True)\nend('finished')"
+    outcome, _ = watch(tmp_path, [say, say])
+    assert outcome.status == "finished"
+    assert (tmp_path / "nodes/node2/rank1.log").read_text() == "x\n"
+
+
+def test_a_defect_in_a_machines_records_keeps_no_others_from_being_collected(monkeypatch):
+    def bring(_, part, file, __):
+        if part.host == "node2":
+            raise LookupError("planted")
+        return [file.name]
+
+    monkeypatch.setattr(collect, "_bring", bring)
+    parts = [SimpleNamespace(host=f"node{n}") for n in (1, 2, 3)]
+    nodes = dict.fromkeys(("node1", "node2", "node3"))
+    told = collect.records(nodes, parts, [], Path(), Sizes(), ("exit.json",))
+    assert (told[0], told[2]) == ("nodes/node1/exit.json", "nodes/node3/exit.json")
+    assert told[1].startswith("node2: ") and "planted" in told[1]
+
+
+def test_a_defect_in_the_newest_checkpoint_hides_no_others(tmp_path, monkeypatch):
+    def checkpoint(node, _, __, target):
+        if node == "node2":
+            raise LookupError("planted")
+        return [target]
+
+    monkeypatch.setattr(collect, "_checkpoint", checkpoint)
+    parts = [SimpleNamespace(host=f"node{n}", output="o") for n in (1, 2)]
+    held = {"node1": ["step-1.pt"], "node2": ["step-9.pt"]}
+    nodes = {host: host for host in held}
+    paths, problems = collect.best_and_last(held, nodes, parts, tmp_path)
+    assert paths == [tmp_path / "checkpoints/node1/step-1.pt"]
+    assert problems[0].startswith("node2: ") and "planted" in problems[0]
+
+
+# As many steps as a row may claim, without end.
+FLOOD = """
+many = json.dumps(dict(type="digest", run=task["run"], machine={}, mono=1.0,
+    ranks=[dict(row(1), steps=1000, waits=[1], spent=[])])) + "\\n"
+while True: sys.stdout.write(many * 100)
+"""
+
+
+def test_ctrl_c_is_heard_between_two_frames_of_a_flood(tmp_path, monkeypatch):
+    stopper, seen = Stopper(), []
+    take, enter = Digests.take, Watch._enter
+
+    def taken(self, host, frame):
+        seen.append(host)
+        stopper.asked += seen.count(host) == 5 and stopper.asked < 2
+        take(self, host, frame)
+
+    def entered(self, stage, *rest):
+        seen.append(stage)
+        enter(self, stage, *rest)
+
+    monkeypatch.setattr(Digests, "take", taken)
+    monkeypatch.setattr(Watch, "_enter", entered)
+    monkeypatch.setattr("tests.unit.launcher.scripted_guards.Stopper", lambda: stopper)
+    monkeypatch.setattr("launcher.watch.watch.SLICE", 0.0)
+    monkeypatch.setattr("launcher.watch.watch.SILENCE", 0.5)
+    outcome, _ = watch(tmp_path, [DIGEST + FLOOD] * 2)
+    assert outcome.status == "stopped"
+    before = seen[: seen.index(Stage.STOPPING)]
+    assert max(before.count("node1"), before.count("node2")) == 5
+    assert before[-1] == max(("node1", "node2"), key=before.count)

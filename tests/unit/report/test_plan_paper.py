@@ -1,0 +1,33 @@
+"""`make plan GPU=...`: what `make train` would take, and would reach, on such machines."""
+
+import pytest
+
+from contract.strategies import Phases, parse
+from launcher import cli
+from report import formulas
+from report.measurements import on_paper
+from report.predict import fastest, predict
+
+
+@pytest.mark.parametrize(
+    ("gpu", "level"), [("1080ti", "fp32"), ("titanv", "O1"), ("2080ti", "O1"), ("3090", "bf16")]
+)
+def test_its_precision_is_that_of_make_train_unless_another_is_asked_for(gpu, level):
+    assert on_paper(gpu, "resnet50", None).precision == level
+    assert on_paper(gpu, "resnet50", "fp32").precision == "fp32"
+
+
+def test_the_fastest_is_who_has_all_reduces_accuracy_first():
+    """powersgd:4 has more images/s there, and takes 1.25 times as many."""
+    basis, rate = on_paper("3090", "resnet50", None), formulas.goodput(1000)
+    rows = predict(basis, 4, lambda _: rate, parse("allreduce"), Phases(90))
+    thin = next(row for row in rows if (row.sync, row.nodes) == ("powersgd:4", 4))
+    assert fastest(rows).sync == "ef:1.6"
+    assert fastest(rows).run_images_per_second < thin.run_images_per_second
+
+
+@pytest.mark.parametrize(("optimizer", "sync"), [("sgd", True), ("adamw", False)])
+def test_it_recommends_nothing_that_loses_with_the_runs_optimizer(capsys, optimizer, sync):
+    words = ["plan", "--gpu", "3090", "--link", "1gbit", "--", "--optimizer", optimizer]
+    assert cli.main(words) == 0
+    assert ("ef:1.6" in capsys.readouterr().out) is sync
