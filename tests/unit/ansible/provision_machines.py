@@ -165,7 +165,8 @@ def stand_in(folder, **programs):
 
 
 def reviewed(name, made):
-    """{case: text} is what the file says; TANDEM_SNAPSHOTS=write writes it anew."""
+    """{case: text} is what the file says, which is written as `make snapshots` writes others:
+    TANDEM_SNAPSHOTS=write python -m pytest tests/unit/ansible -k reviewed"""
     path = Path(__file__).parent / name
     text = "".join(f"== {case}\n{lines}\n\n" for case, lines in made.items())
     if os.environ.get("TANDEM_SNAPSHOTS") == "write":

@@ -48,12 +48,12 @@ PLAY = [{
     "name": "The clock",
     "hosts": "cluster",
     "gather_facts": False,
+    "vars_files": [f"{ROOT}/ansible/roles/clock/vars/main.yml"],
     "environment": {"ROLE": "{{ role }}", "PATH": "{{ lookup('env', 'PATH') }}"},
     "tasks": [
-        {"ansible.builtin.include_vars": f"{ROOT}/ansible/roles/clock/vars/main.yml"},
         {"ansible.builtin.fail": {"msg": "broken before"}, "when": "role == 'gone'"},
         {
-            "ansible.builtin.include_tasks": f"{ROOT}/ansible/roles/clock/tasks/verify.yml",
+            "ansible.builtin.import_tasks": f"{ROOT}/ansible/roles/clock/tasks/verify.yml",
             "vars": {"clock_strict": "{{ strict }}"},
         },
     ],
