@@ -4,6 +4,7 @@
     python -m bench.mutants reach before tests/unit    # which test reaches which line
     python -m bench.mutants judge before               # each mutant by these tests
     python -m bench.mutants table before after         # in pairs
+    python -m bench.mutants run                        # all of it, by the tests of `make test`
 
 A mutant is one small change of the product: another comparison, boundary, constant or order of
 arguments, a negated condition, a statement left out. They are drawn at random with a fixed seed,
@@ -371,7 +372,7 @@ def table(before: str, after: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Do the tests notice when a rule is changed?")
-    parser.add_argument("step", choices=("draw", "reach", "judge", "table"))
+    parser.add_argument("step", choices=("draw", "reach", "judge", "table", "run"))
     parser.add_argument("words", nargs="*", help="reach: NAME TESTS...; judge: NAME; table: A B")
     parser.add_argument("--part", type=int, default=0, help="of --parts that judge side by side")
     parser.add_argument("--parts", type=int, default=1)
@@ -385,6 +386,10 @@ def main() -> None:
         DRAWN.write_text("".join(json.dumps(row) + "\n" for row in rows))
     elif given.step == "reach":
         reach(given.root, given.words[0], given.words[1:])
+    elif given.step == "run":
+        reach(given.root, "now", ["tests/unit", "tests/messages"])
+        judge(given.root, "now", 0, 1)
+        table("now", "now")
     elif given.step == "judge":
         judge(given.root, given.words[0], given.part, given.parts)
     else:
