@@ -145,8 +145,6 @@ def test_the_next_kernel_comes_by_its_metapackages():
     ]
 
 
-# --- power limit and persistence ----------------------------------------------------------------
-
 CARDS = (
     "NVIDIA GeForce RTX 2080 Ti, 100.00, 280.00, 250.00, Disabled\n"
     "NVIDIA GeForce RTX 2080 Ti, 100.00, 280.00, 200.00, Enabled\n"

@@ -115,8 +115,6 @@ def test_a_router_outside_of_the_new_network_is_none():
     assert preserved_settings.completed(facts(route=""), away)["gateway"] == ""
 
 
-# --- NetworkManager ------------------------------------------------------------------------------
-
 KEYFILE = """\
 [connection]
 id=Wired connection 1
@@ -149,8 +147,6 @@ NM = {
 }
 
 
-# --- netplan -------------------------------------------------------------------------------------
-
 NETPLAN = """\
 network:
   version: 2
@@ -170,8 +166,6 @@ BY_NETPLAN = {
     "networkctl": "  Network File: /run/systemd/network/10-netplan-eno1.network\n",
 }
 
-
-# --- systemd-networkd ----------------------------------------------------------------------------
 
 NETWORK = """\
 [Match]
@@ -205,8 +199,6 @@ LAN = "/etc/systemd/network/20-lan.network"
 BY_NETWORKD = {"files": {LAN: NETWORK}, "networkctl": f"  Network File: {LAN}\n"}
 
 
-# --- ifupdown ------------------------------------------------------------------------------------
-
 INTERFACES = "/etc/network/interfaces"
 STANZA = """\
 auto eno1
@@ -220,8 +212,6 @@ iface eno1 inet dhcp
 iface eno1 inet6 auto
 """
 
-
-# --- routes that DHCP gave -----------------------------------------------------------------------
 
 # As systemd-networkd and NetworkManager say it, with what networkd adds by itself.
 GIVEN = (

@@ -7,7 +7,7 @@ import re
 
 import yaml
 
-from tests.unit.ansible.provision_machines import ROOT, ansible_playbook, played, tasks_of
+from tests.unit.ansible.provision_machines import ROOT, ansible_playbook, tasks_of
 
 ROLES = ROOT / "ansible/roles"
 
@@ -25,6 +25,7 @@ PLAYS = {
     "mine": {"preflight_stack": {"name": "cu126", "cuda": "12.6"}},
     "new_nfs": {"share_server_conf_d": {"stat": {"exists": True}}},
     "old_nfs": {"share_server_conf_d": {"stat": {"exists": False}}},
+    "installer": {"driver_planned": INSTALLER},
 }
 
 
@@ -36,15 +37,26 @@ def test_what_roles_decide_by_themselves(tmp_path):
     keep = yaml.safe_load((ROLES / "preflight/tasks/keep.yml").read_text())
     server = yaml.safe_load((ROLES / "share_server/vars/main.yml").read_text())
     asked = "{{ share_server_settings_template }} {{ share_server_settings_file }}"
-    said = played(
+    # An installer that is another file than was named is never run.
+    (tmp_path / "here.run").write_text("another file")
+    fetch = yaml.safe_load((ROLES / "driver/tasks/fetch.yml").read_text())
+    files = {"temporary": "t", "file": "t/a.run", "here": "here.run"}
+    hosts["installer"] |= {f"driver_{name}": f"{tmp_path}/{file}" for name, file in files.items()}
+    done = ansible_playbook(
         tmp_path,
         [
             {"hosts": "cards,off,mine", "gather_facts": False, "tasks": keep},
             {"hosts": "new_nfs,old_nfs", "gather_facts": False, "vars": server,
              "tasks": [{"ansible.builtin.debug": {"msg": asked}}]},
+            {"hosts": "installer", "gather_facts": False, "tasks": fetch},
         ],
         inventory=hosts,
     )  # fmt: skip
+    failed = re.findall(r"^(\w+) .* failed=[1-9]", done.stdout, re.MULTILINE)
+    assert done.returncode == 2 and failed == ["installer"], done.stdout
+    # In one line, however long, where it is no terminal.
+    assert re.search(r"The SHA-256 of https://x.invalid/a.run is .{80}", done.stdout)
+    said = " ".join(done.stdout.split())
     assert (tmp_path / "cards").read_text().splitlines()[-1] == "stack: cu126"
     assert not (tmp_path / "off").exists()
     assert (tmp_path / "mine").read_text() == "stack: cu126 # mine\n"
@@ -99,16 +111,7 @@ def test_only_what_apt_planned_is_recorded_as_ours():
     assert "packages_simulated.stdout | tandem_packages_planned" in names["packages_new"]
 
 
-def test_an_installer_that_is_another_file_than_was_named_is_never_run(tmp_path):
-    (tmp_path / "here.run").write_text("another file")
-    variables = {"driver_temporary": f"{tmp_path}/t", "driver_file": f"{tmp_path}/t/a.run"}
-    variables |= {"driver_here": f"{tmp_path}/here.run", "driver_planned": INSTALLER}
-    rows = yaml.safe_load((ROLES / "driver/tasks/fetch.yml").read_text())
-    play = {"hosts": "localhost", "gather_facts": False, "vars": variables, "tasks": rows}
-    done = ansible_playbook(tmp_path, [play])
-    assert done.returncode == 2
-    # In one line, however long, where it is no terminal.
-    assert re.search(r"The SHA-256 of https://x.invalid/a.run is .{80}", done.stdout)
+def test_what_an_installer_is_named_for_is_fetched_before_it_is_run():
     fetched = tasks("driver/tasks/fetch.yml")[2]["ansible.builtin.get_url"]
     assert fetched["checksum"] == "sha256:{{ driver_planned.sha256 }}"
     first, *_ = yaml.safe_load((ROLES / "driver/tasks/act.yml").read_text())[0]["block"]
