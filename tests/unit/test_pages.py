@@ -79,20 +79,3 @@ def test_what_the_pages_say_to_type_are_verbs_and_variables_that_there_are():
         assert verb in known, f"make {verb}"
         names = set(re.findall(r"([A-Z_]+)=", rest))
         assert names <= set(verbs.variables_of(verb)), f"make {verb}{rest}"
-
-
-def test_readmes_sentence_counts_the_warm_up_as_the_table_does():
-    """A run of 1,000 steps, of which 75 are exact sums: 2.1 x one machine alone, and not 3.7 x."""
-    page = (
-        (ROOT / "docs/slow-networks.md")
-        .read_text(encoding="utf-8")
-        .split("<!-- time -->")[1]
-        .split("<!-- end")[0]
-    )
-    rows = {row.split("|")[1].strip(): row.split("|")[2:-1] for row in page.strip().splitlines()}
-    step, warm, run, alone, exact = (rows["`ef:1.6`"][column] for column in (1, 2, 4, 5, 6))
-    steps, seconds = (float(word) for word in re.findall(r"[\d.]+", warm))
-    assert float(run.split()[0]) >= steps * seconds + (1000 - steps) * float(step.split()[0])
-    told = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert f"{alone.split()[0]} times sooner than one alone" in told
-    assert f"{exact.split()[0]} times sooner than with plain all-reduce" in told

@@ -143,7 +143,7 @@ def test_memory_and_time_are_bounded_by_what_is_read(tmp_path, name, part):
 @pytest.mark.parametrize("part", YAML)
 def test_yaml_is_short(tmp_path, part):
     """As many parts as are taken, and as many as there is room for."""
-    for count in (PARTS // 10, PARTS // 5, SHORT // len(part) - 9):
+    for count in (PARTS // 5, SHORT // len(part) - 9):
         text = f"epochs: [{part * count}]"
         assert len(text) < SHORT or part == YAML[-1]
         assert most_of_yaml(tmp_path, text) < 30 * SHORT
@@ -256,11 +256,11 @@ def test_four_times_as_much_takes_no_ten_times_as_long(tmp_path, name):
     """It takes four times as long where it is linear, and 16 times where it is quadratic. The
     least of some trials, which are many where one is short."""
     seconds = []
-    for count in (10_000, 40_000):
+    for count in (5_000, 20_000):
         (tmp_path / str(count)).mkdir()
         read = GROWING[name](tmp_path / str(count), count)
         read()
-        trials, until = [], time.process_time() + 0.2
+        trials, until = [], time.process_time() + 0.05
         while len(trials) < 3 or time.process_time() < until:
             begin = time.process_time()
             read()

@@ -5,6 +5,7 @@ beside it lie the model and the checkpoint of step 8, which was in the second of
 """
 
 import base64
+import io
 import json
 import os
 import shutil
@@ -17,6 +18,8 @@ import pytest
 from launcher import folders, run
 from launcher.options import trainer_settings
 from tests.trainer_ranks import free_port
+from trainer.checkpoint import loaded
+from trainer.snapshots import snapshot_in
 
 ROOT = Path(__file__).parents[3]
 OLDER = ROOT / "tests/older_run"
@@ -52,6 +55,16 @@ def test_the_launcher_goes_on_with_its_options(older, monkeypatch):
     assert (settings.epochs, settings.precision, settings.lr, settings.keep) == (3, "fp32", 0.1, 9)
 
 
+def checkpoint():
+    return base64.b64decode((OLDER / "step-00000008.pt.b64").read_text())
+
+
+def test_its_checkpoint_is_one_of_todays():
+    state = snapshot_in("it", loaded("it", io.BytesIO(checkpoint())))
+    assert (state["step"], state["epoch"]) == (8, 1)
+    assert sum(tensor.numel() for tensor in state["model"].values()) > 100
+
+
 @pytest.mark.long
 def test_its_checkpoint_is_continued_by_the_trainer_alone(tmp_path):
     """Under bare torchrun, by trainer/ and contract/ in a folder that holds nothing else of the
@@ -62,14 +75,14 @@ def test_its_checkpoint_is_continued_by_the_trainer_alone(tmp_path):
     shutil.copy(OLDER / "tiny.py", tmp_path / "examples/tiny.py")
     digits = tmp_path / "digits"
     subprocess.run([sys.executable, ROOT / "examples/digits.py", digits], check=True)
-    checkpoint = tmp_path / "step-00000008.pt"
-    checkpoint.write_bytes(base64.b64decode((OLDER / "step-00000008.pt.b64").read_text()))
+    saved = tmp_path / "step-00000008.pt"
+    saved.write_bytes(checkpoint())
     plan = json.loads((OLDER / NAME / "plan.json").read_text())
     node = plan["nodes"][0]["argv"]
     words = node[node.index("--model") :]
     argv = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
     argv += [f"--master_port={free_port()}", "-m", "trainer", "--data", str(digits)]
-    argv += ["--output", "out", *words, "--resume", str(checkpoint)]
+    argv += ["--output", "out", *words, "--resume", str(saved)]
     env = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     env = {**env, "OMP_NUM_THREADS": "1", "TANDEM_NODE": "here"}
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, env=env)

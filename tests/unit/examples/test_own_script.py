@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tandem import standalone
 from tests.trainer_ranks import free_port
 
@@ -24,14 +26,26 @@ def run(folder, *argv, **env):
     return done.stdout
 
 
-def test_ten_lines_make_a_script_for_one_device_one_for_several_machines(tmp_path):
+@pytest.fixture
+def script(tmp_path):
+    """Of one device, and what the page adds to it."""
+    path = tmp_path / "train.py"
+    shutil.copy(SCRIPT, path)
+    return path
+
+
+def test_the_pages_ten_lines_can_be_added(script):
     added = [line for line in DIFF[1].splitlines() if line.startswith("+") and line != "+"]
     assert len(added) == 10
-    script = tmp_path / "train.py"
-    shutil.copy(SCRIPT, script)
+    run(script.parent, "patch", "train.py")
+    compile(script.read_text(), script, "exec")
+    assert all(line[1:] in script.read_text() for line in added)
+
+
+@pytest.mark.long
+def test_ten_lines_make_a_script_for_one_device_one_for_several_machines(script, tmp_path):
     alone = run(tmp_path, sys.executable, "train.py")
     assert re.findall(r"epoch \d", alone) == ["epoch 0", "epoch 1", "epoch 2"]
-
     run(tmp_path, "patch", "train.py")
     standalone.write(tmp_path / "library")
     # As a script's run has it (launcher/plan/plan.py); both ranks are one machine's, so sums are
