@@ -42,11 +42,6 @@ def test_out_of_memory_halves_the_micro_batch_without_using_up_restarts():
     assert limits.environment() == {"TANDEM_MICRO_BATCH_DIVISOR": "4"}
 
 
-def test_a_machine_that_is_gone_is_named_with_its_reason():
-    outcome = ended(source="gone", rank=None, message="no heartbeat for 15 s")
-    assert attempts.decide(outcome, Limits(1, 1))[1] == "node3 gone: no heartbeat for 15 s"
-
-
 def test_more_machines_demanded_than_there_are():
     with pytest.raises(UserError, match="MIN_NODES=3"):
         checks.check_minimum(Options(min_nodes=3), [host(1), host(2)])

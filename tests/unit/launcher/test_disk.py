@@ -9,7 +9,7 @@ import pytest
 from contract.errors import UNWRITTEN, UserError
 from launcher import folders
 from launcher.watch import attempts
-from launcher.watch.attempts import exit_code, not_copied
+from launcher.watch.attempts import exit_code
 from launcher.watch.failures import Failure
 from launcher.watch.watch import Outcome
 from tests.unit.launcher.launcher_values import build, facts, host
@@ -31,12 +31,6 @@ def test_what_finished_but_is_not_all_here_has_a_code_of_its_own():
     assert exit_code(stopped, whole=False) == exit_code(stopped)
     cause = Failure(host="node1", source="worker", order=0, rank=0, exit_code=9)
     assert exit_code(Outcome("failed", cause, 1.0, [], {}), whole=False) == 9
-
-
-def test_where_the_files_are_then_is_said():
-    said = not_copied(Path("/data/runs/r"), OSError("No space left on device"))
-    assert "(No space left on device)" in said and "/data/runs/r " in said
-    assert "on the machines, in runs/r of their node_dir" in said
 
 
 def test_the_outcome_is_kept_or_told_and_never_an_error(tmp_path, monkeypatch):

@@ -192,6 +192,7 @@ def body():
 """
 
 
+@pytest.mark.long
 def test_what_the_trial_of_a_model_finds_is_said_in_words_of_make(tmp_path):
     (tmp_path / "net.py").write_text(UNUSED)
     name = f"{tmp_path}/net.py:body"
