@@ -104,7 +104,7 @@ def test_an_own_error_before_nccl_s_abort_is_no_lost_peer():
     assert not failure(rank=1, signal="SIGABRT", last_lines=("free(): invalid size",)).peer_lost
 
 
-@pytest.mark.parametrize("word", ["timeout ", "connect to ", "failed to recv ", "gloo/transport "])
+@pytest.mark.parametrize("word", ["connect to ", "gloo/transport "])
 def test_a_long_last_line_costs_work_in_proportion(word):
     def seconds(length):
         line = (word * length)[:length]

@@ -66,21 +66,6 @@ def test_local_paths_are_absolute_and_links_are_kept(tmp_path):
     assert host.env_python == str(inventory.CHECKOUT / ".venv/bin/python")
 
 
-@pytest.mark.parametrize(
-    ("variables", "words"),
-    [
-        ({"ansible_host": "{{ address }}"}, ["a:", "ansible_host", "template"]),
-        ({"ansible_host": "192.0.2.1", "gpus": "two"}, ["a:", "gpus", "'two'"]),
-        ({"ansible_host": "192.0.2.1", "ansible_connection": "docker"}, ["docker", "local or ssh"]),
-        ({"ansible_host": "no such name"}, ["a: no such host as 'no such name'", "ansible_host"]),
-    ],
-)
-def test_a_bad_variable_is_named(variables, words):
-    with pytest.raises(UserError) as caught:
-        inventory.parse(document(a=variables), FILE)
-    assert all(word in str(caught.value) for word in words)
-
-
 def test_every_bad_host_is_told_at_once():
     bad = {"ansible_host": "192.0.2.1", "gpus": "x"}
     with pytest.raises(UserError) as caught:
@@ -167,6 +152,9 @@ HOURS = r"([0-2][0-9]:[0-5][0-9]-[0-2][0-9]:[0-5][0-9]|sun|mon)(,[0-9]:30-[0-9]:
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
+        ({"ansible_host": "{{ address }}"}, "node1: .*ansible_host.*template"),
+        ({"ansible_connection": "docker"}, "node1: .*docker.*local or ssh"),
+        ({"ansible_host": "no such name"}, "node1: no such host as 'no such name'.*ansible_host"),
         ({"ansible_port": 65536}, "ansible_port in .* is '65536', not a whole number from 1 to"),
         ({"gpus": -1}, "gpus in .* is '-1', not a whole number from 0 to 64"),
         ({"gpus": "9" * 5000}, "gpus in .* is '9{40}', not"),
@@ -177,7 +165,7 @@ HOURS = r"([0-2][0-9]:[0-5][0-9]-[0-2][0-9]:[0-5][0-9]|sun|mon)(,[0-9]:30-[0-9]:
         ({"run_env": {"A": "x\0"}}, "its value no NUL"),
     ],
 )
-def test_a_variable_out_of_its_range_is_named(variables, words):
+def test_a_bad_variable_is_named(variables, words):
     with pytest.raises(UserError, match=words):
         inventory.parse(document(node1={**HOST, **variables}), FILE)
 

@@ -128,7 +128,7 @@ WHOLE_EXIT = GOOD[-1]
         (json.dumps({**WHOLE_EXIT, "reason": "because"}), "reason"),
         ("y" * (2 << 20), "a line of more than 1 MiB"),
     ],
-    ids=lambda text: text[:60],
+    ids=lambda text: str(text)[:60],
 )
 def test_a_frame_that_no_guard_sends_is_refused(odd, why):
     with pytest.raises(Invalid, match=why):
