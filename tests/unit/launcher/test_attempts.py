@@ -1,12 +1,15 @@
 """When a run starts again."""
 
+from pathlib import Path
+
 import pytest
 
-from contract.errors import UserError
+from contract.errors import STOPPED, UNWRITTEN, UserError
+from launcher import folders
 from launcher.options import Options
 from launcher.plan import checks
 from launcher.watch import attempts
-from launcher.watch.attempts import Limits
+from launcher.watch.attempts import Limits, exit_code
 from launcher.watch.failures import Failure
 from launcher.watch.watch import Outcome
 from tests.unit.launcher.launcher_values import host
@@ -32,8 +35,7 @@ def test_no_second_attempt_when_it_could_not_help(outcome):
 
 def test_a_full_disk_is_one_machine_s_trouble_not_bad_input():
     said = "trainer: /x/node3: the checkpoint could not be written: No space left on device."
-    limits, _ = attempts.decide(ended(exit_code=2, last_lines=(said,)), Limits(1, 1))
-    assert limits.restarts == 0
+    assert attempts.decide(ended(exit_code=2, last_lines=(said,)), Limits(1, 1))[0].restarts == 0
 
 
 def test_out_of_memory_halves_the_micro_batch_without_using_up_restarts():
@@ -42,14 +44,24 @@ def test_out_of_memory_halves_the_micro_batch_without_using_up_restarts():
     assert limits.environment() == {"TANDEM_MICRO_BATCH_DIVISOR": "4"}
 
 
-def test_a_machine_that_is_gone_is_named_with_its_reason():
-    outcome = ended(source="gone", rank=None, message="no heartbeat for 15 s")
-    assert attempts.decide(outcome, Limits(1, 1))[1] == "node3 gone: no heartbeat for 15 s"
-
-
 def test_more_machines_demanded_than_there_are():
     with pytest.raises(UserError, match="MIN_NODES=3"):
         checks.check_minimum(Options(min_nodes=3), [host(1), host(2)])
     with pytest.raises(UserError, match="MAX_RESTARTS=-1: give the number of attempts after"):
         checks.check_minimum(Options(max_restarts=-1), [host(1)])
     checks.check_minimum(Options(max_restarts=0, min_nodes=1), [host(1)])
+
+
+def test_what_finished_but_is_not_all_here_has_a_code_of_its_own():
+    finished, stopped = ended("finished"), ended("stopped")
+    assert [exit_code(finished), exit_code(finished, whole=False)] == [0, UNWRITTEN]
+    assert exit_code(stopped, whole=False) == exit_code(stopped) == STOPPED
+    assert exit_code(ended(exit_code=9), whole=False) == 9
+
+
+def test_a_run_whose_first_files_cannot_be_written_does_not_begin(monkeypatch):
+    nowhere = Path("/proc/self")  # where not even root can create files
+    monkeypatch.setattr(folders, "RUNS", nowhere)
+    for begin in (folders.begin, folders.lock, folders.point_latest):
+        with pytest.raises(UserError, match=r"/proc/self/.* cannot be written \(.+\): make room"):
+            begin(nowhere / "r")

@@ -45,11 +45,6 @@ def test_parts_are_equal_where_speeds_are_or_are_not_known(speeds, one_machine, 
     assert found.of(HOSTS) == () and why in found.why
 
 
-def test_parts_by_hand_and_none():
-    assert decide("3:2:1", HOSTS, FACTS, SPEEDS).of(HOSTS) == (3, 2, 1)
-    assert decide("off", HOSTS, FACTS, SPEEDS).of(HOSTS) == ()
-
-
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
@@ -67,6 +62,11 @@ def test_what_is_no_division_is_refused_by_its_name(asked, said):
     with pytest.raises(UserError, match=said) as caught:
         decide(asked, HOSTS, FACTS, SPEEDS)
     assert f"BALANCE={asked}" in str(caught.value)
+
+
+def test_parts_by_hand_and_none():
+    assert decide("3:2:1", HOSTS, FACTS, SPEEDS).of(HOSTS) == (3, 2, 1)
+    assert decide("off", HOSTS, FACTS, SPEEDS).of(HOSTS) == ()
 
 
 @pytest.fixture
@@ -116,13 +116,10 @@ def test_without_one_machine_the_others_keep_their_weights(ready):
     assert weights(checks.make_plan(checked, left, run="r", attempt=2)) == ["500,990"] * 2
 
 
-def test_a_measurement_trains_on_whole_batches(ready):
+def test_a_measurement_trains_on_whole_batches_and_equal_parts_are_said_to_nobody(ready):
     checked, _ = ready()
     made = checks.make_plan(checked, checked.machines, run="r", independent=True)
     assert weights(made) == [None] * 3 and made.balance == {}
-
-
-def test_equal_parts_are_said_to_nobody(ready):
     checked, said = ready(balance="off")
     made = checks.make_plan(checked, checked.machines, run="r")
     assert weights(made) == [None] * 3 and "images a step" not in said

@@ -88,14 +88,8 @@ def test_what_is_no_regular_file_stays_there(node2, run, tmp_path, kind):
     victim = tmp_path / "victim"
     victim.write_text("secret\n")
     path = output / "nodes/node2/exit.json"
-    if kind == "link":
-        path.symlink_to(victim)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    elif kind == "folder":
-        path.mkdir()
-    else:
-        os.mkfifo(path)
+    make = {"link": path.symlink_to, "device": path.symlink_to, "fifo": os.mkfifo}
+    make.get(kind, Path.mkdir)({"link": victim, "device": "/dev/zero"}.get(kind, path))
     problems = bring(part, run)
     assert len(problems) == 1
     assert "node2: nodes/node2/exit.json was not collected: it is not a regular file" in problems[0]
@@ -181,24 +175,10 @@ def test_half_a_file_is_none(node2, run):
     assert (run / "nodes/node2/exit.json").read_text() == "before"
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        "step-" + "9" * 5000 + ".pt",
-        "step-٣.pt",
-        "../../../.bashrc",
-        "step-1.pt/../../x",
-        "\\xff\\xfe",
-    ],
-)
-def test_checkpoints_have_names_of_the_contract(node2, run, names):
+@pytest.mark.parametrize("name", ["step-" + "9" * 5000 + ".pt", "step-٣.pt", "../../../.bashrc"])
+def test_checkpoints_have_names_of_the_contract(node2, run, name):
     part, _ = node2
-    says = Sends(
-        f"import os; os.write(1, b'{names}\\n'.decode('unicode_escape').encode('latin-1'))"
-    )
-    if not names.isascii():
-        says = Sends(f"print({names!r})")
-    assert best_and_last({"node2": says}, [part], run) == ([], [])
+    assert best_and_last({"node2": Sends(f"print({name!r})")}, [part], run) == ([], [])
     assert found(run) == []
 
 

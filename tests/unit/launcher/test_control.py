@@ -26,7 +26,7 @@ def run(tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("broken", ["", "{", "[]", "null", '{"nodes": 3}'])
+@pytest.mark.parametrize("broken", ["", "[]", '{"nodes": 3}', "[" * 200_000], ids=len)
 def test_one_broken_file_does_not_hide_the_other_runs(run, capsys, broken):
     good = json.dumps({"status": "finished", "attempts": []})
     run("20260101T000000Z-resnet18-2n", '{"nodes": [1, 2]}', good)
@@ -53,11 +53,6 @@ def test_what_a_run_s_files_hold_tells_the_terminal_nothing(run, capsys, value):
     (folder / "summary.json").write_text(json.dumps({"final_top1": value}))
     assert control.runs() == status.status(folder.name) == 0
     assert all(line.isprintable() for line in capsys.readouterr().out.splitlines())
-
-
-def test_files_nested_without_end_are_broken_ones(run):
-    folder = run("20260101T000000Z-resnet18-2n", "[" * 200_000, "[" * 200_000)
-    assert control.runs() == status.status(folder.name) == 0
 
 
 def test_a_controller_on_another_machine_is_not_killed_here(run, monkeypatch):

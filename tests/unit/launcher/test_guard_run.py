@@ -111,7 +111,9 @@ def resident(pid):
 
 def test_the_first_failure_is_named_with_its_own_exit_code(guards, tmp_path):
     guard = guards()
-    script = "import os, time\nif os.environ['RANK'] == '0': time.sleep(0.4); os._exit(3)\nos._exit(76)\n"
+    script = (
+        "import os, time\nif int(os.environ['RANK']): os._exit(76)\ntime.sleep(0.4); os._exit(3)"
+    )
     env = {"DEAF": "1"}
     guard.start(tmp_path, workers(script, 2), ranks=[0, 1], env=env, fail_grace=10)
     end = guard.wait_for("exit")

@@ -6,7 +6,7 @@ import pytest
 
 from launcher import terminal
 from launcher.terminal import Terminal
-from launcher.watch.lines import LONGEST, SHOWN, Assembler, Folded, RunLogs
+from launcher.watch.lines import LONGEST, SHOWN, Assembler, RunLogs
 
 
 class Screen(io.StringIO):
@@ -22,16 +22,6 @@ def test_lines_do_not_depend_on_the_pieces(size):
         lines += assembler.feed(wire[start : start + size])[0]
     assert lines == ["one", "100%", "two", ""]
     assert assembler.rest() == "last"
-
-
-def test_logs_hold_all_lines_of_each_rank_in_order(tmp_path):
-    logs = RunLogs(tmp_path, Terminal(io.StringIO()), 2)
-    for number in range(10_000):
-        logs.feed("node1", number % 2, "stdout", f"line {number}\n".encode())
-    logs.close()
-    for rank in (0, 1):
-        lines = (tmp_path / f"nodes/node1/rank{rank}.log").read_text().splitlines()
-        assert lines == [f"line {number}" for number in range(10_000) if number % 2 == rank]
 
 
 def test_output_without_newlines_costs_work_in_proportion(monkeypatch):
@@ -106,17 +96,6 @@ def test_a_bar_that_was_taken_away_is_no_last_line(tmp_path):
     assert (tmp_path / "nodes/node1/rank0.log").read_text() == "epoch 8\n"
 
 
-def test_what_was_shown_is_kept_for_attach(tmp_path):
-    terminal = Terminal(io.StringIO())
-    terminal.keep_in(tmp_path / "controller.log")
-    logs = RunLogs(tmp_path, terminal, 1)
-    logs.feed("node1", 0, "stdout", b"hello\n")
-    terminal.say("over")
-    terminal.drain()
-    assert (tmp_path / "controller.log").read_text() == "[node1 0] hello\ntandem: over\n"
-    logs.close()
-
-
 CHAINED = """first
 [rank1]: Traceback (most recent call last):
 [rank1]:   File "a.py", line 1, in <module>
@@ -133,8 +112,7 @@ after
 """
 
 
-def test_of_a_traceback_the_errors_are_shown():
-    lines = CHAINED.splitlines()
+def test_of_a_traceback_the_errors_are_shown_and_the_log_has_all(tmp_path):
     kept = [
         "first",
         "[rank1]: ValueError: inner",
@@ -144,9 +122,14 @@ def test_of_a_traceback_the_errors_are_shown():
         "[rank1]: RuntimeError: [gloo] Connection closed by peer",
         "after",
     ]
-    assert Folded().feed(lines) == kept
-    folded = Folded()  # and in pieces
-    assert [line for one in lines for line in folded.feed([one])] == kept
+    screen = io.StringIO()
+    logs = RunLogs(tmp_path, Terminal(screen), 1)
+    for size in (7, 10_000):  # and in pieces
+        for start in range(0, len(CHAINED), size):
+            logs.feed("node1", 0, "stderr", CHAINED[start : start + size].encode())
+    logs.close()
+    assert screen.getvalue().splitlines() == [f"[node1 0] {line}" for line in kept] * 2
+    assert (tmp_path / "nodes/node1/rank0.log").read_text() == CHAINED * 2
 
 
 def test_waiting_is_said_after_5_s_and_then_every_15(monkeypatch):

@@ -161,16 +161,6 @@ def test_a_run_is_found_by_what_was_printed_of_it(tmp_path, monkeypatch):
         folders.find("other")
 
 
-def test_slurm_takes_all_machines_and_says_what_to_type_next(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(slurm, "CHECKOUT", tmp_path)
-    assert slurm.main(Options(inventory="examples/demo.ini")) == 0
-    wrote, command = capsys.readouterr().out.splitlines()
-    (path,) = (tmp_path / "runs").iterdir()
-    assert wrote == f"tandem: wrote runs/{path.name}; nothing was started. To submit it:"
-    assert command == f"sbatch runs/{path.name}"
-    assert "#SBATCH --nodes=4\n" in path.read_text()
-
-
 def test_a_line_break_in_a_model_is_no_line_of_the_slurm_script():
     settings = TrainerOptions(model="a\n#SBATCH --partition=x")
     host = Host("node1", "ssh", "10.0.0.1", 22, None, "python", "tandem", "/data")

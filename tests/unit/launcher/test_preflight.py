@@ -33,41 +33,6 @@ def versions(**changes):
     return {**VERSIONS, **changes}
 
 
-@pytest.mark.parametrize(
-    ("change", "words", "fatal"),
-    [
-        ({"versions": versions(torch=None)}, ["node2", "torch missing", "make provision"], True),
-        ({"data": {**DATA, "exists": False, "splits": {}}}, ["node2", "/d is missing"], True),
-        (
-            {"data": {**DATA, "path": "/srv/imagenet", "exists": False}},
-            ["/srv/imagenet is missing", "make imagenet", "docs/shares.md"],
-            True,
-        ),
-        (
-            {"data": {**DATA, "problem": "it has no folder train but training.", "splits": {}}},
-            ["node2", "/d", "no folder train but training"],
-            True,
-        ),
-        ({"writable": False}, ["node2", "cannot be written"], True),
-        ({"disk_free": 1 << 29}, ["node2", "only 512 MiB free"], False),
-        ({"disk_free": 0}, ["node2", "only 0 MiB free"], True),
-        ({"unix": 160.0}, ["node2", "60 s ahead"], False),
-        ({"paths": {"/usr/local/cuda-10.2/bin": False}}, ["node2", "cuda_home", "correct"], True),
-        ({"gpus": gpus(0, error="Driver/library version mismatch")}, ["node2", "reboot"], True),
-        (
-            {"gpus": gpus(1, processes=[{"pid": 7, "user": "ann", "command": "python x"}])},
-            ["node2", "ann: python x (pid 7)", "QUEUE=1"],
-            False,
-        ),
-    ],
-)
-def test_a_machine_that_is_not_fit(change, words, fatal):
-    found = problems(facts(1), facts(2, **change))
-    assert found
-    assert all(word in found[0].text for word in words), found
-    assert found[0].fatal is fatal
-
-
 @pytest.mark.parametrize(("off", "wrong"), [(-0.5, False), (1.5, True)])
 def test_a_clock_is_wrong_for_a_run_where_it_is_wrong_for_make_check(off, wrong):
     """For make check: tests/unit/ansible/test_provision_clock.py."""
@@ -104,14 +69,6 @@ def test_what_several_machines_have_in_common_is_said_once():
     assert [one.text.partition(":")[0] for one in both][1:] == ["node2 (192.0.2.2)"]
 
 
-def test_a_run_on_a_machine_without_gpus_is_told_with_its_holder():
-    other = {"pid": 7, "run": "20261120T120000Z-resnet18-4n", "holder": "ann@desk"}
-    (problem,) = problems(facts(1), facts(2, runs=[other, {**other, "pid": 8}]))
-    told = "is in use by ann@desk: run 20261120T120000Z-resnet18-4n: wait for it (QUEUE=1)"
-    assert "node2 (192.0.2.2): it " + told in problem.text
-    assert problem.busy and not problem.fatal
-
-
 def test_a_run_that_goes_on_does_not_stand_in_its_own_way():
     left = facts(1, runs=[{"pid": 7, "run": "r", "holder": "ann@desk"}], gpus=gpus(1, processes=[]))
     assert problems(left, run="r") == []
@@ -128,13 +85,6 @@ def test_versions_that_differ_are_both_named():
     (problem,) = problems(facts(1), facts(2, versions=versions(torch="2.14.1")), facts(3))
     assert "torch differs" in problem.text
     assert "2.15.0 (node1, node3), 2.14.1 (node2)" in problem.text
-
-
-def test_data_that_differs_is_told():
-    other = {**LISTING, "images": 3}
-    data = {**DATA, "splits": {"train": other, "val": LISTING}}
-    (problem,) = problems(facts(1), facts(2, data=data))
-    assert "train/ of the data is not the same" in problem.text
 
 
 def test_force_passes_over_what_is_not_fatal():

@@ -238,20 +238,6 @@ def test_exit_codes_of_a_script_are_not_the_trainers():
     assert failures.restart(failed(exit_code=OUT_OF_MEMORY)) is failures.Restart.IN_SMALLER_PIECES
 
 
-@pytest.mark.parametrize(
-    ("line", "remedy"),
-    [
-        ("RuntimeError: CUDA out of memory", "give the script a smaller batch"),
-        ("OSError: [Errno 98] Address already in use", "take MASTER_PORT from its environment"),
-        ("NCCL: ncclInvalidUsage", "torch.cuda.set_device"),
-    ],
-)
-def test_remedies_of_a_script_name_no_option_of_the_trainer(line, remedy):
-    own = failed(exit_code=1, script=True, exception=line)
-    assert remedy in failures.explained(own)[1]
-    assert failures.explained(own)[1] != failures.explained(replace(own, script=False))[1]
-
-
 def test_no_remedy_of_a_script_is_an_option_of_the_trainer():
     known = [kind.script or kind.remedy or "" for kind in failures.FAILURE_KINDS]
     trainers = {"start a new run with what is suggested", "start a new run with a smaller", "when "}

@@ -78,33 +78,26 @@ def test_each_node_starts_its_part_of_the_same_run(run, tmp_path):
     assert [w for w in second if w not in first[1:]] == [second[0], "<--node_rank=1>"]
 
 
-def test_a_node_gets_the_environment_of_a_run_started_by_ssh(run, tmp_path):
+def test_a_node_gets_the_environment_of_a_run_started_by_ssh(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
     odd = "two  words $HOME `x`"
-    _, first, second = run(own={"cuda_home": "/opt/cuda", "env": {"ODD": odd}})
+    env = {"ODD": odd, "ATEN_CPU_CAPABILITY": "default"}
+    text, first, second = run(own={"cuda_home": "/opt/cuda", "env": env})
+    assert " ONEDNN_MAX_CPU_ISA=AVX2 " in text and " ATEN_CPU_CAPABILITY=default" in text
+    assert "ATEN_CPU_CAPABILITY=avx2" not in text
     for words in (first, second):
         path, *rest = words[1].split("|")
         assert path.startswith(f"/opt/cuda/bin:{tmp_path}:")
         assert rest == ["/opt/cuda", "1", odd]
 
 
-def test_limits_of_instructions_go_along_as_by_ssh(run, monkeypatch):
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
-    text, *_ = run(own={"env": {"ATEN_CPU_CAPABILITY": "default"}})
-    (line,) = [line for line in text.splitlines() if "ONEDNN_MAX_CPU_ISA" in line]
-    assert line.endswith(" ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=default")
-
-
 def test_gpus_are_asked_for_and_shared_out(run):
+    assert "gpus" not in run()[0].split("set -euo")[0]
     text, first, _ = run(gpus=4)
     assert "#SBATCH --gpus-per-node=4\n" in text
     assert "<--nproc_per_node=4>" in first
     assert first[0].endswith(" 2")  # threads: 8 cores over 4 processes
-
-
-def test_without_gpus_none_are_asked_for(run):
-    text, _, _ = run()
-    assert "gpus" not in text.split("set -euo")[0]
 
 
 def test_a_batch_that_the_nodes_could_not_split_is_refused(run):
@@ -112,24 +105,29 @@ def test_a_batch_that_the_nodes_could_not_split_is_refused(run):
         run(gpus=20)
 
 
-def test_a_script_is_its_owners_alone(tmp_path, monkeypatch):
-    """It has run_env, which may hold a password."""
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """written() -> the scripts that `make slurm` has left."""
+    place = ("node1", "ssh", "10.0.0.1", 22, None, "python", "tandem", "/data")
     env = {"PASSWORD": "secret"}
-    place = ("node1", "ssh", "10.0.0.1", 22, None, "python", "tandem", "/data")
-    monkeypatch.setattr(slurm.inventory, "load", lambda _: [Host(*place, env=env)])
-    monkeypatch.setattr(slurm, "CHECKOUT", tmp_path)
-    assert slurm.main(Options(nodes=2, data="digits")) == 0
-    (script,) = (tmp_path / "runs").iterdir()
-    assert "PASSWORD=secret" in script.read_text()
-    assert script.stat().st_mode & 0o777 == 0o600
-
-
-def test_a_script_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    """On a disk that takes 100 bytes of it."""
     monkeypatch.setattr(slurm, "refuse", lambda *_: None)
-    place = ("node1", "ssh", "10.0.0.1", 22, None, "python", "tandem", "/data")
-    monkeypatch.setattr(slurm.inventory, "load", lambda _: [Host(*place)])
+    monkeypatch.setattr(slurm.inventory, "load", lambda _: [Host(*place, env=env)] * 2)
     monkeypatch.setattr(slurm, "CHECKOUT", tmp_path)
+    return lambda: list((tmp_path / "runs").iterdir())
+
+
+def test_a_script_is_for_all_machines_and_its_owners_alone(written, capsys):
+    """It has run_env, which may hold a password."""
+    assert slurm.main(Options(data="digits")) == 0
+    (script,) = written()
+    text = script.read_text()
+    assert "#SBATCH --nodes=2\n" in text and "PASSWORD=secret" in text
+    assert script.stat().st_mode & 0o777 == 0o600
+    assert capsys.readouterr().out.splitlines()[1] == f"sbatch runs/{script.name}"
+
+
+def test_a_script_is_written_whole_or_not_at_all(written):
+    """On a disk that takes 100 bytes of it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
@@ -137,7 +135,7 @@ def test_a_script_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
             slurm.main(Options(nodes=2, data="digits"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert list((tmp_path / "runs").iterdir()) == []
+    assert written() == []
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from contract.errors import UserError
 from contract.text import clean
 from contract.validate import Invalid
 from launcher import collect, measure
-from launcher.background import Sizes
 from launcher.machines import probe
 from launcher.machines.engines import ssh
 from launcher.machines.probe import Facts
@@ -97,76 +96,56 @@ def read(data, size=1 << 16):
     return found
 
 
-def test_every_frame_of_ours_passes():
-    found = read(wire(HELLO, *GOOD))
-    assert [frame["type"] for frame, _ in found] == [frame["type"] for frame in (HELLO, *GOOD)]
-
-
-@many
-@given(st.binary(max_size=300), st.integers(1, 50))
-def test_any_bytes_are_frames_or_refused(data, size):
-    for before in (b"", wire(HELLO)):
-        with contextlib.suppress(Invalid):
-            for frame, _ in read(before + data, size):
-                assert frame["type"] in {"hello", *(good["type"] for good in GOOD)}
-
-
-@many
-@given(st.data())
-def test_a_frame_with_a_wrong_field_is_true_or_refused(data):
-    frame = dict(data.draw(st.sampled_from(GOOD)))
-    name = data.draw(st.sampled_from(sorted(frame)))
-    frame[name] = data.draw(values)
-    sent = wire(HELLO) + json.dumps(frame).encode() + b"\n" + b"abc"
-    try:
-        found = read(sent)
-    except Invalid:
-        return
-    for got, payload in found[1:]:
-        if got["type"] in ("log", "worker", "worker_exit"):
-            assert got["rank"] in (*RANKS, None) and not isinstance(got["rank"], bool)
-        assert len(payload) <= LARGEST
-
-
 @pytest.mark.parametrize("good", GOOD, ids=lambda frame: frame["type"])
 def test_a_frame_without_a_field_is_refused(good):
     for name in set(good) - {"type"}:
+        less = {key: value for key, value in good.items() if key != name}
         with pytest.raises(Invalid, match=name):
-            read(
-                wire(HELLO)
-                + json.dumps({k: v for k, v in good.items() if k != name}).encode()
-                + b"\n"
-            )
+            read(wire(HELLO) + json.dumps(less).encode() + b"\n")
+
+
+WHOLE_EXIT = GOOD[-1]
 
 
 @pytest.mark.parametrize(
-    "odd",
+    ("odd", "why"),
     [
-        b'["start"]\n' * 3,
-        b'{"type": "beat\n{"no": "type"}\n{}\n',
-        b"[" * 100_000 + b"\n",
-        b'{"type": %s}\n' % NESTED.encode(),
-        b'{"type": "beat", "unix": %s, "running": [], "disk_free": 1}\n' % NESTED.encode(),
-        b'{"type": "beat", "unix": 1%s, "running": [], "disk_free": 1}\n' % (b"0" * 900_000),
-        b'{"type": ["log"]}\n',
-        b'{"type": "log", "rank": 7, "stream": "stdout", "bytes": 3}\nabc',
-        b'{"type": "log", "rank": "../../x", "stream": "stdout", "bytes": 3}\nabc',
-        b'{"type": "log", "rank": true, "stream": "stdout", "bytes": 3}\nabc',
-        b'{"type": "log", "rank": 2, "stream": "stdout", "bytes": -3}\nabc',
-        b'{"type": "log", "rank": 2, "stream": "stdout", "bytes": 99999999999}\nabc',
-        b'{"type": "log", "rank": 2, "stream": "stdin", "bytes": 3}\nabc',
-        b'{"type": "exit"}\n',
-        b'{"type": "worker_exit", "rank": 2}\n',
-        b'{"type": "beat", "unix": NaN, "running": [], "disk_free": 1}\n',
-        b"y\n" * (1 << 20),
-        b"y" * (2 << 20),
+        ('{"type": "beat", "unix": 1%s, "running": [], "disk_free": 1}' % ("0" * 900_000), None),
+        ('{"type": "beat", "unix": NaN, "running": [], "disk_free": 1}', "unix"),
+        (f'{{"type": "beat", "unix": {NESTED}, "running": [], "disk_free": 1}}', None),
+        (f'{{"type": {NESTED}}}', None),
+        ('{"type": ["log"]}', None),
+        ('{"type": "upgrade"}', None),
+        ('{"type": "log", "rank": 7, "stream": "stdout", "bytes": 3}', "rank"),
+        ('{"type": "log", "rank": "../../x", "stream": "stdout", "bytes": 3}', "rank"),
+        ('{"type": "log", "rank": true, "stream": "stdout", "bytes": 3}', "rank"),
+        ('{"type": "log", "rank": 2, "stream": "stdout", "bytes": -3}', "bytes"),
+        ('{"type": "log", "rank": 2, "stream": "stdout", "bytes": 99999999999}', "bytes"),
+        ('{"type": "log", "rank": 2, "stream": "stdin", "bytes": 3}', "stream"),
+        ('{"type": "trouble", "what": "x", "message": {"a": 1}}', "message"),
+        (json.dumps({**GOOD[7], "exit_code": "1"}), "exit_code"),
+        (json.dumps({**WHOLE_EXIT, "left": ["x"]}), "left"),
+        (json.dumps({**WHOLE_EXIT, "reason": "because"}), "reason"),
+        ("y" * (2 << 20), "a line of more than 1 MiB"),
+    ],
+    ids=lambda text: str(text)[:60],
+)
+def test_a_frame_that_no_guard_sends_is_refused(odd, why):
+    with pytest.raises(Invalid, match=why):
+        read(wire(HELLO) + odd.encode() + b"\nabc")
+
+
+@pytest.mark.parametrize(
+    ("sent", "why"),
+    [
+        (b"y\n" * (1 << 20), r"before its first frame: does a \.bashrc print"),
+        (b"y" * (2 << 20), "a line of more than 1 MiB"),
+        (wire(HELLO, GOOD[-1], GOOD[4]), "after its exit frame one of type 'beat'"),
     ],
 )
-def test_odd_frames(odd):
-    with contextlib.suppress(Invalid):
-        for frame, _ in read(wire(HELLO) + odd):
-            assert frame["type"] in ("hello", "log")
-            assert frame.get("rank") is None
+def test_before_the_first_frame_and_after_the_last_one_nothing_comes(sent, why):
+    with pytest.raises(Invalid, match=why):
+        read(sent)
 
 
 def test_what_no_shape_has_is_left_out_and_every_text_can_be_written():
@@ -185,18 +164,6 @@ def test_what_a_guard_sends_once_is_not_taken_twice(again):
     # A frame of the other rank is another one.
     others = [{**again, "rank": rank} for rank in RANKS] if rank is not None else []
     assert len(read(wire(HELLO, *others))) == 1 + len(others)
-
-
-def test_nothing_comes_after_the_last_frame():
-    with pytest.raises(Invalid, match="after its exit frame one of type 'beat'"):
-        read(wire(HELLO, GOOD[-1], GOOD[4]))
-
-
-def test_a_flood_before_hello_is_cut_off():
-    with pytest.raises(Invalid, match=r"before its first frame: does a \.bashrc print"):
-        read(b"y\n" * (1 << 20))
-    with pytest.raises(Invalid, match="a line of more than 1 MiB"):
-        read(b"y" * (2 << 20))
 
 
 TASK = {
@@ -222,7 +189,7 @@ def test_an_answer_says_all_that_was_asked_and_nothing_else(name):
     assert probe.read_facts(json.dumps({**ANSWER, name: more}), TASK)[name] == ANSWER[name]
 
 
-@pytest.mark.parametrize("part", ["[]", "{}", '{"":0}', "0", '""', "1e1", '"\\ud800"', '"é"'])
+@pytest.mark.parametrize("part", ["[]", '{"":0}', '"\\ud800"'])
 def test_memory_is_bounded_by_what_came(part):
     text = "[" + f"{part}," * ((1 << 20) // (len(part) + 1)) + "0]"
     whole = json.dumps({**ANSWER, "models": "HERE"}).replace('"HERE"', text)
@@ -243,15 +210,6 @@ def test_what_is_nested_without_end_is_no_answer(name):
             probe.read_facts(whole.replace('"HERE"', what), TASK)
     with pytest.raises(Invalid, match=r"answer is \[\["):
         probe.read_facts(NESTED, TASK)
-
-
-@many
-@given(st.sampled_from(sorted(ANSWER)), values)
-def test_an_answer_with_a_wrong_field_is_true_or_refused(name, value):
-    with contextlib.suppress(Invalid):
-        found = probe.read_facts(json.dumps({**ANSWER, name: value}), TASK)
-        assert found["home"].startswith("/") and "\n" not in found["home"]
-        assert len(found["gpus"]["cards"]) == found["gpus"]["count"] < 1024
 
 
 FULL = {
@@ -277,6 +235,8 @@ def test_what_was_taken_of_an_odd_answer_ends_no_plan(answer, device, visible):
         found = probe.read_facts(json.dumps(answer), TASK)
     except Invalid:
         return
+    assert found["home"].startswith("/") and "\n" not in found["home"]
+    assert len(found["gpus"]["cards"]) == found["gpus"]["count"] < 1024
     other = facts(2, packages={"timm": True})
     times = {"asked_unix": 100.0, "answered_unix": 100.1}
     known = {"node1": Facts(host="node1", **times, **found), "node2": other}
@@ -297,12 +257,12 @@ def test_what_was_taken_of_an_odd_answer_ends_no_plan(answer, device, visible):
 @given(st.sampled_from(GOOD).flatmap(lambda good: fuzz.odd(good, ODD)))
 def test_an_odd_frame_is_true_or_refused(frame):
     text = wire(HELLO) + json.dumps(frame).encode() + b"\nabc"
+    known = {"hello": HELLO, **shapes(RANKS, "r")}
     with contextlib.suppress(Invalid):
-        for taken, _ in read(text):
+        for taken, payload in read(text):
             json.dumps(taken).encode()
-            assert taken["type"] == "hello" or taken.keys() <= shapes(RANKS, "r")[
-                taken["type"]
-            ].keys() | {"type"}
+            assert taken.keys() <= known[taken["type"]].keys() | {"type"}
+            assert taken.get("rank") in (*RANKS, None) and len(payload) <= LARGEST
 
 
 @many
@@ -374,21 +334,28 @@ def test_escapes(said, shown):
     assert clean(said) == shown
 
 
+PRINTED = st.sampled_from([b"\n", b"\r", b"x" * 5000, b"x" * 300_000])
+
+
 @many
-@given(st.lists(st.binary(max_size=40) | escapes.map(lambda t: t.encode(errors="replace"))))
-def test_any_output_of_a_rank_is_shown_clean(tmp_path_factory, pieces):
+@given(
+    st.lists(st.binary(max_size=40) | escapes.map(lambda t: t.encode(errors="replace")) | PRINTED),
+    st.integers(1, 1 << 20),
+)
+def test_any_output_of_a_rank_is_shown_clean(tmp_path_factory, pieces, limit):
     folder = tmp_path_factory.mktemp("run")
     with (folder / "screen").open("w+", encoding="utf-8") as screen:
         terminal = Terminal(screen)
         terminal.keep_in(folder / "controller.log")
-        logs = RunLogs(folder, terminal, 4)
+        logs = RunLogs(folder, terminal, 4, limit)
         for piece in pieces:
             logs.feed("node1", 2, "stdout", piece)
         logs.close()
         assert terminal.drain()
-    for name in ("screen", "controller.log", "nodes/node1/rank2.log"):
-        if (folder / name).exists():
-            assert not TERMINAL.search((folder / name).read_text().replace("\r\x1b[K", ""))
+    for path in (folder / name for name in ("screen", "controller.log", "nodes/node1/rank2.log")):
+        if path.exists():
+            assert not TERMINAL.search(path.read_text().replace("\r\x1b[K", ""))
+    assert path.stat().st_size < limit + 4096 if path.exists() else True
 
 
 @many
@@ -414,14 +381,6 @@ def test_any_timings_are_read(tmp_path_factory, lines):
 def test_any_names_of_checkpoints_are_read(names):
     tip = collect.newest(names)
     assert tip is None or re.fullmatch(r"step-[0-9]+\.pt", tip[1])
-
-
-@many
-@given(values)
-def test_any_value_has_a_shape_or_not(value):
-    for shape in probe.shape(TASK).values():
-        with contextlib.suppress(Invalid):
-            validate.check(value, shape, "value")
 
 
 # A shape with a value that has it: parts of each kind that a shape may have.
@@ -500,31 +459,3 @@ def test_frames_in_any_order_are_read_or_refused(sent, size):
             for frame, _ in frames.feed(data[start : start + size]):
                 assert frame["type"] == "hello" or sent.index(wire(HELLO)) >= 0
     assert isinstance(frames.rest(), str)
-
-
-@many
-@given(
-    st.lists(st.sampled_from([b"word ", b"\n", b"\r", b"x" * 5000, b"x" * 300_000, b"\xff"])),
-    st.integers(1, 1 << 20),
-)
-def test_lines_of_any_length_are_cut_and_kept(tmp_path_factory, pieces, limit):
-    folder = tmp_path_factory.mktemp("run")
-    with (folder / "screen").open("w+", encoding="utf-8") as screen:
-        logs = RunLogs(folder, Terminal(screen), 4, limit)
-        for piece in pieces:
-            logs.feed("node1", 2, "stdout", piece)
-        logs.close()
-    path = folder / "nodes/node1/rank2.log"
-    assert not path.exists() or path.stat().st_size < limit + 4096
-
-
-@many
-@given(
-    st.dictionaries(st.sampled_from(["node1", "node2"]), st.lists(st.integers(0, 9), max_size=3))
-)
-def test_only_names_of_the_host_and_its_ranks_are_asked_for(ranks):
-    told = [{"attempt": 1, "ranks": ranks}]
-    names = {one.name for one in collect.wanted("node1", told, Sizes())}
-    mine = {int(n) for name in names for n in re.findall(r"rank(\d+)", name)}
-    assert mine == set(ranks.get("node1", []))
-    assert all(name.startswith(("nodes/node1/", "samples/")) for name in names)

@@ -1,0 +1,215 @@
+"""What the launcher says: of failures, of machines before a run, of ssh, at a run's end."""
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import paramiko
+import pytest
+from paramiko.ssh_exception import NoValidConnectionsError
+
+from contract import errors
+from contract.waits import WORDS
+from launcher.machines import owned
+from launcher.machines.engines import ssh
+from launcher.options import Options
+from launcher.plan import preflight
+from launcher.plan.problems import control_problems
+from launcher.watch import attempts
+from launcher.watch.failures import Failure, exit_code, explained, reason, restart
+from launcher.watch.known_errors import KNOWN_ERRORS, SIGNALS
+from launcher.watch.watch import Outcome
+from tests.unit.launcher.launcher_values import (
+    DATA,
+    LISTING,
+    SETTINGS,
+    VERSIONS,
+    facts,
+    gpus,
+    host,
+)
+
+
+def worker(**fields):
+    return Failure(**{"host": "node1", "source": "worker", "order": 0, "rank": 3, **fields})
+
+
+def machine(source, **fields):
+    return worker(**{"source": source, "rank": None, **fields})
+
+
+def printed(text):
+    return worker(exit_code=1, exception=text)
+
+
+KILLED = ("  traceback : Signal 9 (SIGKILL) received by PID 8730",)
+FAILURES = {
+    "disk full": printed("OSError: [Errno 28] No space left on device"),
+    "signal": worker(signal="SIGABRT"),
+    **{f"worker ended by {name}": worker(signal=name, seconds=12.3) for name in SIGNALS},
+    "launch ended by a signal": machine("launch", signal="SIGKILL", seconds=12.3),
+    "a process of launch ended": machine("launch", exit_code=1, seconds=12.3, last_lines=KILLED),
+    "by a signal without a row": machine(
+        "launch", exit_code=1, last_lines=("Signal 6 (SIGABRT) received by PID 8",)
+    ),
+    "launch could not run": machine("launch", exit_code=1, last_lines=("no such module",)),
+    "busy": machine("busy", message="it is in use by anna@desk: run r"),
+    "paused": machine("paused", message="the control machine did not run for 40 s"),
+    "gone": machine("gone", message="no heartbeat for 15 s"),
+    "guard": machine("guard", message="it was killed after 7 s"),
+    "diverged": worker(exit_code=errors.DIVERGED, last_lines=("trainer: the loss is NaN",)),
+    "diverged without a word": worker(exit_code=errors.DIVERGED),
+    "data lost": worker(exit_code=errors.DATA_LOST, last_lines=("trainer: /d: it is gone",)),
+    "bad input": worker(
+        exit_code=errors.BAD_INPUT,
+        last_lines=("trainer: no such model", "[rank0]:[W1122 ProcessGroupNCCL.cpp:1496] Warning"),
+    ),
+    "out of memory": worker(exit_code=errors.OUT_OF_MEMORY),
+    "exit code": worker(exit_code=9, exception="ValueError: x"),
+    "no kernel": printed("RuntimeError: no kernel image is available"),
+    "driver mismatch": printed("Driver/library version mismatch"),
+    "old driver": printed("CUDA driver version is insufficient for CUDA runtime version"),
+    "CUDA memory": printed("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"),
+    "forward twice": printed(
+        "RuntimeError: one of the variables needed for gradient computation has been modified by "
+        "an inplace operation"
+    ),
+    "unused": printed("RuntimeError: Expected to have finished reduction in the prior iteration"),
+    "same GPU": printed("NCCL: ncclInvalidUsage"),
+    "NCCL": printed("NCCL error: unhandled system error"),
+    "watchdog": printed("Watchdog caught collective operation timeout"),
+    "peer lost": printed("ncclRemoteError: A call failed"),
+    "one image": printed("ValueError: Expected more than 1 value per channel when training"),
+    "prefix": printed("Missing key(s) in state_dict: module.conv1.weight"),
+    "port": printed("RuntimeError: The server socket has failed to listen: EADDRINUSE"),
+    "interface": printed("RuntimeError: Unable to find address for: eno7"),
+    "oomd": printed("systemd-oomd ended it"),
+    "local rank": printed("error: unrecognized arguments: --local-rank=0"),
+    "permission": printed("PermissionError: [Errno 13] Permission denied"),
+    "CUDA library": printed("OSError: libcudnn.so.8: cannot open shared object file"),
+    "nms": printed("RuntimeError: operator torchvision::nms does not exist"),
+    "apex": printed("ModuleNotFoundError: No module named 'apex'"),
+    "module": printed("ModuleNotFoundError: No module named 'timm'"),
+    "loader": printed("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."),
+}
+
+
+def of_failures():
+    for code, failure in FAILURES.items():
+        message, remedy = explained(failure)
+        then = f"exit code {exit_code(failure)}, another attempt: {restart(failure).name}"
+        yield f"failure: {code}", f"{message}: {remedy}\n{then}: {reason(failure, 2)}"
+        own = explained(replace(failure, script=True))
+        if own != (message, remedy):
+            yield f"failure: {code}, in a script", ": ".join(own)
+    shown = [explained(failure)[0] for failure in FAILURES.values()]
+    for one in KNOWN_ERRORS:
+        assert any(one.meaning in text for text in shown), f"no example of {one.pattern}"
+
+
+def versions(**changes):
+    return {"versions": {**VERSIONS, **changes}}
+
+
+def data(**changes):
+    return {"data": {**DATA, **changes}}
+
+
+HELD = [{"pid": 7, "user": "ann", "command": "python x"}]
+OTHER = {"pid": 7, "run": "20261120T120000Z-resnet18-4n", "holder": "ann@desk"}
+# Changes of node2's facts.
+MACHINES = {
+    "no torch": versions(torch=None, torchvision=None),
+    "no digits": data(path="/srv/digits", exists=False, splits={}),
+    "no imagenet": data(path="/srv/imagenet", exists=False, splits={}),
+    "no such data": data(path="/d/nosuch", exists=False, others=["digits", "mnt"], splits={}),
+    "no data set": data(problem="it has no folder train but training.", splits={}),
+    "other data": data(splits={"train": {**LISTING, "images": 3}, "val": LISTING}),
+    "not writable": {"writable": False},
+    "little room": {"disk_free": 1 << 29},
+    "no room": {"disk_free": 0},
+    "clock ahead": {"unix": 160.0},
+    "clock behind": {"unix": 40.0},
+    "no toolkit": {"paths": {"/usr/local/cuda-10.2/bin": False}},
+    "no guard's Python": {"guard_python": False},
+    "driver fails": {"gpus": gpus(0, error="Driver/library version mismatch")},
+    "GPUs in use": {"gpus": gpus(1, processes=HELD)},
+    "in use": {"runs": [OTHER, {**OTHER, "pid": 8}]},
+    "other torch": versions(torch="2.14.1"),
+    "other CUDA": versions(cuda="12.6"),
+    "other NCCL": versions(nccl="2.10"),
+    "other driver": {"gpus": gpus(1, driver="440.33")},
+    "GPU missing": {"gpus": {**gpus(0), "cards_on_bus": 1}},
+}
+
+
+def of_machines():
+    """What a run's preflight finds, and whether FORCE=1 or QUEUE=1 passes over it."""
+    asked = preflight.Requirements(Options(), replace(SETTINGS, model="resnet18"), None)
+    hosts = [host(1), host(2, cuda_home="/usr/local/cuda-10.2")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preflight.probe, "check_ways", lambda *_: [])
+        patch.setattr(preflight.folders, "disk_free", lambda: 1 << 40)
+        for code, changes in MACHINES.items():
+            alike = "gpus" in changes and code != "driver fails"
+            known = {"node1": facts(1, gpus=gpus(1)) if alike else facts(1)}
+            known["node2"] = facts(2, **changes)
+            found = preflight.check(preflight.OpenMachines(hosts, {}, known), asked)
+            yield f"machine: {code}", "\n".join(map(kind_of, found))
+    for free in (1 << 30, 900 << 20, 90 << 20):
+        yield f"machine: {free >> 20} MiB here", "\n".join(map(kind_of, control_problems(free)))
+
+
+def kind_of(problem):
+    return f"({'fatal' if problem.fatal else 'busy' if problem.busy else 'soft'}) {problem.text}"
+
+
+def refused(number, text):
+    return NoValidConnectionsError({("192.0.2.7", 22): OSError(number, text)})
+
+
+def of_ssh():
+    shown, known = (paramiko.ECDSAKey.generate() for _ in range(2))
+    for code, error in {
+        "another key": paramiko.BadHostKeyException("192.0.2.7", shown, known),
+        "unknown key": paramiko.SSHException("Server '192.0.2.7' not found in known_hosts"),
+        "revoked key": ssh.Revoked("192.0.2.7"),
+        "no login": paramiko.AuthenticationException("Authentication failed."),
+        "no method": paramiko.SSHException("No authentication methods available"),
+        "refused": refused(111, "Connection refused"),
+        "no route": refused(113, "No route to host"),
+        "no answer": TimeoutError("timed out"),
+        "no name": socket.gaierror(-2, "Name or service not known"),
+        "other": OSError(5, "Input/output error"),
+        "closed": EOFError(),
+    }.items():
+        yield f"ssh: {code}", ssh.connection_error(host(7), error)
+
+
+def of_ends():
+    process = {"pid": 7, "command": "python x"}
+    exits = {
+        "node1": {"left": [], "ended": []},
+        "node2": {"left": [], "ended": [process]},
+        "node3": {"left": [process] * 7, "ended": []},
+    }
+    outcome = Outcome("failed", None, 1.0, ["node4"], exits, ["node5"])
+    yield "end: machines", "\n".join(attempts.leftovers(outcome))
+    nobody = Outcome("failed", None, 1.0, ["node1", "node2"], {})
+    yield "end: nobody answers", "\n".join(attempts.leftovers(nobody))
+    yield "end: not saved", attempts.how_to_resume("r", False, None)
+    yield "end: saved", attempts.how_to_resume("r", True, worker(exit_code=9))
+    yield "end: diverged", attempts.how_to_resume("r", True, FAILURES["diverged"])
+    yield "end: script", attempts.script_is_over()
+    yield "end: disk", attempts.not_copied(Path("/data/runs/r"), OSError("No space left"))
+
+
+def render():
+    return {
+        **dict(of_failures()),
+        **dict(of_machines()),
+        **dict(of_ssh()),
+        **dict(of_ends()),
+        **{f"owner: {name}": text for name, text in owned.SIGNS.items()},
+        **{f"wait: {name}": text for name, text in WORDS.items()},
+    }
