@@ -105,7 +105,7 @@ test-gpu: known
 	@$(with_options) tools/test-gpu.sh
 
 snapshots: env
-	@TANDEM_SNAPSHOTS=write $(PYTHON_ENV) -m pytest --quiet tests/messages
+	@TANDEM_SNAPSHOTS=write $(PYTHON_ENV) -m pytest --quiet -k reviewed tests/messages tests/unit/ansible
 
 mutants: known
 	@tools/venv.sh dev

@@ -62,7 +62,7 @@ TESTS = {
     "trainer": ("tests/unit/trainer", "tests/train"),
     "launcher": ("tests/unit/launcher", "tests/train"),
     "report": ("tests/unit/report",),
-    "ansible": ("tests/unit/ansible",),
+    "ansible": ("tests/unit/ansible", "tests/messages"),
 }
 
 SWAPPED = {
