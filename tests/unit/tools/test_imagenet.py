@@ -176,7 +176,11 @@ OUTSIDE = {f"{wnid}.tar": tar({"../outside.JPEG": b"x"}) for wnid in CLASSES}
         (imagenet.TRAIN, None, f"{imagenet.TRAIN} cannot be read to its end"),
         (imagenet.VAL, None, f"{imagenet.VAL} cannot be read to its end"),
         (imagenet.DEVKIT, None, f"{imagenet.DEVKIT} cannot be read to its end"),
-        (imagenet.DEVKIT, gzip.compress(tar({"readme.txt": b""})), "has no meta.mat and no ILSVRC"),
+        (
+            imagenet.DEVKIT,
+            gzip.compress(tar({"readme.txt": b""}), mtime=0),
+            "has no meta.mat and no ILSVRC",
+        ),
         (imagenet.VAL, tar({"ILSVRC2012_val_00000001.JPEG": b"x"}), "00000004.JPEG and 2 more"),
         (imagenet.TRAIN, tar(OUTSIDE), "'../outside.JPEG', which is not an image"),
     ],
