@@ -139,7 +139,8 @@ MACHINES = {
     "other CUDA": versions(cuda="12.6"),
     "other NCCL": versions(nccl="2.10"),
     "other driver": {"gpus": gpus(1, driver="440.33")},
-    "GPU missing": {"gpus": {**gpus(0), "cards_on_bus": 1}},
+    "no GPU": {"gpus": gpus(0)},
+    "GPU without a driver": {"gpus": {**gpus(0), "cards_on_bus": 1}},
 }
 
 

@@ -13,7 +13,7 @@ BEAT = b'{"type": "beat", "unix": 1.5, "running": [0], "disk_free": null}\n'
 WIRE = b"welcome to node1\n" + HELLO + LOG + PAYLOAD + BEAT
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 1000])
+@pytest.mark.parametrize("size", [1, 7, 1000])
 def test_frames_do_not_depend_on_the_pieces(size):
     frames = Frames((0,), "r")
     found = []

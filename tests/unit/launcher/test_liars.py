@@ -55,11 +55,3 @@ def test_what_still_lives_is_named_in_few_words():
     (line,) = leftovers(outcome)
     assert line.startswith("node1: still alive: 0 xxx") and line.endswith("x and 19995 more")
     assert len(line) < 1200
-
-
-def test_what_a_guard_says_is_shown_clean(tmp_path):
-    told = r"say(type='trouble', what='x', message='\x1b]0;owned\x07disk \ud800 full')"
-    told += "\nend('finished')"
-    outcome, said = watch(tmp_path, [told])
-    assert outcome.status == "finished"
-    assert said == "tandem: node1: disk \ufffd full\n"

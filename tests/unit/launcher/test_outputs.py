@@ -88,18 +88,11 @@ class Lists(LocalNode):
     "name", ["../../x", "/etc/passwd", "a/../../x", "", "a\x1b[2J", "a/./b", "/".join("a" * 40)]
 )
 def test_a_name_that_leads_elsewhere_is_no_file(nodes, there, run, name):
+    """Nor is one that is a folder's, too."""
     liar = Lists(HOSTS[1])
-    liar.names = (name.replace("\x1b", "\\033"), "good.txt")
+    liar.names = (name.replace("\x1b", "\\033"), "b", "b/c", "good.txt")
+    wrote(there, "node1", "out/b/c")
     wrote(there, "node1", "out/good.txt")
-    outputs.bring({**nodes, "node1": liar}, there, ("out",), run, 1000)
-    assert here(run) == ["work/node1/out/good.txt"]
-
-
-def test_a_file_that_claims_to_be_a_folder_ends_nothing(nodes, there, run):
-    liar = Lists(HOSTS[1])
-    liar.names = ("a", "a/b", "good.txt")
-    for name in ("out/a/b", "out/good.txt"):
-        wrote(there, "node1", name)
     outputs.bring({**nodes, "node1": liar}, there, ("out",), run, 1000)
     assert here(run) == ["work/node1/out/good.txt"]
 

@@ -138,13 +138,6 @@ def test_an_owner_who_comes_and_goes_every_minute_costs_no_more_than_one_start_i
     assert starts == [60]  # it leaves once, and never is free for ten minutes
 
 
-def test_without_min_nodes_a_run_needs_those_that_belong_to_the_cluster_alone():
-    hosts = [host(1), host(2), host(3, owner=YIELDS), host(4, owner=NIGHTS)]
-    assert owners.least(None, hosts) == 2
-    assert owners.least(3, hosts) == 3
-    assert owners.least(None, hosts[2:]) == 1
-
-
 def test_one_that_is_back_during_a_run_is_told_and_later_waited_for(monkeypatch):
     hosts = [host(1), host(2, owner=YIELDS)]
     found = Owners(hosts, None)
@@ -196,6 +189,13 @@ def test_a_start_leaves_out_who_has_an_owner_there_and_who_is_off(found):
 
 
 def test_a_machine_of_the_cluster_alone_is_not_left_out(found):
+    """Without MIN_NODES a run needs all of those."""
+    hosts = [host(1), host(2), host(3, owner=YIELDS), host(4, owner=NIGHTS)]
+    assert [owners.least(*one) for one in ((None, hosts), (3, hosts), (None, hosts[2:]))] == [
+        2,
+        3,
+        1,
+    ]
     known, asked = found(DESKS, silent=["node1"])
     with pytest.raises(UserError, match="node1 does not answer"):
         known.present(asked)

@@ -53,32 +53,12 @@ def test_cores_are_shared_by_ranks_and_by_nodes_on_one_machine():
     assert {node.env["OMP_NUM_THREADS"] for node in shared.nodes} == {"2"}
 
 
-def test_paths_lie_below_the_home_of_the_run_user():
-    node = build([host(1)], [facts(1)]).nodes[0]
-    assert (node.cwd, node.output) == ("/home/tandem/tandem/code", "/home/tandem/tandem/runs/r")
-    data = node.argv[node.argv.index("--data") + 1]
-    assert data == "/srv/tandem/data/digits"
-
-
 def test_the_folder_of_one_s_own_model_is_told_to_the_trainer():
     name = "/home/anna/models/net.py:build"
     made = build([host(1)], [facts(1)], Options(model=name), {"model": name}).nodes[0]
     assert made.env["TANDEM_MODEL_FOLDER"] == "own"
     assert name in made.argv  # as in checkpoints and records
     assert "TANDEM_MODEL_FOLDER" not in build([host(1)], [facts(1)]).nodes[0].env
-
-
-def test_data_is_a_name_or_a_path():
-    node = build([host(1)], [facts(1)], Options(data="/mnt/imagenet")).nodes[0]
-    assert node.data == "/mnt/imagenet"
-    with pytest.raises(UserError, match="a path from /"):
-        build([host(1)], [facts(1)], Options(data="some/folder"))
-
-
-def test_a_batch_too_small_for_the_ranks():
-    with pytest.raises(UserError, match=r"BATCH=4 .* 4 processes of node2.*BATCH=8"):
-        found = [facts(1, gpus=gpus(2)), facts(2, gpus=gpus(4))]
-        build([host(1), host(2)], found, settings={"per_node_batch_size": 4})
 
 
 @pytest.mark.parametrize("counts", [(1,), (4,), (1, 1), (2, 4), (1, 1, 3)])
@@ -96,6 +76,9 @@ def test_a_batch_starts_exactly_when_the_trainer_can_split_it(counts, batch):
             return False
         return True
 
+    if batch < max(counts):
+        with pytest.raises(UserError, match=rf"BATCH={batch} .* {max(counts)} processes of node"):
+            build(hosts, found, settings=settings)
     split = accepted(lambda: rank_batches(batch, places), UserError)
     assert accepted(lambda: build(hosts, found, settings=settings), UserError) == split
 
@@ -118,6 +101,16 @@ def test_a_port_in_use_is_refused():
 def test_a_loopback_master_is_refused_for_other_machines(address):
     with pytest.raises(UserError, match=f"node1: its address is {address}"):
         build([host(1, address=address), host(2)], [facts(1), facts(2)])
+
+
+def test_paths_lie_below_the_home_of_the_run_user():
+    node = build([host(1)], [facts(1)]).nodes[0]
+    assert (node.cwd, node.output) == ("/home/tandem/tandem/code", "/home/tandem/tandem/runs/r")
+    assert node.argv[node.argv.index("--data") + 1] == "/srv/tandem/data/digits"
+    given = build([host(1)], [facts(1)], Options(data="/mnt/imagenet")).nodes[0]
+    assert given.data == "/mnt/imagenet"
+    with pytest.raises(UserError, match="a path from /"):
+        build([host(1)], [facts(1)], Options(data="some/folder"))
 
 
 def test_variables_of_a_host_win_and_survive_quoting():

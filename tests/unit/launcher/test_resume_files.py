@@ -101,13 +101,6 @@ def test_a_run_goes_on_that_began_before_a_variable_was_there(resumed):
     assert "batch" not in options.variables and options.variables["epochs"] == 1
 
 
-def test_a_plan_that_goes_while_it_is_asked_for_is_one_sentence(tmp_path):
-    with pytest.raises(
-        UserError, match=r"plan\.json is damaged \(it is missing\): this run cannot"
-    ):
-        folders.recorded(tmp_path / "plan.json", {})
-
-
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [

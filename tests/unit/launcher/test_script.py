@@ -132,6 +132,8 @@ def test_the_processes_are_started_as_torchrun_starts_them(project):
     assert "--master_addr=192.0.2.1" in node.argv
     assert node.env["PYTHONPATH"] == f"{work}:{node.cwd}/library"
     assert "TANDEM_LOCAL_RANK" not in node.env
+    other = planned(found, (host(1, env={"PYTHONPATH": "/opt/more"}),)).nodes[0]
+    assert other.env["PYTHONPATH"].endswith("/library:/opt/more")
     told = plan.render(made)
     assert f"script train.py, with {project}" in told
     assert "precision" not in told
@@ -142,11 +144,6 @@ def test_a_module_starts_as_a_module(project):
     assert planned(found).nodes[0].argv[-3:] == ("--use_env", "-m", "package.train")
     assert found.imports == ("scipy", "torch")
     assert found.name == "train"
-
-
-def test_run_env_keeps_its_own_search_path(project):
-    hosts = (host(1, env={"PYTHONPATH": "/opt/more"}),)
-    assert planned(read(project), hosts).nodes[0].env["PYTHONPATH"].endswith("/library:/opt/more")
 
 
 @pytest.mark.parametrize("spelled", ["--local_rank", "--local-rank"])

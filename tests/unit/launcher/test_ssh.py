@@ -120,9 +120,11 @@ def test_an_odd_line_hides_no_other(confirmed, keys, name):
         assert believed(confirmed(data)) == {keys[0].get_base64()}
 
 
-def test_an_authoritys_key_is_no_machines_key(confirmed, keys):
-    client = confirmed(line(keys[0], marker="@cert-authority "))
-    assert believed(client) == set()
+def test_keys_of_authorities_and_of_others_are_no_machines_keys(confirmed, keys):
+    assert believed(confirmed(line(keys[0], marker="@cert-authority "))) == set()
+    data = line(keys[0]) + line(keys[0], "198.51.100.*", "@revoked ")
+    data += line(keys[0], f"*,!{ADDRESS}", "@revoked ")
+    assert believed(confirmed(data)) == {keys[0].get_base64()}
 
 
 @pytest.mark.parametrize("names", [ADDRESS, "*", "192.0.2.*", "other,192.0.2.?"])
@@ -132,12 +134,6 @@ def test_a_revoked_key_is_refused_and_that_is_said(confirmed, keys, names):
     with pytest.raises(ssh.Revoked) as refused:
         client._policy.missing_host_key(client, ADDRESS, keys[0])
     assert "@revoked in your known_hosts" in ssh.connection_error(host(7), refused.value)
-
-
-def test_a_key_revoked_for_others_is_believed(confirmed, keys):
-    data = line(keys[0]) + line(keys[0], "198.51.100.*", "@revoked ")
-    data += line(keys[0], f"*,!{ADDRESS}", "@revoked ")
-    assert believed(confirmed(data)) == {keys[0].get_base64()}
 
 
 def test_hashed_names_and_ports_are_found(confirmed, keys):

@@ -236,18 +236,6 @@ def test_a_disk_that_hangs_holds_up_nothing(run_logs, monkeypatch):
     assert missing.startswith("tandem: 19 lines are missing here")
 
 
-def test_a_log_whose_folder_cannot_be_made_ends_nothing(run_logs):
-    logs, look, path = run_logs
-    path.parent.parent.write_text("in the way")
-    logs.feed("node1", 0, "stdout", b"lost\n")
-    logs.terminal.spool.drain()
-    assert "are left out" in look()[0]
-    path.parent.parent.unlink()
-    logs.feed("node1", 0, "stdout", b"after\n")
-    logs.close()
-    assert path.read_text().splitlines()[0].startswith("tandem: 1 lines are missing here")
-
-
 def test_a_log_that_cannot_be_rotated_grows_on_and_keeps_its_file(tmp_path, monkeypatch):
     log = RotatingLog(tmp_path / "log", 1600)
     refuse = OSError(errno.ENOSPC, "No space left on device")

@@ -104,7 +104,6 @@ def test_auto_is_settled_before_anything_starts_and_stands_in_the_plan(ready):
     [
         (1, (), "allreduce"),
         (1, ("--sync_warmup", "0"), "ef:4"),
-        (2, ("--warmup_epochs", "2"), "allreduce"),
     ],
 )
 def test_auto_counts_the_warm_up_of_the_run_that_is_asked_for(ready, epochs, more, chosen):

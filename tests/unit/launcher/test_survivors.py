@@ -76,12 +76,6 @@ def test_one_that_cannot_join_does_not_start_the_run_again_without_end(machines,
     assert found.regroup() == "node2 can take part"
 
 
-def test_with_force_one_that_another_run_has_takes_part(machines):
-    machines["node2"] = BUSY
-    these, _ = survivors(Owners([host(1), host(2, owner=YIELDS)], None), force=True)
-    assert [one.name for one in these.hosts] == ["node1", "node2"]
-
-
 def test_one_that_nobody_looks_at_again_is_asked_before_the_next_attempt(machines):
     hosts = [host(1), host(2)]
     found = Owners(hosts, 1)
