@@ -25,8 +25,8 @@ from launcher.watch.watch import Watch
 
 SECONDS = 20
 # Answers each renewal with a heartbeat, as often as the real guard sends one; $0: how many.
-HELLO = {"type": "hello", "protocol": 1, "way": "service"}
-BEAT = {"type": "beat", "unix": 0.5, "running": [], "disk_free": None}
+HELLO = {"type": "hello", "protocol": 2, "way": "service"}
+BEAT = {"type": "beat", "unix": 0.5, "running": []}
 EXIT = {
     **{"type": "exit", "reason": "finished", "message": None, "exit_code": 0, "signal": None},
     **{"mono_start": 0.5, "mono_end": 1.5, "workers": {}, "ended": [], "left": []},

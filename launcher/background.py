@@ -200,10 +200,10 @@ class Sizes:
     machine's disk. Checkpoints have no such limit: they may fill the free disk."""
 
     log: int = 256  # what a rank prints, and controller.log
-    steps: int = 1024  # rank<k>.steps.jsonl
+    steps: int = 1024  # rank<k>.<attempt>.steps.jsonl
     samples: int = 4096  # samples/rank<k>.<attempt>.csv
-    # Any other record of a node. 90 epochs of ImageNet over 1 Gbit/s take a week, in which a disk
-    # makes 390 bytes a second (iostat.json), a network card 190 and a GPU 150.
+    # Any other record of a node. 90 epochs of ImageNet over 1 Gbit/s take a week, in which
+    # machine.<attempt>.jsonl grows by 450 bytes a second, and by 150 more for each GPU.
     other: int = 1024
     output: int = 4096  # all that a script wrote into its OUTPUT= folders on one machine
 

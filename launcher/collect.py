@@ -1,14 +1,16 @@
-"""Brings a run's files from the nodes to the control machine.
+"""Brings a run's files from the nodes to the control machine: of records what its copies lack
+(launcher/watch/records.py), by channels of their own, so that no lease and no stop waits for them.
 
 A node is not trusted with names, types or sizes. It is asked for one file of the contract
 (docs/run-directory.md) at a time, by a name made here from its host name and its ranks, and answers
 with bytes alone. So no link, device or folder can arrive, and nothing outside the node's own part.
-The bytes are counted into an empty folder; what arrived whole is moved into the run's folder.
+The bytes are counted into an empty folder; what arrived is then added to the run's folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
 import tempfile
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from contract import records
 from contract.errors import UserError
 from launcher.background import MIB, Sizes
 from launcher.machines.engine import Late, Node, Process, pieces, talk
@@ -33,11 +36,9 @@ MARK = b"tandem-file\n"
 GREETING = 1 << 16
 SEND = (
     'test -e "$1" || test -L "$1" || exit 3; test -f "$1" && test ! -L "$1" || exit 4; '
-    'echo tandem-file; exec head -c "$2" -- "$1"'
+    'exec 3<"$1" || exit 5; echo tandem-file; tail -c "+$3" <&3 | head -c "$2"'
 )
 ABSENT, IRREGULAR = 3, 4
-# What a guard writes in each run.
-RECORDS = ("exit.json", "iostat.json", "net.jsonl", "gpu.jsonl", "mounts.jsonl", "machine.jsonl")
 # Space that the run's own last files need on the disk that the checkpoints go to.
 DISK_LEFT = 256 * MIB
 
@@ -57,18 +58,21 @@ class Wanted:
 
 
 def wanted(
-    host: str, attempts: list[dict[str, Any]], sizes: Sizes, names: tuple[str, ...] = RECORDS
+    host: str, attempts: list[dict[str, Any]], sizes: Sizes, more: tuple[str, ...] = ()
 ) -> list[Wanted]:
-    """The files that a node may have written, by the ranks it had in each attempt."""
-    ranks = [(one["attempt"], one.get("ranks", {}).get(host, [])) for one in attempts]
-    held = sorted({rank for _, some in ranks for rank in some})
-    found = [Wanted(f"nodes/{host}/{name}", sizes.other, "other") for name in names]
-    for rank in held:
-        found.append(Wanted(f"nodes/{host}/rank{rank}.steps.jsonl", sizes.steps, "steps"))
-    for attempt, some in ranks:
-        for rank in some:
-            found.append(Wanted(f"samples/rank{rank}.{attempt}.csv", sizes.samples, "samples"))
-    return found
+    """The files that a node may have written, by the ranks it had in each attempt, and `more`."""
+    files = [Wanted(f"nodes/{host}/{name}", sizes.other, "other") for name in more]
+    for entry in attempts:
+        attempt, ranks = entry["attempt"], entry.get("ranks", {}).get(host)
+        if ranks is None:  # it had no part
+            continue
+        machine = f"nodes/{host}/{records.machine(attempt)}"
+        files.append(Wanted(machine, sizes.other, "other"))
+        for rank in ranks:
+            steps = f"nodes/{host}/{records.steps(rank, attempt)}"
+            files.append(Wanted(steps, sizes.steps, "steps"))
+            files.append(Wanted(f"samples/rank{rank}.{attempt}.csv", sizes.samples, "samples"))
+    return files
 
 
 class NotHere(Exception):
@@ -87,20 +91,20 @@ class Unwritable(Exception):
     """This machine's own disk cannot be written to; the text says why."""
 
 
-def records(
+def bring(
     nodes: dict[str, Node],
     parts: list[NodePlan],
     attempts: list[dict[str, Any]],
     folder: Path,
     sizes: Sizes,
-    names: tuple[str, ...] = RECORDS,
+    more: tuple[str, ...] = (),
 ) -> list[str]:
-    """Bring what every node recorded. Returns a sentence for each thing that did not arrive. Raises
-    Unwritable."""
+    """Bring what every node recorded, and `more` files of each. Returns a sentence for each thing
+    that did not arrive. Raises Unwritable."""
 
     def one(part: NodePlan) -> list[str]:
         problems = []
-        for file in wanted(part.host, attempts, sizes, names):
+        for file in wanted(part.host, attempts, sizes, more):
             try:
                 problems += _bring(nodes[part.host], part, file, folder)
             except Lost as error:
@@ -121,22 +125,24 @@ def records(
 
 
 def _bring(node: Node, part: NodePlan, file: Wanted, folder: Path) -> list[str]:
-    """One file into the run's folder, or nothing where there is none. Raises NotHere,
+    """What the run's folder lacks of one file, or nothing where there is none. Raises NotHere,
     Unwritable."""
-    source, limit = f"{part.output}/{file.name}", file.limit * MIB
+    source, target = f"{part.output}/{file.name}", folder / file.name
     with staging(folder) as scratch:
         fresh = scratch / "file"
-        size = receive(node, source, fresh, limit)
+        here = target.stat().st_size if file.by_lines and target.exists() else 0
+        limit = max(0, file.limit * MIB - here)
+        size = receive(node, source, fresh, limit, here)
         if size is None:
             return []
         if size <= limit:
-            move_in(fresh, folder / file.name)
+            add_to(target, fresh) if here else move_in(fresh, target)
             return []
         more = f"larger than {file.limit} MiB (KEEP={file.kind}=... allows more); the whole file is"
         if not file.by_lines:
             raise NotHere(f"it is {more} {source} there")
         cut_to_lines(fresh, limit)
-        move_in(fresh, folder / file.name)
+        add_to(target, fresh) if here else move_in(fresh, target)
         return [f"{part.host}: {file.name} holds the beginning only: it is {more} {source} there."]
 
 
@@ -161,6 +167,19 @@ def move_in(fresh: Path, target: Path) -> None:
     fresh.replace(target)
 
 
+def add_to(target: Path, fresh: Path) -> None:
+    """Add what arrived to the end of a file, whole or not at all. Raises OSError."""
+    descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "wb") as file, fresh.open("rb") as source:
+        whole = os.fstat(descriptor).st_size
+        try:
+            shutil.copyfileobj(source, file)
+            file.flush()
+        except OSError:
+            os.ftruncate(descriptor, whole)
+            raise
+
+
 def cut_to_lines(path: Path, limit: int) -> None:
     """Shorten a file to the last complete line within `limit` bytes."""
     with path.open("r+b") as file:
@@ -169,14 +188,15 @@ def cut_to_lines(path: Path, limit: int) -> None:
         file.truncate(begin + file.read(limit - begin).rfind(b"\n") + 1)
 
 
-def receive(node: Node, source: str, target: Path, limit: int) -> int | None:
-    """Write a node's file to `target`, at most one byte more than `limit`.
+def receive(node: Node, source: str, target: Path, limit: int, begin: int = 0) -> int | None:
+    """Write a node's file from byte `begin` on to `target`, at most one byte more than `limit`.
 
     Returns the bytes written, None when the node has no such file. Raises NotHere, and OSError
     where `target` cannot be written.
     """
     try:
-        process = node.start(["sh", "-c", SEND, "sh", source, str(limit + 1)])
+        words = [source, str(limit + 1), str(begin + 1)]
+        process = node.start(["sh", "-c", SEND, "sh", *words])
     except (OSError, UserError) as error:
         raise Lost(str(error).rstrip(".")) from None
     size = 0

@@ -37,7 +37,7 @@ from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Outcome
 
 SECONDS = 15  # of steps
-FILES = (*collect.RECORDS, "links.json")
+LINKS = ("links.json",)
 NOTHING_MEASURED = 3  # the report's exit code where there is nothing to predict from
 
 
@@ -181,7 +181,7 @@ class Measurement:
     def _collect(self, attempts: Attempts) -> None:
         nodes, parts = self.machines.nodes, list(self.plan.nodes)
         try:
-            said = collect.records(nodes, parts, attempts.list, self.folder, Sizes(), FILES)
+            said = collect.bring(nodes, parts, attempts.list, self.folder, Sizes(), LINKS)
         except collect.Unwritable as error:
             raise UserError(not_copied(self.folder, error)) from None
         if said:

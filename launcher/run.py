@@ -403,7 +403,7 @@ class Run:
             there = {part.host: part.output for part in parts}
             held = {} if self.script else collect.checkpoints(nodes, there)
             try:
-                said = collect.records(nodes, parts, attempts, self.folder, self.sizes)
+                said = collect.bring(nodes, parts, attempts, self.folder, self.sizes)
                 if self.script:
                     there = {part.host: part.output for part in parts}
                     names, most = self.script.outputs, self.sizes.output * MIB

@@ -18,15 +18,15 @@ import tty
 from collections.abc import Iterator
 from pathlib import Path
 
-from contract import validate
-from contract.digests import MACHINE
 from contract.errors import UserError
 from contract.text import clean, counted
-from contract.validate import Invalid
-from launcher import control, folders, status
+from launcher import control, folders
 from launcher.machines import engine, inventory, probe
 from launcher.machines.engine import Host, Node, Process
-from launcher.progress import STALE, Figures, Follower
+from report import status
+from report.files import object_in
+from report.read import Machine
+from report.status import STALE, Figures, Follower
 
 EVERY = 1.0  # seconds
 PIECE = 1 << 16  # bytes of a machine's lines that are looked at in one turn
@@ -41,13 +41,17 @@ class Idle:
 
     def __init__(self, host: Host, process: Process):
         self.host, self.process = host, process
-        self.figures: Figures | None = None
+        self.machine = Machine(host.name)
         self.heard = time.monotonic()
         self.why = ""
         self._rest = b""
 
+    @property
+    def figures(self) -> Figures | None:
+        return status.figures(self.machine) if self.machine.recent else None
+
     def look(self) -> None:
-        """Take its newest line."""
+        """Take its new lines."""
         data = self._rest
         while not self.why and len(data) < PIECE:
             try:
@@ -59,36 +63,14 @@ class Idle:
             if not piece:
                 break
             data += piece
-        whole, end, self._rest = data.rpartition(b"\n")
+        *whole, self._rest = data.split(b"\n")
         if len(self._rest) >= PIECE:
             self.why = "it sends what is no figure"
-        lines = [line for line in whole.split(b"\n") if line.startswith(b"{")]
-        if end and lines:
-            self._take(lines[-1])
-
-    def _take(self, line: bytes) -> None:
-        try:
-            told = validate.check(validate.parse(line), MACHINE, "line")
-        except Invalid:
-            self.why = "it sends what is no figure"
-            return
-        self.heard = time.monotonic()
-        busy, read, _ = told["disk"] or (None, None, None)
-        received, sent, again, dropped = told["card"] or (None, None, 0, 0)
-        self.figures = Figures(
-            host=self.host.name,
-            age=0.0,
-            step=None,
-            **{name: told[name] for name in ("cpu", "memory", "swap", "temperature")},
-            disk_busy=busy,
-            disk_read=read,
-            disk_free=None,
-            sent=sent,
-            received=received,
-            again=again,
-            dropped=dropped,
-            gpus=told["gpus"] or [],
-        )
+        for line in whole:
+            sample = object_in(line) if line.startswith(b"{") else None
+            if sample is not None:
+                self.heard, self.machine.unix = time.monotonic(), time.time()
+                self.machine.recent.append(sample)
 
 
 class Machines:
@@ -97,7 +79,7 @@ class Machines:
     def __init__(self, hosts: list[Host]):
         self._hosts = hosts
         self._nodes, self.failures = engine.open_all(hosts)
-        text = probe.program("launcher.node.vitals", "stream()").encode()
+        text = probe.program("launcher.node.records", "stream()").encode()
         self._idle = [
             Idle(host, _started(self._nodes[host.name], host, text))
             for host in hosts

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from contract.records import CATEGORIES
 from report.files import time_of
-from report.records import CATEGORIES, RankRecord, Run
+from report.read import RankRecord, Run
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,9 @@ def attempt_numbers(run: Run) -> list[int]:
 
 def wall_seconds(run: Run, attempt: int, records: list[RankRecord]) -> float:
     """From the first start to the last exit, by the launcher's clock, else a guard's, else a
-    rank's."""
+    rank's. (A launcher that died in an attempt has 0 of it.)"""
     for entry in run.attempts:
-        if entry["attempt"] == attempt and time_of(entry.get("wall_seconds")) is not None:
+        if entry["attempt"] == attempt and time_of(entry.get("wall_seconds")):
             return float(entry["wall_seconds"])
     spans = [span(entry) for (_, which), entry in run.exits.items() if which == attempt]
     guards = [seconds for seconds in spans if seconds is not None]

@@ -10,26 +10,25 @@ from typing import TypeVar
 from report.accounting import Accounting, account, attempt_numbers
 from report.advice import NONE, Advice, Remedy, advise
 from report.bottleneck import Seen, bottleneck
-from report.devices import GpuUse, MemoryUse, gpu_joules, gpu_use, memory_use
-from report.digests import with_digests
-from report.disk import DiskUse, ShareUse, disk_use, share_use
+from report.devices import GpuUse, MemoryUse, gpu_joules, memory_use
+from report.disk import DiskUse, ShareUse
 from report.files import Entry, dicts, number, open_record
-from report.machines import MachineUse, machine_use
-from report.measure import Step, longest_attempt, measure_step
-from report.network import NetworkUse, network_use, one_machine
+from report.machines import MachineUse
+from report.measure import Step, images_per_second, longest_attempt, measure_step
+from report.network import NetworkUse, one_machine
 from report.progress import (
     Epoch,
     Span,
     TimePoint,
     hundred_epochs,
-    images_and_seconds,
-    images_per_second,
+    images_of_run,
     learning_curve,
     step_spans,
     time_line,
 )
-from report.records import Run, read_run
+from report.read import Run, read_run
 from report.rerun import TooShort, own_args, too_short, train_line
+from report.uses import uses_of
 from report.verdict import UNTIMED, Verdict, headline_of, verdict
 
 Use = TypeVar("Use", DiskUse, ShareUse, NetworkUse, MachineUse)
@@ -76,15 +75,15 @@ class Analysis:
 
 def analyse(folder: Path) -> Analysis:
     """Reads and interprets a run directory. Raises UserError when the folder is not one."""
-    run = with_digests(read_run(folder))
-    networks, disks, shares = network_use(run), disk_use(run), share_use(run)
+    run = read_run(folder)
+    uses = uses_of(run)
+    networks, disks, shares, machines = uses.networks, uses.disks, uses.shares, uses.machines
     step = measure_step(run, networks)
     records = longest_attempt(run.ranks) or run.ranks
     start: Entry = next((record.start for record in records if record.start), {})
     accounting = account(run)
     summary = summarise(run, accounting, step, start)
     short = too_short(run, step, summary["epochs"])
-    machines = machine_use(run)
     seen = Seen(
         uses_in_attempt(step, disks),
         uses_in_attempt(step, shares),
@@ -96,12 +95,12 @@ def analyse(folder: Path) -> Analysis:
     advice = NONE if short else advise(step, cause, start, seen)
     summary["advice"] = [told(run, one) for one in (*advice.remedies, advice.together) if one]
     summary["predicted"] = predicted_of(run)
-    gpus = gpu_use(run)
-    images, joules = images_and_seconds(run)[0], gpu_joules(run, gpus)
+    gpus = uses.gpus
+    images, joules = images_of_run(run), gpu_joules(run, gpus)
     summary["gpu_joules"] = None if joules is None else round(joules)
     per_image = joules / images if joules is not None and images else None
     summary["gpu_joules_per_image"] = None if per_image is None else round(per_image, 4)
-    failure = headline_of(summary["status"], summary["first_cause"], run.told_until)
+    failure = headline_of(summary["status"], summary["first_cause"], run.unix)
     return Analysis(
         run=run,
         summary=summary,
@@ -156,7 +155,7 @@ def summarise(run: Run, accounting: Accounting, step: Step | None, start: Entry)
     scores = [epoch.top1 for epoch in curve if epoch.top1 is not None]
     steps = max((max(r.steps.step) for r in run.ranks if len(r.steps)), default=0)
     per_epoch = number(start.get("steps_per_epoch"))
-    speed = images_per_second(run)
+    speed = images_per_second(run.ranks)
     hosts = last_hosts(run)
     sent = step.bytes_sent if step else None
     return {
@@ -265,13 +264,9 @@ def missing_notes(run: Run, gpus: list[GpuUse]) -> list[str]:
                 f"Attempt {attempt}: no timings of rank {', '.join(map(str, absent))}; "
                 "the means are over the others."
             )
-    watched = [("disks (iostat.json)", set(run.iostat) | set(run.told))]
-    if not one_machine(run):
-        watched.append(("network card (net.jsonl)", set(run.net)))
-    for name, seen in watched:
-        lost = [host for host in hosts if host not in seen]
-        if lost:
-            notes.append(f"No record of the {name} on {', '.join(lost)}.")
+    lost = [host for host in hosts if host not in run.machines]
+    if lost:
+        notes.append(f"No record of the machine (disks, network card) on {', '.join(lost)}.")
     if not gpus and str(run_device(run)).startswith(("NVIDIA", "cuda", "Tesla", "GeForce")):
         notes.append("No record of the GPUs: nvidia-smi was not found.")
     return notes

@@ -10,11 +10,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from contract.waits import most_in_excess, ruling_cause, slower_one
 from report.disk import DiskUse, ShareUse
 from report.machines import MachineUse
 from report.measure import RankWork, Step, slowest
 from report.network import NetworkUse, slow_link
+from report.waits import most_in_excess, ruling_cause, slower_one
 
 # A disk with requests outstanding for this fraction of the time is what a late loader waits for.
 DISK_BUSY = 60.0

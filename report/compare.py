@@ -34,7 +34,8 @@ class Figures:
 
     @property
     def images_per_second(self) -> float | None:
-        return self.step.images_per_second if self.step else None
+        speed: float | None = self.summary["images_per_second"]
+        return speed
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What devices did: what nvidia-smi saw while the training loop ran, from gpu.jsonl, and what the
+"""What devices did: what nvidia-smi saw while the training loop ran, and what the
 processes that used them said at their end: peak memory, images they skipped."""
 
 from __future__ import annotations
@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from report.files import number
-from report.records import RankRecord, Run, natural_number
-from report.windows import Points, Series, loop_windows, within
+from report.files import Entry, dicts, number
+from report.read import RankRecord, Run, natural_number
+from report.windows import Points, Series, Window
 
 
 @dataclass(frozen=True)
@@ -62,26 +62,32 @@ class Figures:
         return self.sum / self.count if self.count else None
 
 
-def gpu_use(run: Run) -> list[GpuUse]:
-    """One GpuUse per card and attempt."""
-    windows = loop_windows(run)
-    found = []
-    for host, path in run.gpu.items():
-        loops = windows.get(host, [])
-        lasted = {window.attempt: window.seconds for window in loops}
-        cards: dict[tuple[int, int], dict[str, Figures]] = {}
-        for window, mono, line in within(path, loops):
-            index = natural_number(line.get("index")) or 0
-            if index >= MOST_GPUS:
+class Gpus:
+    """The GPUs of one machine: one GpuUse per card and attempt."""
+
+    def __init__(self, run: Run, host: str):
+        self.host = host
+        self.lasted: dict[int, float] = {}
+        self.cards: dict[tuple[int, int], dict[str, Figures]] = {}
+
+    def add(self, window: Window, mono: float, line: Entry) -> None:
+        for sample in dicts(line.get("gpus"))[:MOST_GPUS]:
+            card = window.attempt, natural_number(sample.get("index")) or 0
+            if card[1] >= MOST_GPUS:
                 continue
-            if (window.attempt, index) not in cards:
-                cards[window.attempt, index] = {name: Figures() for name in FIGURES}
-            for name, figures in cards[window.attempt, index].items():
-                value = number(line.get(name))
+            self.lasted[window.attempt] = window.seconds
+            if card not in self.cards:
+                self.cards[card] = {name: Figures() for name in FIGURES}
+            for name, figures in self.cards[card].items():
+                value = number(sample.get(name))
                 if value is not None:
                     figures.add(mono - window.start, value)
-        found += [one_gpu(host, *card, lasted[card[0]], cards[card]) for card in sorted(cards)]
-    return found
+
+    def uses(self) -> list[GpuUse]:
+        return [
+            one_gpu(self.host, *card, self.lasted[card[0]], self.cards[card])
+            for card in sorted(self.cards)
+        ]
 
 
 def one_gpu(

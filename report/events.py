@@ -21,7 +21,7 @@ from report.files import number
 from report.layout import printable
 from report.measure import longest_attempt
 from report.overtime import gpu_charts, machine_charts
-from report.records import RankRecord
+from report.read import RankRecord
 from report.windows import thin
 
 FOLDER = "tensorboard"  # of a run

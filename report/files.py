@@ -27,7 +27,7 @@ LONGEST_LINE = 1 << 20  # characters; what follows them counts as a line that do
 LONGEST_TEXT = 4096  # characters of one text
 MOST_ATTEMPTS = 1000
 MOST_RANKS = 4096
-MOST_FILES = 1024  # of a kind, one a host or rank
+MOST_FILES = 1 << 14  # of all hosts, one a rank and attempt
 
 
 def number(value: object) -> float | None:
@@ -35,6 +35,11 @@ def number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return value if -LARGEST < value < LARGEST else None  # false for NaN
+
+
+def positive(value: object) -> float | None:
+    found = number(value)
+    return found if found is not None and found > 0 else None
 
 
 def count(value: object, most: int = MOST_RANKS) -> int | None:
@@ -100,11 +105,14 @@ def open_record(path: Path) -> TextIO:
     return os.fdopen(descriptor, encoding="utf-8", errors="replace")
 
 
-def found_in(nodes: Path, pattern: str) -> list[Path]:
-    """The first MOST_FILES of nodes/<host>/<pattern> in order; a name that cannot be decoded is no
-    host's."""
-    every = (path for path in nodes.glob(f"*/{pattern}") if str(path).isprintable())
-    return by_host(every)[:MOST_FILES]
+def files_of_hosts(nodes: Path) -> dict[str, list[Path]]:
+    """Host -> its records in nodes/<host>/, the first MOST_FILES in order; a name that cannot be
+    decoded is no host's."""
+    hosts: dict[str, list[Path]] = {}
+    named = (path for path in nodes.glob("*/*.json*") if str(path).isprintable())
+    for path in by_host(named)[:MOST_FILES]:
+        hosts.setdefault(path.parent.name, []).append(path)
+    return hosts
 
 
 def read_object(path: Path, missing: list[str]) -> Entry:
@@ -128,19 +136,57 @@ def read_object(path: Path, missing: list[str]) -> Entry:
     return value if isinstance(value, dict) else {}
 
 
-def read_lines(path: Path) -> Iterator[Entry]:
-    """Yields the JSON objects of a JSON Lines file; lines that do not parse are skipped."""
+LAST = 1 << 16  # bytes at a file's end in which its last line is looked for
+
+
+class Growing:
+    """A file of JSON Lines, whose objects are read as they come. `bad`: how many whole lines held
+    none."""
+
+    def __init__(self, path: Path):
+        self.path, self.bad = path, 0
+        self._at = 0  # bytes that were read
+        self._skip = False  # in the middle of a line that is too long
+
+    def lines(self) -> Iterator[Entry]:
+        """Those that were added since; the last line only once it is whole."""
+        try:
+            with open_record(self.path) as text:
+                file = text.buffer
+                file.seek(self._at)
+                while line := file.readline(LONGEST_LINE):
+                    whole = line.endswith(b"\n")
+                    if not whole and len(line) < LONGEST_LINE:
+                        return
+                    self._at += len(line)
+                    skipped, self._skip = self._skip, not whole
+                    value = None if skipped or not whole else object_in(line)
+                    if value is not None:
+                        yield value
+                    elif whole:
+                        self.bad += 1
+        except OSError:
+            return
+
+    def last(self) -> Entry | None:
+        """The last line, where it is whole and an object."""
+        try:
+            with open_record(self.path) as text:
+                file = text.buffer
+                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST))
+                *_, line, rest = [b"", *file.read(LAST).split(b"\n")]
+        except (OSError, ValueError):
+            return None
+        return object_in(line) if not rest else None
+
+
+def object_in(line: bytes) -> Entry | None:
+    """The JSON object of a line; None for anything else."""
     try:
-        with open_record(path) as file:
-            while line := file.readline(LONGEST_LINE):
-                try:
-                    value = parse(line)
-                except ValueError:
-                    continue
-                if isinstance(value, dict):
-                    yield value
-    except OSError:
-        return
+        value = parse(line.decode(errors="replace"))
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def natural(name: str) -> list[str | int]:
@@ -149,4 +195,5 @@ def natural(name: str) -> list[str | int]:
 
 
 def by_host(paths: Iterable[Path]) -> list[Path]:
-    return sorted(paths, key=lambda path: natural(path.parent.name))
+    """Each host's in the order of attempts, too."""
+    return sorted(paths, key=lambda path: (natural(path.parent.name), natural(path.name)))

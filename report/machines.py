@@ -1,14 +1,14 @@
-"""What processors, memory and swap did while the training loop ran, from machine.jsonl."""
+"""What processors, memory and swap did while the training loop ran."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from report.files import MOST_RANKS, Entry, count, number, only
+from report.files import MOST_RANKS, Entry, count, number, only, positive
 from report.network import grown, machines_shared
-from report.records import Fields, Run, positive
-from report.windows import Points, Series, Window, loop_windows, within
+from report.read import Fields, Run
+from report.windows import Points, Series, Window
 
 
 @dataclass(frozen=True)
@@ -54,23 +54,28 @@ RANK: Fields = {"ran": number, "waited": number}
 FIGURES = ("cpu", "memory", "swap", "pressure", "queued")
 
 
-def machine_use(run: Run) -> list[MachineUse]:
-    """One MachineUse per host and attempt with at least two samples within its loop."""
-    windows, sharing = loop_windows(run), machines_shared(run)
-    found = []
-    for host, path in run.machines.items():
-        seen: dict[int, Seen] = {}
-        for window, mono, line in within(path, windows.get(host, [])):
-            sample = only(SAMPLE, line)
-            sample["schedule"] = schedule(line.get("ranks"))
-            if window.attempt not in seen:
-                seen[window.attempt] = Seen(window, mono, sample)
-            else:
-                seen[window.attempt].add(mono, sample)
-        alone = sharing.get(host, 1) == 1
-        uses = (seen[attempt].use(host, alone) for attempt in sorted(seen))
-        found += [use for use in uses if use is not None]
-    return found
+class Processors:
+    """Processors and memory of one machine: of each attempt one MachineUse, where two samples or
+    more lie within its loop."""
+
+    def __init__(self, run: Run, host: str):
+        self.host, self.alone = host, machines_shared(run).get(host, 1) == 1
+        self.seen: dict[int, Seen] = {}
+
+    def add(self, window: Window, mono: float, line: Entry) -> None:
+        sample = only(SAMPLE, line)
+        if "cores" not in sample:
+            return
+        sample["schedule"] = schedule(line.get("ranks"))
+        if window.attempt in self.seen:
+            self.seen[window.attempt].add(mono, sample)
+        else:
+            self.seen[window.attempt] = Seen(window, mono, sample)
+
+    def uses(self) -> list[MachineUse]:
+        seen = (self.seen[attempt] for attempt in sorted(self.seen))
+        uses = (one.use(self.host, self.alone) for one in seen)
+        return [use for use in uses if use is not None]
 
 
 def schedule(ranks: object) -> dict[str, Entry]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import statistics
-from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from contract.strategies import EXACT, MIB, Payload, Phases, Strategy, parse
-from contract.waits import OWN_WORK
 from report import formulas
 from report.files import Entry, number
 from report.network import NetworkUse
-from report.records import MOST_STEPS, RankRecord, Run, add
+from report.read import RankRecord, Run
+from report.waits import OWN_WORK
 from report.ways import SCRIPT, TRAINER, Ways
 
 
@@ -153,16 +152,15 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
     start = records[0].start
     world = int(number(start.get("world_size")) or len(records))
     asked, strategy = None, formulas.strategy_of(start)
-    warm = max(sum(record.steps.exact) for record in records)
+    warm = max(map(warm_steps, records))
     if warm and not later:
         asked, strategy = strategy, parse(EXACT)
-    told = records[0].least_wait
-    network = min(least_wait(records, later) if told is None else told, mean["sync_exposed"])
+    network = min(least_wait(records, later), mean["sync_exposed"])
     return Step(
         attempt=records[0].attempt,
         nodes=len({record.host for record in records}),
         world=world,
-        steps=max(len(record.steps) for record in records),
+        steps=max(map(steps_of, records)),
         images=images_per_step(records, world),
         payload=formulas.payload_of(start),
         strategy=strategy,
@@ -175,7 +173,7 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
         network=network,
         peers=mean["sync_exposed"] - network,
         checkpoint=statistics.fmean(
-            record.seconds.get("checkpoint", 0.0) / len(record.steps) for record in records
+            record.seconds.get("checkpoint", 0.0) / steps_of(record) for record in records
         ),
         ranks=ranks,
         asked=asked,
@@ -190,7 +188,7 @@ def longest_attempt(records: list[RankRecord]) -> list[RankRecord]:
     seconds: dict[int, float] = {}
     for record in records:
         if len(record.steps) > 1:
-            spent = sum(record.step_seconds.values())
+            spent = sum(record.steps.total)
             seconds[record.attempt] = max(seconds.get(record.attempt, 0.0), spent)
     if not seconds:
         return []
@@ -198,35 +196,55 @@ def longest_attempt(records: list[RankRecord]) -> list[RankRecord]:
     return [r for r in records if r.attempt == longest and len(r.steps) > 1]
 
 
+def steps_of(record: RankRecord) -> int:
+    """How many a rank took."""
+    return sum(record.steps.count)
+
+
+def warm_steps(record: RankRecord) -> int:
+    """How many of them were exact sums, with which a strategy that leaves bits out begins."""
+    columns = record.steps
+    return sum(steps for steps, exact in zip(columns.count, columns.exact) if exact)
+
+
 def goes_on(records: list[RankRecord]) -> bool:
     """Whether all ranks have steps after a warm-up, the first of all left out."""
-    return all(len(measured(record, later=True)) > 1 for record in records)
+    return all(counted(record, measured(record, later=True)) > 1 for record in records)
 
 
-def measured(record: RankRecord, later: bool) -> array[int]:
-    """Which steps count: not the first one and, where there are `later` ones, none of the
+def measured(record: RankRecord, later: bool) -> list[int]:
+    """Which lines count: not that of the first step and, where there are `later` ones, none of the
     warm-up."""
     exact = record.steps.exact
-    return array("q", (index for index in range(1, len(exact)) if not (later and exact[index])))
+    return [place for place in range(1, len(exact)) if not (later and exact[place])]
+
+
+def counted(record: RankRecord, places: list[int]) -> int:
+    """The steps of these lines."""
+    return sum(record.steps.count[place] for place in places)
 
 
 def steady_seconds(record: RankRecord, later: bool) -> dict[str, float]:
     """Mean seconds by category of the steps that count."""
-    count = len(measured(record, later))
-    left_out = dict(record.first_step)
-    if later:
-        add(left_out, record.warm_seconds)
+    places = measured(record, later)
+    steps = counted(record, places)
     return {
-        category: (total - left_out.get(category, 0.0)) / count
-        for category, total in record.step_seconds.items()
+        category: sum(map(values.__getitem__, places)) / steps
+        for category, values in record.steps.seconds.items()
     }
 
 
 def warm_step(records: list[RankRecord]) -> float:
     """Mean seconds of an exact step, the first of all left out; 0 where there is none."""
-    sums = [sum(record.warm_seconds.values()) for record in records]
-    counts = [sum(record.steps.exact[1:]) for record in records]
-    return statistics.fmean(sums) / statistics.fmean(counts) if all(counts) else 0.0
+    seconds = steps = 0.0
+    for record in records:
+        columns = record.steps
+        places = [place for place in range(1, len(columns)) if columns.exact[place]]
+        if not places:
+            return 0.0
+        steps += counted(record, places)
+        seconds += sum(sum(map(values.__getitem__, places)) for values in columns.seconds.values())
+    return seconds / steps
 
 
 def phases_of(start: Entry) -> Phases:
@@ -235,18 +253,24 @@ def phases_of(start: Entry) -> Phases:
 
 
 def least_wait(records: list[RankRecord], later: bool) -> float:
-    """Mean over the steps that count of the least `sync_exposed` among the ranks."""
-    begin = min(min(record.steps.step) for record in records)
-    span = max(max(record.steps.step) for record in records) - begin + 1
-    least = array("d", [math.inf]) * min(span, MOST_STEPS)
+    """Mean over the steps that count of the least `sync_exposed` among the ranks. Lines are of
+    several steps each, so waits are compared between the steps at which lines of all ranks end."""
+    ends = [[record.steps.step[place] for place in measured(record, later)] for record in records]
+    common = set.intersection(*map(set, ends)) if ends else set()
+    sums: dict[int, list[float]] = {}
+    steps: dict[int, int] = {}
     for record in records:
-        columns = record.steps
-        for index in measured(record, later):
-            place, wait = columns.step[index] - begin, columns.sync[index]
-            if place < len(least) and wait < least[place]:
-                least[place] = wait
-    seen = [wait for wait in least if wait < math.inf]
-    return sum(seen) / len(seen) if seen else 0.0
+        columns, wait, passed = record.steps, 0.0, 0
+        sync = columns.seconds["sync_exposed"]
+        for place in measured(record, later):
+            wait, passed = wait + sync[place], passed + columns.count[place]
+            if (step := columns.step[place]) in common:
+                sums.setdefault(step, []).append(wait)
+                steps[step] = max(passed, steps.get(step, 0))
+                wait, passed = 0.0, 0
+    if not common:  # ranks that never ended a line together
+        return min(steady_seconds(record, later).get("sync_exposed", 0.0) for record in records)
+    return sum(map(min, sums.values())) / sum(steps.values())
 
 
 def images_per_step(records: list[RankRecord], world: int) -> float:
@@ -257,7 +281,22 @@ def images_per_step(records: list[RankRecord], world: int) -> float:
 
 def images_of(record: RankRecord) -> float:
     """Of a mean step."""
-    return sum(record.steps.samples) / len(record.steps)
+    return sum(record.steps.samples) / steps_of(record)
+
+
+def images_per_second(records: Sequence[RankRecord]) -> float | None:
+    """What all parts of the report call the speed: training images of all ranks over the time of
+    their steps (mean over ranks), the warm-up of a strategy among them. The first line of each rank
+    and attempt is left out: its step also warms up the device, the loader and DDP's buckets. None
+    where nothing else was done."""
+    images = seconds = 0.0
+    for attempt in {record.attempt for record in records}:
+        own = [record for record in records if record.attempt == attempt and len(record.steps) > 1]
+        if own:
+            world = max(len(own), int(number(own[0].start.get("world_size")) or 0))
+            images += world * statistics.fmean(sum(record.steps.samples[1:]) for record in own)
+            seconds += statistics.fmean(sum(record.steps.total[1:]) for record in own)
+    return images / seconds if seconds > 0 else None
 
 
 def own_speeds(step: Step) -> dict[str, float]:

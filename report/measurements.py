@@ -15,11 +15,11 @@ from report.cli import NothingMeasured
 from report.files import Entry, dicts, number, read_object
 from report.layout import link, millions, seconds, size
 from report.measure import Step, measure_step, own_speeds
-from report.network import network_use
 from report.predict import Basis
 from report.progress import learning_curve
 from report.published_speeds import BATCH, images_per_second, level_of, paper_step
-from report.records import RankRecord, Run, read_run
+from report.read import RankRecord, Run, read_run
+from report.uses import uses_of
 from tools import verbs
 
 
@@ -95,7 +95,7 @@ def read_basis(folder: Path) -> Basis | None:
 
 def read_trained(run: Run) -> Basis | None:
     """All machines of a run have one step in common."""
-    step = measure_step(run, network_use(run))
+    step = measure_step(run, uses_of(run).networks)
     if step is None or not step.payload.bytes:
         return None
     records = [r for r in run.ranks if r.attempt == step.attempt]

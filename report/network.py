@@ -1,5 +1,4 @@
-"""What the network cards carried while the training loop ran, and how fast each link was, from
-nodes/<host>/net.jsonl."""
+"""What the network cards carried while the training loop ran, and how fast each link was."""
 
 from __future__ import annotations
 
@@ -7,9 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from report.files import Entry, number, only, text, time_of
-from report.records import Fields, Run, positive
-from report.windows import Series, Window, loop_windows, within
+from report.files import Entry, number, only, positive, text, time_of
+from report.read import Fields, Run
+from report.windows import Series, Window
 
 
 @dataclass(frozen=True)
@@ -48,22 +47,29 @@ class Link:
     rate: float
 
 
-def network_use(run: Run) -> list[NetworkUse]:
-    """One NetworkUse per host and attempt that has at least two samples within its loop."""
-    windows = loop_windows(run)
-    sharing = machines_shared(run)
-    found = []
-    for host, path in run.net.items():
-        counted: dict[int, Counted] = {}
-        for window, mono, line in within(path, windows.get(host, [])):
-            sample = only(SAMPLE, line)
-            if window.attempt not in counted:
-                counted[window.attempt] = Counted(window, mono, sample, mono, sample)
-            counted[window.attempt].add(mono, sample)
-        shared_by = sharing.get(host, 1)
-        uses = (one_use(host, counted[attempt], shared_by) for attempt in sorted(counted))
-        found += [use for use in uses if use is not None]
-    return found
+class Cards:
+    """The card of one machine: of each attempt one NetworkUse, where two samples or more lie within
+    its loop."""
+
+    def __init__(self, run: Run, host: str):
+        self.host, self.shared_by = host, machines_shared(run).get(host, 1)
+        self.counted: dict[int, Counted] = {}
+
+    def add(self, window: Window, mono: float, line: Entry) -> None:
+        card = line.get("card")
+        if not isinstance(card, dict):
+            return
+        sample = only(SAMPLE, card)
+        if window.attempt not in self.counted:
+            self.counted[window.attempt] = Counted(window, mono, sample, mono, sample)
+        self.counted[window.attempt].add(mono, sample)
+
+    def uses(self) -> list[NetworkUse]:
+        uses = (
+            one_use(self.host, self.counted[attempt], self.shared_by)
+            for attempt in sorted(self.counted)
+        )
+        return [use for use in uses if use is not None]
 
 
 MOST_PEERS = 256  # of a machine

@@ -9,13 +9,13 @@ from typing import Any
 
 import jinja2
 
+from contract.records import CATEGORIES
 from report import charts, differences, formulas, tables
 from report.analysis import Analysis, uses_in_attempt
 from report.files import number
 from report.layout import link, percent, seconds, size, three_digits
 from report.overtime import Recorded, first_per_host, recorded
 from report.progress import POINTS
-from report.records import CATEGORIES
 from report.rerun import train_line
 from report.text import QUEUED, WORDS, setup, unequal_parts
 from report.windows import thin

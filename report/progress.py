@@ -7,8 +7,15 @@ from dataclasses import dataclass
 
 from report.accounting import Accounting, attempt_numbers, wall_seconds
 from report.files import number
-from report.measure import goes_on, longest_attempt, steady_seconds, warm_step
-from report.records import RankRecord, Run
+from report.measure import (
+    goes_on,
+    longest_attempt,
+    steady_seconds,
+    steps_of,
+    warm_step,
+    warm_steps,
+)
+from report.read import RankRecord, Run
 
 POINTS = 240  # of a time line: more could not be told apart
 SPANS, PER_SPAN = 120, 20  # slices of a loop; steps in one, of which one in twenty is the p95
@@ -92,18 +99,19 @@ def time_line(run: Run) -> list[TimePoint]:
     end = max((record.steps.clock[-1] for record in records), default=0.0)
     if end <= 0:
         return []
-    steps = max(len(record.steps) for record in records)
-    slices = max(1, min(POINTS, steps // 3))
+    lines = max(len(record.steps) for record in records)
+    slices = max(1, min(POINTS, lines // 3))
     width = end / slices
     images, spent, data, sync = ([0.0] * slices for _ in range(4))
     for record in records:
         columns = record.steps
-        for index, clock in enumerate(columns.clock):
-            at = min(slices - 1, int((clock - columns.total[index] / 2) / width))
+        waits = columns.seconds["data"], columns.seconds["sync_exposed"]
+        for index, (clock, total) in enumerate(zip(columns.clock, columns.total)):
+            at = min(slices - 1, int((clock - total / 2) / width))
             images[at] += columns.samples[index]
-            spent[at] += columns.total[index]
-            data[at] += columns.data[index]
-            sync[at] += columns.sync[index]
+            spent[at] += total
+            data[at] += waits[0][index]
+            sync[at] += waits[1][index]
     return [
         TimePoint(
             (at + 0.5) * width,
@@ -117,39 +125,37 @@ def time_line(run: Run) -> list[TimePoint]:
 
 
 def step_spans(run: Run) -> list[Span]:
-    """At most SPANS slices of the longest attempt, each with PER_SPAN steps of a rank or more; the
-    first step, which warms up, is left out."""
+    """At most SPANS slices of the longest attempt, each with PER_SPAN lines of a rank or more; the
+    first step, which warms up, is left out. Of a line of several steps their mean and the longest
+    are known."""
     records = longest_attempt(run.ranks)
-    steps = min((len(record.steps) for record in records), default=0) - 1
-    if steps < 2 * PER_SPAN:
+    lines = min((len(record.steps) for record in records), default=0) - 1
+    if lines < 2 * PER_SPAN:
         return []
-    size = max(PER_SPAN, -(-steps // SPANS))
-    found = []
-    for begin in range(1, steps + 2 - size, size):
-        slices = [record.steps.total[begin : begin + size] for record in records]
-        lengths = sorted(length for one in slices for length in one)
+    size = max(PER_SPAN, -(-lines // SPANS))
+    means = [
+        [total / steps for total, steps in zip(record.steps.total, record.steps.count)]
+        for record in records
+    ]
+    spans = []
+    for begin in range(1, lines + 2 - size, size):
+        part = slice(begin, begin + size)
+        half = statistics.median(length for own in means for length in own[part])
+        longest = sorted(one for record in records for one in record.steps.longest[part])
         middle = records[0].steps.clock[begin + size // 2]
-        half, most = (lengths[int(part * (len(lengths) - 1))] for part in (0.5, 0.95))
-        found.append(Span(middle, half, most))
-    return found
+        spans.append(Span(middle, half, longest[int(0.95 * (len(longest) - 1))]))
+    return spans
 
 
-def images_per_second(run: Run) -> float | None:
-    """Training images of all ranks over the time of the step lines (mean over ranks)."""
-    images, seconds = images_and_seconds(run)
-    return images / seconds if seconds > 0 else None
-
-
-def images_and_seconds(run: Run) -> tuple[float, float]:
-    """How many images all ranks trained on in all attempts, and how long their steps took."""
-    images = seconds = 0.0
+def images_of_run(run: Run) -> float:
+    """How many images all ranks trained on in all attempts."""
+    images = 0.0
     for attempt in {record.attempt for record in run.ranks}:
         records = [r for r in run.ranks if r.attempt == attempt and len(r.steps)]
         if records:
             world = max(len(records), int(number(records[0].start.get("world_size")) or 0))
             images += world * statistics.fmean(sum(record.steps.samples) for record in records)
-            seconds += statistics.fmean(sum(record.steps.total) for record in records)
-    return images, seconds
+    return images
 
 
 def hundred_epochs(run: Run, accounting: Accounting) -> float | None:
@@ -163,14 +169,13 @@ def hundred_epochs(run: Run, accounting: Accounting) -> float | None:
     per_epoch = number(records[0].start.get("steps_per_epoch")) if records else None
     if not per_epoch:
         return None
-    epochs = statistics.fmean(len(record.steps) for record in records) / per_epoch
+    epochs = statistics.fmean(map(steps_of, records)) / per_epoch
     later = goes_on(records)
     step = statistics.fmean(sum(steady_seconds(record, later).values()) for record in records)
-    warm = statistics.fmean(sum(record.steps.exact) for record in records) if later else 0
+    warm = statistics.fmean(map(warm_steps, records)) if later else 0
     warming = warm * (warm_step(records) - step) if warm else 0.0
     beside = statistics.fmean(
-        sum(record.seconds.values()) - sum(record.step_seconds.values()) - record.steps.beyond
-        for record in records
+        record.clock - sum(record.steps.total) - record.steps.beyond for record in records
     )
     attempts = max(1, len({time.attempt for time in accounting.ranks}))
     once = warming + accounting.seconds["start_stop"] / attempts

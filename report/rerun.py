@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from contract.options import DEFAULT_INVENTORY, DEFAULT_MODEL
 from report.layout import seconds
 from report.measure import Step
-from report.records import Run, natural_number
+from report.read import Run, natural_number
 from tools import verbs
 
 # The variables that are said below, or were of this run alone; all others are kept.

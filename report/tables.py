@@ -60,7 +60,7 @@ DISKS = (
     Column("busy", lambda use: f"{use.util:.0f} %"),
     Column(
         "a request",
-        lambda use: "?" if use.source == "digest" else f"{three_digits(use.await_ms)} ms",
+        lambda use: f"{three_digits(use.await_ms)} ms",
     ),
 )
 # What was sent; "of link" is the fraction of what the link can carry.

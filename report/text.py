@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from contract.records import CATEGORIES
 from contract.split import WORTH
 from contract.text import counted
 from report import layout, tables
@@ -11,7 +12,6 @@ from report.analysis import Analysis
 from report.files import number
 from report.layout import millions, printed, seconds, three_digits, wrap
 from report.measure import Step, own_speeds, slowest
-from report.records import CATEGORIES
 
 BAR = 30
 WORDS = {
@@ -153,8 +153,6 @@ def disk_section(analysis: Analysis) -> list[str]:
         lines += wrap(
             f"{use.host} read {three_digits(use.read)} MB/s from {use.mount} ({use.kind})."
         )
-    if any(use.source == "diskstats" for use in analysis.disks):
-        lines += wrap("sysstat is missing on some nodes: their figures are from /proc/diskstats.")
     return lines
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from report.files import Entry, time_of
-from report.records import Run, Samples, attempt_of
+from report.read import Machine, Run, attempt_of
 
 
 @dataclass(frozen=True)
@@ -49,19 +49,20 @@ def loop_windows(run: Run) -> dict[str, list[Window]]:
         end = time_of(record.end.get("mono"))
         end = start + sum(record.seconds.values()) if end is None else end
         if end > start:
-            warm = sum(record.steps.exact)
-            warm_end = start + record.steps.clock[warm - 1] if warm else start
-            window = Window(record.attempt, start, end, len(record.steps), warm, warm_end)
+            columns, lines = record.steps, sum(record.steps.exact)
+            warm = sum(columns.count[:lines])  # a warm-up is at the beginning
+            warm_end = start + columns.clock[lines - 1] if lines else start
+            window = Window(record.attempt, start, end, sum(columns.count), warm, warm_end)
             found.setdefault(record.host, []).append(window)
     return found
 
 
-def within(samples: Samples, windows: list[Window]) -> Iterator[tuple[Window, float, Entry]]:
+def within(machine: Machine, windows: list[Window]) -> Iterator[tuple[Window, float, Entry]]:
     """Each of the samples that was taken within the loop of its attempt: that loop, when
     it was taken (`mono`), and its line. Times never go back."""
     uses_in_attempt = {window.attempt: window for window in windows}
     last: dict[int, float] = {}
-    for line in samples:
+    for line in machine:
         attempt, mono = attempt_of(line), time_of(line.get("mono"))
         window = uses_in_attempt.get(attempt)
         if window is None or mono is None or not window.start <= mono <= window.end:

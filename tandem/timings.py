@@ -124,9 +124,55 @@ def _endless(value: Any) -> bool:
 FLUSH = 1.0  # seconds: at most so much of its steps does a killed rank leave untold, and one step
 
 
+class Block:
+    """Steps that share a line: their sums. A loop of hundreds of steps a second would write more
+    than anybody reads, so a line has as many steps as take HALF a second, a power of two, and ends
+    at a multiple of that: ranks, whose steps last as long, end theirs at the same steps, and their
+    waits can be matched. A line also ends after a whole second, so that little is untold."""
+
+    HALF, WHOLE = 0.5, 1.0
+
+    def __init__(self) -> None:
+        self.size = 1  # steps that the next line has, if all goes on as before
+        self.line: Optional[Dict[str, Any]] = None
+
+    def add(self, line: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+        """A step; returns the line that it completes."""
+        spent = sum(line["seconds"].values())
+        if self.line is None:
+            self.line = {**line, "steps": 1, "longest": spent}
+        else:
+            seconds = self.line["seconds"]
+            for name, value in line["seconds"].items():
+                seconds[name] = round(seconds.get(name, 0.0) + value, 7)
+            joined = {
+                "seconds": seconds,
+                "steps": self.line["steps"] + 1,
+                "samples": self.line["samples"] + line["samples"],
+                "longest": max(self.line["longest"], spent),
+            }
+            self.line = {**self.line, **line, **joined}
+        whole = sum(self.line["seconds"].values())
+        if line["step"] % self.size == 0 or whole >= self.WHOLE:
+            self.resize(line["step"], whole / self.line["steps"])
+            return self.close()
+        return None
+
+    def resize(self, step: int, each: float) -> None:
+        """Double or halve it, one at a time: `step` stays a multiple of it."""
+        if each * self.size < self.HALF and step % (2 * self.size) == 0:
+            self.size *= 2
+        elif each * self.size >= 2 * self.HALF and self.size > 1:
+            self.size //= 2
+
+    def close(self) -> Optional[Dict[str, Any]]:
+        line, self.line = self.line, None
+        return line
+
+
 class Lines:
-    """`nodes/<host>/rank<k>.steps.jsonl` below `output`; see docs/run-directory.md. Without an
-    output nothing is written. Raises UserError where it cannot be.
+    """`nodes/<host>/rank<k>.<attempt>.steps.jsonl` below `output`; see docs/run-directory.md.
+    Without an output nothing is written. Raises UserError where it cannot be.
 
     Each line is held with its lap until `flush` or `keep_up`, because on CUDA a lap can be read
     only once the device has passed its end.
@@ -136,14 +182,17 @@ class Lines:
         self._clock = clock
         self._waiting: List[Tuple[Dict[str, Any], Optional[Lap]]] = []
         self._flushed = time.monotonic()
-        name = f"nodes/{host}/rank{rank}.steps.jsonl"
+        self._block = Block()
+        self._alone = True  # the next step warms up, and has a line to itself
+        name = f"nodes/{host}/rank{rank}.{attempt()}.steps.jsonl"
         self._file = opened(output, name, "a") if output else None
 
     def add(self, kind: str, timed: bool = True, **fields: Any) -> None:
         """`timed`: the line accounts for all time since the last timed one."""
         # JSON has no NaN and no infinity.
         known = {name: None if _endless(value) else value for name, value in fields.items()}
-        line = {"kind": kind, "attempt": attempt(), **known}
+        own = {"attempt": attempt()} if kind == "start" else {}
+        line = {"kind": kind, **own, **known}
         self._waiting.append((line, self._clock.lap() if timed else None))
 
     def end(self, **fields: Any) -> None:
@@ -178,12 +227,28 @@ class Lines:
                 if not spent and patience:
                     patience = 0.0  # later laps end later
                 line["seconds"] = {name: round(value, 7) for name, value in spent.items() if value}
-            if self._file is not None:
-                self._file.write(json.dumps(line, allow_nan=False) + "\n")
+            self._put(line)
         del self._waiting[:count]
         if self._file is not None:
             self._file.flush()
         self._flushed = time.monotonic()
+
+    def _put(self, line: Dict[str, Any]) -> None:
+        """A line, or a step of one. Where sums begin or end to be exact another line begins."""
+        if line["kind"] != "step":
+            self._print(self._block.close())
+            self._print(line)
+            return
+        before = self._block.line
+        if before is not None and before.get("exact") != line.get("exact"):
+            self._print(self._block.close())
+        done = self._block.add(line)
+        self._print(self._block.close() if self._alone and done is None else done)
+        self._alone = False
+
+    def _print(self, line: Optional[Dict[str, Any]]) -> None:
+        if line is not None and self._file is not None:
+            self._file.write(json.dumps(line, allow_nan=False) + "\n")
 
 
 def peak(device: torch.device) -> int:

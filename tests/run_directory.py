@@ -41,38 +41,6 @@ FILES = {
         "host": TEXT, "rank": (int, NULL), "exit_code": (int, NULL), "signal": (str, int, NULL),
         "exception": TEXT, "message": str, "remedy": TEXT, "last_lines": list,
     },
-    "exit.json": {"host": str, "attempts": list},
-    "exit.json attempts": {
-        "attempt": int, "mono_start": NUMBER, "mono_end": MAYBE, "exit_code": (int, NULL),
-        "signal": (str, int, NULL), "workers": dict, "peak_memory_bytes": dict,
-    },
-    "iostat.json": {"attempts": list},
-    "iostat.json attempts": {
-        "attempt": int, "source": str, "mono_start": NUMBER, "interval": NUMBER, "sysstat": dict,
-    },
-    "net.jsonl": {
-        "attempt": int, "mono": NUMBER, "interface": str, "rx_bytes": int, "tx_bytes": int,
-        "rx_dropped": int, "tx_dropped": int, "tcp_retransmits": int, "speed_mbit": MAYBE,
-        "peers": dict,
-    },
-    "gpu.jsonl": {
-        "attempt": int, "mono": NUMBER, "index": int, "utilization": MAYBE, "memory_used": MAYBE,
-        "temperature": MAYBE, "power": MAYBE, "clock_sm": MAYBE,
-    },
-    "mounts.jsonl": {
-        "attempt": int, "mono": NUMBER, "mount": str, "type": str, "read_bytes": int,
-    },
-    "machine.jsonl": {
-        "attempt": int, "mono": NUMBER, "cores": int, "cpu_busy": NUMBER, "cpu_iowait": NUMBER,
-        "cpu_steal": NUMBER, "memory_total": int, "memory_available": int, "swap_total": int,
-        "swap_free": int, "swapped_in": int, "swapped_out": int, "pressure_cpu": MAYBE,
-        "pressure_memory": MAYBE, "pressure_io": MAYBE, "ranks": dict,
-    },
-    "digest.jsonl": {
-        "attempt": int, "unix": NUMBER, "mono": MAYBE, "world_size": int, "ranks": dict,
-        "least": dict, "machine": dict, "sums": dict,
-    },
-    "digest.jsonl start": {"attempt": int, "unix": NUMBER, "rank": int, "start": dict},
     "summary.json": {
         "status": str, "nodes": int, "world_size": int, "attempts": list,
         "first_cause": (dict, NULL), "best_top1": MAYBE, "final_top1": MAYBE, "epochs": int,
@@ -85,7 +53,7 @@ FILES = {
 
 LINES = {
     "start": {
-        "record": int,
+        "record": int, "attempt": int,
         "mono_process": NUMBER, "mono": NUMBER, "unix": NUMBER, "host": str, "rank": int,
         "local_rank": int, "node_rank": int, "world_size": int, "pid": int, "python": str,
         "torch": str, "device": str, "model": str, "parameters": int, "gradient_bytes": int,
@@ -97,7 +65,10 @@ LINES = {
         "instructions": dict, "versions": dict, "cpu": str, "cores": int, "options": dict,
         "workers": int,
     },
-    "step": {"step": int, "epoch": int, "samples": int, "seconds": dict},
+    "step": {
+        "step": int, "steps": int, "epoch": int, "samples": int, "seconds": dict,
+        "longest": NUMBER,
+    },
     "evaluate": {
         "epoch": int, "samples": int, "top1": NUMBER, "top5": NUMBER, "loss": MAYBE,
         "train_loss": MAYBE, "seconds": dict,
@@ -106,6 +77,40 @@ LINES = {
     "end": {
         "mono": NUMBER, "seconds": dict, "status": str, "peak_memory_bytes": MAYBE,
         "bad_images": int,
+    },
+}  # fmt: skip
+
+MACHINE = {
+    "sample": {
+        "mono": NUMBER, "unix": NUMBER, "cores": int, "cpu_busy": NUMBER, "cpu_iowait": NUMBER,
+        "cpu_steal": NUMBER, "memory_total": int, "memory_available": int, "swap_total": int,
+        "swap_free": int, "swapped_in": int, "swapped_out": int, "disks": dict,
+    },
+    "exit": {
+        "mono_start": NUMBER, "mono_end": NUMBER, "exit_code": (int, NULL), "signal": TEXT,
+        "workers": dict, "peak_memory_bytes": dict,
+    },
+}  # fmt: skip
+# What a machine does not say is absent.
+WHERE_KNOWN = {
+    "pressure_cpu": NUMBER, "pressure_memory": NUMBER, "pressure_io": NUMBER, "temperature": NUMBER,
+    "disk_free": int, "ranks": dict, "card": dict, "data_disk": str, "mounts": dict, "gpus": list,
+}  # fmt: skip
+# Of each rank, card, peer, disk, mount and GPU.
+PARTS = {
+    "ranks": {"ran": NUMBER, "waited": NUMBER},
+    "card": {
+        "interface": str, "rx_bytes": int, "tx_bytes": int, "rx_dropped": int, "tx_dropped": int,
+        "tcp_retransmits": int,
+    },
+    "peers": {"from": str, "sent": int, "busy": NUMBER},
+    "disks": dict.fromkeys(
+        ("r/s", "w/s", "rkB/s", "wkB/s", "r_await", "w_await", "aqu-sz", "util"), NUMBER
+    ),
+    "mounts": {"type": str, "read_bytes": int},
+    "gpus": {
+        "index": int, "mono": NUMBER, "utilization": MAYBE, "memory_used": MAYBE,
+        "temperature": MAYBE, "power": MAYBE, "clock_sm": MAYBE,
     },
 }  # fmt: skip
 
@@ -127,10 +132,10 @@ def problems(folder):
         if (folder / name).exists():
             found += document(folder / name)
     for path in sorted((folder / "nodes").glob("*/*")):
-        if path.name in ("exit.json", "iostat.json"):
-            found += document(path)
-        elif path.suffix == ".jsonl":
+        if path.suffix == ".jsonl":
             found += json_lines(path, own_script)
+        elif path.suffix == ".json" and path.name != "links.json":
+            found.append(f"{path} is no file of a run")
     return found
 
 
@@ -150,34 +155,60 @@ def document(path):
     return found
 
 
+RECORD = re.compile(r"(machine|rank\d+)\.(\d+)(\.steps)?\.jsonl")
+
+
 def json_lines(path, own_script=False):
     """Problems of a JSON Lines file; its last line may be half."""
-    found = []
+    match = RECORD.fullmatch(path.name)
+    if not match or (match[1] == "machine") == bool(match[3]):
+        return [f"{path} is no file of a run"]
+    found, kinds = [], []
     texts = path.read_text().splitlines()
     for index, text in enumerate(texts):
+        where = f"{path}:{index + 1}"
         try:
             line = json.loads(text)
         except ValueError:
             if index < len(texts) - 1:
-                found.append(f"{path}:{index + 1}: does not parse")
+                found.append(f"{where}: does not parse")
             continue
-        where = f"{path}:{index + 1}"
-        schema = schema_of_line(path.name, line)
-        if own_script:
-            schema = {n: kind for n, kind in schema.items() if n not in TRAINERS or n in line}
-        found += check(schema, line, where)
-        strange = set(line.get("seconds") or {}) - CATEGORIES
-        found += [f"{where}: no category {name}" for name in sorted(strange)]
+        kinds.append(line.get("kind"))
+        if match[3]:
+            found += rank_line(line, where, own_script)
+            if line.get("attempt", int(match[2])) != int(match[2]):
+                found.append(f"{where}: of attempt {line['attempt']}")
+        else:
+            found += machine_line(line, where)
+    last = "end" if match[3] else "exit"
+    if last in kinds[:-1]:
+        found.append(f"{path}: {last} is not its last line")
     return found
 
 
-def schema_of_line(name, line):
-    """The fields of a line of the file `name`."""
-    if name == "digest.jsonl" and "start" in line:
-        return FILES["digest.jsonl start"]
-    if not name.endswith(".steps.jsonl"):
-        return FILES[name]
-    return {"kind": str, "attempt": int, **LINES.get(line.get("kind"), {"kind": NULL})}
+def rank_line(line, where, own_script=False):
+    schema = {"kind": str, **LINES.get(line.get("kind"), {"kind": NULL})}
+    if own_script:
+        schema = {n: kind for n, kind in schema.items() if n not in TRAINERS or n in line}
+    strange = set(line.get("seconds") or {}) - CATEGORIES
+    return check(schema, line, where) + [f"{where}: no category {one}" for one in sorted(strange)]
+
+
+def machine_line(line, where):
+    found = check({"kind": str, **MACHINE.get(line.get("kind"), {"kind": NULL})}, line, where)
+    if line.get("kind") != "sample":
+        return found
+    found += check({n: kind for n, kind in WHERE_KNOWN.items() if n in line}, line, where)
+    strange = line.keys() - {"kind"} - MACHINE["sample"].keys() - WHERE_KNOWN.keys()
+    found += [f"{where}: nobody wrote down {name}" for name in sorted(strange)]
+    card = line.get("card")
+    parts = {name: line[name] for name in PARTS.keys() & line.keys()}
+    if card:
+        parts |= {"card": [card], "peers": card.get("peers", {})}
+    for name, every in parts.items():
+        for one in every.values() if isinstance(every, dict) else every:
+            found += check(PARTS[name], one, f"{where} {name}")
+    return found
 
 
 def check(schema, value, where):

@@ -75,9 +75,14 @@ def _child(pipe, env, quiet, function, args):
 
 
 def steps_done(output):
-    """By the first node's ranks."""
-    lines = output.glob("nodes/node1/*.jsonl")
-    return sum(path.read_text().count('"kind": "step"') for path in lines)
+    """By the first node's ranks; a line may be of several."""
+    lines = (
+        line
+        for path in output.glob("nodes/node1/rank*.jsonl")
+        for line in path.read_text().splitlines(keepends=True)
+    )
+    told = (json.loads(line) for line in lines if '"kind": "step"' in line and line.endswith("\n"))
+    return sum(line["steps"] for line in told)
 
 
 def lines(output, kind=""):

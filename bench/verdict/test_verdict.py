@@ -69,8 +69,9 @@ def test_what_a_lab_does_not_have_is_recorded(told, tmp_path, monkeypatch, machi
     """Judged with the others, below."""
     run = RunBuilder(tmp_path / "run", **steps).write()
     for node in range(1, 5):
-        (run / f"nodes/node{node}/machine.jsonl").unlink()
-        record(run / f"nodes/node{node}", machines.get(f"node{node}", "quiet"), monkeypatch)
+        path = run / f"nodes/node{node}/machine.1.jsonl"
+        path.unlink()
+        record(path, machines.get(f"node{node}", "quiet"), monkeypatch)
     told.append(Told("recorded", cause, analyse(run).summary["bottleneck"], None))
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from bench.verdict.trials import SETTLE, WINDOW, WINDOWS, Trial, trials
 from lab.plan import Node
-from launcher.progress import Follower
+from report.status import Follower
 from tests.lab.chaos_run import CHECKOUT, Running, commands, read
 from tests.lab.faults.model import USUAL
 
@@ -223,7 +223,7 @@ class TrialRun(Running):
         home = self.cluster.nodes[0].disk / "upper/home/tandem/tandem/runs"
         return sum(
             path.read_text().count('"kind": "step"')
-            for path in home.glob(f"{self.name}/nodes/node1/rank0.steps.jsonl")
+            for path in home.glob(f"{self.name}/nodes/node1/rank0.1.steps.jsonl")
         )
 
     def begin(self, seconds: float = 600) -> None:

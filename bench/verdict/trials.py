@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 SEED = 20260
 SETTLE = 4  # seconds
-WINDOWS = {"checkpoint": 80}  # seconds, of which a verdict needs 30 of steps (contract/waits.py)
+WINDOWS = {"checkpoint": 80}  # seconds, of which a verdict needs 30 of steps (report/waits.py)
 WINDOW = 44  # of the others: of steps of 3 s the first and the last may lie half outside
 
 

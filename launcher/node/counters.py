@@ -198,7 +198,7 @@ def disk_rates(old, new, seconds):
 
 
 def gpu(line, mono):
-    """One line of nvidia-smi (gpus.QUERY) as gpu.jsonl has it; None for any other line."""
+    """One line of nvidia-smi (gpus.QUERY) as a record has it; None for any other line."""
     fields = [field.strip() for field in line.split(",")]
     if len(fields) != 6 or not fields[0].isdigit():
         return None

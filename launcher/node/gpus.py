@@ -13,10 +13,8 @@ QUERY = "index,utilization.gpu,memory.used,temperature.gpu,power.draw,clocks.sm"
 
 
 class Gpus:
-    """`latest` has the last sample of each card, by its index."""
-
     def __init__(self):
-        self.process, self.partial, self.latest = None, "", {}
+        self.process, self.partial = None, ""
 
     def start(self):
         """One nvidia-smi for as long as it is wanted: starting it takes a second or more."""
@@ -34,7 +32,7 @@ class Gpus:
         os.set_blocking(self.process.stdout.fileno(), False)
 
     def read(self):
-        """The samples since the last look, as gpu.jsonl has them."""
+        """The samples since the last look, a dictionary a card."""
         if self.process is None:
             return []
         try:
@@ -43,9 +41,7 @@ class Gpus:
             return []
         *lines, self.partial = self.partial.split("\n")
         found = [counters.gpu(line, time.monotonic()) for line in lines]
-        samples = [one for one in found if one is not None]
-        self.latest.update((one["index"], one) for one in samples)
-        return samples
+        return [one for one in found if one is not None]
 
     def stop(self):
         if self.process is not None:

@@ -12,20 +12,18 @@ import signal
 import tempfile
 import time
 
-from launcher.node import exit_record, group, machine_lock, owner, wardens
-from launcher.node.digest import Digest
+from launcher.node import group, machine_lock, owner, wardens
 from launcher.node.launch import start_launch
 from launcher.node.link import Link
-from launcher.node.machine import cause_of, disk_free, identity
+from launcher.node.machine import cause_of, identity
 from launcher.node.output import Output
 from launcher.node.processes import become_subreaper, end_descendants, reap
-from launcher.node.recorder import Recorder
+from launcher.node.records import INTERVAL, Recorder, exit_entry, leftovers
+from launcher.node.tail import Tail
 from launcher.node.task import DEFAULTS, BadTask, read_task
-from launcher.node.vitals import Vitals
 from launcher.node.workers import Workers, describe
 
-PROTOCOL = 1
-SAMPLE = 1.0  # seconds between two samples of the recorders
+PROTOCOL = 2
 MACHINE_STOP = 3.0  # seconds the workers get when systemd stops the guard (which itself has 4)
 
 
@@ -47,7 +45,7 @@ class Guard:
         self.frames = self.link.frames
         self.way, self.why = way, why
         self.task, self.workers, self.recorder, self.launch = None, None, None, None
-        self.output, self.digest, self.marks = None, None, []
+        self.output, self.tail, self.marks = None, None, []
         self.owner, self.present = None, ""
         self.launch_status, self.reason, self.message = None, None, None
         self.folder, self.scratch = None, None
@@ -55,7 +53,7 @@ class Guard:
         self.mono_start = time.monotonic()
         self.stage, self.kill_at = Stage.WAITING, None
         self.meet_by = None
-        self.next_beat = self.next_sample = self.next_digest = self.mono_start
+        self.next_beat = self.next_record = self.mono_start
         self.selector = selectors.DefaultSelector()
 
     # ---- the loop ----
@@ -103,10 +101,8 @@ class Guard:
         due = [self.next_beat, self.kill_at, self.meet_by]
         if self.output is not None:
             due.append(self.output.next_poll)
-        if self.task is not None and self.task.record:
-            due.append(self.next_sample)
-        if self.digest is not None:
-            due.append(self.next_digest)
+        if self.recorder is not None:
+            due.append(self.next_record)
         left = [moment - time.monotonic() for moment in due if moment is not None]
         return max(0.0, min([self.link.left(), *left]))
 
@@ -172,12 +168,10 @@ class Guard:
             self.beat()
             self.next_beat = now + (self.task.beat if self.task else DEFAULTS["beat"])
             self.look_at_owner()
-        if self.recorder is not None and now >= self.next_sample:
-            self.recorder.sample()
-            self.next_sample = max(self.next_sample + SAMPLE, now)
-        if self.digest is not None and now >= self.next_digest:
-            self.tell()
-            self.next_digest = max(self.next_digest + self.task.digest, now)
+        if self.recorder is not None and now >= self.next_record:
+            self.recorder.tick()
+            self.tail.send(self.frames)
+            self.next_record = max(self.next_record + INTERVAL, now)
         if self.meet_by is not None and now >= self.meet_by:
             self.look_for_group()
         if self.kill_at is not None and now >= self.kill_at:
@@ -198,7 +192,6 @@ class Guard:
             self.scratch = tempfile.mkdtemp(prefix="tandem-")
             self.launch = start_launch(self.task, self.workers, self.mono_start, self.scratch)
             self.start_recorder()  # takes a moment, in which launch starts already
-            self.start_digest()
             self.watch_owner()
         except machine_lock.InUse as error:
             self.end("busy", str(error))
@@ -208,8 +201,7 @@ class Guard:
             return
         self.stage = Stage.RUNNING
         self.meet_by = time.monotonic() + self.task.meet_within if self.task.port else None
-        self.next_sample = time.monotonic() + SAMPLE
-        self.next_digest = time.monotonic() + self.task.digest
+        self.next_record = time.monotonic() + INTERVAL
         self.output.poll()
         self.frames.send("started", pid=self.launch.pid, mono_start=self.mono_start)
 
@@ -229,33 +221,14 @@ class Guard:
     def start_recorder(self):
         if self.task.record and self.folder.is_dir():
             self.recorder = Recorder(self.task, self.folder, self.trouble, self.workers.pids)
-            self.recorder.start()
-
-    def start_digest(self):
-        if self.task.digest > 0:
-            gpus = self.recorder.gpus.cards.latest if self.recorder is not None else {}
-            vitals = Vitals(self.task.interface, self.task.data, gpus.values, self.threads)
-            self.digest = Digest(self.task, self.folder, vitals)
-
-    def threads(self):
-        """What the ranks' threads had of the processors, as it was recorded last."""
-        latest = self.recorder.machine.latest if self.recorder is not None else None
-        return latest["ranks"] if latest else {}
+            self.tail = Tail(self.folder, self.task)
+            self.recorder.begin()
 
     # ---- while it runs ----
 
-    def tell(self):
-        """A digest. Where the reader is behind it waits: the next one tells of this second, too."""
-        if not self.frames.full:
-            try:
-                self.digest.send(self.frames)
-            except (OSError, ValueError, KeyError, IndexError) as error:
-                self.trouble("digest", "{}: {}".format(type(error).__name__, error))
-
     def beat(self):
         running = [worker.rank for worker in self.workers.running()] if self.workers else []
-        free = disk_free(self.folder) if self.folder is not None else None
-        self.frames.send("beat", unix=time.time(), running=running, disk_free=free)
+        self.frames.send("beat", unix=time.time(), running=running)
 
     def look_at_owner(self):
         """Tell at once when somebody begins to use this machine, or leaves it."""
@@ -345,23 +318,19 @@ class Guard:
         """End what is left, write the files, send what was left."""
         if self.owner is not None:
             self.owner.stop()
-        spare = self.recorder.pids() if self.recorder is not None else []
+        spare = self.recorder.spare() if self.recorder is not None else []
         ended, left, statuses = end_descendants(spare)
         self.note_ended(statuses)
         if self.output is not None:
             self.output.pass_on_the_rest()
-        if self.recorder is not None:
-            self.recorder.stop()
         members = self.workers.members if self.workers is not None else []
-        entry = exit_record.entry(self.mono_start, self.launch_status, members)
-        try:
-            peaks = {str(worker.rank): worker.peak for worker in members}
-            exit_record.write(self.folder, self.task, entry, peaks)
-        except OSError as error:
-            self.trouble("exit.json", cause_of(error))
+        entry = exit_entry(self.mono_start, self.launch_status, members)
+        if self.recorder is not None:
+            self.recorder.end(entry, {str(worker.rank): worker.peak for worker in members})
+            self.tail.rest(self.frames)
         if left:
             self.message = "processes hang in the kernel and cannot be ended: {}".format(left)
-        processes = exit_record.leftovers(ended, left)
+        processes = leftovers(ended, left)
         self.frames.send(
             "exit", reason=self.reason, message=self.message, **dict(entry, **processes)
         )

@@ -16,7 +16,6 @@ Task = typing.NamedTuple(
         ("data", str),  # where the images are; "" when unknown
         ("lease", float),  # seconds of silence on stdin that end the run
         ("beat", float),  # seconds between two heartbeats
-        ("digest", float),  # seconds between two digests; 0: none
         ("fail_grace", float),  # seconds the node's other workers get after the first failure
         ("record", bool),
         ("holder", str),  # who started the run, for others who ask
@@ -36,7 +35,6 @@ DEFAULTS = {
     "data": "",
     "lease": 16.0,
     "beat": 1.0,
-    "digest": 0.0,
     "fail_grace": 2.0,
     "record": True,
     "holder": "somebody",

@@ -57,7 +57,8 @@ class Worker:
         return self.pid is not None and self.status is None
 
     def outcome(self):
-        """exit.json's entry. A worker that said nothing was ended with its supervisor."""
+        """Its entry in the record's last line. A worker that said nothing was ended with its
+        supervisor."""
         if self.status is not None:
             code, name = decode_status(self.status)
         else:

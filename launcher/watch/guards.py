@@ -12,13 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from contract import validate
-from contract.digests import MACHINE, ROW, SIZE
 from contract.errors import UserError
-from contract.validate import Each, Invalid, Match, One
+from contract.records import PIECE
+from contract.validate import NATURAL, Each, Invalid, Match, One
 from launcher.machines import engine, probe
 from launcher.machines.engine import Host, MachineError, Node, Process, talk
 from launcher.machines.owned import SIGNS
-from launcher.node import digest
 from launcher.node.machine import who
 from launcher.plan import code
 from launcher.plan.layer import DAYS, FOLDER, Layer
@@ -26,7 +25,6 @@ from launcher.plan.plan import NodePlan, Plan
 from launcher.plan.preflight import OpenMachines
 
 LEASE = 16.0
-DIGEST_EVERY = 1.0  # seconds
 LARGEST = 1 << 20  # bytes of a frame without its raw bytes, and of these; our guard splits
 GREETING = 1 << 20  # bytes before hello: a .bashrc that prints more never gets to a guard
 KEPT = 4096  # bytes kept of what is not a frame, for the person who asks why
@@ -36,8 +34,7 @@ PROCESSES = [{"pid": int, "command": str}]
 # A layer's age is the time since its last use. None of another run's is in use for so long.
 USED = 'touch "$1" && find "${1%/*}" -mindepth 1 -maxdepth 1 -mtime "+$2" -exec rm -rf -- "{}" +'
 # What our guard sends once at most: these, and for each of its ranks the two with a rank.
-ONCE = ("hello", "started", "worker", "begun", "worker_exit", "exit")
-BEGUN = 1 << 16  # bytes of a rank's start line
+ONCE = ("hello", "started", "worker", "worker_exit", "exit")
 
 
 def sync_code(plan: Plan, machines: OpenMachines, say: Callable[[str], None]) -> None:
@@ -129,7 +126,6 @@ def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
         "output": node.output,
         "data": node.data,
         "lease": LEASE,
-        "digest": DIGEST_EVERY,
         "interface": node.interface,
         "holder": f"{who()[0]}@{socket.gethostname()}",
         "shared": plan.options.force,
@@ -143,10 +139,10 @@ def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
 class Guarded:
     """One node's guard as the control machine sees it."""
 
-    def __init__(self, node: NodePlan, process: Process, now: float, run: str):
+    def __init__(self, node: NodePlan, process: Process, now: float):
         self.node = node
         self.process = process
-        self.frames = Frames(node.ranks, run)
+        self.frames = Frames(node.ranks)
         self.heard = now
         self.exit: dict[str, Any] | None = None
         self.behind = False  # it sent frames that were not taken yet
@@ -177,13 +173,13 @@ class Guarded:
                 del self._pending[:taken]
 
 
-def shapes(ranks: tuple[int, ...], run: str) -> dict[str, dict[str, Any]]:
-    """What the fields of each frame may be, from a node that has these ranks of this run."""
-    rank, own = One(frozenset(ranks)), One((run,))
+def shapes(ranks: tuple[int, ...]) -> dict[str, dict[str, Any]]:
+    """What the fields of each frame may be, from a node that has these ranks."""
+    rank = One(frozenset(ranks))
     code = (One(range(256)), None)
     worker = {"exit_code": code, "signal": SIGNAL, "exception": (str, None)}
     return {
-        "hello": {"protocol": One((1,)), "way": One(("service", "wardens"))},
+        "hello": {"protocol": One((2,)), "way": One(("service", "wardens"))},
         "started": {"pid": int, "mono_start": float},
         "worker": {"rank": rank, "pid": int},
         "log": {
@@ -191,9 +187,8 @@ def shapes(ranks: tuple[int, ...], run: str) -> dict[str, dict[str, Any]]:
             "stream": One(("stdout", "stderr")),
             "bytes": One(range(1, LARGEST + 1)),
         },
-        "begun": {"rank": rank, "run": own, "bytes": One(range(1, BEGUN + 1)), **SIZE},
-        "digest": {"run": own, "ranks": [{"rank": rank, **ROW}], "machine": MACHINE, "mono": float},
-        "beat": {"unix": float, "running": [rank], "disk_free": (int, None)},
+        "record": {"file": str, "offset": NATURAL, "bytes": One(range(1, PIECE + 1))},
+        "beat": {"unix": float, "running": [rank]},
         "worker_exit": {"rank": rank, "first": bool, **worker},
         "trouble": {"what": str, "message": str},
         "owner": {"sign": (One(tuple(SIGNS)), None)},
@@ -217,9 +212,8 @@ class Frames:
     A frame that our guard never sends raises Invalid: the rest of the stream means nothing.
     """
 
-    def __init__(self, ranks: tuple[int, ...], run: str):
-        self._shapes = shapes(ranks, run)
-        self._most = digest.LARGEST * len(ranks)  # bytes of a digest
+    def __init__(self, ranks: tuple[int, ...]):
+        self._shapes = shapes(ranks)
         # What came before hello: a .bashrc's greeting, or why there is no guard.
         self.said_before = b""
         self._before = 0  # bytes of it
@@ -285,8 +279,6 @@ class Frames:
             return None
         if not isinstance(kind, str) or kind not in self._shapes:
             raise Invalid(f"a frame of type {reprlib.repr(kind)}")
-        if kind == "digest" and len(line) > self._most:
-            raise Invalid(f"a digest of {len(line)} bytes, of which {self._most} are allowed")
         frame = {"type": kind, **validate.check(found, self._shapes[kind], f"{kind} frame")}
         self._greeted = True
         self._count(frame)

@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from contract.validate import Invalid
+from launcher.background import Sizes
 from launcher.machines.engine import Process
 from launcher.owners import Owners
 from launcher.plan.plan import Plan
 from launcher.terminal import Stopper, WaitNotice, wakeup
-from launcher.watch.digests import Digests, Ruling
 from launcher.watch.failures import Failure, first_of
 from launcher.watch.guards import LEASE, Guarded, task
 from launcher.watch.lines import RunLogs
+from launcher.watch.records import Records
+from launcher.watch.ruling import Ruling
 
 RENEW_EVERY = 1.0
 # A stall of 8 s makes TCP silent for up to 12.6 s (docs/guard-protocol.md); a frozen machine has to
@@ -130,9 +132,9 @@ class Watch:
         self._owners = owners
         self._regroup: str | None = None
         self._begin = self._end = now
-        self._guards = {n.host: Guarded(n, processes[n.host], now, plan.run) for n in plan.nodes}
-        self._digests = Digests(plan, logs.folder, logs.terminal.spool)
-        self._ruling: Ruling | None = Ruling(self._say)
+        self._guards = {n.host: Guarded(n, processes[n.host], now) for n in plan.nodes}
+        sizes = Sizes.of(plan.options.keep)
+        self._records = Records(plan, logs.folder, logs.terminal.spool, sizes)
         self._pauses = Pauses()
         self._failures: list[Failure] = []
         self._stage, self._since = Stage.RUNNING, now
@@ -142,7 +144,8 @@ class Watch:
         )
 
     def run(self) -> Outcome:
-        with selectors.DefaultSelector() as selector, wakeup() as wake:
+        ruling = Ruling(self._logs.folder, self._say)
+        with selectors.DefaultSelector() as selector, wakeup() as wake, ruling:
             selector.register(wake, selectors.EVENT_READ)
             for guard in self._guards.values():
                 with self._border(guard, selector):
@@ -163,8 +166,6 @@ class Watch:
                 if now >= renew_at:
                     renew_at = now + RENEW_EVERY
                     self._logs.report_disk()
-                    self._write_digests(selector)
-                    self._look(now)
                     if self._owners and self._stage is Stage.RUNNING:
                         self._regroup = self._owners.regroup()
                     if self._notice:
@@ -174,7 +175,6 @@ class Watch:
                         with self._border(guard, selector):
                             guard.renew()
                 self._decide(now, selector)
-            self._write_digests(selector)
         return self._outcome()
 
     @contextlib.contextmanager
@@ -209,20 +209,6 @@ class Watch:
         if None in ready:
             wake.recv(4096)
         return behind + [one for one in ready if one is not None and one not in behind]
-
-    def _write_digests(self, selector: selectors.BaseSelector) -> None:
-        for host, guard in self._guards.items():
-            with self._border(guard, selector):
-                self._digests.write(host)
-
-    def _look(self, now: float) -> None:
-        """Say what rules. It is made of what all machines told, so an error there names none."""
-        try:
-            if self._ruling:
-                self._ruling.look(now, self._digests.sums)
-        except Exception as error:
-            self._ruling = None
-            self._say(f"what the run waits for is not looked at any more: {place_of(error)}")
 
     def _notice_pause(self) -> None:
         """No node counts as silent while this process did not run: what it sent is still unread."""
@@ -278,16 +264,14 @@ class Watch:
     def _take(self, guard: Guarded, frame: dict[str, Any], payload: bytes) -> None:
         kind = frame["type"]
         host = guard.node.host
-        if kind in ("beat", "trouble", "owner"):
+        if kind in ("trouble", "owner"):
             self._of_machine(host, frame)
         elif kind == "log":
             self._logs.feed(host, frame["rank"], frame["stream"], payload)
             if frame["rank"] is not None:
                 self._notice = None
-        elif kind == "digest":
-            self._digests.take(host, frame)
-        elif kind == "begun":
-            self._digests.begun(host, frame, payload)
+        elif kind == "record":
+            self._records.take(host, frame, payload)
         elif kind == "worker":
             self._begun.add((host, frame["rank"]))
         elif kind == "worker_exit":
@@ -296,9 +280,7 @@ class Watch:
             self._exit(guard, frame)
 
     def _of_machine(self, host: str, frame: dict[str, Any]) -> None:
-        if frame["type"] == "beat":
-            self._digests.free(host, frame["disk_free"])
-        elif frame["type"] == "trouble":
+        if frame["type"] == "trouble":
             self._say(f"{host}: {frame['message']}")
         elif self._owners:
             self._owners.told(host, frame["sign"])

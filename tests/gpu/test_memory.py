@@ -69,7 +69,7 @@ def test_auto_batch_finds_micro_batches_that_fit(many, device, tmp_path):
     total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
     argv = ["--auto_batch", "--output", tmp_path]
     assert code(many, device, *argv, beside=total // 20) == 0
-    lines = (tmp_path / "nodes/node1/rank0.steps.jsonl").read_text().splitlines()
+    lines = (tmp_path / "nodes/node1/rank0.1.steps.jsonl").read_text().splitlines()
     assert 2 <= json.loads(lines[0])["accumulate"] <= 16
 
 

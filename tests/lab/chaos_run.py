@@ -120,11 +120,10 @@ def ended(folders: list[Path], attempt: int) -> dict[str, float]:
     """{host: when its part had ended and none of it lived}, by the node's monotonic clock."""
     found = {}
     for folder in folders:
-        for path in folder.glob("nodes/*/exit.json"):
-            told = json.loads(path.read_text())
-            for one in told["attempts"]:
-                if one["attempt"] == attempt:
-                    found[told["host"]] = one["mono_end"]
+        for path in folder.glob(f"nodes/*/machine.{attempt}.jsonl"):
+            last = json.loads(path.read_text().splitlines()[-1])
+            if last["kind"] == "exit":
+                found[path.parent.name] = last["mono_end"]
     return found
 
 

@@ -78,7 +78,7 @@ class Files:
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self.samples = (output / "samples" / f"rank{RANK}.{ATTEMPT}.csv").open("w")
         self.samples.write("epoch,position,index\n")
-        self.steps = (output / "nodes" / HOST / f"rank{RANK}.steps.jsonl").open("a")
+        self.steps = (output / "nodes" / HOST / f"rank{RANK}.{ATTEMPT}.steps.jsonl").open("a")
 
     def line(self, kind, **fields):
         self.steps.write(json.dumps(dict({"kind": kind, "attempt": ATTEMPT}, **fields)) + "\n")

@@ -20,7 +20,7 @@ TRIED = """
 import os, pathlib, sys
 assert "--trial" in sys.argv and os.environ["WORLD_SIZE"] == "1", sys.argv
 host = os.environ["TANDEM_NODE"]
-out = pathlib.Path(sys.argv[sys.argv.index("--output") + 1], "nodes", host, "rank0.steps.jsonl")
+out = pathlib.Path(sys.argv[sys.argv.index("--output") + 1], "nodes", host, "rank0.1.steps.jsonl")
 out.write_text({lines!r}.replace("HOST", host))
 """
 
@@ -71,7 +71,7 @@ def test_who_trains_is_not_disturbed(cluster, words, tmp_path):
 def test_links_are_what_iperf3_finds(cluster, words, tmp_path):
     built = RunBuilder(tmp_path / "built", nodes=1, steps=6, epochs=1)
     built.write_rank(0, "HOST")
-    text = TRIED.format(lines=(tmp_path / "built/nodes/HOST/rank0.steps.jsonl").read_text())
+    text = TRIED.format(lines=(tmp_path / "built/nodes/HOST/rank0.1.steps.jsonl").read_text())
     for node in range(1, NODES + 1):
         cluster.ssh(node, "cat > /opt/standin/trainer.py", input=text)
     before = measurements()

@@ -9,7 +9,6 @@ import pytest
 from paramiko.ssh_exception import NoValidConnectionsError
 
 from contract import errors
-from contract.waits import WORDS
 from launcher.machines import owned
 from launcher.machines.engines import ssh
 from launcher.options import Options
@@ -19,6 +18,7 @@ from launcher.watch import attempts
 from launcher.watch.failures import Failure, exit_code, explained, reason, restart
 from launcher.watch.known_errors import KNOWN_ERRORS, SIGNALS
 from launcher.watch.watch import Outcome
+from report.waits import WORDS
 from tests.unit.launcher.launcher_values import (
     DATA,
     LISTING,

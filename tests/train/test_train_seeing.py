@@ -10,7 +10,7 @@ from trainer.data.loader import Batch
 WHY = "the report needs the control machine's environment"
 bottleneck = pytest.importorskip("report.bottleneck", reason=WHY)
 measure = pytest.importorskip("report.measure", reason=WHY)
-records = pytest.importorskip("report.records", reason=WHY)
+read = pytest.importorskip("report.read", reason=WHY)
 
 
 def slowly(*argv):
@@ -30,6 +30,6 @@ def test_a_slow_copy_to_the_device_is_the_bottleneck(tmp_path):
     argv += ["--model", "tests.trainer_models:plain", "--precision", "fp32", "--augment", "none"]
     argv += ["--per_node_batch_size", 2, "--workers", 0, "--epochs", 1, "--evaluate_every", 99]
     assert run_ranks([1], slowly, *argv, quiet=True) == [0]
-    step = measure.measure_step(records.read_run(tmp_path), [])
+    step = measure.measure_step(read.read_run(tmp_path), [])
     assert bottleneck.bottleneck(step, bottleneck.Seen()) == "h2d"
     assert step.h2d == pytest.approx(0.05, rel=0.5)

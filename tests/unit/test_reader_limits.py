@@ -10,6 +10,7 @@ import re
 import time
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,13 +20,16 @@ from contract.errors import UserError
 from contract.text import PARTS, SHORT, read_text
 from contract.validate import Invalid
 from launcher import folders
+from launcher.background import Sizes, Spool
 from launcher.machines import inventory, probe
 from launcher.machines.engines import ssh
 from launcher.machines.probes import machine
+from launcher.watch import records
 from launcher.watch.attempts import RECORDED
 from launcher.watch.guards import Frames
 from planning import PlanError, stacks
-from report import records
+from report.read import read_run
+from report.status import Follower
 from tests import readers
 from tests.unit.ansible.provision_machines import load
 from tests.unit.launcher.test_validate import ANSWER, HELLO, KNOWN, TASK, wire
@@ -47,7 +51,7 @@ def within(name, part, size, **more):
 
 
 def frame(path):
-    frames = Frames((2, 3), "r")
+    frames = Frames((2, 3))
     frames.feed(wire(HELLO) + path.read_bytes() + b"\n")
 
 
@@ -183,7 +187,7 @@ def an_answer(folder, count):
 def a_flood_of_beats(folder, count):
     beat = {"type": "beat", "unix": 1.0, "running": [2, 3], "disk_free": None}
     lines = wire(HELLO, *[beat] * (count // 10))
-    return lambda: list(Frames((2, 3), "r").feed(lines))
+    return lambda: list(Frames((2, 3)).feed(lines))
 
 
 def an_inventory(folder, count):
@@ -206,15 +210,45 @@ def a_recipe(folder, count):
     return lambda: parse(["--config", str(path)])
 
 
-def a_run_of_many(line):
+def a_run_of_many(line, name="rank0.1.steps.jsonl"):
     def made(folder, count):
         run = RunBuilder(folder / "run").write()
-        with (run / "nodes/node1/rank0.steps.jsonl").open("a") as file:
+        with (run / "nodes/node1" / name).open("a") as file:
             for number in range(count):
                 file.write(json.dumps({**line, "attempt": number % 900 + 1, "step": number}) + "\n")
-        return lambda: records.read_run(run)
+        return lambda: read_run(run)
 
     return made
+
+
+def a_run_of_many_files(folder, count):
+    run = RunBuilder(folder / "run").write()
+    for number in range(2, count // 40):
+        for name in (f"rank0.{number}.steps.jsonl", f"machine.{number}.jsonl"):
+            (run / "nodes/node1" / name).write_text('{"kind": "start", "mono": 1.0}\n')
+    return lambda: read_run(run)
+
+
+def a_machine(folder, count):
+    """Its last lines, which are kept."""
+    line = {"kind": "sample", "mono": 1.0, "cpu_busy": 1.0, "gpus": [{}], "disks": {"sda": {}}}
+    path = folder / "nodes/node1/machine.1.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text((json.dumps(line) + "\n") * count)
+    return lambda: Follower(folder).look()
+
+
+def pieces(folder, count):
+    """What a guard sends of one file."""
+    plan = SimpleNamespace(attempt=1, nodes=[SimpleNamespace(host="node1", ranks=(0,))])
+
+    def read():
+        copies = records.Records(plan, folder, Spool(), Sizes())
+        for number in range(count // 10):
+            frame = {"file": "machine.1.jsonl", "offset": 2 * number}
+            copies.take("node1", frame, b"{\n")
+
+    return read
 
 
 def a_data_set(folder, count):
@@ -245,7 +279,10 @@ GROWING = {
     "verbs": words,
     "recipes": a_recipe,
     "records: steps": a_run_of_many({"kind": "step", "samples": 1, "seconds": {"data": 1.0}}),
-    "records: starts": a_run_of_many({"kind": "start", "mono": 1.0}),
+    "records: of before": a_run_of_many({"kind": "start", "mono": 1.0}, "rank0.steps.jsonl"),
+    "records: files": a_run_of_many_files,
+    "records: machines": a_machine,
+    "records: pieces": pieces,
     "data sets": a_data_set,
     "checkpoints": a_checkpoint,
 }

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from contract.records import CATEGORIES
 from report.__main__ import main
-from report.records import CATEGORIES
 from tests import run_directory
-from tests.run_directory import FILES, LINES
-from tests.unit.report.report_runs import RunBuilder
+from tests.run_directory import FILES, LINES, MACHINE, PARTS, WHERE_KNOWN
+from tests.unit.report.report_runs import RunBuilder, change_lines
 
 PAGE = run_directory.documented(
     (Path(__file__).parents[2] / "docs/run-directory.md").read_text(encoding="utf-8")
@@ -23,16 +23,25 @@ def test_every_field_of_a_file_is_on_its_page(name):
 
 @pytest.mark.parametrize("kind", LINES)
 def test_every_field_of_a_line_is_on_its_page(kind):
-    assert {"kind", "attempt", kind, *LINES[kind]} <= PAGE["rank<k>.steps.jsonl"]
+    assert {"kind", "attempt", kind, *LINES[kind]} <= PAGE["rank<k>.<a>.steps.jsonl"]
+
+
+MACHINES = {"kind", *MACHINE, *WHERE_KNOWN}.union(*MACHINE.values(), *PARTS.values())
+
+
+def test_every_field_of_a_machine_is_on_its_page():
+    assert {name for name in MACHINES if name.isidentifier()} <= PAGE["machine.<a>.jsonl"]
 
 
 @pytest.mark.parametrize(
-    "name", ["net.jsonl", "gpu.jsonl", "mounts.jsonl", "machine.jsonl", "summary.json"]
+    ("name", "known"),
+    [("machine.<a>.jsonl", MACHINES), ("summary.json", set(FILES["summary.json"]))],
 )
-def test_the_page_has_no_field_that_the_schema_lacks(name):
-    words = {"eth0", "nfs4", "cifs", "finished", "failed", "stopped", "running"}
-    inner = {"resumed_samples", "reason", "command", "0", "ran", "waited", "from", "sent", "busy"}
-    assert PAGE[name] - words - inner <= set(FILES[name])
+def test_the_page_has_no_field_that_the_schema_lacks(name, known):
+    words = {"eth0", "nfs4", "sda", "0", "finished", "failed", "stopped", "running"}
+    of_a_machine = {"speed_mbit", "peers", "util", "exception"}
+    inner = {"resumed_samples", "reason", "command"}
+    assert PAGE[name] - words - of_a_machine - inner <= known
 
 
 def test_the_categories_are_the_same_everywhere():
@@ -49,7 +58,7 @@ def test_a_reported_run_keeps_the_contract(tmp_path):
 @pytest.mark.parametrize("kind", LINES)
 def test_a_line_without_a_field_is_noticed(tmp_path, kind):
     run = RunBuilder(tmp_path / "run").write()
-    path = run / "nodes/node1/rank0.steps.jsonl"
+    path = run / "nodes/node1/rank0.1.steps.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
         if line["kind"] == kind:
@@ -58,11 +67,29 @@ def test_a_line_without_a_field_is_noticed(tmp_path, kind):
     assert any("is missing" in problem for problem in run_directory.problems(run))
 
 
+@pytest.mark.parametrize("kind", MACHINE)
+def test_a_machine_s_line_without_a_field_is_noticed(tmp_path, kind):
+    run = RunBuilder(tmp_path / "run").write()
+    gone = next(iter(MACHINE[kind]))
+    path = run / "nodes/node1/machine.1.jsonl"
+    change_lines(
+        path, lambda line: line["kind"] == kind and {n: v for n, v in line.items() if n != gone}
+    )
+    assert any(f"{gone} is missing" in problem for problem in run_directory.problems(run))
+
+
+@pytest.mark.parametrize("name", ["exit.json", "net.jsonl", "rank0.steps.jsonl", "machine.jsonl"])
+def test_a_file_of_before_is_noticed(tmp_path, name):
+    run = RunBuilder(tmp_path / "run").write()
+    (run / "nodes/node1" / name).write_text("{}\n")
+    assert any(f"{name} is no file" in problem for problem in run_directory.problems(run))
+
+
 def test_half_a_last_line_is_allowed_and_half_a_line_before_it_is_not(tmp_path):
     run = RunBuilder(tmp_path / "run").write()
-    path = run / "nodes/node1/net.jsonl"
+    path = run / "nodes/node1/machine.1.jsonl"
     whole = path.read_text()
-    path.write_text(whole + '{"attempt": 1, "mo')
+    path.write_text(whole + '{"kind": "sample", "mo')
     assert run_directory.problems(run) == []
-    path.write_text('{"attempt": 1, "mo\n' + whole)
+    path.write_text('{"kind": "sample", "mo\n' + whole)
     assert any("does not parse" in problem for problem in run_directory.problems(run))

@@ -103,7 +103,7 @@ def goes_on(task):
     """Its rank is dead, and it says without end that the rank runs; it obeys no order."""
     os.kill(task["worker"], 9)
     while not OVER.wait(1):
-        say(type="beat", unix=time.time(), running=[1], disk_free=1 << 40)
+        say(type="beat", unix=time.time(), running=[1])
 
 
 # What comes after the third step.
@@ -113,14 +113,12 @@ AT_STEP = {
     "a path for a rank": lambda _: log(b"x\n", rank="../../../../.bashrc"),
     "another node's failure": lambda _: say(type="worker_exit", rank=0, first=True, **WORKER),
     "wrong types": lambda _: say(type="worker_exit", rank=1, first=1, **WORKER),
-    "a number that is none": lambda _: say(
-        type="beat", unix=float("nan"), running=[1], disk_free=1
-    ),
+    "a number that is none": lambda _: say(type="beat", unix=float("nan"), running=[1]),
     "a size below nothing": lambda _: say(type="log", rank=1, stream="stdout", bytes=-5),
     "a frame that is too large": lambda _: out(b'{"type": "' + b"x" * (2 << 20)),
     "deep brackets": lambda _: out(b'{"type": "beat", "unix": ' + b"[" * (2 << 20)),
     "brackets and half a surrogate": lambda _: out(
-        b'{"type": "beat", "running": [1], "disk_free": 1, "unix": ' + NESTED.encode() + b"}\n"
+        b'{"type": "beat", "running": [1], "unix": ' + NESTED.encode() + b"}\n"
     ),
     "ends without end": ends,
     "an exit of another host": lambda _: say(
@@ -148,18 +146,17 @@ def put(folder, names, make):
 def links(task):
     """Every name that is collected, or written to on the control machine, leads to a file there."""
     target = PRECIOUS.read_text().strip()
-    names = ("net.jsonl", "mounts.jsonl", "rank1.log", "rank1.steps.jsonl", "launch.log")
+    names = ("machine.2.jsonl", "rank1.log", "rank1.1.steps.jsonl", "launch.log")
     put(task["nodes"], names, lambda path: path.symlink_to(target))
     put(task["output"], ["samples/rank1.1.csv"], lambda path: path.symlink_to(target))
 
 
 def specials(task):
-    """A FIFO, a folder, a device and a link to one."""
-    put(task["nodes"], ["exit.json"], os.mkfifo)
-    put(task["nodes"], ["net.jsonl"], os.mkdir)
-    put(task["nodes"], ["gpu.jsonl"], lambda path: path.symlink_to("/dev/zero"))
+    """A FIFO and a device."""
+    put(task["nodes"], ["machine.1.jsonl"], os.mkfifo)
     make = ["sudo", "-n", "mknod", "-m", "666"]
-    put(task["nodes"], ["mounts.jsonl"], lambda path: subprocess.run([*make, path, "c", "1", "5"]))
+    rank = ["rank1.1.steps.jsonl"]
+    put(task["nodes"], rank, lambda path: subprocess.run([*make, path, "c", "1", "5"]))
 
 
 def sparse(path):
@@ -169,8 +166,9 @@ def sparse(path):
 
 def foreign(task):
     """Names of others, of none, and of no character set."""
-    names = [b"nodes/node1/exit.json", b"nodes/node1/rank0.steps.jsonl", b"samples/rank0.1.csv"]
-    names += [b"nodes/node2/extra", b"nodes/node2/rank7.steps.jsonl", b"attempts.json"]
+    names = [b"nodes/node1/machine.1.jsonl", b"nodes/node1/rank0.1.steps.jsonl"]
+    names += [b"samples/rank0.1.csv"]
+    names += [b"nodes/node2/extra", b"nodes/node2/rank7.1.steps.jsonl", b"attempts.json"]
     names += [b"plan.json", b"checkpoints/node2/\xff\xfe.pt", b"checkpoints/node2/step-9\n.pt"]
     put(task["output"], map(os.fsdecode, names), lambda path: path.write_text("false"))
 
@@ -179,14 +177,14 @@ def odd_records(task):
     """Whole files of the right names, with the wrong things in them."""
     odd = '["start"]\n{"kind": "start", "attempt": "one"}\n' + "[" * 100_000 + "\nnull\n\x00\n"
     odd += '{"kind": "start", "attempt": ' + NESTED + "}\n"
-    names = ("exit.json", "net.jsonl", "gpu.jsonl", "mounts.jsonl", "rank1.steps.jsonl")
+    names = ("machine.1.jsonl", "rank1.1.steps.jsonl")
     put(task["nodes"], names, lambda path: path.write_text(odd))
 
 
 # What becomes of its files when its part has ended well.
 AT_END = {
     "specials": specials,
-    "sparse files": lambda task: put(task["nodes"], ["exit.json", "net.jsonl"], sparse),
+    "sparse files": lambda task: put(task["nodes"], ["machine.1.jsonl"], sparse),
     "names of others": foreign,
     "records that are none": odd_records,
     "a checkpoint that is none": lambda task: put(

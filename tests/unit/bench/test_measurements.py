@@ -14,10 +14,10 @@ from bench import (
     mutants,
     pipeline,
     slow_links,
-    test_bench_digests,
     test_bench_hosts,
     test_bench_launcher,
     test_bench_provision,
+    test_bench_records,
     test_bench_seeing,
     timed_model,
 )
@@ -37,12 +37,13 @@ def figure(figures):
     return lambda name, value, unit, aim="": figures.append(value)
 
 
-def test_digests_of_a_guard_are_counted(figure, figures, tmp_path, monkeypatch):
-    monkeypatch.setattr(test_bench_digests, "SECONDS", 3)
-    test_bench_digests.test_a_guard(tmp_path, figure, 10)
-    size, milliseconds = figures
-    assert 100 < size <= 500
+def test_records_of_a_guard_and_of_a_controller_are_counted(figure, figures, tmp_path, monkeypatch):
+    monkeypatch.setattr(test_bench_records, "SECONDS", 3)
+    test_bench_records.test_a_guard(tmp_path, figure, 10)
+    size, milliseconds, _ = figures
+    assert 100 < size <= 2000
     assert milliseconds > 0
+    test_bench_records.test_a_controller(tmp_path, figure, 2)
 
 
 def test_seeing_counts_what_the_stopwatch_takes(figure, figures, tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
-"""A run that commit d188f90 made (tests/older_run/): two local nodes, three epochs of the digits.
+"""Runs of before (tests/older_run/): two local nodes, three epochs of the digits. One is of commit
+d188f90, the other of the last version whose records of a machine were six files.
 
-Its folder is as it was written, but for a path, a host's name and the first seconds of iostat.json;
-beside it lie the model and the checkpoint of step 8, which was in the second of three epochs.
+Their folders are as they were written, but for a path and a host's name, and in the first one the
+first seconds of iostat.json; beside them lie the model and the first one's checkpoint of step 8,
+which was in the second of three epochs.
 """
 
 import base64
@@ -24,11 +26,16 @@ from trainer.snapshots import snapshot_in
 ROOT = Path(__file__).parents[3]
 OLDER = ROOT / "tests/older_run"
 NAME = "20261123T153609Z-tiny-2n"
+# Of each its last top-1, images a second, seconds, and bytes that a node sent in a step.
+RUNS = {
+    NAME: (0.1634, 4182.2, 38.546, 1722),
+    "20261125T013745Z-tiny-2n": (0.1634, 2703.9, 37.523, 1778),
+}
 
 
-@pytest.fixture
-def older(tmp_path):
-    return Path(shutil.copytree(OLDER / NAME, tmp_path / "runs" / NAME))
+@pytest.fixture(params=RUNS)
+def older(tmp_path, request):
+    return Path(shutil.copytree(OLDER / request.param, tmp_path / "runs" / request.param))
 
 
 def test_its_report_is_made(older):
@@ -38,7 +45,9 @@ def test_its_report_is_made(older):
     summary = json.loads((older / "summary.json").read_text())
     assert (summary["status"], summary["epochs"], summary["steps"]) == ("finished", 3, 18)
     assert summary["nodes"] == 2
-    assert summary["final_top1"] == pytest.approx(0.1634, abs=1e-4)
+    names = ("final_top1", "images_per_second", "wall_seconds", "bytes_sent_per_step")
+    assert [summary[name] for name in names] == pytest.approx(RUNS[older.name], rel=1e-3)
+    assert summary["seconds"]["forward"] > 0 and summary["attempts"][0]["status"] == "finished"
     assert (older / "report.html").exists() and "top-1 after each epoch" in done.stdout
 
 
@@ -47,7 +56,7 @@ def test_the_launcher_goes_on_with_its_options(older, monkeypatch):
     monkeypatch.setattr(folders, "RUNS", older.parent)
     monkeypatch.setattr(run, "check_machines", lambda options, *_: asked.append(options) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        run.resume(NAME, {"nodes": 1})
+        run.resume(older.name, {"nodes": 1})
     (options,) = asked
     assert (options.nodes, options.model) == (1, "examples.tiny:tiny")
     assert options.variables["batch"] == 128

@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 import pytest
 
+from contract.records import names
 from launcher import collect, folders, run
 from launcher.background import Sizes
 from launcher.machines import probe
-from launcher.node import counters, recorder
+from launcher.node import counters, records
 from launcher.node.task import Task, read_task
 from launcher.options import Options
 from launcher.plan import plan as planning
@@ -25,8 +26,9 @@ from launcher.watch import attempts, guards
 from launcher.watch.attempts import Attempts, write_json
 from launcher.watch.failures import Failure
 from launcher.watch.watch import Outcome
-from report import devices, disk, machines, network, records
-from report.files import number, read_lines, text
+from report import devices, disk, machines, network, read, status
+from report.files import number, text, time_of
+from report.windows import Window
 from tests.unit.launcher.guard_client import Client, workers
 from tests.unit.launcher.launcher_values import CODE, SETTINGS, build, facts, host
 
@@ -37,7 +39,7 @@ import runpy, sys
 sys.path.insert(0, {root!r})
 sys.argv = ["trainer", "--data", {data!r}, "--output", {output!r}, "--model", {model!r},
             "--epochs", "1", "--per_node_batch_size", "256", "--sample_log", "--precision", "fp32",
-            "--device", "cpu", "--workers", "0"]
+            "--device", "cpu", "--workers", "0", "--log_every", "1"]
 runpy.run_module("trainer", run_name="__main__", alter_sys=True)
 """
 MOUNT = {  # a kernel's own words of an NFS share
@@ -84,7 +86,7 @@ def made(tmp_path_factory):
     subprocess.run([sys.executable, ROOT / "examples/digits.py", data], check=True)
     script = TRAINER.format(root=str(ROOT), data=str(data), output=str(folder), model=MODEL)
     env = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "1"}
-    kept = {"record": True, "interface": "lo", "data": str(data), "digest": 0.2}
+    kept = {"record": True, "interface": "lo", "data": str(data)}
     (scratch / "away").mkdir()
     (scratch / "away/anna").touch()
     kept |= {"owner_signs": ["asked"], "away_dir": str(scratch / "away")}
@@ -103,99 +105,149 @@ def lost(reader, entry):
     }
 
 
-def lines(path, kind=None):
-    return [line for line in read_lines(path) if kind in (None, line.get("kind"))]
+def lines(path, kind):
+    every = [json.loads(line) for line in path.read_text().splitlines()]
+    return [line for line in every if line["kind"] == kind]
 
 
 def steps(made, kind):
-    return lines(made.folder / "nodes/node1/rank0.steps.jsonl", kind)
+    return lines(made.folder / "nodes/node1/rank0.1.steps.jsonl", kind)
+
+
+def samples(made):
+    return lines(made.folder / "nodes/node1/machine.1.jsonl", "sample")
 
 
 def frames(made):
     seen = set()
     for sent in (made.frames, made.failed):
-        seen |= {frame["type"] for frame, _ in guards.Frames((0,), "r").feed(sent)}
-    return guards.shapes((0,), "r").keys() - seen
+        seen |= {frame["type"] for frame, _ in guards.Frames((0,)).feed(sent)}
+    return guards.shapes((0,)).keys() - seen
+
+
+def sent(made):
+    """The files that came by frames are those that lie there."""
+    found = {}
+    for frame, piece in guards.Frames((0,)).feed(made.frames):
+        if frame["type"] == "record":
+            found[frame["file"]] = found.get(frame["file"], b"") + piece
+    folder = made.folder / "nodes/node1"
+    return {name for name, data in found.items() if (folder / name).read_bytes() != data} | (
+        set(names(1, [0])) ^ found.keys()
+    )
 
 
 def exits(made):
-    (entry,) = records.read_exits(made.folder / "nodes").values()
-    return {*lost(records.EXIT, entry), *({"ranks"} if entry["ranks"] != [0] else ())}
+    (entry,) = read.read_run(made.folder).exits.values()
+    return {*lost(read.EXIT, entry), *({"ranks"} if entry["ranks"] != [0] else ())}
 
 
 def networks(made):
-    return {
-        name
-        for line in lines(made.folder / "nodes/node1/net.jsonl")
-        for name in lost({**network.SAMPLE, "mono": number, "attempt": number}, line)
-    }
+    cards = [line["card"] for line in samples(made)]
+    # The loopback card has no speed, and nobody else was sent anything.
+    usual = {"speed_mbit": 1000, "peers": {"192.0.2.1": PEER}}
+    return {name for card in cards for name in lost(network.SAMPLE, {**usual, **card})}
+
+
+PEER = {"from": "192.0.2.2", "sent": 9, "busy": 0.5}
+
+
+def peers(made):
+    with pytest.MonkeyPatch.context() as patch:
+        connections = iter([[], [(1, "192.0.2.2", "192.0.2.1", 9, 0.5)]])
+        patch.setattr("launcher.node.sockets.connections", lambda: next(connections))
+        sampler = records.Sampler(interface="lo")
+        line = [sampler.sample() for _ in range(2)][1]
+    return set() if network.peers(line["card"]["peers"]) == {"192.0.2.1": PEER} else {"peers"}
 
 
 def disks(made):
-    head = {"attempt": number, "source": text, "mono_start": number, "interval": number}
-    entry, _, report = next(disk.read_iostat(made.folder / "nodes/node1/iostat.json", []))
-    return {*lost({**head, "data_disk": text}, entry), *({"disk"} - report.keys())}
+    return {name for line in samples(made) for name in {"disks"} - line.keys()}
 
 
 def rates(made):
-    """Where the machine has no iostat."""
-    old = dict.fromkeys(counters.DISK_COUNTERS, 0)
-    written = counters.disk_rates(old, dict.fromkeys(old, 900), 1.0)
-    seen = disk.Disk()
-    seen.add(1.0, written)
-    use = seen.use("node1", 1, "sda", {})
-    known = ("read", "write", "peak_read", "util", "await_ms")
-    return {name for name in known if getattr(use, name) <= 0}
+    """A disk that did everything, and holds the data."""
+    looks = iter([0, 900])
+
+    def read_disks():
+        return {"sda": dict.fromkeys(counters.DISK_COUNTERS, next(looks))}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "read_disks", read_disks)
+        patch.setattr(records, "disk_of", lambda path: "sda")
+        line = records.Sampler(data="/").sample()
+    seen = disk.Disks(None, "node1")
+    seen.add(Window(1, 0.0, 10.0, 9), 1.0, line)
+    (use,) = seen.uses()
+    known = ("read", "write", "peak_read", "util", "await_ms", "holds_data")
+    return {name for name in known if not getattr(use, name)}
 
 
 def cards(made):
     line = counters.gpu("0, 50, 1024, 60, 100.5, 1500", 1.0)
-    return lost(dict.fromkeys(("mono", "index", *devices.FIGURES), number), line)
+    known = {"index", *devices.FIGURES, *status.GPU}
+    return lost(dict.fromkeys(known, number), line)
 
 
 def shares(made):
     """The kernel's files of a machine that has a share stand for this one's."""
-    (made.scratch / "mounts.jsonl").unlink(missing_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorder, "text_of", lambda path: MOUNT.get(path, ""))
-        recorder.MountRecorder(made.scratch, 1).sample()
-    (line,) = lines(made.scratch / "mounts.jsonl")
-    known = {"attempt": number, "mono": number, "mount": text, "type": text, "read_bytes": number}
-    return lost(known, line)
+        patch.setattr(records, "text_of", lambda path: MOUNT.get(path, ""))
+        line = records.Sampler().sample()
+    seen = disk.Shares(None, "node1")
+    for mono in (1.0, 2.0):
+        seen.add(Window(1, 0.0, 10.0, 9), mono, line)
+        line["mounts"]["/data"]["read_bytes"] += 1e6
+    (use,) = seen.uses()
+    return set() if (use.mount, use.kind, use.read) == ("/data", "nfs4", 1.0) else {"mounts"}
 
 
 def loads(made):
-    path = made.folder / "nodes/node1/machine.jsonl"
-    missing = {name for line in lines(path) for name in lost(machines.SAMPLE, line)}
-    of_rank = [machines.schedule(line["ranks"]) for line in lines(path)]
+    every = samples(made)
+    missing = {name for line in every for name in lost(machines.SAMPLE, line)}
+    of_rank = [machines.schedule(line.get("ranks")) for line in every]
+    missing |= {name for line in every for name in {"mono"} - line.keys()}
     return missing | (set() if any("0" in found for found in of_rank) else {"ranks"})
+
+
+def shown(made):
+    """What status and top read of a machine, but for what this one may not have."""
+    (line, *_), sensors = samples(made), {"temperature": 50.0, "gpus": []}
+    seen = status.sample_of({**sensors, **line})
+    return (status.SAMPLE.keys() | set(status.CARD)) - seen.keys()
 
 
 def starts(made):
     (line,) = steps(made, "start")
-    return lost(records.START, line)
+    return lost(read.START, line)
 
 
 def trained(made):
-    (record,) = records.read_ranks(made.folder / "nodes", [])
+    (record,) = read.read_run(made.folder).ranks
     (line, *_), columns = steps(made, "step"), record.steps
-    found = {"step": columns.step[0] == 1, "samples": columns.samples[0] == line["samples"] > 0}
+    found = {
+        "step": columns.step[0] == 1 and columns.step[-1] == sum(columns.count),
+        "samples": columns.samples[0] == line["samples"] > 0,
+        "steps": list(columns.count) == [one["steps"] for one in steps(made, "step")],
+        "longest": columns.longest[0] == time_of(line["longest"]) > 0,
+        "loss": record.loss is not None and record.epoch == 0,
+    }
     missing = {name for name, fits in found.items() if not fits}
     return missing | {"data", "forward", "backward", "optimizer", "evaluate"} - set(record.seconds)
 
 
 def evaluated(made):
     (line,) = steps(made, "evaluate")
-    return lost(records.EVALUATION, line)
+    return lost(read.EVALUATION, line)
 
 
 def ended(made):
     (line,) = steps(made, "end")
-    return lost(records.END, line)
+    return lost(read.END, line)
 
 
 def resumes(made):
-    path = made.folder / "nodes/node1/rank0.steps.jsonl"
+    path = made.folder / "nodes/node1/rank0.1.steps.jsonl"
     (line,) = attempts.lines_of(path, attempts.START)
     said = {"resumed_samples": line["resumed_samples"] == 0, "file": Attempts.saved(made.folder)}
     return {name for name, fits in said.items() if not fits}
@@ -234,15 +286,15 @@ def plan_written(made):
 
 def planned(made):
     one = plan_written(made)
-    read = records.read_run(made.scratch)
-    inner = {"host": text, "connection": text, "ranks": records.ranks}
-    parts = [name for node in read.plan["nodes"] for name in lost(inner, node)]
+    found = read.read_run(made.scratch)
+    inner = {"host": text, "connection": text, "ranks": read.ranks}
+    parts = [name for node in found.plan["nodes"] for name in lost(inner, node)]
     asked = one.options.flat()
-    options = read.plan["options"].items()
+    options = found.plan["options"].items()
     gone = {name for name, value in options if tuple_of(asked[name]) != tuple_of(value)}
-    without = {"nodes"} if [len(node["ranks"]) for node in read.plan["nodes"]] != [1, 1] else set()
-    trainers = {"script": None, **read.plan}  # of the trainer's run there is none
-    return {*lost(records.PLAN, trainers), *parts, *gone, *without}
+    without = {"nodes"} if [len(node["ranks"]) for node in found.plan["nodes"]] != [1, 1] else set()
+    trainers = {"script": None, **found.plan}  # of the trainer's run there is none
+    return {*lost(read.PLAN, trainers), *parts, *gone, *without}
 
 
 def resumed(made):
@@ -269,8 +321,8 @@ def attempted(made):
     cause = Failure("node1", "worker", 0, rank=0, exit_code=1, signal="SIGKILL", exception="E: x")
     mine.end(Outcome("failed", cause, 2.0, [], {}))
     mine.close("failed")
-    (entry,) = records.clean_attempts(json.loads(path.read_text()))
-    missing = lost(records.ATTEMPT, entry) | lost(records.CAUSE, entry["first_cause"])
+    (entry,) = read.clean_attempts(json.loads(path.read_text()))
+    missing = lost(read.ATTEMPT, entry) | lost(read.CAUSE, entry["first_cause"])
     again = Attempts(made.scratch)
     return missing | (
         {"attempts"} if (again.list, again.status) != (mine.list, "failed") else set()
@@ -286,8 +338,8 @@ def tasks(made):
         "meet_within",
         "record",
     }  # these are the guard's own
-    read = read_task(written)._asdict()
-    return {name for name in known if name not in written or read[name] != written[name]}
+    taken = read_task(written)._asdict()
+    return {name for name in known if name not in written or taken[name] != written[name]}
 
 
 def machine(made):
@@ -319,23 +371,26 @@ def machine(made):
 # Who writes, who reads, and the function that gives what of the record is lost on the way.
 CASES = [
     ("launcher/node/guard.py", "launcher/watch/guards.py", frames),
-    ("launcher/node/exit_record.py", "report/records.py", exits),
-    ("launcher/node/recorder.py, net.jsonl", "report/network.py", networks),
-    ("launcher/node/disks.py", "report/disk.py", disks),
-    ("launcher/node/counters.py, disks", "report/disk.py", rates),
+    ("launcher/node/tail.py", "launcher/watch/guards.py", sent),
+    ("launcher/node/records.py, exit", "report/read.py", exits),
+    ("launcher/node/records.py, card", "report/network.py", networks),
+    ("launcher/node/records.py, peers", "report/network.py", peers),
+    ("launcher/node/records.py, disks", "report/uses.py", disks),
+    ("launcher/node/records.py, rates", "report/disk.py", rates),
     ("launcher/node/counters.py, cards", "report/devices.py", cards),
-    ("launcher/node/recorder.py, mounts.jsonl", "report/disk.py", shares),
-    ("launcher/node/recorder.py, machine.jsonl", "report/machines.py", loads),
-    ("trainer/banner.py", "report/records.py", starts),
-    ("trainer/train.py, steps", "report/records.py", trained),
-    ("trainer/train.py, evaluations", "report/records.py", evaluated),
-    ("trainer/train.py, end", "report/records.py", ended),
+    ("launcher/node/records.py, mounts", "report/disk.py", shares),
+    ("launcher/node/records.py, processors", "report/machines.py", loads),
+    ("launcher/node/records.py", "report/status.py", shown),
+    ("trainer/banner.py", "report/read.py", starts),
+    ("trainer/train.py, steps", "report/read.py", trained),
+    ("trainer/train.py, evaluations", "report/read.py", evaluated),
+    ("trainer/train.py, end", "report/read.py", ended),
     ("trainer/train.py", "launcher/watch/attempts.py", resumes),
     ("launcher/node and trainer, names of files", "launcher/collect.py", brought),
     ("trainer/writer.py", "launcher/collect.py", checkpoints),
-    ("launcher/plan/plan.py", "report/records.py", planned),
+    ("launcher/plan/plan.py", "report/read.py", planned),
     ("launcher/plan/plan.py", "launcher/run.py", resumed),
-    ("launcher/watch/attempts.py", "report/records.py and itself", attempted),
+    ("launcher/watch/attempts.py", "report/read.py and itself", attempted),
     ("launcher/watch/guards.py", "launcher/node/task.py", tasks),
     ("launcher/machines/probes/machine.py", "launcher/machines/probe.py", machine),
 ]

@@ -37,6 +37,7 @@ class Client:
         )
         self.frames, self.buffer, self.ended = [], b"", False
         self.output = {}  # (rank, stream): bytes
+        self.records = {}  # file: bytes
 
     def send(self, **order):
         with contextlib.suppress(BrokenPipeError):  # it has ended, and its last frames say why
@@ -71,6 +72,8 @@ class Client:
             if frame["type"] == "log":
                 key = frame["rank"], frame["stream"]
                 self.output.setdefault(key, bytearray()).extend(rest[:size])
+            elif frame["type"] == "record":
+                self.records[frame["file"]] = self.records.get(frame["file"], b"") + rest[:size]
             self.buffer = rest[size:]
             self.frames.append(frame)
 

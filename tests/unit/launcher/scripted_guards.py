@@ -15,7 +15,7 @@ def say(**frame):
     sys.stdout.write(json.dumps(frame) + "\\n")
     sys.stdout.flush()
 task = json.loads(sys.stdin.readline())
-say(type="hello", protocol=1, way="service")
+say(type="hello", protocol=2, way="service")
 def end(reason):
     say(type="exit", reason=reason, message=None, exit_code=0, signal=None, mono_start=0.0,
         mono_end=1.0, workers={}, ended=[], left=[])

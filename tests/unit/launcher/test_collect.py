@@ -45,7 +45,7 @@ def run(tmp_path):
 
 def bring(part, run, node=None, sizes=None):
     nodes = {"node2": node or LocalNode(host(2))}
-    return collect.records(nodes, [part], ATTEMPTS, run, sizes or Sizes())
+    return collect.bring(nodes, [part], ATTEMPTS, run, sizes or Sizes(), ("links.json",))
 
 
 def best_and_last(nodes, parts, run):
@@ -70,9 +70,11 @@ class Sends(LocalNode):
 
 def test_only_its_own_files_of_the_contract_arrive(node2, run):
     part, output = node2
-    mine = ["nodes/node2/exit.json", "nodes/node2/rank1.steps.jsonl", "samples/rank1.1.csv"]
-    mine += ["nodes/node2/rank0.steps.jsonl", "samples/rank0.2.csv"]  # its rank in attempt 2
-    others = ["nodes/node1/exit.json", "nodes/node2/rank7.steps.jsonl", "samples/rank0.1.csv"]
+    mine = ["nodes/node2/links.json", "nodes/node2/machine.1.jsonl", "nodes/node2/machine.2.jsonl"]
+    mine += ["nodes/node2/rank1.1.steps.jsonl", "samples/rank1.1.csv"]
+    mine += ["nodes/node2/rank0.2.steps.jsonl", "samples/rank0.2.csv"]  # its rank in attempt 2
+    others = ["nodes/node1/machine.1.jsonl", "nodes/node2/machine.3.jsonl", "samples/rank0.1.csv"]
+    others += ["nodes/node2/rank1.2.steps.jsonl", "nodes/node2/rank0.1.steps.jsonl"]
     others += ["nodes/node2/rank1.log", "nodes/node2/launch.log", "nodes/node2/.profile"]
     (output / "nodes" / "node1").mkdir()
     for name in mine + others:
@@ -87,12 +89,14 @@ def test_what_is_no_regular_file_stays_there(node2, run, tmp_path, kind):
     part, output = node2
     victim = tmp_path / "victim"
     victim.write_text("secret\n")
-    path = output / "nodes/node2/exit.json"
+    path = output / "nodes/node2/links.json"
     make = {"link": path.symlink_to, "device": path.symlink_to, "fifo": os.mkfifo}
     make.get(kind, Path.mkdir)({"link": victim, "device": "/dev/zero"}.get(kind, path))
     problems = bring(part, run)
     assert len(problems) == 1
-    assert "node2: nodes/node2/exit.json was not collected: it is not a regular file" in problems[0]
+    assert (
+        "node2: nodes/node2/links.json was not collected: it is not a regular file" in problems[0]
+    )
     assert found(run) == []
 
 
@@ -122,20 +126,20 @@ def test_a_log_that_was_made_here_is_not_replaced(node2, run):
 def test_lines_beyond_the_limit_stay_there_and_that_is_said(node2, run):
     part, output = node2
     line = b"x" * 99 + b"\n"
-    (output / "nodes/node2/rank1.steps.jsonl").write_bytes(line * (2 * MIB // 100))
+    (output / "nodes/node2/rank1.1.steps.jsonl").write_bytes(line * (2 * MIB // 100))
     problems = bring(part, run, sizes=Sizes(steps=1))
     assert problems == [
-        "node2: nodes/node2/rank1.steps.jsonl holds the beginning only: it is larger than 1 MiB "
-        f"(KEEP=steps=... allows more); the whole file is {output}/nodes/node2/rank1.steps.jsonl "
+        "node2: nodes/node2/rank1.1.steps.jsonl holds the beginning only: it is larger than 1 MiB "
+        f"(KEEP=steps=... allows more); the whole file is {output}/nodes/node2/rank1.1.steps.jsonl "
         "there."
     ]
-    kept = (run / "nodes/node2/rank1.steps.jsonl").read_bytes()
+    kept = (run / "nodes/node2/rank1.1.steps.jsonl").read_bytes()
     assert kept == line * (MIB // 100)
 
 
 def test_a_sparse_document_fills_no_disk(node2, run):
     part, output = node2
-    with (output / "nodes/node2/exit.json").open("wb") as file:
+    with (output / "nodes/node2/links.json").open("wb") as file:
         file.truncate(3 << 30)
     problems = bring(part, run, sizes=Sizes(other=1))
     assert len(problems) == 1 and "it is larger than 1 MiB" in problems[0]
@@ -154,7 +158,7 @@ def test_a_machine_that_talks_instead_of_sending_is_left(node2, run):
     part, _ = node2
     problems = bring(part, run, Sends("while True: print('y' * 1000)"))
     assert problems == [
-        "node2: nodes/node2/exit.json and what follows it was not collected: the machine sent "
+        "node2: nodes/node2/links.json and what follows it was not collected: the machine sent "
         "something else."
     ]
 
@@ -163,16 +167,16 @@ def test_a_greeting_before_the_file_is_no_part_of_it(node2, run):
     part, _ = node2
     said = "print('Welcome to node2'); print('tandem-file'); print('{}')"
     assert bring(part, run, Sends(said)) == []
-    assert (run / "nodes/node2/exit.json").read_text() == "{}\n"
+    assert (run / "nodes/node2/links.json").read_text() == "{}\n"
 
 
 def test_half_a_file_is_none(node2, run):
     part, _ = node2
     (run / "nodes/node2").mkdir(parents=True)
-    (run / "nodes/node2/exit.json").write_text("before")
+    (run / "nodes/node2/links.json").write_text("before")
     problems = bring(part, run, Sends("print('tandem-file\\nhalf'); raise SystemExit(1)"))
-    assert "nodes/node2/exit.json and what follows it was not collected" in problems[0]
-    assert (run / "nodes/node2/exit.json").read_text() == "before"
+    assert "nodes/node2/links.json and what follows it was not collected" in problems[0]
+    assert (run / "nodes/node2/links.json").read_text() == "before"
 
 
 @pytest.mark.parametrize("name", ["step-" + "9" * 5000 + ".pt", "step-٣.pt", "../../../.bashrc"])
@@ -234,7 +238,7 @@ READ_ONLY = Path("/proc/self")
 
 def test_a_disk_that_takes_nothing_is_no_machines_failure(node2):
     part, output = node2
-    (output / "nodes/node2/exit.json").write_text("{}")
+    (output / "nodes/node2/links.json").write_text("{}")
     with pytest.raises(collect.Unwritable):
         bring(part, READ_ONLY)
     (output / "checkpoints/node2/step-3.pt").write_bytes(b"x")
@@ -244,7 +248,7 @@ def test_a_disk_that_takes_nothing_is_no_machines_failure(node2):
 
 def test_a_disk_that_fills_up_on_the_way_leaves_nothing_in_half(node2, run, monkeypatch):
     part, output = node2
-    (output / "nodes/node2/exit.json").write_bytes(b"x" * MIB)
+    (output / "nodes/node2/links.json").write_bytes(b"x" * MIB)
 
     class Full(io.BytesIO):
         def write(self, data):

@@ -16,7 +16,7 @@ from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
 from tests.unit.launcher.launcher_values import build, facts, host
 
-HELLO = '{"type": "hello", "protocol": 1, "way": "service"}\n'
+HELLO = '{"type": "hello", "protocol": 2, "way": "service"}\n'
 LOG = '{"type": "log", "rank": 0, "stream": "stdout", "bytes": 1000000}\n'
 EXIT = (
     '{"type": "exit", "reason": "finished", "message": null, "exit_code": 0, "signal": null, '

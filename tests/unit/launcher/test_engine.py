@@ -123,8 +123,8 @@ def test_an_engine_is_one_new_file(wrapped, tmp_path):
     assert outcome.status == "finished", outcome
     attempts = Attempts(run)
     attempts.begin(plan, "first attempt", 0.0)
-    assert collect.records(nodes, list(plan.nodes), attempts.list, run, Sizes()) == []
-    assert (run / "nodes/node2/exit.json").exists()
+    assert collect.bring(nodes, list(plan.nodes), attempts.list, run, Sizes()) == []
+    assert (run / "nodes/node2/machine.1.jsonl").exists()
     assert "rank 1" in (run / "nodes/node2/rank1.log").read_text()
 
 

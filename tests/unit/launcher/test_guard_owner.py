@@ -149,8 +149,8 @@ def test_a_machine_whose_owner_nobody_can_look_for_is_left(guards, tmp_path):
 
 
 def test_a_sign_that_nobody_knows_is_refused():
-    hello = b'{"type":"hello","protocol":1,"way":"service"}\n'
-    frames = Frames((0,), "r")
+    hello = b'{"type":"hello","protocol":2,"way":"service"}\n'
+    frames = Frames((0,))
     (_, told) = list(frames.feed(hello + b'{"type":"owner","sign":"card"}\n'))
     assert told[0]["sign"] == "card"
     with pytest.raises(Exception, match="sign"):

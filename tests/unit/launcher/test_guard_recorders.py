@@ -1,8 +1,9 @@
-"""The recorders' files: whole lines, also after a kill or on a full disk."""
+"""What a guard records of its machine: whole lines, whatever cannot be read or written."""
 
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -10,124 +11,107 @@ from pathlib import Path
 
 import pytest
 
-from launcher.node import disks, recorder
-from launcher.node.recorder import JsonLines, MachineRecorder, NetworkRecorder, Recorder
+from launcher.node import records
+from launcher.node.records import Lines, Recorder, Sampler
 from launcher.node.task import read_task
 
-IOSTAT = Path(__file__).with_name("iostat.json").read_text()  # sysstat 12.6.1, -o JSON -d -x -y 1
-
-
-def test_a_cut_iostat_document_ends_with_its_last_whole_report():
-    whole = json.loads(IOSTAT)["sysstat"]["hosts"][0]["statistics"]
-    counts = []
-    for length in range(len(IOSTAT)):
-        document = disks.complete(IOSTAT[:length])
-        if document is not None:
-            reports = document["hosts"][0]["statistics"]
-            assert reports == whole[: len(reports)]
-            counts.append(len(reports))
-    assert counts == sorted(counts)
-    assert set(counts) == {0, 1, 2, 3}
-    assert disks.complete(IOSTAT[:40]) is None
-    assert disks.complete(IOSTAT) == json.loads(IOSTAT)["sysstat"]
+PARTS = sorted(Sampler().parts)
 
 
 @pytest.fixture
 def record(tmp_path):
-    """A recorder of everything, its troubles in a list."""
+    """record(**task) -> a recorder into an empty folder, what it tells, and its lines so far."""
+    folder = tmp_path / "node"
+    folder.mkdir()
 
-    def make(**options):
+    def make(pids=dict, **options):
         task = {"type": "start", "run": "r", "attempt": 2, "host": "h", "ranks": [0]}
         task.update({"argv": ["x"], "output": "o", "interface": "lo"}, **options)
         troubles = []
-        made = Recorder(read_task(task), tmp_path, lambda *trouble: troubles.append(trouble))
-        return made, troubles
+        made = Recorder(read_task(task), folder, lambda *trouble: troubles.append(trouble), pids)
+        return made, troubles, lambda: read_lines(folder / "machine.2.jsonl")
 
     return make
 
 
-@pytest.mark.parametrize("source", ["iostat", "diskstats"])
-def test_recording_for_a_second(record, tmp_path, monkeypatch, source):
-    if source == "iostat" and not disks.has_iostat():
-        pytest.skip("sysstat is not installed here")
-    monkeypatch.setattr(disks, "has_iostat", lambda: source == "iostat")
-    made, troubles = record(data=str(tmp_path))
-    began = time.monotonic()
-    made.start()
-    time.sleep(1.05)
-    made.sample()
-    made.stop()
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_record_is_of_samples_and_ends_with_how_the_node_s_part_did(record, tmp_path):
+    made, troubles, lines = record(data=str(tmp_path))
+    made.begin()
+    for _ in range(2):
+        time.sleep(0.2)
+        made.tick()
+    made.end({"mono_start": 1.0, "exit_code": 0}, {"0": 7})
     assert troubles == []
-    (entry,) = json.loads((tmp_path / "iostat.json").read_text())["attempts"]
-    assert (entry["attempt"], entry["source"], entry["interval"]) == (2, source, 1.0)
-    assert began <= entry["mono_start"] <= time.monotonic()
-    assert "data_disk" in entry
-    host = entry["sysstat"]["hosts"][0]
-    assert host["nodename"] == os.uname().nodename
-    assert len(host["statistics"]) >= 1
-    lines = [json.loads(line) for line in (tmp_path / "net.jsonl").read_text().splitlines()]
-    assert len(lines) == 3
-    assert all(line["attempt"] == 2 and line["interface"] == "lo" for line in lines)
-    assert [line["mono"] for line in lines] == sorted(line["mono"] for line in lines)
-    names = ["iostat.json", "machine.jsonl", "net.jsonl"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    *samples, last = lines()
+    assert [line["kind"] for line in samples] == ["sample"] * 4
+    assert [line["mono"] for line in samples] == sorted(line["mono"] for line in samples)
+    assert all(line["card"]["interface"] == "lo" and line["disk_free"] > 0 for line in samples)
+    assert all(line["cpu_busy"] > 0 and line["memory_total"] > 0 for line in samples)
+    told = {"kind": "exit", "mono_start": 1.0, "exit_code": 0, "peak_memory_bytes": {"0": 7}}
+    assert last == told
+    assert [path.name for path in (tmp_path / "node").iterdir()] == ["machine.2.jsonl"]
 
 
-def test_what_a_killed_guard_recorded_is_not_lost(record, tmp_path):
-    head = {"attempt": 1, "source": "iostat", "mono_start": 9.0, "interval": 1.0}
-    cut = IOSTAT[: IOSTAT.rindex("disk_device") - 20]
-    (tmp_path / ".iostat.1.part").write_text(json.dumps(head) + "\n" + cut)
-    made, _ = record()
-    made.start()
-    made.stop()
-    entries = json.loads((tmp_path / "iostat.json").read_text())["attempts"]
-    assert [entry["attempt"] for entry in entries] == [1, 2]
-    assert len(entries[0]["sysstat"]["hosts"][0]["statistics"]) == 2
-    assert list(tmp_path.glob(".iostat*")) == []
+def test_an_interface_that_is_not_there_is_told_and_costs_no_other_figure(record):
+    made, troubles, lines = record(interface="eth9")
+    made.begin()
+    assert troubles == [("network card", "OSError: there is no network interface eth9")]
+    (line,) = lines()
+    assert "card" not in line and line.keys() >= {"cores", "memory_total", "disk_free", "disks"}
 
 
-def test_an_interface_that_is_not_there_is_told_and_stops_no_other_recorder(record, tmp_path):
-    made, troubles = record(interface="eth9")
-    made.start()
-    made.stop()
-    assert troubles[0] == ("network recorder", "OSError: there is no network interface eth9")
-    assert (tmp_path / "iostat.json").exists()
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("error", records.FAILS)
+def test_what_fails_of_one_part_leaves_the_others(part, error):
+    def fails():
+        raise error("planted")
+
+    told = []
+    sampler = Sampler(interface="lo", folder="/", trouble=lambda *trouble: told.append(trouble))
+    usual = {name: set(read()) for name, read in sampler.parts.items()}
+    sampler.parts[part] = fails
+    line = sampler.sample()
+    others = set().union(*(fields for name, fields in usual.items() if name != part))
+    assert line.keys() == {"kind", "mono", "unix", *others}
+    assert [what for what, why in told] == [part] and "planted" in told[0][1]
 
 
-def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch):
-    lines, write = JsonLines(tmp_path / "net.jsonl"), os.write
+def test_a_kernel_that_says_nothing_costs_no_line(monkeypatch):
+    monkeypatch.setattr(records, "text_of", lambda path: "")
+    line = Sampler().sample()
+    assert line["kind"] == "sample" and line["mono"] > 0 and "cpu_busy" not in line
+
+
+@pytest.mark.parametrize("taken", [0.5, 0.0])
+def test_a_full_disk_leaves_whole_lines(tmp_path, monkeypatch, taken):
+    lines, write = Lines(tmp_path / "machine.1.jsonl"), os.write
     lines.append({"n": 1})
 
-    def half(fd, data):
-        return write(fd, data[: len(data) // 2])
+    def full(fd, data):
+        written = write(fd, data[: max(3, int(len(data) * taken))])
+        if not taken:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return written
 
-    def none(fd, data):
-        write(fd, data[:3])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    for broken in (half, none):
-        monkeypatch.setattr(os, "write", broken)
-        with pytest.raises(OSError, match="space"):
-            lines.append({"n": 2})
-    monkeypatch.setattr(os, "write", write)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="space"):
+        patch.setattr(os, "write", full)
+        lines.append({"n": 2})
     lines.append({"n": 3})
-    assert (tmp_path / "net.jsonl").read_text() == '{"n": 1}\n{"n": 3}\n'
+    assert read_lines(tmp_path / "machine.1.jsonl") == [{"n": 1}, {"n": 3}]
 
 
-def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "exit.json"
-    disks.write_json(path, {"attempts": [1]})
-    with pytest.raises(TypeError):
-        disks.write_json(path, {"attempts": object()})
-    assert disks.read_attempts(path) == [1]
-    path.write_text("{")
-    assert disks.read_attempts(path) == []
-
-
-def test_the_speed_of_a_link_is_null_where_the_card_does_not_say(tmp_path):
-    made = NetworkRecorder(tmp_path, 1, "lo")
-    made.start()
-    assert json.loads((tmp_path / "net.jsonl").read_text())["speed_mbit"] is None
+def test_a_disk_that_takes_nothing_is_told_and_ends_nothing(record, tmp_path):
+    made, troubles, _ = record()
+    shutil.rmtree(tmp_path / "node")
+    made.begin()
+    made.tick()
+    made.end({}, {})
+    assert {what for what, _ in troubles} >= {"records"}
+    assert not (tmp_path / "node").exists()
 
 
 BUSY = (
@@ -139,11 +123,7 @@ BUSY = (
 )
 
 
-def read_lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def test_a_hog_shows_in_what_a_rank_waits_for_a_processor(tmp_path):
+def test_a_hog_shows_in_what_a_rank_waits_for_a_processor():
     """Its loaders and threads count as its own; three of them share a processor with each other."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     one = {min(os.sched_getaffinity(0))}
@@ -153,32 +133,29 @@ def test_a_hog_shows_in_what_a_rank_waits_for_a_processor(tmp_path):
         preexec_fn=lambda: (os.setsid(), os.sched_setaffinity(0, one)),
     )
     rank.stdout.readline()
-    machine = MachineRecorder(tmp_path, 1, lambda: {5: rank.pid})
+    alive = {5: rank.pid}
+    sampler, seen = Sampler(pids=lambda: dict(alive)), []
     limit = time.monotonic() + 60
     try:
-        machine.start()
-        while machine.latest["ranks"]["5"]["waited"] < 1.0 and time.monotonic() < limit:
+        while not seen or (seen[-1]["waited"] < 1.0 and time.monotonic() < limit):
+            seen.append(sampler.sample()["ranks"]["5"])
             time.sleep(0.05)
-            machine.sample()
-        machine.workers = dict
-        machine.stop()
+        alive.clear()
+        assert "ranks" not in sampler.sample()
     finally:
         os.killpg(rank.pid, 9)
         rank.communicate()
-    *lines, last = read_lines(tmp_path / "machine.jsonl")
-    seen = [line["ranks"]["5"] for line in lines]
     assert seen[-1]["waited"] >= 1.0 and seen[-1]["waited"] > 0.5 * seen[-1]["ran"] > 0
     assert seen == sorted(seen, key=lambda one: (one["ran"], one["waited"]))
-    assert last["ranks"] == {} and last["cpu_busy"] >= lines[0]["cpu_busy"] > 0
 
 
-def test_a_run_of_months_is_thinned(tmp_path, monkeypatch):
-    monkeypatch.setattr(recorder, "THINNED", 4)
-    machine = MachineRecorder(tmp_path, 1, dict)
+def test_a_run_of_months_is_thinned(record, monkeypatch):
+    monkeypatch.setattr(records, "THINNED", 4)
+    made, _, lines = record()
     for _ in range(4 + 8 + 16):
-        machine.sample()
-    machine.stop()
-    assert len(read_lines(tmp_path / "machine.jsonl")) == 4 + 4 + 4 + 1
+        made.tick()
+    made.end({}, {})
+    assert [line["kind"] for line in lines()] == ["sample"] * (4 + 4 + 4 + 1) + ["exit"]
 
 
 def test_nvidia_smi_is_read_line_by_line(record, tmp_path, monkeypatch):
@@ -195,19 +172,40 @@ def test_nvidia_smi_is_read_line_by_line(record, tmp_path, monkeypatch):
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
-    made, troubles = record()
-    made.start()
-    (pid,) = [pid for pid in made.pids() if "nvidia-smi" in " ".join(command(pid))]
-    limit = time.monotonic() + 10
-    while not (tmp_path / "gpu.jsonl").exists() and time.monotonic() < limit:
+    made, troubles, lines = record()
+    made.begin()
+    (pid,) = made.spare()
+    assert "nvidia-smi" in Path(f"/proc/{pid}/cmdline").read_text()
+    limit = time.monotonic() + 20
+    while not any("gpus" in line for line in lines()) and time.monotonic() < limit:
         time.sleep(0.05)
-        made.sample()
-    made.stop()
+        made.tick()
+    made.end({}, {})
     assert troubles == []
-    lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
-    assert [(line["attempt"], line["index"]) for line in lines] == [(2, 0), (2, 1)]
-    assert subprocess.run(["kill", "-0", str(pid)], stderr=subprocess.DEVNULL).returncode != 0
+    cards = [card for line in lines() for card in line.get("gpus", [])]
+    assert [card["index"] for card in cards] == [0, 1] and cards[0]["power"] == 70.5
+    assert not Path(f"/proc/{pid}").exists()
 
 
-def command(pid):
-    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+def test_a_tool_that_cannot_be_started_is_told_and_ends_nothing(record, tmp_path, monkeypatch):
+    tool = tmp_path / "bin/nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("#!/no/such/interpreter\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
+    made, troubles, lines = record()
+    made.begin()
+    made.end({}, {})
+    assert [what for what, _ in troubles] == ["nvidia-smi"]
+    assert [line["kind"] for line in lines()] == ["sample", "sample", "exit"]
+
+
+def test_what_top_is_told_are_lines_of_the_same_kind():
+    script = "from launcher.node import records; records.INTERVAL = 0.05; records.stream()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[3], stdout=subprocess.PIPE
+    ) as process:
+        told = [json.loads(process.stdout.readline()) for _ in range(2)]
+        process.stdout.close()  # nobody reads: it ends
+        assert process.wait(20) is not None
+    assert all(line["kind"] == "sample" and line["cpu_busy"] > 0 for line in told)

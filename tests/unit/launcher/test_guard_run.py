@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from launcher.machines.probes import machine as probe
-from tests.run_directory import problems
 from tests.unit.launcher.guard_client import environment, wait_until_gone, workers
 
 
@@ -23,11 +22,7 @@ def test_a_run_that_ends_well_is_told_frame_by_frame(guards, tmp_path):
     assert guard.output[0, "stdout"] == b"hello\n"
     assert [frame["seq"] for frame in guard.frames] == list(range(len(guard.frames)))
     assert guard.frames[0]["type"] == "hello"
-    saved = json.loads((tmp_path / "nodes/node1/exit.json").read_text())
-    assert saved["host"] == "node1"
-    assert saved["attempts"][0]["workers"] == end["workers"]
-    assert saved["attempts"][0]["peak_memory_bytes"]["0"] > 1 << 20
-    assert saved["attempts"][0]["mono_end"] == end["mono_end"] > end["mono_start"]
+    assert end["mono_end"] > end["mono_start"]
 
 
 def test_a_run_is_seen_by_others_while_its_guard_lives(guards, tmp_path, mark):
@@ -46,13 +41,32 @@ def test_a_run_is_seen_by_others_while_its_guard_lives(guards, tmp_path, mark):
     assert run not in {one["run"] for one in probe.runs()}
 
 
-def test_the_files_are_those_of_the_contract(guards, tmp_path):
-    guard = guards()
-    guard.start(tmp_path, workers("import time; time.sleep(1.2)"), record=True, interface="lo")
-    guard.wait_for("exit")
-    names = {path.name for path in (tmp_path / "nodes/node1").iterdir()}
-    assert names >= {"exit.json", "iostat.json", "net.jsonl"}
-    assert problems(tmp_path) == []
+STEPS = """
+import os, pathlib, time
+path = pathlib.Path(os.environ["FOLDER"], "nodes/node1/rank0.7.steps.jsonl")
+path.write_text('{"kind": "x"}\\n{"half')
+time.sleep(1.2)
+"""
+
+
+def test_each_attempt_has_files_of_its_own_and_all_of_them_are_sent(guards, tmp_path):
+    env = {"FOLDER": str(tmp_path)}
+    for attempt in (6, 7):
+        guard, script = guards(), STEPS if attempt == 7 else "pass"
+        options = {"attempt": attempt, "record": True, "interface": "lo", "env": env}
+        guard.start(tmp_path, workers(script), **options)
+        end = guard.wait_for("exit")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "nodes/node1").iterdir()}
+    assert set(files) == {"machine.6.jsonl", "machine.7.jsonl", "rank0.7.steps.jsonl"}
+    assert guard.records == {
+        "machine.7.jsonl": files["machine.7.jsonl"],
+        "rank0.7.steps.jsonl": b'{"kind": "x"}\n',
+    }
+    *samples, last = map(json.loads, files["machine.7.jsonl"].splitlines())
+    assert [line["kind"] for line in samples] == ["sample"] * len(samples) and len(samples) > 2
+    assert last["kind"] == "exit" and last["peak_memory_bytes"]["0"] > 1 << 20
+    assert last.items() >= {name: end[name] for name in ("mono_start", "mono_end")}.items()
+    assert last["workers"] == end["workers"] and last["exit_code"] == end["exit_code"] == 0
 
 
 def test_temporary_files_of_ranks_are_theirs_alone_and_go_with_the_guard(guards, tmp_path):
@@ -132,7 +146,6 @@ def test_the_exception_comes_from_the_error_file_if_there_is_one(guards, tmp_pat
 
 
 def test_a_signal_and_the_exception_of_a_traceback_are_named(guards, tmp_path):
-    """In two attempts, of which exit.json keeps both."""
     guard = guards()
     script = "try: 1 / 0\nexcept ZeroDivisionError: raise KeyError('the second one')"
     guard.start(tmp_path, workers(script))
@@ -142,8 +155,6 @@ def test_a_signal_and_the_exception_of_a_traceback_are_named(guards, tmp_path):
     guard.start(tmp_path, workers("import os; os.killpg(0, 11)"), attempt=2)
     end = guard.wait_for("exit")["workers"]["0"]
     assert end == {"exit_code": None, "signal": "SIGSEGV", "exception": None}
-    saved = json.loads((tmp_path / "nodes/node1/exit.json").read_text())
-    assert [entry["attempt"] for entry in saved["attempts"]] == [1, 2]
 
 
 def test_after_a_failure_the_rest_of_the_node_gets_its_grace_and_no_more(guards, tmp_path, mark):

@@ -6,50 +6,25 @@ from types import SimpleNamespace
 
 import pytest
 
-from contract.validate import Invalid
 from launcher import collect
-from launcher.background import Sizes, Spool
+from launcher.background import Sizes
 from launcher.machines.engines.local import LocalProcess
 from launcher.terminal import Stopper
 from launcher.watch import failures
-from launcher.watch.digests import Digests, Ruling
 from launcher.watch.guards import Frames, Guarded
 from launcher.watch.lines import RankLog, RunLogs
+from launcher.watch.records import Records
 from launcher.watch.watch import Stage, Watch
+from report.status import Follower
 from tests.unit.launcher.scripted_guards import watch
-from tests.unit.launcher.test_digests import DIGEST, GOOD
 
 pytestmark = pytest.mark.usefixtures("settles_soon")
-BEGUN = """
-def begun(line):
-    say(type="begun", rank=own, run=task["run"], bytes=len(line))
-    sys.stdout.write(line); sys.stdout.flush()
+GOOD = "for line in sys.stdin:\n    if 'kill' in line: end('killed'); break\n"
+RECORD = """
+def record(data, offset=0, file="machine.1.jsonl"):
+    say(type="record", file=file, offset=offset, bytes=len(data))
+    sys.stdout.write(data); sys.stdout.flush()
 """
-
-
-@pytest.mark.parametrize(
-    "lie",
-    [
-        "digest(row(None, steps=2))",
-        "digest(row(1, spent=None))",
-        "digest(row(4096, steps=4096))",
-        "digest(dict(rank=own, loss=1.0), dict(rank=own, loss=1.0))",
-    ],
-)
-def test_a_frame_that_no_reader_can_use_is_its_machines_failure(tmp_path, lie):
-    outcome, _ = watch(tmp_path, [GOOD, DIGEST + BEGUN + lie + "\nsys.stdin.read()"])
-    assert (outcome.cause.host, outcome.cause.source) == ("node2", "guard")
-    assert "it sent something that no guard sends" in outcome.cause.message
-    assert outcome.exits["node1"]["reason"] == "killed"
-
-
-def test_no_start_line_is_too_deep_for_its_refusal(tmp_path):
-    plan = SimpleNamespace(attempt=1, world_size=1, nodes=[SimpleNamespace(host="node1")])
-    digests = Digests(plan, tmp_path, Spool())
-    for deep in (20, 500, *range(850, 1000)):  # at the last Python can read, but not write it
-        line = b'{"kind": "start", "attempt": 1, "x": ' + b"[" * deep + b"]" * deep + b"}"
-        with pytest.raises(Invalid):
-            digests.begun("node1", {"rank": 0, "cores": 1, "memory": 1}, line)
 
 
 def second_process(process, *_):
@@ -68,20 +43,17 @@ CALLED = {
     "orders": (Guarded, "send", lambda guard, *_: guard.node.host == "node2"),
     "its lease": (Guarded, "renew", lambda guard: guard.node.host == "node2"),
     "frames": (Frames, "feed", lambda frames, _: 1 in frames._shapes["beat"]["running"][0].values),
-    "beats": (Digests, "free", second_host),
-    "start lines": (Digests, "begun", second_host),
-    "digests": (Digests, "take", second_host),
-    "what is kept of them": (Digests, "write", second_host),
+    "records": (Records, "take", second_host),
     "lines": (RunLogs, "feed", second_host),
     "what failed": (failures, "_answer", lambda failure, _: failure.source == "worker"),
 }
 SAYS = """
 second = 1
-say(type="beat", unix=1.0, running=[own], disk_free=1)
+own = task["ranks"][0]
+say(type="beat", unix=1.0, running=[own])
 say(type="log", rank=own, stream="stdout", bytes=2)
 print("x", flush=True)
-begun(json.dumps(dict(kind="start", attempt=1)))
-digest(row(1))
+record("{}\\n")
 time.sleep(0.3)
 say(type="worker_exit", rank=own, exit_code=1, signal=None, exception=None, first=True)
 sys.exit()
@@ -103,22 +75,22 @@ def planted(monkeypatch, owner, name, here):
 def test_a_defect_that_a_machines_data_reach_is_its_failure_alone(tmp_path, monkeypatch, reader):
     monkeypatch.setattr("launcher.watch.watch.RENEW_EVERY", 0.1)
     planted(monkeypatch, *CALLED[reader])
-    outcome, _ = watch(tmp_path, [GOOD, DIGEST + BEGUN + SAYS])
+    outcome, _ = watch(tmp_path, [GOOD, RECORD + SAYS])
     assert outcome.status == "failed"
     assert outcome.exits["node1"]["reason"] == "killed"
     assert outcome.cause.host == "node2"
 
 
 def test_such_a_defect_is_told_with_its_place(tmp_path, monkeypatch):
-    planted(monkeypatch, *CALLED["digests"])
-    outcome, _ = watch(tmp_path, [GOOD, DIGEST + "digest(row(1))\nsys.stdin.read()"])
+    planted(monkeypatch, *CALLED["records"])
+    outcome, _ = watch(tmp_path, [GOOD, RECORD + "record('{}')\nsys.stdin.read()"])
     assert (outcome.cause.host, outcome.cause.source) == ("node2", "guard")
     assert f"LookupError: planted ({Path(__file__).name}:" in outcome.cause.message
 
 
 def test_a_defect_in_what_all_machines_told_together_ends_no_run(tmp_path, monkeypatch):
-    planted(monkeypatch, Ruling, "look", lambda *_: True)
-    monkeypatch.setattr("launcher.watch.watch.RENEW_EVERY", 0.1)
+    planted(monkeypatch, Follower, "look", lambda *_: True)
+    monkeypatch.setattr("launcher.watch.ruling.LOOK_EVERY", 0.1)
     outcome, said = watch(tmp_path, ["time.sleep(0.5)\nend('finished')"])
     assert outcome.status == "finished" and said.count("LookupError: planted") == 1
 
@@ -141,8 +113,8 @@ def test_a_defect_in_a_machines_records_keeps_no_others_from_being_collected(mon
     monkeypatch.setattr(collect, "_bring", bring)
     parts = [SimpleNamespace(host=f"node{n}") for n in (1, 2, 3)]
     nodes = dict.fromkeys(("node1", "node2", "node3"))
-    told = collect.records(nodes, parts, [], Path(), Sizes(), ("exit.json",))
-    assert (told[0], told[2]) == ("nodes/node1/exit.json", "nodes/node3/exit.json")
+    told = collect.bring(nodes, parts, [], Path(), Sizes(), ("links.json",))
+    assert (told[0], told[2]) == ("nodes/node1/links.json", "nodes/node3/links.json")
     assert told[1].startswith("node2: ") and "planted" in told[1]
 
 
@@ -161,33 +133,34 @@ def test_a_defect_in_the_newest_checkpoint_hides_no_others(tmp_path, monkeypatch
     assert problems[0].startswith("node2: ") and "planted" in problems[0]
 
 
-# As many steps as a row may claim, without end.
+# As much as a piece may hold, without end.
 FLOOD = """
-many = json.dumps(dict(type="digest", run=task["run"], machine={}, mono=1.0,
-    ranks=[dict(row(1), steps=1000, waits=[1], spent=[])])) + "\\n"
-while True: sys.stdout.write(many * 100)
+data, offset = "x" * (1 << 15), 0
+while True:
+    record(data, offset)
+    offset += len(data)
 """
 
 
 def test_ctrl_c_is_heard_between_two_frames_of_a_flood(tmp_path, monkeypatch):
     stopper, seen = Stopper(), []
-    take, enter = Digests.take, Watch._enter
+    take, enter = Records.take, Watch._enter
 
-    def taken(self, host, frame):
+    def taken(self, host, *frame):
         seen.append(host)
         stopper.asked += seen.count(host) == 5 and stopper.asked < 2
-        take(self, host, frame)
+        take(self, host, *frame)
 
     def entered(self, stage, *rest):
         seen.append(stage)
         enter(self, stage, *rest)
 
-    monkeypatch.setattr(Digests, "take", taken)
+    monkeypatch.setattr(Records, "take", taken)
     monkeypatch.setattr(Watch, "_enter", entered)
     monkeypatch.setattr("tests.unit.launcher.scripted_guards.Stopper", lambda: stopper)
     monkeypatch.setattr("launcher.watch.watch.SLICE", 0.0)
     monkeypatch.setattr("launcher.watch.watch.SILENCE", 0.5)
-    outcome, _ = watch(tmp_path, [DIGEST + FLOOD] * 2)
+    outcome, _ = watch(tmp_path, [RECORD + FLOOD] * 2)
     assert outcome.status == "stopped"
     before = seen[: seen.index(Stage.STOPPING)]
     assert max(before.count("node1"), before.count("node2")) == 5

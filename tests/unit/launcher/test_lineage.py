@@ -14,7 +14,7 @@ def attempt(folder, number, resumed, rows):
     for name in ("nodes/node1", "samples"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     start = {"kind": "start", "attempt": number, "resumed_samples": resumed, "train_images": IMAGES}
-    with (folder / "nodes/node1/rank0.steps.jsonl").open("a") as file:
+    with (folder / f"nodes/node1/rank0.{number}.steps.jsonl").open("a") as file:
         file.write(json.dumps(start) + "\n")
     lines = ["epoch,position,index", *(f"{n // IMAGES},{n % IMAGES},{n % IMAGES}" for n in rows)]
     (folder / f"samples/rank0.{number}.csv").write_text("\n".join([*lines, ""]))

@@ -1,80 +1,146 @@
 """The line that is said while a run goes on when a wait rules it."""
 
+import time
+from dataclasses import replace
+
 import pytest
 
-from contract.digests import Least, RankSums, RunSums
-from launcher.watch.digests import LEAST_SECONDS, LEAST_STEPS, Ruling
-from tests.unit.contract.test_waits import row
+from contract.errors import UserError
+from launcher.watch import ruling
+from launcher.watch.ruling import APART, LOOK_EVERY, STEADY, Ruling
+from report.analysis import analyse
+from report.status import Follower
+from report.status import Ruling as Judgement
+from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
 
 TOLD = "network: 0.40 s of 0.90 s a step; `make report` says what to do"
+IMAGES = "images: 0.50 s of 1.00 s a step; `make report` says what to do"
 
 
-class Attempt:
-    """One rank that is looked at once a second."""
-
-    def __init__(self, ranks=1):
-        self.said, self.now = [], 0.0
-        self.ruling = Ruling(self.said.append)
-        self.sums, self.least = RunSums(1, ranks), Least(ranks)
-        self.sums.least = self.least.sums
-
-    def steps(self, seconds, each=1, **spent):
-        for _ in range(seconds):
-            self.now += 1.0
-            if each:
-                told = row(steps=each, **spent)
-                self.sums.ranks.setdefault(0, RankSums()).add(told)
-                self.least.add(told)
-            self.ruling.look(self.now, self.sums)
+@pytest.fixture(scope="module")
+def step(tmp_path_factory):
+    """One that waits for nothing."""
+    run = RunBuilder(tmp_path_factory.mktemp("run"), nodes=2, steps=40).write()
+    own = dict.fromkeys(("data", "h2d", "other", "network", "peers", "checkpoint"), 0.0)
+    return replace(analyse(run).step, forward=0.2, backward=0.25, optimizer=0.05, **own)
 
 
-def test_a_wait_that_rules_for_a_minute_is_said_once():
-    run = Attempt()
-    run.steps(int(LEAST_SECONDS), sync=0.4)
+class Run:
+    """A run that is looked at every LOOK_EVERY seconds of its own clock."""
+
+    def __init__(self, tmp_path, step):
+        self.said, self.now, self.step = [], 0.0, step
+        self.ruling = Ruling(tmp_path, self.said.append)
+
+    def look(self, seconds, kind, recent=True, **waits):
+        until = self.now + seconds
+        while self.now < until:
+            step = replace(self.step, **waits)
+            found = Judgement(step, recent, kind) if kind != "nothing known" else None
+            self.ruling.judge(self.now, found)
+            self.now += LOOK_EVERY
+
+
+@pytest.fixture
+def run(tmp_path, step):
+    return Run(tmp_path, step)
+
+
+def test_a_wait_that_rules_for_a_while_is_said_once(run):
+    run.look(APART, "network", network=0.4)
     assert run.said == []
-    run.steps(600, sync=0.4)
+    run.look(600, "network", network=0.4)
     assert run.said == [TOLD]
 
 
-def test_each_kind_is_said_once_and_what_comes_later_too():
-    run = Attempt()
-    run.steps(120, sync=0.4)
-    run.steps(120, sync=0.0)
-    run.steps(120, sync=0.4)
+def test_each_kind_is_said_once_and_what_comes_later_too(run):
+    run.look(120, "network", network=0.4)
+    run.look(120, "compute")
+    run.look(120, "network", network=0.4)
     assert run.said == [TOLD]
-    run.steps(200, sync=0.0, data=0.5)
-    assert run.said == [TOLD, "images: 0.50 s of 1.00 s a step; `make report` says what to do"]
+    run.look(120, "data", data=0.5)
+    assert run.said == [TOLD, IMAGES]
 
 
-def test_the_time_before_the_first_steps_keeps_nothing_from_being_said():
-    run = Attempt()
-    run.steps(100, each=0)
-    run.steps(120, sync=0.4)
+@pytest.mark.parametrize(
+    "between",
+    [
+        {"kind": "compute"},
+        {"kind": None},
+        {"kind": "nothing known"},
+        {"kind": "network", "network": 0.4, "recent": False},
+        {"kind": "data", "data": 0.5},
+        {"kind": "network", "network": 0.4 / (1 + 3 * STEADY)},
+    ],
+)
+def test_two_looks_have_to_agree_with_all_between_them(run, between):
+    for _ in range(10):
+        run.look(LOOK_EVERY, network=0.4, kind="network")
+        run.look(LOOK_EVERY, **between)
+    assert run.said == []
+    run.look(2 * APART, "network", network=0.4)
     assert run.said == [TOLD]
 
 
-@pytest.mark.parametrize("phase", ["first", "exact"])
-def test_steps_of_which_none_counts_say_nothing(phase):
-    run = Attempt()
-    run.steps(120, phase=phase, sync=0.0)
+@pytest.mark.parametrize("kind", ["compute", None, "nothing known"])
+def test_where_no_wait_rules_nothing_is_said(run, kind):
+    run.look(600, kind)
     assert run.said == []
 
 
-@pytest.mark.parametrize("steps", [LEAST_STEPS - 5, 0])
-def test_few_steps_say_nothing(steps):
-    run = Attempt()
-    run.steps(steps, sync=0.4)
-    run.steps(300, each=0)
+def test_what_rules_the_whole_run_but_not_its_last_steps_is_not_said(run):
+    run.look(600, "network", recent=False, network=0.4)
     assert run.said == []
 
 
-def test_a_run_that_computes_says_nothing():
-    run = Attempt()
-    run.steps(600, sync=0.01)
-    assert run.said == []
+@pytest.fixture
+def soon(monkeypatch):
+    monkeypatch.setattr(ruling, "LOOK_EVERY", 0.02)
+    monkeypatch.setattr(ruling, "APART", 0.1)
 
 
-def test_nothing_is_said_while_a_rank_is_missing():
-    run = Attempt(ranks=2)
-    run.steps(600, sync=0.4)
-    assert run.said == []
+def until(true, seconds=20):
+    limit = time.monotonic() + seconds
+    while not true() and time.monotonic() < limit:
+        time.sleep(0.01)
+    return true()
+
+
+def test_it_is_read_from_the_folder_by_a_thread_that_ends_with_the_run(soon, tmp_path):
+    RunBuilder(tmp_path, **BOTTLENECKS["network"]).write()
+    said = []
+    with Ruling(tmp_path, said.append), Ruling(tmp_path / "empty", said.append):
+        assert until(lambda: said)
+        time.sleep(0.3)
+    assert len(said) == 1 and said[0].startswith("network: 1.20 s of ")
+
+
+@pytest.mark.parametrize("error", [LookupError("planted"), RecursionError("planted")])
+def test_what_no_reader_foresaw_is_said_once_and_is_the_end_of_it(
+    soon, tmp_path, monkeypatch, error
+):
+    looks, said = [], []
+
+    def look(self):
+        looks.append(self)
+        raise error
+
+    monkeypatch.setattr(Follower, "look", look)
+    told = Ruling(tmp_path, said.append)
+    with told:
+        assert until(lambda: not told._thread.is_alive())
+    assert len(looks) == len(said) == 1 and "planted" in said[0]
+
+
+@pytest.mark.parametrize("error", [UserError("no run"), OSError("a share that is gone")])
+def test_a_folder_that_cannot_be_read_now_is_looked_at_again(soon, tmp_path, monkeypatch, error):
+    looks, said = [], []
+
+    def look(self):
+        looks.append(self)
+        raise error
+
+    monkeypatch.setattr(Follower, "look", look)
+    with Ruling(tmp_path, said.append):
+        assert until(lambda: len(looks) > 2)
+    assert said == []

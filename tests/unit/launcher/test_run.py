@@ -112,7 +112,8 @@ def test_a_run_that_finishes(start, monkeypatch):
         assert f"[{node['host']} {rank}] {line}\n[{node['host']} {rank}] {argv}\n" in said
         there = folder / "nodes" / node["host"]
         assert (there / f"rank{rank}.log").read_text() == f"{line}\n{argv}\n"
-        assert (there / "exit.json").exists() and (there / "iostat.json").exists()
+        first, *_, last = (there / "machine.1.jsonl").read_text().splitlines()
+        assert (json.loads(first)["kind"], json.loads(last)["kind"]) == ("sample", "exit")
     held = sorted(path.name for path in (folder / "checkpoints/node1").iterdir())
     assert held == ["best.pt", "step-12.pt"] and said.count("tandem: checkpoint ") == 2
     assert (folder.parent / "latest").resolve() == folder.resolve()
@@ -222,7 +223,7 @@ def test_what_no_other_machine_would_mend_ends_the_run_with_its_records(start, m
     assert "tandem: this machine's disk is full" in said
     assert [one["first_cause"]["exit_code"] for one in told(folder)["attempts"]] == [9]
     assert told(folder)["status"] == "failed"
-    assert (folder / "nodes/node1/exit.json").exists()
+    assert (folder / "nodes/node1/machine.1.jsonl").exists()
 
 
 def refuse_records(monkeypatch):
@@ -270,7 +271,7 @@ SAVING = """
 out = sys.argv[sys.argv.index('--output') + 1]
 host = os.environ['TANDEM_NODE']
 os.makedirs(f'{out}/nodes/{host}', exist_ok=True)
-with open(f"{out}/nodes/{host}/rank{os.environ['RANK']}.steps.jsonl", 'w') as file:
+with open(f"{out}/nodes/{host}/rank{os.environ['RANK']}.1.steps.jsonl", 'w') as file:
     file.write('{"kind": "checkpoint", "attempt": 1, "step": 3, "file": "step-3.pt"}\\n')
 sys.exit(9)
 """
@@ -279,7 +280,7 @@ sys.exit(9)
 def test_a_failed_run_that_saved_ends_with_what_to_type(start, monkeypatch):
     _, said, folder = start(SAVING, nodes=1)
     assert "`make train RESUME=r`" in said.splitlines()[-1]
-    (path,) = folder.glob("nodes/node1/rank0.steps.jsonl")
+    (path,) = folder.glob("nodes/node1/rank0.1.steps.jsonl")
     path.write_text(path.read_text().replace('"step-3.pt"', "null"))
     assert not attempts.Attempts.saved(folder)
 

@@ -7,12 +7,14 @@ import shlex
 import socket
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import paramiko
 import pytest
 from fabric import Config
 
+from launcher.machines.engine import talk
 from launcher.machines.engines import ssh
 from launcher.machines.engines.ssh import StrictConnection
 from tests.unit.ansible.provision_machines import load
@@ -160,10 +162,10 @@ class Deaf(paramiko.ServerInterface):
         return paramiko.OPEN_SUCCEEDED
 
     def check_channel_exec_request(self, channel, command):
-        threading.Timer(0.2, self.flood, [channel]).start()  # after the answer to this
+        threading.Timer(0.2, self.say, [channel]).start()  # after the answer to this
         return True
 
-    def flood(self, channel):
+    def say(self, channel):
         message = paramiko.Message()
         message.add_byte(bytes([95 if self.stream == "stderr" else 94]))
         message.add_int(channel.remote_chanid)
@@ -175,12 +177,22 @@ class Deaf(paramiko.ServerInterface):
                 channel.transport.packetizer.send_message(message)
 
 
+class Full(Deaf):
+    """One on which a command ends before it has read its input."""
+
+    def say(self, channel):
+        channel.sendall(b"half of it\n")
+        channel.sendall_stderr(b"the disk is full\n")
+        channel.send_exit_status(1)
+        channel.close()
+
+
 @pytest.fixture
 def deaf(confirmed, keys, monkeypatch):
     """deaf(stream, size) -> the node of a machine that sends packets of this size without end."""
     held = []
 
-    def begin(stream, size):
+    def begin(stream, size, server_of=Deaf):
         server = socket.create_server(("127.0.0.1", 0))
         port = server.getsockname()[1]
         confirmed(line(keys[0], names=f"[127.0.0.1]:{port}"))
@@ -189,7 +201,7 @@ def deaf(confirmed, keys, monkeypatch):
             transport = paramiko.Transport(server.accept()[0])
             held.append(transport)
             transport.add_server_key(keys[0])
-            transport.start_server(threading.Event(), Deaf(stream, size))
+            transport.start_server(threading.Event(), server_of(stream, size))
 
         threading.Thread(target=serve, daemon=True).start()
         node = ssh.SshNode(host(1, address="127.0.0.1", port=port))
@@ -221,3 +233,12 @@ def test_whoever_sends_more_than_the_window_loses_its_connection(deaf, stream, s
     while piece := process.read():
         taken += len(piece)
     assert taken + len(process.stderr()) <= most
+
+
+def test_a_command_that_ends_before_its_input_says_why(deaf):
+    """What was to be written then meets a closed channel, which is no failure of the machine."""
+    process = deaf("", 0, Full).start(["tar", "x"])
+    limit = time.monotonic() + 10
+    while not process._channel.closed and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert talk(process, bytes(4 << 20), 20) == (b"half of it\n", "the disk is full", 1)

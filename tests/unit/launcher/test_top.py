@@ -8,30 +8,29 @@ import re
 import select
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from launcher import folders, top
-from launcher.machines.engines.local import LocalProcess
 from launcher.top import PIECE, Idle, Top, fitting
+from report import status
 from tests.unit.launcher.launcher_values import host
-from tests.unit.launcher.test_progress import RUN, begun, line
+from tests.unit.report.report_runs import RunBuilder
 
 ROOT = Path(__file__).resolve().parents[3]
+RUN = "20261122T142755Z-resnet50-1n"
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "RUNS", tmp_path)
     folder = tmp_path / RUN
-    (folder / "nodes/node1").mkdir(parents=True)
-    (folder / "plan.json").write_text("{}")
+    builder = RunBuilder(folder, nodes=1, steps=400, epochs=4)
+    builder.write_control()
+    builder.write_rank(0, "node1", steps=20, end=False)
+    builder.write_machine(0, "node1")
     (folder / "controller.log").write_text("first\n\x1b]0;owned\x07second\n")
-    lines = [begun(), line(time.time(), 20, world_size=1)]
-    text = "".join(f"{json.dumps(one)}\n" for one in lines)
-    (folder / "nodes/node1/digest.jsonl").write_text(text)
     return folder
 
 
@@ -62,35 +61,63 @@ def test_what_does_not_fit_is_counted():
     assert fitting(["\x1b[2Jab\x07c"], 2, 1) == ["ab"]
 
 
-GOOD = '{"cpu": 50.0, "memory": 40.0, "swap": 0, "card": [5000000, 2000000, 0, 3]}'
-
-
-@pytest.mark.parametrize(
-    ("script", "why"),
-    [
-        (f"print('welcome'); print('{GOOD}')", ""),
-        ("print('{\"cpu\": NaN}')", "it sends what is no figure"),
-        ("print('{\"cpu\": 1e400}')", "it sends what is no figure"),
-        ("print('{\"gpus\": [[]]}')", "it sends what is no figure"),
-        ("print('{' * 100000)", "it sends what is no figure"),
-        ("print('x' * (1 << 20), end='')", "it sends what is no figure"),
-        ("print('{', flush=True); sys.exit()", "it sends what is no figure"),
-        ("sys.exit()", "its connection ended"),
-    ],
+# Ten seconds of four processors, in five; as launcher.node.records prints them.
+GOOD = "".join(
+    json.dumps(
+        {"kind": "sample", "mono": mono, "cores": 4, "cpu_busy": 2.0 * mono}
+        | {"card": {"tx_bytes": int(2e6 * mono), "rx_dropped": int(3 * mono), "tx_dropped": 0}}
+    )
+    + "\n"
+    for mono in (20, 25)
 )
-def test_what_a_machine_tells_is_not_trusted(script, why):
-    process = LocalProcess([sys.executable, "-c", f"import sys, time; {script}\ntime.sleep(60)"])
-    one = Idle(host(1), process)
-    try:
-        while one.figures is None and not one.why:
-            select.select([process], [], [], 5)
-            one.look()
-            assert len(one._rest) < 2 * PIECE
-        assert one.why == why
-        if not why:
-            assert (one.figures.cpu, one.figures.sent, one.figures.dropped) == (50.0, 2e6, 3)
-    finally:
-        process.close()
+ODD = [
+    "welcome",
+    "[]",
+    "{" * 10000,
+    '{"mono": NaN, "cpu_busy": NaN}',
+    '{"mono": 24, "cpu_busy": 1e400, "cores": -1}',
+    '{"mono": 24, "gpus": [[]], "disks": [], "card": 7}',
+    '{"mono": [], "gpus": [{"index": "x", "temperature": {}}], "disks": {"sda": 1}}',
+    '{"mono": 24, "memory_total": 0, "swap_total": "9" , "swap_free": null}',
+    '{"mono": 24, "cpu_busy": %s}' % ("9" * 5000),
+    '{"mono": 24, "x": %s}' % ("[" * 2000 + "]" * 2000),
+]
+
+
+class Sends:
+    """A process that has sent this, and goes on; or has ended."""
+
+    def __init__(self, text, ended=False):
+        data = text.encode()
+        self.pieces = [data[at : at + 1000] for at in range(0, len(data), 1000)]
+        self.pieces += [b""] * ended
+
+    def read(self):
+        return self.pieces.pop(0) if self.pieces else None
+
+
+def looked(text, ended=False):
+    one = Idle(host(1), Sends(text, ended))
+    while one.process.pieces and not one.why:
+        one.look()
+        assert len(one._rest) < 2 * PIECE
+    return one
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_what_a_machine_tells_is_not_trusted(odd):
+    figures = looked(f"{odd}\n{GOOD}").figures
+    assert (figures.cpu, figures.sent, figures.dropped) == (50.0, 2e6, 3)
+    last = looked(f"{GOOD}{odd}\n")  # says what it likes of itself, and no more
+    assert last.why == "" and status.table([last.figures], False)
+    alone = looked(f"{odd}\n")
+    assert alone.figures is None or status.table([alone.figures], False)
+
+
+def test_a_machine_that_sends_no_line_or_ends_is_told():
+    assert looked("x" * (1 << 20)).why == "it sends what is no figure"
+    assert looked(GOOD, ended=True).why == looked("{", ended=True).why == "its connection ended"
+    assert looked(GOOD).figures.host == "node1"
 
 
 def test_machines_that_run_nothing_are_asked(tmp_path):
@@ -98,7 +125,7 @@ def test_machines_that_run_nothing_are_asked(tmp_path):
     machines = top.Machines([host(1, connection="local", address="127.0.0.1")])
     try:
         (one,) = machines._idle
-        while one.figures is None and not one.why:
+        while not (one.figures and one.figures.cpu) and not one.why:
             select.select([one.process], [], [], 5)
             one.look()
         assert one.figures and 0 <= one.figures.cpu <= 100 and one.figures.memory > 0, one.why

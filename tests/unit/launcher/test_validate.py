@@ -33,25 +33,15 @@ from tests.unit.launcher.launcher_values import CODE, SETTINGS, build, card, fac
 RANKS = (2, 3)
 many = fuzz.many(100)
 
-HELLO = {"type": "hello", "protocol": 1, "way": "service"}
+HELLO = {"type": "hello", "protocol": 2, "way": "service"}
 WORKER = {"exit_code": 1, "signal": None, "exception": "E: x"}
 GOOD = (
     {"type": "started", "pid": 7, "mono_start": 1.5},
     {"type": "worker", "rank": 2, "pid": 8},
     {"type": "log", "rank": 3, "stream": "stdout", "bytes": 3},
     {"type": "log", "rank": None, "stream": "stderr", "bytes": 3},
-    {"type": "beat", "unix": 1.0, "running": [2, 3], "disk_free": None},
-    {"type": "begun", "rank": 2, "run": "r", "bytes": 3},
-    {
-        "type": "digest",
-        "run": "r",
-        "mono": 1.5,
-        "ranks": [
-            {"rank": 2, "phase": "steady", "step": 7, "epoch": 0, "steps": 2, "samples": 64},
-            {"rank": 3, "beside": [0, 5], "evaluated": {"epoch": 0, "top1": 0.5}, "loss": 0.25},
-        ],
-        "machine": {"cpu": 50.0, "disk": [5.0, 7, 8], "gpus": [[0, 99.0, 5, None, None, None]]},
-    },
+    {"type": "beat", "unix": 1.0, "running": [2, 3]},
+    {"type": "record", "file": "machine.1.jsonl", "offset": 0, "bytes": 3},
     {"type": "worker_exit", "rank": 3, "first": True, **WORKER},
     {"type": "trouble", "what": "disk", "message": "full"},
     {
@@ -90,7 +80,7 @@ def wire(*frames):
 
 
 def read(data, size=1 << 16):
-    frames, found = Frames(RANKS, "r"), []
+    frames, found = Frames(RANKS), []
     for start in range(0, len(data), size):
         found += frames.feed(data[start : start + size])
     return found
@@ -123,7 +113,7 @@ WHOLE_EXIT = GOOD[-1]
         ('{"type": "log", "rank": 2, "stream": "stdout", "bytes": 99999999999}', "bytes"),
         ('{"type": "log", "rank": 2, "stream": "stdin", "bytes": 3}', "stream"),
         ('{"type": "trouble", "what": "x", "message": {"a": 1}}', "message"),
-        (json.dumps({**GOOD[7], "exit_code": "1"}), "exit_code"),
+        (json.dumps({**GOOD[6], "exit_code": "1"}), "exit_code"),
         (json.dumps({**WHOLE_EXIT, "left": ["x"]}), "left"),
         (json.dumps({**WHOLE_EXIT, "reason": "because"}), "reason"),
         ("y" * (2 << 20), "a line of more than 1 MiB"),
@@ -257,7 +247,7 @@ def test_what_was_taken_of_an_odd_answer_ends_no_plan(answer, device, visible):
 @given(st.sampled_from(GOOD).flatmap(lambda good: fuzz.odd(good, ODD)))
 def test_an_odd_frame_is_true_or_refused(frame):
     text = wire(HELLO) + json.dumps(frame).encode() + b"\nabc"
-    known = {"hello": HELLO, **shapes(RANKS, "r")}
+    known = shapes(RANKS)
     with contextlib.suppress(Invalid):
         for taken, payload in read(text):
             json.dumps(taken).encode()
@@ -369,7 +359,7 @@ def test_no_line_of_known_hosts_hides_a_confirmed_key(data):
 @many
 @given(st.lists(st.binary(max_size=60) | values.map(lambda v: json.dumps(v).encode()), max_size=5))
 def test_any_timings_are_read(tmp_path_factory, lines):
-    path = tmp_path_factory.mktemp("run") / "rank0.steps.jsonl"
+    path = tmp_path_factory.mktemp("run") / "rank0.1.steps.jsonl"
     good = b'{"kind": "start", "attempt": 1, "resumed_samples": 8}'
     odd = b'{"kind": "start", "x": %s}' % NESTED.encode()
     path.write_bytes(b"\n".join([*lines, b'["start"]', odd, good]) + b"\n")
@@ -452,7 +442,7 @@ def test_a_line_of_known_hosts_made_of_its_parts(line, name):
 @example([wire(HELLO), wire(GOOD[2])], 9)
 @example([wire(HELLO), wire(GOOD[-1]), wire(GOOD[4])], 99)
 def test_frames_in_any_order_are_read_or_refused(sent, size):
-    frames = Frames(RANKS, "r")
+    frames = Frames(RANKS)
     data = b"".join(sent)
     with contextlib.suppress(Invalid):
         for start in range(0, len(data), size):

@@ -81,10 +81,8 @@ class RunBuilder:
         self.write_control()
         for rank, host in enumerate(self.hosts):
             self.write_rank(rank, host)
-            self.write_exit(rank, host)
-            self.write_iostat(host)
-            self.write_net(rank, host)
             self.write_machine(rank, host)
+            self.write_exit(rank, host)
         return self.folder
 
     def plan_nodes(self):
@@ -202,24 +200,24 @@ class RunBuilder:
             for _ in range(self.per_epoch):
                 step += 1
                 samples = self.parts[rank] if self.parts else self.batch
-                line = {"kind": "step", "attempt": self.attempt, "step": step, "epoch": epoch}
+                line = {"kind": "step", "step": step, "steps": 1, "epoch": epoch}
                 lines.append({**line, "samples": samples, "seconds": seconds})
                 if step <= self.exact:
                     lines[-1].update(exact=True, seconds={**seconds, **self.exact_step})
+                lines[-1]["longest"] = sum(lines[-1]["seconds"].values())
             lines += [self.evaluate_line(epoch), self.checkpoint_line(step)]
         if steps:
             lines = lines[: 1 + steps]
         if end:
-            line = {"kind": "end", "attempt": self.attempt, "status": "finished", "seconds": {}}
+            line = {"kind": "end", "status": "finished", "seconds": {}}
             mono = GUARD + START + self.loop_seconds
             lines.append({**line, "mono": mono, "peak_memory_bytes": 10**9, "bad_images": 0})
-        self.append(f"nodes/{host}/rank{rank}.steps.jsonl", lines)
+        self.append(f"nodes/{host}/rank{rank}.{self.attempt}.steps.jsonl", lines)
 
     def evaluate_line(self, epoch):
         return {
             "kind": "evaluate",
             "train_loss": 1.0,
-            "attempt": self.attempt,
             "epoch": epoch,
             "samples": 1000,
             "top1": 0.5 + 0.4 * (epoch + 1) / self.epochs,
@@ -231,16 +229,18 @@ class RunBuilder:
     def checkpoint_line(self, step):
         return {
             "kind": "checkpoint",
-            "attempt": self.attempt,
             "step": step,
             "seconds": {"checkpoint": self.checkpoint},
             "bytes": 2 * self.gradient_bytes,
             "file": f"step-{step:08d}.pt",
         }
 
+    def machine_file(self, host):
+        return f"nodes/{host}/machine.{self.attempt}.jsonl"
+
     def write_exit(self, rank, host, **changes):
         entry = {
-            "attempt": self.attempt,
+            "kind": "exit",
             "mono_start": GUARD,
             "mono_end": GUARD + self.wall,
             "exit_code": 0,
@@ -248,43 +248,30 @@ class RunBuilder:
             "workers": {str(rank): {"exit_code": 0, "signal": None, "exception": None}},
             "peak_memory_bytes": {str(rank): 2e9},
         }
-        document = {"host": host, "attempts": [{**entry, **changes}]}
-        self.dump(f"nodes/{host}/exit.json", document)
+        self.append(self.machine_file(host), [{**entry, **changes}])
 
-    def write_iostat(self, host):
-        disk = {"disk_device": "sda", "r/s": 10.0, "w/s": 2.0, "wkB/s": 40.0, "w_await": 1.0}
-        disk |= self.disk
-        reports = [{"disk": [disk]} for _ in range(int(self.wall))]
-        document = {"sysstat": {"hosts": [{"nodename": host, "statistics": reports}]}}
-        entry = {"attempt": self.attempt, "source": "iostat", "mono_start": GUARD, "interval": 1.0}
-        self.dump(f"nodes/{host}/iostat.json", {"attempts": [{**entry, **document}]})
+    def disks(self):
+        usual = {"r/s": 10.0, "w/s": 2.0, "wkB/s": 40.0, "w_await": 1.0, "aqu-sz": 0.1}
+        return {"sda": {**usual, **self.disk}}
 
-    def write_net(self, rank, host):
+    def card(self, rank, second):
         """The counters of a card that sends evenly while the loop runs."""
         steps, warm = self.epochs * self.per_epoch, self.exact * self.exact_seconds
         rate = self.sent * (steps - self.exact) / (self.loop_seconds - warm)
         exact_rate = self.exact_sent * self.exact / warm if warm else 0.0
         shared = len(self.hosts) if self.connection == "local" else 1
-        net, gpu, mounts = [], [], []
-        card = {"index": 0, "utilization": 100, "memory_used": 9 * 10**9, "temperature": 71}
-        card |= {"power": 180.0, "clock_sm": 1770}
-        for second in range(int(self.wall) + 1):
-            since = min(max(0.0, second - START), self.loop_seconds)
-            sent = exact_rate * min(since, warm) + rate * max(0.0, since - warm)
-            moved = int(shared * sent)
-            when = {"attempt": self.attempt, "mono": GUARD + second}
-            bytes_moved = {"rx_bytes": moved, "tx_bytes": moved, "rx_dropped": 0, "tx_dropped": 0}
-            more = {"tcp_retransmits": second, "speed_mbit": self.speed_mbit}
-            more["peers"] = self.peers(rank, since)
-            net.append({**when, "interface": "eth0", **bytes_moved, **more})
-            gpu.append({**when, **card})
-            read = int(self.mounts * 1e6 * second)
-            mounts.append({**when, "mount": "/srv/tandem/data", "type": "nfs4", "read_bytes": read})
-        self.append(f"nodes/{host}/net.jsonl", net)
-        if self.gpu:
-            self.append(f"nodes/{host}/gpu.jsonl", gpu)
-        if self.mounts:
-            self.append(f"nodes/{host}/mounts.jsonl", mounts)
+        since = min(max(0.0, second - START), self.loop_seconds)
+        moved = int(shared * (exact_rate * min(since, warm) + rate * max(0.0, since - warm)))
+        return {
+            "interface": "eth0",
+            "rx_bytes": moved,
+            "tx_bytes": moved,
+            "rx_dropped": 0,
+            "tx_dropped": 0,
+            "tcp_retransmits": second,
+            "speed_mbit": self.speed_mbit,
+            "peers": self.peers(rank, since),
+        }
 
     def peers(self, rank, since):
         """What this machine sent to the next one of the ring; `links`: Mbit/s of a host's link."""
@@ -300,10 +287,14 @@ class RunBuilder:
         usual = {"busy": 4.0, "ran": 3.0, "waited": 0.1, "in": 0.0, "out": 0.0, "pressure": 0.0}
         usual["available"] = 20 << 30
         of = {**usual, **self.machine, **self.machines.get(host, {})}
-        lines = [
-            {
-                "attempt": self.attempt,
+        gpu = {"index": 0, "utilization": 100, "memory_used": 9 * 10**9, "temperature": 71}
+        gpu |= {"power": 180.0, "clock_sm": 1770}
+        lines = []
+        for second in range(int(self.wall) + 1):
+            line = {
+                "kind": "sample",
                 "mono": GUARD + second,
+                "unix": 1.7e9 + second,
                 "cores": 8,
                 "cpu_busy": of["busy"] * second,
                 "cpu_iowait": 0.0,
@@ -315,13 +306,20 @@ class RunBuilder:
                 "swapped_in": int(of["in"] * second),
                 "swapped_out": int(of["out"] * second),
                 "pressure_cpu": 0.2 * second,
-                "pressure_memory": None if of["pressure"] is None else of["pressure"] * second,
                 "pressure_io": 0.0,
                 "ranks": {str(rank): {"ran": of["ran"] * second, "waited": of["waited"] * second}},
+                "card": self.card(rank, second),
+                "disks": self.disks(),
             }
-            for second in range(int(self.wall) + 1)
-        ]
-        self.append(f"nodes/{host}/machine.jsonl", lines)
+            if of["pressure"] is not None:
+                line["pressure_memory"] = of["pressure"] * second
+            if self.gpu:
+                line["gpus"] = [{**gpu, "mono": GUARD + second}]
+            if self.mounts:
+                read = int(self.mounts * 1e6 * second)
+                line["mounts"] = {"/srv/tandem/data": {"type": "nfs4", "read_bytes": read}}
+            lines.append(line)
+        self.append(self.machine_file(host), lines)
 
     def dump(self, name, value):
         path = self.folder / name

@@ -68,9 +68,10 @@ def test_images_that_are_late_on_one_machine_are_its_own_disk_s(tmp_path):
     step, by_rank = {"sync_exposed": 0.31}, {2: {"data": 0.3, "sync_exposed": 0.01}}
     builder = RunBuilder(tmp_path / "run", step=step, by_rank=by_rank)
     builder.write()
-    builder.disk = {"rkB/s": 12000.0, "util": 97.0, "r_await": 11.0}
+    busy = {"rkB/s": 12000.0, "util": 97.0, "r_await": 11.0}
     for host, cause in (("node1", "data_decode"), ("node3", "data_disk")):
-        builder.write_iostat(host)
+        path = tmp_path / f"run/nodes/{host}/machine.1.jsonl"
+        change_lines(path, lambda line: {**line, "disks": {"sda": busy}})
         assert analyse(tmp_path / "run").summary["bottleneck"] == cause
 
 
@@ -98,7 +99,7 @@ def test_the_least_wait_is_the_network_and_the_rest_is_waiting_for_peers(tmp_pat
 def test_the_step_ignores_the_first_one(tmp_path):
     run = RunBuilder(tmp_path / "run", nodes=1, sent=0.0).write()
     slow = {"seconds": {"forward": 30.0}}
-    path = run / "nodes/node1/rank0.steps.jsonl"
+    path = run / "nodes/node1/rank0.1.steps.jsonl"
     change_lines(path, lambda line: {**line, **slow} if line.get("step") == 1 else line)
     assert analyse(run).step.forward == pytest.approx(0.04)
 

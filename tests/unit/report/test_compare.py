@@ -153,7 +153,7 @@ ODD = [None, -1, 10**30, "\x1b[2J\u202e" * 999, [[]], [{}] * 300, {"a": {"b": []
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd)[:20])
 def test_odd_values_in_a_start_line_break_nothing(runs, capsys, odd):
     a = runs("a")
-    start = json.loads(Path("runs/a/nodes/node1/rank0.steps.jsonl").read_text().splitlines()[0])
+    start = json.loads(Path("runs/a/nodes/node1/rank0.1.steps.jsonl").read_text().splitlines()[0])
     inner = {"sync_bn": odd, "data": odd}
     changed("b", **dict.fromkeys(start.keys() - {"kind", "attempt", "record"}, odd))
     changed("c", options=inner, versions=inner, instructions=inner)

@@ -30,8 +30,8 @@ class Measured(RunBuilder):
         super().write()
         change(self.folder / "plan.json", data=self.data, created_unix=self.made)
         for index, host in enumerate(self.hosts):
-            path = self.folder / f"nodes/{host}/rank{index}.steps.jsonl"
-            path.rename(path.with_name("rank0.steps.jsonl"))
+            path = self.folder / f"nodes/{host}/rank{index}.1.steps.jsonl"
+            path.rename(path.with_name("rank0.1.steps.jsonl"))
             rates = {self.hosts[(index + 1) % 3]: {"mbit_to": 900.0 - index, "mbit_from": 940.0}}
             self.dump(f"nodes/{host}/links.json", {"pairs": rates, "ring": {"mbit": 700.0 + index}})
         return self.folder
@@ -118,7 +118,7 @@ def test_half_a_measurement_predicts_nothing_that_it_did_not_measure(tmp_path, c
         links.write_text(odd)
         assert read_basis(folder).rates == ()
     for path, odd in (
-        (folder / "nodes/node3/rank0.steps.jsonl", ""),
+        (folder / "nodes/node3/rank0.1.steps.jsonl", ""),
         (folder / "attempts.json", '{"status": "failed", "attempts": []}'),
     ):
         before = path.read_text()

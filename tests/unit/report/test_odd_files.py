@@ -16,17 +16,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from report import files, records
+from report import files, read
 from report.__main__ import main
+from report.status import Follower
 from tests.fuzz import damaged, many, odd
 from tests.unit.report.report_runs import RunBuilder, change, change_lines
 
 ROOT = Path(__file__).parents[3]
 FILES = (
-    "plan.json", "attempts.json", "nodes/node1/exit.json", "nodes/node1/iostat.json",
-    "nodes/node1/net.jsonl", "nodes/node1/gpu.jsonl", "nodes/node1/mounts.jsonl",
-    "nodes/node1/machine.jsonl", "nodes/node1/rank0.steps.jsonl",
+    "plan.json", "attempts.json", "nodes/node1/machine.1.jsonl", "nodes/node1/rank0.1.steps.jsonl",
 )  # fmt: skip
+OLDER = ROOT / "tests/older_run/20261125T013745Z-tiny-2n"
+OLDER_FILES = tuple(
+    f"nodes/node1/{name}"
+    for name in (
+        *("exit.json", "iostat.json", "net.jsonl", "gpu.jsonl", "mounts.jsonl", "machine.jsonl"),
+        "rank0.steps.jsonl",
+    )
+)
+RUNS = [*(("whole", name) for name in FILES), *(("older", name) for name in OLDER_FILES)]
 
 
 def test_a_folder_whose_name_is_no_text_is_no_host(tmp_path):
@@ -34,7 +42,7 @@ def test_a_folder_whose_name_is_no_text_is_no_host(tmp_path):
     for name in (b"caf\xe9", b"\x1b]0;x\x07", b"a\nb"):
         folder = run / "nodes" / os.fsdecode(name)
         folder.mkdir()
-        for file in ("rank7.steps.jsonl", "net.jsonl", "exit.json", "iostat.json"):
+        for file in ("rank7.1.steps.jsonl", "machine.1.jsonl", "net.jsonl", "exit.json"):
             line = '{"kind": "start", "attempt": 1, "mono": 1.0, "attempts": [{}]}\n'
             (folder / file).write_text(line)
     assert main([str(run)]) == 0
@@ -52,9 +60,28 @@ def whole(tmp_path_factory):
     options = {"model": "resnet50", "batch": 32, "trainer": ["--lr", "0.1"]}
     predicted = {"images_per_second": 100.0, "made_unix": 1.0}
     change(folder / "plan.json", options=options, predicted=predicted)
-    path = folder / "nodes/node1/rank0.steps.jsonl"
+    path = folder / "nodes/node1/rank0.1.steps.jsonl"
     change_lines(path, lambda line: {**line, "exact": True} if line["kind"] == "step" else line)
     return folder
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory):
+    """One of before, with GPUs and a share."""
+    run = Path(shutil.copytree(OLDER, tmp_path_factory.mktemp("older") / "run"))
+    (middle,) = (run / "nodes/node1/net.jsonl").read_text().splitlines()[20:21]
+    mono = json.loads(middle)["mono"]
+    gpu = {"index": 0, "utilization": 9, "memory_used": 9, "temperature": 9, "power": 9.0}
+    share = {"mount": "/d", "type": "nfs4"}
+    for name, own in (("gpu", gpu), ("mounts", share)):
+        lines = [{"attempt": 1, "mono": mono + n, "read_bytes": n, **own} for n in range(9)]
+        write_lines(run / f"nodes/node1/{name}.jsonl", lines)
+    return run
+
+
+@pytest.fixture
+def spoiled(request, whole, older):
+    return {"whole": whole, "older": older}[request.param]
 
 
 def reported(run):
@@ -86,18 +113,22 @@ def write_lines(path, documents):
 
 
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("name", FILES)
-def test_a_report_is_made_whatever_a_file_holds(whole, name):
-    path = whole / name
+@pytest.mark.parametrize(("spoiled", "name"), RUNS, indirect=["spoiled"])
+def test_a_report_is_made_whatever_a_file_holds(spoiled, name):
+    path = spoiled / name
     with borrowed(path) as (good, documents):
 
         @many(70)
         @given(odd(documents) | damaged(good))
         def each(made):
             path.write_bytes(made) if isinstance(made, bytes) else write_lines(path, made)
-            reported(whole)
+            reported(spoiled)
 
         each()
+
+
+def names_in(run):
+    return [name for name in (*FILES, *OLDER_FILES) if (run / name).exists()]
 
 
 def missing(path):
@@ -134,7 +165,7 @@ def a_pipe(path):
 
 
 def another_rank(path):
-    for name in ("rankx.steps.jsonl", "rank99999.steps.jsonl"):
+    for name in ("rankx.1.steps.jsonl", "rank99999.1.steps.jsonl", "rank0.99999999999.steps.jsonl"):
         (path.parent / name).write_bytes(path.read_bytes())
 
 
@@ -152,9 +183,10 @@ CONTENTS = {
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize("content", CONTENTS)
-def test_a_report_is_made_whatever_all_files_hold(whole, tmp_path, content, added):
-    run = Path(shutil.copytree(whole, tmp_path / "run"))
-    for name in FILES:
+@pytest.mark.parametrize("spoiled", ["whole", "older"], indirect=True)
+def test_a_report_is_made_whatever_all_files_hold(spoiled, tmp_path, content, added):
+    run = Path(shutil.copytree(spoiled, tmp_path / "run"))
+    for name in names_in(run):
         before = (run / name).read_bytes() if added else b""
         (run / name).write_bytes(before + CONTENTS[content])
     reported(run)
@@ -164,25 +196,27 @@ def test_a_report_is_made_whatever_all_files_hold(whole, tmp_path, content, adde
 @pytest.mark.parametrize(
     "spoil", [missing, huge, half, a_folder, a_link, zero, a_pipe, another_rank]
 )
-def test_a_report_is_made_whatever_kind_its_files_are(whole, tmp_path, monkeypatch, spoil):
+@pytest.mark.parametrize("spoiled", ["whole", "older"], indirect=True)
+def test_a_report_is_made_whatever_kind_its_files_are(spoiled, tmp_path, monkeypatch, spoil):
     """Each of them, and all; of these also where few steps and ranks are read."""
-    for number, names in enumerate([*([name] for name in FILES), FILES]):
-        run = Path(shutil.copytree(whole, tmp_path / str(number)))
+    every = names_in(spoiled)
+    for number, names in enumerate([*([name] for name in every), every]):
+        run = Path(shutil.copytree(spoiled, tmp_path / str(number)))
         for name in names:
             spoil(run / name)
         reported(run)
     for most in (1, 8):
-        monkeypatch.setattr(records, "MOST_STEPS", most)
-        monkeypatch.setattr(records, "MOST_RECORDS", most)
+        monkeypatch.setattr(read, "MOST_STEPS", most)
+        monkeypatch.setattr(read, "MOST_RECORDS", most)
         reported(run)
     shutil.rmtree(run / "nodes")
     reported(run)
 
 
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("name", FILES)
-def test_what_is_read_of_an_odd_file_has_its_type(whole, name):
-    path = whole / name
+@pytest.mark.parametrize(("spoiled", "name"), RUNS, indirect=["spoiled"])
+def test_what_is_read_of_an_odd_file_has_its_type(spoiled, name):
+    path = spoiled / name
     with borrowed(path) as (_, documents):
         first = documents[0]
         sevens = [{**first, key: 7} for key in first]
@@ -193,9 +227,12 @@ def test_what_is_read_of_an_odd_file_has_its_type(whole, name):
         @given(odd(documents[:2]) | st.sampled_from([[one] for one in sevens]))
         def each(made):
             write_lines(path, made)
-            found = records.read_run(whole)
+            found = read.read_run(spoiled)
             json.dumps([found.plan, found.attempts, found.status, found.missing], allow_nan=False)
             assert all(isinstance(host, str) for host in found.hosts)
+            follower = Follower(spoiled)
+            json.dumps([vars(one) for one in follower.look().machines], allow_nan=False)
+            follower.look()
 
         each()
 
@@ -228,12 +265,11 @@ def test_numbers_that_no_run_has_are_absent(tmp_path, field, value):
     """Of 10**17 ranks each was looked for; a float holds no number of 400 digits. `²` is a digit to
     str.isdigit(), and none to int()."""
     run = RunBuilder(tmp_path / "run").write()
-    change_lines(run / "nodes/node1/rank0.steps.jsonl", lambda line: {**line, field: value})
-    path = run / "nodes/node2/exit.json"
-    document = json.loads(path.read_text())
-    document["attempts"][0]["workers"] = {"²": {}, "٣": {}, "-1": {}, "9" * 30: {}, "0": {}}
-    path.write_text(json.dumps(document))
-    (run / "nodes/node2/rank1.steps.jsonl").unlink()
+    change_lines(run / "nodes/node1/rank0.1.steps.jsonl", lambda line: {**line, field: value})
+    workers = {"²": {}, "٣": {}, "-1": {}, "9" * 30: {}, "0": {}}
+    path = run / "nodes/node2/machine.1.jsonl"
+    change_lines(path, lambda line: {**line, "workers": workers})
+    (run / "nodes/node2/rank1.1.steps.jsonl").unlink()
     assert main([str(run)]) == 0
 
 
@@ -242,7 +278,7 @@ NAME = "\x1b]0;title\x07\x1b]52;c;cHduZWQ=\x07\ud800sda\u202e"
 
 def test_names_of_cards_disks_mounts_and_devices_tell_a_terminal_nothing(tmp_path):
     run = RunBuilder(tmp_path / "run", gpu=True, mounts=3.0).write()
-    keys = ("interface", "disk_device", "mount", "type", "device", "model", "sync", "precision")
+    keys = ("interface", "type", "device", "model", "sync", "precision")
     for path in run.glob("nodes/*/*.json*"):
         change_lines(path, lambda line: renamed(line, keys))
     said = reported(run)
@@ -254,7 +290,8 @@ def renamed(value, keys):
     if isinstance(value, list):
         return [renamed(one, keys) for one in value]
     if isinstance(value, dict):
-        return {k: NAME if k in keys else renamed(v, keys) for k, v in value.items()}
+        named = {"sda": NAME, "/srv/tandem/data": NAME}
+        return {named.get(k, k): NAME if k in keys else renamed(v, keys) for k, v in value.items()}
     return value
 
 
@@ -265,58 +302,73 @@ def lines_of(path, line, megabytes):
             file.write(text)
 
 
-def cards(run):
-    """20,000 cards in 2 MB took 80 s, and more the more there are."""
-    with (run / "nodes/node1/gpu.jsonl").open("a") as file:
-        for index in range(20_000):
-            line = {"attempt": 1, "mono": 106.5, "index": index, "utilization": 1}
+def machine_lines(run, lines):
+    with (run / "nodes/node1/machine.1.jsonl").open("a") as file:
+        for number, line in enumerate(lines):
+            line = {"kind": "sample", "mono": 120 + number / 1e6, **line}
             file.write(json.dumps(line) + "\n")
 
 
-def samples(run):
-    line = {"attempt": 1, "mono": 108.0, "interface": "eth0", "tx_bytes": 1, "mount": "/d"}
-    for name in ("net", "gpu", "mounts", "machine"):
-        lines_of(run / f"nodes/node1/{name}.jsonl", line, 12)
+def cards(run):
+    """20,000 cards in 2 MB took 80 s, and more the more there are."""
+    machine_lines(run, ({"gpus": [{"index": n, "utilization": 1}]} for n in range(20_000)))
 
 
 def mounts(run):
-    with (run / "nodes/node1/mounts.jsonl").open("a") as file:
-        for index in range(20_000):
-            line = {"attempt": 1, "mono": 106.5, "mount": f"/{index}", "read_bytes": 1}
-            file.write(json.dumps(line) + "\n")
+    machine_lines(run, ({"mounts": {f"/{n}": {"read_bytes": 1}}} for n in range(20_000)))
+
+
+def peers(run):
+    peer = {"from": "a", "sent": 1, "busy": 1.0}
+    machine_lines(run, ({"card": {"peers": {f"{n}": peer}}} for n in range(20_000)))
+
+
+def disks(run):
+    machine_lines(run, ({"disks": {f"sd{n}": {"util": 1.0}}} for n in range(20_000)))
+
+
+def samples(run):
+    """A day or two of a machine with two disks."""
+    path = run / "nodes/node1/machine.1.jsonl"
+    line = json.loads(path.read_text().splitlines()[20])
+    lines_of(path, line, 48)
 
 
 def steps(run):
-    line = {"kind": "step", "attempt": 1, "step": 1, "samples": 1, "seconds": {"data": 1e-6}}
-    lines_of(run / "nodes/node1/rank0.steps.jsonl", line, 24)
-
-
-def reports(run):
-    """A day or two of a machine with two disks."""
-    path = run / "nodes/node1/iostat.json"
-    document = json.loads(path.read_text())
-    statistics = document["attempts"][0]["sysstat"]["hosts"][0]["statistics"]
-    statistics *= (24 << 20) // len(json.dumps(statistics)) + 1
-    path.write_text(json.dumps(document))
+    line = {"kind": "step", "step": 1, "samples": 1, "seconds": {"data": 1e-6}}
+    lines_of(run / "nodes/node1/rank0.1.steps.jsonl", line, 24)
 
 
 def attempts(run):
+    """As one file of before, and as many of now."""
     path = run / "nodes/node1/rank0.steps.jsonl"
     with path.open("a") as file:
         for attempt in range(60_000):
             file.write(json.dumps({"kind": "start", "attempt": attempt, "mono": 1.0}) + "\n")
+    for attempt in range(2, 3000):
+        path.with_name(f"rank0.{attempt}.steps.jsonl").write_text('{"kind": "start", "mono": 1}\n')
+        path.with_name(f"machine.{attempt}.jsonl").write_text('{"kind": "sample", "mono": 1}\n')
 
 
 def workers(run):
-    path = run / "nodes/node1/exit.json"
-    entry = {"mono_start": 1.0, "mono_end": 9.0, "workers": {str(n): 0 for n in range(50_000)}}
-    path.write_text(json.dumps({"attempts": [{**entry, "attempt": n} for n in range(1, 5)]}))
+    line = {"kind": "exit", "mono_start": 1.0, "mono_end": 9.0}
+    line["workers"] = {str(n): 0 for n in range(50_000)}
+    machine_lines(run, [line] * 4)
+
+
+def reports(run):
+    """Of before."""
+    document = json.loads((OLDER / "nodes/node1/iostat.json").read_text())
+    statistics = document["attempts"][0]["sysstat"]["hosts"][0]["statistics"]
+    statistics *= (24 << 20) // len(json.dumps(statistics)) + 1
+    (run / "nodes/node1/machine.1.jsonl").unlink()
+    (run / "nodes/node1/iostat.json").write_text(json.dumps(document))
 
 
 LONG = [pytest.param(one, marks=pytest.mark.long) for one in (samples, steps, reports)]
 
 
-@pytest.mark.parametrize("large", [cards, mounts, attempts, workers, *LONG])
+@pytest.mark.parametrize("large", [cards, mounts, peers, disks, attempts, workers, *LONG])
 def test_a_large_file_takes_neither_much_memory_nor_long(tmp_path, large):
     """300 MiB at most, and as long as it takes to parse each line a few times."""
     run = RunBuilder(tmp_path / "run", gpu=True, mounts=3.0).write()
@@ -361,8 +413,9 @@ def test_more_steps_than_are_kept_are_counted_and_said(tmp_path, monkeypatch):
     run = RunBuilder(tmp_path / "run").write()
     assert main([str(run)]) == 0
     summary = json.loads((run / "summary.json").read_text())
-    monkeypatch.setattr(records, "MOST_STEPS", 40)
+    monkeypatch.setattr(read, "MOST_STEPS", 40)
     assert main([str(run)]) == 0
+    assert [len(one.steps) for one in read.read_run(run).ranks] == [10] * 4
     shorter = json.loads((run / "summary.json").read_text())
     assert shorter["seconds"] == summary["seconds"]
     assert shorter["images_per_second"] == pytest.approx(summary["images_per_second"])

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from contract.records import CATEGORIES
 from report import charts
 from report.__main__ import main
 from report.analysis import analyse
 from report.overtime import recorded
 from report.page import bound, render_page
-from report.records import CATEGORIES
 from report.text import render_text
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder, change, change_lines
 
@@ -166,13 +166,16 @@ def test_what_was_recorded_is_drawn_over_time_by_machine(tmp_path):
 def test_a_step_in_twenty_that_takes_long_is_seen(tmp_path):
     run = RunBuilder(tmp_path / "run", steps=2000).write()
     for path in run.glob("nodes/*/rank*.steps.jsonl"):
-        change_lines(
-            path, lambda line: line["seconds"].update(forward=1.0) if tenth(line) else None
-        )
+        change_lines(path, lambda line: {**line, **slow_step(line)} if tenth(line) else None)
     spans = analyse(run).spans
     assert 50 < len(spans) <= 120
     assert [span.half for span in spans] == pytest.approx([0.138] * len(spans))
     assert [span.most for span in spans] == pytest.approx([1.098] * len(spans))
+
+
+def slow_step(line):
+    seconds = {**line["seconds"], "forward": 1.0}
+    return {"seconds": seconds, "longest": sum(seconds.values())}
 
 
 def tenth(line):

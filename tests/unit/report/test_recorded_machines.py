@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.node import recorder
+from launcher.node import records
 from report.analysis import analyse
 from tests.unit.report.report_runs import GUARD, START, STRAGGLER, RunBuilder
 
@@ -29,30 +29,35 @@ TRIALS = [
 ]
 
 
-def record(folder, name, monkeypatch):
-    """machine.jsonl as the recorder makes it of what was recorded."""
+def record(path, name, monkeypatch):
+    """A machine's file with the lines that the sampler makes of what was recorded."""
     now, samples = {}, json.loads((RECORDED / f"{name}.json").read_text())
 
     def text_of(path):
         path = Path(path)
-        return now["schedstat"][path.parent.name] if path.name == "schedstat" else now[str(path)]
+        if path.name == "schedstat":
+            return now["schedstat"][path.parent.name]
+        return now.get(str(path), "")
 
     with monkeypatch.context() as patch:
-        patch.setattr(recorder, "text_of", text_of)
-        patch.setattr(recorder, "descendants", lambda pid: [])
-        patch.setattr(recorder, "threads_of", lambda pid: [Path(one) for one in now["schedstat"]])
-        patch.setattr(recorder.time, "monotonic", lambda: now["mono"])
-        machine = recorder.MachineRecorder(folder, 1, lambda: {0: 4711})
+        patch.setattr(records, "text_of", text_of)
+        patch.setattr(records, "descendants", lambda pid: [])
+        patch.setattr(records, "threads_of", lambda pid: [Path(one) for one in now["schedstat"]])
+        sampler, file = records.Sampler("eth0", pids=lambda: {0: 4711}), records.Lines(path)
         for place, sample in enumerate(samples):
             now.update(sample, mono=GUARD + START + 2 * place)
-            machine.sample()
+            file.append(
+                {"kind": "sample", "mono": now["mono"], **sampler.processors()}
+                | sampler.memory()
+                | sampler.ranks()
+            )
 
 
 @pytest.mark.parametrize(("machines", "steps", "cause"), TRIALS)
 def test_what_was_recorded_is_told(tmp_path, monkeypatch, machines, steps, cause):
     run = RunBuilder(tmp_path / "run", **steps).write()
     for node in range(1, 5):
-        (run / f"nodes/node{node}/machine.jsonl").unlink()
-        name = machines.get(f"node{node}", "quiet")
-        record(run / f"nodes/node{node}", name, monkeypatch)
+        path = run / f"nodes/node{node}/machine.1.jsonl"
+        path.unlink()
+        record(path, machines.get(f"node{node}", "quiet"), monkeypatch)
     assert analyse(run).summary["bottleneck"] == cause

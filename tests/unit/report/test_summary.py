@@ -5,10 +5,10 @@ import math
 
 import pytest
 
+from contract.records import CATEGORIES
 from report.__main__ import main
 from report.analysis import analyse
 from report.page import render_page
-from report.records import CATEGORIES
 from report.text import heading_section, render_text
 from report.verdict import UNTIMED
 from tests.unit.report.report_runs import GUARD, START, RunBuilder, change, change_lines
@@ -43,8 +43,8 @@ def test_what_the_cards_took_is_told_a_run_and_an_image(tmp_path):
     assert analysis.summary["gpu_joules_per_image"] == pytest.approx(each, rel=0.001)
     told = f"The cards took {joules / 3600:.2f} Wh, {each:.2f} J an image"
     assert told in " ".join(render_text(analysis).split())
-    path = folder / "nodes/node2/gpu.jsonl"
-    change_lines(path, lambda line: {**line, "power": None})
+    path = folder / "nodes/node2/machine.1.jsonl"
+    change_lines(path, lambda line: {**line, "gpus": [{"index": 0, "power": None}]})
     assert analyse(folder).summary["gpu_joules"] is None
     path.unlink()
     assert analyse(folder).summary["gpu_joules"] is None
@@ -60,7 +60,7 @@ def test_why_the_precision_was_chosen_is_said_where_the_launcher_chose_it(tmp_pa
 def test_time_of_a_rank_that_died_is_a_gap_and_not_a_remainder(tmp_path):
     builder = RunBuilder(tmp_path / "run")
     builder.write()
-    path = tmp_path / "run/nodes/node2/rank1.steps.jsonl"
+    path = tmp_path / "run/nodes/node2/rank1.1.steps.jsonl"
     path.unlink()
     builder.write_rank(1, "node2", steps=10, end=False)
     accounting = analyse(tmp_path / "run").accounting
@@ -74,7 +74,9 @@ def test_a_rank_that_never_began_was_starting_all_the_time(tmp_path):
     builder.write()
     for path in (tmp_path / "run/nodes").glob("*/*.steps.jsonl"):
         path.unlink()
-    builder.write_exit(0, "node1", exit_code=1, mono_end=GUARD + 9.0)
+    died = {"exit_code": 1, "mono_end": GUARD + 9.0}
+    path = tmp_path / "run/nodes/node1/machine.1.jsonl"
+    change_lines(path, lambda line: {**line, **died} if line["kind"] == "exit" else line)
     accounting = analyse(tmp_path / "run").accounting
     assert accounting.ranks[0].seconds["start_stop"] == pytest.approx(9.0)
 
@@ -85,13 +87,9 @@ def test_attempts_are_summed_and_their_nodes_kept(tmp_path):
     second = RunBuilder(tmp_path / "run", nodes=3)
     second.attempt = 2
     for rank, host in enumerate(second.hosts):
-        path = tmp_path / f"run/nodes/{host}/exit.json"
-        (first,) = json.loads(path.read_text())["attempts"]
         second.write_rank(rank, host)
-        second.write_net(rank, host)
+        second.write_machine(rank, host)
         second.write_exit(rank, host)
-        (last,) = json.loads(path.read_text())["attempts"]
-        change(path, attempts=[first, last])
     path = tmp_path / "run/attempts.json"
     (first,) = json.loads(path.read_text())["attempts"]
     more = {"attempt": 2, "nodes": second.hosts, "world_size": 3}
@@ -121,7 +119,7 @@ def test_first_cause_of_a_failed_run_comes_with_the_last_lines_of_its_log(tmp_pa
 
 @pytest.mark.parametrize(
     "gone",
-    ["plan.json", "attempts.json", "exit.json", "iostat.json", "net.jsonl", "rank*.steps.jsonl"],
+    ["plan.json", "attempts.json", "machine.*.jsonl", "rank*.steps.jsonl"],
 )
 def test_any_kind_of_file_may_be_missing(tmp_path, gone):
     run = RunBuilder(tmp_path / "run").write()
@@ -130,7 +128,7 @@ def test_any_kind_of_file_may_be_missing(tmp_path, gone):
     assert main([str(run)]) == 0
     text = (run / "report.txt").read_text()
     assert max(map(len, text.splitlines())) <= 80
-    assert ("WHAT IS MISSING" in text) == (gone != "exit.json")
+    assert "WHAT IS MISSING" in text
 
 
 def test_a_run_by_hand_has_only_what_the_trainer_wrote(tmp_path):
@@ -147,8 +145,8 @@ def test_a_run_by_hand_that_failed_twice_is_shown(tmp_path, capsys):
     builder = RunBuilder(tmp_path / "run", nodes=1)
     for builder.attempt in (1, 2):
         builder.write_rank(0, "node1", steps=5, end=False)
-        end = {"kind": "end", "attempt": builder.attempt, "mono": 110.0, "status": "failed"}
-        builder.append("nodes/node1/rank0.steps.jsonl", [end])
+        end = {"kind": "end", "mono": 110.0, "status": "failed"}
+        builder.append(f"nodes/node1/rank0.{builder.attempt}.steps.jsonl", [end])
     assert main([str(tmp_path / "run")]) == 0
     text = capsys.readouterr().out
     assert "The run failed on node1, rank 0" in text
@@ -196,6 +194,6 @@ def test_a_script_that_timed_no_steps_has_its_machines_and_a_sentence(tmp_path):
     assert UNTIMED.headline in " ".join(text.split()) and UNTIMED.headline in page
     assert "WHERE THE TIME WENT" not in text and "images/s" not in text
     assert "Where the time went" not in page and max(map(len, text.splitlines())) <= 80
-    for path in run.glob("nodes/*/exit.json"):
-        path.unlink()
+    for path in run.glob("nodes/*/machine.1.jsonl"):
+        change_lines(path, lambda line: line["kind"] == "exit" and {"kind": "cut off"})
     assert analyse(run).memory == []

@@ -1,4 +1,4 @@
-"""rank<k>.steps.jsonl: lines by time, and none that would make the host wait for its device."""
+"""rank<k>.<attempt>.steps.jsonl: lines by time, none of which makes the host wait for a device."""
 
 import json
 import types
@@ -24,7 +24,7 @@ class Device:
 
     def read(self, lap, patience=None):
         self.waits += not self.passed(lap)
-        return {"forward": 0.25}
+        return {"forward": 0.5}  # so that each step has a line
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def made(tmp_path, monkeypatch):
     lines = timings.Lines(str(tmp_path), "node1", 0, device)
 
     def written():
-        text = (tmp_path / "nodes/node1/rank0.steps.jsonl").read_text()
+        text = (tmp_path / "nodes/node1/rank0.1.steps.jsonl").read_text()
         return [json.loads(line)["step"] for line in text.splitlines()]
 
     return lines, device, now, written
@@ -46,7 +46,7 @@ def test_once_a_second_what_the_device_has_passed_is_written_without_a_wait(made
     lines, device, now, written = made
     counts = []
     for step in range(1, 9):
-        lines.add("step", step=step)
+        lines.add("step", step=step, samples=4)
         device.done = step - 3
         now.seconds += 0.25
         lines.keep_up()

@@ -74,10 +74,9 @@ def test_a_loop_s_time_is_booked_and_its_lines_are_the_trainer_s(tmp_path):
         told = {name: start[name] for name in ("model", "rank_batch", "global_batch", "sync")}
         assert told == {"model": "Slow", "rank_batch": 4, "global_batch": 8, "sync": "ef:1.6"}
         assert (start["steps_per_epoch"], start["train_images"]) == (4, 16)
-        assert [(one["step"], one["epoch"], one["samples"]) for one in steps] == [
-            (number + 1, number // 4, 4) for number in range(8)
-        ]
-        assert [one.get("exact", False) for one in steps] == [n < 2 for n in range(8)]
+        assert (steps[-1]["step"], steps[-1]["epoch"]) == (8, 1)
+        assert sum(one["steps"] for one in steps) == 8 == sum(one["samples"] for one in steps) / 4
+        assert sum(one["steps"] for one in steps if one.get("exact")) == 2
         total = collections.Counter()
         for one in (*steps, end):
             total.update(one["seconds"])

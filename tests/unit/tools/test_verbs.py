@@ -449,7 +449,7 @@ USE = r"\1\2\n\1print('ECHO is', options.echo)\n\1raise SystemExit\n"
 def tree(checkout):
     """(A function that adds an option to a copy of the rooms, this copy); with the real Python."""
     shutil.rmtree(checkout / "contract")
-    for room in ("contract", "launcher", "tandem", "trainer", "examples", "recipes"):
+    for room in ("contract", "launcher", "report", "tandem", "trainer", "examples", "recipes"):
         shutil.copytree(ROOT / room, checkout / room, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.rmtree(checkout / ".venv")
     (checkout / ".venv").symlink_to(sys.prefix)

@@ -1,0 +1,35 @@
+"""The records of a run: files of nodes/<host>/ that grow by whole lines (docs/run-directory.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+# Of a rank's time, in the order of a step. A rank is in one of them at each moment.
+CATEGORIES = (
+    "start_stop",
+    "data",
+    "h2d",
+    "forward",
+    "backward",
+    "sync_exposed",
+    "optimizer",
+    "evaluate",
+    "checkpoint",
+    "other",
+)
+PIECE = 1 << 15  # bytes of a file that a guard sends at once (launcher/node/tail.py)
+
+
+def machine(attempt: int) -> str:
+    """What a guard records of its machine."""
+    return f"machine.{attempt}.jsonl"
+
+
+def steps(rank: int, attempt: int) -> str:
+    """What a rank records of its steps."""
+    return f"rank{rank}.{attempt}.steps.jsonl"
+
+
+def names(attempt: int, ranks: Iterable[int]) -> list[str]:
+    """All files of a node in an attempt in which it has these ranks."""
+    return [machine(attempt), *(steps(rank, attempt) for rank in ranks)]

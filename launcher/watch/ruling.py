@@ -1,0 +1,67 @@
+"""Says, while a run goes on, which wait rules it: once a kind, when it has for a minute."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from contract.errors import UserError
+from contract.text import seconds
+from report.bottleneck import parts
+from report.status import Follower
+from report.status import Ruling as Judgement
+from report.waits import WORDS
+
+LOOK_EVERY = 15.0  # seconds
+# Two looks so far apart share no step (report.status.RECENT); they have to agree.
+APART = 45.0
+STEADY = 0.1  # of its share by which a wait may differ between them
+
+
+class Ruling:
+    """Reads the run's folder in a thread of its own: whatever machines write there, the loop that
+    renews leases never waits for it."""
+
+    def __init__(self, folder: Path, say: Callable[[str], None]):
+        self._follower, self._say = Follower(folder), say
+        self._told: set[str] = set()
+        self._since: tuple[float, str, float] | None = None  # when first seen, kind, share
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True, name="ruling")
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _work(self) -> None:
+        while not self._over.wait(LOOK_EVERY):
+            try:
+                progress = self._follower.look()
+            except (UserError, OSError):
+                continue
+            except Exception as error:  # of a record that no reader foresaw: the run goes on
+                self._say(f"what holds the run up cannot be said: {type(error).__name__}: {error}")
+                return
+            if progress is not None:
+                self.judge(time.monotonic(), progress.ruling)
+
+    def judge(self, now: float, ruling: Judgement | None) -> None:
+        """Say what rules if it did APART seconds ago, too."""
+        kind = ruling.kind if ruling is not None and ruling.recent else None
+        if ruling is None or kind not in WORDS or kind in self._told:
+            self._since = None
+            return
+        share = parts(ruling.step)[kind]
+        since, before, first = self._since or (now, kind, share)
+        if before != kind or abs(share - first) > STEADY * first:
+            since, first = now, share
+        self._since = since, kind, first
+        if now - since >= APART:
+            self._told.add(kind)
+            whole = ruling.step.seconds + ruling.step.checkpoint
+            of = f"{seconds(share * whole)} of {seconds(whole)} a step"
+            self._say(f"{WORDS[kind]}: {of}; `make report` says what to do")

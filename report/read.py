@@ -1,0 +1,505 @@
+"""The one reader of a run's folder, while the run goes on and afterwards: status, top, the report,
+comparisons and sweeps have their figures from here. The layout is docs/run-directory.md.
+
+Each record is read through a table of its fields, in which what is of another kind counts as
+absent; a line that is no record is counted, and named in `Run.missing`. A reader that is kept reads
+what is new alone.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from contract.errors import UserError
+from contract.records import CATEGORIES
+from report import older
+from report.files import (
+    MOST_ATTEMPTS,
+    MOST_RANKS,
+    Entry,
+    Growing,
+    count,
+    dicts,
+    files_of_hosts,
+    natural,
+    number,
+    only,
+    positive,
+    read_object,
+    text,
+    texts,
+    time_of,
+)
+
+# Of all ranks together, lines of steps that are kept (116 bytes each), and of each rank in an
+# attempt, lines beside its steps. All times are summed up to the last line whatever their number.
+MOST_STEPS, MOST_BESIDE, MOST_RECORDS = 1_000_000, 4000, 4096
+# Of a rank, options and versions, and characters of one.
+MOST_SETTINGS, MOST_NAME = 200, 1000
+RECENT_LINES = 100  # of a machine, for whoever asks how it is now
+
+
+def matrices(value: object) -> list[list[int]] | None:
+    """`[rows, columns, how many]` of the trained weights."""
+    rows = value if isinstance(value, list) and len(value) <= MOST_RANKS else None
+    good = rows is not None and all(
+        isinstance(row, list) and len(row) == 3 and all(count(one, 10**12) for one in row)
+        for row in rows
+    )
+    return rows if good else None
+
+
+# How each field of an entry is read: None where it is not what it should be.
+Fields = Mapping[str, Callable[..., Any]]
+
+
+def instructions(value: object) -> Entry | None:
+    return only({"onednn_limit": text}, value) if isinstance(value, dict) else None
+
+
+def versions(value: object) -> dict[str, str] | None:
+    """Name -> version."""
+    if not isinstance(value, dict):
+        return None
+    first = list(value.items())[:MOST_SETTINGS]
+    return {name[:MOST_NAME]: one[:MOST_NAME] for name, one in first if isinstance(one, str)}
+
+
+def settings(value: object) -> Entry | None:
+    """The options of the trainer: plain values, short texts and lists of plain values."""
+    if not isinstance(value, dict):
+        return None
+    first = list(value.items())[:MOST_SETTINGS]
+    return {name[:MOST_NAME]: one for name, one in first if plain(one) or plain_list(one)}
+
+
+def plain(value: object) -> bool:
+    return (
+        value is None
+        or isinstance(value, bool)
+        or number(value) is not None
+        or (isinstance(value, str) and len(value) < MOST_NAME)
+    )
+
+
+def plain_list(value: object) -> bool:
+    return isinstance(value, list) and len(value) < MOST_SETTINGS and all(map(plain, value))
+
+
+def options(value: object) -> Entry | None:
+    """What was asked of the launcher: plain values, and the trainer's words."""
+    if not isinstance(value, dict):
+        return None
+    plain = {
+        name: one
+        for name, one in list(value.items())[:MOST_RANKS]
+        if isinstance(one, (str, bool)) or number(one) is not None
+    }
+    return {**plain, **only({"trainer": texts}, value)}
+
+
+def predicted(value: object) -> Entry | None:
+    if not isinstance(value, dict) or number(value.get("images_per_second")) is None:
+        return None
+    return only({"images_per_second": number, "made_unix": number}, value)
+
+
+def nodes(value: object) -> list[Entry]:
+    fields = {"host": text, "connection": text, "ranks": ranks, "interface": text}
+    return [only(fields, node) for node in dicts(value)[:MOST_RANKS]]
+
+
+def ranks(value: object) -> list[int]:
+    every = value if isinstance(value, list) else []
+    return [one for one in every if type(one) is int and 0 <= one < MOST_RANKS]
+
+
+def cause(value: object) -> Entry | None:
+    return only(CAUSE, value) if isinstance(value, dict) else None
+
+
+def script(value: object) -> Entry | None:
+    """What ran in the place of the trainer."""
+    fields = {"words": texts, "arguments": texts, "folder": text}
+    return only(fields, value) if isinstance(value, dict) else None
+
+
+def natural_number(value: object) -> int | None:
+    found = number(value)
+    return int(found) if found is not None and found >= 0 else None
+
+
+def peaks(value: object) -> list[float] | None:
+    """The bytes that each rank had at most."""
+    every = list(value.values())[:MOST_RANKS] if isinstance(value, dict) else []
+    return [found for one in every if (found := number(one)) is not None]
+
+
+# Of each file the fields that the report reads: others are not kept, and what is of another kind
+# counts as absent. What is read behind this has its type.
+PLAN: Fields = {
+    **dict.fromkeys(("run", "model", "data", "sync", "precision", "precision_why"), text),
+    **dict.fromkeys(("tandem", "git_revision", "git_diff", "code_sha256"), text),
+    **{"epochs": count, "world_size": count, "created_unix": number},
+    **{"nodes": nodes, "options": options, "predicted": predicted, "script": script},
+}
+CAUSE: Fields = {
+    **dict.fromkeys(("host", "signal", "exception", "message", "remedy"), text),
+    **{"rank": natural_number, "exit_code": number, "last_lines": texts},
+}
+ATTEMPT: Fields = {
+    **dict.fromkeys(("reason", "status"), text),
+    **{"nodes": texts, "world_size": count, "wall_seconds": time_of},
+    **{"resumed_samples": number, "first_cause": cause},
+}
+START: Fields = {
+    **dict.fromkeys(("model", "device", "torch", "python", "cpu", "sync", "precision"), text),
+    **dict.fromkeys(("mono_process", "mono"), time_of),
+    **dict.fromkeys(
+        ("parameters", "gradient_bytes", "bucket_mb", "global_batch", "accumulate", "train_images"),
+        positive,
+    ),
+    **dict.fromkeys(("eval_images", "steps_per_epoch", "image_size", "epochs"), positive),
+    **{"warmup": positive, "unix": number, "workers": natural_number, "record": natural_number},
+    **{"cores": positive, "versions": versions, "options": settings},
+    **{"world_size": count, "matrices": matrices, "instructions": instructions},
+}
+END: Fields = {"mono": time_of, "status": text, "peak_memory_bytes": number, "bad_images": number}
+EVALUATION: Fields = dict.fromkeys(("epoch", "top1", "top5", "loss", "train_loss"), number)
+EXIT: Fields = {"mono_start": time_of, "mono_end": time_of, "peak_memory_bytes": peaks}
+TIMED = tuple(name for name in CATEGORIES if name != "start_stop")  # in the loop
+
+
+def doubles() -> array[float]:
+    return array("d")
+
+
+@dataclass
+class StepColumns:
+    """Lines of steps of one rank in one attempt, in the order written, up to `most` of them: how
+    many steps each is of, the number of the last, and the sums of their figures. The first step has
+    a line to itself. `beyond`: seconds of the lines that followed."""
+
+    count: array[int] = field(default_factory=lambda: array("q"))
+    step: array[int] = field(default_factory=lambda: array("q"))
+    samples: array[float] = field(default_factory=doubles)
+    clock: array[float] = field(default_factory=doubles)  # of the loop, at its end
+    longest: array[float] = field(default_factory=doubles)  # seconds of one step
+    loss: array[float] = field(default_factory=doubles)  # NaN between log points
+    exact: array[int] = field(default_factory=lambda: array("b"))  # 1 in the warm-up of a strategy
+    seconds: dict[str, array[float]] = field(
+        default_factory=lambda: {name: doubles() for name in TIMED}
+    )
+    most: int = MOST_STEPS
+    beyond: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.count)
+
+    @property
+    def total(self) -> list[float]:
+        """Seconds of each line."""
+        return [sum(of_line) for of_line in zip(*self.seconds.values())]
+
+    def since(self, place: int) -> StepColumns:
+        """The lines from there on."""
+        plain = ("count", "step", "samples", "clock", "longest", "loss", "exact")
+        seconds = {name: values[place:] for name, values in self.seconds.items()}
+        return replace(
+            self, **{name: getattr(self, name)[place:] for name in plain}, seconds=seconds
+        )
+
+
+@dataclass
+class RankRecord:
+    """What one rank wrote during one attempt."""
+
+    host: str
+    rank: int
+    attempt: int
+    start: Entry = field(default_factory=dict)
+    end: Entry = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)  # by category, over all lines
+    steps: StepColumns = field(default_factory=StepColumns)
+    evaluations: list[Entry] = field(default_factory=list)
+    # Lines that are no steps: the loop's clock at their end, seconds by category.
+    beside: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+    epoch: int | None = None  # of the last step, from 0
+    loss: float | None = None  # of the last log point, and its top-1
+    top1: float | None = None
+
+    @property
+    def clock(self) -> float:
+        """Seconds of the loop so far."""
+        return sum(self.seconds.values())
+
+    def last(self, seconds: float) -> RankRecord:
+        """The steps of its last seconds, as a record of its own. As its first line, which whoever
+        measures leaves out, it has one that ended before."""
+        since = self.clock - seconds
+        place = max(0, sum(clock < since for clock in self.steps.clock) - 1)
+        beside = [(clock, spent) for clock, spent in self.beside if clock >= since]
+        steps = self.steps.since(place)
+        spent: dict[str, float] = {name: sum(values) for name, values in steps.seconds.items()}
+        for _, part in beside:
+            add(spent, part)
+        return replace(self, steps=steps, beside=beside, seconds=spent)
+
+
+@dataclass
+class Machine:
+    """What was recorded of one machine, in the order written. The lines are read when they are gone
+    through: weeks of them are hundreds of megabytes. `recent` are the newest of them."""
+
+    host: str
+    parts: list[Callable[[], Iterator[Entry]]] = field(default_factory=list)
+    recent: deque[Entry] = field(default_factory=lambda: deque(maxlen=RECENT_LINES))
+    unix: float = 0.0  # when the file here grew last, by this machine's clock
+
+    def __iter__(self) -> Iterator[Entry]:
+        for part in self.parts:
+            yield from part()
+
+
+@dataclass
+class Run:
+    """The files of one run. Hosts are inventory names."""
+
+    folder: Path
+    plan: Entry
+    attempts: list[Entry]
+    status: str | None
+    ranks: list[RankRecord]
+    exits: dict[tuple[str, int], Entry]  # (host, attempt) -> how the guard ended
+    machines: dict[str, Machine]
+    missing: list[str]  # sentences
+
+    @property
+    def untimed(self) -> bool:
+        """Whether it is a script that timed no steps."""
+        return bool(self.plan.get("script")) and not self.ranks
+
+    @property
+    def hosts(self) -> list[str]:
+        """All hosts that were planned or left a trace, by node rank where it is known."""
+        planned = [node["host"] for node in self.plan.get("nodes", []) if "host" in node]
+        seen = {record.host for record in self.ranks} | {host for host, _ in self.exits}
+        seen |= set(self.machines)
+        return planned + sorted(seen - set(planned), key=natural)
+
+    @property
+    def unix(self) -> float | None:
+        """When the last of its records came here."""
+        return max((machine.unix for machine in self.machines.values()), default=None)
+
+
+def attempt_of(entry: Entry) -> int:
+    """The attempt that a line or an entry belongs to; the first, where it does not say."""
+    return count(entry.get("attempt"), MOST_ATTEMPTS) or 1
+
+
+def clean_attempts(ended: Entry) -> list[Entry]:
+    """The entries of attempts.json; those without a list of machines have an empty one."""
+    entries = dicts(ended.get("attempts"))[:MOST_ATTEMPTS]
+    usual: Entry = {"nodes": [], "wall_seconds": None}
+    return [{**usual, **only(ATTEMPT, one), "attempt": attempt_of(one)} for one in entries]
+
+
+def read_run(folder: Path) -> Run:
+    """Reads `folder` once. Raises UserError when it holds nothing of a run."""
+    return Reader(folder).read()
+
+
+RANK_FILE = re.compile(r"rank([0-9]{1,9})(?:\.([0-9]{1,9}))?\.steps\.jsonl")
+MACHINE_FILE = re.compile(r"machine\.([0-9]{1,9})\.jsonl")
+
+
+class Reader:
+    """Reads a run's folder, again and again where it is kept."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._files: dict[Path, Growing] = {}
+        self._ranks: dict[tuple[int, int, str], RankRecord] = {}
+        self._machines: dict[str, Machine] = {}
+        self._exits: dict[tuple[str, int], Entry] = {}
+        self._faults: dict[str, str] = {}  # what could not be read of whom, a sentence each
+        self._share = MOST_STEPS  # of a rank in all attempts
+
+    def read(self, recent: bool = False) -> Run:
+        """All that is there by now. `recent`: the newest lines of machines are kept, too. Raises
+        UserError when the folder holds nothing of a run."""
+        folder, nodes = self.folder, self.folder / "nodes"
+        if not folder.is_dir():
+            raise UserError(f"There is no run at {folder}: `ls runs` shows the runs there are.")
+        missing: list[str] = []
+        plan, ended = (
+            read_object(folder / name, missing) for name in ("plan.json", "attempts.json")
+        )
+        if not plan and not ended and not nodes.is_dir():
+            raise UserError(
+                f"{folder} is not a run directory: it has neither plan.json nor nodes/. "
+                "Give the folder of one run."
+            )
+        known = only(PLAN, plan)
+        files = files_of_hosts(nodes)
+        self._share = MOST_STEPS // max(1, len(ranks_of(files)))
+        for host, paths in files.items():
+            try:
+                self._of_host(host, paths, recent)
+            except (UserError, MemoryError):  # a limit of the report's own
+                raise
+            except Exception as error:  # one machine's lies are that machine's
+                kind = type(error).__name__
+                self._faults[host] = f"{host}: its records cannot be read ({kind}: {error})."
+        if not self._ranks and "script" not in known:
+            missing.append(
+                "No rank wrote its timings (nodes/<host>/rank<k>.<attempt>.steps.jsonl)."
+            )
+        return Run(
+            folder=folder,
+            plan=known,
+            attempts=clean_attempts(ended),
+            status=text(ended.get("status")),
+            ranks=[self._ranks[key] for key in sorted(self._ranks)],
+            exits=self._exits,
+            machines=self._machines,
+            missing=[*missing, *self._faults.values(), *self._counted()],
+        )
+
+    def _of_host(self, host: str, paths: list[Path], recent: bool) -> None:
+        for path in paths:
+            if match := RANK_FILE.fullmatch(path.name):
+                if int(match[1]) < MOST_RANKS:
+                    self._steps(host, int(match[1]), int(match[2] or 0), path)
+            elif match := MACHINE_FILE.fullmatch(path.name):
+                self._machine(host, int(match[1]), path, recent)
+        if host not in self._machines and (parts := older.parts(paths)):
+            self._machines[host] = Machine(host, parts)
+        for attempt, entry in older.exits(paths):
+            self._exits[host, attempt] = exit_of(entry)
+
+    def _steps(self, host: str, rank: int, attempt: int, path: Path) -> None:
+        """The new lines of a rank. `attempt`: of the file's name, 0 where the lines have it."""
+        for line in self._files.setdefault(path, Growing(path)).lines():
+            which = attempt or attempt_of(line)
+            key = which, rank, host
+            if key not in self._ranks:
+                if len(self._ranks) == MOST_RECORDS:
+                    return
+                columns = StepColumns(most=max(0, self._share - self._kept(host, rank)))
+                self._ranks[key] = RankRecord(host, rank, which, steps=columns)
+            fold(self._ranks[key], line)
+
+    def _kept(self, host: str, rank: int) -> int:
+        """Lines of steps of a rank in all attempts."""
+        own = (one for (_, *whose), one in self._ranks.items() if whose == [rank, host])
+        return sum(len(one.steps) for one in own)
+
+    def _machine(self, host: str, attempt: int, path: Path, recent: bool) -> None:
+        machine = self._machines.setdefault(host, Machine(host))
+        if path not in self._files:
+            self._files[path] = Growing(path)
+            machine.parts.append(lambda: of_attempt(Growing(path), attempt))
+        last = Growing(path).last() if (host, attempt) not in self._exits else None
+        if last and last.get("kind") == "exit":
+            self._exits[host, attempt] = exit_of(last)
+        machine.unix = max(machine.unix, path.stat().st_mtime)
+        if recent:
+            lines = of_attempt(self._files[path], attempt)
+            machine.recent.extend(line for line in lines if line.get("kind") == "sample")
+
+    def _counted(self) -> Iterator[str]:
+        """What was left out, by file."""
+        for path, file in self._files.items():
+            if file.bad:
+                name = "/".join(path.parts[-2:])
+                yield f"{name}: {file.bad:,} lines are no records and were left out."
+        for record in self._ranks.values():
+            if record.steps.beyond:
+                steps = f"{sum(record.steps.count):,} steps"
+                yield (
+                    f"{record.host}, rank {record.rank}: the mean step and the charts are of its "
+                    f"first {steps}; the times of all of them are counted."
+                )
+
+
+def ranks_of(files: Mapping[str, list[Path]]) -> set[tuple[str, str]]:
+    """Host and number of each rank that has a file."""
+    names = [(host, path.name) for host, paths in files.items() for path in paths]
+    return {(host, match[1]) for host, name in names if (match := RANK_FILE.fullmatch(name))}
+
+
+def of_attempt(file: Growing, attempt: int) -> Iterator[Entry]:
+    """A machine's lines, each with its attempt."""
+    for line in file.lines():
+        yield {**line, "attempt": attempt}
+
+
+def exit_of(entry: Entry) -> Entry:
+    """When a guard began and ended, and the `ranks` that it had."""
+    workers = entry.get("workers")
+    names = list(workers)[:MOST_RANKS] if isinstance(workers, dict) else []
+    numbers = [int(name) for name in names if re.fullmatch("[0-9]{1,9}", name)]
+    return {**only(EXIT, entry), "ranks": sorted({n for n in numbers if n < MOST_RANKS})}
+
+
+def fold(record: RankRecord, line: Entry) -> None:
+    """Adds one line of a rank to its record."""
+    kind = line.get("kind")
+    if kind == "start":
+        record.start = only(START, line)
+        return
+    seconds = clean_seconds(line.get("seconds"))
+    add(record.seconds, seconds)
+    if kind == "step":
+        fold_step(record, line, seconds)
+        return
+    if len(record.beside) < MOST_BESIDE:
+        record.beside.append((record.clock, seconds))
+        if kind == "evaluate":
+            record.evaluations.append({**only(EVALUATION, line), "clock": record.clock})
+    if kind == "end":
+        record.end = only(END, line)
+
+
+def fold_step(record: RankRecord, line: Entry, seconds: dict[str, float]) -> None:
+    """Adds a line of steps to the columns."""
+    columns, loss, top1 = record.steps, number(line.get("loss")), number(line.get("top1"))
+    record.loss = record.loss if loss is None else loss
+    record.top1 = record.top1 if top1 is None else top1
+    record.epoch = natural_number(line.get("epoch"))
+    if len(columns) >= columns.most:
+        columns.beyond += sum(seconds.values())
+        return
+    steps = count(line.get("steps"), MOST_STEPS) or 1
+    columns.count.append(steps)
+    columns.step.append(natural_number(line.get("step")) or 0)
+    columns.samples.append(positive(line.get("samples")) or 0.0)
+    columns.clock.append(record.clock)
+    longest = time_of(line.get("longest"))
+    columns.longest.append(sum(seconds.values()) / steps if longest is None else longest)
+    columns.loss.append(math.nan if loss is None else loss)
+    columns.exact.append(int(line.get("exact") is True))
+    for name, values in columns.seconds.items():
+        values.append(seconds.get(name, 0.0))
+
+
+def clean_seconds(value: object) -> dict[str, float]:
+    """The known categories that carry a number."""
+    if not isinstance(value, dict):
+        return {}
+    return {key: time_of(value[key]) or 0.0 for key in CATEGORIES if key in value}
+
+
+def add(total: dict[str, float], part: dict[str, float]) -> None:
+    """Adds `part` to `total`, key by key."""
+    for key, value in part.items():
+        total[key] = total.get(key, 0.0) + value

@@ -1,0 +1,393 @@
+"""How a run is while it goes on, and in which words: what `make status` and `make top` show. Its
+figures are those of the report, of the same records by the same functions."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from contract.errors import UserError
+from contract.text import percent, seconds, size, three_digits
+from report.bottleneck import parts
+from report.files import Entry, dicts, number, only, positive
+from report.measure import Step, images_per_second, slowest, step_of_ranks, steps_of
+from report.network import grown
+from report.read import Fields, Machine, RankRecord, Reader, natural_number
+from report.waits import ENOUGH, WORDS, most_in_excess, ruling_cause, slower_one
+
+# Seconds: what a run does now is what it did in them. A verdict needs ENOUGH of them in steps; a
+# fault that began a minute ago is all that is seen in them.
+RECENT = 40.0
+NOW = 5.0  # of a machine
+STALE = 10.0  # seconds without a line after which a machine is said to be silent
+COLUMNS = 80
+HOT_GPU, HOT_CPU = 85, 90  # Celsius, from which on they slow themselves down
+LOW_DISK = 5e9  # bytes
+SWAPS = 256e6  # bytes in use that are worth a word
+TAKEN = 90.0  # percent of the memory
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A machine in the last seconds. Parts in percent, rates in bytes a second; None: unknown."""
+
+    host: str
+    age: float  # seconds since it told of itself
+    step: int | None
+    cpu: float | None
+    memory: float | None
+    swap: float | None  # bytes
+    temperature: float | None  # of the hottest processor
+    disk_busy: float | None
+    disk_read: float | None
+    disk_free: float | None  # bytes, where the run's folder lies
+    sent: float | None
+    received: float | None
+    again: float  # TCP segments a second that were sent again
+    dropped: float  # packets a second
+    gpus: list[list[Any]]  # index, percent, bytes, Celsius, watts, MHz
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What holds a run up, judged on its last steps, or else on all: a wait of report/waits.py,
+    `compute`, or None where there is no single one. `slower`: the rank that the others wait for, by
+    its `work` of that kind."""
+
+    step: Step
+    recent: bool
+    kind: str | None
+    slower: int | None = None
+    work: str | None = None
+
+    @property
+    def cause(self) -> str | None:
+        """Waiting for a rank that is late by its images is waiting for images."""
+        return "data" if self.kind == "straggler" and self.work == "data" else self.kind
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A run as it stands. Times in seconds; None where nothing is known yet."""
+
+    attempt: int
+    unix: float  # when the last record came here
+    epoch: int | None  # of the one that is under way, from 1
+    epochs: int | None
+    step: int | None
+    steps: int | None
+    images_per_second: float | None  # of the run, as in its report
+    recent_images_per_second: float | None
+    left: float | None  # until the end
+    loss: float | None
+    top1: float | None
+    evaluated: Entry | None  # the last one
+    ruling: Ruling | None  # None: too early to say
+    machines: list[Figures]
+
+    @property
+    def cause(self) -> str | None:
+        return self.ruling.cause if self.ruling else None
+
+
+class Follower:
+    """Reads a run's folder again and again; of it only what is new."""
+
+    def __init__(self, folder: Path):
+        self._reader = Reader(folder)
+
+    def look(self) -> Progress | None:
+        """None where nothing was recorded."""
+        try:
+            run = self._reader.read(recent=True)
+        except UserError:
+            return None
+        attempt = max(
+            [*(r.attempt for r in run.ranks), *(e["attempt"] for e in run.attempts)] or [1]
+        )
+        records = [record for record in run.ranks if record.attempt == attempt]
+        if not run.machines and not records:
+            return None
+        start = next((record.start for record in records if record.start), {})
+        recent = [record.last(RECENT) for record in records]
+        per_epoch, epochs = start.get("steps_per_epoch"), start.get("epochs")
+        steps = int(per_epoch * epochs) if per_epoch and epochs else None
+        stepped = [record for record in records if len(record.steps)]
+        step = max((record.steps.step[-1] for record in stepped), default=None)
+        world = int(number(start.get("world_size")) or len(records))
+        machines = [run.machines[host] for host in run.hosts if host in run.machines]
+        return Progress(
+            attempt=attempt,
+            unix=run.unix or time.time(),
+            epoch=max((r.epoch for r in stepped if r.epoch is not None), default=-1) + 1 or None,
+            epochs=int(epochs) if epochs else None,
+            step=step,
+            steps=steps,
+            images_per_second=images_per_second(run.ranks),
+            recent_images_per_second=images_per_second(recent),
+            left=time_left(stepped, step, steps),
+            loss=mean([record.loss for record in records]),
+            top1=mean([record.top1 for record in records]),
+            evaluated=last_evaluation(records),
+            ruling=ruling_of(recent, records) if len(records) >= world else None,
+            machines=[
+                figures(machine, [record for record in stepped if record.host == machine.host])
+                for machine in machines
+            ],
+        )
+
+
+def ruling_of(recent: Sequence[RankRecord], records: Sequence[RankRecord]) -> Ruling | None:
+    """None where there were too few seconds of steps to say what holds the run up."""
+    for some in (recent, records):
+        if not some or any(len(record.steps) < 2 for record in some):
+            continue
+        step = step_of_ranks(list(some))
+        if step.seconds * step.counted >= ENOUGH:
+            own = {rank.rank: rank.own for rank in step.ranks}
+            slower = slower_one(own) if len(own) > 1 else None
+            last, _ = slowest(step)
+            work = most_in_excess(last.seconds, [rank.seconds for rank in step.ranks])
+            kind = ruling_cause(parts(step), slower is not None)
+            return Ruling(step, some is recent, kind, slower, work if slower is not None else None)
+    return None
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def last_evaluation(records: Sequence[RankRecord]) -> Entry | None:
+    done = [record.evaluations[-1] for record in records if record.evaluations]
+    return max(done, key=lambda line: line.get("epoch", -1.0), default=None)
+
+
+def time_left(records: Sequence[RankRecord], step: int | None, steps: int | None) -> float | None:
+    """The steps that are left, each as long as those so far with what was beside them."""
+    if step is None or steps is None:
+        return None
+    return max(0, steps - step) * max(record.clock / steps_of(record) for record in records)
+
+
+def rates_of(value: object) -> list[Entry] | None:
+    """Of each disk how busy it is, and what is read from it."""
+    if not isinstance(value, dict):
+        return None
+    rates = {"util": number, "rkB/s": number}
+    return [only(rates, disk) for disk in value.values() if isinstance(disk, dict)]
+
+
+CARD = ("tx_bytes", "rx_bytes", "tcp_retransmits", "tx_dropped", "rx_dropped")
+GPU = ("utilization", "memory_used", "temperature", "power", "clock_sm")
+SAMPLE: Fields = {
+    **dict.fromkeys(("mono", "cpu_busy", "swap_total", "swap_free", "temperature"), number),
+    **dict.fromkeys(("memory_available", "disk_free"), number),
+    **{"memory_total": positive, "cores": natural_number, "gpus": dicts, "disks": rates_of},
+}
+
+
+def sample_of(line: Entry) -> Entry:
+    """The counters and levels of a line, those of the card among them."""
+    card = line.get("card")
+    counted = only(dict.fromkeys(CARD, number), card) if isinstance(card, dict) else {}
+    return {**only(SAMPLE, line), **counted}
+
+
+def figures(machine: Machine, records: Sequence[RankRecord] = ()) -> Figures:
+    """A machine in its last NOW seconds, from two of its lines."""
+    samples = [sample_of(line) for line in machine.recent if "mono" in line] or [{}]
+    last = samples[-1]
+    older = [one for one in samples if last.get("mono", 0.0) - one.get("mono", 0.0) >= NOW]
+    first = older[-1] if older else samples[0]
+    passed = last.get("mono", 0.0) - first.get("mono", 0.0)
+
+    def rate(name: str) -> float | None:
+        return grown(first, last, name) / passed if name in last and passed > 0 else None
+
+    busy, cores, total = rate("cpu_busy"), last.get("cores"), last.get("memory_total")
+    taken = None if total is None else 1 - last.get("memory_available", total) / total
+    disks = last.get("disks")
+    swap = (
+        last["swap_total"] - last["swap_free"] if {"swap_total", "swap_free"} <= {*last} else None
+    )
+    busiest: Entry = max(disks or [], key=lambda disk: disk.get("util", 0.0), default={})
+    return Figures(
+        host=machine.host,
+        age=max(0.0, time.time() - machine.unix),
+        step=max((record.steps.step[-1] for record in records), default=None),
+        cpu=min(100.0, 100 * busy / cores) if busy is not None and cores else None,
+        memory=None if taken is None else 100 * taken,
+        swap=swap,
+        temperature=last.get("temperature"),
+        disk_busy=None if disks is None else busiest.get("util", 0.0),
+        disk_read=None if disks is None else busiest.get("rkB/s", 0.0) * 1024,
+        disk_free=last.get("disk_free"),
+        sent=rate("tx_bytes"),
+        received=rate("rx_bytes"),
+        again=rate("tcp_retransmits") or 0.0,
+        dropped=(rate("tx_dropped") or 0.0) + (rate("rx_dropped") or 0.0),
+        gpus=[
+            [natural_number(card.get("index")), *(number(card.get(name)) for name in GPU)]
+            for card in last.get("gpus", [])
+        ],
+    )
+
+
+def lines(progress: Progress, running: bool, width: int = COLUMNS) -> list[str]:
+    """How far it is, and its machines."""
+    return [*run_lines(progress, running, width), "", *table(progress.machines, running, width)]
+
+
+def run_lines(progress: Progress, running: bool = True, width: int = COLUMNS) -> list[str]:
+    """Where the run stands, how fast it is, what it has learned and what holds it up; of one that
+    is over nothing that is of now."""
+    place = []
+    if progress.epoch is not None:
+        place.append(
+            f"epoch {progress.epoch}" + (f" of {progress.epochs}" if progress.epochs else "")
+        )
+    if progress.step is not None:
+        place.append(
+            f"step {progress.step:,}" + (f" of {progress.steps:,}" if progress.steps else "")
+        )
+        if progress.steps:
+            place[-1] += f" ({100 * progress.step / progress.steps:.1f} %)"
+    if progress.left is not None and running:
+        place.append(f"{seconds(progress.left)} to go")
+    figures = []
+    if progress.images_per_second:
+        recent = progress.recent_images_per_second
+        now = f" (last {RECENT:.0f} s: {three_digits(recent)})" if recent and running else ""
+        figures.append(f"{three_digits(progress.images_per_second)} images/s{now}")
+    figures += [f"loss {progress.loss:.4f}"] if progress.loss is not None else []
+    figures += [f"top-1 {100 * progress.top1:.2f} %"] if progress.top1 is not None else []
+    found = [", ".join(part) for part in (place, figures) if part]
+    scores = progress.evaluated
+    if scores and scores["top1"] is not None and scores["epoch"] is not None:
+        found.append(
+            f"evaluated after epoch {scores['epoch'] + 1:.0f}: top-1 {100 * scores['top1']:.2f} %"
+        )
+    found.append(verdict(progress, running))
+    return [f"  {line}"[:width] for line in found]
+
+
+def verdict(progress: Progress, running: bool = True) -> str:
+    """What holds the run up, in words."""
+    ruling = progress.ruling
+    if ruling is None:
+        return (
+            "too early to say what holds it up" if running else "too short to say what held it up"
+        )
+    step, kind = ruling.step, ruling.kind
+    when, whole = (
+        "now" if ruling.recent and running else "so far" if running else "at its end",
+        seconds(step.seconds + step.checkpoint),
+    )
+    if kind in WORDS:
+        share = parts(step)[kind]
+        spent = seconds(share * (step.seconds + step.checkpoint))
+        wait = f"{when}: {WORDS[kind]}: {spent} of {whole} a step ({percent(share)})"
+        slow = (
+            f", rank {ruling.slower}" if kind == "straggler" and ruling.slower is not None else ""
+        )
+        return wait + slow + (", by its images" if ruling.cause != kind else "")
+    if kind == "compute":
+        return f"{when}: computing: {seconds(step.compute)} of {whole} a step, as it should be"
+    return f"{when}: no single bottleneck in a step of {whole}"
+
+
+@dataclass(frozen=True)
+class Column:
+    head: str
+    width: int
+    cell: Callable[[Figures], str]
+
+
+# As many as there is room for. Of disk and network in MB/s.
+TABLE = (
+    Column("step", 8, lambda one: whole(one.step)),
+    Column("GPU%", 5, lambda one: whole(most(one.gpus, 1))),
+    Column("GPU C", 6, lambda one: whole(most(one.gpus, 3))),
+    Column("CPU%", 5, lambda one: whole(one.cpu)),
+    Column("mem%", 5, lambda one: whole(one.memory)),
+    Column("swap", 7, lambda one: bytes_of(one.swap)),
+    Column("disk%", 6, lambda one: whole(one.disk_busy)),
+    Column("MB/s read", 10, lambda one: megabytes(one.disk_read)),
+    Column("sent", 7, lambda one: megabytes(one.sent)),
+    Column("got", 7, lambda one: megabytes(one.received)),
+    Column("CPU C", 7, lambda one: whole(one.temperature)),
+    Column("free", 8, lambda one: bytes_of(one.disk_free)),
+    Column("again/s", 9, lambda one: whole(one.again)),
+    Column("drops/s", 9, lambda one: whole(one.dropped)),
+    Column("GPU mem", 9, lambda one: bytes_of(most(one.gpus, 2))),
+    Column("GPU W", 7, lambda one: whole(most(one.gpus, 4))),
+    Column("GPU MHz", 9, lambda one: whole(most(one.gpus, 5))),
+)
+NARROWEST, WIDEST = 7, 14  # columns for a machine's name
+
+
+def table(machines: list[Figures], running: bool, width: int = COLUMNS) -> list[str]:
+    """A line a machine, and one for each thing that is wrong with one."""
+    names = min(WIDEST, max([NARROWEST, *(len(one.host) for one in machines)]))
+    columns, room = [], width - names - 2
+    for column in TABLE:
+        if all(column.cell(one) == "-" for one in machines):  # nobody knows it: no GPU, no sensor
+            continue
+        room -= column.width
+        if room < 0:
+            break
+        columns.append(column)
+    heads = "".join(column.head.rjust(column.width) for column in columns)
+    found = [f"  {'machine'.ljust(names)}{heads}"]
+    for one in machines:
+        # What is old is not shown as if it were of now.
+        old = running and one.age > STALE
+        cells = ((c, "-" if old and c.head != "step" else c.cell(one)) for c in columns)
+        rest = "".join(cell.rjust(column.width) for column, cell in cells)
+        found.append(f"  {one.host[:names].ljust(names)}{rest}")
+    for one in machines:
+        found += [f"  {one.host[:20]}: {text}" for text in troubles(one, running)]
+    return [line[:width] for line in found]
+
+
+def most(gpus: list[list[Any]], place: int) -> float | None:
+    """The largest figure of a machine's GPUs."""
+    return max((one[place] for one in gpus if one[place] is not None), default=None)
+
+
+def whole(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
+
+
+def bytes_of(value: float | None) -> str:
+    return "-" if value is None else "0" if not value else size(value).replace(" ", "")
+
+
+def megabytes(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate / 1e6:.1f}"
+
+
+def troubles(one: Figures, running: bool = True) -> list[str]:
+    """What is wrong with a machine, in short sentences."""
+    found = []
+    if running and one.age > STALE:
+        found.append(f"silent for {seconds(one.age)}")
+    hot = most(one.gpus, 3)
+    if hot is not None and hot >= HOT_GPU:
+        found.append(f"a GPU has {hot:.0f} C and may slow down: clean fans, give it air")
+    if one.temperature is not None and one.temperature >= HOT_CPU:
+        found.append(f"its processor has {one.temperature:.0f} C and may slow down")
+    if one.swap is not None and one.swap >= SWAPS and (one.memory or 0.0) >= TAKEN:
+        found.append(
+            f"short of memory: {size(one.swap)} swapped; fewer loaders (--workers) need less"
+        )
+    if one.disk_free is not None and one.disk_free < LOW_DISK:
+        found.append(f"{size(one.disk_free)} free on its disk: remove old runs there")
+    if one.dropped >= 1:
+        found.append(f"its network card drops {one.dropped:.0f} packets a second")
+    return found

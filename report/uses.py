@@ -1,0 +1,67 @@
+"""What machines did while the training loop ran: one walk through the lines of each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from contract.errors import UserError
+from report.devices import Gpus, GpuUse
+from report.disk import Disks, DiskUse, Shares, ShareUse
+from report.files import natural
+from report.machines import MachineUse, Processors
+from report.network import Cards, NetworkUse
+from report.read import Run
+from report.windows import loop_windows, within
+
+
+@dataclass(frozen=True)
+class Uses:
+    """By attempt and machine, in the order of their names."""
+
+    networks: list[NetworkUse] = field(default_factory=list)
+    disks: list[DiskUse] = field(default_factory=list)
+    shares: list[ShareUse] = field(default_factory=list)
+    gpus: list[GpuUse] = field(default_factory=list)
+    machines: list[MachineUse] = field(default_factory=list)
+
+
+# What reads its part of a line, by the field of Uses.
+READERS: dict[str, Callable[[Run, str], Any]] = {
+    "networks": Cards,
+    "disks": Disks,
+    "shares": Shares,
+    "gpus": Gpus,
+    "machines": Processors,
+}
+
+
+def uses_of(run: Run) -> Uses:
+    """What a machine's lines hold that a reader cannot take ends that reader for that machine, with
+    a sentence in `run.missing`."""
+    windows, uses = loop_windows(run), Uses()
+    for host in sorted(run.machines, key=natural):
+        readers = {name: reader(run, host) for name, reader in READERS.items()}
+        for window, mono, line in within(run.machines[host], windows.get(host, [])):
+            for name in list(readers):
+                with at_the_border(run, host, name, readers):
+                    readers[name].add(window, mono, line)
+        for name in list(readers):
+            with at_the_border(run, host, name, readers):
+                getattr(uses, name).extend(readers[name].uses())
+    return uses
+
+
+@contextlib.contextmanager
+def at_the_border(run: Run, host: str, name: str, readers: dict[str, Any]) -> Iterator[None]:
+    """What one machine recorded ends nothing but that machine's part."""
+    try:
+        yield
+    except (UserError, MemoryError):  # a limit of the report's own
+        raise
+    except Exception as error:
+        del readers[name]
+        kind = type(error).__name__
+        run.missing.append(f"{host}: its {name} cannot be read ({kind}: {error}).")

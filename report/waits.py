@@ -1,0 +1,60 @@
+"""What a training step waits for, and when one wait rules: the rule by which a running run and its
+report judge."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+# A wait rules from a quarter of training time: without it the run would be at least a third faster.
+WAIT = 0.25
+# Computing is called the bottleneck when it takes at least half.
+WORK = 0.5
+# A rank that needs so many times what the others need for a step is what they wait for.
+SLOWER = 1.15
+# Seconds of steps. In less, caches, clocks and connections still warm up.
+ENOUGH = 30.0
+# What is said of a step that waits.
+WORDS = {
+    "network": "network",
+    "straggler": "slower ranks",
+    "data": "images",
+    "h2d": "copies to the device",
+    "checkpoint": "checkpoints",
+}
+COMPUTE = ("forward", "backward", "optimizer")
+OWN_WORK = ("data", "h2d", *COMPUTE, "other")  # of a rank; waiting for peers is not
+
+
+def largest_wait(fractions: dict[str, float]) -> str | None:
+    """The wait that rules; None where none does."""
+    waits = {name: part for name, part in fractions.items() if name != "compute"}
+    largest = max(waits, key=lambda name: waits[name])
+    return largest if waits[largest] >= WAIT else None
+
+
+def ruling_cause(fractions: dict[str, float], slower: bool) -> str | None:
+    """What holds a run up: the wait that rules, else `straggler` where one rank is slower than the
+    others, else `compute` where that takes most of the time; None where there is no single one."""
+    largest = largest_wait(fractions)
+    if largest is None and slower:
+        return "straggler"
+    if largest is None and fractions["compute"] >= WORK:
+        return "compute"
+    return largest
+
+
+def slower_one(own: dict[int, float]) -> int | None:
+    """The rank with the most own work a step, where that is SLOWER times the others' median."""
+    last = max(own, key=lambda rank: own[rank])
+    others = [spent for rank, spent in own.items() if rank != last]
+    return last if others and own[last] > SLOWER * statistics.median(others) else None
+
+
+def most_in_excess(last: Mapping[str, float], ranks: Sequence[Mapping[str, float]]) -> str:
+    """Of a rank's OWN_WORK, what most exceeds the mean of all ranks, itself among them."""
+
+    def excess(name: str) -> float:
+        return last.get(name, 0.0) - statistics.fmean(one.get(name, 0.0) for one in ranks)
+
+    return max(OWN_WORK, key=excess)

@@ -1,0 +1,277 @@
+"""The records of a run on their way: from the node's files, by pieces, into the copies here."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.records import PIECE, names
+from contract.validate import Invalid
+from launcher import collect
+from launcher.background import MIB, Sizes, Spool
+from launcher.machines.engines.local import LocalNode
+from launcher.node import tail
+from launcher.node.frames import FrameWriter
+from launcher.node.tail import Tail
+from launcher.watch import records
+from launcher.watch.guards import Frames
+from launcher.watch.lines import RunLogs
+from tests.fuzz import many
+from tests.unit.launcher.launcher_values import host
+from tests.unit.launcher.scripted_guards import watch
+
+HELLO = b'{"type": "hello", "protocol": 2, "way": "service"}\n'
+TASK = SimpleNamespace(attempt=1, ranks=[0])
+STEPS, MACHINE = "rank0.1.steps.jsonl", "machine.1.jsonl"
+PLAN = SimpleNamespace(attempt=1, nodes=[SimpleNamespace(host="node1", ranks=(0,))])
+
+
+class Way:
+    """A node's folder, its tail, and the copies; `move` carries what has come since."""
+
+    def __init__(self, tmp_path, sizes=None):
+        self.there, self.here = tmp_path / "there", tmp_path / "here"
+        self.there.mkdir()
+        self.reader, writer = os.pipe()
+        os.set_blocking(self.reader, False)
+        self.writer, self.tail = FrameWriter(writer), Tail(self.there, TASK)
+        self.frames, self.spool = Frames((0,)), Spool()
+        list(self.frames.feed(HELLO))
+        self.copies = records.Records(PLAN, self.here, self.spool, sizes or Sizes())
+
+    def write(self, name, data):
+        with (self.there / name).open("ab") as file:
+            file.write(data)
+
+    def move(self, rest=False):
+        """Returns the names and bytes of the pieces."""
+        (self.tail.rest if rest else self.tail.send)(self.writer)
+        pieces = []
+        while True:
+            self.writer.flush()
+            try:
+                data = os.read(self.reader, 1 << 20)
+            except BlockingIOError:
+                self.spool.drain()
+                return pieces
+            for frame, payload in self.frames.feed(data):
+                self.copies.take("node1", frame, payload)
+                pieces.append((frame["file"], payload))
+
+    def copy(self, name):
+        path = self.here / "nodes/node1" / name
+        return path.read_bytes() if path.exists() else b""
+
+
+@pytest.fixture
+def way(tmp_path):
+    return Way(tmp_path)
+
+
+def lines(count, size=100):
+    return b"".join(json.dumps({"n": n, "x": "x" * size}).encode() + b"\n" for n in range(count))
+
+
+def test_the_copies_grow_by_whole_lines_and_are_the_files_in_the_end(way):
+    data = lines(2000)
+    for begin in range(0, len(data), 7777):
+        way.write(STEPS, data[begin : begin + 7777])
+        way.write(MACHINE, data[begin : begin + 7777])
+        for _, piece in way.move():
+            assert piece.endswith(b"\n") and len(piece) <= PIECE
+    way.move(rest=True)
+    assert way.copy(STEPS) == way.copy(MACHINE) == data
+
+
+def test_both_sides_have_the_same_names_and_sizes():
+    assert set(Tail(None, TASK).sent) == set(names(1, [0])) == {STEPS, MACHINE}
+    assert tail.PIECE == PIECE
+
+
+def test_a_line_without_end_comes_in_pieces_and_half_a_line_waits(way):
+    way.write(STEPS, b"x" * (2 * PIECE + 10))
+    assert [len(piece) for _, piece in way.move(rest=True)] == [PIECE, PIECE]
+    way.write(STEPS, b"\n")
+    way.move()
+    assert way.copy(STEPS) == b"x" * (2 * PIECE + 10) + b"\n"
+
+
+def test_while_the_reader_is_behind_nothing_is_added_but_beats(way):
+    way.write(STEPS, lines(20000))
+    for _ in range(100):
+        way.tail.send(way.writer)
+    assert way.writer.size <= tail.BEHIND + 2 * PIECE
+    way.writer.send("beat", unix=0.0, running=[])
+    assert way.writer.pending
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_what_is_no_file_there_is_not_read(way, kind, tmp_path):
+    path = way.there / STEPS
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"a secret\n")
+    make = {"link": lambda: path.symlink_to(secret), "pipe": lambda: os.mkfifo(path)}
+    make.get(kind, path.mkdir)()
+    assert way.move(rest=True) == []
+
+
+ODD = {
+    "another rank's": {"file": "rank1.1.steps.jsonl"},
+    "another attempt's": {"file": "machine.2.jsonl"},
+    "a path": {"file": "../plan.json"},
+    "plan.json": {"file": "plan.json"},
+    "beyond the end": {"offset": 10},
+    "before the end": {"offset": -1},
+    "no offset": {"offset": None},
+    "too long": {"bytes": PIECE + 1},
+    "of nothing": {"bytes": 0},
+}
+
+
+FIELDS = {
+    "file": st.sampled_from([STEPS, MACHINE, "rank1.1.steps.jsonl", "../plan.json", ""]),
+    "offset": st.sampled_from([0, 4, 8, 5, -1]),
+}
+
+
+@many(400)
+@given(st.lists(st.fixed_dictionaries(FIELDS), max_size=9), st.booleans())
+def test_of_any_pieces_those_that_follow_each_other_are_kept(pieces, link):
+    """Or none beyond a link that lies in the place of a copy."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, spool = Path(name), Spool()
+        copies = records.Records(PLAN, folder, spool, SimpleNamespace(steps=8 / MIB, other=1))
+        taken = {STEPS: 0, MACHINE: 0}
+        if link:
+            (folder / "nodes/node1").mkdir(parents=True)
+            (folder / "nodes/node1" / MACHINE).symlink_to(folder / "elsewhere")
+        for frame in pieces:
+            try:
+                copies.take("node1", frame, b"abc\n")
+            except Invalid:
+                assert frame["offset"] != taken.get(frame["file"])
+            else:
+                assert frame["offset"] == taken[frame["file"]]
+                taken[frame["file"]] += 4
+        spool.drain()
+        copy = folder / "nodes/node1" / STEPS
+        assert (copy.stat().st_size if copy.exists() else 0) == min(8, taken[STEPS])
+        assert not [*folder.glob("*.json*"), *folder.glob("elsewhere")]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_a_piece_that_no_guard_sends_ends_that_guard_s_run_and_writes_nothing(odd, tmp_path):
+    frame = {"type": "record", "file": STEPS, "offset": 0, "bytes": 4, **ODD[odd]}
+    liar = f"say(**{frame!r}); sys.stdout.write('abcd'); sys.stdout.flush(); time.sleep(9)"
+    outcome, _ = watch(tmp_path, [liar, "time.sleep(1); end('killed')"])
+    assert (outcome.cause.host, outcome.cause.source) == ("node1", "guard")
+    assert not [*tmp_path.rglob("*.jsonl"), *tmp_path.glob("plan.json")]
+
+
+def test_a_piece_that_repeats_is_refused(way):
+    way.write(STEPS, lines(1))
+    way.move()
+    frame = {"file": STEPS, "offset": 0}
+    with pytest.raises(Invalid):
+        way.copies.take("node1", frame, b"again\n")
+    assert way.copy(STEPS) == lines(1)
+
+
+def test_beyond_keep_nothing_is_written(tmp_path):
+    way = Way(tmp_path, Sizes(steps=1))
+    for _ in range(30):
+        way.write(STEPS, lines(1000))
+        way.move(rest=True)
+    assert MIB - PIECE <= len(way.copy(STEPS)) <= MIB
+
+
+@pytest.mark.parametrize("takes", [0.0, 0.5])
+def test_what_a_full_disk_did_not_take_is_fetched_in_the_end_once_and_in_order(
+    takes, way, monkeypatch
+):
+    """For a while it takes nothing, or the half of a piece."""
+
+    def write(descriptor, piece):
+        if not takes:
+            raise OSError(28, "No space left on device")
+        return os.write(descriptor, piece[: int(len(piece) * takes)])
+
+    data = lines(900)
+    third = len(data) // 3
+    for part in range(3):
+        way.write(STEPS, data[part * third : (part + 1) * third if part < 2 else None])
+        with monkeypatch.context() as patch:
+            if part == 1:
+                patch.setattr(records, "os", SimpleNamespace(**{**vars(os), "write": write}))
+            way.move(rest=True)
+    assert way.copy(STEPS) != data and data.startswith(way.copy(STEPS))
+    assert bring(way) == []
+    assert way.copy(STEPS) == data
+
+
+def bring(way, sizes=None):
+    folder = way.there.parent / "node"
+    (folder / "nodes").mkdir(parents=True)
+    (folder / "nodes/node1").symlink_to(way.there)
+    part = SimpleNamespace(host="node1", output=str(folder))
+    attempts = [{"attempt": 1, "ranks": {"node1": [0]}}]
+    nodes = {"node1": LocalNode(host(1))}
+    return collect.bring(nodes, [part], attempts, way.here, sizes or Sizes())
+
+
+def test_after_a_controller_that_died_the_rest_is_fetched_from_where_the_copy_ends(way):
+    data = lines(500)
+    way.write(STEPS, data[:20000])
+    way.write(MACHINE, data[:300])
+    way.move(rest=True)
+    assert 0 < len(way.copy(STEPS)) < 20001
+    way.write(STEPS, data[20000:])
+    assert bring(way) == []
+    assert way.copy(STEPS) == data and way.copy(MACHINE) == data[:300]
+
+
+def test_a_copy_that_is_longer_than_the_node_s_file_stays(way):
+    way.write(STEPS, lines(50))
+    way.move(rest=True)
+    (way.there / STEPS).write_bytes(b"")
+    assert bring(way) == []
+    assert way.copy(STEPS) == lines(50)
+
+
+def test_of_a_record_that_is_too_large_the_beginning_is_fetched(way):
+    way.write(STEPS, lines(30000))
+    (way.here / "nodes/node1").mkdir(parents=True)
+    (way.here / "nodes/node1" / STEPS).write_bytes(lines(100))
+    (said,) = bring(way, Sizes(steps=1))
+    assert "KEEP=steps=" in said
+    copy = way.copy(STEPS)
+    assert MIB - 200 < len(copy) <= MIB and copy.endswith(b"\n") and lines(30000).startswith(copy)
+
+
+PLANTED = (
+    f"say(type='record', file='{STEPS}', offset=0, bytes=4); sys.stdout.write('abcd');"
+    "say(type='log', rank=0, stream='stdout', bytes=1); sys.stdout.write('x');"
+    "sys.stdout.flush(); time.sleep(3); end('killed')"
+)
+
+
+@pytest.mark.parametrize("owner", [records.Records, RunLogs])
+def test_the_loop_goes_on_whatever_a_reader_of_one_machine_raises(owner, tmp_path, monkeypatch):
+    """An exception that nobody foresaw, in what the loop calls for one machine's frames."""
+    name = "take" if owner is records.Records else "feed"
+    real = getattr(owner, name)
+
+    def planted(self, host, *rest):
+        if host == "node1":
+            raise ZeroDivisionError("planted")
+        return real(self, host, *rest)
+
+    monkeypatch.setattr(owner, name, planted)
+    outcome, _ = watch(tmp_path, [PLANTED, "time.sleep(3); end('killed')"])
+    assert outcome.cause.host == "node1" and "planted" in outcome.cause.message
+    assert "node2" in outcome.exits

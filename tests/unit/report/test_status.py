@@ -1,0 +1,241 @@
+"""How a run is while it goes on, from the files that its controller keeps."""
+
+import json
+import os
+import time
+from collections import deque
+
+import pytest
+from hypothesis import given
+
+from contract.records import machine, steps
+from launcher import folders
+from launcher import status as verb
+from report import status
+from report.read import Machine
+from report.status import Follower, figures
+from tests.fuzz import many, odd
+
+RUN = "20260101T000000Z-resnet18-2n"
+HOSTS = ("node1", "node2")
+START = {"kind": "start", "epochs": 4, "steps_per_epoch": 100, "global_batch": 32, "world_size": 2}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "RUNS", tmp_path)
+    (tmp_path / RUN).mkdir()
+    (tmp_path / RUN / "plan.json").write_text("{}")
+    return tmp_path / RUN
+
+
+def write(folder, host, name, lines):
+    path = folder / "nodes" / host / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.writelines(one if isinstance(one, str) else json.dumps(one) + "\n" for one in lines)
+
+
+def step(number, seconds, waiting):
+    spent = {"sync_exposed": waiting, "forward": seconds - waiting}
+    place = {"kind": "step", "step": number, "steps": 1, "epoch": (number - 1) // 100}
+    return {**place, "samples": 16, "seconds": spent, "loss": 0.5, "top1": 0.8}
+
+
+def train(folder, rank, rows, attempt=1, first=1):
+    """What a rank tells of steps: (seconds, of which waiting for others) each."""
+    lines = [] if first > 1 else [START]
+    lines += [step(number, *row) for number, row in enumerate(rows, first)]
+    write(folder, HOSTS[rank], steps(rank, attempt), lines)
+
+
+def sample(second, **more):
+    line = {"kind": "sample", "mono": second, "cores": 4, "cpu_busy": 2.0 * second}
+    card = {"tx_bytes": int(1e8 * second), "rx_bytes": 0, **more.pop("card", {})}
+    return {**line, "card": card, **more}
+
+
+def test_a_run_is_told_from_its_last_lines(folder):
+    for rank in (0, 1):
+        train(folder, rank, [(0.5, 0.3)] * 99)
+        write(folder, HOSTS[rank], machine(1), [sample(100.0 + n) for n in range(9)])
+    found = Follower(folder).look()
+    assert (found.epoch, found.epochs, found.step, found.steps) == (1, 4, 99, 400)
+    assert found.images_per_second == pytest.approx(64) == found.recent_images_per_second
+    assert found.left == pytest.approx(301 * 0.5)
+    assert (found.loss, found.top1, found.cause) == (0.5, 0.8, "network")
+    assert [(one.cpu, one.sent, one.step) for one in found.machines] == [(50.0, 1e8, 99)] * 2
+    assert status.verdict(found) == "now: network: 0.30 s of 0.50 s a step (60 %)"
+
+
+def test_a_fault_of_the_last_40_seconds_is_the_verdict(folder):
+    """Not what an hour before was like."""
+    follower = Follower(folder)
+    for rank, waiting in ((0, 0.6), (1, 0.0)):
+        train(folder, rank, [(1.0, waiting)] * 300)
+    found = follower.look()
+    assert (found.cause, found.ruling.slower) == ("straggler", 1)
+    assert status.verdict(found).startswith("now: slower ranks:")
+    for rank in (0, 1):
+        train(folder, rank, [(1.0, 0.0)] * 42, first=301)
+    for reader in (follower, Follower(folder)):
+        found = reader.look()
+        assert (found.cause, found.ruling.recent) == ("compute", True)
+        assert status.verdict(found).startswith("now: computing: 1.00 s of 1.00 s a step")
+
+
+def test_a_rank_that_the_others_wait_for_is_named(folder):
+    """Though no wait takes a quarter of the time."""
+    train(folder, 0, [(1.0, 0.2)] * 50)
+    train(folder, 1, [(1.0, 0.0)] * 50)
+    found = Follower(folder).look()
+    said = "now: slower ranks: 0.10 s of 1.00 s a step (10 %), rank 1"
+    assert (found.cause, status.verdict(found)) == ("straggler", said)
+
+
+def test_where_the_last_seconds_had_few_steps_all_are_judged(folder):
+    for rank in (0, 1):
+        train(folder, rank, [(0.5, 0.3)] * 100)
+        line = {"kind": "evaluate", "epoch": 0, "top1": 0.5, "seconds": {"evaluate": 30.0}}
+        write(folder, HOSTS[rank], steps(rank, 1), [line])
+    found = Follower(folder).look()
+    assert (found.cause, found.ruling.recent, found.evaluated["top1"]) == ("network", False, 0.5)
+    assert status.verdict(found).startswith("so far: network")
+
+
+@pytest.mark.parametrize("told", [[20, 20], [99]])
+def test_too_little_is_not_judged(folder, told):
+    """Ten seconds, or one of two ranks."""
+    for rank, count in enumerate(told):
+        train(folder, rank, [(0.5, 0.3)] * count)
+    found = Follower(folder).look()
+    assert found.cause is None
+    assert status.verdict(found) == "too early to say what holds it up"
+
+
+def test_half_a_line_waits(folder):
+    train(folder, 0, [(0.5, 0.0)] * 10)
+    follower = Follower(folder)
+    assert follower.look().step == 10
+    whole = json.dumps(step(11, 0.5, 0.0)) + "\n"
+    for part, known in ((whole[:50], 10), (whole[50:], 11)):
+        write(folder, "node1", steps(0, 1), [part])
+        assert follower.look().step == known
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_new_attempt_begins_anew(folder, kept):
+    """And a machine is as its last attempt says, though it rebooted."""
+    for rank in (0, 1):
+        train(folder, rank, [(0.5, 0.3)] * 90)
+        write(folder, HOSTS[rank], machine(1), [sample(900.0 + n) for n in range(9)])
+    follower = Follower(folder)
+    assert follower.look().step == 90
+    for attempt in (2, 10):
+        train(folder, 0, [(0.5, 0.3)] * 3, attempt)
+        write(
+            folder, "node1", machine(attempt), [sample(n, temperature=attempt) for n in (5.0, 6.0)]
+        )
+    found = (follower if kept else Follower(folder)).look()
+    assert (found.attempt, found.step, found.cause) == (10, 3, None)
+    assert [(one.step, one.temperature) for one in found.machines] == [(3, 10), (None, None)]
+
+
+ODD = ["x\n", "[]\n", "{}\n", "[" * 100_000 + "\n", '{"kind": "start"}\n', '{"kind": "step"}\n']
+ODD += ["\xff\n", '{"kind": "exit", "workers": 3}\n', {**step(1, 1.0, 0.0), "step": "x"}]
+ODD += [step(1, 1e300, 0.0), {"kind": "sample"}, {"kind": "sample", "mono": 1e300, "card": [1]}]
+
+
+@pytest.mark.parametrize("one", ODD)
+def test_what_a_runs_files_hold_is_not_trusted(folder, capsys, one):
+    for name, good in ((steps(0, 1), [START, step(50, 0.5, 0.3)]), (machine(1), [sample(9.0)])):
+        write(folder, "node1", name, [one, *good, one])
+    train(folder, 1, [(0.5, 0.3)] * 50)
+    assert Follower(folder).look().step == 50
+    assert verb.status(folder.name) == verb.status(folder.name, as_json=True) == 0
+    out = capsys.readouterr().out
+    json.loads(out[out.index("\n{") :])
+
+
+FULL = {
+    **{"cpu_busy": 1.0, "swap_total": 2 << 30, "swap_free": 1 << 30, "temperature": 50.0},
+    **{"memory_total": 8 << 30, "memory_available": 4 << 30, "disk_free": 10**9, "cores": 4},
+    "disks": {"sda": {"util": 3.0, "rkB/s": 9.0}, "sdb": {"util": 9.0}},
+    "gpus": [{"index": 0, "utilization": 9, "memory_used": 9, "temperature": 9, "power": 9.0}],
+    "card": dict.fromkeys((*status.CARD, "peers"), 7),
+}
+
+
+@pytest.mark.hypothesis
+def test_odd_values_of_a_machine_are_printed_or_unknown():
+    """Whatever any field of its lines holds."""
+    good = [{"kind": "sample", "mono": 100.0 + n, **FULL, **SICK} for n in range(7)]
+    for n, line in enumerate(good):
+        line["card"] = {**FULL["card"], "tx_dropped": 3 * n}
+
+    @many(400)
+    @given(odd(good))
+    def each(made):
+        lines = made if isinstance(made, list) else []
+        recent = deque(one for one in lines if isinstance(one, dict))
+        one = figures(Machine("node1", recent=recent, unix=time.time() - 60))
+        json.dumps([vars(one), status.troubles(one)], allow_nan=False)
+        said = [*status.table([one], running=True), *status.table([one], running=False)]
+        assert all(len(line) <= status.COLUMNS for line in said)
+        assert all(line.isprintable() for line in said)
+
+    each()
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(folder, tmp_path):
+    train(folder, 0, [(0.5, 0.3)] * 9)
+    write(folder, "node1", machine(1), [sample(9.0, temperature=41.0)])
+    for path in list((folder / "nodes/node1").iterdir()):
+        path.rename(tmp_path / path.name)
+        path.symlink_to(tmp_path / path.name)
+    found = Follower(folder).look()
+    assert found is None or (found.step, [one.temperature for one in found.machines]) == (
+        None,
+        [None],
+    )
+
+
+GPU = {"index": 0, "utilization": 98, "memory_used": 9 * 10**9, "temperature": 91, "power": 250.0}
+SICK = {
+    **{"memory_total": 100 << 20, "memory_available": 2 << 20, "swap_total": 2 << 30},
+    **{"swap_free": 1 << 30, "temperature": 95.0, "disk_free": 10**9, "gpus": [GPU]},
+}
+
+
+def test_status_says_what_is_wrong_with_a_machine_in_80_columns(folder, capsys):
+    sick = [sample(float(n), card={"tx_dropped": 3 * n}, **SICK) for n in range(2, 8)]
+    write(folder, "node1", machine(1), sick)
+    write(folder, "node2", machine(1), [sample(1.0)])
+    for rank in (0, 1):
+        train(folder, rank, [(0.5, 0.3)] * 50)
+    then = time.time() - 60
+    os.utime(folder / "nodes/node2" / machine(1), (then, then))
+    held = folders.lock(folder)
+    assert verb.status(folder.name) == 0
+    said = capsys.readouterr().out
+    held.close()
+    assert all(len(one) <= 80 for one in said.splitlines()), said
+    assert "node1: a GPU has 91 C" in said and "node1: its processor has 95 C" in said
+    assert "node1: short of memory: 1.07 GB swapped" in said
+    assert "node1: 1.00 GB free on its disk" in said and "drops 3 packets a second" in said
+    assert "node2: silent for 60 s" in said
+
+
+def test_status_is_json_for_scripts(folder, capsys):
+    for rank in (0, 1):
+        train(folder, rank, [(0.5, 0.3)] * 99)
+    write(folder, "node1", machine(1), [sample(9.0)])
+    assert verb.status(folder.name, as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["run"], told["state"], told["step"]) == (RUN, "abandoned", 99)
+    assert told["bottleneck"] == "network" and told["machines"][0]["trouble"] == []
+
+
+def test_a_run_without_records_has_a_status(folder, capsys):
+    assert verb.status(folder.name) == verb.status(folder.name, as_json=True) == 0
+    assert '"state": "abandoned"' in capsys.readouterr().out
