@@ -69,6 +69,7 @@ FILTERS = {
     "bundle_needed": offline.bundle_needed,
     "bundle_order": offline.bundle_order,
     "by_family": firewall.by_family,
+    "cards": stacks.counting,
     "card_networks": firewall.card_networks,
     "card_facts": network_facts.card_facts,
     "clock_server": clock.clock_server,

@@ -144,14 +144,25 @@ MOUNTED = {"filesystems": [dict.fromkeys(("source", "fstype", "options"), str)]}
 DISK = Some(dict.fromkeys(("name", "fstype", "label", "uuid", "size", "mountpoint"), (str, None)))
 
 
-def machine(facts, host, address="", folders=()):
-    """What machine_facts returned, asked by this address and about these folders."""
+def machine(facts, host, address="", folders=(), gpus=None):
+    """What machine_facts returned, asked by this address and about these folders; gpus: what the
+    inventory says of its cards."""
     found = read(facts, MACHINE, host)
     lacking = [folder for folder in folders if folder not in found["disks"]]
     if lacking:
         raise _impossible(host, f"it says nothing of the disk of {lacking[0]}")
     cards = (link["name"] for link in found["links"] if address in link["addresses"])
-    return {**found, "interface": next(cards, None), "host": host}
+    interface = next(cards, None)
+    return {**found, "interface": interface, "host": host, "gpus_counted": counted(gpus, host)}
+
+
+def counted(gpus, host):
+    """How many of a machine's cards take part by the inventory's `gpus`; None: all."""
+    if gpus in (None, ""):
+        return None
+    if not re.fullmatch("[0-9]{1,4}", str(gpus)):
+        raise PlanError(f"{host}: gpus is {gpus!r} in the inventory: write a number, 0 for none")
+    return int(gpus)
 
 
 def driver(facts, host):

@@ -140,7 +140,7 @@ def _plan(facts, wanted, stack, table):
         return offers.Plan("nothing", f"stack {stack['name']} needs no driver")
     rows = [row for _, row in stacks.cards(facts, table)]
     if not rows:
-        return offers.Plan("nothing", "no NVIDIA card")
+        return offers.Plan("nothing", "no NVIDIA card that takes part")
     loaded, needed = facts["driver"], stack["driver"]
     enough = loaded and stacks.version(loaded) >= stacks.version(needed)
     consistent = facts["driver_library"] in (None, loaded)

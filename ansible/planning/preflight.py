@@ -16,7 +16,16 @@ BLOCKING = frozenset(
     )
 )
 NOTES = frozenset(
-    ("one_user", "faster_card", "xid_program", "reboot_waits", "gcc", "passphrase", "toolkit")
+    (
+        "one_user",
+        "faster_card",
+        "xid_program",
+        "reboot_waits",
+        "gcc",
+        "passphrase",
+        "toolkit",
+        "card_left_out",
+    )
 )
 
 

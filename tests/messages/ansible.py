@@ -195,8 +195,6 @@ STACKS = {
     "Volta beside Blackwell": resolved([VOLTA, BLACKWELL]),
     "unknown stack": resolved([machine()], "cu999"),
     "unknown card": resolved([machine(cards=["ffff"])]),
-    "K40": resolved([machine(cards=["1024"])]),
-    "other K40": resolved([machine(cards=["102e"])]),
     "decided before": resolved([BLACKWELL], kept={"stack": "cu126", "path": "/a/pc.stack.yml"}),
     "unknown decided before": resolved([PASCAL], kept={"stack": "cu1", "path": "x"}),
     "kept file": error(stacks.kept, "stack: 126\n", "/a/pc.stack.yml"),

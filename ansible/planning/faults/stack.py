@@ -9,7 +9,14 @@ LONG_HELD = 90
 
 
 def driver(facts, question):
-    if not any(gpu["vendor"] == stacks.NVIDIA for gpu in facts["gpus"]):
+    for device, row in stacks.left_out(facts, question["table"]):
+        yield (
+            "card_left_out",
+            f"its {row['name']} card {device} takes no part: no stack has code for it",
+            "nothing; but the driver of newer cards does not know it, so a screen belongs on one "
+            "of those",
+        )
+    if not stacks.counting(facts, question["table"]):
         return
     if facts["secure_boot"] and facts["driver"] is None:
         yield (

@@ -71,7 +71,7 @@ def test_the_border_knows_all_that_the_modules_return(monkeypatch, capsys):
     one, two = (said[name]["facts"] for name in ("machine_facts", "driver_facts"))
     assert set(one) == set(border.MACHINE) and set(two) == set(border.DRIVER)
     taken = border.machine(one, "pc1", "192.0.2.1", ["/var/tmp"]) | border.driver(two, "pc1")
-    assert taken == {**one, **two, "host": "pc1"}
+    assert taken == {**one, **two, "host": "pc1", "gpus_counted": None}
     well = said["health_facts"]["health"]
     row = health.health(well, "pc1")
     assert well.keys() == told().keys() and row["kernel"] and row["disks"]

@@ -31,6 +31,9 @@ FOUND = {
     "2080ti-ubuntu2204-encrypted": {"nouveau", "gcc", "passphrase"},
     "3090-ubuntu2004-driver470": {"driver_old"},
     "k80-debian12": {"nouveau", "gcc"},
+    "gt710-3090-debian12": {"nouveau", "card_left_out"},
+    "gt210-debian12": {"card_left_out"},
+    "3090-debian12-gpus0": set(),
 }
 
 
@@ -55,5 +58,6 @@ def test_the_page_quotes_what_is_printed_and_make_check_says_what_is_found(name,
     wanted = driver.driver_wanted(entry.get("settings", {}), [])
     asked = {**QUESTION, "driver": wanted, "offline": wanted["offline"]}
     asked["conda_installer"] = SETTINGS["conda_installer"]
-    found = preflight.findings({**HEALTHY, **entry["facts"]}, asked)
+    counted = {"gpus_counted": entry.get("settings", {}).get("gpus")}
+    found = preflight.findings({**HEALTHY, **entry["facts"], **counted}, asked)
     assert {finding["fault"] for finding in found} == FOUND[name]
