@@ -155,18 +155,22 @@ def _beside(plan, facts):
             f"Secure Boot: the module is signed with this machine's own key ({plan['key']}), which "
             "somebody has to enrol at its screen once; the run says how, and goes on afterwards"
         )
-    if plan["stop"]:
-        lines.append(f"{plan['stop']} stops meanwhile")
+    if facts["seated"] and (plan["screen"] or plan["reboot_first"] or facts["nouveau"]):
+        lines.append(f"before a reboot {', '.join(facts['seated'])}, logged in there, is asked")
     return lines
 
 
 def _reboots(plan, facts):
     """Lines about the reboot that a plan has, or may have."""
     if plan["reboot_first"]:
-        into = "without nouveau" if facts["nouveau"] else f"into kernel {facts['waiting_kernel']}"
-        lines = [f"after a reboot {into}"]
+        into = ["without nouveau"] * facts["nouveau"]
+        into += [f"without {plan['without']}"] * bool(plan["without"])
+        into = into or [f"into kernel {facts['waiting_kernel']}"]
+        lines = [f"after a reboot {' and '.join(into)}"]
     elif plan["action"] == "package" and facts["nouveau"]:
         lines = ["and a reboot, if nouveau holds the card"]
+    elif plan["screen"]:
+        lines = ["under the running display: the next boot starts with it"]
     else:
         return []
     disks = ", ".join(facts["boot_passphrases"])

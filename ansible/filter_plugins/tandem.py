@@ -83,6 +83,7 @@ FILTERS = {
     "driver_hold": driver_result.driver_hold,
     "driver_outcome": driver_result.driver_outcome,
     "driver_plan": driver.driver_plan,
+    "driver_reboot_refused": driver_result.reboot_refused,
     "driver_upgrade": driver.upgrade_plan,
     "driver_wanted": driver.driver_wanted,
     "expected_stack": stacks.expected,

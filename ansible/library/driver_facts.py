@@ -245,19 +245,21 @@ def kernel_compiler():
 
 
 def sessions():
-    """[{"id", "units"}] of the graphical sessions at this machine's seats, login screens too.
+    """(units, names) of the sessions at this machine's seats.
 
-    units: names that the control groups of their processes have.
+    units: what the control groups of the processes of graphical ones are called, login screens too;
+    names: of the people who are logged in there.
     """
-    found = []
+    units, names = [], set()
     for line in said("loginctl", "list-sessions", "--no-legend").splitlines():
         name = line.split()[0]
         shown = said("loginctl", "show-session", name)
         told = dict(row.split("=", 1) for row in shown.splitlines() if "=" in row)
         if told.get("Seat") and told.get("Type") in GRAPHICAL:
-            units = [told.get("Scope"), "user@%s.service" % told.get("User")]
-            found.append({"id": name, "units": units})
-    return found
+            units += [told.get("Scope"), "user@%s.service" % told.get("User")]
+        if told.get("Seat") and told.get("Class", "user") == "user":
+            names.add(told.get("Name") or "session " + name)
+    return units, sorted(names)
 
 
 def processes(manager):
@@ -266,8 +268,8 @@ def processes(manager):
     manager: the unit of the login screen, or None. What belongs to it or to a graphical session
     goes when that is stopped, unless it computes.
     """
-    seats = sessions()
-    units = [unit for seat in seats for unit in seat["units"]] + [manager] * bool(manager)
+    seats, seated = sessions()
+    units = seats + [manager] * bool(manager)
     displays, users = [], []
     for folder in glob.glob(PROCESSES):
         pid, command = int(os.path.basename(folder)), read(folder + "/comm")
@@ -278,8 +280,7 @@ def processes(manager):
             groups = (read(folder + "/cgroup") or "").replace("\n", "/").split("/")
             drawing = set(units) & set(groups) and not opens(folder + "/fd", COMPUTES)
             (displays if drawing else users).append(row)
-    names = [seat["id"] for seat in seats]
-    return {"displays": displays, "gpu_processes": users, "sessions": names}
+    return {"displays": displays, "gpu_processes": users, "seated": seated}
 
 
 def opens(folder, prefix):

@@ -89,7 +89,7 @@ DRIVER = {
     **dict.fromkeys(("waiting_module", "module", "signing_key", "display_manager"), (str, None)),
     "kernel_series": (str, None),
     "held": [str],
-    "sessions": [str],
+    "seated": [str],
     "prebuilt": Each([str]),
     **dict.fromkeys(("uninstallable", "transitional", "offered_transitional"), Each(str)),
     "kernel_compiler": (Match("[0-9]{1,4}"), None),

@@ -49,9 +49,9 @@ class Plan:
     url: str = ""
     sha256: str = ""
     flags: tuple[Any, ...] = ()
-    stop: str = ""  # the display manager that is stopped in the meantime
-    sessions: tuple[Any, ...] = ()  # logind's names of the graphical sessions that end with it
-    reboot_first: bool = False  # to get rid of nouveau, or into a newer kernel
+    screen: bool = False  # a display runs, under which packages come: a reboot changes drivers
+    without: str = ""  # the display manager without which the boot before the installer ends
+    reboot_first: bool = False  # to get rid of nouveau or a display, or into a newer kernel
     hold: bool = False
 
 

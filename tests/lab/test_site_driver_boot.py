@@ -84,7 +84,7 @@ def test_secure_boot_with_signed_modules_builds_nothing_and_asks_for_no_key(
     wanted = [*words, "-e", "stack=cu132"]
     if desktop:
         standins.start_desktop(lab, 1)
-        wanted += ["-e", "allow_stop_display=true"]
+        wanted += ["-e", "allow_stop_display=true"]  # for a reboot, where one is needed
     lab.ssh(1, "sudo touch /opt/standin/secure-boot; sudo systemctl restart standin-kernel")
 
     offer_signed(lab, tmp_path / "unmatched", LATER)

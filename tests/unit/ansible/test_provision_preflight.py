@@ -40,6 +40,7 @@ CARD = ("debian12", ["1e07"])
 NO_DRIVER = {"driver": None, "driver_library": None}
 OLD = dict.fromkeys(("driver", "driver_library", "module"), "430.50")
 DOCKER = dict(HEALTHY["links"][0], name="docker0", addresses=[], networks=["192.168.0.1/16"])
+BUSY = [{"pid": 99, "command": "python3"}]
 GDM = {"display_manager": "gdm.service", "display_manager_active": True}
 # Of a kernel on which the driver that stack cu102 began with is not built any more.
 IMPOSSIBLE = turing(kernel="6.1.0-31-amd64", **NO_DRIVER)
@@ -103,7 +104,7 @@ ASKED = {
     "train_user": (machine(), {"users": {**QUESTION["users"], "there": False}}),
     "one_user": (machine(), {"users": {**QUESTION["users"], "provisions": "tandem"}}),
     "stack, driver": (IMPOSSIBLE, {"driver": {**QUESTION["driver"], "version": "440.33.01"}}),
-    "driver, display": (machine(*CARD, **NO_DRIVER, **GDM), {"stack": "cu126"}),
+    "driver, program": (machine(*CARD, **NO_DRIVER, gpu_processes=BUSY), {"stack": "cu126"}),
 }
 # What role driver does is not asked of a person, unless driver_policy forbids it.
 BY_THE_ROLE = {
@@ -150,7 +151,7 @@ def test_fault(case):
     findings, fault = preflight.findings(facts, question), case.partition(",")[0]
     assert fault in [finding["fault"] for finding in findings]
     assert all(one["host"] == "node1" and one["cause"] and one["remedy"] for one in findings)
-    if case in ASKED and case.split()[-1] not in ("keep", "upgrade", "driver", "display"):
+    if case in ASKED and case.split()[-1] not in ("keep", "upgrade", "driver", "program"):
         assert fault not in found(facts)
 
 
@@ -315,15 +316,15 @@ def test_what_is_said_to_be_installed_by_the_roles_is_in_their_lists():
 @pytest.mark.parametrize(
     ("changes", "setting"),
     [
-        ({"display_manager_active": False}, {}),
+        ({"gpu_processes": []}, {}),
+        ({"gpu_processes": [], **GDM, "seated": ["anna"]}, {}),  # who is asked before a reboot
         ({"offered": {}}, {}),  # its package lists were never read, which make provision does
         ({}, {"policy": "keep"}),
         ({}, {"offline": True}),
-        ({}, {"allow_stop_display": True}),
     ],
 )
 def test_a_driver_that_the_role_will_not_refuse_is_no_fault(changes, setting):
-    facts, question = ASKED["driver, display"]
+    facts, question = ASKED["driver, program"]
     asked = {**QUESTION["driver"], **setting}
     assert "driver" not in found({**facts, **changes}, **question, driver=asked)
 

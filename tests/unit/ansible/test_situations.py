@@ -24,7 +24,7 @@ FOUND = {
     "5090-ubuntu2404-unmatched": {"secure_boot", "nouveau", "driver"},
     "3090-debian12-secureboot": {"secure_boot", "nouveau"},
     "3090-ubuntu2404-transitional": set(),
-    "3090-ubuntu2404-kde": {"driver"},
+    "3090-ubuntu2404-kde": set(),
     "2080ti-ubuntu1804-cuda102": {"python", "nouveau", "toolkit"},
     "2080ti-ubuntu1804-bare": {"python", "nouveau"},
     "5090-ubuntu2604": {"release", "secure_boot", "nouveau"},
