@@ -243,6 +243,20 @@ def test_a_disk_that_fills_up_among_packages_is_finished_by_the_next_run(machine
     assert changes(play(lab, *words)) == {"node1": 0}
 
 
+def test_a_build_that_fails_leaves_the_card_to_nouveau(machine):
+    lab, words = machine
+    lab.ssh(1, "sudo touch /opt/standin/nouveau /opt/standin/no-build")
+    lab.ssh(1, "sudo systemctl restart standin-kernel")
+    before = lab.ssh(1, "ls /etc/modprobe.d; apt-mark showhold; systemctl get-default")
+    done = play(lab, *words, check=False)
+    assert failures(done) == {"node1"} and "Bad return status" in said(done), done.stdout
+    assert lab.ssh(1, "ls /etc/modprobe.d; apt-mark showhold; systemctl get-default") == before
+    assert "nouveau" in lab.ssh(1, "ls /sys/module")
+    lab.ssh(1, "sudo rm /opt/standin/no-build")
+    assert f"module and nvidia-smi agree: {OLD}" in said(play(lab, *words))
+    assert changes(play(lab, *words)) == {"node1": 0}
+
+
 def add_unattended_upgrades(folder):
     """Debian's unattended-upgrades and what the machines lack for it, downloaded here."""
     (folder / "partial").mkdir()
