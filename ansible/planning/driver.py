@@ -244,13 +244,13 @@ def _present(facts, wanted, stack, table, rows, installed):
         signed = offers.signed_modules(facts)
         if signed:
             return offers.Plan("package", reason, packages=signed, **hold)
-        return offers.Plan("build", reason, **offers.building(facts), **hold)
+        return offers.Plan("build", reason, **offers.building(facts, version, table), **hold)
     if facts["driver"] == version and facts["driver_library"] in (None, version):
-        return _for_the_next_boot(facts, version, hold)
+        return _for_the_next_boot(facts, version, table, hold)
     return offers.Plan("load", f"driver {version} is installed, but {_state(facts)}", **hold)
 
 
-def _for_the_next_boot(facts, version, hold):
+def _for_the_next_boot(facts, version, table, hold):
     """The plan for a driver that works: nothing, or its module for the next boot's kernel."""
     well, waiting = f"driver {version} is installed and loaded", facts["waiting_kernel"]
     if not waiting or facts["waiting_module"]:
@@ -259,7 +259,10 @@ def _for_the_next_boot(facts, version, hold):
     if not facts["dkms"]:
         # Nothing rebuilds it now; after that boot the plan is a different one.
         return offers.Plan("nothing", f"{lacking}: make provision again after that boot", **hold)
-    built = offers.building(facts)
+    wrong = offers.too_new(waiting, version, table)
+    if wrong:
+        return offers.Plan("nothing", f"{lacking}: {wrong}: stay with this kernel", **hold)
+    built = offers.building(facts, version, table)
     if not built.get("waiting"):
         return offers.Plan("nothing", f"{lacking} and no headers: stay with this kernel", **hold)
     return offers.Plan("build", lacking, **built, **hold)
@@ -310,7 +313,7 @@ def _fresh(facts, wanted, stack, table, rows):
     found = offers.packages(facts, wanted, stack, table, rows)
     if found is not None:
         return found
-    why_not = offers.why_not_by_packages(facts)
+    why_not = offers.why_not_by_packages(facts, table)
     if wanted["source"] == "auto":
         plan = offers.runfile(facts, wanted, stack, table, rows)
         reason = f"{plan.reason}, since {why_not}" if why_not else plan.reason

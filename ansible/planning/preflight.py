@@ -25,6 +25,7 @@ NOTES = frozenset(
         "passphrase",
         "toolkit",
         "card_left_out",
+        "table_old",
     )
 )
 

@@ -1,9 +1,13 @@
 """Graphics cards, their driver, and what the Python environment needs."""
 
+import datetime
+
 from .. import PlanError, stacks, toolkit
 from .. import driver as drivers
 from .. import driver_candidates as offers
 
+# Days after which newer drivers should be looked for: NVIDIA's branches get mends each few months.
+OLD_TABLE = 180
 # Days after which a held kernel is a finding.
 LONG_HELD = 90
 
@@ -18,6 +22,14 @@ def driver(facts, question):
         )
     if not stacks.counting(facts, question["table"]):
         return
+    looked_up = datetime.date.fromisoformat(question["table"]["looked_up"])
+    age = (datetime.date.fromtimestamp(facts["clock"]) - looked_up).days
+    if age > OLD_TABLE:
+        yield (
+            "table_old",
+            f"newer drivers than those of ansible/stacks.yml were last sought {age} days ago",
+            "update Tandem; or docs/stacks.md, Newer drivers and kernels",
+        )
     if facts["secure_boot"] and facts["driver"] is None:
         yield (
             "secure_boot",

@@ -95,7 +95,13 @@ FRESH = {
     "Pascal by runfile": plan(facts(cards=["1080 Ti", "2080 Ti"])),
     "own runfile before packages": plan(facts(offered=DEBIAN12), **MINE),
     "offline": plan(facts(), offline=True, at_hand=AT_HAND),
-    "named version, other packages": plan(facts(offered=DEBIAN12), version="580.126.20"),
+    "named version, other packages": plan(facts(offered=DEBIAN12), version="580.173.02"),
+    "kernel too new for the packages": plan(
+        facts("ubuntu2204", offered=UBUNTU, kernel="7.0.0-28-generic", kernel_headers=True), "cu132"
+    ),
+    "kernel too new for the packages, prebuilt": plan(
+        signed() | {"kernel": "7.3.1-1-generic"}
+    ),
     "named version, packages": plan(facts(offered=UBUNTU), version="580.126.20"),
     "nouveau": plan(facts(nouveau=True)),
     "nouveau, packages": plan(facts(nouveau=True, offered=DEBIAN12)),

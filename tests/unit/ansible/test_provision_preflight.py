@@ -91,6 +91,7 @@ FAULTS = {
     "driver": turing(**OLD),
     "kernel_held": machine(held_since=1000.0 - 90 * 86400),
     "stack": turing() | {"gpus": [{"vendor": "10de", "device": "ffff"}]},
+    "table_old": turing(clock=2e9),
     "card_left_out": machine("debian12", ["128b", "1e07"]),
     "gcc": turing(gcc="10.2.1"),
     "installer": machine(*CARD),

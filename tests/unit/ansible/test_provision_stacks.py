@@ -206,7 +206,8 @@ def test_every_driver_has_a_checksum_of_the_right_length():
     for row in TABLE["drivers"]:
         assert len(row["sha256"] or 64 * "0") == 2 * hashlib.sha256().digest_size
         # Data-centre drivers are in a folder of their own; in XFree86/ they are answered by 404.
-        assert row["url"].startswith("https://us.download.nvidia.com/tesla/" + row["version"] + "/")
+        folder = "tesla" if row["branch"] == 440 else "XFree86/Linux-x86_64"
+        assert f"download.nvidia.com/{folder}/{row['version']}/" in row["url"]
 
 
 def packaged(installed, *offered):

@@ -34,6 +34,8 @@ FOUND = {
     "gt710-3090-debian12": {"nouveau", "card_left_out"},
     "gt210-debian12": {"card_left_out"},
     "3090-debian12-gpus0": set(),
+    "3090-ubuntu2404-hwe7": {"nouveau"},
+    "3090-debian13-backports": {"nouveau", "stack"},
 }
 
 
