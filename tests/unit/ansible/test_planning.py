@@ -9,8 +9,8 @@ import pytest
 from ansible.errors import AnsibleFilterError
 
 from ansible.module_utils import basic
-from planning import border, health
-from tests.unit.ansible.provision_machines import ROOT, TABLE, load, machine
+from planning import PlanError, border, health
+from tests.unit.ansible.provision_machines import NO_DRIVER, ROOT, TABLE, load, machine
 from tests.unit.ansible.test_health import told
 
 filters = load("ansible/filter_plugins/tandem.py")
@@ -75,3 +75,20 @@ def test_the_border_knows_all_that_the_modules_return(monkeypatch, capsys):
     well = said["health_facts"]["health"]
     row = health.health(well, "pc1")
     assert well.keys() == told().keys() and row["kernel"] and row["disks"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"packages": {"gcc": "4:12", "nvidia-smi": "none"}}, "pc1.packages.nvidia-smi is 'none'"),
+        ({"displays": [{"pid": 1, "command": None}, {"pid": "x", "command": None}]},
+         "pc1.displays[1].pid is 'x'"),
+        ({"waiting_kernel": 7}, "pc1.waiting_kernel is 7"),
+        ({"packages": {"a" * 9999: "none"}}, "aa is 'none'"),
+    ],
+)  # fmt: skip
+def test_the_border_names_the_value_that_cannot_be(changes, part):
+    with pytest.raises(PlanError) as caught:
+        border.driver({**NO_DRIVER, "offered": {}, **changes}, "pc1")
+    said = str(caught.value)
+    assert part in said and " was expected" in said and len(said) < 500
