@@ -78,6 +78,9 @@ PROCESSES = "/proc/[0-9]*"
 DISPLAYS = ("Xorg", "X", "Xwayland", "gnome-shell", "kwin_wayland", "weston", "sway", "labwc")
 # Sessions that draw on a screen, by logind. source: sd_session_get_type(3).
 GRAPHICAL = ("x11", "wayland", "mir")
+# NVIDIA's own services, which have a card open and need not end: one keeps it initialised, the
+# other shares a laptop's power out.
+SERVICES = ("nvidia-persiste", "nvidia-powerd")
 # The device of the driver's unified memory, by which CUDA manages a card's memory: whoever computes
 # has it open, and a compositor that only draws does not.
 COMPUTES = "/dev/nvidia-uvm"
@@ -276,7 +279,7 @@ def processes(manager):
         row = {"pid": pid, "command": command}
         if command in DISPLAYS:
             displays.append(row)
-        elif command != "nvidia-persiste" and opens(folder + "/fd", "/dev/nvidia"):
+        elif command not in SERVICES and opens(folder + "/fd", "/dev/nvidia"):
             groups = (read(folder + "/cgroup") or "").replace("\n", "/").split("/")
             drawing = set(units) & set(groups) and not opens(folder + "/fd", COMPUTES)
             (displays if drawing else users).append(row)

@@ -374,6 +374,7 @@ PROGRAMS = {
     "22": ("glxgears", "0::/user.slice/user-1002.slice/session-8.scope", ["nvidia0"]),
     "23": ("ollama", "0::/system.slice/ollama.service", ["nvidia0", "nvidia-uvm"]),
     "30": ("nvidia-persiste", "0::/system.slice/nvidia-persistenced.service", ["nvidia0"]),
+    "32": ("nvidia-powerd", "0::/system.slice/nvidia-powerd.service", ["nvidia0", "nvidiactl"]),
     "31": ("bash", f"{ANNA}/session-2.scope", []),
 }
 
