@@ -136,8 +136,7 @@ def _ubuntu(facts, choice):
     suffix = choice["name"].removeprefix("nvidia-driver-")
     utilities = f"nvidia-utils-{suffix.removesuffix('-open')}"
     ways = [[f"nvidia-headless-{suffix}", utilities], [choice["name"]]]
-    if facts["secure_boot"]:
-        ways = _signed(facts, suffix, utilities) + ways
+    ways = _signed(facts, suffix, utilities) + ways
     if facts["display_manager"]:  # a desktop needs the part for displays too
         ways = [names for names in ways if choice["name"] in names]
     for names in ways:

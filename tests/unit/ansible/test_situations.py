@@ -36,6 +36,8 @@ FOUND = {
     "3090-debian12-gpus0": set(),
     "3090-ubuntu2404-hwe7": {"nouveau"},
     "3090-debian13-backports": {"nouveau", "stack"},
+    "3090-ubuntu2204-server-open": {"nouveau"},
+    "4070-laptop-ubuntu2404": set(),
 }
 
 
