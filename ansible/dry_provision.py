@@ -81,9 +81,9 @@ def rows(entries, table, bundle):
     found = []
     for entry in entries:
         facts = entry["facts"]
-        refused = _release(facts)
+        refused = _impossible(facts)
         if refused:
-            found.append({"host": facts["host"], "what": "release", "lines": refused})
+            found.append({"host": facts["host"], "what": "system", "lines": refused})
             continue
         own = plans[facts["host"]]
         parts = [
@@ -98,9 +98,9 @@ def rows(entries, table, bundle):
     return found
 
 
-def _release(facts):
-    """Lines that refuse a release that the roles do not know; [] for one that they do."""
-    for _, cause, remedy in machine.release(facts["distribution"], facts["release"]):
+def _impossible(facts):
+    """Lines that refuse a machine that no role can provision, as `make check` does; else []."""
+    for _, cause, remedy in machine.impossible(facts):
         return [f"REFUSED: {cause}", f"remedy: {remedy}"]
     return []
 

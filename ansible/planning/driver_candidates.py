@@ -288,7 +288,7 @@ def _signing(facts, version):
             "can leave that out",
             "name a newer one in driver_runfile, or switch Secure Boot off in the firmware's setup",
         )
-    private, certificate = KEYS[facts["distribution"]]
+    private, certificate = KEYS.get(facts["distribution"], KEYS["debian"])
     return [
         f"--module-signing-secret-key={private}",
         f"--module-signing-public-key={certificate}",
@@ -336,7 +336,7 @@ def building(facts, version, table):
             "switch Secure Boot off in the firmware's setup, then run again",
         )
 
-    key = KEYS[facts["distribution"]][1] if facts["secure_boot"] else ""
+    key = KEYS.get(facts["distribution"], KEYS["debian"])[1] if facts["secure_boot"] else ""
 
     def had(name):
         return name in facts["packages"] or name in facts["offered"]

@@ -10,7 +10,17 @@ from .faults import machine, network, stack
 
 BLOCKING = frozenset(
     (
-        *("release", "arch", "systemd", "python", "sudo", "disk_full", "read_only", "address"),
+        *(
+            "release",
+            "arch",
+            "wsl",
+            "systemd",
+            "python",
+            "sudo",
+            "disk_full",
+            "read_only",
+            "address",
+        ),
         *("dpkg", "installer", "uv", "stack", "collect", "train_user"),
         *("duplicate_address", "duplicate_machine_id", "duplicate_mac"),
     )

@@ -57,6 +57,7 @@ FAULTS = {
     "release, older": release("ubuntu", "16.04"),
     "release, left out": release("ubuntu", "23.10"),
     "arch": machine(arch="aarch64"),
+    "wsl": machine("ubuntu2404", kernel="5.15.167.4-microsoft-standard-WSL2"),
     "systemd": machine(systemd=False),
     "python": machine("ubuntu1804"),
     "sudo": machine(sudo=False),

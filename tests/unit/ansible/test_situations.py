@@ -38,6 +38,7 @@ FOUND = {
     "3090-debian13-backports": {"nouveau", "stack"},
     "3090-ubuntu2204-server-open": {"nouveau"},
     "4070-laptop-ubuntu2404": set(),
+    "wsl2-ubuntu2404": {"wsl"},
 }
 
 
