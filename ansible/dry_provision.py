@@ -33,7 +33,7 @@ WIDTH = 80
 # The settings of other roles than the driver's.
 SETTINGS = (
     *("stack", "env_manager", "conda_installer", "pip_index_url"),
-    *("toolkit", "apex", "apex_extensions"),
+    *("toolkit", "apex", "apex_extensions", "gpus"),
 )
 # What a file of facts may say of them.
 SETTING = {
@@ -41,6 +41,7 @@ SETTING = {
     **dict.fromkeys(("toolkit", "apex", "apex_extensions"), (bool, str)),
     **{setting.name: (bool, str) for setting in driver.SETTINGS.values()},
     "env_manager": One(("auto", "venv", "conda", "uv")),
+    "gpus": (int, str),
     "kept": ({"stack": str, "path": str}, {}),
 }
 
@@ -80,9 +81,9 @@ def rows(entries, table, bundle):
     found = []
     for entry in entries:
         facts = entry["facts"]
-        refused = _release(facts)
+        refused = _impossible(facts)
         if refused:
-            found.append({"host": facts["host"], "what": "release", "lines": refused})
+            found.append({"host": facts["host"], "what": "system", "lines": refused})
             continue
         own = plans[facts["host"]]
         parts = [
@@ -97,23 +98,31 @@ def rows(entries, table, bundle):
     return found
 
 
-def _release(facts):
-    """Lines that refuse a release that the roles do not know; [] for one that they do."""
-    for _, cause, remedy in machine.release(facts["distribution"], facts["release"]):
+def _impossible(facts):
+    """Lines that refuse a machine that no role can provision, as `make check` does; else []."""
+    for _, cause, remedy in machine.impossible(facts):
         return [f"REFUSED: {cause}", f"remedy: {remedy}"]
     return []
 
 
 def _cards(facts, table):
-    names = []
-    for gpu in (gpu for gpu in facts["gpus"] if gpu["vendor"] == stacks.NVIDIA):
-        row = stacks.generation(gpu["device"], table)
-        sm = f"compute capability {row['sm'] // 10}.{row['sm'] % 10}" if row else ""
-        unknown = "a card that is not in ansible/stacks.yml"
-        names.append(f"{row['name'] if row else 'NVIDIA'} {gpu['device']}, {sm or unknown}")
+    parting = [device for device, _ in stacks.counting(facts, table)]
+    names = [_card(device, parting, table) for device in stacks.devices(facts)]
     system = f"{facts['distribution'].capitalize()} {facts['release']}, kernel {facts['kernel']}"
     gcc = f"gcc {facts['gcc']}" if facts["gcc"] else "no gcc"
     return [*(names or ["no card of NVIDIA's"]), f"{system}, {gcc}"]
+
+
+def _card(device, parting, table):
+    """A line for a card; parting: the cards that take part, without those that were named."""
+    row = stacks.generation(device, table)
+    if row is None:
+        return f"NVIDIA {device}, a card that is not in ansible/stacks.yml"
+    if device in parting:
+        parting.remove(device)
+        return f"{row['name']} {device}, compute capability {row['sm'] // 10}.{row['sm'] % 10}"
+    own = "no stack has code for it" if stacks.only_draws(row, table) else "by gpus= of its line"
+    return f"{row['name']} {device}, takes no part: {own}"
 
 
 def _driver(entry, stack, table, bundle):
@@ -146,18 +155,22 @@ def _beside(plan, facts):
             f"Secure Boot: the module is signed with this machine's own key ({plan['key']}), which "
             "somebody has to enrol at its screen once; the run says how, and goes on afterwards"
         )
-    if plan["stop"]:
-        lines.append(f"{plan['stop']} stops meanwhile")
+    if facts["seated"] and (plan["screen"] or plan["reboot_first"] or facts["nouveau"]):
+        lines.append(f"before a reboot {', '.join(facts['seated'])}, logged in there, is asked")
     return lines
 
 
 def _reboots(plan, facts):
     """Lines about the reboot that a plan has, or may have."""
     if plan["reboot_first"]:
-        into = "without nouveau" if facts["nouveau"] else f"into kernel {facts['waiting_kernel']}"
-        lines = [f"after a reboot {into}"]
+        into = ["without nouveau"] * facts["nouveau"]
+        into += [f"without {plan['without']}"] * bool(plan["without"])
+        into = into or [f"into kernel {facts['waiting_kernel']}"]
+        lines = [f"after a reboot {' and '.join(into)}"]
     elif plan["action"] == "package" and facts["nouveau"]:
         lines = ["and a reboot, if nouveau holds the card"]
+    elif plan["screen"]:
+        lines = ["under the running display: the next boot starts with it"]
     else:
         return []
     disks = ", ".join(facts["boot_passphrases"])
@@ -296,15 +309,21 @@ def read(path):
         asked = border.read(
             entries, border.Rows({"settings": border.Some(SETTING)}), "its machines"
         )
+        said = [{**common, **own.get("settings", {})} for own in asked]
         return [
-            {
-                "facts": Facts(border.recorded(entry["facts"])),
-                "settings": {**common, **own.get("settings", {})},
-            }
-            for entry, own in zip(entries, asked)
+            {"facts": Facts(_recorded(entry["facts"], own)), "settings": own}
+            for entry, own in zip(entries, said)
         ]
     except PlanError as error:
         raise InspectionError(f"tandem: {path} is no file of facts: {error}") from None
+
+
+def _recorded(facts, said):
+    """The facts, with how many of its cards the machine's settings count."""
+    known = border.recorded(facts)
+    if set(known) == {"host"}:
+        return known
+    return {**known, "gpus_counted": border.counted(said.get("gpus"), known["host"])}
 
 
 def _is_entry(entry):

@@ -78,6 +78,9 @@ PROCESSES = "/proc/[0-9]*"
 DISPLAYS = ("Xorg", "X", "Xwayland", "gnome-shell", "kwin_wayland", "weston", "sway", "labwc")
 # Sessions that draw on a screen, by logind. source: sd_session_get_type(3).
 GRAPHICAL = ("x11", "wayland", "mir")
+# NVIDIA's own services, which have a card open and need not end: one keeps it initialised, the
+# other shares a laptop's power out.
+SERVICES = ("nvidia-persiste", "nvidia-powerd")
 # The device of the driver's unified memory, by which CUDA manages a card's memory: whoever computes
 # has it open, and a compositor that only draws does not.
 COMPUTES = "/dev/nvidia-uvm"
@@ -245,19 +248,21 @@ def kernel_compiler():
 
 
 def sessions():
-    """[{"id", "units"}] of the graphical sessions at this machine's seats, login screens too.
+    """(units, names) of the sessions at this machine's seats.
 
-    units: names that the control groups of their processes have.
+    units: what the control groups of the processes of graphical ones are called, login screens too;
+    names: of the people who are logged in there.
     """
-    found = []
+    units, names = [], set()
     for line in said("loginctl", "list-sessions", "--no-legend").splitlines():
         name = line.split()[0]
         shown = said("loginctl", "show-session", name)
         told = dict(row.split("=", 1) for row in shown.splitlines() if "=" in row)
         if told.get("Seat") and told.get("Type") in GRAPHICAL:
-            units = [told.get("Scope"), "user@%s.service" % told.get("User")]
-            found.append({"id": name, "units": units})
-    return found
+            units += [told.get("Scope"), "user@%s.service" % told.get("User")]
+        if told.get("Seat") and told.get("Class", "user") == "user":
+            names.add(told.get("Name") or "session " + name)
+    return units, sorted(names)
 
 
 def processes(manager):
@@ -266,20 +271,19 @@ def processes(manager):
     manager: the unit of the login screen, or None. What belongs to it or to a graphical session
     goes when that is stopped, unless it computes.
     """
-    seats = sessions()
-    units = [unit for seat in seats for unit in seat["units"]] + [manager] * bool(manager)
+    seats, seated = sessions()
+    units = seats + [manager] * bool(manager)
     displays, users = [], []
     for folder in glob.glob(PROCESSES):
         pid, command = int(os.path.basename(folder)), read(folder + "/comm")
         row = {"pid": pid, "command": command}
         if command in DISPLAYS:
             displays.append(row)
-        elif command != "nvidia-persiste" and opens(folder + "/fd", "/dev/nvidia"):
+        elif command not in SERVICES and opens(folder + "/fd", "/dev/nvidia"):
             groups = (read(folder + "/cgroup") or "").replace("\n", "/").split("/")
             drawing = set(units) & set(groups) and not opens(folder + "/fd", COMPUTES)
             (displays if drawing else users).append(row)
-    names = [seat["id"] for seat in seats]
-    return {"displays": displays, "gpu_processes": users, "sessions": names}
+    return {"displays": displays, "gpu_processes": users, "seated": seated}
 
 
 def opens(folder, prefix):

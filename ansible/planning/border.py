@@ -6,10 +6,11 @@ texts find in them what they look for, or nothing.
 """
 
 import re
+import reprlib
 from dataclasses import dataclass
 from typing import Any
 
-from contract.validate import Each, Invalid, Match, Row, check, parse
+from contract.validate import Each, Invalid, Match, One, Row, check, parse
 
 from . import PlanError
 
@@ -38,6 +39,15 @@ HEX = Match(r"[0-9a-f]{1,8}")
 _BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 IPV4 = Match(rf"{_BYTE}(\.{_BYTE}){{3}}")
 NETWORK4 = Match(rf"{_BYTE}(\.{_BYTE}){{3}}/(3[0-2]|[12]?[0-9])")
+EXPECTED: dict[Any, str] = {
+    **{bool: "true or false", int: "a whole number", float: "a number", str: "a text"},
+    None: "nothing",
+    VERSION: "a version such as 6.1.0-31-amd64",
+    PACKAGED: "a package's version such as 2:535.261.03-1",
+    HEX: "hexadecimal digits",
+}
+SHOWN = reprlib.Repr()
+SHOWN.maxstring = SHOWN.maxother = 80
 PROCESS = {"pid": int, "command": (str, None)}
 
 # What ansible/library/machine_facts.py returns.
@@ -89,7 +99,7 @@ DRIVER = {
     **dict.fromkeys(("waiting_module", "module", "signing_key", "display_manager"), (str, None)),
     "kernel_series": (str, None),
     "held": [str],
-    "sessions": [str],
+    "seated": [str],
     "prebuilt": Each([str]),
     **dict.fromkeys(("uninstallable", "transitional", "offered_transitional"), Each(str)),
     "kernel_compiler": (Match("[0-9]{1,4}"), None),
@@ -144,14 +154,25 @@ MOUNTED = {"filesystems": [dict.fromkeys(("source", "fstype", "options"), str)]}
 DISK = Some(dict.fromkeys(("name", "fstype", "label", "uuid", "size", "mountpoint"), (str, None)))
 
 
-def machine(facts, host, address="", folders=()):
-    """What machine_facts returned, asked by this address and about these folders."""
+def machine(facts, host, address="", folders=(), gpus=None):
+    """What machine_facts returned, asked by this address and about these folders; gpus: what the
+    inventory says of its cards."""
     found = read(facts, MACHINE, host)
     lacking = [folder for folder in folders if folder not in found["disks"]]
     if lacking:
         raise _impossible(host, f"it says nothing of the disk of {lacking[0]}")
     cards = (link["name"] for link in found["links"] if address in link["addresses"])
-    return {**found, "interface": next(cards, None), "host": host}
+    interface = next(cards, None)
+    return {**found, "interface": interface, "host": host, "gpus_counted": counted(gpus, host)}
+
+
+def counted(gpus, host):
+    """How many of a machine's cards take part by the inventory's `gpus`; None: all."""
+    if gpus in (None, ""):
+        return None
+    if not re.fullmatch("[0-9]{1,4}", str(gpus)):
+        raise PlanError(f"{host}: gpus is {gpus!r} in the inventory: write a number, 0 for none")
+    return int(gpus)
 
 
 def driver(facts, host):
@@ -200,8 +221,47 @@ def read(value, shape, what):
         return {name: read(value[name], part, f"{what}, {name}") for name, part in parts.items()}
     try:
         return check(value, shape, what)
-    except Invalid as wrong:
-        raise _impossible(what, wrong) from None
+    except Invalid:
+        raise _impossible(what, misfit(value, shape, what)) from None
+
+
+def misfit(value, shape, name):
+    """A clause that names the innermost part that has not its shape, what it is and should be."""
+    for item, own, inner in _parts(value, shape, name):
+        try:
+            check(item, own, inner)
+        except Invalid:
+            return misfit(item, own, inner)
+    return f"{name} is {SHOWN.repr(value)}, and {_expected(shape)} was expected"
+
+
+def _parts(value, shape, name):
+    """(part, its shape, its name) of those that a value has."""
+    if isinstance(shape, tuple):
+        holders: dict[Any, Any] = {dict: (dict, Each), list: (list, Row)}
+        kinds = holders.get(type(value), ())
+        shape = next((one for one in shape if isinstance(one, kinds)), None)
+    if isinstance(value, dict) and isinstance(shape, (dict, Each)):
+        keys = shape if isinstance(shape, dict) else value
+        of = shape.get if isinstance(shape, dict) else lambda _: shape.shape
+        yield from ((value.get(key), of(key), f"{name}.{SHOWN.repr(key)[1:-1]}") for key in keys)
+    elif isinstance(value, list) and isinstance(shape, list):
+        yield from ((item, shape[0], f"{name}[{i}]") for i, item in enumerate(value))
+    elif isinstance(value, list) and isinstance(shape, Row):
+        pairs = enumerate(zip(value, shape.shapes))
+        yield from ((item, own, f"{name}[{i}]") for i, (item, own) in pairs)
+
+
+def _expected(shape):
+    if isinstance(shape, tuple):
+        return " or ".join(map(_expected, shape))
+    if isinstance(shape, (dict, Each)):
+        return "a mapping"
+    if isinstance(shape, (list, Row)):
+        return "a list"
+    if isinstance(shape, One):
+        return f"one of {SHOWN.repr(shape.values)}"
+    return EXPECTED.get(shape) or f"what matches {shape.pattern}"
 
 
 def parsed(text, what):

@@ -49,7 +49,7 @@ SETTINGS = {
     "version": Setting("driver_version", "auto"),  # or one of the table's
     "runfile": Setting("driver_runfile", ""),  # instead of the table's, with its checksum
     "runfile_sha256": Setting("driver_runfile_sha256", ""),
-    "allow_stop_display": Setting("allow_stop_display", False),
+    "interrupt": Setting("allow_stop_display", False),
     "offline": Setting("offline", False),
 }
 
@@ -104,35 +104,41 @@ def decided(facts, wanted, stack, table):
         broken = apt.broken(facts)
         if broken:
             raise offers.Refusal(*broken)
-    return plan if plan.action == "nothing" else _with_display(plan, facts, wanted)
+    return plan if plan.action == "nothing" else _with_display(plan, facts)
 
 
-def upgrade_plan(facts, wanted, stack, table):
+def upgrade_plan(facts, wanted, stack, table, here=""):
     """What `make upgrade` does to one machine, as driver_plan has it, before anything is let go.
 
+    here: the control machine's own machine_id, which does not reboot itself.
+
     Returns {"action": nothing, upgrade or refuse; "reason", "remedy"; "kernel": whether a newer
-    kernel comes, and with it a reboot; "stop": the display manager that is off until the end}.
+    kernel comes, and with it a reboot; "without": the display manager that stays off in that boot
+    until the driver is there}.
     """
     names, packages = driver_result.kernel_packages(facts), facts["packages"]
     newer = [name for name in names if facts["offered"].get(name, packages[name]) != packages[name]]
     kernel = bool(facts["waiting_kernel"] or newer)
-    agreed = {**wanted, "policy": "upgrade", "allow_stop_display": True}
-    plan = driver_plan(facts, agreed, stack, table)
-    shape = {"remedy": plan["remedy"], "kernel": kernel, "stop": ""}
+    plan = driver_plan(facts, {**wanted, "policy": "upgrade"}, stack, table)
+    shape = {"remedy": plan["remedy"], "kernel": kernel, "without": ""}
     if plan["action"] == "refuse" or (plan["action"] == "nothing" and not kernel):
         return {"action": plan["action"], "reason": plan["reason"], **shape}
     coming = facts["waiting_kernel"] or f"by {', '.join(newer)}"
     parts = [f"a newer kernel ({coming})"] * kernel
     parts += [plan["reason"]] * (plan["action"] != "nothing")
-    why = offers.Plan("upgrade", "; ".join(parts))
+    why = "; ".join(parts)
     try:
         if kernel:
             _refuse_full_disks(facts)
-        why = _with_display(why, facts, wanted)
+        _refuse_processes(facts)
+        refused = driver_result.reboot_refused(facts, wanted)
+        if refused and not (here and facts["machine_id"] == here):
+            raise offers.Refusal(f"{why}, and {refused[0]}", refused[1])
     except offers.Refusal as refusal:
         reason, remedy = refusal.args
         return {"action": "refuse", "reason": reason, **shape, "remedy": remedy}
-    return {"action": "upgrade", "reason": why.reason, **shape, "stop": why.stop}
+    shape["without"] = _screen(facts) if kernel else ""
+    return {"action": "upgrade", "reason": why, **shape}
 
 
 def _plan(facts, wanted, stack, table):
@@ -140,7 +146,7 @@ def _plan(facts, wanted, stack, table):
         return offers.Plan("nothing", f"stack {stack['name']} needs no driver")
     rows = [row for _, row in stacks.cards(facts, table)]
     if not rows:
-        return offers.Plan("nothing", "no NVIDIA card")
+        return offers.Plan("nothing", "no NVIDIA card that takes part")
     loaded, needed = facts["driver"], stack["driver"]
     enough = loaded and stacks.version(loaded) >= stacks.version(needed)
     consistent = facts["driver_library"] in (None, loaded)
@@ -238,13 +244,13 @@ def _present(facts, wanted, stack, table, rows, installed):
         signed = offers.signed_modules(facts)
         if signed:
             return offers.Plan("package", reason, packages=signed, **hold)
-        return offers.Plan("build", reason, **offers.building(facts), **hold)
+        return offers.Plan("build", reason, **offers.building(facts, version, table), **hold)
     if facts["driver"] == version and facts["driver_library"] in (None, version):
-        return _for_the_next_boot(facts, version, hold)
+        return _for_the_next_boot(facts, version, table, hold)
     return offers.Plan("load", f"driver {version} is installed, but {_state(facts)}", **hold)
 
 
-def _for_the_next_boot(facts, version, hold):
+def _for_the_next_boot(facts, version, table, hold):
     """The plan for a driver that works: nothing, or its module for the next boot's kernel."""
     well, waiting = f"driver {version} is installed and loaded", facts["waiting_kernel"]
     if not waiting or facts["waiting_module"]:
@@ -253,7 +259,10 @@ def _for_the_next_boot(facts, version, hold):
     if not facts["dkms"]:
         # Nothing rebuilds it now; after that boot the plan is a different one.
         return offers.Plan("nothing", f"{lacking}: make provision again after that boot", **hold)
-    built = offers.building(facts)
+    wrong = offers.too_new(waiting, version, table)
+    if wrong:
+        return offers.Plan("nothing", f"{lacking}: {wrong}: stay with this kernel", **hold)
+    built = offers.building(facts, version, table)
     if not built.get("waiting"):
         return offers.Plan("nothing", f"{lacking} and no headers: stay with this kernel", **hold)
     return offers.Plan("build", lacking, **built, **hold)
@@ -304,7 +313,7 @@ def _fresh(facts, wanted, stack, table, rows):
     found = offers.packages(facts, wanted, stack, table, rows)
     if found is not None:
         return found
-    why_not = offers.why_not_by_packages(facts)
+    why_not = offers.why_not_by_packages(facts, table)
     if wanted["source"] == "auto":
         plan = offers.runfile(facts, wanted, stack, table, rows)
         reason = f"{plan.reason}, since {why_not}" if why_not else plan.reason
@@ -330,28 +339,36 @@ def _refuse_full_disks(facts):
         raise offers.Refusal("; ".join(full), "make room there, then run again")
 
 
-def _with_display(plan, facts, wanted):
-    """The plan, with the display that has to stop; raises Refusal without the user's consent."""
+def _refuse_processes(facts):
     users = [f"{row['command']} (process {row['pid']})" for row in facts["gpu_processes"]]
     if users:
         raise offers.Refusal(f"{', '.join(users)} uses the card", "end it, then run again")
+
+
+def _screen(facts):
+    """The running display manager, such as gdm.service; "" where none runs."""
+    return facts["display_manager"] if facts["display_manager_active"] else ""
+
+
+def _with_display(plan, facts):
+    """The plan where a display runs: packages come under it, and the next boot changes drivers.
+
+    NVIDIA's installer refuses to work under one, so it waits for a boot that ends without.
+    """
+    _refuse_processes(facts)
     shown = [f"{row['command']} (process {row['pid']})" for row in facts["displays"]]
-    unit = facts["display_manager"] if facts["display_manager_active"] else ""
+    unit = _screen(facts)
     if not shown and not unit:
         return plan
-    if not wanted["allow_stop_display"]:
-        raise offers.Refusal(
-            f"{plan.reason}, which cannot be changed under a running display: "
-            f"{', '.join(shown + [unit] * bool(unit))}",
-            "save what is open there, then run again: STOP_DISPLAY=1 after make, or "
-            "-e allow_stop_display=true after ansible-playbook",
-        )
+    if plan.action != "runfile":
+        return dataclasses.replace(plan, screen=True)
     if not unit:
         raise offers.Refusal(
-            f"{', '.join(shown)} was not started by a display manager",
+            f"{', '.join(shown)} was not started by a display manager, and NVIDIA's installer does "
+            "not work under it",
             "log out there, then run again",
         )
-    return dataclasses.replace(plan, stop=unit, sessions=tuple(facts["sessions"]))
+    return dataclasses.replace(plan, without=unit, reboot_first=True)
 
 
 def _state(facts):

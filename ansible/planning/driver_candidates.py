@@ -20,6 +20,10 @@ KEYS = {
     "ubuntu": ("/var/lib/shim-signed/mok/MOK.priv", "/var/lib/shim-signed/mok/MOK.der"),
 }
 RUNFILE = re.compile(r"NVIDIA-Linux-x86_64-(\d+\.\d+(?:\.\d+)?)\.run$")
+OLDER_KERNEL = (
+    "boot an older kernel (its boot loader's menu, Advanced options) and remove this one; or look "
+    "for a newer driver (docs/stacks.md, Newer drivers and kernels)"
+)
 MODULES = "linux-modules-nvidia-"
 SIGNED = re.compile(r"linux-modules-nvidia-(\d+(?:-server)?(?:-open)?)-")
 # Debian's, of its own branch, and of older ones under the name of the data centre's cards:
@@ -49,9 +53,9 @@ class Plan:
     url: str = ""
     sha256: str = ""
     flags: tuple[Any, ...] = ()
-    stop: str = ""  # the display manager that is stopped in the meantime
-    sessions: tuple[Any, ...] = ()  # logind's names of the graphical sessions that end with it
-    reboot_first: bool = False  # to get rid of nouveau, or into a newer kernel
+    screen: bool = False  # a display runs, under which packages come: a reboot changes drivers
+    without: str = ""  # the display manager without which the boot before the installer ends
+    reboot_first: bool = False  # to get rid of nouveau or a display, or into a newer kernel
     hold: bool = False
 
 
@@ -70,7 +74,11 @@ def packages(facts, wanted, stack, table, rows):
         if branch <= max(row["branch"] for row in table["drivers"]) and knows(branch, rows):
             kinds = modules(rows, branch)
             names = (_ubuntu if choice["debian"] is None else _debian)(facts, choice)
-            if choice["module"] in kinds and names:
+            if (
+                choice["module"] in kinds
+                and names
+                and (names[0].startswith(MODULES) or not too_new(facts["kernel"], version, table))
+            ):
                 # Signed modules first, then a desktop's branch on a desktop, then the newest branch
                 # with the recommended module. source: ubuntu.com/server/docs, "NVIDIA drivers
                 # installation": -server is for servers and computing, the others for desktops.
@@ -87,7 +95,7 @@ def packages(facts, wanted, stack, table, rows):
     reason = f"driver {stacks.upstream(version)} by packages"
     shape = {"version": stacks.upstream(version), "module": choice["module"], "hold": True}
     # A signed module that comes prebuilt is not built.
-    built = {} if names[0].startswith(MODULES) else building(facts)
+    built = {} if names[0].startswith(MODULES) else building(facts, version, table)
     return Plan("package", reason, packages=packages, **built, **shape)
 
 
@@ -128,8 +136,7 @@ def _ubuntu(facts, choice):
     suffix = choice["name"].removeprefix("nvidia-driver-")
     utilities = f"nvidia-utils-{suffix.removesuffix('-open')}"
     ways = [[f"nvidia-headless-{suffix}", utilities], [choice["name"]]]
-    if facts["secure_boot"]:
-        ways = _signed(facts, suffix, utilities) + ways
+    ways = _signed(facts, suffix, utilities) + ways
     if facts["display_manager"]:  # a desktop needs the part for displays too
         ways = [names for names in ways if choice["name"] in names]
     for names in ways:
@@ -182,10 +189,23 @@ def _refuse_unsigned(facts, drivers):
         )
 
 
-def why_not_by_packages(facts):
-    """A clause about a driver that the archive has and apt could not install; "" if none."""
+def too_new(kernel, version, table):
+    """A clause that says that a driver's module does not build on a kernel; "" if none is known."""
+    driver, running = stacks.version(stacks.upstream(version)), stacks.version(kernel)
+    for row in table["ceilings"]:
+        if row["branch"] == driver[0] and driver >= stacks.version(row["since"]):
+            if running < stacks.version(row["below"]):
+                return ""
+            name = stacks.upstream(version)
+            return f"driver {name} builds on kernels below {row['below']} only, not on {kernel}"
+    return ""
+
+
+def why_not_by_packages(facts, table):
+    """A clause about a driver that the archive has and that could not be installed; "" if none."""
     if not facts["uninstallable"]:
-        return ""
+        new = (too_new(facts["kernel"], version, table) for _, version, _ in _offers(facts))
+        return next(filter(None, new), "")
     name = max(facts["uninstallable"])
     why = facts["uninstallable"][name]
     remedy = ""
@@ -250,7 +270,7 @@ def runfile(facts, wanted, stack, table, rows):
         flags += _signing(facts, version)
     return Plan("runfile", f"driver {version} by NVIDIA's installer", version=version,
                 module=kinds[0], url=row["url"], sha256=row["sha256"], flags=tuple(flags),
-                hold=True, **joined(building(facts), facts["nouveau"]))  # fmt: skip
+                hold=True, **joined(building(facts, version, table), facts["nouveau"]))  # fmt: skip
 
 
 def _signing(facts, version):
@@ -268,7 +288,7 @@ def _signing(facts, version):
             "can leave that out",
             "name a newer one in driver_runfile, or switch Secure Boot off in the firmware's setup",
         )
-    private, certificate = KEYS[facts["distribution"]]
+    private, certificate = KEYS.get(facts["distribution"], KEYS["debian"])
     return [
         f"--module-signing-secret-key={private}",
         f"--module-signing-public-key={certificate}",
@@ -302,18 +322,21 @@ def knows(branch, rows):
     )
 
 
-def building(facts):
-    """What building a module takes, for the running kernel and for one that waits for a
+def building(facts, version, table):
+    """What building a driver's module takes, for the running kernel and for one that waits for a
     reboot: {"tools", "compiler", "waiting", "key"}, or {"reboot_first", "key"}. Refusal if it is
-    not available.
+    not available, or if the driver does not know that kernel.
     """
+    wrong = too_new(facts["kernel"], version, table)
+    if wrong:
+        raise Refusal(wrong, OLDER_KERNEL)
     if facts["secure_boot"] and not can_sign(facts):
         raise Refusal(
             "Secure Boot is on, and DKMS of Debian 11 cannot sign the module that it builds",
             "switch Secure Boot off in the firmware's setup, then run again",
         )
 
-    key = KEYS[facts["distribution"]][1] if facts["secure_boot"] else ""
+    key = KEYS.get(facts["distribution"], KEYS["debian"])[1] if facts["secure_boot"] else ""
 
     def had(name):
         return name in facts["packages"] or name in facts["offered"]
@@ -321,6 +344,9 @@ def building(facts):
     headers, waiting = f"linux-headers-{facts['kernel']}", facts["waiting_kernel"]
     if not facts["kernel_headers"] and not had(headers):
         if waiting and had(f"linux-headers-{waiting}"):
+            wrong = too_new(waiting, version, table)
+            if wrong:
+                raise Refusal(f"{wrong}, which the next boot starts", OLDER_KERNEL)
             return {"reboot_first": True, "key": key}  # afterwards that kernel is the running one
         raise Refusal(
             f"its package archive has no headers ({headers}) for the running kernel",
@@ -337,7 +363,11 @@ def building(facts):
             f"building the module needs {', '.join(missing)}, which its package archive lacks",
             "correct /etc/apt/sources.list, then run again",
         )
-    if waiting and (facts["waiting_module"] or not had(f"linux-headers-{waiting}")):
+    if waiting and (
+        facts["waiting_module"]
+        or not had(f"linux-headers-{waiting}")
+        or too_new(waiting, version, table)
+    ):
         waiting = None
     wanted += [f"linux-headers-{waiting}"] if waiting else []
     return {"tools": tuple(wanted), "compiler": compiler, "waiting": waiting or "", "key": key}

@@ -49,6 +49,29 @@ def kernel_packages(facts):
     return sorted(name for name in names if KERNEL.match(name) and not RELEASE.search(name))
 
 
+def reboot_refused(facts, wanted, here=""):
+    """(why the machine is not rebooted now, remedy), or ().
+
+    here: the control machine's own machine_id; wanted: as driver.driver_wanted has it.
+    """
+    if here and facts["machine_id"] == here:
+        return (
+            "it is this control machine itself, which does not reboot itself, and its driver needs "
+            "a reboot",
+            "save what is open, then sudo reboot; afterwards run the same command again (log in on "
+            "the text screen, if that boot ends there): it continues from there",
+        )
+    if facts["seated"] and not wanted["interrupt"]:
+        who = f"{', '.join(facts['seated'])} {'is' if len(facts['seated']) == 1 else 'are'}"
+        return (
+            f"{who} logged in at its screen, and its driver needs a reboot",
+            "save what is open there, then run again: STOP_DISPLAY=1 after make, or "
+            "-e allow_stop_display=true after ansible-playbook; or reboot it yourself, then run "
+            "again",
+        )
+    return ()
+
+
 def driver_outcome(facts, loading, smi):
     """What to do next: {"state": done, reboot or refuse; "reason"; "remedy"}.
 

@@ -10,13 +10,33 @@ from .faults import machine, network, stack
 
 BLOCKING = frozenset(
     (
-        *("release", "arch", "systemd", "python", "sudo", "disk_full", "read_only", "address"),
+        *(
+            "release",
+            "arch",
+            "wsl",
+            "systemd",
+            "python",
+            "sudo",
+            "disk_full",
+            "read_only",
+            "address",
+        ),
         *("dpkg", "installer", "uv", "stack", "collect", "train_user"),
         *("duplicate_address", "duplicate_machine_id", "duplicate_mac"),
     )
 )
 NOTES = frozenset(
-    ("one_user", "faster_card", "xid_program", "reboot_waits", "gcc", "passphrase", "toolkit")
+    (
+        "one_user",
+        "faster_card",
+        "xid_program",
+        "reboot_waits",
+        "gcc",
+        "passphrase",
+        "toolkit",
+        "card_left_out",
+        "table_old",
+    )
 )
 
 

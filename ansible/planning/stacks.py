@@ -47,19 +47,56 @@ def generation(device, table):
 
 
 def cards(machine, table):
-    """[(device, generation)] of the machine's NVIDIA GPUs. Raises PlanError for an unknown one."""
-    found = []
-    for gpu in machine["gpus"]:
-        if gpu["vendor"] != NVIDIA:
-            continue
-        row = generation(gpu["device"], table)
+    """[(device, generation)] of the NVIDIA GPUs that take part. Raises PlanError for a card that
+    the table lacks."""
+    found = counting(machine, table)
+    for device, row in found:
         if row is None:
             raise PlanError(
-                f"{machine['host']}: its NVIDIA card {gpu['device']} is not in ansible/stacks.yml: "
-                "add its generation there, or set stack: cpu, which needs no card"
+                f"{machine['host']}: its NVIDIA card {device} is not in ansible/stacks.yml: "
+                f"add its generation there; or {_out_of_it('cpu, which needs no card')}"
             )
-        found.append((gpu["device"], row))
     return found
+
+
+def counting(machine, table):
+    """[(device, generation or None)] of the NVIDIA GPUs that take part, ordered by slot.
+
+    Those that only draw (see only_draws) take no part; of the others as many as `gpus` of the
+    machine's line in the inventory says ("gpus_counted"), as in a run.
+    """
+    found = ((device, generation(device, table)) for device in devices(machine))
+    able = [(device, row) for device, row in found if row is None or not only_draws(row, table)]
+    return able[: machine.get("gpus_counted")]
+
+
+def left_out(machine, table):
+    """[(device, generation)] of the NVIDIA GPUs for which no stack has code, such as a GT 710."""
+    found = ((device, generation(device, table)) for device in devices(machine))
+    return [(device, row) for device, row in found if row is not None and only_draws(row, table)]
+
+
+def devices(machine):
+    """The PCI device numbers of a machine's NVIDIA GPUs."""
+    return [gpu["device"] for gpu in machine["gpus"] if gpu["vendor"] == NVIDIA]
+
+
+def only_draws(row, table):
+    """Whether a generation of cards is older than the oldest that any stack has code for."""
+    return row["sm"] < lowest(table)
+
+
+def lowest(table):
+    """The lowest compute capability of all stacks, as 37."""
+    return min(sm for row in table["rows"].values() for sm in row.get("sm", ()))
+
+
+def _out_of_it(stack):
+    """The two settings that lift a refusal because of a card."""
+    return (
+        "write gpus= into the machine's line of inventory.ini, with the number of its cards that "
+        f"take part (0: none, it trains on its CPU); or set stack: {stack}"
+    )
 
 
 def runs_on(stack, sm):
@@ -211,9 +248,15 @@ def _decide(machines, members, table):
     """(name, reason) of the stack that `auto` takes. Raises PlanError."""
     unknown = [name for name in members if name not in {machine["host"] for machine in machines}]
     with_cards = [machine for machine in machines if cards(machine, table)]
+    drawing = "".join(
+        f"; {machine['host']}'s {row['name']} card {device} takes no part: no stack has code for it"
+        for machine in machines
+        for device, row in left_out(machine, table)
+    )
     if not with_cards:
         rest = f"; not asked: {', '.join(unknown)}" if unknown else ""
-        return "cpu", f"no machine that was asked has an NVIDIA GPU{rest}"
+        kind = " that takes part" if any(map(devices, machines)) else ""
+        return "cpu", f"no machine that was asked has an NVIDIA GPU{kind}{drawing}{rest}"
     if unknown:
         raise PlanError(
             f"stack: auto decides once for all machines, and what card {', '.join(unknown)} has is "
@@ -223,14 +266,18 @@ def _decide(machines, members, table):
     tried = candidates(with_cards, table)
     fitting = [name for name in tried if not _all_obstacles(name, with_cards, table)]
     if not fitting:
-        raise PlanError(
-            "no stack fits all machines. " + ". ".join(_all_obstacles(tried[-1], with_cards, table))
+        wrong = ". ".join(_all_obstacles(tried[-1], with_cards, table))
+        others = _all_obstacles(tried[-1], [{**one, "gpus": []} for one in with_cards], table)
+        out = (
+            f". To leave it out, {_out_of_it('NAME, of ansible/stacks.yml')}" if not others else ""
         )
+        raise PlanError(f"no stack fits all machines. {wrong}{out}")
     without = [machine["host"] for machine in machines if machine not in with_cards]
     reason = "the first of `auto` in ansible/stacks.yml that every card can run"
     if fitting[0] != min(fitting, key=[rule["stack"] for rule in table["auto"]].index):
         reason += ", by the drivers that are installed"
-    return fitting[0], reason + (f"; no NVIDIA GPU in {', '.join(without)}" if without else "")
+    none = f"; no NVIDIA GPU in {', '.join(without)}" if without else ""
+    return fitting[0], reason + none + drawing
 
 
 def _refuse_impossible(name, machines, table, what):

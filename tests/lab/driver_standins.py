@@ -101,13 +101,14 @@ def build_deb(
 def build_driver(folder: Path, version: str) -> None:
     """A driver's packages, divided as Debian's are."""
     deb, short = f"{version}-1", version
+    fails = "if [ -e /opt/standin/no-build ]; then echo Bad return status >&2; exit 10; fi\n"
     module = f"mkdir -p {MODULE.rpartition('/')[0]}\necho {short} >{MODULE}\n"
     slow = "while [ -e /opt/standin/slow ]; do : >/run/standin-half; sleep 0.1; done\n"
     register = f"echo {short} >/opt/standin/registered\n"
     firmware = {f"usr/lib/firmware/nvidia/{short}/gsp_tu10x.bin": "standin " * 50_000}
     build_deb(folder, "firmware-nvidia-gsp", deb, files=firmware)
     depends = f"dkms, firmware-nvidia-gsp (= {deb})"
-    build_deb(folder, "nvidia-kernel-dkms", deb, depends, postinst=slow + register + module,
+    build_deb(folder, "nvidia-kernel-dkms", deb, depends, postinst=slow + fails + register + module,
               prerm=f"rm -f {MODULE} /opt/standin/registered\n")  # fmt: skip
     library = {f"{LIBRARIES}/libnvidia-ml.so.{short}": ""}
     link = f"ln -sf libnvidia-ml.so.{short} /{LIBRARIES}/libnvidia-ml.so.1\n"

@@ -84,7 +84,7 @@ def test_secure_boot_with_signed_modules_builds_nothing_and_asks_for_no_key(
     wanted = [*words, "-e", "stack=cu132"]
     if desktop:
         standins.start_desktop(lab, 1)
-        wanted += ["-e", "allow_stop_display=true"]
+        wanted += ["-e", "allow_stop_display=true"]  # for a reboot, where one is needed
     lab.ssh(1, "sudo touch /opt/standin/secure-boot; sudo systemctl restart standin-kernel")
 
     offer_signed(lab, tmp_path / "unmatched", LATER)
@@ -240,6 +240,20 @@ def test_a_disk_that_fills_up_among_packages_is_finished_by_the_next_run(machine
     lab.ssh(1, "sudo umount /usr/lib/firmware/nvidia")
     assert f"module and nvidia-smi agree: {OLD}" in said(play(lab, *words))
     assert lab.ssh(1, "sudo dpkg --audit") == ""
+    assert changes(play(lab, *words)) == {"node1": 0}
+
+
+def test_a_build_that_fails_leaves_the_card_to_nouveau(machine):
+    lab, words = machine
+    lab.ssh(1, "sudo touch /opt/standin/nouveau /opt/standin/no-build")
+    lab.ssh(1, "sudo systemctl restart standin-kernel")
+    before = lab.ssh(1, "ls /etc/modprobe.d; apt-mark showhold; systemctl get-default")
+    done = play(lab, *words, check=False)
+    assert failures(done) == {"node1"} and "Bad return status" in said(done), done.stdout
+    assert lab.ssh(1, "ls /etc/modprobe.d; apt-mark showhold; systemctl get-default") == before
+    assert "nouveau" in lab.ssh(1, "ls /sys/module")
+    lab.ssh(1, "sudo rm /opt/standin/no-build")
+    assert f"module and nvidia-smi agree: {OLD}" in said(play(lab, *words))
     assert changes(play(lab, *words)) == {"node1": 0}
 
 

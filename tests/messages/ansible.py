@@ -37,6 +37,7 @@ from tests.unit.ansible.driver_machines import (
     BUSY,
     DEBIAN12,
     GDM,
+    SEATED,
     XORG,
     by_runfile,
     facts,
@@ -64,6 +65,10 @@ def driver(recorded, stack="cu102", **wanted):
 
 def upgrading(recorded):
     return partial(refused, recorded, by=upgrade)
+
+
+def rebooting(state):
+    return lambda: ". Remedy: ".join(driver_result.reboot_refused(state, {"interrupt": False}, "7"))
 
 
 def error(function, *arguments, **named):
@@ -137,18 +142,11 @@ DRIVER = {
     "old and offline": driver(OLD, offline=True),
     "old and offline, upgrade": driver(OLD, offline=True, policy="upgrade"),
     # What stands in the way.
-    "display": driver(facts(displays=XORG, **GDM)),
-    "display over a driver": driver(packaged(driver=None, displays=XORG, **GDM)),
-    "display manager alone": driver(facts(**GDM)),
-    "display of nobody": driver(facts(displays=XORG), allow_stop_display=True),
-    "process": driver(packaged(driver="535.200.01", gpu_processes=BUSY), allow_stop_display=True),
-    "upgrade, display, kernel offered": upgrading(moving(displays=XORG, **GDM)),
-    "upgrade, display, kernel waiting": upgrading(
-        moving("6.1.176-1", waiting_kernel="6.1.0-60-amd64", displays=XORG, **GDM)
-    ),
-    "upgrade, display, driver alone": upgrading(
-        moving("6.1.176-1", displays=XORG, offered=dict.fromkeys(DEBIAN12, "535.300.01-1"), **GDM)
-    ),
+    "display of nobody": driver(facts(displays=XORG)),
+    "process": driver(packaged(driver="535.200.01", gpu_processes=BUSY)),
+    "upgrade, somebody there": upgrading(moving(displays=XORG, **SEATED, **GDM)),
+    "reboot, control machine": rebooting({**SEATED, "machine_id": "7"}),
+    "reboot, two there": rebooting({"seated": ["anna", "bela"], "machine_id": "8"}),
     "upgrade, process": upgrading(moving(gpu_processes=BUSY)),
     "upgrade, full disk": upgrading(full(moving())),
     "upgrade, two drivers": upgrading(moving(runfile="580.126.20")),
@@ -195,8 +193,6 @@ STACKS = {
     "Volta beside Blackwell": resolved([VOLTA, BLACKWELL]),
     "unknown stack": resolved([machine()], "cu999"),
     "unknown card": resolved([machine(cards=["ffff"])]),
-    "K40": resolved([machine(cards=["1024"])]),
-    "other K40": resolved([machine(cards=["102e"])]),
     "decided before": resolved([BLACKWELL], kept={"stack": "cu126", "path": "/a/pc.stack.yml"}),
     "unknown decided before": resolved([PASCAL], kept={"stack": "cu1", "path": "x"}),
     "kept file": error(stacks.kept, "stack: 126\n", "/a/pc.stack.yml"),

@@ -11,7 +11,8 @@ OLDEST_PYTHON = (((2, 20), (3, 9)), ((2, 18), (3, 8)), ((2, 17), (3, 7)), ((2, 1
 FEW_INODES = 100_000
 
 
-def system(facts, question):
+def impossible(facts):
+    """Findings on a machine that no role can provision, whatever it needs."""
     yield from release(facts["distribution"], facts["release"])
     if facts["arch"] != "x86_64":
         yield (
@@ -19,6 +20,17 @@ def system(facts, question):
             f"its processor is {facts['arch']}",
             "the stacks have wheels for x86_64 only: take this machine out of inventory.ini",
         )
+    if "microsoft" in facts["kernel"].lower():
+        yield (
+            "wsl",
+            f"it is WSL on Windows (kernel {facts['kernel']}): its driver is that of Windows, and "
+            "other PCs do not reach it",
+            "install Debian or Ubuntu beside Windows on it, or take it out of inventory.ini",
+        )
+
+
+def system(facts, question):
+    yield from impossible(facts)
     if not facts["systemd"]:
         yield ("systemd", "its first process is not systemd", "boot it with systemd")
     core = stacks.version(question["ansible_core"])

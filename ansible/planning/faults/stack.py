@@ -1,16 +1,35 @@
 """Graphics cards, their driver, and what the Python environment needs."""
 
+import datetime
+
 from .. import PlanError, stacks, toolkit
 from .. import driver as drivers
 from .. import driver_candidates as offers
 
+# Days after which newer drivers should be looked for: NVIDIA's branches get mends each few months.
+OLD_TABLE = 180
 # Days after which a held kernel is a finding.
 LONG_HELD = 90
 
 
 def driver(facts, question):
-    if not any(gpu["vendor"] == stacks.NVIDIA for gpu in facts["gpus"]):
+    for device, row in stacks.left_out(facts, question["table"]):
+        yield (
+            "card_left_out",
+            f"its {row['name']} card {device} takes no part: no stack has code for it",
+            "nothing; but the driver of newer cards does not know it, so a screen belongs on one "
+            "of those",
+        )
+    if not stacks.counting(facts, question["table"]):
         return
+    looked_up = datetime.date.fromisoformat(question["table"]["looked_up"])
+    age = int(facts["clock"] / 86400) - (looked_up - datetime.date(1970, 1, 1)).days
+    if age > OLD_TABLE:
+        yield (
+            "table_old",
+            f"newer drivers than those of ansible/stacks.yml were last sought {age} days ago",
+            "update Tandem; or docs/stacks.md, Newer drivers and kernels",
+        )
     if facts["secure_boot"] and facts["driver"] is None:
         yield (
             "secure_boot",

@@ -138,6 +138,7 @@ def signed(*, coming=(), own=True, display_manager=None, **changes):
 
 # Displays and processes on the card, and a machine for whose kernel the archive may have a newer.
 XORG = [{"pid": 812, "command": "Xorg"}]
+SEATED = {"seated": ["anna"]}
 GDM = {"display_manager": "gdm.service", "display_manager_active": True}
 BUSY = [{"pid": 99, "command": "python3"}]
 KERNELS = {"linux-image-amd64": "6.1.176-1", "linux-headers-amd64": "6.1.176-1"}

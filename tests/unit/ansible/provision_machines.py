@@ -92,7 +92,7 @@ TOOLS = {"dkms": "3.0.10-8", "gcc": "4:12.2.0-3", "make": "4.3-4.1", "openssl": 
 # What driver_facts adds on a machine with a card: no driver of packages or by the installer.
 NO_DRIVER = {
     **{name: {} for name in ("packages", "transitional", "offered_transitional", "prebuilt")},
-    **{name: [] for name in ("held", "displays", "sessions", "gpu_processes")},
+    **{name: [] for name in ("held", "displays", "seated", "gpu_processes")},
     **dict.fromkeys(("kernel_series", "runfile", "module", "kernel_compiler", "waiting_kernel")),
     **dict.fromkeys(("waiting_module", "signing_key", "display_manager")),
     **dict.fromkeys(("pending", "display_manager_active"), False),

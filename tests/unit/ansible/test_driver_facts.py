@@ -356,10 +356,10 @@ def test_the_display_manager_by_its_own_name(says, unit, loaded, active):
 # As loginctl of systemd 255 answers where anna sits at a KDE desktop, sddm shows its login screen
 # on another seat, and ben has come by ssh.
 LOGIND = {
-    "2": "Id=2\nUser=1000\nSeat=seat0\nType=x11\nClass=user\nScope=session-2.scope\n",
+    "2": "Id=2\nUser=1000\nName=anna\nSeat=seat0\nType=x11\nClass=user\nScope=session-2.scope\n",
     "c1": "Id=c1\nUser=116\nSeat=seat1\nType=wayland\nClass=greeter\nScope=session-c1.scope\n",
     "7": "Id=7\nUser=1001\nSeat=\nType=tty\nClass=user\nScope=session-7.scope\n",
-    "8": "Id=8\nUser=1002\nSeat=seat0\nType=tty\nClass=user\nScope=session-8.scope\n",
+    "8": "Id=8\nUser=1002\nName=bela\nSeat=seat0\nType=tty\nClass=user\nScope=session-8.scope\n",
 }
 ANNA = "0::/user.slice/user-1000.slice"
 # pid: (program, control group, devices that it has open)
@@ -374,6 +374,7 @@ PROGRAMS = {
     "22": ("glxgears", "0::/user.slice/user-1002.slice/session-8.scope", ["nvidia0"]),
     "23": ("ollama", "0::/system.slice/ollama.service", ["nvidia0", "nvidia-uvm"]),
     "30": ("nvidia-persiste", "0::/system.slice/nvidia-persistenced.service", ["nvidia0"]),
+    "32": ("nvidia-powerd", "0::/system.slice/nvidia-powerd.service", ["nvidia0", "nvidiactl"]),
     "31": ("bash", f"{ANNA}/session-2.scope", []),
 }
 
@@ -394,7 +395,7 @@ def test_what_belongs_to_a_desktop_goes_with_it_and_what_computes_never_does(
     found = collect.processes("sddm.service")
     assert sorted(row["pid"] for row in found["displays"]) == [10, 11, 12, 13, 14]
     assert sorted(row["pid"] for row in found["gpu_processes"]) == [20, 21, 22, 23]
-    assert found["sessions"] == ["2", "c1"]
+    assert found["seated"] == ["anna", "bela"]
 
 
 def test_free_is_what_is_left_for_others_than_root(monkeypatch):

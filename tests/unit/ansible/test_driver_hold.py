@@ -26,7 +26,7 @@ FACTS = {
     "packages": {name: version for name, (status, version) in INSTALLED.items()
                  if status.endswith("ok installed")},
 }  # fmt: skip
-PLANNED = {"action": "package", "version": "535.300.01", "stop": "", "sessions": []}
+PLANNED = {"action": "package", "version": "535.300.01", "without": "", "screen": False}
 ACT = [{"ansible.builtin.include_role": {"name": "driver", "tasks_from": "act"}}]
 BROKEN = """\
 - ansible.builtin.include_tasks: release.yml

@@ -9,6 +9,7 @@ from planning import driver_result, stacks
 from tests.unit.ansible.driver_machines import (
     DEBIAN12,
     GDM,
+    SEATED,
     UBUNTU,
     XORG,
     by_runfile,
@@ -94,7 +95,13 @@ FRESH = {
     "Pascal by runfile": plan(facts(cards=["1080 Ti", "2080 Ti"])),
     "own runfile before packages": plan(facts(offered=DEBIAN12), **MINE),
     "offline": plan(facts(), offline=True, at_hand=AT_HAND),
-    "named version, other packages": plan(facts(offered=DEBIAN12), version="580.126.20"),
+    "named version, other packages": plan(facts(offered=DEBIAN12), version="580.173.02"),
+    "kernel too new for the packages": plan(
+        facts("ubuntu2204", offered=UBUNTU, kernel="7.0.0-28-generic", kernel_headers=True), "cu132"
+    ),
+    "kernel too new for the packages, prebuilt": plan(
+        signed() | {"kernel": "7.3.1-1-generic"}
+    ),
     "named version, packages": plan(facts(offered=UBUNTU), version="580.126.20"),
     "nouveau": plan(facts(nouveau=True)),
     "nouveau, packages": plan(facts(nouveau=True, offered=DEBIAN12)),
@@ -137,9 +144,8 @@ FRESH = {
     ),
     "interrupted runfile": plan(facts(offered=DEBIAN12, runfile="580.126.20", pending=True)),
     "left broken": plan(facts(offered=DEBIAN12, broken="a : Depends: b", pending=True)),
-    "display, with consent": plan(
-        facts(displays=XORG, sessions=["2", "c1"], **GDM), allow_stop_display=True
-    ),
+    "display, runfile": plan(facts(displays=XORG, **SEATED, **GDM)),
+    "display, packages": plan(facts(offered=DEBIAN12, displays=XORG, **SEATED, **GDM)),
 }  # fmt: skip
 SECURE = {
     "headless": plan(signed()),
@@ -236,9 +242,7 @@ PRESENT = {
     "full disk, nothing to do": plan(full(packaged())),
     "broken packages, nothing to do": plan(packaged(broken="a : Depends: b")),
     "display, nothing to do": plan(packaged(displays=XORG, **GDM)),
-    "display, with consent": plan(
-        packaged(driver=None, displays=XORG, **GDM), allow_stop_display=True
-    ),
+    "display, not loaded": plan(packaged(driver=None, displays=XORG, **GDM)),
 }  # fmt: skip
 # None comes over Debian's legacy drivers, nor over NVIDIA's packages of a module, which have no
 # branch in their names since 590: a whole driver, or for computing alone.
@@ -251,8 +255,8 @@ for module in ("nvidia-driver-open", "nvidia-dkms-open", "nvidia-dkms"):
     PRESENT[module] = plan(own, "cu132")
     PRESENT[f"{module}, new kernel"] = plan(own | NEW_KERNEL | {"kernel_headers": True}, "cu132")
 
-SEEN = {"displays": XORG, **GDM}
-agreed = partial(upgrade, allow_stop_display=True)
+SEEN = {"displays": XORG, **SEATED, **GDM}
+agreed = partial(upgrade, interrupt=True)
 UPGRADE = {
     "nothing newer": upgrade(moving("6.1.176-1", **SEEN)),
     "kernel offered": agreed(moving(**SEEN)),

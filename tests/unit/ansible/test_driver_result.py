@@ -227,3 +227,12 @@ EFI = "BootCurrent: 0003\nTimeout: 1 seconds\nBootOrder: {}\nBoot0000* Windows B
 )
 def test_the_next_boot_is_linux(grub, efi, commands):
     assert linux_again(grub, efi) == commands
+
+
+def test_nobody_is_rebooted_away_and_the_control_machine_never():
+    state = {"machine_id": "7", "seated": ["anna"]}
+    yes, no = {"interrupt": True}, {"interrupt": False}
+    assert after.reboot_refused(state, no, "8")
+    assert after.reboot_refused(state, yes, "7")
+    assert not after.reboot_refused(state, yes, "8")
+    assert not after.reboot_refused({**state, "seated": []}, no, "8")

@@ -9,8 +9,8 @@ import pytest
 from ansible.errors import AnsibleFilterError
 
 from ansible.module_utils import basic
-from planning import border, health
-from tests.unit.ansible.provision_machines import ROOT, TABLE, load, machine
+from planning import PlanError, border, health
+from tests.unit.ansible.provision_machines import NO_DRIVER, ROOT, TABLE, load, machine
 from tests.unit.ansible.test_health import told
 
 filters = load("ansible/filter_plugins/tandem.py")
@@ -71,7 +71,24 @@ def test_the_border_knows_all_that_the_modules_return(monkeypatch, capsys):
     one, two = (said[name]["facts"] for name in ("machine_facts", "driver_facts"))
     assert set(one) == set(border.MACHINE) and set(two) == set(border.DRIVER)
     taken = border.machine(one, "pc1", "192.0.2.1", ["/var/tmp"]) | border.driver(two, "pc1")
-    assert taken == {**one, **two, "host": "pc1"}
+    assert taken == {**one, **two, "host": "pc1", "gpus_counted": None}
     well = said["health_facts"]["health"]
     row = health.health(well, "pc1")
     assert well.keys() == told().keys() and row["kernel"] and row["disks"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"packages": {"gcc": "4:12", "nvidia-smi": "none"}}, "pc1.packages.nvidia-smi is 'none'"),
+        ({"displays": [{"pid": 1, "command": None}, {"pid": "x", "command": None}]},
+         "pc1.displays[1].pid is 'x'"),
+        ({"waiting_kernel": 7}, "pc1.waiting_kernel is 7"),
+        ({"packages": {"a" * 9999: "none"}}, "aa is 'none'"),
+    ],
+)  # fmt: skip
+def test_the_border_names_the_value_that_cannot_be(changes, part):
+    with pytest.raises(PlanError) as caught:
+        border.driver({**NO_DRIVER, "offered": {}, **changes}, "pc1")
+    said = str(caught.value)
+    assert part in said and " was expected" in said and len(said) < 500

@@ -6,7 +6,7 @@ import re
 import pytest
 import yaml
 
-from planning import PlanError, stacks
+from planning import PlanError, border, stacks
 from tests.unit.ansible.provision_machines import RELEASES, ROOT, TABLE, machine, played
 
 # PCI device numbers (pci.ids) of common cards.
@@ -59,6 +59,32 @@ def test_no_gpu_means_cpu_and_a_machine_without_has_no_part_in_the_choice():
     chosen = stacks.resolve([with_card, without], "auto", TABLE, ["node1", "node2"])
     assert chosen["name"] == "cu132"
     assert chosen["reason"].endswith("no NVIDIA GPU in node2")
+
+
+@pytest.mark.parametrize("device", ["128b", "104d", "1086", "1201", "0a65", "1024"])
+def test_a_card_that_no_stack_has_code_for_takes_no_part(device):
+    drawing = machine(cards=[device])
+    beside, office = machine(cards=[device, "2204"]), machine(cards=[device], host="node2")
+    assert stacks.resolve([drawing], "auto", TABLE)["name"] == "cpu"
+    chosen = stacks.resolve([beside, office], "auto", TABLE)
+    assert (
+        chosen["name"] == "cu132"
+        and f"node2's {stacks.generation(device, TABLE)['name']}" in (chosen["reason"])
+    )
+    assert [row["sm"] for _, row in stacks.cards(beside, TABLE)] == [86]
+
+
+def test_gpus_says_how_many_cards_take_part():
+    volta, blackwell = machine(cards=["1db4"]), machine(cards=["2b85"], host="node2")
+    with pytest.raises(PlanError):
+        stacks.resolve([volta, blackwell], "auto", TABLE)
+    without = {**volta, "gpus_counted": border.counted("0", "node1")}
+    assert stacks.resolve([without, blackwell], "auto", TABLE)["name"] == "cu132"
+    both = machine(cards=["1b06", "2204"])
+    assert stacks.cards({**both, "gpus_counted": 1}, TABLE) == stacks.cards(both, TABLE)[:1]
+    for wrong in ("-1", "two", 1.5):
+        with pytest.raises(PlanError):
+            border.counted(wrong, "node1")
 
 
 def test_where_cards_are_a_machine_that_is_off_blocks_auto():
@@ -180,7 +206,8 @@ def test_every_driver_has_a_checksum_of_the_right_length():
     for row in TABLE["drivers"]:
         assert len(row["sha256"] or 64 * "0") == 2 * hashlib.sha256().digest_size
         # Data-centre drivers are in a folder of their own; in XFree86/ they are answered by 404.
-        assert row["url"].startswith("https://us.download.nvidia.com/tesla/" + row["version"] + "/")
+        folder = "tesla" if row["branch"] == 440 else "XFree86/Linux-x86_64"
+        assert f"download.nvidia.com/{folder}/{row['version']}/" in row["url"]
 
 
 def packaged(installed, *offered):

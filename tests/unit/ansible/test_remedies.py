@@ -158,7 +158,7 @@ def plans(facts):
     """(settings, plan) by each policy, source and stack that can be set."""
     wishes = itertools.product(("keep", "install", "upgrade"), ("auto", "package", "runfile"))
     for (policy, source), name in itertools.product(wishes, TABLE["rows"]):
-        wanted = {**WANTED, "policy": policy, "source": source, "allow_stop_display": True}
+        wanted = {**WANTED, "policy": policy, "source": source}
         try:
             stack = stacks.resolve([facts], name, TABLE)
         except PlanError:

@@ -24,13 +24,21 @@ FOUND = {
     "5090-ubuntu2404-unmatched": {"secure_boot", "nouveau", "driver"},
     "3090-debian12-secureboot": {"secure_boot", "nouveau"},
     "3090-ubuntu2404-transitional": set(),
-    "3090-ubuntu2404-kde": {"driver"},
+    "3090-ubuntu2404-kde": set(),
     "2080ti-ubuntu1804-cuda102": {"python", "nouveau", "toolkit"},
     "2080ti-ubuntu1804-bare": {"python", "nouveau"},
     "5090-ubuntu2604": {"release", "secure_boot", "nouveau"},
     "2080ti-ubuntu2204-encrypted": {"nouveau", "gcc", "passphrase"},
     "3090-ubuntu2004-driver470": {"driver_old"},
     "k80-debian12": {"nouveau", "gcc"},
+    "gt710-3090-debian12": {"nouveau", "card_left_out"},
+    "gt210-debian12": {"card_left_out"},
+    "3090-debian12-gpus0": set(),
+    "3090-ubuntu2404-hwe7": {"nouveau"},
+    "3090-debian13-backports": {"nouveau", "stack"},
+    "3090-ubuntu2204-server-open": {"nouveau"},
+    "4070-laptop-ubuntu2404": set(),
+    "wsl2-ubuntu2404": {"wsl"},
 }
 
 
@@ -55,5 +63,6 @@ def test_the_page_quotes_what_is_printed_and_make_check_says_what_is_found(name,
     wanted = driver.driver_wanted(entry.get("settings", {}), [])
     asked = {**QUESTION, "driver": wanted, "offline": wanted["offline"]}
     asked["conda_installer"] = SETTINGS["conda_installer"]
-    found = preflight.findings({**HEALTHY, **entry["facts"]}, asked)
+    counted = {"gpus_counted": entry.get("settings", {}).get("gpus")}
+    found = preflight.findings({**HEALTHY, **entry["facts"], **counted}, asked)
     assert {finding["fault"] for finding in found} == FOUND[name]
