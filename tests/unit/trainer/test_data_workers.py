@@ -37,16 +37,11 @@ class Pids(torch.utils.data.Dataset):
         return os.getpid()
 
 
-def pids(workers=2, batches=30):
-    """(the iterator of a loader whose samples are the pids that made them, these pids)."""
-    made = started(data_loader(Pids(), [[0]] * batches, list, workers))
-    return made, [next(made)[0] for _ in range(workers)]
-
-
 def test_no_signal_of_a_whole_job_reaches_loader_processes():
     """As scancel, systemd and a terminal send them."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    made, loaders = pids()
+    made = started(data_loader(Pids(), [[0]] * 30, list, workers=2))
+    loaders = [next(made)[0] for _ in range(2)]
     for pid in loaders:
         os.kill(pid, signal.SIGTERM)
         os.kill(pid, signal.SIGINT)

@@ -82,22 +82,8 @@ def test_a_scaled_backward_and_clipping_give_the_unscaled_gradients():
     assert torch.allclose(steps["O0"], steps["O1"], rtol=1e-6, atol=0)
 
 
-def test_masters_follow_weights_that_are_loaded():
-    """Else the first step would bring the random initial weights back. And they are not rounded."""
-    net, precision, optimizer = prepared("O2")
-    state = {
-        name: torch.full_like(v, 0.4, dtype=torch.float32)
-        for name, v in model().state_dict().items()
-    }
-    net.load_state_dict(state)
-    precision.renew_masters(net, state)
-    assert torch.equal(precision.masters[0][1], torch.full((4, 4), 0.4))
-    with_gradients(net, precision, 2**-13)
-    precision.step(optimizer, clip=0)
-    assert torch.allclose(net[0].weight.float(), torch.full((4, 4), 0.4), atol=1e-3)
-
-
 def test_state_returns_scale_and_masters():
+    """Else the first step would bring the random initial weights back."""
     net, precision, optimizer = prepared("O2")
     with_gradients(net, precision, None)
     precision.step(optimizer, 0)
