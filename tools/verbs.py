@@ -65,7 +65,7 @@ ASK_SUDO = Variable("ASK_SUDO", "--ask-become-pass", "1: ask for sudo's password
 STOP_DISPLAY = Variable(
     "STOP_DISPLAY",
     "-e allow_stop_display",
-    "1: a desktop may be ended where the driver needs it",
+    "1: reboot for the driver although somebody is logged in",
     "switch",
 )
 CORE = Variable(
