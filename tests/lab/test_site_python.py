@@ -103,6 +103,7 @@ def test_condas_own_python_needs_no_channel(provision):
 
 
 def test_pypis_apex_is_refused_by_name(provision):
+    provision(offline=True)
     apex = f"$({ROOT}/env/bin/python -c 'import torch; print(torch.__path__[0])')/../apex"
     provision.lab.ssh(1, f"sudo mkdir {apex} && sudo touch {apex}/__init__.py")
     done = provision(check=False)

@@ -22,7 +22,7 @@ def told(spec):
     return said.getvalue()
 
 
-@pytest.mark.parametrize("spec", ["ef:1.6", "bf16"])
+@pytest.mark.parametrize("spec", ["ef:1.6", "fp16"])
 def test_rank_0_is_told_what_a_strategy_lost_with_adam(spec):
     first, second = run_ranks([1, 1], told, spec)
     assert second == ""
