@@ -19,6 +19,7 @@ from bench import (
     test_bench_provision,
     test_bench_records,
     test_bench_seeing,
+    test_one_process,
     timed_model,
 )
 from bench.verdict import trial_run, trials
@@ -150,3 +151,7 @@ def test_the_matrix_of_verdicts_counts_every_trial():
     assert trials.matrix(told).splitlines()[-1] == f"| all | {count} | {count} | {right} |  |"
     assert count == sum(len(fault.of) for fault in trials.FAULTS.values()) > right > 0
     assert (trial_run.STANDINS / "slow_share.c").exists()
+
+
+def test_a_strategy_s_ranks_train_as_threads_to_the_bits_of_processes():
+    test_one_process.test_threads_train_to_the_same_bits_as_processes("ef:1.6")
