@@ -15,7 +15,8 @@ from launcher.node.tail import Tail
 from launcher.node.task import read_task
 from launcher.watch.guards import Frames
 from launcher.watch.records import Records
-from report.status import Follower, lines
+from report.status import Follower, section_of
+from report.text import section_lines
 from tandem.timings import Block
 
 RUN, SECONDS = "20260101T000000Z-resnet50-64n", 60
@@ -102,13 +103,13 @@ def test_a_controller(tmp_path, figure, count):
     figure(f"{what}: the controller's processor", 100 * spent / SECONDS, "% of a core", "2")
     follower = Follower(folder)
     begun = time.process_time()
-    lines(follower.look(), True)
+    section_lines(section_of(follower.look(), True))
     figure(f"{what}: the first look of status", 1e3 * (time.process_time() - begun), "ms")
     looks = 0.0
     for _ in range(10):
         second()
         begun = time.process_time()
-        lines(follower.look(), True)
+        section_lines(section_of(follower.look(), True))
         looks += time.process_time() - begun
     figure(f"{what}: top, a second", 1e3 * looks / 10, "ms")
 

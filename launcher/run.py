@@ -212,6 +212,11 @@ class Run:
             self._reconnect()
         try:
             saved, whole = self._collect()
+            over = self.script is not None and not self.script.resume
+            how = how_to_resume(self.folder.name, saved, outcome.cause)
+            how = script_is_over() if over else how
+            if outcome.status != "finished":
+                self.attempts.say_how(how)
             whole = make_report(self.folder, self.terminal) and whole
         except KeyboardInterrupt:
             name = self.folder.name
@@ -225,9 +230,7 @@ class Run:
             self.terminal.say(self.attempts.problem)
             whole = False
         if outcome.status != "finished":
-            over = self.script is not None and not self.script.resume
-            resume = how_to_resume(self.folder.name, saved, outcome.cause)
-            self.terminal.say(script_is_over() if over else resume)
+            self.terminal.say(how)
         self.terminal.drain()
         return exit_code(outcome, whole)
 

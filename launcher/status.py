@@ -14,7 +14,8 @@ from typing import Any
 from contract.options import DEFAULT_INVENTORY
 from contract.text import clean
 from launcher import control, folders, terminal
-from report.status import COLUMNS, Follower, Progress, lines, troubles
+from report.status import Follower, Progress, section_of, troubles
+from report.text import COLUMNS, section_lines
 
 
 def status(name: str, as_json: bool = False) -> int:
@@ -31,7 +32,7 @@ def status(name: str, as_json: bool = False) -> int:
         terminal.show(f"its controller died; `make train RESUME={folder.name}` goes on", sys.stdout)
     attempts(folder)
     if progress is not None:
-        for line in lines(progress, pid is not None):
+        for line in section_lines(section_of(progress, pid is not None)):
             control.say(line)
     last_lines(folder)
     if pid is None:

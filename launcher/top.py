@@ -27,6 +27,8 @@ from report import status
 from report.files import object_in
 from report.read import Machine
 from report.status import STALE, Figures, Follower
+from report.text import section_lines
+from report.view import Section
 
 EVERY = 1.0  # seconds
 PIECE = 1 << 16  # bytes of a machine's lines that are looked at in one turn
@@ -91,7 +93,8 @@ class Machines:
             one.look()
         told = [one.figures for one in self._idle if one.figures]
         found = [f"  {counted(len(self._hosts), 'machine')}; no run is under way here", ""]
-        found += [*status.table(told, False, width), ""] if told else []
+        section = Section("", status.machines_of(told, False) if told else [])
+        found += [*section_lines(section, width), ""] if told else []
         for one in self._idle:
             silent = time.monotonic() - one.heard
             if why := one.why or (f"silent for {silent:.0f} s" if silent > STALE else ""):
@@ -124,7 +127,7 @@ def run_lines(folder: Path, follower: Follower, width: int) -> list[str]:
     progress = follower.look()
     if progress is None:
         return [*found, "  nothing was told of its steps yet"]
-    return [*found, *status.lines(progress, running, width)]
+    return [*found, *section_lines(status.section_of(progress, running), width)]
 
 
 def tail(folder: Path, count: int) -> list[str]:

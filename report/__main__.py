@@ -24,11 +24,11 @@ from report.analysis import Analysis, analyse
 from report.cli import Parser, find_run, write
 from report.comparing import compare_main, sweep_main
 from report.events import tensorboard_main
-from report.layout import printable, printed
 from report.overtime import as_csv
 from report.page import render_page
 from report.plan import plan_main
-from report.text import render_text
+from report.run_view import view_of
+from report.text import printable, printed, render_text
 from tools import verbs
 
 # Of this process. A month of five machines takes a tenth of either.
@@ -83,8 +83,7 @@ def report_main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print summary.json instead")
     options = parser.parse_args(argv)
     analysis = analyse(find_run(options.run))
-    text = render_text(analysis)
-    write_report(analysis, text)
+    text = write_report(analysis)
     if options.json:
         print(summary_json(analysis), end="")
     else:
@@ -93,12 +92,15 @@ def report_main(argv: list[str]) -> int:
     return 0
 
 
-def write_report(analysis: Analysis, text: str) -> None:
-    """Writes the files, each whole or not at all."""
+def write_report(analysis: Analysis) -> str:
+    """Writes the files, each whole or not at all. Returns the text."""
+    view = view_of(analysis)
+    text = render_text(view)
     write(analysis.run.folder / "summary.json", summary_json(analysis))
     write(analysis.run.folder / "report.txt", text)
     write(analysis.run.folder / "series.csv", as_csv(analysis))
-    write(analysis.run.folder / "report.html", render_page(analysis))
+    write(analysis.run.folder / "report.html", render_page(view))
+    return text
 
 
 def summary_json(analysis: Analysis) -> str:

@@ -58,6 +58,7 @@ class Analysis:
     step: Step | None
     verdict: Verdict | None  # None where the run was too short
     failure: str | None  # the sentence before the verdict when the run did not finish
+    to_resume: str | None  # how it goes on then
     too_short: TooShort | None  # what is said in the place of the verdict
     advice: Advice
     disks: list[DiskUse]
@@ -109,6 +110,7 @@ def analyse(folder: Path) -> Analysis:
         step=step,
         verdict=UNTIMED if run.untimed else None if short else verdict(cause, step, seen),
         failure=failure,
+        to_resume=run.attempts[-1].get("to_resume") if failure and run.attempts else None,
         too_short=short,
         advice=advice,
         disks=disks,

@@ -43,7 +43,6 @@ class Seen:
 
 def parts(step: Step) -> dict[str, float]:
     """The fraction of training time (steps and saving) that each possible bottleneck takes."""
-    total = step.seconds + step.checkpoint
     seconds = {
         "data": step.data,
         "h2d": step.h2d,
@@ -52,7 +51,8 @@ def parts(step: Step) -> dict[str, float]:
         "straggler": step.peers,
         "checkpoint": step.checkpoint,
     }
-    return {name: value / total if total > 0 else 0.0 for name, value in seconds.items()}
+    whole = step.training
+    return {name: value / whole if whole > 0 else 0.0 for name, value in seconds.items()}
 
 
 def bottleneck(step: Step | None, seen: Seen) -> str:

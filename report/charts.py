@@ -1,99 +1,113 @@
-"""Charts as inline SVG, without scripts. Colours are CSS classes of the page."""
+"""Bars and curves as inline SVG, without scripts. Colours are CSS classes of the page."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from html import escape
 
-from report.layout import three_digits
-
-Parts = list[tuple[str, float]]  # (category, value)
-Points = list[tuple[float, float]]  # (x, y)
+from contract.text import three_digits
+from report.view import Bars, Curve, Line
+from report.windows import Points, thin
 
 WIDTH = 720
 LEFT, RIGHT = 76, 12
+LINES = 8  # as many as there are colours
+DRAWN = 120  # points of a line: more could not be told apart
+GAP = 4.0  # times the usual distance between two points: nothing is known in between
+ASTRAY = 8.0  # times what nine of ten points reach
 
 
-def stacked_bars(rows: list[tuple[str, Parts]], total: float, unit: str, description: str) -> str:
-    """Horizontal bars, each made of parts from left to right.
-
-    `rows`: (label, [(category, value)]), category being the CSS class too; `total`: right edge.
-    """
-    height, step, left = 22, 34, 120
-    scale = (WIDTH - left - RIGHT) / total if total > 0 else 0.0
-    marks = []
-    for index, (label, parts) in enumerate(rows):
-        y, x = index * step + 4, float(left)
-        marks.append(f'<text x="{left - 8}" y="{y + 16}" text-anchor="end">{escape(label)}</text>')
-        for category, value in parts:
-            width = max(0.0, value * scale)
-            if width < 0.05:
-                continue
-            title = f"{category}: {three_digits(value)} {unit}"
-            marks.append(
-                f'<rect class="c-{category}" x="{x:.1f}" y="{y}" width="{width:.1f}" '
-                f'height="{height}"><title>{escape(title)}</title></rect>'
-            )
-            x += width
-    base = len(rows) * step + 4
-    marks += axis_x(left, base, total or 1.0, unit)
-    return svg(base + 26, description, marks)
-
-
-def lines(
-    series: list[tuple[str, Points]],
-    unit: str,
-    description: str,
-    x_unit: str,
-    top: float | None = None,
-) -> str:
-    """A line chart from zero. `series`: (css class, [(x, y)]). `top` fixes the upper edge."""
-    points = [point for _, values in series for point in values]
-    if not points:
-        return ""
-    end = max(x for x, _ in points) or 1.0
-    ceiling = top or nice(max(y for _, y in points))
-    height, base = 170, 184
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = LEFT + x / end * (WIDTH - LEFT - RIGHT)
-        return across, base - min(y, ceiling) / ceiling * height
-
-    marks = grid(ceiling, base, height, unit)
-    for name, values in series:
-        places = [place(x, y) for x, y in values]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        marks.append(f'<polyline class="l-{name}" points="{path}"/>')
-        if len(places) <= 40:
-            marks += [
-                f'<circle class="d-{name}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in places
-            ]
-    marks += axis_x(LEFT, base, end, x_unit)
-    return svg(base + 26, description, marks)
-
-
-def bars(
-    rows: list[tuple[str, float, str]], unit: str, description: str, limit: float | None = None
-) -> str:
-    """Horizontal bars with their figures. `rows`: (label, value, css class); `limit`: where to draw
-    a line."""
-    left, right, step = 120, WIDTH - 120, 32
-    most = max([value for _, value, _ in rows] + ([limit] if limit else [])) or 1.0
+def bars(item: Bars) -> str:
+    """Horizontal bars, each made of its parts from left to right."""
+    left, single = 120, not item.keys
+    right, step = WIDTH - (120 if single else RIGHT), 32
+    sums = [sum(max(0.0, value) for _, value in bar.parts) + bar.spread for bar in item.rows]
+    most = max([*sums, item.limit or 0.0]) or 1.0
     scale = (right - left) / most
     marks = []
-    for index, (label, value, name) in enumerate(rows):
-        y = index * step + 4
-        marks.append(
-            f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{escape(label)}</text>'
-            f'<rect class="c-{name}" x="{left}" y="{y}" width="{value * scale:.1f}" height="20"/>'
-            f'<text x="{WIDTH - RIGHT}" y="{y + 15}" text-anchor="end">'
-            f"{three_digits(value)} {unit}</text>"
-        )
-    height = len(rows) * step + 4
-    if limit:
-        x = left + limit * scale
-        marks.append(f'<line class="limit" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}"/>')
-    return svg(height, description, marks)
+    for index, bar in enumerate(item.rows):
+        y, x = index * step + 4, float(left)
+        marks.append(linked(text(left - 8, y + 15, "end", bar.label), bar.link))
+        for colour, value in bar.parts:
+            width = max(0.0, value * scale)
+            if width >= 0.05:
+                title = f"{colour.replace('_', ' ')}: {three_digits(value)} {item.unit}"
+                marks.append(
+                    f'<rect class="c-{colour}" x="{x:.1f}" y="{y}" width="{width:.1f}" '
+                    f'height="20"><title>{escape(title)}</title></rect>'
+                )
+            x += width
+        if bar.spread:
+            ends = x - bar.spread * scale, x + bar.spread * scale
+            marks.append(rule("spread", ends[0], ends[1], y + 10, y + 10))
+        if single:
+            marks.append(text(WIDTH - RIGHT, y + 15, "end", f"{bar.figure} {item.unit}"))
+    base = len(item.rows) * step + 4
+    if item.limit:
+        x = left + item.limit * scale
+        marks.append(rule("limit", x, x, 0, base))
+    marks += [] if single else axis_x(left, base, most, item.unit)
+    said = ", ".join(f"{bar.label} {bar.figure}".strip() for bar in item.rows)
+    keys = ", ".join(f"{key.name} {key.figure}".strip() for key in item.keys if key.figure)
+    return svg(base + (0 if single else 26), f"{item.caption}: {keys or said}.", marks)
+
+
+def curve(item: Curve) -> str:
+    """A line chart from zero; where nothing was recorded for long a line is broken."""
+    lines = [Line(name, colour, thin(points, DRAWN)) for name, colour, points in item.lines[:LINES]]
+    points = [point for line in lines for point in line.points]
+    longest = max((x for x, _ in points), default=0.0) or 1.0
+    x_unit, length = time_unit(longest) if item.x_unit == "s" else (item.x_unit, 1)
+    end, values = longest / length, sorted(y for _, y in points)
+    ceiling = item.top or nice(highest(values) if item.steady else values[-1])
+    height, base = 170, 184
+    marks = grid(ceiling, base, height, item.unit)
+    for _, colour, series in lines:
+        for part in unbroken(series):
+            places = [
+                (
+                    LEFT + x / length / end * (WIDTH - LEFT - RIGHT),
+                    base - min(y, ceiling) / ceiling * height,
+                )
+                for x, y in part
+            ]
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+            marks.append(f'<polyline class="l-{colour}" points="{path}"/>')
+            if len(series) <= 40 or len(places) == 1:
+                marks += [
+                    f'<circle class="d-{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
+                    for x, y in places
+                ]
+    if values[-1] > ceiling:
+        marks.append(text(LEFT + 8, 12, "start", f"the highest of all: {three_digits(values[-1])}"))
+    marks += axis_x(LEFT, base, end, x_unit)
+    means = ((line.name, sum(y for _, y in line.points) / len(line.points)) for line in lines)
+    said = ", ".join(f"{name} {three_digits(mean)}" for name, mean in means)
+    unit = f" in {item.unit}" if item.unit else ""
+    return svg(base + 26, f"{item.title}, mean{unit}: {said}.", marks)
+
+
+def highest(values: list[float]) -> float:
+    """Of what is not astray; `values` are sorted."""
+    usual = values[9 * (len(values) - 1) // 10]
+    return 2 * usual if 0 < ASTRAY * usual < values[-1] else values[-1]
+
+
+def unbroken(points: Points) -> list[Points]:
+    """The points between two gaps."""
+    apart = [second - first for (first, _), (second, _) in zip(points, points[1:])]
+    usual, parts = statistics.median(apart) if apart else 0.0, [points[:1]]
+    for point, distance in zip(points[1:], apart):
+        if distance > GAP * usual:
+            parts.append([])
+        parts[-1].append(point)
+    return parts
+
+
+def time_unit(longest: float) -> tuple[str, int]:
+    """The unit of a time axis, and its length in seconds."""
+    return ("s", 1) if longest < 300 else ("min", 60) if longest < 10800 else ("h", 3600)
 
 
 def grid(ceiling: float, base: int, height: int, unit: str) -> list[str]:
@@ -102,32 +116,27 @@ def grid(ceiling: float, base: int, height: int, unit: str) -> list[str]:
     for value in ticks(ceiling):
         y = base - height * value / ceiling
         label = f"{value:,g}" + (f" {unit}" if value == ceiling and len(unit) == 1 else "")
-        marks.append(
-            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>'
-        )
+        marks.append(rule("grid", LEFT, WIDTH - RIGHT, y, y))
+        marks.append(text(LEFT - 6, y + 4, "end", label))
     return marks
 
 
 def axis_x(left: int, base: float, end: float, unit: str) -> list[str]:
-    """The x axis from zero to `end`, with its unit on the right; epochs are whole numbers."""
-    marks = [f'<line class="axis" x1="{left}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>']
-    for value in ticks(end, 1.0 if unit == "epochs" else 0.0):
+    """The x axis from zero to `end`, with round figures, the last with its unit; epochs are whole
+    numbers."""
+    marks, values = [rule("axis", left, WIDTH - RIGHT, base, base)], ticks(end, unit == "epochs")
+    for value in values:
         x = left + (WIDTH - left - RIGHT) * value / end
-        if x < WIDTH - RIGHT - 140:  # the unit stands there, in letters of up to 22 px
-            marks.append(
-                f'<text x="{x:.1f}" y="{base + 19}" text-anchor="middle">{value:,g}</text>'
-            )
-    marks.append(
-        f'<text x="{WIDTH - RIGHT}" y="{base + 19}" text-anchor="end">{end:.4g} {unit}</text>'
-    )
+        last = value == values[-1]
+        anchor = "end" if last and x > WIDTH - 60 else "middle"
+        marks.append(text(x, base + 19, anchor, f"{value:,g}" + (f" {unit}" if last else "")))
     return marks
 
 
-def ticks(end: float, least: float = 0.0) -> list[float]:
-    """Round figures from 0 to `end`, four to eight of them but never closer than `least`."""
+def ticks(end: float, whole: bool = False) -> list[float]:
+    """Round figures from 0 to `end`, four to eight of them, or fewer where they are to be whole."""
     power = 10.0 ** math.floor(math.log10(end / 4))
-    step = max(least, *(power * factor for factor in (1, 2, 5) if power * factor <= end / 4))
+    step = max(float(whole), *(power * f for f in (1, 2, 5) if power * f <= end / 4))
     return [round(step * index, 12) for index in range(int(end / step + 1e-9) + 1)]
 
 
@@ -139,6 +148,18 @@ def nice(value: float) -> float:
     return next(
         power * step for step in (1, 1.2, 1.6, 2, 3, 4, 5, 6, 8, 10) if power * step >= value
     )
+
+
+def text(x: float, y: float, anchor: str, words: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def rule(name: str, x1: float, x2: float, y1: float, y2: float) -> str:
+    return f'<line class="{name}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
+
+
+def linked(mark: str, link: str) -> str:
+    return f'<a href="{escape(link)}">{mark}</a>' if link else mark
 
 
 def svg(height: float, description: str, marks: list[str]) -> str:

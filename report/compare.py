@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import quote
 
 from contract.errors import UserError
 from contract.runs import RECORD
@@ -47,6 +49,7 @@ class Side:
     name: str
     runs: tuple[Figures, ...]
     cause: str = ""
+    link: str = ""  # to the report of its first run
 
     def mean(self, figures: list[float | None]) -> float | None:
         known = [one for one in figures if one is not None]
@@ -137,11 +140,17 @@ def label(index: int) -> str:
     return chr(ord("A") + index) if index < 26 else str(index + 1)
 
 
-def compare(title: str, rows: list[tuple[str, list[Path], str]]) -> Comparison:
-    """`rows`: what to call each, its runs' folders, and why there are none. Raises UserError for a
-    folder that is no run, and for one of another version of the record."""
+def compare(title: str, rows: list[tuple[str, list[Path], str]], page: Path) -> Comparison:
+    """`rows`: what to call each, its runs' folders, and why there are none; `page` is to show it.
+    Raises UserError for a folder that is no run, and for one of another version of the record."""
     sides = tuple(
-        Side(label(index), name, tuple(figures(folder) for folder in folders), cause)
+        Side(
+            label(index),
+            name,
+            tuple(figures(folder) for folder in folders),
+            cause,
+            link_of(folders[:1], page),
+        )
         for index, (name, folders, cause) in enumerate(rows)
     )
     known = {side.label: side.runs[0] for side in sides if side.runs}
@@ -153,6 +162,13 @@ def compare(title: str, rows: list[tuple[str, list[Path], str]]) -> Comparison:
         settings=settings,
         machines=differences.differences({key: one.machines for key, one in known.items()}),
     )
+
+
+def link_of(folders: list[Path], page: Path) -> str:
+    """From the page to the report of a run, where it has one."""
+    reports = [folder.resolve() / "report.html" for folder in folders]
+    here = page.resolve().parent
+    return next((quote(os.path.relpath(one, here)) for one in reports if one.is_file()), "")
 
 
 def figures(folder: Path) -> Figures:

@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from contract.errors import UserError
-from contract.text import counted
-from report import compare_page, compare_text
+from contract.text import counted, three_digits
+from report import compare_view
 from report.cli import Parser, find_run, write
 from report.compare import LEAST, MOST, Comparison, Side, compare
 from report.files import Entry, dicts, read_object, text
-from report.layout import printed, three_digits
+from report.page import render_page
+from report.run_view import PARTS
+from report.text import printed, render_text
 
 HOW = '`make compare RUNS="latest latest~1"`'
 
@@ -29,15 +31,21 @@ def compare_main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     folders = named(options.runs)
     rows = [(folder.resolve().name, [folder], "") for folder in folders]
-    found = compare(f"{len(rows)} runs", rows)
     page = folders[0].resolve().parent / "compare.html"
-    write(page, compare_page.render_page(found))
-    if options.json:
-        print(json.dumps(figures(found), indent=1))
-    else:
-        print(compare_text.render_text(found), end="")
-        print(printed(["", f"Comparison: {page}"]))
+    comparison = compare(f"{len(rows)} runs", rows, page)
+    show(comparison, page, options.json)
     return 0
+
+
+def show(comparison: Comparison, page: Path, as_json: bool = False) -> None:
+    """Prints it, and writes the page."""
+    view = compare_view.view_of(comparison)
+    write(page, render_page(view))
+    if as_json:
+        print(json.dumps(figures(comparison), indent=1))
+    else:
+        print(render_text(view), end="")
+        print(printed(["", f"Comparison: {page}"]))
 
 
 def named(names: list[str]) -> list[Path]:
@@ -69,12 +77,12 @@ def by_label(values: list[tuple[str, list[str]]]) -> dict[str, str]:
 
 
 def side_figures(side: Side) -> dict[str, object]:
-    parts = ("seconds", *(name for name, _, _ in compare_text.PARTS))
+    parts = ("seconds", *(name for name, _, _ in PARTS))
     return {
         "label": side.label,
         "name": side.name,
         "runs": [one.name for one in side.runs],
-        "status": compare_text.status(side),
+        "status": compare_view.status(side),
         "cause": side.cause or None,
         "images_per_second": side.images_per_second,
         "spread": side.spread,
@@ -107,12 +115,9 @@ def sweep_main(argv: list[str]) -> int:
     folder = parser.parse_args(argv).folder
     cells = read_cells(folder)
     rows = [(cell.name, cell.runs, cell.cause) for cell in cells]
-    found = compare(f"{counted(len(cells), 'setting')} of sweep {folder.resolve().name}", rows)
-    found = concluded(found, cells)
     page = folder / "compare.html"
-    write(page, compare_page.render_page(found))
-    print(compare_text.render_text(found), end="")
-    print(printed(["", f"Comparison: {page}"]))
+    title = f"{counted(len(cells), 'setting')} of sweep {folder.resolve().name}"
+    show(concluded(compare(title, rows, page), cells), page)
     return 0
 
 
@@ -152,7 +157,7 @@ def concluded(found: Comparison, cells: list[Cell]) -> Comparison:
     scored = [side for side in found.sides if side.best_top1 is not None]
     if scored:
         most = max(scored, key=lambda side: side.best_top1 or 0.0)
-        said.append(f"Highest top-1: {most.label}, {compare_text.top1(most.best_top1 or 0.0)}.")
+        said.append(f"Highest top-1: {most.label}, {compare_view.top1(most.best_top1 or 0.0)}.")
     return replace(found, conclusion=" ".join(said), command=command)
 
 

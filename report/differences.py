@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import NamedTuple
 
+from contract.text import link, three_digits
 from report.analysis import Analysis, last_hosts, world_size
 from report.files import Entry
-from report.layout import link, three_digits
 from report.network import one_machine
 
 # Options that say where, or how somebody is told, and change nothing of a run's figures.

@@ -18,10 +18,10 @@ from typing import NamedTuple
 from report.analysis import Analysis, analyse
 from report.cli import Parser, find_run, write_bytes
 from report.files import number
-from report.layout import printable
 from report.measure import longest_attempt
 from report.overtime import gpu_charts, machine_charts
 from report.read import RankRecord
+from report.text import printable
 from report.windows import thin
 
 FOLDER = "tensorboard"  # of a run
@@ -72,8 +72,8 @@ def scalars(analysis: Analysis) -> Iterator[Scalar]:
         for name, score in scores.items():
             if score is not None:
                 yield Scalar(f"evaluation/{name}", step, began + epoch.seconds, score)
-    for chart in (*machine_charts(analysis), *gpu_charts(analysis.gpus, analysis)):
-        for host, points in chart.lines.items():
+    for chart in (*machine_charts(analysis), *gpu_charts(analysis)):
+        for host, _, points in chart.lines:
             unit = f", {chart.unit}" if chart.unit else ""
             for seconds, value in points:
                 yield Scalar(f"{chart.title}{unit}/{host}", int(seconds), began + seconds, value)

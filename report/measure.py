@@ -93,6 +93,11 @@ class Step:
     def seconds(self) -> float:
         return self.work + self.network + self.peers
 
+    @property
+    def training(self) -> float:
+        """A step with the part of saving that comes to it: what shares of a step are of."""
+        return self.seconds + self.checkpoint
+
     def payload_for(self, strategy: Strategy) -> Payload:
         """The gradients in buckets of this strategy's default size, unless the run had another."""
         used = self.strategy.rule.bucket_mb * MIB if self.strategy else None

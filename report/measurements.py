@@ -11,9 +11,9 @@ from pathlib import Path
 from contract import runs
 from contract.errors import UserError
 from contract.split import node_batches, weights_of
+from contract.text import link, millions, seconds, size
 from report.cli import NothingMeasured
 from report.files import Entry, dicts, number, read_object
-from report.layout import link, millions, seconds, size
 from report.measure import Step, measure_step, own_speeds
 from report.predict import Basis
 from report.progress import learning_curve

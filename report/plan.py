@@ -14,9 +14,9 @@ from contract.errors import UserError
 from contract.options import DEFAULT_MODEL, OPTIMIZERS
 from contract.runs import prediction_path
 from contract.strategies import WARMUP_EPOCHS, Phases, Strategy
+from contract.text import link, seconds, size, three_digits
 from report import formulas, published_speeds
 from report.cli import Parser, write
-from report.layout import link, printed, seconds, size, table, three_digits, wrap
 from report.measurements import find_basis, on_paper
 from report.predict import (
     HARMLESS,
@@ -30,6 +30,7 @@ from report.predict import (
     times_one,
     worth_showing,
 )
+from report.text import aligned, printed, wrap
 
 # Short names for the table, which has only 80 columns.
 LABELS = {"not measured": "-", "costs samples": "samples", "experimental": "experim."}
@@ -247,7 +248,7 @@ def render(
     ]
     if rows[0].run_seconds is None:
         cells = [row[:-1] for row in cells]
-    lines += [*wrap(f"{speed}.", ""), "", *table(cells), ""]
+    lines += [*wrap(f"{speed}.", ""), "", *aligned(cells), ""]
     if len(shown) < len(rows):
         lines += wrap(f"ALL=1 shows {len(rows) - len(shown)} more rows.", "")
     warming = [row.sync for row in shown if phases.exact_share(strategies.parse(row.sync))]

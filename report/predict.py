@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from contract import prices, runs, strategies
 from contract.strategies import EXACT, Phases, Strategy
-from contract.text import counted
-from report.layout import three_digits
+from contract.text import counted, three_digits
 from report.measure import Step
 
 HARMLESS = ("exact", "safe")

@@ -56,12 +56,13 @@ class TimePoint:
     sync_share: float
 
 
-def learning_curve(run: Run) -> list[Epoch]:
-    """One Epoch per evaluated epoch; after a restart the later attempt counts."""
+def learning_curve(run: Run, last: bool = False) -> list[Epoch]:
+    """One Epoch per evaluated epoch; after a restart the later attempt counts. `last`: only what
+    each rank evaluated last."""
     found: dict[int, Epoch] = {}
     began = beginnings(run)
     for record in run.ranks:
-        for line in record.evaluations:
+        for line in record.evaluations[-1:] if last else record.evaluations:
             epoch = number(line.get("epoch"))
             if epoch is not None:
                 top1, top5 = (share_of(line.get(key)) for key in ("top1", "top5"))

@@ -155,7 +155,7 @@ CAUSE: Fields = {
     **{"rank": natural_number, "exit_code": number, "last_lines": texts},
 }
 ATTEMPT: Fields = {
-    **dict.fromkeys(("reason", "status"), text),
+    **dict.fromkeys(("reason", "status", "to_resume"), text),
     **{"nodes": texts, "world_size": count, "wall_seconds": time_of},
     **{"resumed_samples": number, "first_cause": cause},
 }

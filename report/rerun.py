@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from contract.options import DEFAULT_INVENTORY, DEFAULT_MODEL
-from report.layout import seconds
+from contract.text import seconds
 from report.measure import Step
 from report.read import Run, natural_number
 from tools import verbs

@@ -5,18 +5,22 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from contract.errors import UserError
-from contract.text import percent, seconds, size, three_digits
+from contract.text import seconds, size, three_digits
+from report import tables
 from report.bottleneck import parts
 from report.files import Entry, dicts, number, only, positive
 from report.measure import Step, images_per_second, slowest, step_of_ranks, steps_of
 from report.network import grown
+from report.progress import Epoch, learning_curve
 from report.read import Fields, Machine, RankRecord, Reader, natural_number
+from report.verdict import step_words, wait_words
+from report.view import Column, Item, Say, Section, table
 from report.waits import ENOUGH, WORDS, most_in_excess, ruling_cause, slower_one
 
 # Seconds: what a run does now is what it did in them. A verdict needs ENOUGH of them in steps; a
@@ -24,7 +28,6 @@ from report.waits import ENOUGH, WORDS, most_in_excess, ruling_cause, slower_one
 RECENT = 40.0
 NOW = 5.0  # of a machine
 STALE = 10.0  # seconds without a line after which a machine is said to be silent
-COLUMNS = 80
 HOT_GPU, HOT_CPU = 85, 90  # Celsius, from which on they slow themselves down
 LOW_DISK = 5e9  # bytes
 SWAPS = 256e6  # bytes in use that are worth a word
@@ -38,18 +41,20 @@ class Figures:
     host: str
     age: float  # seconds since it told of itself
     step: int | None
-    cpu: float | None
-    memory: float | None
-    swap: float | None  # bytes
-    temperature: float | None  # of the hottest processor
-    disk_busy: float | None
-    disk_read: float | None
-    disk_free: float | None  # bytes, where the run's folder lies
-    sent: float | None
-    received: float | None
-    again: float  # TCP segments a second that were sent again
-    dropped: float  # packets a second
-    gpus: list[list[Any]]  # index, percent, bytes, Celsius, watts, MHz
+    cpu: float | None = None
+    memory: float | None = None
+    swap: float | None = None  # bytes
+    temperature: float | None = None  # of the hottest processor
+    disk_busy: float | None = None
+    disk_read: float | None = None
+    disk_free: float | None = None  # bytes, where the run's folder lies
+    sent: float | None = None
+    received: float | None = None
+    again: float | None = None  # TCP segments a second that were sent again
+    dropped: float | None = None  # packets a second
+    gpus: list[list[Any]] = field(
+        default_factory=list
+    )  # index, percent, bytes, Celsius, watts, MHz
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ class Progress:
     left: float | None  # until the end
     loss: float | None
     top1: float | None
-    evaluated: Entry | None  # the last one
+    evaluated: Epoch | None  # the last one
     ruling: Ruling | None  # None: too early to say
     machines: list[Figures]
 
@@ -132,7 +137,7 @@ class Follower:
             left=time_left(stepped, step, steps),
             loss=mean([record.loss for record in records]),
             top1=mean([record.top1 for record in records]),
-            evaluated=last_evaluation(records),
+            evaluated=next(reversed(learning_curve(run, last=True)), None),
             ruling=ruling_of(recent, records) if len(records) >= world else None,
             machines=[
                 figures(machine, [record for record in stepped if record.host == machine.host])
@@ -160,11 +165,6 @@ def ruling_of(recent: Sequence[RankRecord], records: Sequence[RankRecord]) -> Ru
 def mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
-
-
-def last_evaluation(records: Sequence[RankRecord]) -> Entry | None:
-    done = [record.evaluations[-1] for record in records if record.evaluations]
-    return max(done, key=lambda line: line.get("epoch", -1.0), default=None)
 
 
 def time_left(records: Sequence[RankRecord], step: int | None, steps: int | None) -> float | None:
@@ -215,6 +215,7 @@ def figures(machine: Machine, records: Sequence[RankRecord] = ()) -> Figures:
     swap = (
         last["swap_total"] - last["swap_free"] if {"swap_total", "swap_free"} <= {*last} else None
     )
+    lost = rate("tx_dropped"), rate("rx_dropped")
     busiest: Entry = max(disks or [], key=lambda disk: disk.get("util", 0.0), default={})
     return Figures(
         host=machine.host,
@@ -229,8 +230,8 @@ def figures(machine: Machine, records: Sequence[RankRecord] = ()) -> Figures:
         disk_free=last.get("disk_free"),
         sent=rate("tx_bytes"),
         received=rate("rx_bytes"),
-        again=rate("tcp_retransmits") or 0.0,
-        dropped=(rate("tx_dropped") or 0.0) + (rate("rx_dropped") or 0.0),
+        again=rate("tcp_retransmits"),
+        dropped=None if lost == (None, None) else sum(one or 0.0 for one in lost),
         gpus=[
             [natural_number(card.get("index")), *(number(card.get(name)) for name in GPU)]
             for card in last.get("gpus", [])
@@ -238,42 +239,40 @@ def figures(machine: Machine, records: Sequence[RankRecord] = ()) -> Figures:
     )
 
 
-def lines(progress: Progress, running: bool, width: int = COLUMNS) -> list[str]:
-    """How far it is, and its machines."""
-    return [*run_lines(progress, running, width), "", *table(progress.machines, running, width)]
+def section_of(progress: Progress, running: bool) -> Section:
+    """How far it is, what holds it up, and its machines; of a run that is over nothing that is of
+    now."""
+    place, figures = place_of(progress, running), figures_of(progress, running)
+    said = [*(", ".join(part) for part in (place, figures) if part), verdict(progress, running)]
+    return Section("", [Say(line) for line in said] + machines_of(progress.machines, running))
 
 
-def run_lines(progress: Progress, running: bool = True, width: int = COLUMNS) -> list[str]:
-    """Where the run stands, how fast it is, what it has learned and what holds it up; of one that
-    is over nothing that is of now."""
-    place = []
-    if progress.epoch is not None:
-        place.append(
-            f"epoch {progress.epoch}" + (f" of {progress.epochs}" if progress.epochs else "")
-        )
-    if progress.step is not None:
-        place.append(
-            f"step {progress.step:,}" + (f" of {progress.steps:,}" if progress.steps else "")
-        )
-        if progress.steps:
-            place[-1] += f" ({100 * progress.step / progress.steps:.1f} %)"
+def place_of(progress: Progress, running: bool) -> list[str]:
+    epochs = f" of {progress.epochs}" if progress.epochs else ""
+    place = [] if progress.epoch is None else [f"epoch {progress.epoch}{epochs}"]
+    if progress.step is not None and progress.steps:
+        part = 100 * progress.step / progress.steps
+        place.append(f"step {progress.step:,} of {progress.steps:,} ({part:.1f} %)")
+    elif progress.step is not None:
+        place.append(f"step {progress.step:,}")
     if progress.left is not None and running:
         place.append(f"{seconds(progress.left)} to go")
+    return place
+
+
+def figures_of(progress: Progress, running: bool) -> list[str]:
     figures = []
     if progress.images_per_second:
         recent = progress.recent_images_per_second
         now = f" (last {RECENT:.0f} s: {three_digits(recent)})" if recent and running else ""
         figures.append(f"{three_digits(progress.images_per_second)} images/s{now}")
     figures += [f"loss {progress.loss:.4f}"] if progress.loss is not None else []
-    figures += [f"top-1 {100 * progress.top1:.2f} %"] if progress.top1 is not None else []
-    found = [", ".join(part) for part in (place, figures) if part]
     scores = progress.evaluated
-    if scores and scores["top1"] is not None and scores["epoch"] is not None:
-        found.append(
-            f"evaluated after epoch {scores['epoch'] + 1:.0f}: top-1 {100 * scores['top1']:.2f} %"
-        )
-    found.append(verdict(progress, running))
-    return [f"  {line}"[:width] for line in found]
+    if scores and scores.top1 is not None:
+        figures.append(f"top-1 {tables.top1(scores.top1)} after epoch {scores.epoch}")
+    elif progress.top1 is not None:
+        figures.append(f"top-1 {tables.top1(progress.top1)} of the images trained on")
+    return figures
 
 
 def verdict(progress: Progress, running: bool = True) -> str:
@@ -284,75 +283,54 @@ def verdict(progress: Progress, running: bool = True) -> str:
             "too early to say what holds it up" if running else "too short to say what held it up"
         )
     step, kind = ruling.step, ruling.kind
-    when, whole = (
-        "now" if ruling.recent and running else "so far" if running else "at its end",
-        seconds(step.seconds + step.checkpoint),
-    )
+    when = "now" if ruling.recent and running else "so far" if running else "at its end"
     if kind in WORDS:
-        share = parts(step)[kind]
-        spent = seconds(share * (step.seconds + step.checkpoint))
-        wait = f"{when}: {WORDS[kind]}: {spent} of {whole} a step ({percent(share)})"
-        slow = (
-            f", rank {ruling.slower}" if kind == "straggler" and ruling.slower is not None else ""
-        )
-        return wait + slow + (", by its images" if ruling.cause != kind else "")
+        rank = ruling.slower if kind == "straggler" else None
+        slow = "" if rank is None else f", rank {rank}"
+        images = ", by its images" if ruling.cause != kind else ""
+        return f"{when}: {WORDS[kind]}: {wait_words(step, kind)}{slow}{images}"
     if kind == "compute":
-        return f"{when}: computing: {seconds(step.compute)} of {whole} a step, as it should be"
-    return f"{when}: no single bottleneck in a step of {whole}"
-
-
-@dataclass(frozen=True)
-class Column:
-    head: str
-    width: int
-    cell: Callable[[Figures], str]
+        return f"{when}: computing, as it should be: {wait_words(step, kind)}"
+    return f"{when}: no single bottleneck in {step_words(step)}"
 
 
 # As many as there is room for. Of disk and network in MB/s.
-TABLE = (
-    Column("step", 8, lambda one: whole(one.step)),
-    Column("GPU%", 5, lambda one: whole(most(one.gpus, 1))),
-    Column("GPU C", 6, lambda one: whole(most(one.gpus, 3))),
-    Column("CPU%", 5, lambda one: whole(one.cpu)),
-    Column("mem%", 5, lambda one: whole(one.memory)),
-    Column("swap", 7, lambda one: bytes_of(one.swap)),
-    Column("disk%", 6, lambda one: whole(one.disk_busy)),
-    Column("MB/s read", 10, lambda one: megabytes(one.disk_read)),
-    Column("sent", 7, lambda one: megabytes(one.sent)),
-    Column("got", 7, lambda one: megabytes(one.received)),
-    Column("CPU C", 7, lambda one: whole(one.temperature)),
-    Column("free", 8, lambda one: bytes_of(one.disk_free)),
-    Column("again/s", 9, lambda one: whole(one.again)),
-    Column("drops/s", 9, lambda one: whole(one.dropped)),
-    Column("GPU mem", 9, lambda one: bytes_of(most(one.gpus, 2))),
-    Column("GPU W", 7, lambda one: whole(most(one.gpus, 4))),
-    Column("GPU MHz", 9, lambda one: whole(most(one.gpus, 5))),
+MACHINES = (
+    Column("machine", lambda one: one.host),
+    Column("step", lambda one: whole(one.step)),
+    Column("GPU%", lambda one: whole(most(one.gpus, 1))),
+    Column("GPU C", lambda one: whole(most(one.gpus, 3))),
+    Column("CPU%", lambda one: whole(one.cpu)),
+    Column("mem%", lambda one: whole(one.memory)),
+    Column("swap", lambda one: bytes_of(one.swap)),
+    Column("disk%", lambda one: whole(one.disk_busy)),
+    Column("MB/s read", lambda one: megabytes(one.disk_read)),
+    Column("sent", lambda one: megabytes(one.sent)),
+    Column("got", lambda one: megabytes(one.received)),
+    Column("CPU C", lambda one: whole(one.temperature)),
+    Column("free", lambda one: bytes_of(one.disk_free)),
+    Column("again/s", lambda one: whole(one.again)),
+    Column("drops/s", lambda one: whole(one.dropped)),
+    Column("GPU mem", lambda one: bytes_of(most(one.gpus, 2))),
+    Column("GPU W", lambda one: whole(most(one.gpus, 4))),
+    Column("GPU MHz", lambda one: whole(most(one.gpus, 5))),
 )
-NARROWEST, WIDEST = 7, 14  # columns for a machine's name
 
 
-def table(machines: list[Figures], running: bool, width: int = COLUMNS) -> list[str]:
-    """A line a machine, and one for each thing that is wrong with one."""
-    names = min(WIDEST, max([NARROWEST, *(len(one.host) for one in machines)]))
-    columns, room = [], width - names - 2
-    for column in TABLE:
-        if all(column.cell(one) == "-" for one in machines):  # nobody knows it: no GPU, no sensor
-            continue
-        room -= column.width
-        if room < 0:
-            break
-        columns.append(column)
-    heads = "".join(column.head.rjust(column.width) for column in columns)
-    found = [f"  {'machine'.ljust(names)}{heads}"]
-    for one in machines:
-        # What is old is not shown as if it were of now.
-        old = running and one.age > STALE
-        cells = ((c, "-" if old and c.head != "step" else c.cell(one)) for c in columns)
-        rest = "".join(cell.rjust(column.width) for column, cell in cells)
-        found.append(f"  {one.host[:names].ljust(names)}{rest}")
-    for one in machines:
-        found += [f"  {one.host[:20]}: {text}" for text in troubles(one, running)]
-    return [line[:width] for line in found]
+def machines_of(machines: list[Figures], running: bool) -> list[Item]:
+    """A row a machine, and a line for each thing that is wrong with one."""
+    shown = [
+        column
+        for column in MACHINES  # no GPU, no sensor
+        if any(column.words(one) != "-" for one in machines)
+    ]
+    # What is old is not shown as if it were of now.
+    now = [
+        Figures(one.host, one.age, one.step) if running and one.age > STALE else one
+        for one in machines
+    ]
+    wrong = [Say(f"{one.host}: {text}") for one in machines for text in troubles(one, running)]
+    return [table("Machines", shown, now, 1), *wrong]
 
 
 def most(gpus: list[list[Any]], place: int) -> float | None:
@@ -388,6 +366,6 @@ def troubles(one: Figures, running: bool = True) -> list[str]:
         )
     if one.disk_free is not None and one.disk_free < LOW_DISK:
         found.append(f"{size(one.disk_free)} free on its disk: remove old runs there")
-    if one.dropped >= 1:
+    if (one.dropped or 0.0) >= 1:
         found.append(f"its network card drops {one.dropped:.0f} packets a second")
     return found

@@ -1,54 +1,25 @@
-"""The report's tables, each once: the terminal and the page show the same columns and rows.
-
-A column is a heading and a function that words its cell; to add a column, add it here.
-"""
+"""The columns of the report's tables. A column is a heading and a function that words its cell; to
+add one, add it here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
-
+from contract.text import link, percent, seconds, size, three_digits
 from report import formulas
-from report.devices import GpuUse, MemoryUse
-from report.disk import DiskUse
-from report.layout import link, percent, size, three_digits
-from report.machines import MachineUse
-from report.network import NetworkUse
-from report.progress import Epoch
-
-UNKNOWN = "?"
-NAMES = 2  # the first columns of each table name what the row is about
-
-
-class Column(NamedTuple):
-    """`words` gives the cell of a row."""
-
-    head: str
-    words: Callable[[Any], str]
-
-
-@dataclass(frozen=True)
-class Table:
-    """`rows` are as wide as `heads`; the first NAMES columns are names, the others figures."""
-
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-def made(columns: tuple[Column, ...], uses: Sequence[Any]) -> Table:
-    """One row for each of `uses`."""
-    rows = (tuple(column.words(use) for column in columns) for use in uses)
-    return Table(tuple(column.head for column in columns), tuple(rows))
-
-
-def known(value: float | None, words: Callable[[float], str]) -> str:
-    return UNKNOWN if value is None else words(value)
+from report.view import Column, known
 
 
 def share_of_link(sent: float, mbit: float) -> str:
     """Bytes per second as a fraction of what a link carries."""
     return percent(sent / formulas.line_rate(mbit))
+
+
+def loss(value: float) -> str:
+    """That of a run that goes astray may have any number of digits, and a column has not."""
+    return three_digits(value) if abs(value) < 1e5 else f"{value:.0e}"
+
+
+def top1(value: float) -> str:
+    return f"{100 * value:.2f} %"
 
 
 DISKS = (
@@ -58,10 +29,7 @@ DISKS = (
     Column("peak", lambda use: three_digits(use.peak_read)),
     Column("MB/s written", lambda use: three_digits(use.write)),
     Column("busy", lambda use: f"{use.util:.0f} %"),
-    Column(
-        "a request",
-        lambda use: f"{three_digits(use.await_ms)} ms",
-    ),
+    Column("a request", lambda use: f"{three_digits(use.await_ms)} ms"),
 )
 # What was sent; "of link" is the fraction of what the link can carry.
 NETWORKS = (
@@ -106,33 +74,21 @@ MEMORY = (
     Column("peak memory", lambda use: known(use.peak_memory, size)),
     Column("bad images", lambda use: known(use.bad_images, lambda count: f"{count:,.0f}")),
 )
-
-
-def disks(uses: list[DiskUse]) -> Table:
-    return made(DISKS, uses)
-
-
-def networks(uses: list[NetworkUse]) -> Table:
-    return made(NETWORKS, uses)
-
-
-def losses(epoch: Epoch) -> tuple[str, str]:
-    """In training, and on validation images."""
-    return known(epoch.train_loss, loss), known(epoch.loss, loss)
-
-
-def loss(value: float) -> str:
-    """That of a run that goes astray may have any number of digits, and a column has not."""
-    return three_digits(value) if abs(value) < 1e5 else f"{value:.0e}"
-
-
-def memory(uses: list[MemoryUse]) -> Table:
-    return made(MEMORY, uses)
-
-
-def machines(uses: list[MachineUse]) -> Table:
-    return made(MACHINES, uses)
-
-
-def gpus(uses: list[GpuUse]) -> Table:
-    return made(GPUS, uses)
+# A rank's mean step: its own work, of what it consists, and its waits for others.
+RANKS = (
+    Column("rank", lambda rank: str(rank.rank)),
+    Column("node", lambda rank: rank.host),
+    Column("own work", lambda rank: seconds(rank.own)),
+    Column("images", lambda rank: seconds(rank.seconds.get("data", 0.0))),
+    Column("forward", lambda rank: seconds(rank.seconds.get("forward", 0.0))),
+    Column("backward", lambda rank: seconds(rank.seconds.get("backward", 0.0))),
+    Column("optim.", lambda rank: seconds(rank.seconds.get("optimizer", 0.0))),
+    Column("waits", lambda rank: seconds(rank.seconds.get("sync_exposed", 0.0))),
+)
+# Top-1 on the validation images, and the mean loss of the epoch's steps and of these images.
+EPOCHS = (
+    Column("epoch", lambda epoch: str(epoch.epoch)),
+    Column("top-1", lambda epoch: known(epoch.top1, top1)),
+    Column("training loss", lambda epoch: known(epoch.train_loss, loss)),
+    Column("validation loss", lambda epoch: known(epoch.loss, loss)),
+)

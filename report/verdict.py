@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from contract.text import link, percent, seconds, size, three_digits
 from report import formulas
 from report.bottleneck import (
     Seen,
@@ -16,7 +17,6 @@ from report.bottleneck import (
     swapping,
 )
 from report.files import Entry
-from report.layout import link, percent, seconds, size, three_digits
 from report.measure import Step, slowest
 from report.network import slow_link
 
@@ -103,8 +103,19 @@ def network(step: Step, seen: Seen) -> Finding:
 
 
 def part(step: Step, value: float) -> str:
-    """Seconds as a fraction of the mean step."""
-    return percent(value / step.seconds)
+    """Seconds as a share of the mean step, saving included, as in `parts`."""
+    return percent(value / step.training)
+
+
+def step_words(step: Step) -> str:
+    saving = f" and {seconds(step.checkpoint)} of saving" if step.checkpoint >= 0.0005 else ""
+    return f"{seconds(step.seconds)} a step{saving}"
+
+
+def wait_words(step: Step, kind: str) -> str:
+    """How much of a step a part of it takes, by its name in `parts`."""
+    share = parts(step)[kind]
+    return f"{seconds(share * step.training)} of {step_words(step)} ({percent(share)})"
 
 
 def traffic(step: Step) -> list[str]:

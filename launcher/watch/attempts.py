@@ -86,6 +86,7 @@ class Attempts:
                 "status": "running",
                 "resumed_samples": 0,
                 "first_cause": None,
+                "to_resume": None,
             }
         )
         with contextlib.suppress(OSError):  # there is little room: reported when it matters
@@ -120,6 +121,12 @@ class Attempts:
             if not unknown:
                 break
         self._write(self.status)
+
+    def say_how(self, to_resume: str) -> None:
+        """What to type now, for the report."""
+        if self.list:
+            self.list[-1]["to_resume"] = to_resume
+            self._write(self.status)
 
     @staticmethod
     def saved(folder: Path) -> bool:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from contract.errors import UserError
-from contract.text import seconds
 from report.bottleneck import parts
 from report.status import Follower
 from report.status import Ruling as Judgement
+from report.verdict import wait_words
 from report.waits import WORDS
 
 LOOK_EVERY = 15.0  # seconds
@@ -62,6 +62,5 @@ class Ruling:
         self._since = since, kind, first
         if now - since >= APART:
             self._told.add(kind)
-            whole = ruling.step.seconds + ruling.step.checkpoint
-            of = f"{seconds(share * whole)} of {seconds(whole)} a step"
+            of = wait_words(ruling.step, kind)
             self._say(f"{WORDS[kind]}: {of}; `make report` says what to do")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from report.__main__ import main
 from report.analysis import analyse
-from report.text import render_text, unequal_parts
+from report.run_view import unequal_parts
 from report.verdict import headline_of
-from tests.unit.report.report_runs import BOTTLENECKS, WARMED, RunBuilder, change
+from tests.unit.report.report_runs import BOTTLENECKS, WARMED, RunBuilder, change, text_of
 
 SCRIPT = {"words": ["train.py"], "arguments": ["--lr=1"], "folder": "/p", "outputs": []}
 OPTIONS = {"batch": 32, "model": "resnet50", "data": "imagenet", "trainer": ["--lr=1"]}
@@ -89,7 +89,7 @@ def sentences(place):
             lines += [f"In a script: {one}" for one in lines_of(plan.parent) if one not in lines]
         yield name, [line for line in lines if line not in before]
         before.update(lines)
-    yield "a whole report", [render_text(analyse(failed(place / "failed"))).rstrip()]
+    yield "a whole report", [text_of(analyse(failed(place / "failed"))).rstrip()]
     for status in ("stopped", "running", "failed"):
         yield status, [headline_of(status, None)]
     yield "failed without a message", [headline_of("failed", {"host": "a", "rank": 1})]

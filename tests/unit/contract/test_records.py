@@ -321,6 +321,7 @@ def attempted(made):
     cause = Failure("node1", "worker", 0, rank=0, exit_code=1, signal="SIGKILL", exception="E: x")
     mine.end(Outcome("failed", cause, 2.0, [], {}))
     mine.close("failed")
+    mine.say_how("type it again")
     (entry,) = read.clean_attempts(json.loads(path.read_text()))
     missing = lost(read.ATTEMPT, entry) | lost(read.CAUSE, entry["first_cause"])
     again = Attempts(made.scratch)

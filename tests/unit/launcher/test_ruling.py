@@ -13,8 +13,8 @@ from report.status import Follower
 from report.status import Ruling as Judgement
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
 
-TOLD = "network: 0.40 s of 0.90 s a step; `make report` says what to do"
-IMAGES = "images: 0.50 s of 1.00 s a step; `make report` says what to do"
+TOLD = "network: 0.40 s of 0.90 s a step (44 %); `make report` says what to do"
+IMAGES = "images: 0.50 s of 1.00 s a step (50 %); `make report` says what to do"
 
 
 @pytest.fixture(scope="module")

@@ -109,9 +109,9 @@ def test_what_a_machine_tells_is_not_trusted(odd):
     figures = looked(f"{odd}\n{GOOD}").figures
     assert (figures.cpu, figures.sent, figures.dropped) == (50.0, 2e6, 3)
     last = looked(f"{GOOD}{odd}\n")  # says what it likes of itself, and no more
-    assert last.why == "" and status.table([last.figures], False)
+    assert last.why == "" and status.machines_of([last.figures], False)
     alone = looked(f"{odd}\n")
-    assert alone.figures is None or status.table([alone.figures], False)
+    assert alone.figures is None or status.machines_of([alone.figures], False)
 
 
 def test_a_machine_that_sends_no_line_or_ends_is_told():

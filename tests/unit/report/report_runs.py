@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 
 from contract.runs import RECORD
+from report.page import render_page
+from report.run_view import view_of
+from report.text import render_text
 
 GRADIENTS = 4 * 25_557_032  # ResNet-50 in fp32
 STEP = {
@@ -143,6 +146,7 @@ class RunBuilder:
             "status": "finished",
             "resumed_samples": 0,
             "first_cause": None,
+            "to_resume": None,
         }
         document = {"status": "finished", "attempts": [{**entry, **changes}]}
         document["status"] = document["attempts"][0]["status"]
@@ -390,3 +394,11 @@ def change_lines(path, change):
     """Each line of a JSON Lines file as `change` returns it, or leaves it."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(change(line) or line) + "\n" for line in lines))
+
+
+def text_of(analysis):
+    return render_text(view_of(analysis))
+
+
+def page_of(analysis):
+    return render_page(view_of(analysis))

@@ -1,6 +1,7 @@
 """What a sweep's comparison concludes, and from which files."""
 
 import json
+import re
 
 import pytest
 
@@ -46,7 +47,13 @@ def test_the_fastest_has_its_command_and_those_within_its_spread(swept, capsys):
     assert "Within the spread of its runs as fast: B." in text
     assert "make train BATCH=2" in text
     assert "B finished 896 +-3.5 %" in text
-    assert (folder / "compare.html").exists()
+    page = (folder / "compare.html").read_text()
+    assert page.count('class="spread"') == 1  # of B; those of A and C are equally fast
+    assert 'href="' not in page  # no run has its report yet
+    assert main([str(folder.parents[1] / "2-0")]) == 0
+    said(capsys, folder)
+    links = re.findall(r'href="([^"]+)"', (folder / "compare.html").read_text())
+    assert links and all((folder / link).is_file() for link in links)
 
 
 def test_a_short_run_is_not_faster_than_one_that_can_be_judged(swept, capsys):

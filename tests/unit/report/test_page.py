@@ -15,16 +15,23 @@ from report import charts
 from report.__main__ import main
 from report.analysis import analyse
 from report.overtime import recorded
-from report.page import bound, render_page
-from report.text import render_text
-from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder, change, change_lines
+from report.page import bound
+from report.view import Bar, Bars, Curve, Key, Line
+from tests.unit.report.report_runs import (
+    BOTTLENECKS,
+    RunBuilder,
+    change,
+    change_lines,
+    page_of,
+    text_of,
+)
 
 
 @pytest.mark.parametrize("cause", ["network", "cpu_contention", "memory_pressure"])
 def test_text_stays_within_80_columns_of_ascii(tmp_path, cause):
     settings = {"nodes": 12, "gpu": True, "mounts": 1.0, **BOTTLENECKS[cause]}
     analysis = analyse(RunBuilder(tmp_path / "run", **settings).write())
-    text = render_text(analysis)
+    text = text_of(analysis)
     assert text.isascii() and "\033" not in text
     assert max(map(len, text.splitlines())) <= 80
     # Machines stand in the order of their numbers.
@@ -35,7 +42,7 @@ def test_text_stays_within_80_columns_of_ascii(tmp_path, cause):
 def test_page_is_one_small_offline_file_with_a_text_for_every_chart_and_table(tmp_path):
     settings = {**BOTTLENECKS["network"], "step": {"sync_exposed": 0.2}}
     run = RunBuilder(tmp_path / "run", nodes=16, steps=2000, epochs=100, gpu=True, **settings)
-    page = render_page(analyse(run.write()))
+    page = page_of(analyse(run.write()))
     assert len(page.encode()) < 300_000
     assert not re.search(r"https?://|<script|<link|@import|url\(", page)
     charts = re.findall(r'<svg [^>]*role="img" aria-label="[^"]{20,}"', page)
@@ -48,7 +55,7 @@ def test_what_a_run_says_of_itself_cannot_become_markup(tmp_path):
     builder = RunBuilder(tmp_path / "run", model="<script>alert(1)</script>")
     builder.hosts = ["<b>node1", *builder.hosts[1:]]
     builder.write()
-    page = render_page(analyse(tmp_path / "run"))
+    page = page_of(analyse(tmp_path / "run"))
     assert "<script" not in page
     assert "<b>node1" not in page
 
@@ -69,7 +76,7 @@ page.srcdoc = {page};
 )
 def test_a_narrow_window_does_not_scroll_sideways(tmp_path):
     settings = {**BOTTLENECKS["slow_link"], "model": "a_module.of_mine:" + "a_long_name_" * 5}
-    page = render_page(analyse(RunBuilder(tmp_path / "run", gpu=True, **settings).write()))
+    page = page_of(analyse(RunBuilder(tmp_path / "run", gpu=True, **settings).write()))
     text = json.dumps(page).replace("</", "<\\/")
     (tmp_path / "measured.html").write_text(MEASURED.format(page=text))
     argv = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
@@ -85,7 +92,7 @@ def test_what_the_page_says_beside_the_text(tmp_path):
     builder.write_control(wall_seconds=2 * builder.wall)
     change(tmp_path / "run/plan.json", options={"model": "resnet50", "trainer": []})
     analysis = analyse(tmp_path / "run")
-    page = render_page(analysis)
+    page = page_of(analysis)
     assert 'class="c-gap"' in page
     assert "Images of a step (BALANCE): node1 38" in page
     card = page[page.index('class="verdict') : page.index("Where the time went")]
@@ -93,19 +100,41 @@ def test_what_the_page_says_beside_the_text(tmp_path):
     assert card.count('<span class="money">') == sum(one["costs_money"] for one in advice) == 2
     assert f">{advice[0]['command']}</pre>" in card
     local = RunBuilder(tmp_path / "demo", **{**BOTTLENECKS["straggler"], "connection": "local"})
-    demo = render_page(analyse(local.write()))
+    demo = page_of(analyse(local.write()))
     assert "The 4 machines of this run are processes of one PC" in demo
     assert "<h2>Network</h2>" not in demo and "SYNC=" not in demo
 
 
 def test_bars_add_up_to_the_width_of_a_chart_and_ticks_are_round_and_few():
-    drawn = charts.stacked_bars([("all", [("data", 3.0), ("gap", 1.0)])], 4.0, "s", "x")
+    parts = [("data", 3.0), ("gap", 1.0)]
+    drawn = charts.bars(Bars("x", [Bar("all", parts, "")], "s", [Key("data", "images")]))
     widths = [float(width) for width in re.findall(r'<rect[^>]* width="([\d.]+)"', drawn)]
     assert widths[0] == pytest.approx(3 * widths[1], rel=0.01)
     assert sum(widths) == pytest.approx(charts.WIDTH - charts.RIGHT - 120, abs=0.2)
     for end, count in ((1, 6), (7, 8), (100, 6), (53.5, 6), (0.03, 7)):
         ticks = charts.ticks(end)
         assert (len(ticks), ticks[0]) == (count, 0) and ticks[-1] <= end
+
+
+def words_of(drawn):
+    return re.findall(r"<text[^>]*>(.*?)</text>", drawn)
+
+
+def test_a_line_is_broken_where_nothing_was_recorded_and_its_axis_has_round_figures():
+    seconds = [*range(1, 101), *range(200, 419)]
+    drawn = charts.curve(Curve("x", "", [Line("a", "n0", [(float(s), 1.0) for s in seconds])]))
+    assert drawn.count("<polyline") == 2
+    figures = [word for word in words_of(drawn) if word.endswith("min")]
+    assert figures == ["6 min"]
+
+
+def test_one_loss_that_went_astray_does_not_flatten_the_others():
+    points = [(float(epoch), 2.0 / epoch) for epoch in range(1, 30)] + [(30.0, 1029.0)]
+    drawn = charts.curve(Curve("Loss", "", [Line("a", "n0", points)], "epochs", steady=True))
+    assert "the highest of all: 1,029" in words_of(drawn)
+    assert "1,000" not in words_of(drawn)
+    burst = Curve("Swap", "MB/s", [Line("a", "n0", points)])
+    assert "1,000" in words_of(charts.curve(burst))
 
 
 def test_figures_stay_with_their_units():
@@ -147,19 +176,20 @@ def test_what_is_drawn_stands_out_from_the_card(theme):
 
 def test_what_was_recorded_is_drawn_over_time_by_machine(tmp_path):
     analysis = analyse(RunBuilder(tmp_path / "run", steps=2000, gpu=True).write())
-    page = render_page(analysis)
+    page = page_of(analysis)
     titles = re.findall("<figcaption>(.*?)</figcaption>", page)
     assert titles == [
         *("Images per second", "One step, ms", "Share of the steps that waits, %"),
         *("Network card, sent, MB/s", "Disk, read, MB/s", "Disk, busy, %"),
         *("Processors, busy, %", "Waits for a processor, %", "Memory, used, %"),
         *("GPU, resident, %", "GPU, clock, MHz", "GPU, power, W", "GPU, temperature, C"),
+        *("Top-1, %", "Loss"),
     ]
     found = {one.title: one for one in recorded(analysis)}
-    power = found["GPU, power"].lines
+    power = {line.name: line.points for line in found["GPU, power"].lines}
     assert list(power) == ["node1", "node2", "node3", "node4"]
     assert {value for _, value in power["node2"]} == {180.0}
-    sent = [value for _, value in found["Network card, sent"].lines["node1"][1:-2]]
+    sent = [value for _, value in found["Network card, sent"].lines[0].points[1:-2]]
     assert sum(sent) / len(sent) == pytest.approx(153.3 / 0.138, rel=0.1)
 
 

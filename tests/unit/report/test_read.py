@@ -41,7 +41,7 @@ def test_what_was_read_as_it_came_is_what_the_report_says_at_the_end(case, tmp_p
     analysis = analyse(run)
     assert round(progress.images_per_second, 2) == analysis.summary["images_per_second"]
     assert progress.step == analysis.summary["steps"]
-    assert progress.evaluated["top1"] == analysis.summary["final_top1"]
+    assert progress.evaluated.top1 == analysis.summary["final_top1"]
     end = progress.ruling
     assert (end is None) == (analysis.step.seconds * analysis.step.counted < 30)
     if case not in ("data_disk", "data_share", "data_decode", "slow_link", "none"):

@@ -9,10 +9,8 @@ import pytest
 from contract.options import DEFAULT_MODEL
 from launcher import cli
 from report.analysis import analyse
-from report.page import render_page
 from report.rerun import train_line
-from report.text import render_text
-from tests.unit.report.report_runs import BOTTLENECKS, WARMED, RunBuilder, change
+from tests.unit.report.report_runs import BOTTLENECKS, WARMED, RunBuilder, change, page_of, text_of
 from tools import verbs
 
 STEP = 0.138  # what a step of RunBuilder takes, its exchange included
@@ -35,7 +33,7 @@ def words_of(line):
 def test_a_run_is_too_short_below_thirty_seconds_of_measured_steps(tmp_path, steps):
     analysis = run(tmp_path, steps=steps, epochs=1)
     assert (analysis.too_short is not None) == (steps - 1 < 30 / STEP)
-    for shown in (" ".join(render_text(analysis).split()), render_page(analysis)):
+    for shown in (" ".join(text_of(analysis).split()), page_of(analysis)):
         assert ("too short to judge" in shown) == (steps - 1 < 30 / STEP)
         assert ("bottleneck" in shown) == (steps - 1 >= 30 / STEP)
 
@@ -46,12 +44,12 @@ def test_the_demos_network_is_followed_by_one_whose_cost_is_that_of_real_work(tm
     command = "make train NODES=4 INVENTORY=examples/demo.ini DATA=digits MODEL=resnet50 EPOCHS=10"
     assert analysis.too_short.command == command
     assert "only its times count" in analysis.too_short.because
-    lines = render_text(analysis).splitlines()
+    lines = text_of(analysis).splitlines()
     begin = next(n for n, line in enumerate(lines) if line.startswith("    make train"))
     assert lines[begin].endswith(" \\") and max(map(len, lines)) <= 80
     pasted = "\n".join(lines[begin : begin + 2]).replace("\\\n", "")
     assert shlex.split(pasted) == shlex.split(command)
-    assert f">{command}</pre>" in render_page(analysis)
+    assert f">{command}</pre>" in page_of(analysis)
 
 
 def test_another_run_is_followed_by_the_same_for_longer(tmp_path):
@@ -79,7 +77,7 @@ def test_a_run_that_is_too_short_gets_neither_verdict_nor_advice(tmp_path, statu
     analysis = analyse(made)
     assert (analysis.summary["bottleneck"], analysis.summary["advice"]) == ("none", [])
     assert bool(analysis.failure) == (status != "finished")
-    for shown in (render_text(analysis), render_page(analysis)):
+    for shown in (text_of(analysis), page_of(analysis)):
         assert "too short to judge" in shown
         assert ("This one says more" in shown) == (status == "finished")
         for word in ("bottleneck", "SYNC=", "NODES=1:", "WHAT TO DO", "What to do"):
@@ -92,7 +90,7 @@ def test_of_one_machine_nothing_is_said_about_networks(tmp_path, nodes, connecti
     settings = {**BOTTLENECKS["network"], "nodes": nodes, "connection": connection}
     analysis = analyse(RunBuilder(tmp_path / "run", **settings).write())
     assert analysis.too_short is None and analysis.networks == []
-    for shown in (render_text(analysis), render_page(analysis)):
+    for shown in (text_of(analysis), page_of(analysis)):
         for word in ("NETWORK", "Network<", "network is", "SYNC=", "Gbit/s", "switch"):
             assert word not in shown
 
@@ -113,8 +111,8 @@ def test_a_script_of_ones_own_is_told_nothing_of_our_trainers_options(tmp_path, 
     if name == "too short":
         assert analysis.too_short.command.startswith("the same script")
         return
-    shown = " ".join(render_text(analysis).split())
-    for one in (shown, render_page(analysis), json.dumps(analysis.summary)):
+    shown = " ".join(text_of(analysis).split())
+    for one in (shown, page_of(analysis), json.dumps(analysis.summary)):
         assert not [match[0] for match in TRAINERS.finditer(one.replace("ARGS=--lr=1", ""))]
     assert train_line(analysis.run, {"SYNC": "ef:1.6"}) is None
     typed = words_of(train_line(analysis.run))

@@ -1,0 +1,449 @@
+"""The report of a run as a View."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Mapping
+
+from contract.records import CATEGORIES
+from contract.split import WORTH
+from contract.text import counted, millions, percent, seconds, three_digits
+from report import differences, formulas, tables
+from report.analysis import Analysis, uses_in_attempt
+from report.bottleneck import parts
+from report.charts import time_unit
+from report.files import number
+from report.measure import Step, own_speeds, slowest
+from report.overtime import first_per_host, recorded
+from report.rerun import train_line
+from report.verdict import step_words
+from report.view import (
+    Bar,
+    Bars,
+    Charts,
+    Choice,
+    Choices,
+    Command,
+    Curve,
+    Fact,
+    Facts,
+    Item,
+    Key,
+    Line,
+    Log,
+    Say,
+    Section,
+    View,
+    table,
+)
+from report.windows import Points
+
+MOST_RANKS = 16  # rows of a chart
+WORDS = {
+    "start_stop": "start and stop",
+    "data": "waiting for images",
+    "h2d": "copy to device",
+    "forward": "forward",
+    "backward": "backward",
+    "sync_exposed": "waiting for gradients",
+    "optimizer": "optimizer",
+    "evaluate": "evaluation",
+    "checkpoint": "checkpoints",
+    "other": "other",
+    "gap": "not accounted for",
+}
+# The parts of the mean step: the field of Step, its name, and the category whose colour it has.
+PARTS = (
+    ("data", "images", "data"),
+    ("h2d", "copy", "h2d"),
+    ("forward", "forward", "forward"),
+    ("backward", "backward", "backward"),
+    ("network", "network", "sync_exposed"),
+    ("peers", "slower", "peers"),
+    ("optimizer", "optim.", "optimizer"),
+    ("other", "other", "other"),
+)
+
+
+def view_of(analysis: Analysis) -> View:
+    makers = (
+        verdict_section,
+        advice_section,
+        time_section,
+        step_section,
+        course_section,
+        evaluation_section,
+        disk_section,
+        network_section,
+        machine_section,
+        gpu_section,
+        memory_section,
+        attempt_section,
+        run_section,
+        missing_section,
+    )
+    sections = [made for make in makers if (made := make(analysis)).items]
+    return View(
+        brand="Tandem run",
+        title=analysis.run.folder.resolve().name,
+        setup=setup(analysis),
+        facts=facts(analysis),
+        sections=sections,
+        state=analysis.summary["status"],
+        bad=bool(analysis.failure),
+        links=(
+            ("summary.json", "the figures for scripts"),
+            ("series.csv", "all that is drawn over time"),
+            ("report.txt", "this as text"),
+        ),
+    )
+
+
+def setup(analysis: Analysis) -> list[str]:
+    """Model, machines, batch and what else decides how fast a step is, as far as it is known."""
+    summary, start = analysis.summary, analysis.start
+    words = [
+        program(analysis),
+        f"{counted(summary['nodes'], 'node')} ({counted(summary['world_size'], 'rank')})",
+    ]
+    parameters, micro_batches = (number(start.get(key)) for key in ("parameters", "accumulate"))
+    words += [f"{millions(parameters)} parameters"] if parameters else []
+    words += [f"{start['image_size']} px"] if start.get("image_size") else []
+    if start.get("global_batch"):
+        several = micro_batches is not None and micro_batches > 1
+        micro = f" in {micro_batches:.0f} micro-batches" if several else ""
+        words.append(f"batch {start['global_batch']}{micro}")
+    words += [str(start["precision"])] if start.get("precision") else []
+    if summary["sync"] or not analysis.run.plan.get("script"):
+        words.append(f"sync {summary['sync'] or 'unknown'}")
+    words += [str(start["device"])] if start.get("device") else []
+    words += [f"torch {start['torch']}"] if start.get("torch") else []
+    # A CPU whose instructions the environment denies oneDNN is slower than it could be.
+    limit = start.get("instructions", {}).get("onednn_limit")
+    return words + ([f"oneDNN limited to {limit}"] if limit else [])
+
+
+def program(analysis: Analysis) -> str:
+    """The model, or the script with its arguments."""
+    script = analysis.run.plan.get("script")
+    if script:
+        return shlex.join([*script.get("words", ()), *script.get("arguments", ())])
+    return str(analysis.start.get("model") or analysis.run.plan.get("model") or "unknown model")
+
+
+def facts(analysis: Analysis) -> list[tuple[str, str]]:
+    """The figures that are asked for first."""
+    summary, step = analysis.summary, analysis.step
+    rows = []
+    if summary["images_per_second"]:
+        rows.append((three_digits(summary["images_per_second"]), "images/s"))
+    if step:
+        rows.append((seconds(step.seconds), "a step"))
+        if step.world > 1:
+            waited = parts(step)["network"] + parts(step)["straggler"]
+            rows.append((percent(waited), "of it waiting for others"))
+        rows.append((percent(parts(step)["data"]), "of it waiting for images"))
+    if summary["final_top1"] is not None:
+        best = tables.top1(summary["best_top1"])
+        rows.append((tables.top1(summary["final_top1"]), f"top-1 at the end (best {best})"))
+    if summary["wall_seconds"]:
+        rows.append((seconds(summary["wall_seconds"]), "from start to end"))
+    if analysis.hundred_epochs:
+        rows.append((seconds(analysis.hundred_epochs), "for 100 epochs like these"))
+    return rows
+
+
+def verdict_section(analysis: Analysis) -> Section:
+    """The sentence that matters, then its figures."""
+    items: list[Item] = []
+    short, verdict = analysis.too_short, analysis.verdict
+    if analysis.failure:
+        cause = analysis.summary["first_cause"] or {}
+        items += [Say(analysis.failure, "headline")]
+        items += [Say(f"Remedy: {cause['remedy']}")] if cause.get("remedy") else []
+        items += (
+            [Say(f"{analysis.to_resume[:1].upper()}{analysis.to_resume[1:]}.")]
+            if analysis.to_resume
+            else []
+        )
+        items += [Log(list(map(str, cause["last_lines"])))] if cause.get("last_lines") else []
+        if analysis.step is None and not analysis.run.untimed:
+            return Section("Verdict", items)
+    if short:
+        items.append(Say(short.headline, "headline"))
+    if short and not analysis.failure:
+        items += [Say(short.because), Command(short.command)]
+    if verdict:
+        items.append(Say(verdict.headline, "headline"))
+        items += [Say(sentence) for sentence in verdict.because]
+    return Section("Verdict", items)
+
+
+def advice_section(analysis: Analysis) -> Section:
+    """The best that costs no money first, with its command; then the others."""
+    advice, listed = analysis.advice, analysis.summary["advice"]
+    if not listed:
+        return Section("What to do", [])
+    single, rows, bars = len(advice.remedies), [], [Bar("now", [("other", advice.now)], "")]
+    for place, item in enumerate(listed, 1):
+        speed = item["predicted_images_per_second"]
+        said = f"{three_digits(speed)} ({speed / advice.now:.2f} x): {item['change']}"
+        typed = item["command"] if place == 1 or place > single else None
+        rows.append(Choice("" if place > single else f"{place}.", said, typed, item["costs_money"]))
+        bars.append(Bar("together" if place > single else f"{place}.", [("forward", speed)], ""))
+    bars = [bar._replace(figure=three_digits(bar.parts[0][1])) for bar in bars]
+    saving = ", saving counted" if advice.saving else ""
+    return Section(
+        "What to do",
+        [
+            Choices(rows),
+            Bars("Images per second", bars, "/s", []),
+            Say("Predictions of one model, from the measured step: docs/report.md.", "note"),
+        ],
+        f"predicted images/s; now {three_digits(advice.now)}{saving}",
+    )
+
+
+def time_section(analysis: Analysis) -> Section:
+    """All categories and the gap: the mean over ranks, then each rank of the last attempt."""
+    accounting = analysis.accounting
+    if accounting.wall <= 0 or analysis.run.untimed:
+        return Section("Where the time went", [])
+    spent = [(name, accounting.seconds[name]) for name in CATEGORIES]
+    spent = [part for part in spent if part[1] > 0]
+    if abs(accounting.gap) >= 0.005 * accounting.wall:
+        spent.append(("gap", accounting.gap))
+    keys = [
+        Key(name, WORDS[name], f"{percent(value / accounting.wall):>5} {seconds(value):>8}", part)
+        for name, value in spent
+        for part in [value / accounting.wall]
+    ]
+    newest = max((one.attempt for one in accounting.ranks), default=None)
+    last = [one for one in accounting.ranks if one.attempt == newest]
+    unit, length = time_unit(accounting.wall)
+    rows = [Bar("all", rank_parts({**accounting.seconds, "gap": accounting.gap}, length), "")]
+    if len(last) > 1:
+        rows += [
+            Bar(f"rank {one.rank}", rank_parts({**one.seconds, "gap": one.gap}, length), "")
+            for one in last[:MOST_RANKS]
+        ]
+    items: list[Item] = [Bars("Where the wall time went", rows, unit, keys)]
+    if accounting.gap < -0.005 * accounting.wall:
+        items.append(Say("The categories say more than the clock: the last part is negative."))
+    return Section(
+        "Where the time went",
+        items,
+        f"mean of the ranks; {seconds(accounting.wall)} from start to end",
+    )
+
+
+def rank_parts(spent: Mapping[str, float], length: float) -> list[tuple[str, float]]:
+    return [(name, value / length) for name, value in spent.items()]
+
+
+def step_section(analysis: Analysis) -> Section:
+    """The mean step, and each rank's; of many the slowest."""
+    step = analysis.step
+    if step is None:
+        return Section("One step", [])
+    named = ", ".join(
+        f"{name} {seconds(getattr(step, field))}"
+        for field, name, _ in PARTS
+        if getattr(step, field) >= 0.0005
+    )
+    steps = counted(step.counted, "step")
+    items: list[Item] = [
+        Say(f"{step.images:.0f} images in {step_words(step)}, the mean of {steps}: {named}.")
+    ]
+    if len(step.ranks) < 2:
+        return Section("One step", items)
+    slow = sorted(step.ranks, key=lambda rank: -rank.own)[:MOST_RANKS]
+    ranks = sorted(slow, key=lambda rank: rank.rank)
+    rows = [
+        Bar(
+            f"{rank.rank} {rank.host[:12]}",
+            rank_parts({n: rank.seconds.get(n, 0.0) for n in STEP_PARTS}, 1e-3),
+            seconds(rank.own),
+        )
+        for rank in ranks
+    ]
+    items.append(Bars("One step of each rank", rows, "ms", [Key(n, WORDS[n]) for n in STEP_PARTS]))
+    items.append(table("The mean step of each rank", tables.RANKS, ranks))
+    last, others = slowest(step)
+    if others > 0 and last.own > 1.1 * others:
+        items.append(Say(f"{last.host} needs {last.own / others:.2f} times what the others need."))
+    unequal = unequal_parts(step)
+    items += [Say(unequal)] if unequal else []
+    of = f"the slowest {len(ranks)} of {len(step.ranks)}" if len(ranks) < len(step.ranks) else ""
+    return Section("One step, rank by rank", items, of)
+
+
+STEP_PARTS = ("data", "h2d", "forward", "backward", "optimizer", "other", "sync_exposed")
+
+
+def unequal_parts(step: Step) -> str:
+    """What unequal parts of a step's images brought; empty where they were equal."""
+    images: dict[str, float] = {}
+    for rank in step.ranks:
+        images[rank.host] = images.get(rank.host, 0.0) + rank.images
+    speeds = own_speeds(step)
+    if len(speeds) < 2 or max(images.values()) <= WORTH * min(images.values()):
+        return ""
+    named = ", ".join(f"{host} {round(part)}" for host, part in images.items())
+    spent = max(images[host] / speed for host, speed in speeds.items())
+    equal = sum(images.values()) / len(images) / min(speeds.values())
+    return (
+        f"Images of a step (BALANCE): {named}. The slowest machine's took {seconds(spent)}; with "
+        f"equal parts it would have taken {seconds(equal)}."
+    )
+
+
+def course_section(analysis: Analysis) -> Section:
+    curves = recorded(analysis)
+    return Section("Over the run", [Charts(curves)] if curves else [])
+
+
+def evaluation_section(analysis: Analysis) -> Section:
+    """Top-1 and the losses by epoch; of a long list only the two ends."""
+    epochs = analysis.curve
+    if not any(epoch.top1 is not None for epoch in epochs):
+        return Section("Evaluation", [])
+    top1 = curve_of([(e.epoch, e.top1 and 100 * e.top1) for e in epochs])
+    train = curve_of([(e.epoch, e.train_loss) for e in epochs])
+    validation = curve_of([(e.epoch, e.loss) for e in epochs])
+    losses = [
+        Line("in training", "data", train),
+        Line("on validation images", "forward", validation),
+    ]
+    curves = [
+        Curve("Top-1", "%", [Line("top-1", "forward", top1)], "epochs", 100.0),
+        Curve("Loss", "", losses, "epochs", steady=True),
+    ]
+    drawn = [one for one in curves if any(len(line.points) > 1 for line in one.lines)]
+    shown = epochs if len(epochs) <= 10 else [*epochs[:4], *epochs[-6:]]
+    rows = table("Top-1 and loss after each epoch", tables.EPOCHS, shown, 1)
+    return Section("Evaluation", [Charts(drawn), rows], "exact, over the images of all ranks")
+
+
+def curve_of(points: list[tuple[int, float | None]]) -> Points:
+    return [(float(x), y) for x, y in points if y is not None]
+
+
+def disk_section(analysis: Analysis) -> Section:
+    """Of each node its disks, the one with the data first, and what it read from shares."""
+    items: list[Item] = []
+    if analysis.disks:
+        items.append(table("What each disk did", tables.DISKS, analysis.disks))
+    items += [
+        Say(f"{use.host} read {three_digits(use.read)} MB/s from {use.mount} ({use.kind}).")
+        for use in analysis.shares
+    ]
+    items += [Say(DISKS, "note")] if items else []
+    return Section("Disks", items, WHILE)
+
+
+WHILE = "while training ran"
+DISKS = (
+    "A disk is the trouble when it is busy and the steps wait for images. Few MB/s alone say "
+    "nothing: images that were read once come from memory (the page cache)."
+)
+
+
+def network_section(analysis: Analysis) -> Section:
+    """Of each node, what its card sent and what the link can carry."""
+    if not analysis.networks:
+        return Section("Network", [])
+    uses = first_per_host(uses_in_attempt(analysis.step, analysis.networks))[:MOST_RANKS]
+    items: list[Item] = []
+    if uses:
+        speeds = [use.speed_mbit for use in uses if use.speed_mbit and use.shared_by == 1]
+        limit = formulas.line_rate(min(speeds)) / 1e6 if speeds else None
+        if limit and limit > 50 * max(use.sent for use in uses) / 1e6:
+            limit = None
+        rows = [
+            Bar(use.host[:14], [("sync_exposed", use.sent / 1e6)], three_digits(use.sent / 1e6))
+            for use in uses
+        ]
+        what = "Sent in MB/s" + ("; the dashed line is what the link can carry" if limit else "")
+        items.append(Bars(what, rows, "MB/s", [], limit))
+    items.append(table("What each machine sent", tables.NETWORKS, analysis.networks))
+    if any(use.shared_by > 1 for use in analysis.networks):
+        said = "The nodes share one machine's card: each is given its part of the counters."
+        items.append(Say(said, "note"))
+    return Section("Network", items, f"sent {WHILE}")
+
+
+def machine_section(analysis: Analysis) -> Section:
+    """Processors, memory and swap of each machine."""
+    if not analysis.machines:
+        return Section("Machines", [])
+    rows = table("Processors, memory and swap", tables.MACHINES, analysis.machines)
+    return Section("Machines", [rows, Say(QUEUED, "note")], WHILE)
+
+
+QUEUED = (
+    "`queued`: of the time in which this run's threads wanted a processor, the share in which they "
+    "had none. `pressure`: of the time, the share in which some process waited for memory."
+)
+
+
+def gpu_section(analysis: Analysis) -> Section:
+    """The figures of each card, with the warning about utilisation."""
+    if not analysis.gpus:
+        return Section("GPUs", [])
+    items: list[Item] = [table("Each GPU", tables.GPUS, analysis.gpus)]
+    joules, each = (analysis.summary[f"gpu_joules{of}"] for of in ("", "_per_image"))
+    if joules is not None:
+        image = f", {three_digits(each)} J an image" if each else ""
+        said = f"The cards took {three_digits(joules / 3600)} Wh{image}; the PCs took more."
+        items.append(Say(said))
+    return Section("GPUs", [*items, Say(RESIDENT, "note")], WHILE)
+
+
+RESIDENT = (
+    "`resident` is what nvidia-smi calls utilisation: it also counts waiting for gradients, so "
+    "nothing is concluded from it."
+)
+
+
+def memory_section(analysis: Analysis) -> Section:
+    """Peak memory and bad images, by machine."""
+    rows = table("Memory of each machine", tables.MEMORY, analysis.memory)
+    aside = "of the process that took most; on a GPU what torch allocated"
+    return Section("Memory", [rows] if rows.rows else [], aside)
+
+
+def attempt_section(analysis: Analysis) -> Section:
+    """The attempts, when there was more than one."""
+    attempts, rows = analysis.summary["attempts"], []
+    for index, entry in enumerate(attempts, 1):
+        hosts = ", ".join(map(str, entry.get("nodes") or []))
+        took = f" {seconds(entry['wall_seconds'])}," if entry.get("wall_seconds") else ""
+        status = f" {entry['status']}:" if entry.get("status") else ""
+        said = f"{hosts};{took}{status} {entry.get('reason') or 'no reason recorded'}"
+        rows.append(Choice(f"{index}.", said))
+    return Section("Attempts", [Choices(rows)] if len(rows) > 1 else [])
+
+
+def run_section(analysis: Analysis) -> Section:
+    """What it takes to do the same again: when, which code, and on what."""
+    run, plan = analysis.run, analysis.run.plan
+    unix = number(plan.get("created_unix")) or number(analysis.start.get("unix"))
+    why, said = plan.get("precision_why"), analysis.summary["predicted"]
+    rows = {
+        "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix)) if unix else "",
+        "revision": differences.code_of(plan) if plan.get("code_sha256") else "",
+        "precision": f"{plan.get('precision')}: {why}" if why and why != "as asked" else "",
+        "make plan said": f"{said['images_per_second']:.1f} images/s" if said else "",
+        **differences.machines(analysis),
+    }
+    known = [Fact(name, value) for name, value in rows.items() if value]
+    command = train_line(run)
+    typed: list[Item] = [Command(command)] if command else []
+    return Section("This run", [*typed, Facts("When it ran, and on what", known)])
+
+
+def missing_section(analysis: Analysis) -> Section:
+    """What the report could not see."""
+    return Section("What is missing", [Say(note) for note in analysis.notes])
