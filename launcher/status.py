@@ -51,6 +51,8 @@ def document(folder: Path, progress: Progress | None) -> dict[str, Any]:
         told.update(dataclasses.asdict(progress), as_of_seconds_ago=age(progress))
         del told["ruling"]
         told["bottleneck"] = progress.cause
+        if control.controller(folder) is None:
+            told["hang"] = None
         for machine, one in zip(told["machines"], progress.machines):
             machine["trouble"] = troubles(one, control.controller(folder) is not None)
     return told

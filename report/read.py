@@ -172,6 +172,7 @@ START: Fields = {
     **{"world_size": count, "matrices": matrices, "instructions": instructions},
 }
 END: Fields = {"mono": time_of, "status": text, "peak_memory_bytes": number, "bad_images": number}
+STALL: Fields = {"category": text, "step": natural_number, "idle": time_of}
 EVALUATION: Fields = dict.fromkeys(("epoch", "top1", "top5", "loss", "train_loss"), number)
 EXIT: Fields = {"mono_start": time_of, "mono_end": time_of, "peak_memory_bytes": peaks}
 TIMED = tuple(name for name in CATEGORIES if name != "start_stop")  # in the loop
@@ -231,6 +232,8 @@ class RankRecord:
     evaluations: list[Entry] = field(default_factory=list)
     # Lines that are no steps: the loop's clock at their end, seconds by category.
     beside: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+    stall: Entry = field(default_factory=dict)  # where it stands, if that is its last line
+    unix: float = field(default=0.0, repr=False)  # when the file here grew, by this machine's clock
     epoch: int | None = None  # of the last step, from 0
     loss: float | None = None  # of the last log point, and its top-1
     top1: float | None = None
@@ -388,6 +391,7 @@ class Reader:
 
     def _steps(self, host: str, rank: int, attempt: int, path: Path) -> None:
         """The new lines of a rank. `attempt`: of the file's name, 0 where the lines have it."""
+        grown = path.stat().st_mtime
         for line in self._files.setdefault(path, Growing(path)).lines():
             which = attempt or attempt_of(line)
             key = which, rank, host
@@ -397,6 +401,7 @@ class Reader:
                 columns = StepColumns(most=max(0, self._share - self._kept(host, rank)))
                 self._ranks[key] = RankRecord(host, rank, which, steps=columns)
             fold(self._ranks[key], line)
+            self._ranks[key].unix = grown
 
     def _kept(self, host: str, rank: int) -> int:
         """Lines of steps of a rank in all attempts."""
@@ -454,6 +459,9 @@ def exit_of(entry: Entry) -> Entry:
 def fold(record: RankRecord, line: Entry) -> None:
     """Adds one line of a rank to its record."""
     kind = line.get("kind")
+    record.stall = only(STALL, line) if kind == "stall" else {}
+    if kind == "stall":
+        return
     if kind == "start":
         record.start = only(START, line)
         return

@@ -15,6 +15,7 @@ from contract.text import seconds, size, three_digits
 from report import tables
 from report.bottleneck import parts
 from report.files import Entry, dicts, number, only, positive
+from report.hang import Hang, hang_of
 from report.measure import Step, images_per_second, slowest, step_of_ranks, steps_of
 from report.network import grown
 from report.progress import Epoch, learning_curve
@@ -92,6 +93,7 @@ class Progress:
     top1: float | None
     evaluated: Epoch | None  # the last one
     ruling: Ruling | None  # None: too early to say
+    hang: Hang | None  # None while steps come
     machines: list[Figures]
 
     @property
@@ -125,6 +127,8 @@ class Follower:
         step = max((record.steps.step[-1] for record in stepped), default=None)
         world = int(number(start.get("world_size")) or len(records))
         machines = [run.machines[host] for host in run.hosts if host in run.machines]
+        whole = len(records) >= world
+        hang = hang_of(records, run.machines, time.time()) if whole else None
         return Progress(
             attempt=attempt,
             unix=run.unix or time.time(),
@@ -133,12 +137,13 @@ class Follower:
             step=step,
             steps=steps,
             images_per_second=images_per_second(run.ranks),
-            recent_images_per_second=images_per_second(recent),
-            left=time_left(stepped, step, steps),
+            recent_images_per_second=0.0 if hang else images_per_second(recent),
+            left=None if hang else time_left(stepped, step, steps),
             loss=mean([record.loss for record in records]),
             top1=mean([record.top1 for record in records]),
             evaluated=next(reversed(learning_curve(run, last=True)), None),
-            ruling=ruling_of(recent, records) if len(records) >= world else None,
+            ruling=ruling_of(recent, records) if whole else None,
+            hang=hang,
             machines=[
                 figures(machine, [record for record in stepped if record.host == machine.host])
                 for machine in machines
@@ -264,7 +269,9 @@ def figures_of(progress: Progress, running: bool) -> list[str]:
     figures = []
     if progress.images_per_second:
         recent = progress.recent_images_per_second
-        now = f" (last {RECENT:.0f} s: {three_digits(recent)})" if recent and running else ""
+        now = ""
+        if recent is not None and running:
+            now = f" (last {RECENT:.0f} s: {three_digits(recent)})"
         figures.append(f"{three_digits(progress.images_per_second)} images/s{now}")
     figures += [f"loss {progress.loss:.4f}"] if progress.loss is not None else []
     scores = progress.evaluated
@@ -277,6 +284,8 @@ def figures_of(progress: Progress, running: bool) -> list[str]:
 
 def verdict(progress: Progress, running: bool = True) -> str:
     """What holds the run up, in words."""
+    if progress.hang is not None and running:
+        return progress.hang.sentence
     ruling = progress.ruling
     if ruling is None:
         return (

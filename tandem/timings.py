@@ -17,6 +17,7 @@ import platform
 import re
 import resource
 import sys
+import threading
 import time
 import weakref
 from collections import Counter
@@ -59,6 +60,11 @@ class Clock:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+    @property
+    def category(self) -> str:
+        """The one that it is in."""
+        return self._categories[-1]
 
     def enter(self, category: str) -> None:
         """From now on time belongs to `category`."""
@@ -121,6 +127,7 @@ def _endless(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
+LOOK, STALL = 1.0, 5.0  # seconds: how often a rank's stall is looked for, and after how long
 FLUSH = 1.0  # seconds: at most so much of its steps does a killed rank leave untold, and one step
 
 
@@ -175,7 +182,9 @@ class Lines:
     Without an output nothing is written. Raises UserError where it cannot be.
 
     Each line is held with its lap until `flush` or `keep_up`, because on CUDA a lap can be read
-    only once the device has passed its end.
+    only once the device has passed its end. Where none is added for STALL seconds, a thread says in
+    which category the rank is, and again when that changes: so ranks that wait for another in a sum
+    can be told from the one that has not arrived.
     """
 
     def __init__(self, output: Optional[str], host: str, rank: int, clock: Clock) -> None:
@@ -184,8 +193,15 @@ class Lines:
         self._flushed = time.monotonic()
         self._block = Block()
         self._alone = True  # the next step warms up, and has a line to itself
-        name = f"nodes/{host}/rank{rank}.{attempt()}.steps.jsonl"
-        self._file = opened(output, name, "a") if output else None
+        self._added, self._step = time.monotonic(), 0
+        self._stalled: Optional[Tuple[float, str]] = None  # what `look` said last
+        self._file: Optional[IO[str]] = None
+        self._lock = threading.Lock()  # of the file
+        self._over = threading.Event()
+        if output:
+            name = f"nodes/{host}/rank{rank}.{attempt()}.steps.jsonl"
+            self._file = opened(output, name, "a")
+            threading.Thread(target=self._watch, daemon=True, name="stalls").start()
 
     def add(self, kind: str, timed: bool = True, **fields: Any) -> None:
         """`timed`: the line accounts for all time since the last timed one."""
@@ -194,9 +210,27 @@ class Lines:
         own = {"attempt": attempt()} if kind == "start" else {}
         line = {"kind": kind, **own, **known}
         self._waiting.append((line, self._clock.lap() if timed else None))
+        self._added, self._step = time.monotonic(), fields.get("step", self._step)
+
+    def _watch(self) -> None:
+        # A disk that is full is for the loop to say.
+        with contextlib.suppress(OSError):
+            while not self._over.wait(LOOK):
+                self.look()
+
+    def look(self) -> None:
+        """Say where a rank stalls that has added no line for STALL seconds: once, and again where
+        it goes on to another category."""
+        place = self._added, self._clock.category
+        idle = time.monotonic() - self._added
+        if idle >= STALL and place != self._stalled:
+            self._stalled = place
+            line = {"kind": "stall", "category": place[1], "step": self._step}
+            self._print({**line, "idle": round(idle, 1)})
 
     def end(self, **fields: Any) -> None:
         """Write the last line; its `mono` is the time at which the last lap ends."""
+        self._over.set()
         self.add("end", **fields)
         self._waiting[-1][0]["mono"] = time.monotonic()
         # After a failure the device may hang in a collective whose peers are gone.
@@ -229,8 +263,6 @@ class Lines:
                 line["seconds"] = {name: round(value, 7) for name, value in spent.items() if value}
             self._put(line)
         del self._waiting[:count]
-        if self._file is not None:
-            self._file.flush()
         self._flushed = time.monotonic()
 
     def _put(self, line: Dict[str, Any]) -> None:
@@ -248,7 +280,9 @@ class Lines:
 
     def _print(self, line: Optional[Dict[str, Any]]) -> None:
         if line is not None and self._file is not None:
-            self._file.write(json.dumps(line, allow_nan=False) + "\n")
+            with self._lock:
+                self._file.write(json.dumps(line, allow_nan=False) + "\n")
+                self._file.flush()
 
 
 def peak(device: torch.device) -> int:

@@ -74,6 +74,7 @@ LINES = {
         "train_loss": MAYBE, "seconds": dict,
     },
     "checkpoint": {"step": int, "seconds": dict, "bytes": int, "file": str},
+    "stall": {"category": str, "step": int, "idle": NUMBER},
     "end": {
         "mono": NUMBER, "seconds": dict, "status": str, "peak_memory_bytes": MAYBE,
         "bad_images": int,
@@ -98,7 +99,7 @@ WHERE_KNOWN = {
 }  # fmt: skip
 # Of each rank, card, peer, disk, mount and GPU.
 PARTS = {
-    "ranks": {"ran": NUMBER, "waited": NUMBER},
+    "ranks": {"ran": NUMBER, "waited": NUMBER, "state": str},
     "card": {
         "interface": str, "rx_bytes": int, "tx_bytes": int, "rx_dropped": int, "tx_dropped": int,
         "tcp_retransmits": int,

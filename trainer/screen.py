@@ -30,7 +30,7 @@ class Screen:
         self._bar: Any = None
         self._epochs, self._steps_per_epoch = options.epochs, steps
         self._begun: Optional[float] = None
-        self._said = time.monotonic()
+        self._said = self._printed = time.monotonic()  # of `_printed` also what `look` printed
         self._due_at = float("inf")
         self._done = self._step = 0
         self._epoch, self._doing = "", ""
@@ -38,9 +38,13 @@ class Screen:
 
     def say(self, text: str) -> None:
         if self.shown:
-            self.close()
             self._said = time.monotonic()
-            print(text, flush=True)
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        self.close()
+        self._printed = time.monotonic()
+        print(text, flush=True)
 
     def watch(self) -> None:
         """From now until `end`, never be silent for longer than SILENCE."""
@@ -54,9 +58,9 @@ class Screen:
     def look(self) -> None:
         """Say what is going on if nothing was printed for long; a bar, if there is one, shows it
         already."""
-        silent = time.monotonic() - self._said
-        if self._bar is None and self._doing and silent >= SILENCE:
-            self.say(f"{self._doing}, {silent:.0f} s after the last line")
+        now = time.monotonic()
+        if self._bar is None and self._doing and now - self._printed >= SILENCE:
+            self._print(f"{self._doing}, {now - self._said:.0f} s after the last line")
 
     def doing(self, what: str) -> None:
         """Set the description of the current work that `look` prints."""

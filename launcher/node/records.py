@@ -68,6 +68,12 @@ class Schedule:
         self.ran = self.waited = 0.0
         self.threads = {}
 
+    def state(self):
+        """How the kernel says its processes are: T where one is stopped, else D where one waits for
+        a disk or a file server, else that of the first; "" where it is gone."""
+        states = [state_of(text_of("/proc/{}/stat".format(pid))) for pid in self.pids]
+        return next((bad for bad in "TD" if bad in states), states[0])
+
     def look(self):
         """Add what has come since the last look."""
         if self.looks % LOOKED_FOR == 0:
@@ -84,6 +90,11 @@ class Schedule:
             self.ran += max(0.0, ran - before[0])
             self.waited += max(0.0, waited - before[1])
         self.threads = now
+
+
+def state_of(stat):
+    """The state in a text of /proc/PID/stat, which stands behind the name in parentheses."""
+    return stat.rpartition(")")[2].strip()[:1]
 
 
 def threads_of(pid):
@@ -152,14 +163,15 @@ class Sampler:
         return {} if free is None else {"disk_free": free}
 
     def ranks(self):
-        """What the threads of each rank that lives had of the processors, its loaders' included."""
+        """How each rank that lives is, and what its threads had of the processors; its loaders'
+        included."""
         pids = self.pids()
         self.schedules = {rank: self.schedules.get(rank) or Schedule(pids[rank]) for rank in pids}
         ranks = {}
         for rank, schedule in self.schedules.items():
             schedule.look()
             ran, waited = round(schedule.ran, 3), round(schedule.waited, 3)
-            ranks[str(rank)] = {"ran": ran, "waited": waited}
+            ranks[str(rank)] = {"ran": ran, "waited": waited, "state": schedule.state()}
         return {"ranks": ranks} if ranks else {}
 
     def card(self):

@@ -51,7 +51,8 @@ class Failure:
 
     `source`: worker (a rank failed), launch (launch failed), gone (the machine, or the connection
     to it), guard (its guard was killed, or sends what no guard does), busy (another run has the
-    machine), paused (the control machine did not run, so the lease ended). `script`: the ranks run
+    machine), paused (the control machine did not run, so the lease ended), hung (a rank for which
+    the others waited until they gave up). `script`: the ranks run
     a script of the user's, whose exit codes and options are not the trainer's.
     """
 
@@ -240,7 +241,8 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         sentence="{who} ended by {signal}",
         remedy=READ_BELOW,
     ),
-    FailureKind(_from("busy", "paused", "gone", "guard"), exit_code=1),  # no process says another
+    # No process says another.
+    FailureKind(_from("busy", "paused", "gone", "guard", "hung"), exit_code=1),
     FailureKind(
         _from("busy"),
         rank=Rank.BUSY,
@@ -255,6 +257,15 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         script="do not stop or suspend the control machine during a run (with DETACH=1 it needs no "
         "terminal)",
         reason="{message}",
+    ),
+    FailureKind(
+        _from("hung"),
+        sentence="{who} held the others up until they gave up: {message}",
+        remedy="look there at what holds it (ps -eo pid,stat,wchan:20,cmd; dmesg); MAX_RESTARTS=3 "
+        "starts the run again",
+        script="look there at what holds it (ps -eo pid,stat,wchan:20,cmd; dmesg); with "
+        "RESUME_ARGS= and MAX_RESTARTS=3 a run starts again",
+        reason="{who} hung",
     ),
     FailureKind(
         _from("gone"),

@@ -1,4 +1,5 @@
-"""Says, while a run goes on, which wait rules it: once a kind, when it has for a minute."""
+"""Says, while a run goes on, which wait rules it, once a kind, when it has for a minute; and where
+it hangs, which rank the others wait for."""
 
 from __future__ import annotations
 
@@ -8,13 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from contract.errors import UserError
+from contract.text import seconds
 from report.bottleneck import parts
+from report.hang import Hang
 from report.status import Follower
 from report.status import Ruling as Judgement
 from report.verdict import wait_words
 from report.waits import WORDS
 
-LOOK_EVERY = 15.0  # seconds
+LOOK_EVERY = 5.0  # seconds
 # Two looks so far apart share no step (report.status.RECENT); they have to agree.
 APART = 45.0
 STEADY = 0.1  # of its share by which a wait may differ between them
@@ -28,6 +31,8 @@ class Ruling:
         self._follower, self._say = Follower(folder), say
         self._told: set[str] = set()
         self._since: tuple[float, str, float] | None = None  # when first seen, kind, share
+        self.hang: Hang | None = None  # as it was seen last
+        self._step: int | None = None  # after which it hangs
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="ruling")
 
@@ -47,7 +52,8 @@ class Ruling:
                 self._say(f"what holds the run up cannot be said: {type(error).__name__}: {error}")
                 return
             if progress is not None:
-                self.judge(time.monotonic(), progress.ruling)
+                self.judge(time.monotonic(), None if progress.hang else progress.ruling)
+                self.note(progress.hang, progress.step)
 
     def judge(self, now: float, ruling: Judgement | None) -> None:
         """Say what rules if it did APART seconds ago, too."""
@@ -64,3 +70,12 @@ class Ruling:
             self._told.add(kind)
             of = wait_words(ruling.step, kind)
             self._say(f"{WORDS[kind]}: {of}; `make report` says what to do")
+
+    def note(self, hang: Hang | None, step: int | None) -> None:
+        """Say that it hangs, again where other ranks are waited for, and that steps come again."""
+        before, self.hang = self.hang, hang
+        if hang is not None and (before is None or hang.ranks != before.ranks):
+            self._step = step
+            self._say(hang.sentence)
+        if hang is None and before is not None and step != self._step:
+            self._say(f"steps come again, after more than {seconds(before.seconds)} without one")

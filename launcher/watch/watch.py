@@ -135,6 +135,7 @@ class Watch:
         self._guards = {n.host: Guarded(n, processes[n.host], now) for n in plan.nodes}
         sizes = Sizes.of(plan.options.keep)
         self._records = Records(plan, logs.folder, logs.terminal.spool, sizes)
+        self._ruling = Ruling(logs.folder, self._say)
         self._pauses = Pauses()
         self._failures: list[Failure] = []
         self._stage, self._since = Stage.RUNNING, now
@@ -144,8 +145,7 @@ class Watch:
         )
 
     def run(self) -> Outcome:
-        ruling = Ruling(self._logs.folder, self._say)
-        with selectors.DefaultSelector() as selector, wakeup() as wake, ruling:
+        with selectors.DefaultSelector() as selector, wakeup() as wake, self._ruling:
             selector.register(wake, selectors.EVENT_READ)
             for guard in self._guards.values():
                 with self._border(guard, selector):
@@ -347,7 +347,21 @@ class Watch:
 
     def _fail(self, failure: Failure) -> None:
         _ = failure.place  # judged now, within the border of its machine
+        if not self._failures and failure.peer_lost:
+            self._failures += self._hung()
         self._failures.append(failure)
+
+    def _hung(self) -> list[Failure]:
+        """The rank for which the others waited when the first of them gave up."""
+        hang = self._ruling.hang
+        if hang is None:
+            return []
+        message = f"no step for {hang.seconds:.0f} s: {hang.why}"
+        return [
+            self._failure(host, "hung", rank=rank, message=message)
+            for host, rank in hang.ranks[:1]
+            if host in self._guards
+        ]
 
     def _ended(self, guard: Guarded) -> None:
         guard.ended = True

@@ -56,6 +56,7 @@ FAILURES = {
     "busy": machine("busy", message="it is in use by anna@desk: run r"),
     "paused": machine("paused", message="the control machine did not run for 40 s"),
     "gone": machine("gone", message="no heartbeat for 15 s"),
+    "hung": worker(source="hung", message="no step for 120 s: its process is stopped"),
     "guard": machine("guard", message="it was killed after 7 s"),
     "diverged": worker(exit_code=errors.DIVERGED, last_lines=("trainer: the loss is NaN",)),
     "diverged without a word": worker(exit_code=errors.DIVERGED),

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -140,11 +141,15 @@ def test_a_hog_shows_in_what_a_rank_waits_for_a_processor():
         while not seen or (seen[-1]["waited"] < 1.0 and time.monotonic() < limit):
             seen.append(sampler.sample()["ranks"]["5"])
             time.sleep(0.05)
+        os.kill(rank.pid, signal.SIGSTOP)
+        os.waitpid(rank.pid, os.WUNTRACED)
+        stopped = sampler.sample()["ranks"]["5"]
         alive.clear()
         assert "ranks" not in sampler.sample()
     finally:
         os.killpg(rank.pid, 9)
         rank.communicate()
+    assert {one["state"] for one in seen} <= {"R", "S"} and stopped["state"] == "T"
     assert seen[-1]["waited"] >= 1.0 and seen[-1]["waited"] > 0.5 * seen[-1]["ran"] > 0
     assert seen == sorted(seen, key=lambda one: (one["ran"], one["waited"]))
 

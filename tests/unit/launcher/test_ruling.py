@@ -9,6 +9,7 @@ from contract.errors import UserError
 from launcher.watch import ruling
 from launcher.watch.ruling import APART, LOOK_EVERY, STEADY, Ruling
 from report.analysis import analyse
+from report.hang import Hang
 from report.status import Follower
 from report.status import Ruling as Judgement
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
@@ -91,6 +92,16 @@ def test_where_no_wait_rules_nothing_is_said(run, kind):
 def test_what_rules_the_whole_run_but_not_its_last_steps_is_not_said(run):
     run.look(600, "network", recent=False, network=0.4)
     assert run.said == []
+
+
+def test_a_hang_is_said_once_and_that_steps_come_again(run):
+    hang = Hang(15.0, [("node2", 1)], "computes")
+    for seen, step in ((hang, 8), (replace(hang, seconds=20.0), 8), (None, 9)):
+        run.ruling.note(seen, step)
+    assert len(run.said) == 2 and run.said[0] == hang.sentence
+    run.ruling.note(hang, 9)
+    run.ruling.note(None, 9)  # the run is over
+    assert len(run.said) == 3
 
 
 @pytest.fixture

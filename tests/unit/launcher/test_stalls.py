@@ -21,7 +21,9 @@ from launcher.terminal import Terminal
 from launcher.watch import attempts, lines
 from launcher.watch.failures import Failure, explained, first_of
 from launcher.watch.lines import RunLogs
+from launcher.watch.ruling import Ruling
 from launcher.watch.watch import LEASE, LONGEST_TURN
+from report.hang import Hang
 from tests.unit.launcher.launcher_values import build, facts, host
 from tests.unit.launcher.scripted_guards import watch
 
@@ -293,3 +295,30 @@ def test_attempts_survive_a_full_disk(tmp_path, monkeypatch):
     assert "No space left on device" in held.problem
     assert json.loads((tmp_path / "attempts.json").read_text())["status"] == "failed"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["attempts.json"]
+
+
+GIVES_UP = """
+say(type="worker_exit", rank=%d, exit_code=1, signal=None, first=True, exception=%r)
+end("failed")
+"""
+
+
+@pytest.mark.parametrize(
+    ("exception", "source"),
+    [
+        ("RuntimeError: [gloo/x.cc] Timed out waiting 120000ms for recv operation", "hung"),
+        ("ValueError: of its own", "worker"),
+    ],
+)
+def test_the_rank_that_the_others_waited_for_is_the_first_cause(
+    tmp_path, monkeypatch, exception, source
+):
+    """Rank 0 gives up; its error says only that another did not come."""
+    hang = Hang(107.0, [("node2", 1)], "its process is stopped")
+    monkeypatch.setattr(Ruling, "note", lambda self, *_: None)  # nothing is recorded here
+    seen = property(lambda _: hang, lambda *_: None)
+    monkeypatch.setattr(Ruling, "hang", seen, raising=False)
+    outcome, _ = watch(tmp_path, [GIVES_UP % (0, exception), "time.sleep(60)"])
+    who = ("node2", 1) if source == "hung" else ("node1", 0)
+    cause = outcome.cause
+    assert (cause.source, cause.host, cause.rank) == (source, *who)

@@ -14,6 +14,7 @@ class Device:
 
     def __init__(self):
         self.done, self.laps, self.waits = 0, 0, 0
+        self.category = "forward"
 
     def lap(self):
         self.laps += 1
@@ -57,3 +58,21 @@ def test_once_a_second_what_the_device_has_passed_is_written_without_a_wait(made
     lines.flush()
     assert written() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert device.waits == 3
+
+
+def test_a_rank_that_stalls_says_where_once_a_category(made, tmp_path):
+    lines, device, now, _ = made
+    lines.add("step", step=7, samples=4)
+    lines.flush()
+    for category in ("forward", "sync_exposed", "sync_exposed"):
+        device.category = category
+        now.seconds += 4.0
+        lines.look()
+        lines.look()
+    lines.add("step", step=8, samples=4)
+    lines.look()
+    lines.flush()
+    text = (tmp_path / "nodes/node1/rank0.1.steps.jsonl").read_text()
+    told = [json.loads(line) for line in text.splitlines()]
+    assert [line.get("category") for line in told] == [None, "sync_exposed", None]
+    assert told[1] == {"kind": "stall", "category": "sync_exposed", "step": 7, "idle": 8.0}

@@ -1,0 +1,124 @@
+"""Whether a run that goes on makes no step any more, and which rank the others wait for.
+
+Ranks meet in each step's sum of gradients. One that is stopped, that waits for a disk or that
+computes for ever is not there, and the others wait in `sync_exposed`: all of them say so themselves
+(`stall` lines), but for a rank that cannot say anything, whose machine says how its process is.
+Seen over Gloo. Over NCCL the host of a rank goes on ahead of its device, so that ranks that wait
+may stand in another category: never seen.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from contract.text import seconds
+from report.files import Entry, number, only, text, time_of
+from report.read import Machine, RankRecord
+
+SHORTEST, STEPS = 15.0, 5  # seconds, median steps without one, before it is a hang
+STEADY = 10  # samples, one a second, for which a process has to be as it is
+BUSY = 0.5  # of a processor: it computes
+LONG = ("evaluate", "checkpoint")  # categories that may take as long as they want
+WAITS = "sync_exposed"
+
+
+@dataclass(frozen=True)
+class Hang:
+    """No step for so many seconds. `ranks`: those that have not come to the sum in which the others
+    wait; none where all of them wait there."""
+
+    seconds: float
+    ranks: list[tuple[str, int]]  # host, rank
+    why: str
+
+    @property
+    def sentence(self) -> str:
+        some = [f"rank {rank} ({host})" for host, rank in self.ranks[:3]]
+        more = len(self.ranks) - len(some)
+        who = ", ".join([*some, f"{more} more"] if more else some)
+        verb = "have" if len(self.ranks) > 1 else "has"
+        what = f"{who} {verb} not arrived ({self.why})" if who else self.why
+        return f"no step for {seconds(self.seconds)}: {what}"
+
+
+@dataclass(frozen=True)
+class Process:
+    """A rank's processes, as their machine saw them in its last seconds: the state in which they
+    stayed ("" where it changed) and what they had of a processor."""
+
+    state: str = ""
+    busy: float = 0.0
+
+
+def hang_of(
+    records: Sequence[RankRecord], machines: Mapping[str, Machine], now: float
+) -> Hang | None:
+    """None while steps come, and where a rank starts, evaluates or saves. `records`: of all ranks
+    of the attempt; `now`: this machine's clock, as the times at which their files grew are."""
+    if not records or any(record.end or not len(record.steps) for record in records):
+        return None
+    silent = min(silence(record, now) for record in records)
+    if silent < max(SHORTEST, STEPS * max(median_step(record) for record in records)):
+        return None
+    processes = {
+        (record.host, record.rank): process_of(machines.get(record.host), record.rank)
+        for record in records
+    }
+    stopped = [whose for whose, process in processes.items() if process.state == "T"]
+    if stopped:
+        return Hang(silent, stopped, "its process is stopped")
+    if any(record.stall.get("category") in LONG for record in records):
+        return None
+    late = [record for record in records if record.stall.get("category") != WAITS]
+    if len(late) == len(records):
+        return None
+    whose = [(record.host, record.rank) for record in late]
+    return Hang(silent, whose, why(late[0], processes[whose[0]]) if late else ALL_WAIT)
+
+
+ALL_WAIT = "all ranks wait for each other, as if the network stood still"
+
+
+def why(record: RankRecord, process: Process) -> str:
+    """What a rank does in the place of coming to the sum."""
+    if record.stall.get("category") == "data":
+        return "waits for its images"
+    if process.state == "D":
+        return "waits for a disk"
+    if process.busy >= BUSY:
+        return "computes"
+    return f"stands in `{record.stall['category']}`" if record.stall else "says nothing"
+
+
+def silence(record: RankRecord, now: float) -> float:
+    """Seconds since it did anything."""
+    return max(0.0, now - record.unix) + float(record.stall.get("idle", 0.0))
+
+
+def median_step(record: RankRecord) -> float:
+    """Seconds of a step, in the median of its lines but the first, which warms up."""
+    each = [spent / count for spent, count in zip(record.steps.total, record.steps.count)]
+    return statistics.median(each[1:] or each)
+
+
+def process_of(machine: Machine | None, rank: int) -> Process:
+    looks = [line for line in machine.recent if "mono" in line] if machine else []
+    samples = [(number(line["mono"]) or 0.0, look(line, rank)) for line in looks[-STEADY:]]
+    if len(samples) < STEADY:
+        return Process()
+    (since, first), (until, last) = samples[0], samples[-1]
+    states = {sample.get("state") for _, sample in samples}
+    ran = last.get("ran", 0.0) - first.get("ran", 0.0)
+    return Process(
+        state=str(states.pop() or "") if len(states) == 1 else "",
+        busy=ran / max(1e-3, until - since),
+    )
+
+
+def look(line: Entry, rank: int) -> Entry:
+    """What a machine's line says of a rank."""
+    ranks = line.get("ranks")
+    entry = ranks.get(str(rank)) if isinstance(ranks, dict) else None
+    return only({"ran": time_of, "state": text}, entry) if isinstance(entry, dict) else {}

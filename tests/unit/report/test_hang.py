@@ -1,0 +1,90 @@
+"""A run that makes no step any more: which rank the others wait for."""
+
+import json
+import os
+import time
+
+import pytest
+
+from report.status import Follower, verdict
+
+STEP = {"kind": "step", "samples": 8, "steps": 1, "epoch": 0, "seconds": {"forward": 1.0}}
+SILENT = 30.0  # seconds since the files grew
+
+
+def write(path, lines, silent):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    os.utime(path, (time.time() - silent,) * 2)
+
+
+def rank(folder, number, stall=None, step=1.0, steps=20, last=(), silent=SILENT):
+    own = [{"kind": "start", "world_size": 2, "epochs": 9, "steps_per_epoch": 100}]
+    own += [{**STEP, "step": n + 1, "seconds": {"forward": step}} for n in range(steps)]
+    own += [{"kind": "stall", "category": stall, "step": steps, "idle": 5.0}] if stall else []
+    name = f"nodes/node{number + 1}/rank{number}.1.steps.jsonl"
+    write(folder / name, [*own, *last], silent)
+
+
+def machine(folder, number, state, ran=0.01):
+    """Its lines go on; its rank had `ran` of a processor a second."""
+    samples = [
+        {"kind": "sample", "mono": 100.0 + n, "ranks": {number: {"ran": ran * n, "state": state}}}
+        for n in range(20)
+    ]
+    write(folder / f"nodes/node{number + 1}/machine.1.jsonl", samples, 0.0)
+
+
+def hang(folder):
+    return Follower(folder).look().hang
+
+
+@pytest.mark.parametrize(
+    ("stall", "state", "ran", "why"),
+    [
+        (None, "T", 0.0, "its process is stopped"),
+        ("evaluate", "T", 0.0, "its process is stopped"),
+        ("data", "S", 0.01, "waits for its images"),
+        ("forward", "D", 0.01, "waits for a disk"),
+        ("other", "R", 1.0, "computes"),
+        ("other", "S", 0.01, "stands in `other`"),
+        (None, "S", 0.01, "says nothing"),
+    ],
+)
+def test_the_rank_that_does_not_come_is_named_and_why(tmp_path, stall, state, ran, why):
+    rank(tmp_path, 0, "sync_exposed")
+    rank(tmp_path, 1, stall)
+    machine(tmp_path, 0, "S")
+    machine(tmp_path, 1, state, ran)
+    seen = hang(tmp_path)
+    assert (seen.ranks, seen.why) == ([("node2", 1)], why)
+    assert seen.seconds == pytest.approx(SILENT + (5 if stall else 0), abs=5)
+    progress = Follower(tmp_path).look()
+    assert (progress.left, progress.recent_images_per_second) == (None, 0.0)
+    assert "rank 1 (node2) has not arrived" in verdict(progress)
+
+
+def test_where_all_wait_in_the_sum_no_rank_is_to_blame(tmp_path):
+    for number in range(2):
+        rank(tmp_path, number, "sync_exposed")
+        machine(tmp_path, number, "S")
+    assert hang(tmp_path).ranks == []
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        {"stall": "evaluate"},
+        {"stall": "checkpoint"},
+        {"stall": "forward", "steps": 0},  # it starts, or compiles
+        {"stall": "forward", "step": 20.0},  # five of its steps are not over
+        {"stall": "forward", "silent": 5.0},
+        {"stall": "forward", "last": [{"kind": "end", "status": "failed"}]},
+    ],
+)
+def test_what_takes_long_is_no_hang(tmp_path, late):
+    rank(tmp_path, 0, "sync_exposed", silent=late.get("silent", SILENT))
+    rank(tmp_path, 1, **late)
+    for number in range(2):
+        machine(tmp_path, number, "S")
+    assert hang(tmp_path) is None
