@@ -23,6 +23,7 @@ SHOWN = 4 << 20  # characters that wait for the terminal; beyond it the ones in 
 FIRST = 1 << 20  # of them the oldest, which stay
 LEAVE = 10.0  # seconds to wait at the end for a terminal that takes nothing
 SPOOLED = 64 << 20  # characters that wait for the disk; the lines that come then are left out
+PIECE = 512  # characters that a piece counts beside its own: many empty ones fill memory, too
 
 
 class Background:
@@ -88,12 +89,13 @@ class Spool(Background):
         self._size = 0
 
     def add(self, write: Callable[[], object], size: int) -> bool:
-        """Queue what writes so many characters. Never waits; False where there is no room."""
+        """Queue what writes so many characters. Never waits; False where there is no room, which
+        there always is for what writes none."""
         with self._changed:
             if size and self._size + size > SPOOLED:
                 return False
             self._waiting.append((size, write))
-            self._size += size
+            self._size += size + PIECE
             self._added()
         return True
 
@@ -102,7 +104,7 @@ class Spool(Background):
 
     def _next(self) -> Callable[[], object]:
         size, write = self._waiting.popleft()
-        self._size -= size
+        self._size -= size + PIECE
         return write
 
 
@@ -239,7 +241,7 @@ class SpooledLog:
 
     def write(self, lines: list[str]) -> None:
         """Add lines, or count them as lost."""
-        if self._add(lines, sum(map(len, lines))):
+        if self._add(lines, sum(map(len, lines)) + len(lines)):
             self._dropped = 0
         else:
             self._dropped += len(lines)

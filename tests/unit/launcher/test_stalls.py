@@ -207,12 +207,14 @@ def test_a_full_disk_costs_lines_and_says_so(run_logs, monkeypatch):
     ]
 
 
-def test_a_disk_that_hangs_holds_up_nothing(run_logs, monkeypatch):
-    """Behaves like an NFS server that went away: a write returns when it is back, or never."""
+@pytest.mark.parametrize("text", [b"x" * 80, b""])
+def test_a_disk_that_hangs_holds_up_nothing(run_logs, monkeypatch, text):
+    """Behaves like an NFS server that went away: a write returns when it is back, or never. Lines
+    without text take memory, too."""
     logs, look, path = run_logs
     back, begun, write = threading.Event(), threading.Event(), os.write
-    told = [b"line %02d %s\n" % (number, b"x" * 80) for number in range(30)]
-    monkeypatch.setattr("launcher.background.SPOOLED", 10 * len(told[0]))
+    told = [b"%02d %s\n" % (number, text) if text else b"\n" for number in range(30)]
+    monkeypatch.setattr(background, "SPOOLED", 10 * (len(told[0]) + background.PIECE))
     monkeypatch.setattr(lines, "STALLED", 1e-6)
 
     def hang(*words):
