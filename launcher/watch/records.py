@@ -4,13 +4,19 @@ them. Nothing here waits for a disk or looks into what it copies."""
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 from contract import records
+from contract.records import PIECE
 from contract.validate import Invalid
 from launcher.background import MIB, Sizes, Spool
 from launcher.plan.plan import Plan
+
+# A guard sends a piece of a file a second. So much may come besides: the rest at its end, and what
+# waited in the network. A piece counts as LEAST, so that tiny ones are few, too.
+BESIDE, LEAST = 4 * MIB, 1024
 
 
 class Copy:
@@ -19,6 +25,7 @@ class Copy:
     def __init__(self, path: Path, limit: int):
         self.path, self.limit = path, limit
         self.end = 0  # bytes that were sent of it
+        self.cost = 0  # the same, as they count
 
     def append(self, offset: int, data: bytes) -> None:
         """Write a piece where it belongs, at the file's end, whole or not at all: what a full disk
@@ -41,7 +48,7 @@ class Records:
     """Those of an attempt."""
 
     def __init__(self, plan: Plan, folder: Path, spool: Spool, sizes: Sizes):
-        self._spool = spool
+        self._spool, self._begun = spool, time.monotonic()
         self._copies = {
             (node.host, name): Copy(
                 folder / "nodes" / node.host / name,
@@ -52,8 +59,9 @@ class Records:
         }
 
     def take(self, host: str, frame: dict[str, Any], payload: bytes) -> None:
-        """A piece of a file. Raises Invalid for one that its guard does not have, or that does not
-        follow the last. Beyond the file's limit pieces are counted and left out."""
+        """A piece of a file. Raises Invalid for one that its guard does not have, that does not
+        follow the last, or that comes sooner than a guard sends it. Beyond the file's limit pieces
+        are counted and left out."""
         copy = self._copies.get((host, frame["file"]))
         if copy is None:
             raise Invalid(f"a record {frame['file']!r}, which is none of its own")
@@ -61,5 +69,9 @@ class Records:
         if frame["offset"] != offset:
             raise Invalid(f"byte {frame['offset']} of {frame['file']} after byte {offset}")
         copy.end += len(payload)
+        copy.cost += max(len(payload), LEAST)
+        seconds = time.monotonic() - self._begun
+        if copy.cost > BESIDE + PIECE * seconds:
+            raise Invalid(f"more of {frame['file']} than a guard sends in {seconds:.0f} s")
         if copy.end <= copy.limit:
             self._spool.add(lambda: copy.append(offset, payload), len(payload))

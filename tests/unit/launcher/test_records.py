@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -180,6 +181,18 @@ def test_a_piece_that_repeats_is_refused(way):
     with pytest.raises(Invalid):
         way.copies.take("node1", frame, b"again\n")
     assert way.copy(STEPS) == lines(1)
+
+
+@pytest.mark.parametrize("size", [1, PIECE])
+def test_more_than_a_guard_sends_is_refused_before_it_fills_anything(way, size):
+    """Such as 100 MB a second, or as many pieces of a byte."""
+    piece, begun = b"x" * size, time.monotonic()
+    with pytest.raises(Invalid):
+        for number in range(1 << 16):
+            way.copies.take("node1", {"file": STEPS, "offset": number * size}, piece)
+    most = records.BESIDE + PIECE * (time.monotonic() - begun)
+    way.spool.drain()
+    assert 0 < len(way.copy(STEPS)) <= most * size / max(size, records.LEAST)
 
 
 def test_beyond_keep_nothing_is_written(tmp_path):
