@@ -3,9 +3,14 @@ for a terminal; and text from files, of bounded size."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import stat
 from pathlib import Path
 from typing import Any
+
+from contract.errors import UserError
 
 # C0, DEL, C1, halves of surrogates, and the marks that turn the direction of text.
 _BAD = (
@@ -94,11 +99,42 @@ def _line(text: str) -> str:
     return kept + RESET if "\x1b" in kept and not kept.endswith(RESET) else kept
 
 
+def path_of(name: str, typed: str, path: str | None = None) -> Path:
+    """What was typed for a variable of make, or the `path` in it, as an absolute path. Raises
+    UserError."""
+    try:
+        return Path(typed if path is None else path).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # ~nobody, a circle of links, a NUL
+        raise UserError(f"{name}={typed} is no path: {error}".rstrip(".") + ".") from None
+
+
+def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Replace a file whole or not at all, even if power fails: readers may look at any moment, and
+    no link that lies in its place is followed. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.unlink(missing_ok=True)
+        made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(made, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
 def read_text(path: str | Path, most: int = 8 << 20) -> str:
     """The text of a UTF-8 file of at most `most` bytes. Raises OSError, and ValueError for a file
-    that is larger, or no text."""
+    that is larger, or no text, or no regular file: a named pipe would be waited for."""
     content = bytearray()
-    with Path(path).open("rb") as file:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no regular file")
         while part := file.read(1 << 16):
             content += part
             if len(content) > most:

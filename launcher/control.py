@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import signal
@@ -16,46 +15,44 @@ import socket
 import subprocess
 import sys
 import time
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, TextIO
 
 from contract.errors import UserError
 from contract.text import clean
 from launcher import background, folders, terminal
 from launcher.folders import relative
 from launcher.machines.inventory import CHECKOUT
+from report.files import open_record, read_object
 
 LOOK_EVERY = 0.2
+LONGEST, AT_ONCE = 1 << 16, 1000  # characters of a line; lines
 # What a launcher says that waits before its run begins: for AT=, QUEUE=1 or owners.
 WAITS = ("tandem: waits until ", "tandem: waiting: ")
 
 
 def controller(folder: Path) -> int | None:
     """The pid of the process that carries the run out, or None."""
-    path = folder / "controller.pid"
-    if not path.exists():
-        return None
-    with path.open(encoding="utf-8", errors="replace") as file:
+    with contextlib.suppress(OSError), open_record(folder / "controller.pid") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            words = file.read().split()
+            words = file.read(LONGEST).split()
             return int(words[0]) if words and re.fullmatch("[0-9]{1,9}", words[0]) else None
     return None
 
 
 def elsewhere(folder: Path) -> str | None:
     """The controller's machine, if it is not this one: runs/ may be on a file share."""
-    words = (folder / "controller.pid").read_text(encoding="utf-8").split()
+    with open_record(folder / "controller.pid") as file:
+        words = file.read(LONGEST).split()
     return words[1] if len(words) > 1 and words[1] != socket.gethostname() else None
 
 
 def read(path: Path) -> dict[str, Any]:
     """A JSON object, or an empty one where it is missing or broken."""
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    return {}
+    return read_object(path, [])
 
 
 def state(folder: Path) -> str:
@@ -121,34 +118,46 @@ def attach(name: str) -> int:
 
 
 def follow(folder: Path, begin: int) -> None:
-    """Copy controller.log from byte `begin` to stdout while its controller lives."""
+    """Show controller.log from byte `begin` while its controller lives: what a terminal would obey
+    stays out, since the folder may be somebody else's."""
     log = folder / "controller.log"
     for older in background.parts(log)[:-1] if begin == 0 else []:
-        sys.stdout.buffer.write(older.read_bytes())
-    file = None
-    try:
+        with _opened(older) as file:
+            while _show(file):
+                pass
+    with contextlib.ExitStack() as stack:
+        text: TextIO | None = None
         while True:
             alive = controller(folder) is not None  # before reading, so that no last line is lost
-            if file is None and log.exists():
-                file = log.open("rb")
-                file.seek(begin)
-            piece = file.read(1 << 16) if file else b""
-            if piece:
-                sys.stdout.buffer.write(piece)
-                sys.stdout.buffer.flush()
-            elif file and _rotated(file, log):
-                file.close()
-                file, begin = None, 0
+            if text is None and log.exists():
+                text = stack.enter_context(_opened(log))
+                text.buffer.seek(begin)
+            if text and _show(text):
+                continue
+            if text and _rotated(text, log):
+                text, begin = None, 0
             elif not alive:
                 return
             else:
                 time.sleep(LOOK_EVERY)
-    finally:
-        if file:
-            file.close()
 
 
-def _rotated(file: BinaryIO, log: Path) -> bool:
+def _show(text: TextIO) -> bool:
+    """Print the lines that are new; whether there were any. Each was written at once, with its
+    end."""
+    lines = list(islice(iter(lambda: text.readline(LONGEST), ""), AT_ONCE))
+    print(clean("".join(lines)), end="", flush=True)
+    return bool(lines)
+
+
+def _opened(log: Path) -> TextIO:
+    try:
+        return open_record(log)
+    except OSError as error:
+        raise UserError(f"{relative(log)} cannot be shown: {error.strerror}.") from None
+
+
+def _rotated(file: TextIO, log: Path) -> bool:
     """Whether the log's name now belongs to another file. (For a moment before that it belongs to
     none.)"""
     with contextlib.suppress(FileNotFoundError):

@@ -44,25 +44,6 @@ def writing(path: Path) -> Iterator[None]:
         ) from None
 
 
-def write_whole(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file whole or not at all, even if power fails: readers may look at any moment. Raises
-    OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.unlink(missing_ok=True)
-        made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(made, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-
-
 def begin(folder: Path) -> None:
     """Make the folder of a new run. Raises UserError."""
     with writing(folder):
@@ -108,8 +89,9 @@ def lock(folder: Path) -> TextIO:
     """Hold the run as its only controller. The kernel releases the lock when this process ends, so
     it is never stale. Raises UserError when another process holds it."""
     path = folder / "controller.pid"
-    with writing(path):
-        file = path.open("a+", encoding="utf-8")
+    with writing(path):  # in a folder that may be somebody else's
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        file = os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

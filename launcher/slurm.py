@@ -14,6 +14,7 @@ from pathlib import Path
 from contract.errors import UserError
 from contract.options import Options as TrainerOptions
 from contract.runs import run_id
+from contract.text import write_whole
 from launcher import folders, terminal
 from launcher.machines import inventory
 from launcher.machines.engine import Host
@@ -161,7 +162,7 @@ def main(options: Options) -> int:
     path = CHECKOUT / "runs" / f"{name}.sbatch"
     text = script(options, settings, host, name)
     with folders.writing(path):
-        folders.write_whole(path, text, mode=0o600)  # run_env may hold passwords
+        write_whole(path, text.encode(), mode=0o600)  # run_env may hold passwords
     wrote = path.relative_to(CHECKOUT)
     terminal.show(f"wrote {wrote}; nothing was started. To submit it:", sys.stdout)
     print(f"sbatch {wrote}")

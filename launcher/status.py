@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from contract.options import DEFAULT_INVENTORY
 from contract.text import clean
 from launcher import control, folders, terminal
+from report.files import last_of
 from report.status import Follower, Progress, section_of, troubles
 from report.text import COLUMNS, section_lines
 
@@ -76,10 +76,7 @@ def last_lines(folder: Path) -> None:
     """What each rank printed last."""
     logs = folder.glob("nodes/*/rank*.log")
     for path in sorted(logs, key=lambda log: (len(log.stem), log.stem)):  # rank 9, then 10
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))
-            text = file.read().decode(errors="replace")
-        said = [line for line in text.splitlines() if line.strip()]
+        said = [line for line in last_of(path, 4096).splitlines() if line.strip()]
         if said:
             label = f"  [{path.parent.name} {path.stem[4:]}] "
             control.say(label + clean(said[-1])[: COLUMNS - len(label)])

@@ -24,7 +24,7 @@ from launcher import control, folders
 from launcher.machines import engine, inventory, probe
 from launcher.machines.engine import Host, Node, Process
 from report import status
-from report.files import object_in
+from report.files import last_of, object_in
 from report.read import Machine
 from report.status import STALE, Figures, Follower
 from report.text import section_lines
@@ -82,16 +82,18 @@ class Machines:
         self._hosts = hosts
         self._nodes, self.failures = engine.open_all(hosts)
         text = probe.program("launcher.node.records", "stream()").encode()
-        self._idle = [
-            Idle(host, _started(self._nodes[host.name], host, text))
-            for host in hosts
-            if host.name in self._nodes
-        ]
+        self._idle: list[Idle] = []
+        for host in hosts:
+            if host.name in self._nodes:
+                with self._border(host):
+                    self._idle.append(Idle(host, _started(self._nodes[host.name], host, text)))
 
     def lines(self, width: int) -> list[str]:
+        told = []
         for one in self._idle:
-            one.look()
-        told = [one.figures for one in self._idle if one.figures]
+            with self._border(one.host):
+                one.look()
+                told += [one.figures] if one.figures else []
         found = [f"  {counted(len(self._hosts), 'machine')}; no run is under way here", ""]
         section = Section("", status.machines_of(told, False) if told else [])
         found += [*section_lines(section, width), ""] if told else []
@@ -102,6 +104,16 @@ class Machines:
         for name in sorted(self.failures):
             found += wrapped(self.failures[name], width)
         return found
+
+    @contextlib.contextmanager
+    def _border(self, host: Host) -> Iterator[None]:
+        """Around what is done with one machine and what it sends: the others are shown whatever
+        goes wrong there."""
+        try:
+            yield
+        except Exception as error:
+            self.failures[host.name] = f"{host.label()}: it cannot be asked: {error}"[:1000]
+            self._idle = [one for one in self._idle if one.host != host]
 
     def close(self) -> None:
         for one in self._idle:
@@ -132,12 +144,7 @@ def run_lines(folder: Path, follower: Follower, width: int) -> list[str]:
 
 def tail(folder: Path, count: int) -> list[str]:
     """The last lines that the run's terminal showed."""
-    try:
-        with (folder / "controller.log").open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - HEAD))
-            text = file.read(HEAD).decode(errors="replace")
-    except OSError:
-        return []
+    text = last_of(folder / "controller.log", HEAD)
     return [f"  {line}" for line in text.splitlines() if line.strip()][-count:] if count > 0 else []
 
 

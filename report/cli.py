@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import re
 from pathlib import Path
 from typing import NoReturn
 
 from contract.errors import UserError
-from contract.text import counted
+from contract.text import counted, write_whole
 
 
 class NothingMeasured(UserError):
@@ -62,14 +61,9 @@ def write(path: Path, content: str) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file atomically, or leave it as it was. Raises UserError when it cannot be
     written."""
-    part = path.with_name(f".{path.name}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(content)
-        part.replace(path)
+        write_whole(path, content)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
         raise UserError(
             f"Cannot write {path}: {error.strerror}. Make room on that disk, or give the folder to "
             "your user."

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from contract.errors import UserError
 from report.analysis import Analysis, analyse
 from report.cli import Parser, find_run, write_bytes
 from report.files import number
@@ -48,6 +49,8 @@ def tensorboard_main(argv: list[str]) -> int:
 def write_events(analysis: Analysis) -> Path:
     """Replaces the events of a run. Returns their folder. Raises UserError."""
     folder = analysis.run.folder / FOLDER
+    if folder.is_symlink():  # a run's folder may be somebody else's
+        raise UserError(f"{folder} is a link, through which nothing is written: remove it.")
     found = sorted(scalars(analysis), key=lambda one: one.unix)
     began = found[0].unix if found else 0.0
     data = record(event(began, version=b"brain.Event:2"))

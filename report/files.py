@@ -170,14 +170,18 @@ class Growing:
 
     def last(self) -> Entry | None:
         """The last line, where it is whole and an object."""
-        try:
-            with open_record(self.path) as text:
-                file = text.buffer
-                file.seek(max(0, file.seek(0, os.SEEK_END) - LAST))
-                *_, line, rest = [b"", *file.read(LAST).split(b"\n")]
-        except (OSError, ValueError):
-            return None
-        return object_in(line) if not rest else None
+        *_, line, rest = ["", "", *last_of(self.path, LAST).split("\n")]
+        return object_in(line.encode()) if not rest else None
+
+
+def last_of(path: Path, size: int) -> str:
+    """The text of a file's last bytes; "" where it cannot be read."""
+    try:
+        with open_record(path) as file:
+            file.buffer.seek(max(0, file.buffer.seek(0, os.SEEK_END) - size))
+            return file.buffer.read(size).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def object_in(line: bytes) -> Entry | None:

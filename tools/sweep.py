@@ -23,8 +23,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from contract import validate
 from contract.errors import INTERRUPTED, STOPPED, UserError
-from contract.text import counted
+from contract.text import counted, read_text
+from contract.validate import NATURAL, Invalid, Match, Maybe, One
 from tools import verbs
 
 SWEEPS = Path("runs/sweeps")
@@ -36,6 +38,15 @@ SECONDS = 40
 AROUND = 30  # seconds of a run beside its steps, until the first one was timed
 DAY = 86400
 TRIAL = ("--trial", str(SECONDS), "--sync_warmup", "0")
+
+# What is read of sweep.json and of a run's attempts.json.
+LOG = Match(r"\d{1,9}-\d{1,9}-\d{1,9}\.log")
+RUN = {"round": NATURAL, "cell": NATURAL, "log": LOG, "run": (None, str), "cause": (None, str)}
+SWEEP: dict[str, object] = {
+    **{"sweep": str, "rounds": One(range(1, DAY))},
+    **{"cells": [{"name": str, "argv": [str], "command": str}], "runs": [RUN]},
+}
+ENDED: dict[str, object] = {"status": str, "attempts": [{"first_cause": Maybe({"message": str})}]}
 
 Words = dict[str, str]  # NAME -> value, as they are typed after `make train`
 State = dict[str, Any]  # sweep.json
@@ -185,7 +196,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 def carry_out(folder: Path, force: bool) -> int:
     """Runs what has no result yet, then compares. Returns the exit code."""
-    state = json.loads((folder / "sweep.json").read_text())
+    state = read(folder)
     state["runs"] = [adopted(folder, run) for run in state["runs"]]
     state["runs"] = [run for run in state["runs"] if run["run"]]  # what failed is tried again
     cells, took = state["cells"], []
@@ -214,6 +225,18 @@ def carry_out(folder: Path, force: bool) -> int:
                 mean = sum(took) / len(took)
                 refuse_long(len(left) - index - 1, mean, force, folder)
     return subprocess.call([sys.executable, "-m", "report", "sweep", str(folder)])
+
+
+def read(folder: Path) -> State:
+    """What was done of a sweep. Raises UserError where that is damaged."""
+    path = folder / "sweep.json"
+    try:
+        state: State = validate.check(validate.parse(read_text(path)), SWEEP, "it")
+        if any(run["cell"] >= len(state["cells"]) for run in state["runs"]):
+            raise Invalid("it has runs of cells that it has not")
+        return state
+    except (OSError, ValueError, Invalid) as error:
+        raise UserError(f"{path} is damaged ({error}): start a new sweep.") from None
 
 
 class Stop:
@@ -272,7 +295,7 @@ def call(argv: list[str], file: Any, stop: Stop) -> int:
 def adopted(folder: Path, entry: State) -> State:
     """The entry with its run, if that has finished: a sweep that was killed left it behind."""
     name = run_of(folder / entry["log"])
-    if entry["run"] or name is None or attempts_of(name).get("status") != "finished":
+    if entry["run"] or name is None or attempts_of(name)["status"] != "finished":
         return entry
     return {**entry, "run": name}
 
@@ -286,17 +309,16 @@ def run_of(log: Path) -> str | None:
 
 
 def attempts_of(run: str) -> State:
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads((SWEEPS.parent / run / "attempts.json").read_text())
-        return found if isinstance(found, dict) else {}
-    return {}
+    path = SWEEPS.parent / run / "attempts.json"
+    with contextlib.suppress(OSError, ValueError, Invalid):
+        return dict(validate.check(validate.parse(read_text(path)), ENDED, "it"))
+    return {"status": "", "attempts": []}
 
 
 def why(log: Path, code: int) -> str:
     """In a sentence, why a run did not finish."""
     name = run_of(log)
-    attempts = attempts_of(name).get("attempts", []) if name else []
-    causes = [one.get("first_cause") for one in attempts]
+    causes = [one["first_cause"] for one in attempts_of(name)["attempts"]] if name else []
     if causes and causes[-1]:
         return f"failed: {causes[-1]['message']} ({name})"
     lines = log.read_text(errors="replace").splitlines()

@@ -28,6 +28,7 @@ from itertools import islice
 from pathlib import Path
 
 from contract.errors import UserError
+from contract.text import read_text
 from launcher.machines.engine import MachineError, Node, talk
 from launcher.machines.inventory import CHECKOUT
 from launcher.node.machine import tree_sha256
@@ -52,6 +53,7 @@ OWN = "own"  # where another folder goes in the tree
 LIBRARY = "library"  # where a script finds what it may import of ours
 # Files and bytes of another folder: who names a file of the home folder does not mean all of it.
 MOST_FILES, MOST_BYTES = 4000, 64 << 20
+MOST_SOURCE = 1 << 18  # bytes of a file that is parsed, in up to a thousand times as much memory
 
 
 @dataclass(frozen=True)
@@ -264,8 +266,9 @@ def loaded_by(file: Path, roots: Sequence[Path]) -> Loaded:
             continue
         seen.add(file)
         with contextlib.suppress(SyntaxError, OSError, ValueError):
-            texts.append(file.read_text(encoding="utf-8"))
-            for module in _imported(texts[-1]):
+            text, body = parsed(file)
+            texts.append(text)
+            for module in _imported(body):
                 beside = [root / module.replace(".", "/") for root in roots]
                 left += [one.with_suffix(".py") for one in beside]
                 left += [one / "__init__.py" for one in beside]
@@ -279,10 +282,19 @@ def _holds(root: Path, top: str) -> bool:
     return (root / top).is_dir() or (root / f"{top}.py").is_file()
 
 
-def _imported(text: str) -> list[str]:
+def parsed(file: Path) -> tuple[str, list[ast.stmt]]:
+    """The text and the statements of a Python file. Raises SyntaxError, OSError and ValueError."""
+    text = read_text(file, MOST_SOURCE)
+    try:
+        return text, ast.parse(text).body
+    except (MemoryError, RecursionError):  # of the parser's own stack
+        raise ValueError("it is nested too deeply") from None
+
+
+def _imported(body: list[ast.stmt]) -> list[str]:
     """The modules that a source imports in any case: what it tries to import may be missing."""
     found = []
-    for node in ast.parse(text).body:
+    for node in body:
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

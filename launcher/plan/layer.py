@@ -29,6 +29,7 @@ from typing import Any
 
 from contract import validate
 from contract.errors import UserError
+from contract.text import path_of
 from contract.validate import Each, Invalid, Match
 from launcher.folders import relative
 from launcher.machines.inventory import CHECKOUT
@@ -346,7 +347,7 @@ def beside(script: Iterable[Path], named: str | None) -> Path | None:
     """The file that REQUIREMENTS= names, else requirements.txt in the first of these folders that
     has one; None for none. Raises UserError."""
     if named:
-        path = Path(named).expanduser().resolve()
+        path = path_of("REQUIREMENTS", named)
         if not path.is_file():
             raise UserError(f"REQUIREMENTS={named}: there is no file {path}.")
         return path

@@ -15,10 +15,11 @@ from pathlib import Path
 from contract.errors import UNTRIED, UserError
 from contract.options import DEFAULT_MODEL
 from contract.options import Options as TrainerOptions
+from contract.text import path_of
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.machines.probe import Facts
-from launcher.plan.code import OWN, loaded_by
+from launcher.plan.code import OWN, loaded_by, parsed
 
 TRY_SECONDS = 120.0
 
@@ -43,12 +44,12 @@ def by_path(name: str) -> str:
     path, function = name.rsplit(":", 1) if ":" in name else (name, "")
     if not path.endswith(".py"):
         return name
-    file = Path(path).expanduser().resolve()
+    file = path_of("MODEL", name, path)
     if not file.is_file():
         raise UserError(f"MODEL={name}: there is no file {file}.")
     if not function:
         with contextlib.suppress(SyntaxError, ValueError):
-            function = next(iter(_defined(ast.parse(file.read_text(encoding="utf-8")).body)), "")
+            function = next(iter(_defined(parsed(file)[1])), "")
         raise UserError(
             f"MODEL={name}: name the function that returns the model, like "
             f"MODEL={path}:{function or 'function'}."
@@ -168,16 +169,24 @@ def _defined(body: list[ast.stmt]) -> list[str]:
 
 def _function(name: str, file: Path, function: str) -> str | None:
     try:
-        body = ast.parse(file.read_text(encoding="utf-8")).body
-    except ValueError:
-        return f"MODEL={name}: {file.name} is no Python in UTF-8."
+        body = parsed(file)[1]
     except SyntaxError as error:
         return f"MODEL={name}: {file.name}, line {error.lineno}: {error.msg}: correct it."
+    except ValueError as error:
+        return f"MODEL={name}: {file.name} is no Python in UTF-8: {error}."
     own = _defined(body)
     # A name may also come from an import or an assignment: only a file of definitions is certain.
     others = (ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.If, ast.Try)
-    bound = any(function in ast.unparse(node) for node in body if isinstance(node, others))
-    if function in own or bound:
+    bound = {word for node in body if isinstance(node, others) for word in _words(node)}
+    if function in own or function in bound:
         return None
     near = difflib.get_close_matches(function, own, 3) or own
     return f"MODEL={name}: {file.name} has no {function!r}; it has {', '.join(near) or 'none'}."
+
+
+def _words(statement: ast.stmt) -> set[str | None]:
+    """The names and texts in a statement, however deep."""
+    found = {getattr(node, "id", getattr(node, "name", None)) for node in ast.walk(statement)}
+    found |= {node.asname for node in ast.walk(statement) if isinstance(node, ast.alias)}
+    texts = {node.value for node in ast.walk(statement) if isinstance(node, ast.Constant)}
+    return found | {text for text in texts if isinstance(text, str)}

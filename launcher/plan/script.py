@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from contract.errors import UserError
 from contract.options import VARIABLES
+from contract.text import path_of
 from launcher.machines.inventory import CHECKOUT
 from launcher.options import Options
 from launcher.plan import code
@@ -95,13 +96,13 @@ def by_path(script: str, folder: str | None) -> tuple[str, str]:
     """SCRIPT and FOLDER as a run records them, with absolute paths. Raises UserError."""
     words = _words(script)
     if len(words) == 2:
-        root = Path(folder or ".").expanduser().resolve()
+        root = path_of("FOLDER", folder or ".")
         return f"-m {words[1]}", str(root if folder else _checkout_of(root) or root)
-    file = Path(words[0]).expanduser().resolve()
+    file = path_of("SCRIPT", script, words[0])
     if not file.is_file():
         raise UserError(f"SCRIPT={script}: there is no file {file}.")
     root = _checkout_of(file.parent) or file.parent
-    root = Path(folder).expanduser().resolve() if folder else root
+    root = path_of("FOLDER", folder) if folder else root
     if not file.is_relative_to(root):
         raise UserError(f"FOLDER={folder}: SCRIPT={script} is not in it.")
     return str(file), str(root)
@@ -135,8 +136,8 @@ def read(options: Options) -> Script:
     if not root.is_dir():
         raise UserError(f"FOLDER={root}: there is no such folder.")
     file = _file(root, typed)
+    sent = code.current(root)  # which refuses a large folder before any file of it is parsed
     found = code.loaded_by(file, [file.parent, root] if len(typed) == 1 else [root])
-    sent = code.current(root)
     inside = file.relative_to(root).as_posix()
     if f"{code.OWN}/{inside}" not in sent.names:
         raise UserError(

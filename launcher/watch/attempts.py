@@ -19,9 +19,9 @@ from typing import Any
 
 from contract import validate
 from contract.errors import STOPPED, UNWRITTEN, UserError
-from contract.text import counted
+from contract.text import counted, write_whole
 from contract.validate import NATURAL, Each, Invalid, One
-from launcher.folders import recorded, relative, write_whole
+from launcher.folders import recorded, relative
 from launcher.machines.engine import Host, MachineError, talk
 from launcher.owners import Owners
 from launcher.plan import preflight
@@ -31,6 +31,7 @@ from launcher.terminal import Stopper, Terminal
 from launcher.watch import failures
 from launcher.watch.failures import Failure, Restart, document
 from launcher.watch.watch import Outcome
+from report.files import open_record
 
 SPARE = 1 << 20  # bytes
 LINE = 1 << 20  # bytes; no line of ours is longer
@@ -50,7 +51,7 @@ LOOK_EVERY = 3.0
 
 def write_json(path: Path, value: object, mode: int = 0o644) -> None:
     """Whole or not at all. Raises OSError."""
-    write_whole(path, json.dumps(value, indent=1) + "\n", mode)
+    write_whole(path, (json.dumps(value, indent=1) + "\n").encode(), mode)
 
 
 class Attempts:
@@ -162,15 +163,16 @@ class Attempts:
 
 def reserve(path: Path) -> None:
     """Make a file that reserves space on the disk. Raises OSError."""
-    with path.open("wb") as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o644), "wb") as file:
         os.posix_fallocate(file.fileno(), 0, SPARE)
 
 
 def lines_of(path: Path, shape: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The lines of a rank's timings that have this shape: what a rank wrote is not trusted."""
     word = f'"{shape["kind"].values[0]}"'.encode()
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        while line := file.readline(LINE):
+    with contextlib.suppress(OSError), open_record(path) as text:
+        while line := text.buffer.readline(LINE):
             if word in line:
                 with contextlib.suppress(Invalid):
                     yield validate.check(validate.parse(line), shape, "line")

@@ -1,5 +1,6 @@
 """`tandem`, the command for whoever sits at a PC that trains in others' time."""
 
+import contextlib
 import os
 import pwd
 import socket
@@ -50,11 +51,39 @@ def test_another_person_s_no_stays(tandem, others, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["berta"]
 
 
-def test_a_link_in_its_place_is_not_followed(tandem, tmp_path, capsys):
-    (tmp_path / ME).symlink_to(tmp_path / "victim")
+@pytest.mark.parametrize("kind", ["link", "pipe", "file"])
+def test_what_another_has_put_under_one_s_name_is_left_alone(tandem, tmp_path, monkeypatch, kind):
+    """It is neither opened, which waits for ever at a pipe, nor followed, nor a no of one's own."""
+    there, victim = tmp_path / ME, tmp_path.parent / "victim"
+    make = {"link": lambda: there.symlink_to(victim), "pipe": lambda: os.mkfifo(there)}
+    make.get(kind, there.touch)()
+    monkeypatch.setattr(tandem, "owner", lambda path: "berta" if path == there else ME)
+    assert tandem.main(["away"]) == tandem.main(["away"]) == 0
+    (mine,) = set(tmp_path.iterdir()) - {there}
+    assert not victim.exists() and mine.is_file()
+    assert tandem.main(["back"]) == 0
+    assert list(tmp_path.iterdir()) == [there]
+
+
+def test_where_nobody_can_say_no_that_is_said(tandem, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tandem, "AWAY", tmp_path / "missing")
     assert tandem.main(["away"]) == 1
     assert "ask whoever set up Tandem here" in capsys.readouterr().err
-    assert not (tmp_path / "victim").exists()
+
+
+def test_thousands_of_names_are_counted_in_a_moment(tandem, tmp_path, capsys):
+    """Any user may take any name."""
+    names = [f"\0tandem/{os.getpid()}/run-{number}/anna" for number in range(500)]
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            mark = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+            mark.bind(name)
+        calls, output = [], tandem.output
+        tandem.output = lambda argv: calls.append(argv) or output(argv)
+        assert tandem.main(["who"]) == 0
+    said = capsys.readouterr().out
+    assert len(calls) == 1 and said.count("trains on it") == tandem.MOST_RUNS
+    assert " more claim to train on it.\n" in said
 
 
 @pytest.mark.parametrize("name", [b"\xff", b"\x1b[2J", b"berta"])
@@ -63,8 +92,6 @@ def test_a_file_s_name_is_nobody_s_word(tandem, tmp_path, monkeypatch, capsys, n
     (tmp_path / os.fsdecode(name)).symlink_to(tmp_path / "nowhere")
     assert tandem.main(["who"]) == 0
     assert f"{ME} said `tandem away` on " in capsys.readouterr().out
-    assert tandem.main(["away"]) == 0
-    assert (tmp_path / ME).is_file()
 
 
 def test_who_uses_it_since_when_and_how_to_say_no(tandem, others, tmp_path, capsys):

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from contract.errors import UserError
-from launcher import control, folders, status
+from launcher import control, folders, status, top
 from launcher.watch import attempts
 
 
@@ -96,6 +96,42 @@ def test_a_run_that_is_over_is_not_stopped(run):
     folder = run("20260101T000000Z-resnet18-2n", "{}", done)
     with pytest.raises(UserError, match="is not under way: it is finished"):
         control.stop(folder.name)
+
+
+def test_attach_shows_a_foreign_run_s_log_without_orders_for_the_terminal(run, capfd):
+    folder = run("20260101T000000Z-resnet18-2n", "{}")
+    (folder / "controller.log.first").write_text("zero\n" * 5000)
+    (folder / "controller.log").write_text(f"one{ODD[:-1]}\x1b[2J\n{'x' * 70_000}\x1b[2Jend")
+    assert control.attach(folder.name) == 0
+    said = capfd.readouterr().out
+    assert said == "zero\n" * 5000 + f"one\n{'x' * 70_000}end"
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_lies_in_a_foreign_run_s_folder_is_not_waited_for(run, make):
+    folder = run("20260101T000000Z-resnet18-2n", "{}")
+    (folder / "nodes/node1").mkdir(parents=True)
+    names = ("controller.pid", "attempts.json", "summary.json", "nodes/node1/rank0.log")
+    for name in (*names, "nodes/node1/rank0.1.steps.jsonl", "controller.log"):
+        make(folder / name)
+    assert control.runs() == status.status(folder.name) == 0
+    assert top.tail(folder, 5) == [] and not attempts.Attempts.saved(folder)
+    with pytest.raises(UserError, match=r"controller.log cannot be shown: "):
+        control.attach(folder.name)
+    with pytest.raises(UserError, match=r"attempts.json is damaged \(it "):
+        attempts.Attempts(folder)
+
+
+def test_nothing_is_written_through_links_of_a_foreign_run_s_folder(run, tmp_path):
+    folder = run("20260101T000000Z-resnet18-2n", "{}")
+    (tmp_path / "mine").write_text("mine")
+    for name in ("controller.pid", ".spare"):
+        (folder / name).symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match=r"controller.pid cannot be written"):
+        folders.lock(folder)
+    with pytest.raises(OSError, match="Too many levels"):
+        attempts.reserve(folder / ".spare")
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_attach_shows_what_was_said_and_ends_with_the_run(run, capfdbinary):

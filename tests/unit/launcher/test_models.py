@@ -126,6 +126,9 @@ def test_a_model_of_one_s_own_is_given_by_the_path_of_its_file(mine, monkeypatch
         ("nett.py:build", "there is no file"),
         ("broken.py:build", "broken.py, line 1"),
         ("odd.py:build", "no Python in UTF-8"),
+        ("deep.py:build", "it is nested too deeply"),
+        ("large.py:build", "it has more than 256 KiB"),
+        ("~nosuch/net.py:build", "MODEL=~nosuch/net.py:build is no path"),
     ],
 )
 def test_a_path_that_leads_to_no_model_is_refused_before_anything_else(
@@ -133,6 +136,9 @@ def test_a_path_that_leads_to_no_model_is_refused_before_anything_else(
 ):
     (mine / "broken.py").write_text("def f(:\n")
     (mine / "odd.py").write_bytes(b"# caf\xe9\n")
+    (mine / "deep.py").write_text(f"x = {'-' * 200_000}1\n")
+    with (mine / "large.py").open("wb") as file:
+        file.truncate(3 << 30)
     monkeypatch.chdir(mine)
     assert cli.main(["train", "--model", name]) == 2
     told = capsys.readouterr().err

@@ -5,6 +5,7 @@ import json
 import shlex
 import subprocess
 import sys
+import tracemalloc
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -85,6 +86,9 @@ def test_its_folder_is_its_git_checkout_else_the_one_it_lies_in(project):
     ("words", "said"),
     [
         (["--script", "nowhere.py"], "there is no file"),
+        (["--script", "~nosuch/train.py"], "SCRIPT=~nosuch/train.py is no path"),
+        (["--script", "train.py", "--folder", "~nosuch"], "FOLDER=~nosuch is no path"),
+        (["--script", "train.py", "--requirements", "~nosuch/x"], "REQUIREMENTS=~nosuch/x is no p"),
         (["--script", "train.py --lr 0.1"], 'its options are ARGS="--lr 0.1"'),
         (["--script", "-m a/b"], "give one file"),
         (["--script", "train.py", "--folder", "package"], "SCRIPT=train.py is not in it"),
@@ -220,6 +224,21 @@ def test_a_folder_of_30_gb_is_refused_before_anything_is_read(project, monkeypat
     monkeypatch.setattr(code.shutil, "copy2", lambda *_: pytest.fail("a file was read"))
     with pytest.raises(UserError, match=r"64 MiB \(data has 30720\): what is no code let git ign"):
         read(project)
+
+
+@pytest.mark.parametrize("text", ["-" * 200_000 + "1", "-" * 900 + "1", None])
+def test_what_it_imports_is_looked_for_in_files_that_a_parser_bears(project, text):
+    """Neither in one that nests deeper than its stack, nor in a sparse one of 3 GiB."""
+    large = project.parent / "elsewhere"
+    large.mkdir()
+    with (large / "helpers.py").open("w") as file:
+        file.write(text) if text else file.truncate(3 << 30)
+    tracemalloc.start()
+    found = code.loaded_by(project / "train.py", [project.parent / "elsewhere"])
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.packages == {"contract", "pandas", "torch"}
+    assert most < 16 << 20
 
 
 def failed(**fields):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from launcher import folders, top
 from launcher.top import PIECE, Idle, Top, fitting
 from report import status
@@ -132,6 +133,44 @@ def test_machines_that_run_nothing_are_asked(tmp_path):
         assert machines.lines(80)[0] == "  1 machine; no run is under way here"
     finally:
         machines.close()
+
+
+class Breaks:
+    """A machine whose sshd closes: when a command is started, written to, or read."""
+
+    def __init__(self, machine, place):
+        self.host, self.place = machine, place
+
+    def start(self, argv):
+        self.fail("start")
+        return self
+
+    def write(self, data):
+        self.fail("write")
+        return len(data)
+
+    def read(self):
+        self.fail("read")
+
+    def fail(self, place):
+        if place == self.place:
+            raise {"start": UserError, "write": BrokenPipeError, "read": KeyError}[place](place)
+
+    def close_stdin(self):
+        pass
+
+    close = close_stdin
+
+
+@pytest.mark.parametrize("place", ["start", "write", "read"])
+def test_one_machine_that_closes_hides_no_others(monkeypatch, place):
+    nodes = {f"node{n}": Breaks(host(n), place if n == 1 else "") for n in (1, 2)}
+    monkeypatch.setattr(top.engine, "open_all", lambda hosts: (nodes, {}))
+    machines = top.Machines([node.host for node in nodes.values()])
+    said = "\n".join(machines.lines(80))
+    assert "node1 (192.0.2.1): it cannot be asked: " in said and "2 machines" in said
+    assert [one.host.name for one in machines._idle] == ["node2"]
+    machines.close()
 
 
 def test_a_live_screen_leaves_the_terminal_as_it_was(run):

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -20,7 +21,7 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one_and_no_half(tmp_path
     """A folder stands where a file is to be written: so it fails for root, too."""
     RunBuilder(tmp_path).write()
     (tmp_path / "summary.json").write_text("old")
-    (tmp_path / ".summary.json.part").mkdir()
+    (tmp_path / f".summary.json.{os.getpid()}").mkdir()
     assert main([str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert said.startswith("report: Cannot write ") and len(said.splitlines()) == 1
@@ -28,16 +29,29 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one_and_no_half(tmp_path
 
 
 def test_half_a_file_is_taken_away_again(tmp_path, monkeypatch):
-    whole = Path.write_bytes
-
-    def write_bytes(path, content):
-        whole(path, content[:3])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, "fsync", mock.Mock(side_effect=full))
     with pytest.raises(UserError, match="No space left on device"):
         cli.write(tmp_path / "report.txt", "a report")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_through_links_of_a_run_s_folder(tmp_path, capsys):
+    """Which may be somebody else's: neither of the files nor of TensorBoard's folder."""
+    run, victim = tmp_path / "run", tmp_path / "victim"
+    RunBuilder(run).write()
+    (victim / "folder").mkdir(parents=True)
+    events = victim / "folder/events.out.tfevents.1.tandem"
+    for path in (victim / "file", events):
+        path.write_text("mine")
+    for name in ("summary.json", ".report.txt.part", f".report.txt.{os.getpid()}"):
+        (run / name).symlink_to(victim / "file")
+    (run / "tensorboard").symlink_to(victim / "folder")
+    assert main([str(run)]) == 0
+    assert main(["tensorboard", str(run)]) == 2
+    assert "is a link, through which nothing is written" in capsys.readouterr().err
+    assert (victim / "file").read_text() == events.read_text() == "mine"
+    assert not (run / "summary.json").is_symlink()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")

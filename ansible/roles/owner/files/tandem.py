@@ -4,6 +4,7 @@
 Copied to machines as /usr/local/bin/tandem; Python 3.6, standard library, no rights needed.
 """
 
+import contextlib
 import os
 import pathlib
 import pwd
@@ -16,6 +17,7 @@ AWAY = pathlib.Path("/var/lib/tandem/away")
 TEXT = pathlib.Path("/usr/local/share/tandem/owner.txt")
 # What a guard shows of its run (launcher/node/machine_lock.py): any user may claim such a name.
 RUN = re.compile(r" @tandem/(\d{1,10})/([\w@.+-]{1,80})/([\w@.+-]{1,80})$", re.MULTILINE)
+MOST_RUNS = 20  # that are named
 SEAT = ["Seat", "Class", "Desktop", "Type", "IdleSinceHint", "Name"]
 
 
@@ -37,30 +39,48 @@ def account(uid):
 
 
 def owner(path):
-    """Whose file it is, or whose link, wherever that leads."""
-    return account(path.lstat().st_uid)
+    """Whose file it is, or whose link, wherever that leads; "" where it is gone."""
+    try:
+        return account(path.lstat().st_uid)
+    except OSError:
+        return ""
+
+
+def files():
+    """What lies where people say no."""
+    try:
+        return sorted(AWAY.iterdir())
+    except OSError:
+        return []
+
+
+def own_files():
+    return [path for path in files() if owner(path) == account(os.getuid())]
 
 
 def said_no():
     """Who said no, and when: {name: text}."""
     found = {}
-    try:
-        for path in AWAY.iterdir():
+    for path in files():
+        with contextlib.suppress(OSError):  # it was taken back this very moment
             when = time.localtime(path.lstat().st_mtime)
             found[owner(path)] = time.strftime("%A %H:%M, %d %B", when)
-    except OSError:
-        return found
     return found
 
 
 def runs():
     """A line for each run on this PC."""
     text = pathlib.Path("/proc/net/unix").read_text(errors="replace")
+    every = sorted(set(RUN.findall(text)))
+    pids = ",".join(pid for pid, _, _ in every[:MOST_RUNS])
+    told = output(["ps", "-o", "pid=,lstart=", "-p", pids]) if pids else ""
+    since = dict(line.split(None, 1) for line in told.split("\n") if " " in line.strip())
     lines = []
-    for pid, run, holder in sorted(set(RUN.findall(text))):
-        since = output(["ps", "-o", "lstart=", "-p", pid])
-        since = " since {}".format(since) if since else ""
-        lines.append("{} trains on it{} (run {}).".format(holder, since, run))
+    for pid, run, holder in every[:MOST_RUNS]:
+        began = " since {}".format(since[pid]) if pid in since else ""
+        lines.append("{} trains on it{} (run {}).".format(holder, began, run))
+    if len(every) > MOST_RUNS:
+        lines.append("{} more claim to train on it.".format(len(every) - MOST_RUNS))
     return lines
 
 
@@ -79,16 +99,22 @@ def who():
     return 0
 
 
+def refused(path, error):
+    reason = "{}: {}: ask whoever set up Tandem here.".format(path, error.strerror)
+    print(reason, file=sys.stderr)
+    return 1
+
+
 def away():
     """Say no. Runs that are here save and leave."""
-    path = AWAY / account(os.getuid())
-    try:
-        os.close(os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644))
-    except OSError as error:
-        print(
-            "{}: {}: ask whoever set up Tandem here.".format(path, error.strerror), file=sys.stderr
-        )
-        return 1
+    own = AWAY / account(os.getuid())
+    if not own_files():
+        # Whatever somebody else has put under this name is neither opened nor followed.
+        path = own.with_name("{}.{}".format(own.name, os.getpid())) if os.path.lexists(own) else own
+        try:
+            os.close(os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+        except OSError as error:
+            return refused(path, error)
     told = "A run that is here saves and leaves within about 20 s" if runs() else "No run is here"
     print("{}, and none comes until you say `tandem back`.".format(told))
     return 0
@@ -96,16 +122,14 @@ def away():
 
 def back():
     """Take it back."""
-    path = AWAY / account(os.getuid())
-    try:
-        path.unlink()
-    except FileNotFoundError:
+    own = own_files()
+    for path in own:
+        try:
+            path.unlink()
+        except OSError as error:
+            return refused(path, error)
+    if not own:
         print("You had not said no.")
-    except OSError as error:
-        print(
-            "{}: {}: ask whoever set up Tandem here.".format(path, error.strerror), file=sys.stderr
-        )
-        return 1
     others = sorted(said_no())
     if others:
         print("{} said no, too: only they, or root, can take that back.".format(", ".join(others)))
