@@ -28,9 +28,10 @@ class Invalid(Exception):
 
 @dataclass(frozen=True)
 class Each:
-    """A mapping from any names to values of one shape."""
+    """A mapping from any names, so many at most, to values of one shape."""
 
     shape: object
+    most: int = MANY
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _taken(value: Any, shape: Any, name: str) -> Any:
         pairs = enumerate(zip(value, shape.shapes))
         return [_taken(item, one, f"{name}[{i}]") for i, (item, one) in pairs]
     if isinstance(shape, Each):
-        items = _held(value, dict, name, MANY).items()
+        items = _held(value, dict, name, shape.most).items()
         return {_text(key, name): _taken(item, shape.shape, f"{name}.*") for key, item in items}
     if isinstance(shape, dict):
         return _fields(_held(value, dict, name), shape, name)

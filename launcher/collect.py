@@ -10,6 +10,7 @@ The bytes are counted into an empty folder; what arrived is then added to the ru
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -39,6 +40,8 @@ SEND = (
     'exec 3<"$1" || exit 5; echo tandem-file; tail -c "+$3" <&3 | head -c "$2"'
 )
 ABSENT, IRREGULAR = 3, 4
+# Of a name, where the disk itself is well.
+NAMES = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG)
 # Space that the run's own last files need on the disk that the checkpoints go to.
 DISK_LEFT = 256 * MIB
 
@@ -162,9 +165,15 @@ def staging(folder: Path) -> Iterator[Path]:
 
 
 def move_in(fresh: Path, target: Path) -> None:
-    """Move what arrived to its place. Raises OSError."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    fresh.replace(target)
+    """Move what arrived to its place. Raises OSError, and NotHere for a name that this disk cannot
+    have: a machine may call a folder what was a file before."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fresh.replace(target)
+    except OSError as error:
+        if error.errno not in NAMES:
+            raise
+        raise NotHere(f"here something else has its name ({error.strerror})") from None
 
 
 def add_to(target: Path, fresh: Path) -> None:

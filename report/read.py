@@ -473,7 +473,9 @@ def fold(record: RankRecord, line: Entry) -> None:
     if len(record.beside) < MOST_BESIDE:
         record.beside.append((record.clock, seconds))
         if kind == "evaluate":
-            record.evaluations.append({**only(EVALUATION, line), "clock": record.clock})
+            scores = {**dict.fromkeys(EVALUATION), **only(EVALUATION, line)}
+            if scores["epoch"] is not None:
+                record.evaluations.append({**scores, "clock": record.clock})
     if kind == "end":
         record.end = only(END, line)
 

@@ -20,6 +20,7 @@ from contract.errors import UserError
 from contract.validate import NATURAL, Each, Invalid, Match, One, Row
 from launcher.machines.engine import LARGEST, Host, Late, MachineError, Node, Process, pieces, talk
 from launcher.machines.inventory import CHECKOUT, MOST_GPUS
+from launcher.machines.probes.machine import MOST_PACKAGES
 
 MARK = "tandem-answer "  # before what such a program answers: a .bashrc may print, too
 # Python 3.11's ast.parse raises SystemError now and then where several threads call it at once.
@@ -143,7 +144,7 @@ def shape(task: dict[str, Any]) -> dict[str, Any]:
         "versions": dict.fromkeys(VERSIONS, (VERSION, None)),
         "models": [str],
         "packages": dict.fromkeys(task["packages"], bool),
-        "distributions": Each(VERSION),
+        "distributions": Each(VERSION, MOST_PACKAGES),
         "glibc": One(range(1000)),
         "gpus": {
             "count": One(range(MOST_GPUS + 1)),

@@ -84,11 +84,20 @@ class ImageFolder:
 
     def gives_others(self, path: str) -> bool:
         """Whether the disk or share of this image gives any of some others."""
-        mount, place = self.mount_of(path), self.paths.index(path)
-        step = len(self.paths) // (4 * TRIED) + 1
-        spread = [one for one in self.paths[place % step :: step] if one != path]
-        others = [one for one in spread if self.mount_of(one) == mount][:TRIED]
-        return not others or any(is_given(self.root / one) for one in others)
+        others = [one for one in self.by_mount[self.mount_of(path)] if one != path]
+        step, place = len(others) // TRIED + 1, self.paths.index(path)
+        return not others or any(is_given(self.root / one) for one in others[place % step :: step])
+
+    @cached_property
+    def by_mount(self) -> Dict[str, List[str]]:
+        """The images of each disk or share."""
+        folders: Dict[str, List[str]] = {}
+        for path in self.paths:
+            folders.setdefault(path.rpartition("/")[0], []).append(path)
+        found: Dict[str, List[str]] = {}
+        for inside in folders.values():
+            found.setdefault(self.mount_of(inside[0]), []).extend(inside)
+        return found
 
     def mount_of(self, path: str) -> str:
         """`/srv/data (node1:/data, nfs4)`: where an image was mounted. Asks no file server."""

@@ -1,9 +1,11 @@
 """Batches for one rank: its share of each training step, and of all images in evaluation."""
 
 import dataclasses
+import math
+import time
 from functools import partial
 from random import Random
-from typing import Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ from .decode import BadImage, Gone, NotGiven, open_picture
 from .folder import SMALL, Bad, ImageCache, ImageFolder, fits
 from .workers import data_loader, started, worker_count
 
+AGAIN = 60.0  # seconds in which a disk or share is waited for once
 TRIALS = 16  # how many replacements in a row may be bad too before the run gives up
 
 
@@ -46,6 +49,9 @@ class Samples(Dataset):  # type: ignore[type-arg]
     seed: int
     # Images that their disk did not give: this process does not wait for them again.
     given_up: Set[str] = dataclasses.field(default_factory=set)
+    # By disk or share the time from which its images are waited for again, where one of them was
+    # waited for in vain; infinite where it gives none, by which the run ends.
+    patience: Dict[str, float] = dataclasses.field(default_factory=dict)
 
     def __getitem__(self, draw: Draw) -> Sample:
         """In training (where the draw has an epoch), a bad image is replaced by another one, drawn
@@ -57,7 +63,7 @@ class Samples(Dataset):  # type: ignore[type-arg]
         chosen = index
         for _ in range(1 if draw.epoch is None else 1 + TRIALS):
             try:
-                again = paths[chosen] not in self.given_up
+                again = self._is_waited_for(paths[chosen])
                 picture = open_picture(self.folder.root / paths[chosen], again)
                 return Sample(self.transform(picture, rng), targets[chosen], index, bad)
             except BadImage as error:
@@ -67,14 +73,26 @@ class Samples(Dataset):  # type: ignore[type-arg]
                 break
         return Sample(None, targets[index], index, bad)
 
+    def _is_waited_for(self, path: str) -> bool:
+        """Whether to wait where its disk fails. Raises NotGiven where that gives no image."""
+        until = self.patience.get(self.folder.mount_of(path), 0.0) if self.patience else 0.0
+        if until == math.inf:
+            raise NotGiven("is not read any more")
+        return path not in self.given_up and time.monotonic() >= until
+
     def _bad(self, path: str, error: BadImage) -> Bad:
         if not isinstance(error, NotGiven):
             return Bad(path, str(error))
-        self.given_up.add(path)
-        alone = self.folder.gives_others(path)
-        if alone and isinstance(error, Gone):
+        mount = self.folder.mount_of(path)
+        alone = self.patience.get(mount) != math.inf and self.folder.gives_others(path)
+        if not alone:
+            self.patience[mount] = math.inf
+        elif isinstance(error, Gone):
             return Bad(path, str(error))  # its mount is there, and no one waits for it
-        return Bad(path, str(error), self.folder.mount_of(path), alone)
+        elif path not in self.given_up:
+            self.patience[mount] = time.monotonic() + AGAIN
+        self.given_up.add(path)
+        return Bad(path, str(error), mount, alone)
 
     def chance(self, draw: Draw) -> Random:
         return Random(derive_seed("augment", self.seed, draw.epoch, draw.number))

@@ -1,6 +1,7 @@
 """What a script wrote into its OUTPUT= folders, as a machine lists and sends it."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,19 @@ def test_a_name_that_leads_elsewhere_is_no_file(nodes, there, run, name):
     wrote(there, "node1", "out/good.txt")
     outputs.bring({**nodes, "node1": liar}, there, ("out",), run, 1000)
     assert here(run) == ["work/node1/out/good.txt"]
+
+
+@pytest.mark.parametrize(("before", "after"), [("a", "a/b.txt"), ("a/b.txt", "a")])
+def test_what_was_a_file_and_is_a_folder_is_that_file_s_trouble(nodes, there, run, before, after):
+    """Of a run that goes on; not a disk that is full, by which nothing more would be brought."""
+    wrote(there, "node1", f"out/{before}")
+    outputs.bring(nodes, there, ("out",), run, 1 << 20)
+    shutil.rmtree(Path(there["node1"], "work/node1/out"))
+    wrote(there, "node1", f"out/{after}", at=2)
+    wrote(there, "node1", "out/c.txt", at=1)
+    said = outputs.bring(nodes, there, ("out",), run, 1 << 20)
+    assert here(run) == [f"work/node1/out/{before}", "work/node1/out/c.txt"]
+    assert any(f"out/{after} was not collected: here something else has its na" in s for s in said)
 
 
 def test_more_files_than_a_run_takes_are_counted(nodes, there, run, monkeypatch):

@@ -19,7 +19,7 @@ from contract.validate import Invalid
 from launcher import collect, measure
 from launcher.machines import probe
 from launcher.machines.engines import ssh
-from launcher.machines.probe import Facts
+from launcher.machines.probe import MOST_PACKAGES, Facts
 from launcher.options import Options
 from launcher.plan import preflight
 from launcher.plan.preflight import OpenMachines, Requirements
@@ -190,6 +190,15 @@ def test_memory_is_bounded_by_what_came(part):
         assert tracemalloc.get_traced_memory()[1] < 30 * len(whole)
     finally:
         tracemalloc.stop()
+
+
+def test_a_machine_has_as_many_packages_as_a_machine_may_have():
+    """Of each a file is made for pip: 100,000 names were 390 MiB."""
+    most = {f"a{number}": "1" for number in range(MOST_PACKAGES)}
+    whole = json.dumps({**ANSWER, "distributions": most})
+    assert len(probe.read_facts(whole, TASK)["distributions"]) == MOST_PACKAGES
+    with pytest.raises(Invalid, match=r"answer.distributions is "):
+        probe.read_facts(json.dumps({**ANSWER, "distributions": {**most, "b": "1"}}), TASK)
 
 
 @pytest.mark.parametrize("name", ANSWER)

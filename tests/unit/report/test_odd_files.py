@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from report import files, read
 from report.__main__ import main
-from report.status import Follower
+from report.status import Follower, lines
 from tests.fuzz import damaged, many, odd
 from tests.unit.report.report_runs import RunBuilder, change, change_lines
 
@@ -35,6 +35,7 @@ OLDER_FILES = tuple(
     )
 )
 RUNS = [*(("whole", name) for name in FILES), *(("older", name) for name in OLDER_FILES)]
+RUNS += [("running", name) for name in FILES[2:]]
 
 
 def test_a_folder_whose_name_is_no_text_is_no_host(tmp_path):
@@ -66,6 +67,17 @@ def whole(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    """One that goes on: no rank and no guard has ended, and one epoch is evaluated."""
+    run = RunBuilder(tmp_path_factory.mktemp("running") / "run", nodes=2, steps=24, epochs=4)
+    run.write_control(status="running", wall_seconds=None)
+    for rank, host in enumerate(run.hosts):
+        run.write_rank(rank, host, steps=9, end=False)
+        run.write_machine(rank, host)
+    return run.folder
+
+
+@pytest.fixture(scope="module")
 def older(tmp_path_factory):
     """One of before, with GPUs and a share."""
     run = Path(shutil.copytree(OLDER, tmp_path_factory.mktemp("older") / "run"))
@@ -80,12 +92,15 @@ def older(tmp_path_factory):
 
 
 @pytest.fixture
-def spoiled(request, whole, older):
-    return {"whole": whole, "older": older}[request.param]
+def spoiled(request, whole, older, running):
+    return {"whole": whole, "older": older, "running": running}[request.param]
 
 
 def reported(run):
-    """All that the report says and writes; it has to be printable, and JSON."""
+    """All that the report says and writes; it has to be printable, and JSON. What `make status`
+    shows is made, too."""
+    if progress := Follower(run).look():
+        lines(progress, running=True)
     out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)  # as strict as a terminal
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         code = main([str(run)])
@@ -125,6 +140,19 @@ def test_a_report_is_made_whatever_a_file_holds(spoiled, name):
             reported(spoiled)
 
         each()
+
+
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("name", FILES[2:])
+def test_a_run_that_goes_on_is_shown_whatever_its_lines_lack(running, name):
+    path = running / name
+    with borrowed(path) as (_, documents):
+        for kind, key in sorted({(one["kind"], key) for one in documents for key in one}):
+            for value in (None, 0, -1, "x", {}):
+                alike = [{**one, key: value} if one["kind"] == kind else one for one in documents]
+                write_lines(path, alike)
+                if progress := Follower(running).look():
+                    lines(progress, running=True)
 
 
 def names_in(run):

@@ -3,6 +3,7 @@ reading /proc/self/mem at its beginning is EIO."""
 
 import errno
 import os
+import shutil
 from types import SimpleNamespace
 from unittest import mock
 
@@ -12,7 +13,8 @@ from contract import layout
 from contract.errors import DATA_LOST
 from contract.options import Options
 from tests.trainer_ranks import lines, make_images, run_ranks, said
-from trainer.data import decode, folder
+from trainer.data import decode, folder, loader
+from trainer.data.augment import Evaluate
 from trainer.data.decode import Gone, NotGiven, open_picture
 
 ARGV = ["--model", "tests.trainer_models:plain", "--epochs", 2, "--image_size", 16]
@@ -92,6 +94,45 @@ def test_a_disk_of_which_memory_has_a_part_ends_so_too(images):
     argv = ["--data", images, *ARGV, "--workers", 0, "--bad_images", 3, "--epochs", 4]
     [(code, text)] = run_ranks([1], quickly, *argv)
     assert code == DATA_LOST, text
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_share_that_fails_is_waited_for_once_and_not_by_each_file(images, monkeypatch, kept):
+    """Seconds until it is named: it took as long as its first batch, 7.5 s an image. With one good
+    image among them, as often as once in AGAIN."""
+    for path in sorted(images.glob("train/*/*.png"))[kept:]:
+        fails(path)
+    waited = []
+    monkeypatch.setattr(decode.time, "sleep", waited.append)
+    options = Options(image_size=16)
+    found = folder.ImageFolder(str(images), "train", options)
+    monkeypatch.setattr(folder, "TRIED", len(found))  # so that the good one is met
+    samples = loader.Samples(found, Evaluate(found.sizes), 0)
+    bad = [one for n in range(len(found)) for one in samples[loader.Draw(0, n)].bad]
+    assert sum(waited) == sum(decode.PAUSES)
+    assert {one.alone for one in bad} == {bool(kept)} and len({one.path for one in bad}) > 10
+    monkeypatch.setattr(loader.time, "monotonic", lambda: 1e9)  # much later
+    samples[loader.Draw(None, len(found) - 1)]
+    samples.given_up.clear()
+    samples[loader.Draw(None, len(found) - 1)]
+    assert sum(waited) == (1 + kept) * sum(decode.PAUSES)
+
+
+def test_a_mount_of_few_of_the_images_that_vanishes_is_none_of_bad_images(images, monkeypatch):
+    """One class of forty has a disk of its own."""
+    first = images / "train/class0"
+    for number in range(4, 40):
+        (images / f"train/class{number}").mkdir()
+        for name in ("0.png", "1.png"):
+            shutil.copy(first / name, images / f"train/class{number}")
+    disk = folder.Mount("/dev/sdb1", str(first), "ext4")
+    monkeypatch.setattr(folder, "mounts", lambda: [disk, folder.Mount("/dev/sda1", "/", "ext4")])
+    found = folder.ImageFolder(str(images), "train", Options())
+    assert found.gives_others("train/class0/0.png")
+    for path in first.iterdir():
+        path.unlink()
+    assert not found.gives_others("train/class0/0.png")
+    assert found.gives_others("train/class39/0.png")
 
 
 def emptied(*argv):
