@@ -24,7 +24,7 @@ from typing import Any
 from contract import records
 from contract.errors import UserError
 from launcher.background import MIB, Sizes
-from launcher.machines.engine import Late, Node, Process, pieces, talk
+from launcher.machines.engine import Late, Node, Process, pieces, place_of, talk
 from launcher.plan.plan import NodePlan
 
 CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")
@@ -120,7 +120,7 @@ def bring(
             except Unwritable:
                 raise
             except Exception as error:  # a defect here is that machine's alone
-                problems.append(f"{part.host}: {file.name} was not collected: {error!r:.200}.")
+                problems.append(f"{part.host}: {file.name} was not collected: {place_of(error)}.")
         return problems
 
     with ThreadPoolExecutor(max_workers=8) as pool:
@@ -253,13 +253,12 @@ def checkpoints(nodes: dict[str, Node], there: Mapping[str, str]) -> dict[str, l
     for host, folder in there.items():
         if host not in nodes:
             continue
-        try:
+        # The border of a machine, which may freeze, lie or go away: others hold the same.
+        with contextlib.suppress(Exception):
             process = nodes[host].start(["ls", "-1", f"{folder}/checkpoints/{host}"])
             output, _, status = talk(process, b"", LIST_SECONDS)
-        except (OSError, UserError):  # the machine froze or went away: others hold the same
-            continue
-        if status == 0:
-            found[host] = output.decode(errors="replace").split()
+            if status == 0:
+                found[host] = output.decode(errors="replace").split()
     return found
 
 
@@ -291,7 +290,7 @@ def best_and_last(
             except Unwritable:
                 raise
             except Exception as error:  # a defect here is that machine's alone
-                problems.append(f"{host}: {name} was not collected: {error!r:.200}.")
+                problems.append(f"{host}: {name} was not collected: {place_of(error)}.")
         if folder / f"checkpoints/{host}/{tips[host][1]}" in paths:
             break
     if no_room is not None and not paths:

@@ -23,6 +23,7 @@ from launcher.collect import (
     SECONDS,
     Lost,
     NotHere,
+    Unwritable,
     checkpoints,
     move_in,
     receive,
@@ -30,7 +31,7 @@ from launcher.collect import (
 )
 from launcher.collect import newest as newest_step
 from launcher.folders import disk_free
-from launcher.machines.engine import Node, talk
+from launcher.machines.engine import Node, place_of, talk
 from launcher.plan.script import WORK
 
 MOST_FILES = 2000  # of a machine
@@ -64,6 +65,13 @@ def listing(node: Node, there: str, folders: tuple[str, ...]) -> list[Written]:
         raise Lost(str(error).rstrip(".")) from None
     if status != 0:
         raise NotHere("the machine did not list them")
+    try:
+        return _listed(said, folders)
+    except Exception as error:  # the border of a machine
+        raise NotHere(f"what it listed ended in an error here: {place_of(error)}") from None
+
+
+def _listed(said: bytes, folders: tuple[str, ...]) -> list[Written]:
     found = [one for word in said.split(b"\0") if (one := _read(word, folders))]
     named = {one.name for one in found}
     # No file can be a folder, too, however it is called.
@@ -119,6 +127,10 @@ def _bring_all(
             break
         except NotHere as error:
             problems.append(f"{host}: {name} was not collected: {error}.")
+        except Unwritable:
+            raise
+        except Exception as error:  # a defect here is that machine's alone
+            problems.append(f"{host}: {name} was not collected: {place_of(error)}.")
     said = [f"{host}: {counted(came, 'file')} in {WORK}/{host}"] if came else []
     if len(files) > MOST_FILES:
         said.append(

@@ -11,6 +11,7 @@ import importlib
 import pkgutil
 import resource
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -198,6 +199,13 @@ def open_all(hosts: list[Host]) -> tuple[dict[str, Node], dict[str, str]]:
 def close_all(nodes: dict[str, Node]) -> None:
     with ThreadPoolExecutor(max_workers=min(64, len(nodes) or 1)) as pool:
         list(pool.map(lambda one: one.close(), nodes.values()))
+
+
+def place_of(error: Exception) -> str:
+    """An error of Tandem's own in a line: what a machine sent may be part of its text."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__}: {str(error)[:200]}"
+    return f"{what} ({Path(last.filename).name}:{last.lineno})"
 
 
 class Late(Exception):

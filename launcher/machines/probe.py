@@ -18,7 +18,17 @@ from typing import Any
 from contract import levels, validate
 from contract.errors import UserError
 from contract.validate import NATURAL, Each, Invalid, Match, One, Row
-from launcher.machines.engine import LARGEST, Host, Late, MachineError, Node, Process, pieces, talk
+from launcher.machines.engine import (
+    LARGEST,
+    Host,
+    Late,
+    MachineError,
+    Node,
+    Process,
+    pieces,
+    place_of,
+    talk,
+)
 from launcher.machines.inventory import CHECKOUT, MOST_GPUS
 from launcher.machines.probes.machine import MOST_PACKAGES
 
@@ -178,13 +188,21 @@ def ask_all(
     """Facts by host name, and a sentence for each host that gave none."""
     facts, failures = {}, {}
     with ThreadPoolExecutor(max_workers=min(64, len(nodes) or 1)) as pool:
-        answers = pool.map(lambda name: _ask(nodes[name], tasks[name]), nodes)
+        answers = pool.map(lambda name: _asked(nodes[name], tasks[name]), nodes)
         for name, answer in zip(nodes, answers):
             if isinstance(answer, Facts):
                 facts[name] = answer
             else:
                 failures[name] = answer
     return facts, failures
+
+
+def _asked(node: Node, task: dict[str, Any]) -> Facts | str:
+    """The border of a machine: what goes wrong here with its answer is that machine's."""
+    try:
+        return _ask(node, task)
+    except Exception as error:
+        return f"{node.host.label()}: what it answered ended in an error here: {place_of(error)}."
 
 
 def _ask(node: Node, task: dict[str, Any]) -> Facts | str:
@@ -318,5 +336,7 @@ def _answer(process: Process, known: Collection[str]) -> list[Any] | str:
                 return "it said too much"
     except Late:
         return f"no answer within {REACH_SECONDS:.0f} s"
+    except Exception as error:  # the border of a machine, as above
+        return place_of(error)
     said = process.stderr()
     return said.splitlines()[-1] if said else "it ended without an answer"

@@ -8,15 +8,13 @@ import enum
 import selectors
 import socket
 import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from contract.validate import Invalid
 from launcher.background import Sizes
-from launcher.machines.engine import Process
+from launcher.machines.engine import Process, place_of
 from launcher.owners import Owners
 from launcher.plan.plan import Plan
 from launcher.terminal import Stopper, WaitNotice, wakeup
@@ -91,13 +89,6 @@ class Pauses:
             return 0.0
         self.longest = max(self.longest, pause)
         return pause
-
-
-def place_of(error: Exception) -> str:
-    """An error of Tandem's own in a line: what a machine sent may be part of its text."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    what = f"{type(error).__name__}: {str(error)[:200]}"
-    return f"{what} ({Path(last.filename).name}:{last.lineno})"
 
 
 @dataclass

@@ -111,6 +111,35 @@ def test_what_was_a_file_and_is_a_folder_is_that_file_s_trouble(nodes, there, ru
     assert any(f"out/{after} was not collected: here something else has its na" in s for s in said)
 
 
+def planted(*_):
+    raise ZeroDivisionError("planted")
+
+
+@pytest.mark.parametrize("reader", ["_read", "move_in", "receive"])
+def test_whatever_a_reader_of_one_machine_raises_the_other_s_files_come(
+    nodes, there, run, monkeypatch, reader
+):
+    """An exception that nobody foresaw."""
+    real = getattr(outputs, reader)
+
+    def once(*given):
+        if len(calls) == 0:
+            calls.append(given)
+            planted()
+        return real(*given)
+
+    calls = []
+    monkeypatch.setattr(outputs, reader, once)
+    wrote(there, "node1", "out/a.pt")
+    wrote(there, "node2", "out/a.pt")
+    said = outputs.bring(nodes, {"node1": there["node1"]}, ("out",), run, 1 << 20)
+    assert "not collected: " in said[0] and "ZeroDivisionError: planted" in said[0]
+    outputs.bring(nodes, there, ("out",), run, 1 << 20)
+    assert here(run) == ["work/node1/out/a.pt", "work/node2/out/a.pt"]
+    calls.clear()
+    assert outputs.newest(nodes, there, ("out",))[-1][0] == "node2"
+
+
 def test_more_files_than_a_run_takes_are_counted(nodes, there, run, monkeypatch):
     monkeypatch.setattr(outputs, "MOST_FILES", 2)
     for number in range(4):

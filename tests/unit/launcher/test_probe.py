@@ -53,6 +53,28 @@ def write(root, *names, content=b"?"):
     return root
 
 
+@pytest.mark.parametrize("reader", ["read_facts", "talk"])
+def test_whatever_the_answer_of_one_machine_raises_the_others_have_theirs(monkeypatch, reader):
+    real, planted = getattr(probe, reader), []
+
+    def once(*given):
+        if not planted:
+            planted.append(given)
+            raise ZeroDivisionError("planted")
+        return real(*given)
+
+    monkeypatch.setattr(probe, reader, once)
+    monkeypatch.setattr(probe.ThreadPoolExecutor, "map", lambda pool, *given: map(*given))
+    task = {name: [] for name in ("peers", "ports", "packages", "paths")}
+    task.update(distributions=False, models=None, guard_python="/usr/bin/python3", data="")
+    hosts = [host(n, connection="local", env_python=sys.executable) for n in (1, 2)]
+    tasks = {f"node{n}": {**task, "node_dir": "/nowhere"} for n in (1, 2)}
+    nodes = {one.name: one.engine.node(one) for one in hosts}
+    facts, failures = probe.ask_all(nodes, tasks)
+    assert set(facts) == {"node2"}
+    assert failures["node1"].startswith("node1: what it answered ended in an error here: ")
+
+
 USUAL = ("train/ant/0.png", "train/cat/0.png", "val/ant/0.png")
 
 

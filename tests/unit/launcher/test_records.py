@@ -15,13 +15,14 @@ from contract.records import PIECE, names
 from contract.validate import Invalid
 from launcher import collect
 from launcher.background import MIB, Sizes, Spool
-from launcher.machines.engines.local import LocalNode
+from launcher.machines.engines.local import LocalNode, LocalProcess
 from launcher.node import tail
 from launcher.node.frames import FrameWriter
 from launcher.node.tail import Tail
-from launcher.watch import records
+from launcher.watch import failures, records
 from launcher.watch.guards import Frames
 from launcher.watch.lines import RunLogs
+from launcher.watch.watch import Watch
 from tests.fuzz import many
 from tests.unit.launcher.launcher_values import host
 from tests.unit.launcher.scripted_guards import watch
@@ -269,22 +270,38 @@ def test_of_a_record_that_is_too_large_the_beginning_is_fetched(way):
 PLANTED = (
     f"say(type='record', file='{STEPS}', offset=0, bytes=4); sys.stdout.write('abcd');"
     "say(type='log', rank=0, stream='stdout', bytes=1); sys.stdout.write('x');"
-    "sys.stdout.flush(); time.sleep(3); end('killed')"
+    "sys.stdout.flush(); say(type='trouble', what='x', message='x');"
+    "{more}; time.sleep(1); end('killed')"
 )
 
 
-@pytest.mark.parametrize("owner", [records.Records, RunLogs])
-def test_the_loop_goes_on_whatever_a_reader_of_one_machine_raises(owner, tmp_path, monkeypatch):
-    """An exception that nobody foresaw, in what the loop calls for one machine's frames."""
-    name = "take" if owner is records.Records else "feed"
-    real = getattr(owner, name)
+FAILED = "say(type='worker_exit', rank=0, exit_code=1, signal=None, exception=None, first=True)"
+# Where what one machine sends is read in the loop, and whether a call is about node1's.
+READERS = {
+    "its process": (LocalProcess, "read", lambda process: "'abcd'" in process._process.args[-1]),
+    "its frames": (Frames, "feed", lambda frames, _: 0 in frames._shapes["worker"]["rank"].values),
+    "its records": (records.Records, "take", lambda _, host, *rest: host == "node1"),
+    "its ranks' words": (RunLogs, "feed", lambda _, host, *rest: host == "node1"),
+    "its troubles": (Watch, "_of_machine", lambda _, host, *rest: host == "node1"),
+    "its failure": (failures, "_answer", lambda failure, _: failure.source == "worker"),
+    "its end": (LocalProcess, "wait", lambda process, *_: "'abcd'" in process._process.args[-1]),
+}
 
-    def planted(self, host, *rest):
-        if host == "node1":
+
+@pytest.mark.parametrize("name", READERS)
+def test_the_loop_goes_on_whatever_a_reader_of_one_machine_raises(name, tmp_path, monkeypatch):
+    """An exception that nobody foresaw, in what the loop calls for one machine."""
+    owner, attribute, is_its = READERS[name]
+    real, planted = getattr(owner, attribute), []
+
+    def plant(*given):
+        if is_its(*given) and not planted:
+            planted.append(name)
             raise ZeroDivisionError("planted")
-        return real(self, host, *rest)
+        return real(*given)
 
-    monkeypatch.setattr(owner, name, planted)
-    outcome, _ = watch(tmp_path, [PLANTED, "time.sleep(3); end('killed')"])
-    assert outcome.cause.host == "node1" and "planted" in outcome.cause.message
+    monkeypatch.setattr(owner, attribute, plant)
+    script = PLANTED.replace("{more}", FAILED if name == "its failure" else "pass")
+    outcome, _ = watch(tmp_path, [script, "time.sleep(1); end('killed')"])
+    assert planted and outcome.cause.host == "node1" and "planted" in outcome.cause.message
     assert "node2" in outcome.exits
