@@ -38,6 +38,7 @@ class Options:
     folder: str | None = None
     output: str | None = None
     resume_args: str | None = None
+    resume_from: str | None = None
     requirements: str | None = None
     max_restarts: int = 0
     min_nodes: int | None = None
@@ -116,6 +117,7 @@ STORED: dict[str, object] = {
     **dict.fromkeys(("inventory", "data"), WORD),
     **dict.fromkeys(("model", "keep"), (None, WORD)),
     **dict.fromkeys(("script", "folder", "output", "resume_args", "requirements"), Maybe(WORD)),
+    **{"resume_from": Maybe(One(("self",)))},
     **dict.fromkeys(("nodes", "min_nodes"), COUNT),
     **{"max_restarts": NATURAL, "port": (None, One(range(1 << 16)))},
     **dict.fromkeys(("at", "until"), Maybe(NATURAL)),
@@ -238,7 +240,7 @@ def resumed(began: Options, changes: dict[str, Any]) -> Options:
 # What may be another when a script's run goes on.
 RESUMABLE = (
     *("inventory", "nodes", "min_nodes", "max_restarts", "port", "queue", "force", "keep"),
-    *("resume_args", "output", "at", "until"),
+    *("resume_args", "resume_from", "output", "at", "until"),
 )
 
 

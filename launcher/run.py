@@ -311,13 +311,18 @@ class Run:
         before = self.attempts.list[-1]["nodes"] if self.attempts.list else []
         found = self._folders(self.machines)
         there = {name: found[name] for name in sorted(found, key=lambda one: one not in before)}
-        with waiting(self.terminal, "giving the newest checkpoint to all machines"):
-            held = outputs.newest(self.machines.nodes, there, self.script.outputs)
+        nodes, say = self.machines.nodes, self.terminal.say
+        with waiting(self.terminal, "looking for the newest checkpoint"):
+            held = outputs.held_by(nodes, there, self.script.outputs)
+        if self.script.resume_from:
+            name = outputs.own(held)
+        else:
             room = max(0, folders.disk_free() - collect.DISK_LEFT)
-            try:
-                name = outputs.spread(held, self.machines.nodes, there, self.folder, room)
-            except collect.Unwritable as error:
-                raise UserError(not_copied(self.folder, error)) from None
+            with waiting(self.terminal, "giving the newest checkpoint to all machines"):
+                try:
+                    name = outputs.spread(held, nodes, there, self.folder, room, say)
+                except collect.Unwritable as error:
+                    raise UserError(not_copied(self.folder, error)) from None
         names = ", ".join(self.script.outputs)
         nothing = f"no checkpoint was found in {names}: the script begins anew"
         self.terminal.say(f"the script goes on from {name}" if name else nothing)

@@ -142,6 +142,12 @@ SCRIPT = (
     *PACKAGES,
     Variable("OUTPUT", "--output", "folders that it writes, which are brought here at the end"),
     Variable("RESUME_ARGS", "--resume-args", "how it goes on, like '--resume {last}'"),
+    Variable(
+        "RESUME_FROM",
+        "--resume-from",
+        "self: each machine from a file of its own, so that none goes to another machine",
+        choices=("self",),
+    ),
 )
 
 # In the order of `make help`; None starts a new paragraph.

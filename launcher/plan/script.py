@@ -22,7 +22,7 @@ WORK = "work"  # of a run, on a machine and here: what the script runs in, by ma
 LAST = "{last}"  # in RESUME_ARGS: the newest checkpoint in OUTPUT
 # The trainer's variables of make, which have no meaning for a script.
 TRAINERS = (*(name.lower() for name in VARIABLES), "balance")
-COMPANIONS = ("folder", "output", "resume_args", "requirements")
+COMPANIONS = ("folder", "output", "resume_args", "resume_from", "requirements")
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 # A parser's declaration of the option by which torch.distributed.launch gave the local rank.
 LOCAL_RANK = re.compile(r"""add_argument\([^)]*?["'](--local[-_]rank)["']""")
@@ -40,6 +40,7 @@ class Script:
     arguments: tuple[str, ...]
     outputs: tuple[str, ...]
     resume: tuple[str, ...]
+    resume_from: str | None
     local_rank: str | None
     imports: tuple[str, ...]
     requirements: Path | None = None
@@ -150,6 +151,13 @@ def read(options: Options) -> Script:
             f"RESUME_ARGS={options.resume_args}: {LAST} is the newest checkpoint in OUTPUT: give "
             "OUTPUT=, the folder that the script saves in."
         )
+    if options.resume_from not in (None, "self"):
+        raise UserError(f"RESUME_FROM={options.resume_from}: it may be self, or be left out.")
+    if options.resume_from and not any(LAST in word for word in resume):
+        raise UserError(
+            f"RESUME_FROM=self: it says which file {LAST} is: give RESUME_ARGS=, like "
+            f"RESUME_ARGS='--resume {LAST}'."
+        )
     declared = [LOCAL_RANK.search(text) for text in found.texts]
     return Script(
         words=(inside,) if len(typed) == 1 else tuple(typed),
@@ -158,6 +166,7 @@ def read(options: Options) -> Script:
         outputs=outputs,
         requirements=beside(dict.fromkeys((file.parent, root)), options.requirements),
         resume=resume,
+        resume_from=options.resume_from,
         local_rank=next((match[1] for match in declared if match), None),
         imports=tuple(sorted(found.packages - {"tandem"})),
     )

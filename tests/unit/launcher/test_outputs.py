@@ -1,8 +1,10 @@
 """What a script wrote into its OUTPUT= folders, as a machine lists and sends it."""
 
 import os
+import pickle
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,6 +46,16 @@ def wrote(there, name, path, text="x", at=0):
 
 def here(run):
     return sorted(str(path.relative_to(run)) for path in run.rglob("*") if not path.is_dir())
+
+
+def names(nodes, there):
+    held = outputs.held_by(nodes, there, ("out",))
+    return {host: [file.name for file in files] for host, files in held.items()}
+
+
+def spread(nodes, there, run, room, say=lambda said: None):
+    held = outputs.held_by(nodes, there, ("out",))
+    return outputs.spread(held, nodes, there, run, room, say)
 
 
 def test_the_folders_that_were_named_come_from_every_machine(nodes, there, run):
@@ -137,7 +149,7 @@ def test_whatever_a_reader_of_one_machine_raises_the_other_s_files_come(
     outputs.bring(nodes, there, ("out",), run, 1 << 20)
     assert here(run) == ["work/node1/out/a.pt", "work/node2/out/a.pt"]
     calls.clear()
-    assert outputs.newest(nodes, there, ("out",))[-1][0] == "node2"
+    assert outputs.held_by(nodes, there, ("out",))["node2"]
 
 
 def test_more_files_than_a_run_takes_are_counted(nodes, there, run, monkeypatch):
@@ -154,12 +166,8 @@ def test_every_machine_has_the_newest_checkpoint_before_the_next_attempt(nodes, 
     wrote(there, "node1", "out/2.pt", "new", at=2)
     wrote(there, "node1", "out/log.txt", at=3)
     wrote(there, "node2", "out/9.pt", "another clock", at=9)
-    held = outputs.newest(nodes, there, ("out",))
-    assert [(name, file.name) for name, file in held] == [
-        ("node1", "out/2.pt"),
-        ("node2", "out/9.pt"),
-    ]
-    assert outputs.spread(held, nodes, there, run, 1000) == "out/2.pt"
+    assert names(nodes, there) == {"node1": ["out/2.pt", "out/1.pt"], "node2": ["out/9.pt"]}
+    assert spread(nodes, there, run, 1000) == "out/2.pt"
     assert Path(there["node2"], "work/node2/out/2.pt").read_text() == "new"
     assert here(run) == []  # nothing half-done is left here
 
@@ -167,10 +175,9 @@ def test_every_machine_has_the_newest_checkpoint_before_the_next_attempt(nodes, 
 def test_a_checkpoint_that_does_not_come_is_passed_over(nodes, there, run):
     wrote(there, "node1", "out/2.pt", "too large")
     wrote(there, "node2", "out/1.pt", "fits")
-    held = outputs.newest(nodes, there, ("out",))
-    assert outputs.spread(held, nodes, there, run, 5) == "out/1.pt"
-    assert outputs.spread(held, nodes, there, run, 2) is None
-    assert outputs.spread([], nodes, there, run, 100) is None
+    assert spread(nodes, there, run, 5) == "out/1.pt"
+    assert spread(nodes, there, run, 2) is None
+    assert spread(nodes, {}, run, 100) is None
 
 
 def test_a_machine_that_cannot_take_it_is_named(nodes, there, run):
@@ -178,9 +185,51 @@ def test_a_machine_that_cannot_take_it_is_named(nodes, there, run):
     out = Path(there["node2"], "work/node2/out")
     out.rmdir()
     out.symlink_to("/proc/nowhere")
-    held = outputs.newest(nodes, there, ("out",))
     with pytest.raises(UserError, match="node2: the checkpoint could not be written to "):
-        outputs.spread(held, nodes, there, run, 1000)
+        spread(nodes, there, run, 1000)
+
+
+def test_a_file_that_runs_no_code_is_taken_where_there_is_one_of_the_same_step(nodes, there, run):
+    for number, end in enumerate((".safetensors", ".pt", ".ckpt")):
+        wrote(there, "node1", f"out/2{end}", end, at=5 + number)
+    wrote(there, "node1", "out/1.safetensors", at=1)
+    wrote(there, "node1", "out/parts/2.safetensors", at=2)
+    assert spread(nodes, there, run, 1000) == "out/2.safetensors"
+    assert names(nodes, there)["node1"][-1] == "out/1.safetensors"
+    wrote(there, "node1", "out/3.pt", "newer", at=9)
+    assert spread(nodes, there, run, 1000) == "out/3.pt"
+
+
+CODE = pickle.dumps(SimpleNamespace(step=7))
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_a_checkpoint_that_is_code_is_said_before_it_goes_to_another_machine(
+    nodes, there, run, machines
+):
+    Path(there["node1"], "work/node1/out/7.pt").write_bytes(CODE)
+    said = []
+    some = dict(list(there.items())[:machines])
+    assert spread(nodes, some, run, 1000, said.append) == "out/7.pt"
+    assert [("types.SimpleNamespace" in one, "node1" in one) for one in said] == (
+        [(True, True)] * (machines - 1)
+    )
+
+
+def test_each_machine_may_go_on_from_a_file_of_its_own(nodes, there, run):
+    """The newest that all have: of the last one a machine may have written half."""
+    assert outputs.own(outputs.held_by(nodes, there, ("out",))) is None
+    for number in (1, 2):
+        wrote(there, "node1", f"out/{number}.pt", "one", at=number)
+    with pytest.raises(UserError, match="node2 has none"):
+        outputs.own(outputs.held_by(nodes, there, ("out",)))
+    wrote(there, "node2", "out/3.pt", "two", at=3)
+    with pytest.raises(UserError, match="no name is on all machines"):
+        outputs.own(outputs.held_by(nodes, there, ("out",)))
+    wrote(there, "node2", "out/1.pt", "two", at=1)
+    assert outputs.own(outputs.held_by(nodes, there, ("out",))) == "out/1.pt"
+    assert Path(there["node1"], "work/node1/out/1.pt").read_text() == "one"
+    assert Path(there["node2"], "work/node2/out/1.pt").read_text() == "two"
 
 
 def test_the_newest_that_arrives_is_handed_on(tmp_path, nodes, run, monkeypatch):

@@ -100,6 +100,8 @@ def test_its_folder_is_its_git_checkout_else_the_one_it_lies_in(project):
         (["--script", "train.py", "--output", "/etc"], "is not below the folder"),
         (["--script", "train.py", "--resume-args", "--r {last}"], "give OUTPUT="),
         (["--script", "train.py", "--resume-args", "'"], "a quote is not closed"),
+        (["--script", "train.py", "--resume-from", "self"], "give RESUME_ARGS="),
+        (["--script", "train.py", "--resume-from", "node1"], "it may be self, or be left out"),
         (["--script", "train.py", "--max-restarts", "2"], "RESUME_ARGS='--resume {last}'"),
         (["--script", ".hidden.py"], "is not sent"),
         (["--script", "train.py", "--folder", "/nowhere"], "is not in it"),
