@@ -45,7 +45,7 @@ def record(path):
             raise ValueError(f"mac is {mac!r} and port {port!r}")
         ipaddress.IPv4Address(row["address"])
         return {**row, "inventory": Path(row["inventory"])}
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise WakeError(
             f"{path.stem} cannot be woken, since {path} is damaged ({said[:100]}): switch it on by "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +11,7 @@ from report.advice import NONE, Advice, Remedy, advise
 from report.bottleneck import Seen, bottleneck
 from report.devices import GpuUse, MemoryUse, gpu_joules, memory_use
 from report.disk import DiskUse, ShareUse
-from report.files import Entry, dicts, number, open_record
+from report.files import Entry, dicts, last_of, number
 from report.machines import MachineUse
 from report.measure import Step, images_per_second, longest_attempt, measure_step
 from report.network import NetworkUse, one_machine
@@ -242,13 +241,7 @@ def first_cause(run: Run) -> Entry | None:
 def log_tail(run: Run, host: object, rank: object) -> list[str]:
     """The last lines of a rank's log; [] where there is none."""
     path = run.folder / "nodes" / str(host) / f"rank{rank}.log"
-    try:
-        with open_record(path) as file:
-            raw = file.buffer
-            raw.seek(max(0, raw.seek(0, os.SEEK_END) - 8192))
-            return raw.read().decode(errors="replace").splitlines()[-LAST_LINES:]
-    except OSError:
-        return []
+    return last_of(path, 8192).splitlines()[-LAST_LINES:]
 
 
 def missing_notes(run: Run, gpus: list[GpuUse]) -> list[str]:

@@ -126,7 +126,7 @@ def read_object(path: Path, missing: list[str]) -> Entry:
                     f"{LARGEST_DOCUMENT >> 20} are read, so it is left out."
                 )
                 return {}
-            value = parse(file.read(LARGEST_DOCUMENT))
+            value = parse(file.read(size))
     except FileNotFoundError:
         missing.append(f"{path.name} is missing.")
         return {}

@@ -31,6 +31,8 @@ READERS = {
         "launcher/machines/probe.py": ("read_facts", "shape", "_read_pairs"),
         "launcher/machines/engines/ssh.py": ("read_known_hosts", "KnownHost.means", "_like"),
         "ansible/planning/border.py": ("*",),
+        "ansible/planning/network_netplan.py": ("_read", "_look_at", "_mapping", "_items"),
+        "ansible/planning/wake.py": ("wake_fault", "wake_verdict", "wake_record"),
         "ansible/planning/health.py": ("health", "_dict", "_text", "_number", "_counts", "_gpus"),
     },
     "records": {
@@ -63,6 +65,32 @@ READERS = {
         "ansible/bootstrap.py": ("machine_of",),
         "contract/machines.py": ("*",),
     },
+    "outputs": {
+        "launcher/collect.py": ("receive", "_content", "checkpoints", "newest", "cut_to_lines"),
+        "launcher/outputs.py": ("listing", "_listed", "_read", "held_by", "_stem", "own"),
+        "launcher/pickles.py": ("*",),
+    },
+    "owners": {
+        "launcher/owners.py": ("_ask",),
+        "launcher/node/owner.py": ("sessions", "is_at_seat", "busy_cards"),
+        "ansible/roles/owner/files/tandem.py": ("owner", "files", "own_files", "said_no", "runs"),
+    },
+    "top": {"launcher/top.py": ("Idle.*", "tail", "fitting")},
+    "links": {"launcher/node/pairprobe.py": ("take_line", "parse", "Door.*")},
+    "scripts": {
+        "launcher/plan/code.py": ("loaded_by", "_holds", "parsed", "_imported"),
+        "launcher/plan/models.py": ("_function", "_words", "_defined"),
+        "launcher/plan/requirements.py": ("*",),
+        "launcher/plan/layer.py": ("_kept", "canonical", "Environment.of", "Layer.differs"),
+    },
+    "sweeps": {
+        "tools/sweep.py": ("read", "adopted", "run_of", "attempts_of", "why"),
+        "report/comparing.py": ("read_cells", "read_cell"),
+    },
+    "foreign runs": {
+        "launcher/control.py": ("controller", "elsewhere", "read", "state", "runs", "_show"),
+        "launcher/status.py": ("last_lines", "attempts"),
+    },
     "verbs": {"tools/verbs.py": ("check", "value_of", "_path", "options", "_not_taken")},
     "recipes": {
         "contract/command_line.py": ("parse", "read_config", "_underscored", "_unknown"),
@@ -76,9 +104,44 @@ READERS = {
     },
     "facts files": {
         "ansible/dry_provision.py": ("read", "_is_entry"),
+        "ansible/wake.py": ("record", "records"),
         "ansible/planning/stacks.py": ("kept",),
     },
 }
+# Other modules that open files, receive bytes or read folders, by what these are: nothing that
+# another machine or user gives. Any other is a reader (test_architecture.py).
+KINDS = {
+    "the checkout's own files": """
+        ansible/bundling/debs.py ansible/bundling/table.py ansible/planning/offline.py
+        ansible/role_readmes.py ansible/stacks_page.py contract/prices.py launcher/plan/devices.py
+        tandem/standalone.py tools/rings.py""",
+    "the kernel's files": """
+        contract/card.py launcher/node/group.py launcher/node/processes.py launcher/node/records.py
+        launcher/node/sockets.py tandem/timings.py""",
+    "files that are copied or hashed, and not taken apart": """
+        launcher/node/machine.py launcher/node/script.py launcher/node/tail.py""",
+    "what it has written itself, or its like": """
+        ansible/bundle.py ansible/bundling/wheels.py ansible/check.py launcher/background.py
+        launcher/cli.py launcher/node/supervisor.py report/__main__.py report/cli.py
+        report/events.py report/measurements.py trainer/export.py
+        ansible/roles/cuda/files/relocate.py""",
+    "what the control machine sends to its own programs": """
+        launcher/node/frames.py launcher/node/links.py trainer/models.py
+        ansible/planning/network.py ansible/module_utils/commands.py""",
+    "what a machine finds on itself, which is checked here (border.py)": """
+        ansible/library/driver_facts.py ansible/library/health_facts.py
+        ansible/library/machine_facts.py ansible/module_utils/kernels.py
+        ansible/roles/accept/files/diskprobe.py""",
+    "a method of that name, of no file": """
+        launcher/machines/engine.py launcher/measure.py launcher/plan/checks.py launcher/slurm.py
+        launcher/watch/watch.py""",
+    "members, who trust each other (docs/security.md)": "tandem/exchange.py trainer/world.py",
+    "a stick, which is trusted (docs/security.md)": "ansible/bundling/manifest.py",
+    "archives, by their sums": """
+        ansible/bundling/fetch.py ansible/library/toolkit_archive.py tools/imagenet.py""",
+    "names of sockets: test_guard_machine_lock.py": "launcher/node/machine_lock.py",
+}
+OWN = {file: why for why, files in KINDS.items() for file in files.split()}
 # Why no fuzzer reaches it: the beginning of a line, by its file.
 UNREACHED = {
     ("tandem/compat.py", 'if "weights_only"'): "torch 1.12, by test_pickles.py",
@@ -112,6 +175,9 @@ UNREACHED = {
     ("report/status.py", "for column in TABLE"): "a terminal that is wide: test_top.py",
     ("launcher/watch/records.py", "if whole == offset and"): "a disk that is full: test_records.py",
     ("launcher/watch/records.py", "os.ftruncate("): "a disk that is full: test_records.py",
+    ("ansible/roles/owner/files/tandem.py", ""): "gone, missing, many: test_owner_command.py",
+    ("launcher/node/pairprobe.py", "except OSError:  # it"): "who left: no test can say when",
+    ("launcher/node/pairprobe.py", "return"): "the same",
     ("trainer/checkpoint.py", "raise"): "a disk that fails",
     ("trainer/checkpoint.py", 'raise UserError(f"{name}: cannot'): "the same",
     ("trainer/data/decode.py", "if error.errno not in"): "a file that is gone: test_data_lost.py",

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -103,8 +104,9 @@ def busy_cards(ask=output):
             columns = columns or [word.lower() for word in words]
         elif "sm" in columns and len(words) >= len(columns):
             row = dict(zip(columns, words))
-            if row["pid"].isdigit() and row["sm"].isdigit() and int(row["sm"]) >= CARD:
-                found.append(int(row["pid"]))
+            pid, share = row.get("pid", ""), row["sm"]
+            if re.match("[0-9]{1,9}$", pid) and re.match("[0-9]{1,9}$", share):
+                found += [int(pid)] if int(share) >= CARD else []
     return found
 
 

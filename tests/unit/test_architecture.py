@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import house
+from tests import readers
 
 ROOT = Path(__file__).parents[2]
 ROOMS = {"contract", "tandem", "trainer", "launcher", "report", "lab"}
@@ -123,6 +124,32 @@ def test_images_are_opened_in_one_place():
     }
     assert opening == {"data/decode.py", "data/augment.py"}
     assert ".open(" not in (ROOT / "trainer/data/augment.py").read_text()
+
+
+OPENING = {"open", "fdopen", "open_record", "read_text", "read_bytes", "read_yaml"}
+RECEIVING = {"recv", "recvfrom", "recv_into", "recv_stderr", "loads", "load", "safe_load"}
+LISTING = {"iterdir", "glob", "rglob", "scandir", "listdir", "walk"}
+
+
+def reads(path):
+    """Whether a module opens files, receives bytes, reads folders or takes JSON or YAML apart."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, (ast.Name, ast.Attribute)):
+            name = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
+            if name in OPENING | RECEIVING | LISTING and ast.unparse(node.func) != "ast.walk":
+                return True
+    return False
+
+
+def test_what_comes_from_elsewhere_is_read_in_listed_modules_alone():
+    """Whoever opens, receives or lists anything in another one says in tests/readers.py what it
+    is: a reader, with its fuzzer, or why it needs none."""
+    rooms = ("ansible", "contract", "launcher", "report", "tandem", "tools", "trainer")
+    paths = {path for room in rooms for path in (ROOT / room).rglob("*.py") if reads(path)}
+    found = {path.relative_to(ROOT).as_posix() for path in paths}
+    fuzzed = {file for modules in readers.READERS.values() for file in modules}
+    assert found - fuzzed == set(readers.OWN), "see OWN of tests/readers.py"
+    assert not fuzzed & set(readers.OWN)
 
 
 def test_ssh_is_called_where_it_is_said_how():

@@ -2,6 +2,7 @@
 and no time that grows faster than it."""
 
 import ast
+import contextlib
 import fnmatch
 import io
 import itertools
@@ -19,11 +20,13 @@ from contract.command_line import parse
 from contract.errors import UserError
 from contract.text import PARTS, SHORT, read_text
 from contract.validate import Invalid
-from launcher import folders
+from launcher import control, folders, outputs, top
 from launcher.background import Sizes, Spool
 from launcher.machines import inventory, probe
 from launcher.machines.engines import ssh
 from launcher.machines.probes import machine
+from launcher.node import owner, pairprobe
+from launcher.plan import code, requirements
 from launcher.watch import records
 from launcher.watch.attempts import RECORDED
 from launcher.watch.guards import Frames
@@ -34,6 +37,7 @@ from tests import readers
 from tests.unit.ansible.provision_machines import load
 from tests.unit.launcher.test_validate import ANSWER, HELLO, KNOWN, TASK, wire
 from tests.unit.report.report_runs import RunBuilder
+from tools import sweep
 
 dry = load("ansible/dry_provision.py")
 verbs = load("tools/verbs.py")
@@ -71,6 +75,11 @@ EACH = {
     ),
     "predictions": (prediction, lambda part, size: within("rows", part, size)),
     "facts files": (dry.read, array),
+    "sweeps": (
+        lambda path: sweep.read(path.rename(path.with_name("sweep.json")).parent),
+        lambda part, size: within("cells", part, size, sweep="x", rounds=1, runs=[]),
+    ),
+    "foreign runs": (control.read, array),
 }
 # Where another test measures it. What is typed is as long as a system's command line.
 ELSEWHERE = {
@@ -79,6 +88,11 @@ ELSEWHERE = {
     "checkpoints": "trainer/test_odd_checkpoints.py::test_a_small_file_does_not_fill_the_memory",
     "data sets": "trainer/test_data_folder.py::test_a_small_file_of_many_pixels_takes_little_memory",  # noqa: E501
     "recipes": "test_reader_limits.py::test_yaml_is_short",
+    "outputs": "launcher/test_pickles.py::test_a_file_of_any_size_takes_little",
+    "owners": "launcher/test_engine.py::test_a_command_that_says_too_much_is_left",
+    "top": "launcher/test_top.py::test_a_machine_that_sends_no_line_or_ends_is_told",
+    "links": "launcher/test_links.py::test_whoever_has_no_token_keeps_nobody_waiting",
+    "scripts": "launcher/test_script.py::test_what_it_imports_is_looked_for_in_files_that_a_parser_bears",  # noqa: E501
     "inventories": "test_reader_limits.py::test_lines_of_known_hosts_and_words_take_what_they_are",
     "verbs": "test_reader_limits.py::test_lines_of_known_hosts_and_words_take_what_they_are",
 }
@@ -271,7 +285,73 @@ def a_checkpoint(folder, count):
     return lambda: checkpoint.loaded("it", io.BytesIO(content.getvalue()))
 
 
+def a_listing(folder, count):
+    return lambda: outputs._listed(
+        b"".join(b"5.5 1 %d.pt\tout\0" % n for n in range(count)), ("out",)
+    )
+
+
+def what_programs_print(folder, count):
+    printed = "# pid sm\n" + "7 99\n" * count
+    return lambda: owner.busy_cards(lambda argv: printed)
+
+
+def what_a_machine_tells(folder, count):
+    line = b'{"kind": "sample", "mono": 1.0}\n'
+    one = top.Idle(SimpleNamespace(name="node1"), SimpleNamespace())
+
+    def look():
+        pieces = [line * 100] * (count // 100)
+        one.process.read = lambda: pieces.pop() if pieces else None
+        while pieces:
+            one.look()
+
+    return look
+
+
+def a_line_of_a_stranger(folder, count):
+    return lambda: pairprobe.parse(array("0", count).encode())
+
+
+def a_list_of_packages(folder, count):
+    path = folder / "requirements.txt"
+    path.write_text("tool==1\n" * count)
+    return lambda: requirements.texts(path)
+
+
+def a_source(folder, count):
+    path = folder / "train.py"
+    path.write_text("import torch\n" * (count // 2))
+    return lambda: code.loaded_by(path, [folder])
+
+
+def a_sweep(folder, count):
+    run = {"round": 0, "cell": 0, "log": "1-1-1.log", "run": None, "cause": None}
+    cells = [{"name": "a", "argv": ["x"], "command": "b"}] * (count // 100)
+    state = {"sweep": "x", "rounds": 2, "cells": cells, "runs": [run] * (count // 100)}
+    (folder / "sweep.json").write_text(json.dumps(state))
+    return lambda: sweep.read(folder)
+
+
+def a_log(folder, count):
+    (folder / "controller.log").write_text("one\x1b[2J\n" * count)
+
+    def show():
+        with contextlib.redirect_stdout(io.StringIO()):
+            control.follow(folder, 0)
+
+    return show
+
+
 GROWING = {
+    "outputs": a_listing,
+    "owners": what_programs_print,
+    "top": what_a_machine_tells,
+    "links": a_line_of_a_stranger,
+    "scripts: packages": a_list_of_packages,
+    "scripts: imports": a_source,
+    "sweeps": a_sweep,
+    "foreign runs": a_log,
     "frames": a_flood_of_beats,
     "facts": an_answer,
     "inventories": an_inventory,

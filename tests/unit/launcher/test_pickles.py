@@ -7,7 +7,8 @@ import pickle
 import zipfile
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from launcher import pickles
 from tests.fuzz import damaged, many
@@ -92,12 +93,35 @@ def test_a_file_of_any_size_takes_little(tmp_path, monkeypatch):
     assert pickles.more_than_tensors(path) == pickles.UNSEEN
 
 
-WHOLE = [saved(HOLDS[n](), way) for n in ("arguments", "tensors") for way in ("zip", "legacy")]
+WAYS = ("zip", "legacy", "pickle")
+WHOLE = [saved(HOLDS[name](), way) for name in ("arguments", "tensors") for way in WAYS]
+OPERATIONS = (
+    *(b"\x80\x04", b"\x8c\x02os", b"\x8c\x06system", b"\x93", b"\x94", b"h\x00", b"h\x01"),
+    *(b"cos\nsystem\n", b"\x82\x01", b"0", b"N", b"K\x01", b"(", b"t", b"R", b"."),
+)
+MADE = st.lists(st.sampled_from(OPERATIONS) | st.binary(max_size=3), max_size=30).map(b"".join)
 
 
 @many(300)
-@given(damaged(WHOLE[0]) | damaged(WHOLE[1]) | damaged(WHOLE[2]) | damaged(WHOLE[3]))
-def test_a_damaged_file_is_looked_at_or_said_to_be_none(tmp_path_factory, content):
-    path = tmp_path_factory.getbasetemp() / "damaged.pt"
+@example(WHOLE[0], ".safetensors", 200)
+@example(WHOLE[0], ".pt", 200)
+@example(WHOLE[2], ".pt", 1 << 16)
+@given(st.sampled_from(WHOLE).flatmap(damaged) | MADE, st.just(".pt"), st.just(1 << 16))
+def test_a_damaged_file_is_looked_at_or_said_to_be_none(tmp_path_factory, content, end, most):
+    path = tmp_path_factory.getbasetemp() / f"damaged{end}"
     path.write_bytes(content)
-    assert pickles.more_than_tensors(path).isprintable()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pickles, "MOST", most)
+        assert pickles.more_than_tensors(path).isprintable()
+
+
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_disk_that_fails_is_no_file_s_fault(tmp_path, missing):
+    path = tmp_path / "7.pt"
+    path.touch() if not missing else path.symlink_to("/proc/self/mem")
+    if missing:
+        with pytest.raises(OSError, match="Input/output error"):
+            pickles.more_than_tensors(path)
+    else:
+        assert pickles.more_than_tensors(path) == pickles.UNSEEN

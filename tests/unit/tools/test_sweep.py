@@ -8,15 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
 
 from contract.errors import UserError
-from tests.fuzz import damaged, many, odd
 from tools import sweep, verbs
 
 ROOT = Path(__file__).parents[3]
@@ -180,39 +177,6 @@ def end_orphans(place):
             continue
         if mine:
             os.kill(int(path.parent.name), signal.SIGKILL)
-
-
-CELL = {"name": "SYNC=ef:1.6", "argv": ["--sync=ef:1.6"], "command": "make train SYNC=ef:1.6"}
-DONE = {"round": 0, "cell": 0, "log": "001-1-1.log", "run": None, "cause": None}
-SWEPT = {"sweep": "x", "rounds": 2, "cells": [CELL], "runs": [DONE, {**DONE, "round": 1}]}
-FAILED = {
-    "status": "failed",
-    "attempts": [{"first_cause": None}, {"first_cause": {"message": "x"}}],
-}
-
-
-@many(200)
-@given(odd(SWEPT) | damaged(json.dumps(SWEPT).encode()), odd(FAILED))
-def test_a_damaged_sweep_goes_on_or_is_refused(made, ended):
-    """And so does one with a run whose files are damaged."""
-    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.chdir(name)
-        folder, run = Path("runs/sweeps/20260101T000000Z"), Path("runs/r1")
-        for one in (folder, run):
-            one.mkdir(parents=True)
-        path = folder / "sweep.json"
-        path.write_bytes(made) if isinstance(made, bytes) else path.write_text(json.dumps(made))
-        (run / "attempts.json").write_text(json.dumps(ended))
-        (folder / DONE["log"]).write_text("tandem: run r1, attempt 1\n")
-        try:
-            state = sweep.read(folder)
-        except UserError as error:
-            assert "is damaged (" in str(error)
-            return
-        for entry in state["runs"]:
-            sweep.adopted(folder, entry)
-            assert state["cells"][entry["cell"]]["argv"] is not None
-        assert sweep.why(folder / DONE["log"], 1)
 
 
 @pytest.mark.parametrize(
