@@ -22,6 +22,8 @@ from launcher.machines.owned import SIGNS, Owner
 from launcher.node import owner, pairprobe
 from launcher.plan import code, layer, models, requirements
 from report.comparing import read_cells
+from report.text import section_lines
+from report.view import Section
 from tests.fuzz import damaged, many, odd
 from tests.unit.ansible.provision_machines import load
 from tests.unit.launcher.launcher_values import host
@@ -247,7 +249,8 @@ def test_whatever_a_machine_tells_of_itself_fits_a_table(told, then):
             one.look()
         one.look()
     if one.figures:
-        table = top.status.table([one.figures], False)
+        section = Section("", top.status.machines_of([one.figures], False))
+        table = section_lines(section, 80)
         assert len(top.fitting(table, 80, 1)) == 1 and top.fitting(table, 80, 24)
 
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from report import files, read
 from report.__main__ import main
-from report.status import Follower, lines
+from report.status import Follower, section_of
+from report.text import section_lines
 from tests.fuzz import damaged, many, odd
 from tests.unit.report.report_runs import RunBuilder, change, change_lines
 
@@ -100,7 +101,7 @@ def reported(run):
     """All that the report says and writes; it has to be printable, and JSON. What `make status`
     shows is made, too."""
     if progress := Follower(run).look():
-        lines(progress, running=True)
+        section_lines(section_of(progress, running=True))
     out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)  # as strict as a terminal
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         code = main([str(run)])
@@ -152,7 +153,7 @@ def test_a_run_that_goes_on_is_shown_whatever_its_lines_lack(running, name):
                 alike = [{**one, key: value} if one["kind"] == kind else one for one in documents]
                 write_lines(path, alike)
                 if progress := Follower(running).look():
-                    lines(progress, running=True)
+                    section_lines(section_of(progress, running=True))
 
 
 def names_in(run):
