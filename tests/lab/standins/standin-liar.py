@@ -106,8 +106,45 @@ def goes_on(task):
         say(type="beat", unix=time.time(), running=[1])
 
 
+def record(task, data, name="rank1.1.steps.jsonl", skipped=0):
+    """The next piece of a record, or one that leaves so many bytes out."""
+    at = task["ends"].get(name, 0) + skipped
+    task["ends"][name] = at + len(data)
+    say(data, type="record", file=name, offset=at, bytes=len(data))
+
+
+def lines(*documents):
+    return b"".join(json.dumps(one).encode() + b"\n" for one in documents)
+
+
+def odd_records(task):
+    """Starts, steps, scores and samples that no rank and no guard writes, and then the end: as
+    deep as Python reads, of any size, of other kinds."""
+    deep = b"[" * 975 + b"]" * 975
+    for value in (0, -1, 10**17, 1e308, None, "x", [], {"a": [{}]}):
+        start = {"kind": "start", "attempt": 1, "world_size": value, "epochs": value}
+        start.update(dict.fromkeys(("global_batch", "steps_per_epoch", "parameters"), value))
+        step = {"kind": "step", "step": value, "steps": value, "samples": value, "epoch": value}
+        step["seconds"] = {"data": value, "forward": value, "sync_exposed": value}
+        score = {"kind": "evaluate", "epoch": value, "seconds": value}
+        record(task, lines(start, step, step, score, {**score, "top1": value}))
+        sample = dict.fromkeys(("mono", "cores", "cpu_busy", "memory_total", "disks"), value)
+        sample.update(kind="sample", gpus=[value], card={"tx_bytes": value}, peers=value)
+        record(task, lines(sample, sample), "machine.1.jsonl")
+    for name in ("rank1.1.steps.jsonl", "machine.1.jsonl"):
+        record(
+            task, b'{"kind": "start", "model": ' + deep + b', "attempt": 1}\n["start"]\n\0\n', name
+        )
+    say(**{**EXIT, "reason": "failed", "exit_code": 1})
+    os._exit(0)
+
+
 # What comes after the third step.
 AT_STEP = {
+    "another node's record": lambda task: record(task, b"x\n", "rank0.1.steps.jsonl"),
+    "a path for a record": lambda task: record(task, b"x\n", "../../../../.bashrc"),
+    "a record with a hole": lambda task: record(task, b"x\n", skipped=1 << 40),
+    "records of any kind": odd_records,
     "lines that are no frames": odd_lines,
     "another node's rank": lambda _: log(b"x\n", rank=0),
     "a path for a rank": lambda _: log(b"x\n", rank="../../../../.bashrc"),
@@ -173,7 +210,7 @@ def foreign(task):
     put(task["output"], map(os.fsdecode, names), lambda path: path.write_text("false"))
 
 
-def odd_records(task):
+def odd_files(task):
     """Whole files of the right names, with the wrong things in them."""
     odd = '["start"]\n{"kind": "start", "attempt": "one"}\n' + "[" * 100_000 + "\nnull\n\x00\n"
     odd += '{"kind": "start", "attempt": ' + NESTED + "}\n"
@@ -186,7 +223,7 @@ AT_END = {
     "specials": specials,
     "sparse files": lambda task: put(task["nodes"], ["machine.1.jsonl"], sparse),
     "names of others": foreign,
-    "records that are none": odd_records,
+    "records that are none": odd_files,
     "a checkpoint that is none": lambda task: put(
         task["output"], ["checkpoints/node2/step-999999999.pt"], os.mkfifo
     ),
@@ -251,7 +288,10 @@ def guard(words):
     real.stdin.flush()
     threading.Thread(target=pass_on, args=[real.stdin], daemon=True).start()
     printed = b""  # of the rank; a line may come in two frames
+    task["ends"] = {}  # of its records
     for frame, line, data in frames(real.stdout):
+        if frame.get("type") == "record":
+            task["ends"][frame["file"]] = frame["offset"] + len(data)
         if frame.get("type") == "worker":
             task["worker"] = frame["pid"]
         if frame.get("type") == "exit" and LIE in AT_END:
