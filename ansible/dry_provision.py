@@ -8,6 +8,7 @@ Exit code 0: it could be planned; 1: a machine would be refused; 2: the machines
 
 import argparse
 import hashlib
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -23,8 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 from contract import interrupts
 from contract.text import read_text
 from contract.validate import One
-from planning import PlanError, border, driver, stacks, toolkit
-from planning.faults import machine
+from planning import PlanError, border, driver, looks, preflight, stacks, toolkit
 
 ANSIBLE = Path(__file__).resolve().parent
 ROOT = ANSIBLE.parent
@@ -69,22 +69,31 @@ def rows(entries, table, bundle):
     are the cluster's, and taken from the first. bundle: the folder in which files are looked for.
     Raises PlanError if no stack fits.
     """
-    members = [entry["facts"]["host"] for entry in entries]
+    refused = _refused([entry["facts"] for entry in entries])
+    found = [
+        {"host": host, "what": "system",
+         "lines": [f"REFUSED: {row['cause']}", f"remedy: {row['remedy']}"]}
+        for host, row in refused.items()
+    ]  # fmt: skip
+    outside = [host for host, row in refused.items() if row["fault"] not in looks.MENDED]
+    members = [entry["facts"]["host"] for entry in entries if entry["facts"]["host"] not in outside]
+    entries = [entry for entry in entries if entry["facts"]["host"] not in refused]
     entries = [entry for entry in entries if set(entry["facts"]) != {"host"}]
-    if not entries:
+    if not entries and not found:
         raise PlanError(f"{', '.join(members)}: no machine answered, so nothing can be planned")
+    if not entries:
+        return found
     machines = [entry["facts"] for entry in entries]
     asked = entries[0]["settings"]
-    stack = stacks.resolve(machines, asked["stack"], table, members, asked.get("kept"))
+    try:
+        stack = stacks.resolve(machines, asked["stack"], table, members, asked.get("kept"))
+    except PlanError as error:
+        said = [*map(preflight.text, refused.values()), str(error)]
+        raise PlanError(". ".join(said)) from None
     wanted = {name: asked[name] for name in ("toolkit", "apex", "apex_extensions")}
     plans = toolkit.toolkit_plan(machines, stack, wanted, table)
-    found = []
     for entry in entries:
         facts = entry["facts"]
-        refused = _impossible(facts)
-        if refused:
-            found.append({"host": facts["host"], "what": "system", "lines": refused})
-            continue
         own = plans[facts["host"]]
         parts = [
             ("cards", _cards(facts, table)),
@@ -98,11 +107,17 @@ def rows(entries, table, bundle):
     return found
 
 
-def _impossible(facts):
-    """Lines that refuse a machine that no role can provision, as `make check` does; else []."""
-    for _, cause, remedy in machine.impossible(facts):
-        return [f"REFUSED: {cause}", f"remedy: {remedy}"]
-    return []
+def _refused(machines):
+    """{host: finding} of those that nothing can provision, as role reach refuses them."""
+    asked = [facts for facts in machines if set(facts) != {"host"}]
+    # Of a machine that reach set aside no more is known than what its shell said; on the others
+    # modules ran, whichever Ansible's they were.
+    whole = {facts["host"] for facts in asked if "gpus" in facts}
+    found = {}
+    for row in looks.unfit(asked, importlib.metadata.version("ansible-core")):
+        if row["host"] not in whole or row["fault"] not in looks.MENDED:
+            found.setdefault(row["host"], row)
+    return found
 
 
 def _cards(facts, table):

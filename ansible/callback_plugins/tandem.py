@@ -1,8 +1,11 @@
 """Ansible's usual output, without orders for the terminal; for role reach one sentence for each
-machine without an answer, and for a task that refuses something its sentence alone."""
+machine without an answer, and for a task that refuses something its sentence alone. Where role
+reach chose another ansible-core, this run ends by becoming that one."""
 
 import functools
+import os
 import shutil
+import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -17,6 +20,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from contract.text import clean
 
+ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTATION = """
     name: tandem
     type: stdout
@@ -56,6 +60,10 @@ class CallbackModule(Default):
             self._say("Asking the machines whether they answer: 10 s if one of them is off.")
 
     def v2_playbook_on_stats(self, stats):
+        core = stats.custom.get("_run", {}).get("tandem_core")
+        if core:  # role reach has changed nothing yet
+            self._say(f"Going on with ansible-core {core} (the variable CORE of make).")
+            go_on_with(core)
         self._display.banner("PLAY RECAP")
         for host in sorted(stats.processed):
             row = stats.summarize(host)
@@ -93,6 +101,19 @@ class CallbackModule(Default):
     def _say(self, sentences):
         for sentence in sentences if isinstance(sentences, list) else [str(sentences)]:
             self._display.display(paragraph(sentence))
+
+
+def go_on_with(core):
+    """The same command by another ansible-core, in place of this one. It is installed once; where
+    it cannot be, the tool says why, and this run ends as it is."""
+    program = ROOT / f".venv-core{core}/bin/ansible-playbook"
+    if subprocess.run([ROOT / "tools/venv.sh", f"core{core}"]).returncode == 0:
+        sys.stdout.flush()
+        path = f"{program.parent}:{os.environ['PATH']}"
+        for number in range(3):
+            os.set_inheritable(number, True)  # ansible-core keeps them from its workers
+        argv = [str(program), *sys.argv[1:]]
+        os.execve(program, argv, {**os.environ, "PATH": path})  # noqa: S606
 
 
 def recap(host, row):

@@ -4,6 +4,7 @@ All begin with `tandem_`, and each is used by a role or a playbook.
 """
 
 import functools
+import shutil
 import sys
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from planning import (
     driver_result,
     firewall,
     health,
+    looks,
     members,
     network,
     network_facts,
@@ -55,6 +57,13 @@ def findings(facts, question):
 def python_of(stack, machine, manager):
     """{"manager", "python"} of a machine's environment."""
     return dict(zip(("manager", "python"), stacks.python_for(stack, machine, manager)))
+
+
+def older_core(seen, core):
+    """See planning/looks.py; "" where this control machine has no Python for it."""
+    names = ("python3.12", "python3.11", "python3.10")
+    here = (3, 10) <= sys.version_info < (3, 13) or any(map(shutil.which, names))
+    return looks.older_core(seen, core) if here else ""
 
 
 FILTERS = {
@@ -106,6 +115,7 @@ FILTERS = {
     "kernel_packages": driver_result.kernel_packages,
     "linux_again": boot.linux_again,
     "locked": packages.locked,
+    "looks": looks.looks,
     "machine_facts": border.machine,
     "member": members.member,
     "member_addresses": firewall.member_addresses,
@@ -113,6 +123,7 @@ FILTERS = {
     "not_collected": preflight.not_collected,
     "set_aside": network_faults.set_aside,
     "offline_hosts": offline_hosts,
+    "older_core": older_core,
     "other_firewall": firewall.other_firewall,
     "packages_planned": packages.packages_planned,
     "parse_files": network_facts.parse_files,
@@ -129,6 +140,7 @@ FILTERS = {
     "ssh_cut_off": firewall.ssh_cut_off,
     "stack": stacks.resolve,
     "toolkit_plan": toolkit.toolkit_plan,
+    "unfit": looks.unfit,
     "unreachable": network_faults.unreachable,
     "wake_fault": wake.wake_fault,
     "wake_record": wake.wake_record,

@@ -189,8 +189,10 @@ def setting(variables, name, host, default=""):
 
 
 def recorded(facts):
-    """The facts of one machine in a file of facts, which may lack some."""
-    return read(facts, Some({**MACHINE, **DRIVER, "host": str}), "a machine")
+    """The facts of one machine in a file of facts, which may lack some; of one that role reach set
+    aside only what its shell said."""
+    of_shell = {"like": str, "container": str, "python": (VERSION, One(("",)))}
+    return read(facts, Some({**MACHINE, **DRIVER, **of_shell, "host": str}), "a machine")
 
 
 def measured(result, host):

@@ -5,7 +5,9 @@ from typing import Any
 from .. import offline, stacks
 from .. import packages as apt
 
-NAMES = {"debian": "Debian", "ubuntu": "Ubuntu"}
+NAMES = {"debian": "Debian", "ubuntu": "Ubuntu", "linuxmint": "Linux Mint", "pop": "Pop!_OS"}
+# Containers as machines with an init of their own, which the lab's are; others are no machines.
+MACHINES = ("", "none", "systemd-nspawn", "lxc", "lxc-libvirt")
 # Versions of ansible-core, and the oldest Python that their modules run on.
 OLDEST_PYTHON = (((2, 20), (3, 9)), ((2, 18), (3, 8)), ((2, 17), (3, 7)), ((2, 13), (3, 6)))
 FEW_INODES = 100_000
@@ -13,7 +15,7 @@ FEW_INODES = 100_000
 
 def impossible(facts):
     """Findings on a machine that no role can provision, whatever it needs."""
-    yield from release(facts["distribution"], facts["release"])
+    yield from release(facts["distribution"], facts["release"], facts.get("like", ""))
     if facts["arch"] != "x86_64":
         yield (
             "arch",
@@ -27,19 +29,32 @@ def impossible(facts):
             "other PCs do not reach it",
             "install Debian or Ubuntu beside Windows on it, or take it out of inventory.ini",
         )
+    elif facts.get("container", "") not in MACHINES:
+        yield (
+            "container",
+            f"it is a container ({facts['container']}): kernel, driver and clock are those of the "
+            "machine around it",
+            "list that machine in inventory.ini instead",
+        )
 
 
 def system(facts, question):
     yield from impossible(facts)
     if not facts["systemd"]:
         yield ("systemd", "its first process is not systemd", "boot it with systemd")
-    core = stacks.version(question["ansible_core"])
-    oldest = next(python for since, python in OLDEST_PYTHON if core >= since)
-    if stacks.version(facts["python"]) < oldest:
+    yield from python(facts, question["ansible_core"])
+
+
+def python(facts, core):
+    """Whether Ansible's modules run on its Python, by the version of ansible-core."""
+    oldest = next(python for since, python in OLDEST_PYTHON if stacks.version(core) >= since)
+    if not facts["python"]:
+        yield ("no_python", "it has no Python, by which Ansible works", "sudo apt install python3")
+    elif stacks.version(facts["python"]) < oldest:
         yield (
             "python",
-            f"its python3 is {facts['python']}, and the modules of ansible-core "
-            f"{question['ansible_core']} need {'.'.join(map(str, oldest))}",
+            f"its python3 is {facts['python']}, and the modules of ansible-core {core} need "
+            f"{'.'.join(map(str, oldest))}",
             "provision it with `make provision CORE=2.16`",
         )
 
@@ -61,11 +76,11 @@ def release_names(known):
     return "; ".join(parts)
 
 
-def release(distribution, version):
+def release(distribution, version, like=""):
     """The finding on a release that is not listed, a newer one of a listed distribution or not.
 
-    `distribution` and `version` are ID and VERSION_ID of /etc/os-release; Debian's testing has no
-    VERSION_ID.
+    `distribution`, `version` and `like` are ID, VERSION_ID and ID_LIKE of /etc/os-release; Debian's
+    testing has no VERSION_ID.
     """
     known = known_releases()
     versions = known.get(distribution, [])
@@ -81,12 +96,14 @@ def release(distribution, version):
             f"{'the LTS release before' if distribution == 'ubuntu' else 'the release before'}; "
             f"known are {release_names(known)}",
         )
-    else:
-        yield (
-            "release",
-            f"the roles do not know its release, {name}",
-            f"install one of these on it: {release_names(known)}",
-        )
+        return
+    bases = [NAMES[base] for base in known if base in like.split() and base != distribution]
+    made = f", which is made of {bases[-1]} with packages and kernels of its own" if bases else ""
+    yield (
+        "release",
+        f"the roles do not know its release, {name}{made}",
+        f"install one of these on it: {release_names(known)}",
+    )
 
 
 def privileges(facts, question):

@@ -1,7 +1,6 @@
 """site.yml itself, by Ansible with stand-ins for its roles: a machine's fault stays its own."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,9 @@ STAND_IN = """\
 """
 ROLES = sorted(path.name for path in (ROOT / "ansible/roles").iterdir())
 # reach sorts machines by `raw`'s answers; python_env's report is what is tested.
-REAL = {"reach": ["tasks/main.yml", "tasks/report.yml", "vars/main.yml"],
+REAL = {"reach": ["tasks/main.yml", "tasks/report.yml", "vars/main.yml", "defaults/main.yml"],
         "python_env": ["tasks/untried.yml"]}  # fmt: skip
+LOOKS = "ansible_play_hosts_all | map('extract', hostvars) | tandem_looks"
 
 UPGRADE = "ansible/playbooks/upgrade.yml"
 FREE = "ansible/playbooks/tasks/free.yml"
@@ -40,7 +40,8 @@ def roles(tmp_path_factory) -> Path:
             (tasks / file.name).write_text(text)
         for file in REAL.get(name, []):
             (folder / name / file).parent.mkdir(exist_ok=True)
-            shutil.copy(ROOT / "ansible/roles" / name / file, folder / name / file)
+            text = (ROOT / "ansible/roles" / name / file).read_text()
+            (folder / name / file).write_text(text.replace(LOOKS, "[]"))  # whatever this one is
     return folder
 
 

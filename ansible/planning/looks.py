@@ -1,0 +1,86 @@
+"""What a machine's shell says before any of Ansible's modules may run there. Pure functions."""
+
+import re
+
+from . import border, stacks
+from .faults import machine
+
+LINE = re.compile(
+    r'^(arch|kernel|container|python|ID|ID_LIKE|VERSION_ID)="?([\w.+ -]{0,80})"?\r?$', re.MULTILINE
+)
+NAMES = {"ID": "distribution", "VERSION_ID": "release", "ID_LIKE": "like"}
+# The Ansible for old machines, and the Pythons of machines that it takes. source: the support
+# matrix in docs.ansible.com, "Releases and maintenance", ansible-core 2.16.
+OLDER, OLDEST, NEWEST = "2.16", (3, 6), (3, 12)
+# Faults of machines that another Ansible, or a package, lets in: their cards count.
+MENDED = ("python", "no_python")
+
+
+def looks(machines):
+    """The facts of those that answered, by role reach's `raw` in their variables; the control
+    machine, and one whose shell says nothing of the kind, are left to the modules."""
+    answers = [(m["inventory_hostname"], m.get("reach_answer", {})) for m in machines
+               if m.get("ansible_connection") != "local"]  # fmt: skip
+    return [
+        {"host": host, **seen}
+        for host, answer in answers
+        if not answer.get("unreachable")
+        for seen in [look(border.read(answer.get("stdout", ""), str, host))]
+        if seen
+    ]
+
+
+def look(said):
+    """{"arch", "kernel", "python", "distribution", "release", "like", "container"}, texts; {}."""
+    seen = {NAMES.get(name, name): value.strip() for name, value in LINE.findall(said)}
+    if not seen.get("arch"):
+        return {}
+    return {**dict.fromkeys((*NAMES.values(), "kernel", "container", "python"), ""), **seen}
+
+
+def unfit(seen, core):
+    """Findings on the machines that no role can provision, or none by ansible-core `core`."""
+    found = []
+    for facts in seen:
+        rows = [*machine.impossible(facts), *machine.python(facts, core)]
+        old = any(row[0] == "python" for row in rows)
+        found += [
+            {"host": facts["host"], "fault": fault, "cause": cause,
+             "remedy": _both(seen, core) if old and fault == "python" else remedy}
+            for fault, cause, remedy in rows
+        ]  # fmt: skip
+    return found
+
+
+def _old(facts, core):
+    return any(row[0] == "python" for row in machine.python(facts, core))
+
+
+def _both(seen, core):
+    """How to provision machines of which some are too old for `core`."""
+    if all(OLDEST <= _python(facts) <= NEWEST for facts in seen):
+        return (
+            "`make provision CORE=2.16` provisions all that answer: that Ansible takes Python "
+            f"{_text(OLDEST)} to {_text(NEWEST)}"
+        )
+    old = [facts["host"] for facts in seen if _old(facts, core)]
+    rest = [facts["host"] for facts in seen if facts["host"] not in old]
+    return (
+        f"`make provision CORE=2.16 LIMIT={','.join(old)}`, and the others by `make provision "
+        f"LIMIT={','.join(rest)}`, with stack: NAME in group_vars/all.yml, since auto decides over "
+        "all machines at once; or install a newer release on it"
+    )
+
+
+def older_core(seen, core):
+    """The ansible-core by which to go on, where every machine that answers needs an older one."""
+    old = [facts for facts in seen if _old(facts, core) and _python(facts) >= OLDEST]
+    return OLDER if seen and len(old) == len(seen) else ""
+
+
+def _python(facts):
+    return stacks.version(facts["python"] or "0")[:2]
+
+
+def _text(version):
+    return ".".join(map(str, version))
