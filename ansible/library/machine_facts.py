@@ -322,11 +322,11 @@ def toolkits():
 
 
 def held_since():
-    """When role driver last changed its holds, in seconds since 1970; None if it holds nothing.
+    """When role driver last changed its holds, in seconds since 1970; None if it holds no kernel.
 
-    The kernel is held with the driver that was built for it, and gets no security fixes.
+    A kernel that is held with its driver gets no security fixes.
     """
-    if not read(HELD):
+    if not re.search(r"^linux-(?!modules-nvidia-)", read(HELD) or "", re.MULTILINE):
         return None
     return os.stat(HELD).st_mtime
 

@@ -50,6 +50,7 @@ SETTINGS = {
     "runfile": Setting("driver_runfile", ""),  # instead of the table's, with its checksum
     "runfile_sha256": Setting("driver_runfile_sha256", ""),
     "interrupt": Setting("allow_stop_display", False),
+    "hold_kernel": Setting("driver_hold_kernel", False),  # also where its next one gets a module
     "offline": Setting("offline", False),
 }
 

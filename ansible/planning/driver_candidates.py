@@ -357,6 +357,9 @@ def building(facts, version, table):
     wanted = ["dkms", "gcc", "make"] + [compiler] * bool(compiler)
     wanted += ["openssl"] if key.startswith("/var/lib/dkms/") else []  # it makes the key
     wanted += [] if facts["kernel_headers"] else [headers]
+    # With those of its series DKMS builds for each kernel to come.
+    series = f"linux-headers-{facts['kernel_series']}"
+    wanted += [series] * (series in facts["offered"] and series not in facts["packages"])
     missing = [name for name in wanted if not had(name)]
     if missing:
         raise Refusal(

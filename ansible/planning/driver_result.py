@@ -16,31 +16,59 @@ DRIVER = re.compile(
 )
 
 
-def driver_hold(facts, version, let_go=()):
-    """What keeps driver `version` (NVIDIA's) and the kernel it was built for from moving.
+def driver_hold(facts, version, wanted, stack, let_go=()):
+    """What keeps driver `version` (NVIDIA's) from moving, and the kernel where that has to stay.
 
-    let_go: what was held before an installation that broke off, and is there. Returns {"packages":
-    those to hold, "preferences": text for apt, "unattended": text for unattended-upgrades}.
-    Packages: the driver's (by their version, so that nvidia-container-toolkit and other neighbours
-    stay free), the transitional ones, which would bring another branch, the kernel's metapackages,
-    linux-modules-nvidia-*, and what was let go, at whichever version it is.
+    wanted: as driver.driver_wanted has it; let_go: what was held before an installation that broke
+    off, and is there. Returns {"packages": those to hold, "preferences": text for apt,
+    "unattended": text for unattended-upgrades}. Packages: the driver's (by their version, so that
+    nvidia-container-toolkit and other neighbours stay free), the transitional ones, which would
+    bring another branch, and what was let go, at whichever version it is; where kernel_stays, the
+    kernel's metapackages and linux-modules-nvidia-* too.
     """
+    stays = kernel_stays(facts, wanted, stack)
     held = {}
-    for name, found in sorted(facts["packages"].items()):
-        own = version and DRIVER.match(name) and stacks.upstream(found).startswith(version)
-        own = own or name in facts["transitional"]
-        meta = KERNEL.match(name) and not RELEASE.search(name)
-        if own or meta or name in let_go or name.startswith(offers.MODULES):
-            held[name] = found
+    for name, present in sorted(facts["packages"].items()):
+        own = version and DRIVER.match(name) and stacks.upstream(present).startswith(version)
+        own = own or name in facts["transitional"] or name in let_go
+        due = stays if of_kernel(name) else own
+        if due:
+            held[name] = present
     stanzas = [
-        f"Package: {' '.join(name for name in held if held[name] == found)}\n"
-        f"Pin: version {found}\nPin-Priority: 999\n"
-        for found in sorted(set(held.values()))
+        f"Package: {' '.join(name for name in held if held[name] == present)}\n"
+        f"Pin: version {present}\nPin-Priority: 999\n"
+        for present in sorted(set(held.values()))
     ]
-    half = sorted(set(let_go) - set(held))  # half installed: of no version that a pin could name
-    patterns = [f'    "{name}$";\n' for name in [*held, *half]] + [f'    "{offers.MODULES}";\n']
-    block = "Unattended-Upgrade::Package-Blacklist {\n" + "".join(patterns) + "};\n"
+    # Half installed: of no version that a pin could name.
+    half = sorted(name for name in set(let_go) - set(held) if stays or not of_kernel(name))
+    patterns = [f"{name}$" for name in [*held, *half]] + [offers.MODULES] * stays
+    lines = "".join(f'    "{pattern}";\n' for pattern in patterns)
+    block = f"Unattended-Upgrade::Package-Blacklist {{\n{lines}}};\n"
     return {"packages": [*held, *half], "preferences": "\n".join(stanzas), "unattended": block}
+
+
+def kernel_stays(facts, wanted, stack):
+    """Whether the kernel is held with its driver: by setting, where its next one would get no
+    module, and for the stack of CUDA 10.2 on Ubuntu 18.04 and 20.04, whose later kernels its
+    driver does not know."""
+    old = stack["name"] == "cu102" and facts["release"] in ("18.04", "20.04")
+    return wanted["hold_kernel"] or old or not module_follows(facts)
+
+
+def module_follows(facts):
+    """Whether the next kernel of its series comes with a module, built before or by DKMS here."""
+    series = facts["kernel_series"]
+    built = any(
+        offers.SIGNED.match(name) and name.endswith(f"-{series}")
+        for name in facts["packages"].keys() - facts["transitional"].keys()
+    )
+    by_dkms = facts["dkms"] and f"linux-headers-{series}" in facts["packages"]
+    return series is not None and (built or by_dkms)
+
+
+def of_kernel(name):
+    """Whether a package brings the next kernel, or the module that Ubuntu built for one."""
+    return bool(KERNEL.match(name) and not RELEASE.search(name)) or name.startswith(offers.MODULES)
 
 
 def kernel_packages(facts):

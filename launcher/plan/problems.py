@@ -50,11 +50,13 @@ def _software(host: Host, facts: Facts, on_gpus: bool) -> list[Problem]:
                 f"{host.label()}: {' and '.join(missing)} missing in {host.env_python}: {remedy}."
             )
         ]
-    if facts.gpus["error"] and on_gpus:
+    error = facts.gpus["error"]
+    if error and on_gpus:
+        upgraded = "its driver was upgraded, and takes effect by its next boot: reboot it"
+        cure = upgraded if "version mismatch" in error else "run `make provision`"
         return [
             Problem(
-                f"{host.label()}: nvidia-smi fails ({facts.gpus['error']}): if the driver was "
-                f"upgraded, reboot; else run `make provision`. To compute on its CPU, give "
+                f"{host.label()}: nvidia-smi fails ({error}): {cure}. To compute on its CPU, give "
                 f"gpus=0 for {host.name}.",
             )
         ]

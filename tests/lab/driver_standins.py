@@ -149,6 +149,13 @@ def build_tools(folder: Path) -> None:
     build_deb(folder, "linux-image-amd64", "6.1.1-1")
 
 
+def build_series(folder: Path, version: str) -> None:
+    """The metapackages of a series of kernels, which bring kernel and headers."""
+    build_deb(folder, f"linux-image-{KERNEL}", "1")
+    for what in ("image", "headers"):
+        build_deb(folder, f"linux-{what}-amd64", version, f"linux-{what}-{KERNEL}")
+
+
 def build_archive(folder: Path, version: str = "") -> Path:
     """A folder that apt reads: what building needs and, if wanted, a driver's packages."""
     archive = folder / "archive"

@@ -268,8 +268,9 @@ def add_unattended_upgrades(folder):
         subprocess.run(["rm", "-rf", folder / left], check=True)
 
 
-def test_unattended_upgrades_move_neighbours_and_neither_driver_nor_kernel(
-    machine, archive, tmp_path
+@pytest.mark.parametrize("follows", [False, True], ids=["held kernel", "DKMS has its headers"])
+def test_unattended_upgrades_move_no_driver_and_a_kernel_only_if_its_module_follows(
+    machine, archive, tmp_path, follows
 ):
     lab, words = machine
     own = tmp_path / "archive"
@@ -278,6 +279,9 @@ def test_unattended_upgrades_move_neighbours_and_neither_driver_nor_kernel(
     modules = "linux-modules-nvidia-535-generic"
     for name in (modules, "standin-neighbour"):
         standins.build_deb(own, name, "1")
+    if follows:
+        standins.build_series(own, "6.1.1-1")
+        lab.ssh(1, "sudo mkdir -p /var/lib/dkms/nvidia-current")
     standins.index(own)
     standins.send_archive(lab, 1, own)
     packages = f"unattended-upgrades linux-image-amd64 {modules} standin-neighbour"
@@ -285,17 +289,21 @@ def test_unattended_upgrades_move_neighbours_and_neither_driver_nor_kernel(
     lab.ssh(1, f"sudo apt-get -q update; sudo {install} {packages}")
     play(lab, *words)
     standins.build_driver(own, NEW)
-    standins.build_deb(own, "linux-image-amd64", "6.1.2-1")
+    if follows:
+        standins.build_series(own, "6.1.2-1")
+    else:
+        standins.build_deb(own, "linux-image-amd64", "6.1.2-1")
     for name in (modules, "standin-neighbour"):
         standins.build_deb(own, name, "2")
     standins.index(own)
     standins.send_archive(lab, 1, own)
     lab.ssh(1, f"echo '{ORIGIN}' | sudo tee /etc/apt/apt.conf.d/60standin; sudo apt-get -q update")
-    show = "dpkg-query --show 'nvidia-*' 'libnvidia-*' libcuda1 linux-image-amd64 'linux-modules-*'"
-    before = lab.ssh(1, show)
+    show = "dpkg-query --show 'nvidia-*' 'libnvidia-*' libcuda1"
+    before, kernel = lab.ssh(1, show), versions(lab)["linux-image-amd64"]
     lab.ssh(1, "sudo unattended-upgrade --verbose 2>&1 | sudo tee /opt/standin/night")
-    assert lab.ssh(1, "dpkg-query --show standin-neighbour").split()[1] == "2"
-    assert lab.ssh(1, show) == before
+    after = versions(lab)
+    assert after["standin-neighbour"] == "2" and lab.ssh(1, show) == before
+    assert (after["linux-image-amd64"] != kernel, after[modules] == "2") == (follows, follows)
     assert f"module and nvidia-smi agree: {NEW}" in said(
         play(lab, *words, "-e", "driver_policy=upgrade")
     )

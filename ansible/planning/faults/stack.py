@@ -56,6 +56,14 @@ def driver(facts, question):
             "no NVIDIA driver is loaded",
             _by_the_role(question, "make provision installs the one for this card"),
         )
+    # What its packages say of the next kernel is known where it has a card.
+    if facts["driver"] and facts.get("waiting_kernel") and not facts["waiting_module"]:
+        yield (
+            "kernel_module",
+            f"its next boot starts kernel {facts['waiting_kernel']}, for which there is no module "
+            "of the NVIDIA driver yet",
+            f"when nothing trains there: make upgrade LIMIT={facts['host']}, which moves both",
+        )
     if facts["driver"] and facts["driver_library"] and facts["driver"] != facts["driver_library"]:
         yield (
             "driver_mismatch",

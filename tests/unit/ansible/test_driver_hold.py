@@ -22,6 +22,7 @@ INSTALLED = {
     "nvidia-container-toolkit": ("install ok installed", "1.17.4-1"),
 }
 FACTS = {
+    **{"kernel_series": None, "dkms": True, "release": "12"},
     **{"held": [], "transitional": {}, "displays": [], "driver_library": OLD, "driver": OLD},
     "packages": {name: version for name, (status, version) in INSTALLED.items()
                  if status.endswith("ok installed")},
@@ -67,6 +68,7 @@ def test_what_an_installation_let_go_is_held_again_where_it_breaks_off(machine):
     settings = {name: str(machine / file) for name, file in settings.items()}
     there = {"DPKG_ADMINDIR": str(machine / "dpkg")}
     variables = {"driver_planned": PLANNED, "driver_state": FACTS}
+    variables["preflight_stack"] = {"name": "cu102"}
     play = {"hosts": "localhost", "gather_facts": False, "vars": variables, "tasks": ACT}
     words = ("-e", json.dumps(settings))
     there["ANSIBLE_ROLES_PATH"] = str(machine / "roles")

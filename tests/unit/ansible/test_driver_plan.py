@@ -11,6 +11,7 @@ from tests.unit.ansible.driver_machines import (
     GDM,
     SEATED,
     UBUNTU,
+    WANTED,
     XORG,
     by_runfile,
     facts,
@@ -292,4 +293,5 @@ def test_what_is_held_is_the_driver_that_is_kept():
         (led("580.173.02"), "580.173.02", set(TRANSITIONAL)),
         (by(OLDER, "470.256.02-1~deb12u1"), "470.256.02", set(OLDER)),
     ):
-        assert set(driver_result.driver_hold(made, version)["packages"]) == held
+        names = driver_result.driver_hold(made, version, WANTED, {"name": "cu126"})["packages"]
+        assert set(names) == held

@@ -76,9 +76,14 @@ UBUNTU = {
 }
 
 
-def hold(packages, version, transitional=()):
+WANTED, CU126 = {"hold_kernel": False}, {"name": "cu126"}
+LONE = {"kernel_series": None, "dkms": False, "release": "22.04"}  # of no series
+
+
+def hold(packages, version, transitional=(), wanted=WANTED, stack=CU126, **known):
     leads = dict.fromkeys(transitional, "nvidia-driver-580-open")
-    return after.driver_hold({"packages": packages, "transitional": leads}, version)
+    state = {**LONE, "packages": packages, "transitional": leads, **known}
+    return after.driver_hold(state, version, wanted, stack)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +101,35 @@ def test_held_are_the_driver_and_the_kernels_metapackages_and_no_neighbours(
     packages, version, free
 ):
     assert hold(packages, version)["packages"] == sorted(set(packages) - free)
+
+
+OF_DEBIAN = {"linux-headers-amd64", "linux-image-amd64"}
+OF_UBUNTU = {name for name in UBUNTU if name.startswith("linux-") and "6.8.0-60-g" not in name}
+OF_UBUNTU |= {"linux-modules-nvidia-580-open-6.8.0-60-generic"}
+BY_DKMS, BUILT = {"kernel_series": "amd64", "dkms": True}, {"kernel_series": "generic-hwe-22.04"}
+
+
+@pytest.mark.parametrize(
+    ("packages", "known", "stays"),
+    [
+        (DEBIAN, BY_DKMS, False),
+        (DEBIAN, {**BY_DKMS, "dkms": False}, True),
+        ({name: DEBIAN[name] for name in DEBIAN if name != "linux-headers-amd64"}, BY_DKMS, True),
+        (DEBIAN, {**BY_DKMS, "wanted": {"hold_kernel": True}}, True),
+        (DEBIAN, {**BY_DKMS, "stack": {"name": "cu102"}}, False),
+        (DEBIAN, {**BY_DKMS, "stack": {"name": "cu102"}, "release": "20.04"}, True),
+        (UBUNTU, BUILT, False),
+        (UBUNTU, {"kernel_series": "generic-hwe-24.04"}, True),
+        (UBUNTU, {**BUILT, "transitional": OF_UBUNTU}, True),
+    ],
+)
+def test_a_kernel_is_held_where_its_next_one_gets_no_module(packages, known, stays):
+    made = hold(packages, "535.261.03" if packages is not UBUNTU else "580.126.20", **known)
+    kernels = (OF_UBUNTU if packages is UBUNTU else OF_DEBIAN) & packages.keys()
+    assert kernels & set(made["packages"]) == (kernels if stays else set())
+    assert ("linux-" in made["unattended"]) is stays
+    driver = {"nvidia-kernel-dkms", "nvidia-driver-580-open"} & packages.keys()
+    assert driver and driver <= set(made["packages"])
 
 
 def test_a_transitional_package_is_held_too_since_its_next_version_leads_elsewhere():
@@ -125,13 +159,14 @@ def test_what_an_installation_let_go_that_broke_off_is_held_at_whichever_version
     """Half of it has moved: the library is the new one, and a package is half installed."""
     mixed = DEBIAN | {"libnvidia-ml1": "535.300.01-1"}
     let_go = ["libnvidia-ml1", "nvidia-kernel-dkms", "nvidia-smi"]
-    state = {"packages": mixed, "transitional": {}}
-    made = after.driver_hold(state, "535.300.01", let_go)
+    state = {**LONE, "packages": mixed, "transitional": {}}
+    made = after.driver_hold(state, "535.300.01", WANTED, CU126, let_go)
     assert set(let_go) <= set(made["packages"])
     assert "Package: nvidia-kernel-dkms\nPin: version 535.261.03-1\n" in made["preferences"]
     assert "nvidia-smi" not in made["preferences"] and '"nvidia-smi$"' in made["unattended"]
-    assert "nvidia-kernel-dkms" not in after.driver_hold(state, "535.300.01")["packages"]
-    none = after.driver_hold(state, "", let_go)["packages"]  # no library, and nothing loaded
+    fresh = after.driver_hold(state, "535.300.01", WANTED, CU126)
+    assert "nvidia-kernel-dkms" not in fresh["packages"]
+    none = after.driver_hold(state, "", WANTED, CU126, let_go)["packages"]
     assert "nvidia-kernel-dkms" in none and "nvidia-container-toolkit" not in none
 
 

@@ -91,6 +91,7 @@ FAULTS = {
     "nouveau": turing(nouveau=True, driver=None),
     "driver_missing": turing(driver=None),
     "driver_mismatch": turing(driver_library="580.130.1"),
+    "kernel_module": turing(waiting_kernel="6.1.0-44-amd64", waiting_module=None),
     "driver_old": turing(runfile="430.50", **OLD),
     "driver": turing(**OLD),
     "kernel_held": machine(held_since=1000.0 - 90 * 86400),
@@ -279,6 +280,17 @@ def test_disks_for_whose_passphrase_a_boot_waits(line, waits, tmp_path, monkeypa
     assert facts.boot_passphrases() == waits
     (tmp_path / "clevis").touch()
     assert facts.boot_passphrases() == []
+
+
+@pytest.mark.parametrize(
+    ("names", "kernel"),
+    [("linux-image-amd64", True), ("nvidia-smi linux-modules-nvidia-580-generic", False)],
+)
+def test_only_a_kernel_that_is_held_grows_old(names, kernel, tmp_path, monkeypatch):
+    facts = load("ansible/library/machine_facts.py")
+    (tmp_path / "held").write_text("\n".join(["libcuda1", *names.split(), ""]))
+    monkeypatch.setattr(facts, "HELD", str(tmp_path / "held"))
+    assert (facts.held_since() is not None) is kernel
 
 
 def test_apt_itself_says_which_source_is_dead(tmp_path, monkeypatch):
