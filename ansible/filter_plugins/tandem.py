@@ -129,6 +129,7 @@ FILTERS = {
     "parse_files": network_facts.parse_files,
     "power_plan": driver_power.power_plan,
     "problems": preflight.problems,
+    "proven": border.proven,
     "python": python_of,
     "share_disk": share.share_disk,
     "share_failure": share.share_failure,

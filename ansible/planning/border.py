@@ -132,6 +132,7 @@ CARD = (
         **dict.fromkeys(("pcie", "pcie_max"), Row(((int, None),) * 2)),
     },
 )
+PROOF = {"names": [str], "precisions": [One(("fp32", "fp16", "bf16"))]}  # of proof.py
 # Of Ansible's own facts: the parts of a network interface that are read, each of which may lack.
 ADDRESS = {"address": str, "prefix": (Match("[0-9]{1,3}"), int)}
 LINK = Some(
@@ -198,6 +199,20 @@ def recorded(facts):
 def measured(result, host):
     """What `make accept` measured on one machine."""
     return {**read(result, RESULT, host), "host": host}
+
+
+def proven(machines):
+    """[{"host", "names", "precisions"}] of those whose products were right, by role prove's command
+    in their variables."""
+    found = []
+    for machine in machines:
+        host, done = machine["inventory_hostname"], machine.get("prove_cards", {})
+        if done.get("rc") == 0:
+            try:
+                found.append({"host": host, **read(parsed(done["stdout"], host), PROOF, host)})
+            except PlanError:
+                continue  # what it printed is no proof
+    return found
 
 
 def cards(figures, host):
