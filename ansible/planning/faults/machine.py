@@ -90,11 +90,12 @@ def release(distribution, version, like=""):
     if versions and (not version or stacks.version(version) > stacks.version(versions[-1])):
         yield (
             "release",
-            f"{name} is newer than the releases that Tandem knows: packages, kernel and Python of "
-            "it were never tried",
+            f"{name} is newer than the releases that Tandem knows: its packages, kernel and Python "
+            "were never tried, and no list of them was at hand",
             f"install {NAMES[distribution]} {versions[-1]} on it, "
             f"{'the LTS release before' if distribution == 'ubuntu' else 'the release before'}; "
-            f"known are {release_names(known)}",
+            f"known are {release_names(known)}; what one more takes: docs/stacks.md, A newer "
+            "release",
         )
         return
     bases = [NAMES[base] for base in known if base in like.split() and base != distribution]

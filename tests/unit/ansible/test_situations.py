@@ -38,6 +38,12 @@ FOUND = {
     "3090-debian13-backports": {"nouveau", "stack"},
     "3090-ubuntu2204-server-open": {"nouveau"},
     "4070-laptop-ubuntu2404": set(),
+    "3090-ubuntu2404-control": {"nouveau"},
+    "3090-debian12-failed-build": {"nouveau"},
+    "3090-ubuntu2404-cuda-keyring": set(),
+    "3090-ubuntu2404-ppa": set(),
+    "1080ti-3090-ubuntu2204": {"nouveau"},
+    "3090-ubuntu2404-vm": {"driver_missing"},
     "wsl2-ubuntu2404": {"wsl"},
 }
 
