@@ -70,7 +70,7 @@ def rows(entries, table, bundle):
     Raises PlanError if no stack fits.
     """
     refused = _refused([entry["facts"] for entry in entries])
-    found = [
+    printed = [
         {"host": host, "what": "system",
          "lines": [f"REFUSED: {row['cause']}", f"remedy: {row['remedy']}"]}
         for host, row in refused.items()
@@ -79,10 +79,10 @@ def rows(entries, table, bundle):
     members = [entry["facts"]["host"] for entry in entries if entry["facts"]["host"] not in outside]
     entries = [entry for entry in entries if entry["facts"]["host"] not in refused]
     entries = [entry for entry in entries if set(entry["facts"]) != {"host"}]
-    if not entries and not found:
+    if not entries and not printed:
         raise PlanError(f"{', '.join(members)}: no machine answered, so nothing can be planned")
     if not entries:
-        return found
+        return printed
     machines = [entry["facts"] for entry in entries]
     asked = entries[0]["settings"]
     try:
@@ -103,8 +103,8 @@ def rows(entries, table, bundle):
             *_environment(entry, stack),
             *_apex(own["apex"], bundle),
         ]
-        found += [{"host": facts["host"], "what": what, "lines": lines} for what, lines in parts]
-    return found
+        printed += [{"host": facts["host"], "what": what, "lines": lines} for what, lines in parts]
+    return printed
 
 
 def _refused(machines):
@@ -113,11 +113,11 @@ def _refused(machines):
     # Of a machine that reach set aside no more is known than what its shell said; on the others
     # modules ran, whichever Ansible's they were.
     whole = {facts["host"] for facts in asked if "gpus" in facts}
-    found = {}
+    first = {}
     for row in looks.unfit(asked, importlib.metadata.version("ansible-core")):
         if row["host"] not in whole or row["fault"] not in looks.MENDED:
-            found.setdefault(row["host"], row)
-    return found
+            first.setdefault(row["host"], row)
+    return first
 
 
 def _cards(facts, table):
@@ -197,11 +197,11 @@ def _toolkit(plan, there, bundle):
         return [("toolkit", [f"none is installed; {there['folder']}: {there['reason']}"])]
     if plan is None:
         return [("toolkit", ["none: torch brings its own CUDA, cuDNN and NCCL"])]
-    found = []
+    parts = []
     for part in plan["parts"]:
         where = plan["folder"] if part["name"] == "cuda" else f"inside {plan['folder']}"
-        found.append((part["name"], [f"{part['version']}, {where}", *_file(part, plan, bundle)]))
-    return found
+        parts.append((part["name"], [f"{part['version']}, {where}", *_file(part, plan, bundle)]))
+    return parts
 
 
 def _file(part, plan, bundle):
@@ -255,10 +255,10 @@ def _apex(plan, bundle):
     return [("apex", [*lines, *_file(plan["part"], plan, bundle), "built here"])]
 
 
-def text(found):
+def text(rows):
     """The text for people: a paragraph per machine, at most 80 columns wide."""
     lines, host = [], None
-    for row in found:
+    for row in rows:
         if row["host"] != host:
             host = row["host"]
             lines += ["", host] if lines else [host]
@@ -360,15 +360,15 @@ def main(argv=None):
         entries = read(args.facts) if args.facts else inspect(args.inventory, extra)
         if args.save:
             Path(args.save).write_text(json.dumps(entries, indent=1) + "\n")
-        found = rows(entries, table, ROOT / "bundle")
+        printed = rows(entries, table, ROOT / "bundle")
     except InspectionError as error:
         print(error, file=sys.stderr)
         return 2
     except PlanError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 1
-    print(text(found))
-    refused = any(line.startswith("REFUSED") for row in found for line in row["lines"])
+    print(text(printed))
+    refused = any(line.startswith("REFUSED") for row in printed for line in row["lines"])
     return 1 if refused else 0
 
 

@@ -204,15 +204,15 @@ def measured(result, host):
 def proven(machines):
     """[{"host", "names", "precisions"}] of those whose products were right, by role prove's command
     in their variables."""
-    found = []
+    proofs = []
     for machine in machines:
         host, done = machine["inventory_hostname"], machine.get("prove_cards", {})
         if done.get("rc") == 0:
             try:
-                found.append({"host": host, **read(parsed(done["stdout"], host), PROOF, host)})
+                proofs.append({"host": host, **read(parsed(done["stdout"], host), PROOF, host)})
             except PlanError:
                 continue  # what it printed is no proof
-    return found
+    return proofs
 
 
 def cards(figures, host):

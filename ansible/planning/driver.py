@@ -311,9 +311,9 @@ def _fresh(facts, wanted, stack, table, rows):
     """The plan to install a driver: by packages if they suffice, else by NVIDIA's runfile."""
     if wanted["source"] == "runfile" or (wanted["source"] == "auto" and wanted["runfile"]):
         return offers.runfile(facts, wanted, stack, table, rows)
-    found = offers.packages(facts, wanted, stack, table, rows)
-    if found is not None:
-        return found
+    plan = offers.packages(facts, wanted, stack, table, rows)
+    if plan is not None:
+        return plan
     why_not = offers.why_not_by_packages(facts, table)
     if wanted["source"] == "auto":
         plan = offers.runfile(facts, wanted, stack, table, rows)

@@ -217,8 +217,8 @@ def why_not_by_packages(facts, table):
 def signed_modules(facts):
     """The signed module for the running kernel, where the present driver came with such ones."""
     for name in sorted(set(facts["packages"]) - set(facts["transitional"])):
-        found = SIGNED.match(name)
-        wanted = found and f"linux-modules-nvidia-{found[1]}-{facts['kernel']}"
+        signed = SIGNED.match(name)
+        wanted = signed and f"linux-modules-nvidia-{signed[1]}-{facts['kernel']}"
         if wanted and wanted in facts["offered"]:
             return (f"{wanted}={facts['offered'][wanted]}",)
     return ()
@@ -228,17 +228,17 @@ def runfile(facts, wanted, stack, table, rows):
     row = dict(stacks.resolve_driver(facts, stack, table, wanted["version"]))
     if wanted["runfile"]:
         row.update(url=wanted["runfile"], sha256=wanted["runfile_sha256"])
-    found = RUNFILE.search(row["url"])
-    if found is None:
+    file = RUNFILE.search(row["url"])
+    if file is None:
         raise Refusal(
             f"{row['url']} is not a runfile of a driver alone: its name is not "
             "NVIDIA-Linux-x86_64-VERSION.run",
             "set driver_runfile and driver_runfile_sha256",
         )
-    version = found[1]
+    version = file[1]
     if not row["sha256"]:
         raise Refusal(
-            f"no SHA-256 of {found[0]} is known, and root would run it unchecked",
+            f"no SHA-256 of {file[0]} is known, and root would run it unchecked",
             f"get {row['url']}, compare its SHA-256 with one that you trust, and set "
             "driver_runfile and driver_runfile_sha256",
         )

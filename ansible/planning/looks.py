@@ -40,16 +40,16 @@ def look(said):
 
 def unfit(seen, core):
     """Findings on the machines that no role can provision, or none by ansible-core `core`."""
-    found = []
+    findings = []
     for facts in seen:
         rows = [*machine.impossible(facts), *machine.python(facts, core)]
         old = any(row[0] == "python" for row in rows)
-        found += [
+        findings += [
             {"host": facts["host"], "fault": fault, "cause": cause,
              "remedy": _both(seen, core) if old and fault == "python" else remedy}
             for fault, cause, remedy in rows
         ]  # fmt: skip
-    return found
+    return findings
 
 
 def _old(facts, core):

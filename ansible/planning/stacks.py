@@ -49,14 +49,14 @@ def generation(device, table):
 def cards(machine, table):
     """[(device, generation)] of the NVIDIA GPUs that take part. Raises PlanError for a card that
     the table lacks."""
-    found = counting(machine, table)
-    for device, row in found:
+    rows = counting(machine, table)
+    for device, row in rows:
         if row is None:
             raise PlanError(
                 f"{machine['host']}: its NVIDIA card {device} is not in ansible/stacks.yml: "
                 f"add its generation there; or {_out_of_it('cpu, which needs no card')}"
             )
-    return found
+    return rows
 
 
 def counting(machine, table):
@@ -65,15 +65,19 @@ def counting(machine, table):
     Those that only draw (see only_draws) take no part; of the others as many as `gpus` of the
     machine's line in the inventory says ("gpus_counted"), as in a run.
     """
-    found = ((device, generation(device, table)) for device in devices(machine))
-    able = [(device, row) for device, row in found if row is None or not only_draws(row, table)]
+    idle = left_out(machine, table)
+    able = [pair for pair in _known(machine, table) if pair not in idle]
     return able[: machine.get("gpus_counted")]
 
 
 def left_out(machine, table):
     """[(device, generation)] of the NVIDIA GPUs for which no stack has code, such as a GT 710."""
-    found = ((device, generation(device, table)) for device in devices(machine))
-    return [(device, row) for device, row in found if row is not None and only_draws(row, table)]
+    rows = _known(machine, table)
+    return [(device, row) for device, row in rows if row and only_draws(row, table)]
+
+
+def _known(machine, table):
+    return [(device, generation(device, table)) for device in devices(machine)]
 
 
 def devices(machine):
@@ -127,22 +131,22 @@ def obstacles(name, machine, table):
     """Sentences that say why `machine` cannot run the stack called `name`; empty where it can."""
     stack = table["rows"][name]
     host = machine["host"]
-    found = []
+    sentences = []
     if version(machine["glibc"]) < version(stack["glibc"]):
-        found.append(
+        sentences.append(
             f"{host}: torch {stack['torch']} needs glibc {stack['glibc']}, and this machine has "
             f"{machine['glibc']}"
         )
     if stack["cuda"] is None:
-        return found
+        return sentences
     # No card is no obstacle: a CUDA build of torch runs on the CPU too, for whoever names it.
     for device, row in cards(machine, table):
         if not runs_on(stack, row["sm"]):
-            found.append(
+            sentences.append(
                 f"{host}: torch {stack['torch']} for CUDA {stack['cuda']} has no code for its "
                 f"{row['name']} card ({device}, sm_{row['sm']})"
             )
-    return found
+    return sentences
 
 
 def candidates(machines, table):
@@ -177,7 +181,7 @@ def _driver_effort(machine, needed):
     if not any(PACKAGED.match(name) for name in machine.get("packages", ())):
         return 1
     leading = machine["offered_transitional"]
-    offered = [version(upstream(found)) for name, found in machine["offered"].items()
+    offered = [version(upstream(newest)) for name, newest in machine["offered"].items()
                if OFFERED.match(name) and name not in leading]  # fmt: skip
     return 1 if not offered or max(offered) >= needed else 2
 
@@ -336,21 +340,21 @@ def for_compiler(machine, table):
 
 def _driver_obstacles(driver, machine, sms, stack):
     kernel, limits = version(machine["kernel"]), driver["kernel"]
-    found = []
+    clauses = []
     if version(driver["version"]) < version(stack["driver"]):
-        found.append(f"is older than the {stack['driver']} that stack {stack['name']} needs")
+        clauses.append(f"is older than the {stack['driver']} that stack {stack['name']} needs")
     if kernel < version(limits["min"]):
-        found.append(f"needs kernel {limits['min']}, and this is {machine['kernel']}")
+        clauses.append(f"needs kernel {limits['min']}, and this is {machine['kernel']}")
     if limits["below"] is not None and kernel >= version(limits["below"]):
-        found.append(
+        clauses.append(
             f"builds on kernels below {limits['below']} only, and this is {machine['kernel']}"
         )
-    found += [
+    clauses += [
         f"does not know sm_{sm}"
         for sm in sms
         if not driver["sm"]["min"] <= sm <= driver["sm"]["max"]
     ]
-    return found
+    return clauses
 
 
 def _all_obstacles(name, machines, table):

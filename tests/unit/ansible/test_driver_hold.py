@@ -47,7 +47,7 @@ def machine(tmp_path):
     shutil.copytree(ROLE, role)
     asked = [{"ansible.builtin.set_fact": {"driver_state": FACTS}}]
     (role / "tasks/facts.yml").write_text(yaml.safe_dump(asked))
-    (role / "tasks/nouveau.yml").write_text("---\n[]\n")
+    (role / "tasks/prepare.yml").write_text("---\n[]\n")
     (role / "tasks/install.yml").write_text(BROKEN)
     for folder in (state / "info", state / "updates", records):
         folder.mkdir(parents=True)

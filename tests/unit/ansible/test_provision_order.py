@@ -16,7 +16,7 @@ def tasks(path):
     return list(tasks_of(yaml.safe_load((ROLES / path).read_text())))
 
 
-INSTALLER = {"url": "https://x.invalid/a.run", "sha256": "0" * 64}
+INSTALLER = {"action": "runfile", "url": "https://x.invalid/a.run", "sha256": "0" * 64}
 # What `auto` decided is kept if it has cards, and a person's file stays. An NFS server without a
 # folder of settings, as nfs-utils 1.3.4 of Ubuntu 18.04 and 20.04 and Debian 11, gets arguments.
 PLAYS = {
@@ -39,7 +39,7 @@ def test_what_roles_decide_by_themselves(tmp_path):
     asked = "{{ share_server_settings_template }} {{ share_server_settings_file }}"
     # An installer that is another file than was named is never run.
     (tmp_path / "here.run").write_text("another file")
-    fetch = yaml.safe_load((ROLES / "driver/tasks/fetch.yml").read_text())
+    fetch = yaml.safe_load((ROLES / "driver/tasks/prepare.yml").read_text())[:1]
     files = {"temporary": "t", "file": "t/a.run", "here": "here.run"}
     hosts["installer"] |= {f"driver_{name}": f"{tmp_path}/{file}" for name, file in files.items()}
     done = ansible_playbook(
@@ -112,10 +112,12 @@ def test_only_what_apt_planned_is_recorded_as_ours():
 
 
 def test_what_an_installer_is_named_for_is_fetched_before_it_is_run():
-    fetched = tasks("driver/tasks/fetch.yml")[2]["ansible.builtin.get_url"]
-    assert fetched["checksum"] == "sha256:{{ driver_planned.sha256 }}"
+    block, *_ = yaml.safe_load((ROLES / "driver/tasks/prepare.yml").read_text())
+    (fetched,) = [row for row in block["block"] if "ansible.builtin.get_url" in row]
+    checksum = fetched["ansible.builtin.get_url"]["checksum"]
+    assert checksum == "sha256:{{ driver_planned.sha256 }}"
     first, *_ = yaml.safe_load((ROLES / "driver/tasks/act.yml").read_text())[0]["block"]
-    assert first["ansible.builtin.include_tasks"] == "fetch.yml"
+    assert first["ansible.builtin.include_tasks"] == "prepare.yml"
 
 
 def test_no_machine_is_switched_off_before_all_were_seen_to_be_free():
