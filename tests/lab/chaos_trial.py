@@ -181,11 +181,13 @@ def no_small_disk(lab, node):
     lab.admin(node, "sudo umount -l /home/tandem/tandem")
 
 
+# Most of it is reserved at once: writing a gigabyte may take as long as the run.
+FILL = "fallocate -l 1000M tandem/fill; head -c 2G /dev/zero >> tandem/fill || true"
+
+
 def full_disk(trial):
     """Of a machine with a small disk."""
-    # Most of it is reserved at once: writing a gigabyte may take as long as the run.
-    fill = "fallocate -l 1000M tandem/fill; head -c 2G /dev/zero >> tandem/fill || true"
-    trial.lab.ssh(trial.node, fill)
+    trial.lab.ssh(trial.node, FILL)
     trial.finished_on(trial.others())
     assert "its disk is full" in trial.cause(host=f"node{trial.node}", rank=trial.node - 1)
 

@@ -32,6 +32,7 @@ LONG = {
     "test_many.py",
     "test_plan.py",
     "test_poweroff.py",
+    "test_records.py",
     "test_script.py",
     "test_share_mounts.py",
     "test_share_ntfs.py",
