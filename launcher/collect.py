@@ -15,18 +15,19 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from contract import records
 from contract.errors import UserError
 from launcher.background import MIB, Sizes
-from launcher.machines.engine import Late, Node, Process, pieces, place_of, talk
+from launcher.machines.engine import Late, Node, Process, close_all, pieces, place_of, talk
 from launcher.plan.plan import NodePlan
 
+T = TypeVar("T")
 CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")
 LIST_SECONDS = 20.0
 # At least this much has to arrive every 60 s, so a file of n MiB takes n / 4 + 1 minutes at most,
@@ -123,8 +124,21 @@ def bring(
                 problems.append(f"{part.host}: {file.name} was not collected: {place_of(error)}.")
         return problems
 
+    return of_each(parts, one, nodes)
+
+
+def of_each(
+    things: Iterable[T], work: Callable[[T], list[str]], nodes: dict[str, Node]
+) -> list[str]:
+    """All sentences of this work, several at a time. Ctrl-C closes the nodes' connections: no
+    thread waits for a machine any more."""
     with ThreadPoolExecutor(max_workers=8) as pool:
-        return [problem for some in pool.map(one, parts) for problem in some]
+        try:
+            return [line for some in pool.map(work, things) for line in some]
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            close_all(nodes)
+            raise
 
 
 def _bring(node: Node, part: NodePlan, file: Wanted, folder: Path) -> list[str]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -26,6 +25,7 @@ from launcher.collect import (
     Unwritable,
     checkpoints,
     move_in,
+    of_each,
     receive,
     staging,
 )
@@ -105,9 +105,7 @@ def bring(
     on what came and what did not. Raises Unwritable."""
     if not folders:
         return []
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        told = pool.map(lambda h: _bring_all(nodes[h], there[h], folders, folder, limit), there)
-        return [line for some in told for line in some]
+    return of_each(there, lambda h: _bring_all(nodes[h], there[h], folders, folder, limit), nodes)
 
 
 def _bring_all(

@@ -3,7 +3,9 @@ and what the honest one wrote is here. The border's parsers meet a hundred gener
 tests/unit/launcher/test_validate.py; here the whole launcher does.
 """
 
+import os
 import re
+import signal
 import subprocess
 import time
 import uuid
@@ -44,7 +46,9 @@ def field(name: str) -> str:
 # These say nothing of the training before it, which waits for the liar.
 AT_ONCE = ("says nothing and drips", "prints before its first word")
 SILENT = "tandem: node2 is gone: no heartbeat for 15 s"
-LEFT_OUT = r"tandem: node2: nodes/node2/{} was not collected: "
+MACHINE = r"machine\.1\.jsonl"
+LEFT_OUT = "tandem: node2: nodes/node2/{} was not collected: "
+CUT_OFF = rf"tandem: node2: nodes/node2/{MACHINE} holds the beginning only: it is larger than 1 MiB"
 ATTEMPTS = [
     Lie("says nothing and drips", SILENT),
     Lie(
@@ -57,7 +61,10 @@ ATTEMPTS = [
     ),
     Lie("another node's record", sent(r"a record 'rank0\.1\.steps\.jsonl', which is none of its")),
     Lie("a path for a record", sent(r"a record '\.\./\.\./.*\.bashrc', which is none of its own")),
+    Lie("a record of another attempt", sent(r"a record 'machine\.2\.jsonl', which is none of its")),
     Lie("a record with a hole", sent(r"byte \d{13} of rank1\.1\.steps\.jsonl after byte \d+")),
+    Lie("a piece that comes twice", sent(r"byte \d+ of rank1\.1\.steps\.jsonl after byte \d+")),
+    Lie("a piece without an end", field(r"record frame\.bytes")),
     Lie("records of any kind", "tandem: node2 could not run torch.distributed.launch"),
     Lie("another node's rank", field(r"log frame\.rank")),
     Lie("a path for a rank", field(r"log frame\.rank")),
@@ -75,8 +82,10 @@ ATTEMPTS = [
     Lie("escapes", "tandem: node2 could not run torch.distributed.launch: launch \x1b\\[31mred"),
     Lie("a crowd that lives on", "tandem: node2: still alive: .{0,300} and [0-9]+ more$"),
     Lie("beats of a dead rank", "tandem: node2 lost its guard: it was told to end its part"),
-    Lie("specials", LEFT_OUT.format(r"mounts\.jsonl") + "it is not a regular file there", 0),
-    Lie("sparse files", LEFT_OUT.format(r"exit\.json") + "it is larger than 1 MiB", 0),
+    Lie("half a piece for ever", SILENT),
+    Lie("pieces without end", sent(rf"more of {MACHINE} than a guard sends in \d+ s")),
+    Lie("specials", LEFT_OUT.format(MACHINE) + "it is not a regular file there", 0),
+    Lie("sparse files", CUT_OFF, 0),
     Lie("names of others", "tandem: checkpoint ", 0),
     Lie("records that are none", "tandem: checkpoint ", 0),
     Lie(
@@ -88,11 +97,16 @@ ATTEMPTS = [
     Lie("a checkpoint that is not there", "tandem: checkpoint .*checkpoints/node1/step-", 0),
     Lie(
         "files by drips",
-        r"tandem: node2: nodes/node2/exit\.json and what follows it was not collected: "
+        rf"tandem: node2: nodes/node2/{MACHINE} and what follows it was not collected: "
         "the machine sent ",
         0,
     ),
-    Lie("files without end", LEFT_OUT.format(r"exit\.json") + "it is larger than 1 MiB", 0),
+    Lie("files without end", CUT_OFF, 0),
+]
+# Of these at most the report says something.
+RECORDED = [
+    *("half a line for ever", "a line of 1 MB", "steps without numbers", "lines of another run"),
+    *("steps that run backwards", "a rank that is another"),
 ]
 INVALID = "what it says of itself is impossible: "
 REFUSED = [
@@ -202,6 +216,37 @@ def test_a_lie_is_told_of_its_machine_alone(start, precious, lie):
         assert len((run.folder / "samples/rank0.1.csv").read_text().splitlines()) > 4
     assert (run.folder / "report.html").exists()
     assert outside(precious) == before
+
+
+@pytest.mark.parametrize("lie", RECORDED)
+def test_a_run_goes_on_whatever_a_rank_records_and_obeys_at_once(start, precious, lie):
+    before = outside(precious)
+    run = start(lie, 100)
+    run.wait_for(r"\] step 30\n", 2)
+    asked_at = time.monotonic()
+    os.kill(run.controller, signal.SIGINT)
+    run.wait_for("tandem: stopping")
+    assert time.monotonic() - asked_at < 2
+    assert run.end() == 75, run.said()
+    (attempt,) = run.attempts()
+    assert attempt["status"] == "stopped" and attempt["first_cause"] is None
+    assert_clean(run)
+    node1 = run.folder / "nodes/node1"
+    assert '"step":30,' in (node1 / "rank0.1.steps.jsonl").read_text().replace(" ", "")
+    assert outside(precious) == before
+
+
+def test_whoever_waits_no_more_for_files_that_drip_is_obeyed_at_once(start):
+    run = start("files by drips", 1)
+    run.wait_for(r"\] step 13\n", 2)
+    limit = time.monotonic() + 30
+    while not [*run.folder.glob(".collect-*/file")]:
+        assert time.monotonic() < limit and run.process.poll() is None, run.said()
+    asked_at = time.monotonic()
+    os.kill(run.controller, signal.SIGINT)
+    run.end()
+    assert time.monotonic() - asked_at < 4, run.said()
+    assert f"make report RUN={run.name}" in run.said() and "Traceback" not in run.said()
 
 
 def test_what_a_machine_links_to_is_neither_brought_nor_written(start, precious):

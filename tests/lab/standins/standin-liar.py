@@ -26,13 +26,17 @@ EXIT = {
 # Python can read it, but not look through it by recursion.
 NESTED = "[" * 600 + '"\\ud800"' + "]" * 600
 OVER = threading.Event()  # the control machine has hung up
+TURN = threading.Lock()  # a frame is written as a whole
+STEPS, SAMPLES = "rank1.1.steps.jsonl", "machine.1.jsonl"
+ENDLESS = float("inf")
 
 
 def out(data):
     """Bytes to the control machine; once it has hung up they go nowhere."""
     try:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        with TURN:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
     except OSError:
         OVER.set()
 
@@ -106,7 +110,7 @@ def goes_on(task):
         say(type="beat", unix=time.time(), running=[1])
 
 
-def record(task, data, name="rank1.1.steps.jsonl", skipped=0):
+def record(task, data, name=STEPS, skipped=0):
     """The next piece of a record, or one that leaves so many bytes out."""
     at = task["ends"].get(name, 0) + skipped
     task["ends"][name] = at + len(data)
@@ -130,8 +134,8 @@ def odd_records(task):
         record(task, lines(start, step, step, score, {**score, "top1": value}))
         sample = dict.fromkeys(("mono", "cores", "cpu_busy", "memory_total", "disks"), value)
         sample.update(kind="sample", gpus=[value], card={"tx_bytes": value}, peers=value)
-        record(task, lines(sample, sample), "machine.1.jsonl")
-    for name in ("rank1.1.steps.jsonl", "machine.1.jsonl"):
+        record(task, lines(sample, sample), SAMPLES)
+    for name in (STEPS, SAMPLES):
         record(
             task, b'{"kind": "start", "model": ' + deep + b', "attempt": 1}\n["start"]\n\0\n', name
         )
@@ -139,11 +143,70 @@ def odd_records(task):
     os._exit(0)
 
 
+def half_a_piece(_):
+    """The beginning of a frame, and a byte of it a second."""
+    out(lines({"type": "record", "file": STEPS, "offset": 0, "bytes": 30_000}))
+    drip()
+
+
+def meanwhile(work):
+    """The real guard says what it says, beside it."""
+    return lambda task: threading.Thread(target=work, args=[task], daemon=True).start()
+
+
+def pieces(task):
+    """Each follows the last, up to 100 MB of them a second."""
+    task["own"] = SAMPLES
+    while not OVER.wait(3e-4):
+        record(task, (b"x" * 99 + b"\n") * 300, SAMPLES)
+
+
+def write(task, data):
+    """Into the file that its rank writes, which the real guard sends."""
+    with (task["nodes"] / STEPS).open("ab", 0) as file:
+        file.write(data)
+
+
+def half_a_line(task):
+    while not OVER.wait(0.05):
+        write(task, b"x" * 4096)
+
+
+def step(number, **more):
+    spent = {"kind": "step", "step": number, "epoch": 0, "samples": 4, "seconds": {"backward": 0.1}}
+    return lines({**spent, **more})
+
+
+def begun(**fields):
+    told = {"kind": "start", "attempt": 1, "mono": 1.0, "mono_process": 0.0, "world_size": 2}
+    return lines({**told, **fields})
+
+
+# What its rank writes beside its own lines, and pieces beside the guard's own.
+BESIDE = {
+    "half a line for ever": meanwhile(half_a_line),
+    "a line of 1 MB": lambda task: write(task, step(4, note="x" * 1_000_000)),
+    "steps without numbers": lambda task: write(
+        task, step(4, samples=-ENDLESS, loss=ENDLESS - ENDLESS, seconds={"backward": ENDLESS})
+    ),
+    "lines of another run": lambda task: write(
+        task, begun(attempt=7, host="node9", rank=1, model="another", world_size=9)
+    ),
+    "steps that run backwards": lambda task: write(task, b"".join(map(step, (2, 1, 0, -7)))),
+    "a rank that is another": lambda task: write(task, begun(host="node1", rank=0) + step(1)),
+    "pieces without end": meanwhile(pieces),
+}
+
 # What comes after the third step.
 AT_STEP = {
+    **BESIDE,
     "another node's record": lambda task: record(task, b"x\n", "rank0.1.steps.jsonl"),
     "a path for a record": lambda task: record(task, b"x\n", "../../../../.bashrc"),
+    "a record of another attempt": lambda task: record(task, b"x\n", "machine.2.jsonl"),
     "a record with a hole": lambda task: record(task, b"x\n", skipped=1 << 40),
+    "a piece that comes twice": lambda task: [record(task, b"x\n", skipped=n) for n in (0, -2)],
+    "a piece without an end": lambda _: say(type="record", file=STEPS, offset=0, bytes=1 << 40),
+    "half a piece for ever": half_a_piece,
     "records of any kind": odd_records,
     "lines that are no frames": odd_lines,
     "another node's rank": lambda _: log(b"x\n", rank=0),
@@ -291,6 +354,8 @@ def guard(words):
     task["ends"] = {}  # of its records
     for frame, line, data in frames(real.stdout):
         if frame.get("type") == "record":
+            if frame["file"] == task.get("own"):
+                continue
             task["ends"][frame["file"]] = frame["offset"] + len(data)
         if frame.get("type") == "worker":
             task["worker"] = frame["pid"]
@@ -302,7 +367,7 @@ def guard(words):
         before, printed = printed, (printed + data)[-1000:]
         if b"step 3\n" in before + data and b"step 3\n" not in before and LIE in AT_STEP:
             AT_STEP[LIE](task)
-            if LIE != "links":
+            if LIE != "links" and LIE not in BESIDE:
                 break
     real.stdout.read()
 
