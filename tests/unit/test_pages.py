@@ -2,7 +2,10 @@
 
 import importlib.util
 import re
+import unicodedata
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -16,10 +19,12 @@ def links(page):
 
 
 def pages():
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def test_every_link_leads_to_a_file():
+    pictures = re.findall(r'(?:src|srcset)="([^"]+)"', (ROOT / "README.md").read_text())
+    assert pictures and all((ROOT / one).stat().st_size <= 300_000 for one in pictures)
     broken = [(page.name, str(one)) for page in pages() for one in links(page) if not one.exists()]
     assert broken == []
 
@@ -33,6 +38,57 @@ def test_every_test_that_a_page_names_is_there():
         for name in re.findall(r"\btest_\w+\.py\b", page.read_text())
     }
     assert {one for one in named if one[1] not in there} == set()
+
+
+def columns(line):
+    """How wide a line is on a terminal: two columns for a character of Chinese."""
+    return sum(1 + (unicodedata.east_asian_width(one) in "WF") for one in line)
+
+
+# Pages that still have wider lines.
+WIDE = {"architecture", "guard-protocol", "launcher", "office", "own-script", "report"} | {
+    *("run-directory", "security", "situations", "stacks"),
+}
+
+
+def test_no_line_of_prose_is_wider_than_100_columns():
+    """Tables and code apart."""
+    wide = []
+    for page in pages():
+        if page.stem in WIDE:
+            continue
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        lines = [line for line in text.splitlines() if not line.startswith("|")]
+        wide += [f"{page.name}: {line}" for line in lines if columns(line) > 100]
+    assert wide == []
+
+
+CHINESE = {
+    "README.md": "README.zh-CN.md",
+    "docs/cluster-guide.md": "docs/zh-CN/cluster-guide.md",
+    "docs/pitfalls.md": "docs/zh-CN/pitfalls.md",
+}
+
+
+def outline(path):
+    """The levels of a page's headings, what its code blocks type, what it names as a command, and
+    how many rows its tables have; without comments and the choice of a mirror."""
+    text = (ROOT / path).read_text()
+    code = re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    typed = [re.sub(r"\s+#.*", "", line) for line in "".join(code).splitlines()]
+    named = re.findall(r"`(?:sudo )?((?:make|ansible-playbook)\s[^`]+)`", prose)
+    return (
+        re.findall(r"^#+", prose, re.MULTILINE),
+        [line for line in typed if line and not line.startswith("export PIP_INDEX_URL=")],
+        {" ".join(one.split()) for one in named},
+        len(re.findall(r"^\|", prose, re.MULTILINE)),
+    )
+
+
+@pytest.mark.parametrize(("page", "chinese"), CHINESE.items())
+def test_a_page_in_two_languages_has_the_same_headings_commands_and_rows(page, chinese):
+    assert outline(page) == outline(chinese)
 
 
 def blocks(page):
